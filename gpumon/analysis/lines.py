@@ -1,0 +1,140 @@
+"""The words of the ledger: one set of lines that measured, estimated and forecast bytes are all stated in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+OWNERS = (
+    "weights",
+    "buffers",
+    "gradients",
+    "optimizer",
+    "buckets",
+    "inputs",
+    "activations",
+    "temporaries",
+    "workspaces",
+    "checkpoints",
+)
+"""Lines that name an owner."""
+
+REST = ("unexplained", "unattributed", "rounding", "slack")
+"""What is left between the owners and `reserved`."""
+
+DRIVER = ("context", "other_processes", "free")
+"""What is left between `reserved` and the device's total."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Bytes by line; None where not known.
+
+    allocated = owners + unexplained (or unattributed, on steps that were not sampled) + rounding
+    reserved  = allocated + slack
+    total     = reserved + context + other_processes + free
+    """
+
+    weights: int | None = None
+    buffers: int | None = None
+    gradients: int | None = None
+    optimizer: int | None = None
+    buckets: int | None = None
+    inputs: int | None = None
+    activations: int | None = None
+    temporaries: int | None = None
+    workspaces: int | None = None
+    checkpoints: int | None = None
+    unexplained: int | None = None
+    unattributed: int | None = None
+    rounding: int | None = None
+    slack: int | None = None
+    allocated: int | None = None
+    reserved: int | None = None
+    context: int | None = None
+    other_processes: int | None = None
+    free: int | None = None
+    total: int | None = None
+
+    def known(self) -> tuple[tuple[str, int], ...]:
+        """(line, bytes) of every line that is known and not zero, in the ledger's order."""
+        return tuple((f.name, value) for f in fields(self) if (value := getattr(self, f.name)))
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """A step's highest moment: where it was, and what was alive (`lines`, on sampled steps)."""
+
+    step: int
+    phase: str
+    index: int
+    allocated: int
+    lines: Lines | None = None
+    module: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a step should need by closed form. `sources` says per line: exact, learnt, measured."""
+
+    lines: Lines
+    peak: int | None
+    peak_phase: str | None
+    sources: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The next iteration's peak of allocated bytes with a 95 % interval, against what the device can give."""
+
+    next_peak: int
+    low: int
+    high: int
+    phase: str  # in which the peak is expected
+    headroom: int | None  # bytes above `next_peak` before an allocation fails; None without a device total
+    p_oom: float | None
+    steps_to_oom: int | None  # None: no trend upwards
+    max_batch_factor: float | None  # largest batch, as a multiple of the present one, that still fits
+    learnt_from: int  # iterations
+
+
+SEVERITIES = ("info", "warning", "critical")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One statement of the catalogue with its evidence."""
+
+    code: str
+    severity: str
+    step: int | None  # since which
+    title: str
+    bytes: int | None = None
+    bytes_per_step: int | None = None
+    holder: str | None = None
+    where: str | None = None  # file.py:LINE
+    remedy: str = ""
+    state: str = "open"  # open | gone
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """Everything gpumon states about one device of one rank."""
+
+    device: int
+    ledger: Lines | None  # at the end of the newest step's optimizer phase
+    ledger_age_s: float | None  # how old the driver's lines in it are
+    peak: Peak | None  # of the newest closed step
+    estimate: Estimate | None
+    forecast: Forecast | None
+    capacity: int | None  # the device's total
+    device_used: int | None  # the driver's figure now, all processes
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """Everything gpumon states about one rank. `devices` is empty until the first phase closed."""
+
+    source: str
+    devices: tuple[DeviceReport, ...]
+    findings: tuple[Finding, ...]
+    steps_per_s: float | None

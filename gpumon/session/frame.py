@@ -1,0 +1,80 @@
+"""The frozen picture of a session that analysis and screens work on.
+
+A `Frame` is taken a few times a second and never changes. It shares its `StepRecord`s with the store and with the
+frames before it: a closed step is one immutable object for the rest of its life.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gpumon_agent import wire
+
+Status = Literal["live", "silent", "ended"]
+"""live: heard from lately; silent: no heartbeat for `SILENT_AFTER_NS`, the process may be stopped; ended: goodbye."""
+
+SILENT_AFTER_NS = 5_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One iteration of one rank. `closed` is None while it is under way (only `RankFrame.open_step` is such)."""
+
+    step: int
+    closed: wire.Step | None
+    phases: tuple[wire.Phase, ...]  # in order of time, all devices
+    ledgers: tuple[wire.Ledger, ...] = ()
+    replayed: bool = False
+    whole: bool = True  # False: events of this step were lost (a gap in the numbers)
+
+    def on(self, device: int) -> tuple[wire.Phase, ...]:
+        """Its phases on one device."""
+        return tuple(p for p in self.phases if p.device == device)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """A model's newest revision; `modules` may still be arriving (fewer than `model.modules`)."""
+
+    model: wire.Model
+    modules: tuple[wire.Module, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankFrame:
+    """One training process."""
+
+    source: str
+    hello: wire.Hello
+    models: tuple[ModelRecord, ...]
+    steps: tuple[StepRecord, ...]  # closed ones, oldest first, at most `StoreLimits.steps`
+    open_step: StepRecord | None
+    heartbeat: wire.Heartbeat | None
+    heard_unix_ns: int  # receiver's clock, of the last event of any kind
+    status: Status
+    synced: bool  # the snapshot is complete
+    lost_events: int = 0
+    oom: wire.Oom | None = None  # the newest
+    notices: tuple[wire.Notice, ...] = ()
+    goodbye: wire.Goodbye | None = None
+    host: wire.Host | None = None  # newest reading of the machine this rank runs on
+    host_unix_ns: int | None = None
+
+    @property
+    def label(self) -> str:
+        return f"rank {self.hello.rank}" if self.hello.rank is not None else f"pid {self.hello.pid}"
+
+    def unix_ns(self, t_ns: int) -> int:
+        """A moment of the agent's monotonic clock as unix time."""
+        return self.hello.clock.unix_ns + (t_ns - self.hello.clock.monotonic_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Everything known at one moment, ranks in order of rank, then pid."""
+
+    unix_ns: int
+    ranks: tuple[RankFrame, ...]
+    hosts: tuple[wire.Host, ...] = ()
+    replaying: bool = False  # from a recording
