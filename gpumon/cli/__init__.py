@@ -1,0 +1,65 @@
+"""The command line: one file per verb, imported only when its verb is called, so that `gpumon --help` is at once."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable
+
+import click
+from click.shell_completion import CompletionItem
+
+from gpumon_agent._version import __version__
+
+VERBS: dict[str, tuple[str, str]] = {
+    "run": ("gpumon.cli.run", "Start a training script with the agent inside, its code unchanged."),
+    "attach": ("gpumon.cli.attach", "Watch a running training process, live."),
+    "ls": ("gpumon.cli.ls", "List the training processes that can be attached to."),
+    "record": ("gpumon.cli.record", "Write what an agent says to a file."),
+    "replay": ("gpumon.cli.replay", "Play a recorded file back on the same screens."),
+    "demo": ("gpumon.cli.demo", "Train a small model here and watch it."),
+    "doctor": ("gpumon.cli.doctor", "Say what gpumon sees on this machine, and what is missing."),
+}
+"""Verb → the module whose `command` it is, and its line in the help (stated here, so that help imports no verb)."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are named by `VERBS` and imported one at a time."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module, summary = VERBS[cmd_name]
+        command: click.Command = importlib.import_module(module).command
+        command.short_help = summary
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, summary) for verb, (_, summary) in VERBS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], VERBS, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        verbs = _completions(VERBS.items(), incomplete)
+        return verbs + click.Command.shell_complete(self, ctx, incomplete)
+
+
+def _completions(verbs: Iterable[tuple[str, tuple[str, str]]], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(verb, help=summary) for verb, (_, summary) in verbs if verb.startswith(incomplete)]
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-V", "--version", prog_name="gpumon", message="%(prog)s %(version)s")
+def main() -> None:
+    """What is in the GPU's memory, in which phase of training it peaks, and whether the next iteration will fit."""
