@@ -1,0 +1,12 @@
+"""A virtual GPU: PyTorch's own CUDA caching allocator, autograd and optimizers on a machine without a GPU.
+
+``environment()`` gives the environment in which any command sees virtual devices; ``python -m gpumon.virtual_gpu run``
+is the same from a shell. What it does and does not do is in README.md beside this file.
+"""
+
+from __future__ import annotations
+
+from gpumon.virtual_gpu.build import Unavailable, build
+from gpumon.virtual_gpu.launch import environment, new_session, remove_session
+
+__all__ = ["Unavailable", "build", "environment", "new_session", "remove_session"]

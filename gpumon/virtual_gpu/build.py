@@ -1,0 +1,165 @@
+"""Compiles the virtual GPU for one torch installation and keeps the result in the user's cache.
+
+A build belongs to a torch version, because the list of symbols torch imports and the layout of a few CUDA structs
+do, and to the exact sources and compiler. It is made in a private directory and renamed into place, so that two
+processes building at once both end with a whole one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpumon.virtual_gpu import elf, stubs
+
+SOURCES = Path(__file__).parent / "src"
+_FLAGS = ("-O2", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter")
+_NVIDIA_LIBRARY = re.compile(r"lib(cu|nv|nccl)")
+_FIND_TORCH = """
+import importlib.util, json
+find = lambda name: getattr(importlib.util.find_spec(name), "origin", None)
+print(json.dumps([find("torch"), find("pynvml")]))
+"""
+
+
+class Unavailable(Exception):
+    """This machine cannot run the virtual GPU; the message says why and what to do, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Torch:
+    """A torch installation with CUDA, as found on disk: it is never imported here."""
+
+    folder: Path
+    version: str
+    cuda: tuple[int, int]
+    nvml_reader: Path | None
+    """nvidia-ml-py's module, whose lookups tell which NVML functions must exist; None where it is not installed."""
+
+    @property
+    def libraries(self) -> Path:
+        return self.folder / "lib"
+
+
+def find_torch(python: str = sys.executable) -> Torch:
+    """Find the torch that ``python`` would import. Raises Unavailable without one, or with one without CUDA."""
+    if Path(python) == Path(sys.executable):
+        found: list[str | None] = [_origin("torch"), _origin("pynvml")]
+    else:
+        try:
+            answer = subprocess.run([python, "-c", _FIND_TORCH], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise Unavailable(f"{python} could not be asked for its torch: {error}.") from error
+        found = json.loads(answer.stdout)
+    if found[0] is None:
+        raise Unavailable(f"The virtual GPU needs PyTorch, and {python} has none: pip install torch.")
+    folder = Path(found[0]).parent
+    text = (folder / "version.py").read_text()
+    version = re.search(r"^__version__.*?=\s*'([^']+)'", text, re.MULTILINE)
+    cuda = re.search(r"^cuda.*?=\s*'(\d+)\.(\d+)", text, re.MULTILINE)
+    if version is None:
+        raise Unavailable(f"{folder / 'version.py'} does not say which torch this is: reinstall torch.")
+    if cuda is None or not (folder / "lib" / "libtorch_cuda.so").exists():
+        raise Unavailable(
+            f"The virtual GPU needs a PyTorch built for CUDA, and torch {version[1]} of {python} is not: "
+            "install the CUDA wheel (no GPU, driver or nvidia-* wheel is needed)."
+        )
+    reader = Path(found[1]) if found[1] else None
+    return Torch(folder, version[1], (int(cuda[1]), int(cuda[2])), reader)
+
+
+def _origin(name: str) -> str | None:
+    spec = importlib.util.find_spec(name)
+    return spec.origin if spec else None
+
+
+def cache_folder() -> Path:
+    """Where builds are kept: ``$XDG_CACHE_HOME/gpumon/virtual_gpu``, by default under ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "gpumon" / "virtual_gpu"
+
+
+def build(python: str = sys.executable) -> Path:
+    """Return the folder with libcuda.so.1, libnvidia-ml.so.1 and stand-ins for absent NVIDIA libraries.
+
+    Takes about three seconds the first time and milliseconds afterwards. Raises Unavailable without a C compiler or a
+    torch with CUDA, or when the compiler fails.
+    """
+    torch = find_torch(python)
+    compiler = os.environ.get("CC") or "gcc"
+    if shutil.which(compiler) is None:
+        raise Unavailable(f"The virtual GPU is built on demand and needs a C compiler: {compiler} was not found.")
+    folder = cache_folder() / f"{torch.version}-{_fingerprint(torch, compiler)}"
+    if not (folder / "complete").exists():
+        _make(folder, torch, compiler)
+    return folder
+
+
+def _fingerprint(torch: Torch, compiler: str) -> str:
+    digest = hashlib.sha256()
+    for path in sorted([*SOURCES.iterdir(), Path(stubs.__file__), Path(__file__)]):
+        digest.update(path.name.encode() + path.read_bytes())
+    digest.update(subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout)
+    digest.update(str(torch.folder).encode())
+    digest.update(str((torch.libraries / "libtorch_cuda.so").stat().st_mtime_ns).encode())
+    digest.update(" ".join(sorted(_installed(torch))).encode())
+    digest.update(torch.nvml_reader.read_bytes() if torch.nvml_reader else b"")
+    return digest.hexdigest()[:16]
+
+
+def _installed(torch: Torch) -> set[str]:
+    """File names of the NVIDIA libraries that came with torch or as wheels beside it."""
+    site = torch.folder.parent
+    paths = [*torch.libraries.glob("lib*.so*"), *site.glob("nvidia/*/lib/lib*.so*"), *site.glob("cusparselt/lib/lib*")]
+    return {path.name for path in paths if _NVIDIA_LIBRARY.match(path.name)}
+
+
+def _make(folder: Path, torch: Torch, compiler: str) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
+    try:
+        _compile(private, torch, compiler)
+        (private / "complete").touch()
+        try:
+            private.rename(folder)
+        except OSError:
+            if not (folder / "complete").exists():
+                raise
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+
+
+def _compile(target: Path, torch: Torch, compiler: str) -> None:
+    libraries = [elf.read(path) for path in torch.libraries.glob("lib*.so") if not path.is_symlink()]
+    imports = frozenset().union(*(library.imports for library in libraries))
+    needed = frozenset().union(*(library.needed for library in libraries))
+    (target / "cuda_stubs.c").write_text(stubs.cuda(imports))
+    reader = torch.nvml_reader.read_text() if torch.nvml_reader else ""
+    (target / "nvml_stubs.c").write_text(stubs.nvml(reader))
+    version = torch.cuda[0] * 1000 + torch.cuda[1] * 10
+    nvml = [SOURCES / "nvml.c"]
+    cuda = [path for path in sorted(SOURCES.glob("*.c")) if path not in nvml]
+    defines = [f"-DVGPU_CUDA_VERSION={version}", f"-I{SOURCES}"]
+    for name, sources in (
+        ("libcuda.so.1", [*cuda, target / "cuda_stubs.c"]),
+        ("libnvidia-ml.so.1", [*nvml, target / "nvml_stubs.c"]),
+    ):
+        command = [compiler, *_FLAGS, *defines, f"-Wl,-soname,{name}", "-o", str(target / name)]
+        result = subprocess.run(
+            [*command, *map(str, sources), "-lpthread", "-ldl"], capture_output=True, text=True, check=False
+        )
+        if result.returncode:
+            raise Unavailable(f"{compiler} could not build the virtual GPU's {name}:\n{result.stderr}")
+    # A library that is absent is answered by the one that defines its symbols: same file, so it is loaded once.
+    for name in sorted(needed - _installed(torch)):
+        if _NVIDIA_LIBRARY.match(name) and not (target / name).exists():
+            (target / name).symlink_to("libcuda.so.1")

@@ -1,0 +1,8 @@
+/* NVML functions that no source file defines answer NVML_ERROR_NOT_SUPPORTED, as a device without the feature does. */
+#ifndef VGPU_NVML_STUBS_H
+#define VGPU_NVML_STUBS_H
+
+#define VGPU_NVML_UNSUPPORTED(name) \
+  __attribute__((visibility("default"), weak)) int name(void) { return 3; }
+
+#endif

@@ -1,0 +1,86 @@
+"""What tests of several folders share."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumon import virtual_gpu as vgpu
+
+Script = str | Path | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class VirtualGpu:
+    """Virtual devices of one test: a session of its own, gone from /dev/shm when the test ends."""
+
+    environment: dict[str, str]
+    folder: Path
+    python: str
+
+    @property
+    def session(self) -> str:
+        return self.environment["VGPU_SESSION"]
+
+    def run(
+        self, script: Script, *args: object, check: bool = True, timeout: float = 120, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a script's path, its text, or a function that needs nothing from around it, in a process of its own."""
+        completed = subprocess.run(
+            self.command(script, *args),
+            env={**self.environment, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        assert not check or completed.returncode == 0, completed.stdout + completed.stderr
+        return completed
+
+    def command(self, script: Script, *args: object) -> list[str]:
+        """The command line ``run`` would start, for a test that wants the process itself."""
+        if isinstance(script, Path):
+            return [self.python, str(script), *map(str, args)]
+        if callable(script):
+            name, text = script.__name__, textwrap.dedent(inspect.getsource(script))
+            body = f'{text}\n\nif __name__ == "__main__":\n    {name}(*{args!r})\n'
+            arguments: tuple[object, ...] = ()
+        else:
+            name, body, arguments = "script", textwrap.dedent(script), args
+        path = self.folder / f"{name}.py"
+        path.write_text(body)
+        return [self.python, str(path), *map(str, arguments)]
+
+
+@pytest.fixture
+def virtual_gpu(tmp_path: Path) -> Iterator[Callable[..., VirtualGpu]]:
+    """``virtual_gpu(devices=2, profile="a100-40", memory="16GiB", context="450MiB").run(script_or_function, *args)``.
+
+    Skips where the virtual GPU cannot be built, with the reason; fails there if GPUMON_REQUIRE_VIRTUAL_GPU is 1.
+    GPUMON_VIRTUAL_GPU_PYTHON names another interpreter, to run the same test with its torch.
+    """
+    sessions: list[str] = []
+    python = os.environ.get("GPUMON_VIRTUAL_GPU_PYTHON", sys.executable)
+
+    def make(**options: Any) -> VirtualGpu:
+        try:
+            environment = vgpu.environment(python=python, **options)
+        except vgpu.Unavailable as reason:
+            if os.environ.get("GPUMON_REQUIRE_VIRTUAL_GPU") == "1":
+                pytest.fail(str(reason))
+            pytest.skip(str(reason))
+        sessions.append(environment["VGPU_SESSION"])
+        return VirtualGpu(environment, tmp_path, python)
+
+    yield make
+    for session in sessions:
+        vgpu.remove_session(session)
