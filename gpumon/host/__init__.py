@@ -1,0 +1,19 @@
+"""What this machine says beside the agent: its devices by NVML, its processes by psutil."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpumon.host.sampler import Sampler
+
+__all__ = ["Sampler"]
+
+
+def __getattr__(name: str) -> object:
+    """`Sampler` on demand: the child process that asks NVML lives in this package, and has no use for asyncio."""
+    if name == "Sampler":
+        from gpumon.host.sampler import Sampler
+
+        return Sampler
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

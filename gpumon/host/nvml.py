@@ -1,0 +1,187 @@
+"""The child process that speaks to NVML: a driver that hangs stops this process, and no other.
+
+It reads a line from standard input, asks every device everything once, and answers with one line. It ends with its
+input, or with its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pynvml
+
+from gpumon.host.protocol import DriverReading, encoder
+from gpumon_agent import wire
+
+T = TypeVar("T")
+
+_UNNAMED_BYTES = 64 << 20
+"""In use beyond what the driver keeps for itself, yet no process named: a container hides them."""
+
+_INIT_WHY = {
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "NVML is not installed: there is no NVIDIA driver here",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
+    pynvml.NVML_ERROR_NO_PERMISSION: "no permission to ask the NVIDIA driver",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "NVML and the loaded driver differ in version: reboot",
+}
+_CALL_WHY = {
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "this device does not tell",
+    pynvml.NVML_ERROR_NO_PERMISSION: "no permission to ask",
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "the driver is too old to tell",
+    pynvml.NVML_ERROR_GPU_IS_LOST: "the device is lost: it fell off the bus, or must be reset",
+    pynvml.NVML_ERROR_RESET_REQUIRED: "the device must be reset",
+}
+
+
+def _sentence(error: pynvml.NVMLError, known: dict[int, str]) -> str:
+    return known.get(error.value) or f"the driver answers: {error}"
+
+
+class Reader:
+    """Asks NVML, field by field: what one call cannot tell is None with its reason, and the others are unharmed."""
+
+    def __init__(self) -> None:
+        self._initialized = False
+        self._uuids: dict[int, str] = {}  # by NVML's index, as last told: a lost device no longer tells its own
+
+    def read(self) -> DriverReading:
+        try:
+            if not self._initialized:
+                pynvml.nvmlInit()
+                self._initialized = True
+            count = pynvml.nvmlDeviceGetCount()
+        except pynvml.NVMLError as error:
+            self._initialized = False  # a driver that was reloaded wants a new nvmlInit
+            return DriverReading(why=_sentence(error, _INIT_WHY))
+        why: dict[str, str] = {}
+        driver = _ask(why, "driver", pynvml.nvmlSystemGetDriverVersion)
+        devices: list[wire.DeviceReading] = []
+        missing: list[str] = []
+        for index in range(count):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            except pynvml.NVMLError as error:
+                self._lost(index, _sentence(error, _CALL_WHY), devices, missing)
+                continue
+            told: dict[str, str] = {}
+            uuid = _ask(told, "uuid", pynvml.nvmlDeviceGetUUID, handle)
+            if uuid is None:
+                self._lost(index, told["uuid"], devices, missing)
+                continue
+            self._uuids[index] = uuid
+            devices.append(_device(handle, uuid))
+            devices.extend(_device(instance, uuid, parent=handle) for instance, uuid in _instances(handle))
+        if not count:
+            missing.append("the driver knows no device")
+        return DriverReading(driver, tuple(devices), "; ".join(missing) or None)
+
+    def _lost(self, index: int, sentence: str, devices: list[wire.DeviceReading], missing: list[str]) -> None:
+        if index in self._uuids:
+            fields = (f for f in wire.DeviceReading.__struct_fields__ if f not in {"uuid", "why"})
+            devices.append(wire.DeviceReading(self._uuids[index], why=dict.fromkeys(fields, sentence)))
+        else:
+            missing.append(f"device {index} of the driver: {sentence}")
+
+
+def _ask(why: dict[str, str], field: str, call: Callable[..., T], *args: object) -> T | None:
+    try:
+        return call(*args)
+    except pynvml.NVMLError as error:
+        why[field] = _sentence(error, _CALL_WHY)
+        return None
+
+
+def _instances(handle: Any) -> Iterator[tuple[Any, str]]:
+    """The MIG instances of a device, none where MIG is off or not known."""
+    try:
+        if pynvml.nvmlDeviceGetMigMode(handle)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+            return
+        count = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except pynvml.NVMLError:
+        return
+    for index in range(count):
+        try:
+            instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            yield instance, pynvml.nvmlDeviceGetUUID(instance)
+        except pynvml.NVMLError:  # a slot that holds no instance
+            continue
+
+
+def _device(handle: Any, uuid: str, parent: Any = None) -> wire.DeviceReading:
+    """One device, or one MIG instance of `parent`: whose sensors are the whole device's."""
+    sensors = handle if parent is None else parent
+    why: dict[str, str] = {}
+    name = _ask(why, "name", pynvml.nvmlDeviceGetName, handle)
+    memory = _ask(why, "total", pynvml.nvmlDeviceGetMemoryInfo, handle)
+    if memory is None:
+        why["free"] = why["used"] = why["total"]
+    processes = _processes(why, handle)
+    if not processes and processes is not None and _unnamed(handle, memory):
+        processes = None
+        why["processes"] = "memory is in use, but the driver names no process: a container hides them"
+    if processes and any(p.bytes is None for p in processes):
+        why["processes.bytes"] = "the driver does not tell what each process holds"
+    rates = _ask(why, "utilization_percent", pynvml.nvmlDeviceGetUtilizationRates, handle)
+    return wire.DeviceReading(
+        uuid,
+        name=name,
+        total=None if memory is None else int(memory.total),
+        free=None if memory is None else int(memory.free),
+        used=None if memory is None else int(memory.used),
+        processes=processes,
+        utilization_percent=None if rates is None else int(rates.gpu),
+        temperature_c=_ask(why, "temperature_c", pynvml.nvmlDeviceGetTemperature, sensors, pynvml.NVML_TEMPERATURE_GPU),
+        power_mw=_ask(why, "power_mw", pynvml.nvmlDeviceGetPowerUsage, sensors),
+        power_limit_mw=_ask(why, "power_limit_mw", pynvml.nvmlDeviceGetEnforcedPowerLimit, sensors),
+        why=why,
+    )
+
+
+def _processes(why: dict[str, str], handle: Any) -> tuple[wire.DeviceProcess, ...] | None:
+    """Every process with a context, once. One that computes and draws is in both of NVML's lists, with its total."""
+    computing = _ask(why, "processes", pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    if computing is None:
+        return None
+    drawing = _ask({}, "processes", pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
+    held: dict[int, int | None] = {}
+    for process in (*computing, *drawing):
+        held[process.pid] = max(
+            (b for b in (held.get(process.pid), process.usedGpuMemory) if b is not None), default=None
+        )
+    return tuple(wire.DeviceProcess(pid, held[pid], _name(pid)) for pid in sorted(held))
+
+
+def _unnamed(handle: Any, memory: Any) -> bool:
+    """Whether more is in use than the driver keeps for itself, which only the second version of the call tells."""
+    apart = _ask({}, "reserved", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+    return apart is not None and memory is not None and int(apart.used) > _UNNAMED_BYTES
+
+
+def _name(pid: int) -> str | None:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() or None
+    except OSError:  # gone meanwhile, or a pid of another namespace
+        return None
+
+
+def end_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when the thread that started it ends, however hard it was killed."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the line above
+            os._exit(0)
+
+
+def main(parent: int) -> None:
+    end_with_parent(parent)
+    reader = Reader()
+    for _ in sys.stdin.buffer:
+        sys.stdout.buffer.write(encoder.encode(reader.read()) + b"\n")
+        sys.stdout.buffer.flush()

@@ -1,0 +1,195 @@
+"""Reads this machine once or twice a second, as messages; a driver that hangs is abandoned and never waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+from subprocess import DEVNULL, PIPE
+from types import TracebackType
+
+from gpumon.host.processes import Processes, machine_memory
+from gpumon.host.protocol import ASK, DriverReading, decoder
+from gpumon_agent import wire
+
+PATIENCE_S = 2.0
+"""A driver that is silent for this long is given up; the next attempt has twice the patience, up to the limit."""
+PATIENCE_LIMIT_S = 60.0
+_ANSWER_LIMIT_BYTES = 16 << 20
+
+_CHILD = "import sys; parent, *sys.path[:] = sys.argv[1:]; from gpumon.host.nvml import main; main(int(parent))"
+"""The child imports from where this process does, whatever stands in the current directory."""
+
+
+def _child_command() -> list[str]:
+    return [sys.executable, "-c", _CHILD, str(os.getpid()), *sys.path]
+
+
+class _Pipe(asyncio.SubprocessProtocol):
+    """The child's end of the conversation: one line in, one line out."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.SubprocessTransport | None = None
+        self._line = bytearray()
+        self._waiting: asyncio.Future[bytes] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self.transport = transport
+
+    @property
+    def running(self) -> bool:
+        return self.transport is not None and self.transport.get_returncode() is None
+
+    def ask(self) -> asyncio.Future[bytes]:
+        assert self.transport is not None
+        stdin = self.transport.get_pipe_transport(0)
+        assert isinstance(stdin, asyncio.WriteTransport)
+        self._line.clear()
+        self._waiting = asyncio.get_running_loop().create_future()
+        stdin.write(ASK)
+        return self._waiting
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._line += data
+        if self._waiting is not None and not self._waiting.done():
+            if self._line.endswith(b"\n"):
+                self._waiting.set_result(bytes(self._line))
+            elif len(self._line) > _ANSWER_LIMIT_BYTES:
+                self._waiting.set_exception(ValueError("its answer has no end"))
+
+    def process_exited(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            assert self.transport is not None
+            self._waiting.set_exception(EOFError(f"exit code {self.transport.get_returncode()}"))
+
+    def close(self) -> None:
+        """Kills the child, closes its pipes, waits for nothing."""
+        if self.transport is not None:
+            self.transport.close()
+
+
+class Driver:
+    """The child process that asks NVML: started when first asked, and again when it was lost."""
+
+    def __init__(self, command: Callable[[], Sequence[str]] = _child_command, patience_s: float = PATIENCE_S) -> None:
+        self._command = command
+        self._patience = self._least_patience = patience_s
+        self._pipe: _Pipe | None = None
+        self._abandoned: _Pipe | None = None
+        self._answer: asyncio.Task[DriverReading] | None = None
+        self._asked = 0.0
+        self._retry_at = 0.0
+        self._why = ""
+
+    async def read(self, wait_s: float) -> DriverReading:
+        """What the devices are now; after `wait_s` seconds without an answer, that there is none yet, and why."""
+        if self._answer is None:
+            if time.monotonic() < self._retry_at:
+                return DriverReading(why=self._why)
+            if self._abandoned is not None and self._abandoned.running:
+                return DriverReading(why="the NVIDIA driver hangs, and holds a process that asked it")
+            self._asked = time.monotonic()
+            self._answer = asyncio.create_task(self._ask())
+        await asyncio.wait({self._answer}, timeout=wait_s)
+        if self._answer.done():
+            return self._take(self._answer)
+        silent = time.monotonic() - self._asked
+        if silent >= self._patience:
+            return self._give_up(f"the NVIDIA driver did not answer for {silent:.0f} s")
+        return DriverReading(why="the NVIDIA driver has not answered yet")
+
+    async def _ask(self) -> DriverReading:
+        if self._pipe is None:
+            loop = asyncio.get_running_loop()
+            _, self._pipe = await loop.subprocess_exec(_Pipe, *self._command(), stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+        return decoder.decode(await self._pipe.ask())
+
+    def _take(self, answer: asyncio.Task[DriverReading]) -> DriverReading:
+        self._answer = None
+        try:
+            reading = answer.result()
+        except (OSError, EOFError, ValueError) as error:  # msgspec's DecodeError is a ValueError
+            return self._give_up(f"the process that asks NVML failed: {error}")
+        self._patience = self._least_patience
+        return reading
+
+    def _give_up(self, why: str) -> DriverReading:
+        self._why = why
+        self._retry_at = time.monotonic() + self._patience
+        self._patience = min(2 * self._patience, PATIENCE_LIMIT_S)
+        self.close()
+        return DriverReading(why=why)
+
+    def close(self) -> None:
+        """Kills the child and waits for nothing: one that is stuck in the kernel stays until the kernel lets it go."""
+        if self._answer is not None:
+            self._answer.cancel()
+            self._answer = None
+        if self._pipe is not None:
+            self._pipe.close()
+            self._abandoned, self._pipe = self._pipe, None
+
+
+class Sampler:
+    """An endless async iterator of `wire.Host` messages, the first one at once.
+
+    `pids` is asked at each reading which processes to read; NVML tells of all. Close it, or use it as a context.
+    """
+
+    def __init__(
+        self,
+        pids: Callable[[], Collection[int]] = tuple,
+        *,
+        period_s: float = 1.0,
+        driver: Driver | None = None,
+        host: str | None = None,
+    ) -> None:
+        self.host = host or socket.gethostname()
+        self._pids = pids
+        self._period = period_s
+        self._driver = driver or Driver()
+        self._processes = Processes()
+        self._due = 0.0
+
+    def __aiter__(self) -> Sampler:
+        return self
+
+    async def __anext__(self) -> wire.Received:
+        await asyncio.sleep(max(0.0, self._due - time.monotonic()))
+        self._due = time.monotonic() + self._period
+        reading = await self.read()
+        return wire.Received(f"host:{self.host}", time.time_ns(), reading)
+
+    async def read(self) -> wire.Host:
+        """One reading now."""
+        pids = tuple(self._pids())
+        processes, reading = await asyncio.gather(
+            asyncio.to_thread(self._processes.read, pids), self._driver.read(min(0.4, self._period))
+        )
+        total, available = machine_memory()
+        return wire.Host(
+            self.host,
+            time.monotonic_ns(),
+            driver=reading.driver,
+            devices=reading.devices,
+            processes=processes,
+            memory_total=total,
+            memory_available=available,
+            why=reading.why,
+        )
+
+    async def aclose(self) -> None:
+        """Ends the child process. Further readings start another."""
+        self._driver.close()
+
+    async def __aenter__(self) -> Sampler:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
