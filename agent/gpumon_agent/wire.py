@@ -1,7 +1,7 @@
 """The messages an agent and its viewers exchange: typed Structs, one codec, no sockets and no torch.
 
-A frame is a topic (`LIVE`, or `SNAPSHOT` and the asking viewer's nonce) followed by one msgpack `Packet`. A packet
-carries events. Events that belong to the stream of the run (`Phase`, `Step`, `Ledger`, ...) are numbered by the
+A frame is a topic (`LIVE`; `SNAPSHOT` or `GLANCE` and the asking viewer's nonce) followed by one msgpack `Packet`. A
+packet carries events. Events that belong to the stream of the run (`Phase`, `Step`, `Ledger`, ...) are numbered by the
 agent's recorder; a gap in the numbers means events were dropped. Events that describe (`Hello`, `Model`,
 `Module`, `Heartbeat`, ...) carry no number: the newest one replaces the older.
 
@@ -21,10 +21,11 @@ PROTOCOL_MAJOR = 0
 PROTOCOL_MINOR = 1
 
 LIVE = b"d"
-SNAPSHOT = b"s"  # never a prefix of LIVE nor LIVE of it: ZeroMQ matches subscriptions by prefix
+SNAPSHOT = b"s"  # asks for picture, history, Synced. No topic is a prefix of another: ZeroMQ matches by prefix
+GLANCE = b"g"  # asks for Hello, Heartbeat, Synced only: what a listing shows
 NONCE_BYTES = 8
 FRAME_BYTES_MAX = 64 * 1024
-_EVENT_BYTES_BUDGET = FRAME_BYTES_MAX - 256  # topic, nonce and the packet's own header
+EVENT_BYTES_MAX = FRAME_BYTES_MAX - 256  # topic, nonce and the packet's own header
 NAME_CHARS_MAX = 120
 TEXT_CHARS_MAX = 4096  # messages of exceptions, commands
 
@@ -47,6 +48,19 @@ def clean(text: str, limit: int = NAME_CHARS_MAX) -> str:
     if not text.isprintable():
         text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def clean_argv(argv: Iterable[str], limit: int = 4 * TEXT_CHARS_MAX) -> tuple[str, ...]:
+    """The command, cleaned and cut after `limit` characters in all, so that it fits a frame in any alphabet."""
+    kept: list[str] = []
+    room = limit
+    for argument in argv:
+        if room < 1 or len(kept) == 511:
+            kept.append("…")
+            break
+        kept.append(clean(argument, min(room, TEXT_CHARS_MAX)))
+        room -= len(kept[-1]) + 1
+    return tuple(kept)
 
 
 def _clean_fields(message: Struct, *names: str, limit: int = NAME_CHARS_MAX) -> None:
@@ -108,7 +122,7 @@ class Hello(_Message, frozen=True, tag="hello"):
 
     def __post_init__(self) -> None:
         _clean_fields(self, "agent", "nonce", "name", "host", "boot_id", "python", "backend", "torch", "run_id")
-        msgspec.structs.force_setattr(self, "argv", tuple(clean(a, TEXT_CHARS_MAX) for a in self.argv))
+        msgspec.structs.force_setattr(self, "argv", clean_argv(self.argv))
         msgspec.structs.force_setattr(
             self, "settings", {clean(k): clean(v, TEXT_CHARS_MAX) for k, v in self.settings.items()}
         )
@@ -458,7 +472,7 @@ def pack(events: Iterable[tuple[int, bytes]], *, replayed: bool) -> Iterator[byt
     first = expected = -1
     size = 0
     for seq, encoded in events:
-        if batch and (size + len(encoded) > _EVENT_BYTES_BUDGET or seq != expected or len(batch) == 4096):
+        if batch and (size + len(encoded) > EVENT_BYTES_MAX or seq != expected or len(batch) == 4096):
             yield _encoder.encode(_RawPacket(first, replayed, batch))
             batch, size = [], 0
         if not batch:
@@ -470,18 +484,26 @@ def pack(events: Iterable[tuple[int, bytes]], *, replayed: bool) -> Iterator[byt
         yield _encoder.encode(_RawPacket(first, replayed, batch))
 
 
-def frame(packet: bytes, nonce: bytes | None = None) -> bytes:
-    return LIVE + packet if nonce is None else SNAPSHOT + nonce + packet
+def frame(packet: bytes, topic: bytes = LIVE) -> bytes:
+    """`topic` is LIVE, or an asker's whole topic: SNAPSHOT or GLANCE and its nonce."""
+    return topic + packet
+
+
+def is_request(topic: bytes) -> bool:
+    """Whether a subscription to `topic` asks for an answer of its own."""
+    return topic[:1] in (SNAPSHOT, GLANCE) and len(topic) == 1 + NONCE_BYTES
 
 
 def decode_frame(raw: bytes) -> Packet:
     """The packet of a frame. Raises WireError for anything else, ProtocolMismatch for another major version."""
-    head = 1 if raw[:1] == LIVE else 1 + NONCE_BYTES if raw[:1] == SNAPSHOT else 0
+    head = 1 if raw[:1] == LIVE else 1 + NONCE_BYTES if raw[:1] in (SNAPSHOT, GLANCE) else 0
     if not head:
         raise WireError("this endpoint does not speak gpumon's protocol")
+    if len(raw) > FRAME_BYTES_MAX:
+        raise WireError(f"a message of {len(raw)} bytes is larger than gpumon's protocol allows")
     try:
         return _packet_decoder.decode(memoryview(raw)[head:])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         spoken = _spoken_protocol(raw[head:])
         if spoken is not None and spoken[0] != PROTOCOL_MAJOR:
             raise ProtocolMismatch(mismatch_sentence(spoken)) from error
@@ -496,9 +518,8 @@ def check_protocol(hello: Hello) -> None:
 
 def mismatch_sentence(spoken: tuple[int, int]) -> str:
     newer = spoken[0] > PROTOCOL_MAJOR
-    return (
-        f"the agent speaks protocol {spoken[0]}.{spoken[1]}, this gpumon {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}: "
-        + ("upgrade gpumon here" if newer else "upgrade gpumon-agent in the training environment")
+    return f"the agent speaks protocol {spoken[0]}.{spoken[1]}, this gpumon {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}: " + (
+        "upgrade gpumon here" if newer else "upgrade gpumon-agent in the training environment"
     )
 
 
@@ -510,7 +531,7 @@ def _spoken_protocol(packet: bytes) -> tuple[int, int] | None:
             if event[0] == "hello":
                 major, minor = event[1]
                 return int(major), int(minor)
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError):
+    except (msgspec.DecodeError, RecursionError, LookupError, TypeError, ValueError, OverflowError):
         return None
     return None
 
@@ -523,5 +544,5 @@ def decode_received(raw: bytes) -> Received:
     """Raises WireError when `raw` is not one."""
     try:
         return _received_decoder.decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise WireError(f"a recorded message could not be read: {error}") from error

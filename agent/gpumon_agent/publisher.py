@@ -1,0 +1,302 @@
+"""The agent's one thread: it owns the sockets, encodes what the recorder hands over, and answers viewers.
+
+Nothing here can hold up training: the training thread appends to the recorder's deque and never meets a socket. ZeroMQ
+drops for a viewer that does not keep up; the gap in `seq` tells it so.
+
+Events are encoded as they are drained, whether somebody watches or not: 2,000 steps of encoded events fit 4 MiB, as
+Structs they would take several times that, and encoding is a fraction of a microsecond an event, off the training
+thread. `benchmarks/link.py` measures both.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from . import endpoint, wire
+from .history import BYTES_MAX, History
+
+FLUSH_S = 0.05
+HEARTBEAT_S = 1.0
+CLOSE_S = 0.25
+_GOODBYE_S = 0.15  # of CLOSE_S: how long viewers are given to take the last words
+_SNAPSHOT_FRAMES_A_TURN = 8  # then the thread polls again: the interpreter's lock is never held for long
+_REQUESTS_MAX = 64  # snapshots owed at one time; a viewer whose request was dropped asks again
+_SUBSCRIPTION_BYTES_MAX = 256
+# Frames a viewer may lag behind. A whole history is at most 128 half-full frames, a description of 10,000 modules about
+# 40; the rest is room for gaps, which begin a frame of their own. A stopped viewer holds this many small live frames.
+SEND_HWM = 4 * BYTES_MAX // wire.FRAME_BYTES_MAX
+
+_log = logging.getLogger("gpumon_agent")
+_alive: weakref.WeakSet[Publisher] = weakref.WeakSet()
+
+
+class Source(Protocol):
+    """The recorder, as far as the publisher knows it."""
+
+    def drain(self) -> list[tuple[int, wire.NumberedEvent]]: ...
+
+
+class Publisher:
+    """Publishes one agent's stream. `picture` and `heartbeat` are called on the publisher's thread."""
+
+    def __init__(
+        self,
+        recorder: Source,
+        picture: Callable[[], Iterable[wire.Event]],
+        heartbeat: Callable[[], wire.Heartbeat],
+        descriptor: endpoint.Descriptor,
+    ) -> None:
+        self.history = History()
+        self.descriptor = descriptor
+        self.unsent = 0  # frames or events that could not be sent
+        self._recorder = recorder
+        self._picture = picture
+        self._heartbeat = heartbeat
+        self._pid = os.getpid()
+        self._announce = False
+        self._redescribe = False
+        self._closing = False
+        self._goodbye: wire.Goodbye | None = None
+        self._thread: threading.Thread | None = None
+        self._ready = threading.Event()
+        self._closed = threading.Event()
+        self._watched = False  # somebody subscribed LIVE: with XPUB only the last departure is told
+        self._requests: deque[bytes] = deque(maxlen=_REQUESTS_MAX)
+
+    # ------------------------------------------------------------------------------------- called by the training side
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="gpumon-publisher", daemon=True)
+        _alive.add(self)
+        self._thread.start()
+
+    def wait_ready(self, seconds: float) -> bool:
+        """Whether viewers can attach now."""
+        return self._ready.wait(seconds) and not self._closed.is_set()
+
+    def announce(self, descriptor: endpoint.Descriptor | None = None) -> None:
+        """The static picture changed: viewers get it with the next flush. A new `descriptor` replaces the file."""
+        if descriptor is not None:
+            self.descriptor = msgspec.structs.replace(
+                descriptor, endpoint=self.descriptor.endpoint, pid=self.descriptor.pid, nonce=self.descriptor.nonce
+            )
+            self._redescribe = True
+        self._announce = True
+
+    def close(self, goodbye: wire.Goodbye | None = None) -> None:
+        """Sends what is left and `goodbye`, removes socket and descriptor. Takes at most 250 ms; then lets go."""
+        if os.getpid() != self._pid or self._thread is None or self._closing:
+            return
+        self._goodbye = goodbye
+        self._closing = True
+        self._closed.wait(CLOSE_S)
+
+    # ------------------------------------------------------------------------------------------------- its own thread
+
+    def _run(self) -> None:
+        # The context lives in this frame alone. Ending it waits for open sockets (libzmq's term); here only this daemon
+        # thread could ever wait, never the interpreter's exit.
+        context = zmq.Context()
+        place: endpoint.Place | None = None
+        try:
+            place = endpoint.claim(self.descriptor)
+            gate, publish = _open(context, place)
+            try:
+                self.descriptor = msgspec.structs.replace(self.descriptor, endpoint=place.endpoint)
+                place.publish(self.descriptor)
+                self._ready.set()
+                self._serve(gate, publish, place)
+            finally:
+                publish.close(linger=0)
+                gate.close(linger=0)
+        except endpoint.Unavailable as error:
+            _log.warning("gpumon: %s", error)
+        except zmq.ZMQError as error:
+            _log.warning("gpumon: no viewer can attach to this process: %s", error)
+        finally:
+            if place is not None:
+                place.remove()
+            self._ready.set()
+            self._closed.set()
+
+    def _serve(self, gate: zmq.Socket[bytes], publish: zmq.Socket[bytes], place: endpoint.Place) -> None:
+        poller = zmq.Poller()
+        poller.register(gate, zmq.POLLIN)
+        poller.register(publish, zmq.POLLIN)
+        answer: Iterator[bytes] | None = None
+        next_flush = next_heartbeat = time.monotonic()
+        while not self._closing:
+            wait_s = 0.0 if answer or self._requests else max(0.0, next_flush - time.monotonic())
+            ready = dict(poller.poll(wait_s * 1000))
+            if gate in ready:
+                _admit(gate)
+            if publish in ready:
+                self._hear(publish)
+            now = time.monotonic()
+            if now >= next_flush:
+                next_flush = now + FLUSH_S
+                self._flush(publish)
+                if self._redescribe:
+                    self._redescribe = False
+                    place.publish(self.descriptor)
+                if now >= next_heartbeat:
+                    next_heartbeat = now + HEARTBEAT_S
+                    if self._watched:
+                        self._send(publish, [self._heartbeat()])
+            if answer is None and self._requests:
+                answer = self._answer(self._requests.popleft())
+            if answer is not None and not self._continue(publish, answer):
+                answer = None
+        self._leave(gate, publish, poller, answer)
+
+    def _leave(
+        self, gate: zmq.Socket[bytes], publish: zmq.Socket[bytes], poller: zmq.Poller, answer: Iterator[bytes] | None
+    ) -> None:
+        """The last words. A viewer that has heard Goodbye unsubscribes, and the last to do so is reported here."""
+        end = time.monotonic() + _GOODBYE_S
+        while answer is not None and self._continue(publish, answer):
+            pass
+        self._flush(publish)
+        if self._goodbye is not None and self._watched:
+            self._send(publish, [self._goodbye])
+            while self._watched and (left := end - time.monotonic()) > 0:
+                ready = dict(poller.poll(left * 1000))
+                if gate in ready:
+                    _admit(gate)
+                if publish in ready:
+                    self._hear(publish)
+
+    def _hear(self, publish: zmq.Socket[bytes]) -> None:
+        """Subscriptions as they come: byte 1 subscribes, 0 tells that the last subscriber of a topic left."""
+        for _ in range(_REQUESTS_MAX):
+            try:
+                message = publish.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            begins, topic = message[:1] == b"\x01", message[1:]
+            if topic == wire.LIVE:
+                self._watched = begins
+            elif begins and wire.is_request(topic) and topic not in self._requests:
+                self._requests.append(topic)
+
+    def _flush(self, publish: zmq.Socket[bytes]) -> None:
+        encoded: list[tuple[int, bytes]] = []
+        for seq, event in self._recorder.drain():
+            data = wire.encode_event(event)
+            if len(data) > wire.EVENT_BYTES_MAX:
+                self.unsent += 1
+                continue
+            encoded.append((seq, data))
+            self.history.add(seq, data, closes_step=isinstance(event, wire.Step))
+        if self._announce:
+            self._announce = False
+            if self._watched:
+                self._send(publish, self._picture())
+        if self._watched:
+            for packet in wire.pack(encoded, replayed=False):
+                self._put(publish, wire.frame(packet))
+
+    def _answer(self, topic: bytes) -> Iterator[bytes]:
+        """Frames for one asker. History and its newest seq are taken at the same moment: what is newer goes LIVE."""
+        glance = topic[:1] == wire.GLANCE
+        packets = [] if glance else self.history.packets()
+        newest = self.history.newest
+        picture = (event for event in self._picture() if not glance or isinstance(event, wire.Hello))
+        for packet in wire.pack(self._encoded(picture), replayed=True):
+            yield wire.frame(packet, topic)
+        for packet in packets:
+            yield wire.frame(packet, topic)
+        for packet in wire.pack(self._encoded([self._heartbeat(), wire.Synced(newest)]), replayed=True):
+            yield wire.frame(packet, topic)
+
+    def _continue(self, publish: zmq.Socket[bytes], answer: Iterator[bytes]) -> bool:
+        """Sends the next few frames of an answer; False when it is complete."""
+        for _ in range(_SNAPSHOT_FRAMES_A_TURN):
+            frame = next(answer, None)
+            if frame is None:
+                return False
+            self._put(publish, frame)
+        return True
+
+    def _send(self, publish: zmq.Socket[bytes], events: Iterable[wire.Event]) -> None:
+        for packet in wire.pack(self._encoded(events), replayed=False):
+            self._put(publish, wire.frame(packet))
+
+    def _encoded(self, events: Iterable[wire.Event]) -> Iterator[tuple[int, bytes]]:
+        for event in events:
+            data = wire.encode_event(event)
+            if len(data) <= wire.EVENT_BYTES_MAX:
+                yield -1, data
+            else:
+                self.unsent += 1
+
+    def _put(self, publish: zmq.Socket[bytes], frame: bytes) -> None:
+        try:
+            publish.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            self.unsent += 1
+
+
+def _open(
+    context: zmq.Context[zmq.Socket[bytes]], place: endpoint.Place
+) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    """The gate first: libzmq asks it about every connection from the moment the other is bound."""
+    gate = context.socket(zmq.REP)
+    gate.linger = 0
+    gate.bind("inproc://zeromq.zap.01")
+    publish = context.socket(zmq.XPUB)
+    publish.linger = 0
+    publish.sndhwm = SEND_HWM
+    publish.maxmsgsize = _SUBSCRIPTION_BYTES_MAX
+    publish.setsockopt(zmq.XPUB_VERBOSE, 1)
+    publish.zap_domain = b"gpumon"
+    try:
+        publish.bind(place.endpoint)
+    except zmq.ZMQError:
+        publish.close(linger=0)
+        gate.close(linger=0)
+        raise
+    return gate, publish
+
+
+def _admit(gate: zmq.Socket[bytes]) -> None:
+    """Answers libzmq's question about one connection (ZAP, RFC 27): only our own uid may subscribe.
+
+    Over ipc the address is `localhost:UID:GID:PID`, from the kernel. A flood of subscriptions from another user would
+    grow the training process by gigabytes.
+    """
+    try:
+        version, request, _domain, address, *_ = gate.recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        return
+    fields = address.split(b":")
+    ours = len(fields) == 4 and fields[1] == str(os.geteuid()).encode()
+    verdict = (b"200", b"") if ours else (b"400", b"another user")
+    gate.send_multipart([version, request, *verdict, b"", b""])
+
+
+def _close_all() -> None:
+    for publisher in list(_alive):
+        publisher.close()
+
+
+def _forget_in_child() -> None:
+    """A forked child has no publisher thread: its copies of the publishers answer nothing and remove nothing."""
+    for publisher in list(_alive):
+        publisher._thread = None
+    _alive.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_in_child)
