@@ -42,6 +42,14 @@ class ModelRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class HostSample:
+    """One reading of a machine and when it arrived (receiver's clock)."""
+
+    unix_ns: int
+    host: wire.Host
+
+
+@dataclass(frozen=True, slots=True)
 class RankFrame:
     """One training process."""
 
@@ -60,6 +68,7 @@ class RankFrame:
     goodbye: wire.Goodbye | None = None
     host: wire.Host | None = None  # newest reading of the machine this rank runs on
     host_unix_ns: int | None = None
+    host_samples: tuple[HostSample, ...] = ()  # the readings of the last minutes, oldest first, the newest included
 
     @property
     def label(self) -> str:

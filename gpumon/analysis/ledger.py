@@ -1,0 +1,246 @@
+"""The ledger of one moment: who holds which bytes, in lines that add up exactly.
+
+Model. The phase's sample gives allocated, requested and reserved as the allocator counts them; a `wire.Ledger` read at
+the same boundary gives bytes by owner. Everything else is a difference, so the sum is exact by construction:
+
+    rounding     = allocated − requested
+    unexplained  = requested − owners            (on sampled steps)
+    unattributed = requested − owners known      (on the others: activations and unexplained together)
+    slack        = reserved − allocated
+    context      = our process's bytes as the driver counts them − reserved
+    other_processes = total − free − our process's bytes   (what the driver itself sets aside is in here)
+
+Where a backend does not tell `requested`, rounding is None and stays inside unexplained or unattributed.
+
+The driver's lines join only if a device reading fell between two samples with equal `reserved`, equal to the ledger's
+own, and no higher `reserved_peak` in between: only then do both sides speak of the same state.
+
+Source: the definitions of torch.cuda.memory_stats ("allocated_bytes", "requested_bytes", "reserved_bytes").
+Cost: O(1) per ledger, plus a walk over at most `READINGS_LOOKED_AT` readings.
+
+Known limitations. On steps that were not sampled, the owners that last from step to step are taken from the newest
+sampled ledger of the same boundary, as long as they still fit into `requested`. `unexplained` is negative if owners
+were counted that the allocator does not hold (say, a tensor in host memory): shown as it is. A segment that the
+allocator releases and takes again between two samples leaves no trace; the reading in between is then believed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpumon.analysis.lines import OWNERS, Lines, Peak
+from gpumon.session.frame import HostSample, RankFrame, StepRecord
+from gpumon_agent import wire
+
+LASTING = ("weights", "buffers", "gradients", "optimizer", "buckets", "workspaces")
+"""Owners that hold the same bytes at the same boundary of the next step."""
+
+READINGS_LOOKED_AT = 16
+"""Newest host readings that are tried for the driver's lines."""
+
+CLOCKS_AGREE_WITHIN_NS = 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class DriverLines:
+    """A device and our process on it as the driver counted them, in a state known to be the allocator's too."""
+
+    unix_ns: int
+    reserved: int
+    ours: int | None
+    free: int | None
+    total: int | None
+
+
+def boundary(record: StepRecord, device: int) -> wire.Phase | None:
+    """The sample at the end of the step's last optimizer phase; the last sample of all where there was none."""
+    newest: wire.Phase | None = None
+    for phase in reversed(record.phases):
+        if phase.device != device:
+            continue
+        if phase.phase == wire.OPTIMIZER:
+            return phase
+        newest = newest or phase
+    return newest
+
+
+def ledger_of(record: StepRecord, phase: wire.Phase) -> wire.Ledger | None:
+    """The owners read as `phase` closed."""
+    for ledger in reversed(record.ledgers):
+        if (
+            not ledger.peak
+            and ledger.device == phase.device
+            and ledger.phase == phase.phase
+            and ledger.index == phase.index
+        ):
+            return ledger
+    return None
+
+
+def lines(
+    phase: wire.Phase, owners: wire.Ledger | None, lasting: wire.Ledger | None = None, driver: DriverLines | None = None
+) -> Lines | None:
+    """The ledger at the end of `phase`. `lasting`: the newest sampled ledger of this boundary, for unsampled steps.
+
+    None where neither the allocator nor the owners are known.
+    """
+    known = _owners(owners) if owners is not None else _carried(phase, lasting)
+    if phase.allocated is None and not known:
+        return None
+    rest = phase.requested if phase.requested is not None else phase.allocated
+    left = None if rest is None else rest - sum(known.values())
+    sampled = owners is not None and owners.activations is not None
+    if driver is not None and driver.reserved != phase.reserved:
+        driver = None
+    return Lines(
+        **known,
+        unexplained=left if sampled else None,
+        unattributed=None if sampled else left,
+        rounding=_difference(phase.allocated, phase.requested),
+        slack=_difference(phase.reserved, phase.allocated),
+        allocated=phase.allocated,
+        reserved=phase.reserved,
+        context=_difference(driver.ours, driver.reserved) if driver else None,
+        other_processes=_others(driver) if driver else None,
+        free=driver.free if driver else None,
+        total=driver.total if driver else None,
+    )
+
+
+def peak(record: StepRecord, device: int) -> Peak | None:
+    """The step's highest moment on a device: the phase with the largest `allocated_peak` (the first of equals)."""
+    highest: wire.Phase | None = None
+    for phase in record.phases:
+        if phase.device != device or phase.allocated_peak is None:
+            continue
+        if highest is None or highest.allocated_peak is None or phase.allocated_peak > highest.allocated_peak:
+            highest = phase
+    if highest is None or highest.allocated_peak is None:
+        return None
+    composition = next((entry for entry in reversed(record.ledgers) if entry.peak and entry.device == device), None)
+    return Peak(
+        step=record.step,
+        phase=highest.phase,
+        index=highest.index,
+        allocated=highest.allocated_peak,
+        lines=None if composition is None else peak_lines(composition),
+        module=None if composition is None else composition.module,
+    )
+
+
+def peak_lines(composition: wire.Ledger) -> Lines:
+    """What was alive at a peak. No reserved, no slack, no driver: they were not read at that moment."""
+    known = _owners(composition)
+    rest = composition.requested if composition.requested is not None else composition.allocated
+    return Lines(
+        **known,
+        unexplained=None if rest is None else rest - sum(known.values()),
+        rounding=_difference(composition.allocated, composition.requested),
+        allocated=composition.allocated,
+    )
+
+
+# ------------------------------------------------------------------------------------------------- the driver's side
+
+
+def device_of(rank: RankFrame, index: int) -> wire.Device | None:
+    return next((device for device in rank.hello.devices if device.index == index), None)
+
+
+def reading_of(host: wire.Host | None, uuid: str | None) -> wire.DeviceReading | None:
+    """The driver's reading of a device, matched by UUID and by nothing else."""
+    if host is None or uuid is None:
+        return None
+    return next((reading for reading in host.devices if reading.uuid == uuid), None)
+
+
+def our_bytes(reading: wire.DeviceReading, pid: int) -> int | None:
+    """Our process's bytes on the device; None where the driver does not tell."""
+    if reading.processes is None:
+        return None
+    return next((process.bytes for process in reading.processes if process.pid == pid), None)
+
+
+def driver_lines(rank: RankFrame, device: int) -> DriverLines | None:
+    """The newest reading that fell between two samples of equal `reserved` with nothing higher in between."""
+    described = device_of(rank, device)
+    if described is None or described.uuid is None or not rank.host_samples:
+        return None
+    steps = rank.steps
+    for sample in rank.host_samples[: -READINGS_LOOKED_AT - 1 : -1]:
+        reading = reading_of(sample.host, described.uuid)
+        if reading is None:
+            continue
+        reserved = _steady_reserved(rank, steps, device, sample)
+        if reserved is not None:
+            ours = our_bytes(reading, rank.hello.pid)
+            return DriverLines(sample.unix_ns, reserved, ours, reading.free, reading.total)
+    return None
+
+
+def _steady_reserved(rank: RankFrame, steps: Sequence[StepRecord], device: int, sample: HostSample) -> int | None:
+    t_ns = _read_at(rank, sample)
+    at = bisect_right(steps, t_ns, key=_closed_at)  # steps before `at` had closed when the reading came
+    before: wire.Phase | None = None
+    after: wire.Phase | None = None
+    around = list(steps[max(0, at - 1) : at + 1])
+    if rank.open_step is not None and at >= len(steps):
+        around.append(rank.open_step)
+    for record in around:
+        for phase in record.phases:
+            if phase.device != device:
+                continue
+            if phase.t_ns <= t_ns:
+                before = phase
+            else:
+                after = phase
+                break
+        if after is not None:
+            break
+    if before is None or after is None or before.reserved is None or before.reserved != after.reserved:
+        return None
+    if after.reserved_peak is not None and after.reserved_peak > before.reserved:
+        return None
+    return before.reserved
+
+
+def _read_at(rank: RankFrame, sample: HostSample) -> int:
+    """When the driver was read, on the agent's monotonic clock.
+
+    Viewer and agent of one machine share that clock, and `Host.t_ns` is the reading itself, where arrival is later.
+    A different clock (another time namespace) is told by its distance from the arrival, which then has to do.
+    """
+    clock = rank.hello.clock
+    arrived = clock.monotonic_ns + (sample.unix_ns - clock.unix_ns)
+    return sample.host.t_ns if 0 <= arrived - sample.host.t_ns <= CLOCKS_AGREE_WITHIN_NS else arrived
+
+
+def _closed_at(record: StepRecord) -> int:
+    return record.closed.t_ns if record.closed is not None else record.phases[-1].t_ns
+
+
+# ----------------------------------------------------------------------------------------------------------- helpers
+
+
+def _owners(ledger: wire.Ledger) -> dict[str, int]:
+    return {name: value for name in OWNERS if (value := getattr(ledger, name)) is not None}
+
+
+def _carried(phase: wire.Phase, lasting: wire.Ledger | None) -> dict[str, int]:
+    if lasting is None:
+        return {}
+    carried = {name: value for name in LASTING if (value := getattr(lasting, name)) is not None}
+    limit = phase.requested if phase.requested is not None else phase.allocated
+    return carried if limit is None or sum(carried.values()) <= limit else {}
+
+
+def _difference(more: int | None, less: int | None) -> int | None:
+    return None if more is None or less is None else more - less
+
+
+def _others(driver: DriverLines) -> int | None:
+    if driver.total is None or driver.free is None or driver.ours is None:
+        return None
+    return driver.total - driver.free - driver.ours

@@ -1,0 +1,160 @@
+"""Everything gpumon states about a frame, rank by rank: the one entry into analysis for screens and exports.
+
+A `Reporter` follows ranks over many frames: what it learns from a step it learns once, in order, so a frame costs
+what is new in it. A rank's report is a function of its sequence of steps and of the newest host reading, and is
+kept as long as both stay. When older steps turn up behind newer ones (the snapshot of the past arrives after the
+first live events), the rank is learnt again from its newest `LEARNT_STEPS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpumon.analysis import ledger
+from gpumon.analysis.lines import DeviceReport, Finding, RankReport
+from gpumon.session.frame import Frame, RankFrame, StepRecord
+from gpumon_agent import wire
+
+LEARNT_STEPS = 256
+"""Newest steps a rank is learnt from when it is met, or met again; every model's own window is shorter."""
+
+PACE_STEPS = 20
+"""Steps the pace is taken over."""
+
+
+@dataclass(slots=True)
+class _Device:
+    """What was learnt of one device of one rank."""
+
+    index: int
+    lasting: wire.Ledger | None = None  # newest sampled ledger at the step's end
+
+    def observe(self, record: StepRecord) -> None:
+        end = ledger.boundary(record, self.index)
+        if end is None:
+            return
+        owners = ledger.ledger_of(record, end)
+        if owners is not None and owners.weights is not None:
+            self.lasting = owners
+
+
+@dataclass(slots=True)
+class _Rank:
+    """What was learnt of one rank, and the report that stands for it."""
+
+    devices: dict[int, _Device] = field(default_factory=dict)
+    first: int | None = None  # step number of the oldest record of the frame that was learnt from
+    newest: StepRecord | None = None
+    key: tuple[object, ...] = ()
+    report: RankReport | None = None
+
+    def follow(self, rank: RankFrame) -> None:
+        steps = rank.steps
+        if not steps or steps[-1] is self.newest:
+            return
+        known = self.newest
+        if known is None or self.first is None or steps[0].step < self.first or steps[-1].step <= known.step:
+            self.devices.clear()
+            fresh = steps[-LEARNT_STEPS:]
+        else:
+            at = len(steps)
+            while at and steps[at - 1].step > known.step:
+                at -= 1
+            fresh = steps[max(at, len(steps) - LEARNT_STEPS) :]
+        for record in fresh:
+            self.observe(record)
+        self.first, self.newest = steps[0].step, steps[-1]
+
+    def observe(self, record: StepRecord) -> None:
+        for index in {phase.device for phase in record.phases}:
+            device = self.devices.get(index)
+            if device is None:
+                device = self.devices[index] = _Device(index)
+            device.observe(record)
+
+
+class Reporter:
+    """Follows the ranks of a session; see the module."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[str, _Rank] = {}
+
+    def report(self, frame: Frame) -> tuple[RankReport, ...]:
+        """One report a rank, in the frame's order."""
+        present = {rank.source for rank in frame.ranks}
+        for source in self._ranks.keys() - present:
+            del self._ranks[source]
+        return tuple(self.rank(rank) for rank in frame.ranks)
+
+    def rank(self, rank: RankFrame) -> RankReport:
+        """The report of one rank."""
+        state = self._ranks.setdefault(rank.source, _Rank())
+        newest = rank.steps[-1] if rank.steps else None
+        key = (id(newest), len(rank.steps), rank.host_unix_ns, rank.models, id(rank.open_step) if not newest else 0)
+        if state.report is None or key != state.key:
+            state.follow(rank)
+            state.report = _state(rank, state)
+            state.key = key
+        return state.report
+
+
+_reporter = Reporter()
+
+
+def report(frame: Frame) -> tuple[RankReport, ...]:
+    """One report a rank, in the frame's order, from a Reporter shared by the whole process."""
+    return _reporter.report(frame)
+
+
+def _state(rank: RankFrame, state: _Rank) -> RankReport:
+    seen = sorted(state.devices) or sorted({p.device for p in rank.open_step.phases} if rank.open_step else ())
+    devices = tuple(_device_report(rank, index, state.devices.get(index)) for index in seen)
+    findings: tuple[Finding, ...] = ()
+    return RankReport(rank.source, devices, findings, steps_per_s(rank.steps))
+
+
+def _device_report(rank: RankFrame, index: int, learnt: _Device | None) -> DeviceReport:
+    record = rank.steps[-1] if rank.steps else rank.open_step
+    end = ledger.boundary(record, index) if record is not None else None
+    driver = ledger.driver_lines(rank, index)
+    described = ledger.device_of(rank, index)
+    reading = ledger.reading_of(rank.host, described.uuid if described else None)
+    lines = None
+    if record is not None and end is not None:
+        owners = ledger.ledger_of(record, end)
+        lines = ledger.lines(end, owners, learnt.lasting if learnt else None, driver)
+    joined = lines is not None and lines.total is not None and driver is not None and end is not None
+    return DeviceReport(
+        device=index,
+        ledger=lines,
+        ledger_age_s=max(0.0, (rank.unix_ns(end.t_ns) - driver.unix_ns) / 1e9) if joined and driver and end else None,
+        peak=ledger.peak(record, index) if record is not None else None,
+        estimate=None,
+        forecast=None,
+        capacity=_capacity(described, reading),
+        device_used=_used(reading),
+    )
+
+
+def _capacity(described: wire.Device | None, reading: wire.DeviceReading | None) -> int | None:
+    if reading is not None and reading.total is not None:
+        return reading.total
+    return described.total_bytes if described is not None else None
+
+
+def _used(reading: wire.DeviceReading | None) -> int | None:
+    if reading is None:
+        return None
+    if reading.used is None and reading.total is not None and reading.free is not None:
+        return reading.total - reading.free
+    return reading.used
+
+
+def steps_per_s(steps: tuple[StepRecord, ...]) -> float | None:
+    """Pace over the newest steps, by the moments they closed; None before the second."""
+    recent = steps[-PACE_STEPS - 1 :]
+    if len(recent) < 2 or recent[0].closed is None or recent[-1].closed is None:
+        return None
+    elapsed_ns = recent[-1].closed.t_ns - recent[0].closed.t_ns
+    done = recent[-1].step - recent[0].step
+    return done / (elapsed_ns / 1e9) if elapsed_ns > 0 and done > 0 else None

@@ -1,0 +1,134 @@
+"""The one module that turns bytes, durations and rates into text: binary units, as many digits as mean something.
+
+Figures inside one table or sentence that are compared with each other should share a unit: pick it once with
+`unit_for` and write each with `in_unit`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MINUS = "−"  # as wide as "+", unlike "-"
+NOT_KNOWN = "n/a"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A binary unit of bytes."""
+
+    name: str
+    bytes: int
+
+
+B, KIB, MIB, GIB, TIB = (Unit(name, 1 << (10 * power)) for power, name in enumerate(("B", "KiB", "MiB", "GiB", "TiB")))
+UNITS = (B, KIB, MIB, GIB, TIB)
+
+
+def unit_for(*values: int | None) -> Unit:
+    """The unit in which the largest of the values has one to four digits before the point."""
+    largest = max((abs(value) for value in values if value is not None), default=0)
+    for unit in reversed(UNITS):
+        if largest >= unit.bytes:
+            return unit
+    return B
+
+
+def in_unit(value: int | None, unit: Unit, *, sign: bool = False) -> str:
+    """The number alone, one decimal ("61.2"); two where one would show 0.0 for a figure that is not zero."""
+    if value is None:
+        return NOT_KNOWN
+    if unit is B:
+        text = f"{abs(value):,}"
+    else:
+        scaled = abs(value) / unit.bytes
+        text = f"{scaled:,.2f}" if value and scaled < 0.05 else f"{scaled:,.1f}"
+        if value and text == "0.00":
+            text = "<0.01"
+    return _signed(value, text, sign)
+
+
+def size(value: int | None, *, sign: bool = False) -> str:
+    """Bytes with their unit: "512 B", "4.0 MiB", "61.2 GiB", "139.8 GiB"; `sign` puts a + before what is above 0."""
+    if value is None:
+        return NOT_KNOWN
+    unit = unit_for(value)
+    index = UNITS.index(unit)
+    if unit is not B and unit is not TIB and round(abs(value) / unit.bytes, 1) >= 1024:  # 1024.0 MiB is 1.0 GiB
+        unit = UNITS[index + 1]
+    return f"{in_unit(value, unit, sign=sign)} {unit.name}"
+
+
+def signed(value: int | None) -> str:
+    """A difference: "+4.0 MiB", "−11.8 GiB", "0 B"."""
+    return size(value, sign=True)
+
+
+COLUMN = 11  # "1,023.9 MiB"
+
+
+def column(value: int | None, width: int = COLUMN, *, sign: bool = False) -> str:
+    """`size` right-aligned for a table."""
+    return size(value, sign=sign).rjust(width)
+
+
+def number_column(value: int | None, unit: Unit, width: int = 7, *, sign: bool = False) -> str:
+    """`in_unit` right-aligned for a table whose heading names the unit."""
+    return in_unit(value, unit, sign=sign).rjust(width)
+
+
+def exact(value: int | None) -> str:
+    """Every byte: "65,712,160,768 B"."""
+    return NOT_KNOWN if value is None else f"{_signed(value, f'{abs(value):,}', False)} B"
+
+
+def percent(share: float | None) -> str:
+    """A share of 1 as per cent: "43 %", "0.2 %"; never 0 % or 100 % for what is only close to it."""
+    if share is None:
+        return NOT_KNOWN
+    value = 100 * share
+    if 0 < value < 0.1:
+        return "<0.1 %"
+    if 99.9 < value < 100:
+        return ">99.9 %"
+    return f"{value:.0f} %" if value == round(value) or 10 <= value <= 90 else f"{value:.1f} %"
+
+
+def duration(seconds: float | None) -> str:
+    """ "18 µs", "3.2 ms", "450 ms", "1.25 s", "42 s", "3 m 05 s", "2 h 14 m", "3 d 4 h"."""
+    if seconds is None:
+        return NOT_KNOWN
+    if seconds < 0:
+        return MINUS + duration(-seconds)
+    if seconds < 0.9995e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 0.9995:
+        milliseconds = seconds * 1e3
+        return f"{milliseconds:.1f} ms" if milliseconds < 9.95 else f"{milliseconds:.0f} ms"
+    if seconds < 59.5:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.0f} s"
+    whole = round(seconds)
+    if whole < 3_600:
+        return f"{whole // 60} m {whole % 60:02d} s"
+    if whole < 86_400:
+        return f"{whole // 3_600} h {whole % 3_600 // 60:02d} m"
+    return f"{whole // 86_400} d {whole % 86_400 // 3_600} h"
+
+
+def pace(steps_per_s: float | None) -> str:
+    """ "3.2 it/s"; below one a second "12.5 s/it"."""
+    if steps_per_s is None or steps_per_s <= 0:
+        return NOT_KNOWN
+    if steps_per_s >= 1:
+        return f"{steps_per_s:.1f} it/s" if steps_per_s < 99.95 else f"{steps_per_s:.0f} it/s"
+    return f"{1 / steps_per_s:.1f} s/it"
+
+
+def count(value: int | None) -> str:
+    """ "12,431"."""
+    return NOT_KNOWN if value is None else f"{value:,}"
+
+
+def _signed(value: int, text: str, sign: bool) -> str:
+    if value < 0:
+        return MINUS + text
+    return "+" + text if sign and value > 0 else text
