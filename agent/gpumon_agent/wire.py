@@ -381,6 +381,8 @@ class DeviceReading(_Message, frozen=True):
     power_mw: int | None = None
     power_limit_mw: int | None = None
     why: dict[str, str] = {}  # field name → why it is None
+    began_ns: int | None = None  # between which moments of the machine's monotonic clock memory and processes were read
+    ended_ns: int | None = None
 
     def __post_init__(self) -> None:
         _clean_fields(self, "uuid", "name")

@@ -27,7 +27,7 @@ allocator releases and takes again between two samples leaves no trace; the read
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpumon.analysis.lines import OWNERS, Lines, Peak
@@ -173,48 +173,52 @@ def driver_lines(rank: RankFrame, device: int) -> DriverLines | None:
         reading = reading_of(sample.host, described.uuid)
         if reading is None:
             continue
-        reserved = _steady_reserved(rank, steps, device, sample)
+        reserved = _steady_reserved(rank, steps, device, sample, reading)
         if reserved is not None:
             ours = our_bytes(reading, rank.hello.pid)
             return DriverLines(sample.unix_ns, reserved, ours, reading.free, reading.total)
     return None
 
 
-def _steady_reserved(rank: RankFrame, steps: Sequence[StepRecord], device: int, sample: HostSample) -> int | None:
-    t_ns = _read_at(rank, sample)
-    at = bisect_right(steps, t_ns, key=_closed_at)  # steps before `at` had closed when the reading came
+def _steady_reserved(
+    rank: RankFrame, steps: Sequence[StepRecord], device: int, sample: HostSample, reading: wire.DeviceReading
+) -> int | None:
+    """`reserved` while the reading was made, if all samples around it agree and no peak between them was higher."""
+    began, ended = _read_between(rank, sample, reading)
+    at = bisect_right(steps, began, key=_closed_at)  # steps before `at` had closed when the reading began
     before: wire.Phase | None = None
-    after: wire.Phase | None = None
-    around = list(steps[max(0, at - 1) : at + 1])
-    if rank.open_step is not None and at >= len(steps):
-        around.append(rank.open_step)
-    for record in around:
-        for phase in record.phases:
-            if phase.device != device:
-                continue
-            if phase.t_ns <= t_ns:
-                before = phase
-            else:
-                after = phase
-                break
-        if after is not None:
-            break
-    if before is None or after is None or before.reserved is None or before.reserved != after.reserved:
-        return None
-    if after.reserved_peak is not None and after.reserved_peak > before.reserved:
-        return None
-    return before.reserved
+    for phase in _phases_from(rank, steps, max(0, at - 1), device):
+        if phase.t_ns <= began:
+            before = phase
+            continue
+        if before is None or before.reserved is None or phase.reserved != before.reserved:
+            return None
+        if phase.reserved_peak is not None and phase.reserved_peak > before.reserved:
+            return None
+        if phase.t_ns >= ended:
+            return before.reserved
+    return None
 
 
-def _read_at(rank: RankFrame, sample: HostSample) -> int:
-    """When the driver was read, on the agent's monotonic clock.
+def _phases_from(rank: RankFrame, steps: Sequence[StepRecord], at: int, device: int) -> Iterator[wire.Phase]:
+    for index in range(at, len(steps)):
+        yield from steps[index].on(device)
+    if rank.open_step is not None:
+        yield from rank.open_step.on(device)
 
-    Viewer and agent of one machine share that clock, and `Host.t_ns` is the reading itself, where arrival is later.
-    A different clock (another time namespace) is told by its distance from the arrival, which then has to do.
+
+def _read_between(rank: RankFrame, sample: HostSample, reading: wire.DeviceReading) -> tuple[int, int]:
+    """Between which moments of the agent's monotonic clock the driver was read.
+
+    Viewer and agent of one machine share that clock. A different one (another time namespace) is told by its distance
+    from the reading's arrival, which then has to do.
     """
     clock = rank.hello.clock
     arrived = clock.monotonic_ns + (sample.unix_ns - clock.unix_ns)
-    return sample.host.t_ns if 0 <= arrived - sample.host.t_ns <= CLOCKS_AGREE_WITHIN_NS else arrived
+    began, ended = reading.began_ns, reading.ended_ns
+    if began is None or ended is None or not 0 <= arrived - ended <= CLOCKS_AGREE_WITHIN_NS:
+        return arrived, arrived
+    return began, ended
 
 
 def _closed_at(record: StepRecord) -> int:

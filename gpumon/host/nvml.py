@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -118,10 +119,12 @@ def _device(handle: Any, uuid: str, parent: Any = None) -> wire.DeviceReading:
     sensors = handle if parent is None else parent
     why: dict[str, str] = {}
     name = _ask(why, "name", pynvml.nvmlDeviceGetName, handle)
+    began_ns = time.monotonic_ns()
     memory = _ask(why, "total", pynvml.nvmlDeviceGetMemoryInfo, handle)
     if memory is None:
         why["free"] = why["used"] = why["total"]
     processes = _processes(why, handle)
+    ended_ns = time.monotonic_ns()
     if not processes and processes is not None and _unnamed(handle, memory):
         processes = None
         why["processes"] = "memory is in use, but the driver names no process: a container hides them"
@@ -140,6 +143,8 @@ def _device(handle: Any, uuid: str, parent: Any = None) -> wire.DeviceReading:
         power_mw=_ask(why, "power_mw", pynvml.nvmlDeviceGetPowerUsage, sensors),
         power_limit_mw=_ask(why, "power_limit_mw", pynvml.nvmlDeviceGetEnforcedPowerLimit, sensors),
         why=why,
+        began_ns=began_ns,
+        ended_ns=ended_ns,
     )
 
 

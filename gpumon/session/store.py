@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from gpumon.session.frame import (
     SILENT_AFTER_NS,
@@ -90,7 +91,7 @@ class _Numbers:
 
     def lost(self) -> int:
         """Numbers missing between the lowest and the highest received."""
-        gaps = sum(right[0] - left[1] - 1 for left, right in zip(self.spans, self.spans[1:], strict=False))
+        gaps = sum(right[0] - left[1] - 1 for left, right in pairwise(self.spans))
         return gaps + self.forgotten
 
     def unbroken(self, first: int, last: int) -> bool:
@@ -306,7 +307,7 @@ class _Rank:
 
 def _in_order(phases: tuple[wire.Phase, ...]) -> tuple[wire.Phase, ...]:
     """Phases in order of time; they arrive so unless live and replayed ones mixed."""
-    if all(left.t_ns <= right.t_ns for left, right in zip(phases, phases[1:], strict=False)):
+    if all(left.t_ns <= right.t_ns for left, right in pairwise(phases)):
         return phases
     return tuple(sorted(phases, key=lambda phase: phase.t_ns))
 
