@@ -1,0 +1,100 @@
+"""Python imports this at start-up where `gpumon run` put its folder first on PYTHONPATH: the way into a launched script.
+
+It makes way for the sitecustomize it shadows, and waits for torch: a process that never imports torch pays for this
+file and nothing more. Annotations and syntax stay readable for any Python 3, because every interpreter that the
+command starts reads this file, also one too old for the agent.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False  # `typing` itself would take milliseconds of every interpreter's start
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, Optional
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE = os.path.dirname(os.path.dirname(_HERE))  # gpumon_agent itself; never its parent, which holds other packages
+
+
+class _Finder:
+    """Finds gpumon_agent beside this file, and tells when `import torch` is complete."""
+
+    def find_spec(self, name: str, path: "Optional[Sequence[str]]" = None, target: "Any" = None) -> "Any":
+        if name == "gpumon_agent":
+            from importlib.util import spec_from_file_location
+
+            init = os.path.join(_PACKAGE, "__init__.py")
+            return spec_from_file_location(name, init, submodule_search_locations=[_PACKAGE])
+        if name == "torch" and target is None:
+            for finder in sys.meta_path:
+                find = None if finder is self else getattr(finder, "find_spec", None)
+                spec = find and find(name, path, target)
+                if spec is not None:
+                    if type(spec) is _ModuleSpec:
+                        spec.__class__ = _TorchSpec
+                    return spec
+        return None
+
+
+_ModuleSpec = type(__spec__)  # type: ignore[name-defined]
+
+
+class _TorchSpec(_ModuleSpec):  # type: ignore[valid-type,misc]
+    """A ModuleSpec for one import: acts when the import system marks it complete, then is an ordinary one again.
+
+    A wrapper around the loader would stand in every traceback out of `import torch`; an attribute's setter does not.
+    """
+
+    def __setattr__(self, name: str, value: "Any") -> None:
+        super().__setattr__(name, value)
+        if name == "_initializing" and not value:
+            self.__class__ = _ModuleSpec
+            if "torch" in sys.modules:  # the import system takes a module out whose code raised
+                _torch_is_here()
+
+
+def _torch_is_here() -> None:
+    if os.environ.get("GPUMON_SHIM") == "off" or _is_torch_helper():
+        return
+    problem = _unmet_need()
+    if problem is None:
+        try:
+            from gpumon_agent import shim
+        except (ImportError, OSError) as error:  # an installation that changed or broke under the run
+            problem = "its agent cannot be imported: %s" % error
+    if problem is None:
+        shim.begin()
+    else:
+        os.environ["GPUMON_SHIM"] = "off"  # the processes started from here need not say it again
+        print("gpumon: " + problem + "; the run goes on unwatched", file=sys.stderr)
+
+
+def _is_torch_helper() -> bool:
+    """Compile and autotune workers of torch.compile: interpreters of their own, started with torch's own files."""
+    words = getattr(sys, "orig_argv", sys.argv)
+    return any("_inductor" in word for word in words[1:4])
+
+
+def _unmet_need() -> "Optional[str]":
+    if sys.version_info < (3, 10):
+        return "its agent needs Python 3.10, and this is %d.%d" % sys.version_info[:2]
+    from importlib.util import find_spec
+
+    missing = [package for module, package in (("zmq", "pyzmq"), ("msgspec", "msgspec")) if find_spec(module) is None]
+    if missing:
+        return "%s not found (%s -m pip install %s)" % (" and ".join(missing), sys.executable, " ".join(missing))
+    return None
+
+
+def _make_way() -> None:
+    """Runs the sitecustomize that this one shadows, as if this one were not there."""
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
+    sys.path_importer_cache.pop(_HERE, None)
+    sys.modules.pop("sitecustomize", None)
+    import sitecustomize  # noqa: F401 - its absence, or what it raises, is for `site` to see
+
+
+if not any(type(finder).__name__ == "_Finder" and type(finder).__module__ == __name__ for finder in sys.meta_path):
+    sys.meta_path.insert(0, _Finder())
+_make_way()
