@@ -43,7 +43,7 @@ class Processes:
             with process.oneshot():
                 rss = process.memory_info().rss
                 threads = process.num_threads()
-                cpu = process.cpu_percent()
+                cpu: float | None = process.cpu_percent()
             if not watched.asked_cpu:
                 watched.asked_cpu, cpu = True, None
             if time.monotonic() >= watched.children_due:

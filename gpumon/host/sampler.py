@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -35,14 +36,11 @@ class _Pipe(asyncio.SubprocessProtocol):
         self.transport: asyncio.SubprocessTransport | None = None
         self._line = bytearray()
         self._waiting: asyncio.Future[bytes] | None = None
+        self.ended = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.SubprocessTransport)
         self.transport = transport
-
-    @property
-    def running(self) -> bool:
-        return self.transport is not None and self.transport.get_returncode() is None
 
     def ask(self) -> asyncio.Future[bytes]:
         assert self.transport is not None
@@ -50,7 +48,10 @@ class _Pipe(asyncio.SubprocessProtocol):
         assert isinstance(stdin, asyncio.WriteTransport)
         self._line.clear()
         self._waiting = asyncio.get_running_loop().create_future()
-        stdin.write(ASK)
+        if self.ended.is_set():
+            self.process_exited()
+        else:
+            stdin.write(ASK)
         return self._waiting
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
@@ -62,6 +63,7 @@ class _Pipe(asyncio.SubprocessProtocol):
                 self._waiting.set_exception(ValueError("its answer has no end"))
 
     def process_exited(self) -> None:
+        self.ended.set()
         if self._waiting is not None and not self._waiting.done():
             assert self.transport is not None
             self._waiting.set_exception(EOFError(f"exit code {self.transport.get_returncode()}"))
@@ -90,7 +92,7 @@ class Driver:
         if self._answer is None:
             if time.monotonic() < self._retry_at:
                 return DriverReading(why=self._why)
-            if self._abandoned is not None and self._abandoned.running:
+            if self._abandoned is not None and not self._abandoned.ended.is_set():
                 return DriverReading(why="the NVIDIA driver hangs, and holds a process that asked it")
             self._asked = time.monotonic()
             self._answer = asyncio.create_task(self._ask())
@@ -132,6 +134,13 @@ class Driver:
         if self._pipe is not None:
             self._pipe.close()
             self._abandoned, self._pipe = self._pipe, None
+
+    async def aclose(self) -> None:
+        """Kills the child; gives the system a moment to bury it."""
+        self.close()
+        if self._abandoned is not None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._abandoned.ended.wait(), 0.25)
 
 
 class Sampler:
@@ -184,7 +193,7 @@ class Sampler:
 
     async def aclose(self) -> None:
         """Ends the child process. Further readings start another."""
-        self._driver.close()
+        await self._driver.aclose()
 
     async def __aenter__(self) -> Sampler:
         return self

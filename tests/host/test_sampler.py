@@ -1,0 +1,160 @@
+"""The sampler keeps its beat and leaves nothing behind, whatever the driver does. No device is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from gpumon.host.sampler import Driver, Sampler
+
+HANGS = [sys.executable, "-c", "import time; time.sleep(600)"]
+SAYS_NOTHING_SOUND = [sys.executable, "-c", "for _ in iter(input, None): print('{', flush=True)"]
+DIES = [sys.executable, "-c", "raise SystemExit(3)"]
+
+
+def no_driver() -> list[str]:
+    """A child that answers at once, as on a machine without a driver."""
+    return [sys.executable, "-c", """for _ in iter(input, None): print('{"why": "no driver"}', flush=True)"""]
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+async def gone(process: psutil.Process) -> bool:
+    for _ in range(200):
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+async def test_it_reads_this_process_and_the_machine():
+    async with Sampler(lambda: {os.getpid()}, period_s=0.05, driver=Driver(no_driver)) as sampler:
+        first, second = await anext(sampler), await anext(sampler)
+    (before,), (after,) = first.event.processes, second.event.processes
+    assert before.pid == after.pid == os.getpid()
+    assert abs(after.rss - psutil.Process().memory_info().rss) < 64 << 20
+    assert (before.cpu_percent, type(after.cpu_percent)) == (None, float)
+    assert after.threads >= 1
+    assert second.event.memory_total == psutil.virtual_memory().total
+    assert second.source == f"host:{sampler.host}"
+
+
+async def test_it_names_the_children_of_a_watched_process():
+    child = subprocess.Popen(HANGS)
+    try:
+        async with Sampler(lambda: {os.getpid()}, driver=Driver(no_driver)) as sampler:
+            (process,) = (await anext(sampler)).event.processes
+    finally:
+        child.kill()
+        child.wait()
+    assert child.pid in {c.pid for c in process.children if c.rss}
+
+
+async def test_a_process_that_is_gone_has_nothing_to_read():
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    async with Sampler(lambda: {ended.pid}, driver=Driver(no_driver)) as sampler:
+        (process,) = (await anext(sampler)).event.processes
+    assert (process.rss, process.cpu_percent, process.threads, process.children) == (None, None, None, ())
+
+
+async def test_no_nvml_is_said_in_a_sentence(monkeypatch):
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    async with Sampler() as sampler:
+        host = (await anext(sampler)).event
+    if host.devices:
+        pytest.skip("this machine has NVML")
+    assert host.why == "NVML is not installed: there is no NVIDIA driver here"
+
+
+async def test_a_hung_driver_delays_no_reading_and_is_given_up():
+    began = time.monotonic()
+    async with Sampler(period_s=0.1, driver=Driver(lambda: HANGS, patience_s=0.5)) as sampler:
+        first = (await anext(sampler)).event
+        assert time.monotonic() - began < 1
+        assert first.memory_total
+        assert (first.devices, first.why) == ((), "the NVIDIA driver has not answered yet")
+        (hung,) = children()
+        while (later := (await anext(sampler)).event).why == first.why:
+            pass
+        assert later.why.startswith("the NVIDIA driver did not answer for ")
+        assert await gone(hung)
+
+
+async def test_it_asks_again_with_twice_the_patience_and_recovers():
+    commands = iter([HANGS, HANGS, no_driver()])
+    driver = Driver(lambda: next(commands), patience_s=0.2)
+    patience = []
+    async with Sampler(period_s=0.05, driver=driver) as sampler:
+        async for received in sampler:
+            if received.event.why == "no driver":
+                break
+            patience.append(driver._patience)
+    assert sorted(set(patience)) == [0.2, 0.4, 0.8]
+    assert driver._patience == 0.2
+
+
+@pytest.mark.parametrize(("command", "why"), [(DIES, "exit code 3"), (SAYS_NOTHING_SOUND, "truncated")])
+async def test_a_child_that_fails_is_named(command, why):
+    async with Sampler(period_s=0.05, driver=Driver(lambda: command, patience_s=0.2)) as sampler:
+        while (said := (await anext(sampler)).event.why) == "the NVIDIA driver has not answered yet":
+            pass
+    assert said.startswith("the process that asks NVML failed: ")
+    assert why in said
+
+
+async def test_a_killed_child_is_replaced():
+    async with Sampler(period_s=0.05, driver=Driver(no_driver, patience_s=0.1)) as sampler:
+        assert (await anext(sampler)).event.why == "no driver"
+        (child,) = children()
+        child.kill()
+        said = [(await anext(sampler)).event.why for _ in range(10)]
+    assert any("exit code -9" in why for why in said)
+    assert said[-1] == "no driver"
+
+
+async def test_closing_leaves_no_process_even_when_the_driver_hangs():
+    sampler = Sampler(period_s=0.1, driver=Driver(lambda: HANGS))
+    await anext(sampler)
+    (hung,) = children()
+    await sampler.aclose()
+    assert await gone(hung)
+
+
+def test_a_viewer_killed_hard_takes_its_child_along():
+    code = (
+        "import asyncio\nfrom gpumon.host import Sampler\n"
+        "async def watch():\n    async for received in Sampler(period_s=0.1): print('read', flush=True)\n"
+        "asyncio.run(watch())"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as viewer:
+        assert viewer.stdout
+        assert viewer.stdout.readline() == "read\n"
+        (child,) = psutil.Process(viewer.pid).children()
+        child.send_signal(signal.SIGSTOP)  # as if it hung: it cannot notice that its input ended
+        viewer.kill()
+    assert asyncio.run(gone(child))
+
+
+async def test_a_file_in_the_current_directory_is_not_imported(tmp_path, monkeypatch):
+    (tmp_path / "pynvml.py").write_text("raise SystemExit('imported by mistake')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    async with Sampler() as sampler:
+        why = (await anext(sampler)).event.why
+    assert "failed" not in (why or "")
+
+
+def test_the_child_loads_neither_psutil_nor_asyncio():
+    code = "import sys, gpumon.host.nvml; print({'psutil', 'asyncio', 'torch', 'textual'} & set(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "set()\n"
