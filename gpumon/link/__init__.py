@@ -1,0 +1,79 @@
+"""All I/O with agents and recordings: find them, listen to them, write down what they say, play it back."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .discovery import Job, alive, discover, jobs, resolve
+    from .errors import (
+        BadRecording,
+        ForeignUser,
+        LinkError,
+        NoJob,
+        NotAnswering,
+        NotGpumon,
+        OtherProtocol,
+        RecordingFailed,
+        SeveralJobs,
+    )
+    from .glancing import Glance, glance
+    from .recording import Recording
+    from .replaying import Replay, replay
+    from .subscription import subscribe
+
+_HOME = {
+    "Job": "discovery",
+    "alive": "discovery",
+    "discover": "discovery",
+    "jobs": "discovery",
+    "resolve": "discovery",
+    "BadRecording": "errors",
+    "ForeignUser": "errors",
+    "LinkError": "errors",
+    "NoJob": "errors",
+    "NotAnswering": "errors",
+    "NotGpumon": "errors",
+    "OtherProtocol": "errors",
+    "RecordingFailed": "errors",
+    "SeveralJobs": "errors",
+    "Glance": "glancing",
+    "glance": "glancing",
+    "Recording": "recording",
+    "Replay": "replaying",
+    "replay": "replaying",
+    "subscribe": "subscription",
+}
+
+__all__ = [
+    "BadRecording",
+    "ForeignUser",
+    "Glance",
+    "Job",
+    "LinkError",
+    "NoJob",
+    "NotAnswering",
+    "NotGpumon",
+    "OtherProtocol",
+    "Recording",
+    "RecordingFailed",
+    "Replay",
+    "SeveralJobs",
+    "alive",
+    "discover",
+    "glance",
+    "jobs",
+    "replay",
+    "resolve",
+    "subscribe",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported on first use: `gpumon ls` has no use for asyncio, whose import alone takes longer than listing."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,92 @@
+"""One connection to one agent: a subscriber socket and its monitor, read without ever waiting."""
+
+from __future__ import annotations
+
+import os
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from gpumon_agent import wire
+
+_RECEIVE_HWM = 4096  # frames: a whole snapshot and minutes of live ones
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+)
+
+
+class Channel:
+    """Connects at once. `down`: the connection ended or never came about, and will not come back by itself.
+
+    Reconnecting is the caller's decision, with a new Channel: libzmq's own would go on for ever with a process that is
+    gone, and not at all after a frame above the allowed size.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self.socket = context.socket(zmq.SUB)
+        self.socket.linger = 0
+        self.socket.rcvhwm = _RECEIVE_HWM
+        self.socket.maxmsgsize = wire.FRAME_BYTES_MAX
+        self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self.monitor = self.socket.get_monitor_socket(_EVENTS)
+        self.monitor.linger = 0
+        self.down = False
+        self.refused = False  # the other side's gate turned us away: another user
+        self.speaks_zmq = False
+        self._request = b""
+        self.socket.connect(endpoint)
+
+    def subscribe_live(self) -> None:
+        self.socket.subscribe(wire.LIVE)
+
+    def ask(self, kind: bytes) -> None:
+        """Asks for a snapshot or a glance; an earlier request is withdrawn."""
+        self.withdraw()
+        self._request = kind + os.urandom(wire.NONCE_BYTES)
+        self.socket.subscribe(self._request)
+
+    def withdraw(self) -> None:
+        if self._request:
+            self.socket.unsubscribe(self._request)
+            self._request = b""
+
+    @property
+    def waits(self) -> bool:
+        """A request is under way."""
+        return bool(self._request)
+
+    def receive(self) -> bytes | None:
+        """The next frame, None if there is none now. Answers to requests that were withdrawn are left out."""
+        while True:
+            try:
+                raw = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            if raw.startswith(wire.LIVE) or not wire.is_request(raw[: 1 + wire.NONCE_BYTES]) or self.answers(raw):
+                return raw
+
+    def answers(self, raw: bytes) -> bool:
+        return bool(self._request) and raw.startswith(self._request)
+
+    def watch(self) -> None:
+        """Takes note of what happened to the connection."""
+        while True:
+            try:
+                event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))["event"]
+            except zmq.Again:
+                return
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.speaks_zmq = True
+            else:
+                self.down = True
+                self.refused |= event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(linger=0)
+        self.socket.close(linger=0)

@@ -1,0 +1,222 @@
+"""Which agents there are on this machine, and which of them a person means."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpumon_agent import endpoint
+from gpumon_agent.endpoint import Descriptor
+
+from .errors import ForeignUser, LinkError, NoJob, NotGpumon, SeveralJobs
+
+_LEFTOVER_AGE_S = 10.0  # a socket without a descriptor may be an agent that is just starting
+_HOW_TO_START = "start one with `gpumon run train.py`, or add `gpumon_agent.watch(model)` to the script"
+
+
+@dataclass(frozen=True)
+class Job:
+    """The agents of one run: one process, or every local rank of a launcher's."""
+
+    name: str
+    descriptors: tuple[Descriptor, ...]
+
+    @property
+    def pids(self) -> str:
+        return ", ".join(f"pid {d.pid}" for d in self.descriptors[:4]) + (", …" if len(self.descriptors) > 4 else "")
+
+
+def alive(descriptor: Descriptor) -> bool | None:
+    """Whether the very process the descriptor names still runs. None: that cannot be seen from here.
+
+    A pid alone tells nothing: it is reused (so its start time is compared), it means another process in another
+    container (so the namespace is), and after a reboot everything is new (so the boot is).
+    """
+    if descriptor.pid <= 0:
+        return None
+    if descriptor.boot_id != endpoint.boot_id():
+        return False if descriptor.host == socket.gethostname() else None
+    if descriptor.pid_ns != endpoint.pid_namespace():
+        return None
+    return endpoint.start_time(descriptor.pid) == descriptor.start_time
+
+
+def stopped(pid: int) -> bool:
+    """Whether the process was halted, by SIGSTOP or a debugger."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return text[text.rindex(")") + 2] in "Tt"
+
+
+def discover() -> list[Descriptor]:
+    """Every agent of this user, oldest first, ranks in order. Files that dead ones left behind are removed."""
+    found: dict[str, Descriptor] = {}
+    for directory in endpoint.candidates():
+        for path in _safe_listing(directory):
+            if path.suffix == ".json":
+                descriptor = endpoint.read_descriptor(path)
+                if descriptor is None:
+                    continue
+                if alive(descriptor) is False:
+                    _remove(path, path.with_suffix(".sock"))
+                else:
+                    found.setdefault(descriptor.nonce, descriptor)
+            elif path.suffix in (".sock", ".new") and not path.with_suffix(".json").exists():
+                _reap_leftover(path)
+    return sorted(found.values(), key=lambda d: (d.unix_ns, d.rank if d.rank is not None else -1, d.pid))
+
+
+def jobs(descriptors: Iterable[Descriptor]) -> list[Job]:
+    """Descriptors grouped into jobs, in the order in which they began."""
+    groups: dict[tuple[object, ...], list[Descriptor]] = {}
+    for descriptor in descriptors:
+        groups.setdefault(descriptor.key, []).append(descriptor)
+    return [
+        Job(group[0].name, tuple(sorted(group, key=lambda d: (d.rank if d.rank is not None else -1, d.pid))))
+        for group in groups.values()
+    ]
+
+
+def resolve(target: str | None = None) -> tuple[Descriptor, ...]:
+    """The agents meant by a pid, a job's name, an `ipc://` endpoint, or nothing: the only job there is.
+
+    Raises LinkError: NoJob, SeveralJobs (with the choices), ForeignUser, NotGpumon.
+    """
+    if target is not None and "://" in target:
+        return (_by_endpoint(target),)
+    here = discover()
+    if target is None:
+        return _the_only(
+            jobs(here), "several jobs run here", NoJob("no job with a gpumon agent runs here", _HOW_TO_START)
+        )
+    if target.isdecimal():
+        return _by_pid(int(target), here)
+    named = [job for job in jobs(here) if job.name == target]
+    if not named:
+        others = ", ".join(dict.fromkeys(job.name for job in jobs(here)))
+        remedy = f"there is: {others}" if others else _HOW_TO_START
+        return _the_only(named, "", NoJob(f"no job is named {target!r}", remedy))
+    return _the_only(named, f"several jobs are named {target!r}", NoJob("", ""))
+
+
+def _the_only(found: list[Job], several: str, none: LinkError) -> tuple[Descriptor, ...]:
+    if not found:
+        raise none
+    if len(found) > 1:
+        raise SeveralJobs(several, tuple(found))
+    return found[0].descriptors
+
+
+def _by_pid(pid: int, here: list[Descriptor]) -> tuple[Descriptor, ...]:
+    mine = [d for d in here if d.pid == pid and d.pid_ns == endpoint.pid_namespace()] or [
+        d for d in here if d.pid == pid
+    ]
+    if mine:
+        return tuple(mine)
+    launched = [d for d in here if pid in _ancestors(d.pid)]
+    if launched:
+        return _the_only(jobs(launched), f"several jobs run under process {pid}", NoJob("", ""))
+    try:
+        owner = Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        raise NoJob(f"no process has pid {pid}", "`gpumon ls` lists the jobs that can be attached") from None
+    if owner != os.geteuid():
+        raise ForeignUser(
+            f"process {pid} belongs to another user (uid {owner})", "gpumon attaches only to your own processes"
+        )
+    if endpoint.start_time(pid) is None:
+        raise NoJob(f"process {pid} has ended", "`gpumon ls` lists the jobs that can be attached")
+    raise NoJob(f"process {pid} has no gpumon agent", _HOW_TO_START)
+
+
+def _ancestors(pid: int) -> set[int]:
+    seen: set[int] = set()
+    while pid > 1 and pid not in seen:
+        seen.add(pid)
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        except OSError:
+            break
+        pid = int(text[text.rindex(")") + 2 :].split()[1])
+    return seen
+
+
+def _by_endpoint(target: str) -> Descriptor:
+    scheme, _, name = target.partition("://")
+    if scheme != "ipc" or not name:
+        raise NotGpumon(
+            f"{target} is no endpoint of an agent", "an endpoint is ipc://PATH, as `gpumon ls --json` shows"
+        )
+    path = Path(name)
+    known = endpoint.read_descriptor(path.with_suffix(".json"))
+    if known is not None and known.endpoint == target and alive(known) is not False:
+        return known
+    remedy = "`gpumon ls` lists the jobs that can be attached"
+    if len(os.fsencode(path)) > endpoint.PATH_BYTES_MAX:
+        raise NotGpumon(f"{target} is too long for a socket", remedy)
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise NoJob(f"there is no socket {path}", remedy) from None
+    except OSError as error:
+        raise ForeignUser(f"{path}: {error.strerror}", "gpumon attaches only to your own processes") from error
+    if not stat.S_ISSOCK(status.st_mode):
+        raise NotGpumon(f"{path} is no socket", remedy)
+    if refuses(path):
+        raise NoJob(f"nobody listens at {path}: the process that did has ended", remedy)
+    return Descriptor(
+        pid=0, start_time=0, boot_id="", pid_ns="", nonce="", name=path.stem, host="", argv=(), endpoint=target
+    )
+
+
+def refuses(path: Path) -> bool:
+    """Nobody holds the other end open. A stopped process still does: this tells dead from silent, not alive."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(0.1)
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+# ----------------------------------------------------------------------------------------------------------- reaping
+
+
+def _safe_listing(directory: Path) -> list[Path]:
+    try:
+        fd = endpoint.open_directory(directory, create=False)
+    except (endpoint.Unavailable, OSError):
+        return []  # not there, or not ours: no agent of ours would have used it
+    try:
+        return [directory / name for name in sorted(os.listdir(fd))]  # noqa: PTH208 — the very directory just checked
+    finally:
+        os.close(fd)
+
+
+def _reap_leftover(path: Path) -> None:
+    """A socket or a draft whose descriptor never came: killed in between, unless it is just starting."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return
+    if time.time() - status.st_mtime < _LEFTOVER_AGE_S:
+        return
+    if stat.S_ISREG(status.st_mode) or (stat.S_ISSOCK(status.st_mode) and refuses(path)):
+        _remove(path)
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):  # another viewer was faster, or the directory is read-only
+            path.unlink(missing_ok=True)

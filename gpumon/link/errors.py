@@ -1,0 +1,53 @@
+"""What can go wrong between a viewer and an agent: one sentence each, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .discovery import Job
+
+
+class LinkError(Exception):
+    """`what` happened and the `remedy`; as text, both in one sentence."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what}; {remedy}")
+        self.what = what
+        self.remedy = remedy
+
+
+class NoJob(LinkError):
+    """Nothing to attach to, by this name or at all."""
+
+
+class SeveralJobs(LinkError):
+    """More than one job fits; `jobs` are the choices."""
+
+    def __init__(self, what: str, jobs: tuple[Job, ...]) -> None:
+        super().__init__(what, "name one by its pid: " + ", ".join(f"{job.name} ({job.pids})" for job in jobs))
+        self.jobs = jobs
+
+
+class NotAnswering(LinkError):
+    """An agent is there but says nothing."""
+
+
+class NotGpumon(LinkError):
+    """Something listens there that is no gpumon agent."""
+
+
+class ForeignUser(LinkError):
+    """The process belongs to another user."""
+
+
+class OtherProtocol(LinkError):
+    """The agent speaks another major version."""
+
+
+class BadRecording(LinkError):
+    """A file that is no recording of gpumon's."""
+
+
+class RecordingFailed(LinkError):
+    """The recording could not be written further; what was written stays valid."""

@@ -1,0 +1,94 @@
+"""One agent's stream put back in order: snapshot before live, each message once, gaps closed or told. No sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpumon_agent import wire
+from gpumon_agent.wire import Packet, Received
+
+_HELD_PACKETS_MAX = 4096  # live frames that wait for the snapshot: minutes of them
+_PATIENCE_NS = 5_000_000_000  # between two repairs, and between two notices of what could not be repaired
+
+
+class Feed:
+    """Turns packets into Received in order of `seq`.
+
+    While a snapshot is on its way live packets are held. A gap in live packets (this viewer was too slow, or the
+    connection broke) sets `wants_snapshot`: the agent's history may still hold what was missed. What stays missing is
+    counted in `missed` and told as a Notice. A gap that the agent itself made (its queue was full) cannot be repaired,
+    so repairs are not asked for more often than every five seconds.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.missed = 0
+        self.wants_snapshot = True
+        self.synced = False  # a snapshot was completed at least once
+        self.hello: wire.Hello | None = None
+        self.heartbeat: wire.Heartbeat | None = None
+        self._holding = True
+        self._held: list[Packet] = []
+        self._last = -1
+        self._t_ns = 0  # the agent's clock when last heard
+        self._repaired_ns = 0
+        self._told = 0
+        self._told_ns = 0
+
+    def asked(self) -> None:
+        """A snapshot was asked for: live packets are held until it is complete."""
+        self.wants_snapshot = False
+        self._holding = True
+
+    def take(self, packet: Packet, unix_ns: int, *, answer: bool) -> Iterator[Received]:
+        """What is now in order. `answer`: the packet belongs to the snapshot asked for. Raises ProtocolMismatch."""
+        if self._holding and not answer:
+            if len(self._held) < _HELD_PACKETS_MAX:
+                self._held.append(packet)
+            return
+        yield from self._events(packet, unix_ns, answer)
+        yield from self._tell(unix_ns)
+
+    def go_on(self, unix_ns: int) -> Iterator[Received]:
+        """Live again, first what was held meanwhile. Also called when the end of a snapshot did not come in time."""
+        self._holding = False
+        self.synced = True
+        held, self._held = self._held, []
+        for index, packet in enumerate(held):
+            yield from self._events(packet, unix_ns, False)
+            if self._holding:
+                self._held.extend(held[index + 1 :])
+                return
+
+    def _events(self, packet: Packet, unix_ns: int, answer: bool) -> Iterator[Received]:
+        seq = packet.seq
+        gap = seq - self._last - 1 if seq >= 0 and self._last >= 0 else 0
+        if gap > 0 and not answer and unix_ns - self._repaired_ns >= _PATIENCE_NS:
+            self._repaired_ns = unix_ns
+            self.wants_snapshot = self._holding = True
+            self._held.append(packet)
+            return
+        self.missed += max(0, gap)
+        for number, event in enumerate(packet.events, start=seq):
+            if seq >= 0:
+                if number > self._last:
+                    self._last = number
+                    yield Received(self.source, unix_ns, event, number, packet.replayed)
+                continue
+            if isinstance(event, wire.Hello):
+                wire.check_protocol(event)
+                self.hello = event
+                self.source = event.nonce
+            elif isinstance(event, wire.Heartbeat):
+                self.heartbeat = event
+                self._t_ns = event.t_ns
+            yield Received(self.source, unix_ns, event, -1, packet.replayed)
+            if answer and isinstance(event, wire.Synced):
+                yield from self.go_on(unix_ns)
+
+    def _tell(self, unix_ns: int) -> Iterator[Received]:
+        lost = self.missed - self._told
+        if lost and not self._holding and unix_ns - self._told_ns >= _PATIENCE_NS:
+            self._told, self._told_ns = self.missed, unix_ns
+            notice = wire.Notice(self._t_ns, f"{lost} messages were lost on their way to this viewer")
+            yield Received(self.source, unix_ns, notice)
