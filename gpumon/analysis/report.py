@@ -11,7 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpumon.analysis import ledger
-from gpumon.analysis.lines import DeviceReport, Finding, RankReport
+from gpumon.analysis.estimate import closed_form
+from gpumon.analysis.estimate.closed_form import LEARNING_STEPS, Owned
+from gpumon.analysis.forecast import Forecaster, Room
+from gpumon.analysis.history import StepPeaks, step_peaks
+from gpumon.analysis.lines import DeviceReport, Estimate, Finding, Lines, RankReport
 from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon_agent import wire
 
@@ -28,14 +32,23 @@ class _Device:
 
     index: int
     lasting: wire.Ledger | None = None  # newest sampled ledger at the step's end
+    first: list[StepPeaks] = field(default_factory=list)  # what the estimate learns from
+    newest: StepPeaks | None = None
+    forecaster: Forecaster = field(default_factory=Forecaster)
 
-    def observe(self, record: StepRecord) -> None:
+    def observe(self, record: StepRecord, owners: Owned | None) -> None:
+        figures = step_peaks(record, self.index)
+        if figures is not None:
+            self.newest = figures
+            if len(self.first) < LEARNING_STEPS and not figures.skipped:
+                self.first.append(figures)
+            self.forecaster.observe(figures, owners.gradients if owners is not None else None)
         end = ledger.boundary(record, self.index)
         if end is None:
             return
-        owners = ledger.ledger_of(record, end)
-        if owners is not None and owners.weights is not None:
-            self.lasting = owners
+        read = ledger.ledger_of(record, end)
+        if read is not None and read.weights is not None:
+            self.lasting = read
 
 
 @dataclass(slots=True)
@@ -61,16 +74,17 @@ class _Rank:
             while at and steps[at - 1].step > known.step:
                 at -= 1
             fresh = steps[max(at, len(steps) - LEARNT_STEPS) :]
+        owned = {index: closed_form.owned(rank.models, index) for index in _devices(rank)}
         for record in fresh:
-            self.observe(record)
+            self.observe(record, owned)
         self.first, self.newest = steps[0].step, steps[-1]
 
-    def observe(self, record: StepRecord) -> None:
+    def observe(self, record: StepRecord, owned: dict[int, Owned | None]) -> None:
         for index in {phase.device for phase in record.phases}:
             device = self.devices.get(index)
             if device is None:
                 device = self.devices[index] = _Device(index)
-            device.observe(record)
+            device.observe(record, owned.get(index))
 
 
 class Reporter:
@@ -129,11 +143,39 @@ def _device_report(rank: RankFrame, index: int, learnt: _Device | None) -> Devic
         ledger=lines,
         ledger_age_s=max(0.0, (rank.unix_ns(end.t_ns) - driver.unix_ns) / 1e9) if joined and driver and end else None,
         peak=ledger.peak(record, index) if record is not None else None,
-        estimate=None,
-        forecast=None,
+        estimate=_estimate(rank, index, learnt, lines),
+        forecast=learnt.forecaster.forecast(_room(rank, learnt, driver, reading)) if learnt else None,
         capacity=_capacity(described, reading),
         device_used=_used(reading),
     )
+
+
+def _estimate(rank: RankFrame, index: int, learnt: _Device | None, lines: Lines | None) -> Estimate | None:
+    owners = closed_form.owned(rank.models, index)
+    if owners is None:
+        return None
+    shown = closed_form.learn(learnt.first, owners) if learnt is not None else None
+    return closed_form.estimate(owners, shown, lines)
+
+
+def _room(
+    rank: RankFrame, learnt: _Device, driver: ledger.DriverLines | None, reading: wire.DeviceReading | None
+) -> Room | None:
+    """What the process can have: by a reading that fell into a steady state, else cautiously by the newest one."""
+    newest = learnt.newest
+    if newest is None:
+        return None
+    if driver is not None and driver.free is not None:
+        return Room(driver.reserved + driver.free, newest.stranded)
+    if reading is None or reading.free is None or newest.reserved_least is None or rank.status == "ended":
+        return None
+    return Room(newest.reserved_least + reading.free, newest.stranded)
+
+
+def _devices(rank: RankFrame) -> set[int]:
+    return {device.index for device in rank.hello.devices} | {
+        index for record in rank.models for index in record.model.devices
+    }
 
 
 def _capacity(described: wire.Device | None, reading: wire.DeviceReading | None) -> int | None:

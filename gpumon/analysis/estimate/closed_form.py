@@ -1,0 +1,173 @@
+"""What a training step should need on a device, line by line, from the described model and its first iterations.
+
+Model. Exact, from the description: weights, buffers, gradients (as many bytes as trainable parameters), optimizer
+state (a formula per optimizer), DDP's buckets. Learnt, from the first complete iterations: what forward and backward
+add above what stands as forward begins (activations), and what else is alive then. The peak is the largest of
+
+    forward, backward:  W + B + S + buckets + held + learnt excess
+    optimizer:          W + B + G + S + buckets + held + foreach temporaries
+
+with `held` learnt at the begin of each: workspaces, rounding, gradients that are kept, outputs that live on.
+
+`Estimate.lines` stand at the end of the optimizer, where every owner is alive at once; activations and temporaries are
+what the peak adds. With gradients that are views of DDP's buckets, buckets hold the bytes and gradients are not
+counted again.
+
+Source. The per-phase contents of a step in PyTorch's own memory documentation; formulas in estimate.optimizers.
+Cost. O(modules) once per description (cached by the caller), O(learnt steps) otherwise.
+
+Known limitations. A model spread over several devices is described as a whole, so no estimate is made for one of them.
+Parameters that never receive a gradient count as if they did. Learnt figures belong to the input sizes they were learnt
+from; batches of other sizes are the forecast's business. Workspaces and rounding are measured, not derived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpumon.analysis.estimate.optimizers import needs, state_bytes, temporary_bytes
+from gpumon.analysis.history import StepPeaks
+from gpumon.analysis.lines import Estimate, Lines
+from gpumon.session.frame import ModelRecord
+from gpumon_agent import wire
+
+LEARNING_STEPS = 3
+"""Complete iterations that are learnt from, and no more: an estimate that followed the run would explain nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """Bytes that follow from the description alone."""
+
+    weights: int
+    buffers: int
+    gradients: int
+    optimizer: int | None
+    buckets: int
+    temporaries: int | None
+    state_source: str
+    temporaries_source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What the first iterations showed beyond the owners, in bytes."""
+
+    steps: int
+    excess: tuple[tuple[str, int], ...]  # phase, peak above what stood as forward began
+    kept: int  # above the owners as forward begins: held outputs, rounding, workspaces
+    at_optimizer: int  # above the owners as the optimizer begins
+    temporaries: int  # peak of the optimizer above its end
+
+
+def owned(models: Sequence[ModelRecord], device: int) -> Owned | None:
+    """None without a model on this device alone."""
+    here = [record for record in models if record.model.devices == (device,)]
+    if not here or any(device in record.model.devices and record not in here for record in models):
+        return None
+    weights = buffers = gradients = buckets = 0
+    state: int | None = 0
+    temporaries: int | None = 0
+    state_source = temporaries_source = "exact"
+    for record in here:
+        model = record.model
+        weights += model.parameter_bytes
+        buffers += model.buffer_bytes
+        views = model.parallel is not None and bool(model.parallel.gradient_as_bucket_view)
+        gradients += 0 if views else model.trainable_bytes
+        buckets += sum(model.parallel.bucket_bytes) if model.parallel is not None else 0
+        largest = max((m.trainable_bytes for m in record.modules), default=None)
+        for optimizer in model.optimizers:
+            known = state_bytes(optimizer)
+            if known is None:
+                known, state_source = optimizer.state_bytes, "measured"
+            state = None if state is None or known is None else state + known
+            brief = temporary_bytes(optimizer, largest)
+            if brief is None or (not optimizer.foreach and not optimizer.fused and needs(optimizer).loop_tensors):
+                temporaries_source = "learnt" if brief is None else "bound"
+            temporaries = None if temporaries is None or brief is None else max(temporaries, brief)
+    return Owned(weights, buffers, gradients, state, buckets, temporaries, state_source, temporaries_source)
+
+
+def learn(steps: Sequence[StepPeaks], owners: Owned) -> Learnt | None:
+    """From the newest of the first `LEARNING_STEPS` complete iterations. The very first one stands in alone if it must:
+    it has no optimizer state before its own optimizer step, and the figures allow for that."""
+    usable = [step for step in steps if not step.skipped][:LEARNING_STEPS]
+    if not usable:
+        return None
+    first = usable[0]
+    chosen = usable[-1]
+    state = owners.optimizer or 0
+    standing = owners.weights + owners.buffers
+    begun = chosen is not first or first.start >= standing + state + owners.buckets
+    before = standing + (state + owners.buckets if begun else 0)
+    excess: dict[str, int] = {}
+    for step in usable[1:] or usable:
+        for phase in step.phases:
+            if phase.phase not in (wire.OPTIMIZER, wire.BETWEEN):
+                excess[phase.phase] = max(excess.get(phase.phase, 0), phase.peak - step.start)
+    optimizer_peak = next((p.peak for p in chosen.phases if p.phase == wire.OPTIMIZER), chosen.end)
+    return Learnt(
+        steps=len(usable),
+        excess=tuple(excess.items()),
+        kept=max(0, chosen.start - before),
+        at_optimizer=max(0, chosen.end - (standing + owners.gradients + state + owners.buckets)),
+        temporaries=max(0, optimizer_peak - chosen.end),
+    )
+
+
+def estimate(owners: Owned, learnt: Learnt | None, measured: Lines | None) -> Estimate:
+    """The estimate. `measured`: the ledger at the end of a step, for the lines no formula knows."""
+    workspaces = measured.workspaces if measured is not None else None
+    rounding = measured.rounding if measured is not None else None
+    inputs = measured.inputs if measured is not None else None
+    state = owners.optimizer
+    temporaries = owners.temporaries
+    sources = {"weights": "exact", "buffers": "exact", "gradients": "exact", "optimizer": owners.state_source}
+    if owners.buckets:
+        sources["buckets"] = "exact"
+    if learnt is not None and owners.temporaries_source != "exact":
+        temporaries, sources["temporaries"] = learnt.temporaries, "learnt"
+    elif temporaries is not None:
+        sources["temporaries"] = owners.temporaries_source
+    for name, value in (("workspaces", workspaces), ("rounding", rounding), ("inputs", inputs)):
+        if value is not None:
+            sources[name] = "measured"
+    activations = max((value for _, value in learnt.excess), default=None) if learnt is not None else None
+    if activations is not None:
+        sources["activations"] = "learnt"
+    allocated = None
+    if state is not None:
+        allocated = owners.weights + owners.buffers + owners.gradients + state + owners.buckets
+        allocated += learnt.at_optimizer if learnt is not None else (workspaces or 0) + (rounding or 0)
+    peak, phase = _peak(owners, learnt, temporaries)
+    if peak is not None:
+        sources["peak"] = "exact and learnt"
+    return Estimate(
+        lines=Lines(
+            weights=owners.weights,
+            buffers=owners.buffers,
+            gradients=owners.gradients,
+            optimizer=state,
+            buckets=owners.buckets,
+            inputs=inputs,
+            activations=activations,
+            temporaries=temporaries,
+            workspaces=workspaces,
+            rounding=rounding,
+            allocated=allocated,
+        ),
+        peak=peak,
+        peak_phase=phase,
+        sources=tuple(sources.items()),
+    )
+
+
+def _peak(owners: Owned, learnt: Learnt | None, temporaries: int | None) -> tuple[int | None, str | None]:
+    if learnt is None or owners.optimizer is None:
+        return None, None
+    stands = owners.weights + owners.buffers + owners.optimizer + owners.buckets
+    candidates = [(stands + learnt.kept + value, name) for name, value in learnt.excess]
+    candidates.append((stands + owners.gradients + learnt.at_optimizer + (temporaries or 0), wire.OPTIMIZER))
+    return max(candidates)

@@ -1,0 +1,83 @@
+"""A step reduced to the few figures that forecasts and estimates learn from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumon.analysis import ledger
+from gpumon.session.frame import StepRecord
+from gpumon_agent import wire
+
+LOADING = (wire.LOAD,)
+"""Windows that come once: what they peaked at says nothing about the next iteration."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePeak:
+    """The highest moment of a phase in a step, all its occurrences together."""
+
+    phase: str
+    peak: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPeaks:
+    """One step on one device. `start`: allocated as the first forward began; `end`: at the end of the optimizer."""
+
+    step: int
+    start: int
+    end: int
+    phases: tuple[PhasePeak, ...]
+    peak: int
+    peak_phase: str
+    input_bytes: int | None
+    input_shapes: tuple[tuple[int, ...], ...]
+    skipped: bool
+    reserved: int | None  # at the end
+    reserved_peak: int | None
+    reserved_least: int | None  # over the step's samples
+    stranded: int  # least inactive_split over the step's samples: free bytes in segments that are in use
+    backward_end: int | None  # allocated as the last backward ended
+
+
+def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:
+    """None where the record cannot tell: no forward, no allocator figures, events lost."""
+    if record.closed is None or not record.whole:
+        return None
+    peaks: dict[str, int] = {}
+    start: int | None = None
+    latest: int | None = None
+    backward_end: int | None = None
+    for phase in record.phases:
+        if phase.device != device or phase.allocated is None or phase.allocated_peak is None:
+            continue
+        if phase.phase == wire.FORWARD and start is None:
+            start = latest if latest is not None else phase.allocated
+        if phase.phase == wire.BACKWARD:
+            backward_end = phase.allocated
+        latest = phase.allocated
+        if phase.phase not in LOADING and phase.allocated_peak > peaks.get(phase.phase, -1):
+            peaks[phase.phase] = phase.allocated_peak
+    end = ledger.boundary(record, device)
+    if start is None or end is None or end.allocated is None or not peaks:
+        return None
+    here = [phase for phase in record.phases if phase.device == device]
+    reserved = [phase.reserved for phase in here if phase.reserved is not None]
+    split = [phase.inactive_split for phase in here if phase.inactive_split is not None]
+    tallest = max(peaks, key=lambda name: peaks[name])
+    return StepPeaks(
+        step=record.step,
+        start=start,
+        end=end.allocated,
+        phases=tuple(PhasePeak(name, value) for name, value in peaks.items()),
+        peak=peaks[tallest],
+        peak_phase=tallest,
+        input_bytes=record.closed.input_bytes,
+        input_shapes=record.closed.input_shapes,
+        skipped=record.closed.skipped,
+        reserved=end.reserved,
+        reserved_peak=max((p.reserved_peak for p in here if p.reserved_peak is not None), default=None),
+        reserved_least=min(reserved, default=None),
+        stranded=min(split, default=0),
+        backward_end=backward_end,
+    )
