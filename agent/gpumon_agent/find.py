@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch.nn import Module
 from torch.nn.modules.module import (
     register_module_module_registration_hook,
