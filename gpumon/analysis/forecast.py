@@ -41,6 +41,7 @@ from gpumon_agent import wire
 WINDOW = 64  # steps the anchors and excesses are learnt from
 RESIDUALS = 200
 LEVEL_STEPS = 9  # of which a median is taken
+TYPICAL_STEPS = 16
 FIRST_WIDTH = 0.10  # share of the peak added to each side of the interval after the first step
 REFIT_EVERY = 8
 TREND_Z = 5.0  # Kendall's S, in standard deviations: a trend below this is none
@@ -175,6 +176,11 @@ class Forecaster:
         return min(0.0, band.below) - extra, max(0.0, band.above) + extra
 
     # ------------------------------------------------------------------------------------------------- answering
+
+    def typical_peak(self) -> float | None:
+        """Median peak of the recent steps; None before there are enough to speak of one."""
+        recent = list(self._window)[-TYPICAL_STEPS:]
+        return median([step.peak for step in recent]) if len(recent) >= TYPICAL_STEPS else None
 
     def forecast(self, room: Room | None, input_bytes: int | None = None) -> Forecast | None:
         """Of the next iteration; None before the first one closed. `input_bytes`: the next batch's, where known."""

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from gpumon.analysis import ledger
 from gpumon.analysis.estimate import closed_form
 from gpumon.analysis.estimate.closed_form import LEARNING_STEPS, Owned
+from gpumon.analysis.findings import Look, Tracker, retries
 from gpumon.analysis.forecast import Forecaster, Room
 from gpumon.analysis.history import StepPeaks, step_peaks
-from gpumon.analysis.lines import DeviceReport, Estimate, Finding, Lines, RankReport
+from gpumon.analysis.lines import DeviceReport, Estimate, Lines, RankReport
 from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon_agent import wire
 
@@ -35,6 +36,7 @@ class _Device:
     first: list[StepPeaks] = field(default_factory=list)  # what the estimate learns from
     newest: StepPeaks | None = None
     forecaster: Forecaster = field(default_factory=Forecaster)
+    retries: int | None = None  # at the look before the newest
 
     def observe(self, record: StepRecord, owners: Owned | None) -> None:
         figures = step_peaks(record, self.index)
@@ -60,6 +62,10 @@ class _Rank:
     newest: StepRecord | None = None
     key: tuple[object, ...] = ()
     report: RankReport | None = None
+    tracker: Tracker = field(default_factory=Tracker)
+    looked_at: int | None = None  # newest step that findings were looked for at
+    pid: int = 0
+    job: str | None = None
 
     def follow(self, rank: RankFrame) -> None:
         steps = rank.steps
@@ -107,9 +113,48 @@ class Reporter:
         key = (id(newest), len(rank.steps), rank.host_unix_ns, rank.models, id(rank.open_step) if not newest else 0)
         if state.report is None or key != state.key:
             state.follow(rank)
-            state.report = _state(rank, state)
+            state.pid, state.job = rank.hello.pid, rank.hello.run_id
+            state.report = self._state(rank, state)
             state.key = key
         return state.report
+
+    def _state(self, rank: RankFrame, state: _Rank) -> RankReport:
+        seen = sorted(state.devices) or sorted({p.device for p in rank.open_step.phases} if rank.open_step else ())
+        devices = tuple(_device_report(rank, index, state.devices.get(index)) for index in seen)
+        newest = rank.steps[-1] if rank.steps else None
+        if newest is not None and newest.step != state.looked_at:
+            for device in devices:
+                self._look(rank, state, device, newest)
+            state.looked_at = newest.step
+        return RankReport(rank.source, devices, state.tracker.findings(), steps_per_s(rank.steps))
+
+    def _look(self, rank: RankFrame, state: _Rank, report: DeviceReport, record: StepRecord) -> None:
+        learnt = state.devices.get(report.device)
+        if learnt is None:
+            return
+        described = ledger.device_of(rank, report.device)
+        peers: list[float] = []
+        if state.job is not None:
+            for other in self._ranks.values():
+                if other is not state and other.job == state.job:
+                    peaks = (device.forecaster.typical_peak() for device in other.devices.values())
+                    peers.extend(peak for peak in peaks if peak is not None)
+        state.tracker.look(
+            Look(
+                rank=rank,
+                device=report.device,
+                record=record,
+                figures=learnt.newest,
+                forecast=report.forecast,
+                reading=ledger.reading_of(rank.host, described.uuid if described else None),
+                capacity=report.capacity,
+                our_pids={other.pid for other in self._ranks.values()},
+                typical_peak=learnt.forecaster.typical_peak(),
+                peers_peaks=tuple(peers),
+                retries_before=learnt.retries,
+            )
+        )
+        learnt.retries = retries(record, report.device)
 
 
 _reporter = Reporter()
@@ -118,13 +163,6 @@ _reporter = Reporter()
 def report(frame: Frame) -> tuple[RankReport, ...]:
     """One report a rank, in the frame's order, from a Reporter shared by the whole process."""
     return _reporter.report(frame)
-
-
-def _state(rank: RankFrame, state: _Rank) -> RankReport:
-    seen = sorted(state.devices) or sorted({p.device for p in rank.open_step.phases} if rank.open_step else ())
-    devices = tuple(_device_report(rank, index, state.devices.get(index)) for index in seen)
-    findings: tuple[Finding, ...] = ()
-    return RankReport(rank.source, devices, findings, steps_per_s(rank.steps))
 
 
 def _device_report(rank: RankFrame, index: int, learnt: _Device | None) -> DeviceReport:
