@@ -1,0 +1,43 @@
+"""One device's allocator, read: what every backend offers to the phases."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from ..wire import Device
+
+
+class Reading(NamedTuple):
+    """What an allocator says of itself at a boundary. Bytes; None where the backend or this torch does not tell."""
+
+    allocated: int | None = None
+    allocated_peak: int | None = None  # since the boundary before
+    reserved: int | None = None
+    reserved_peak: int | None = None
+    active: int | None = None
+    inactive_split: int | None = None
+    requested: int | None = None
+    allocations: int | None = None  # live blocks
+    retries: int | None = None
+    ooms: int | None = None
+    flags: int = 0  # wire.BOUND
+    rss: int | None = None
+
+
+class Probe(Protocol):
+    """A backend. Every call is made in the training thread; none may initialize a device, synchronize or allocate on it."""
+
+    kind: str
+    """As torch spells it in Device.kind: cuda, hip, mps, xpu, cpu."""
+
+    def boundary(self, device: int) -> Reading:
+        """Read the device, and let its peaks begin anew."""
+        ...
+
+    def devices(self) -> tuple[Device, ...]:
+        """The devices this process can already name. Empty before the backend is initialized."""
+        ...
+
+    def stop(self) -> None:
+        """Leave torch as it was found."""
+        ...

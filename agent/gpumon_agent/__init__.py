@@ -1,0 +1,37 @@
+"""gpumon's agent: two lines in a training script, and every phase of it can be watched from a second terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from .agent import phase
+
+__all__ = ["__version__", "phase", "stop", "watch"]
+
+
+def watch(model: Any, optimizer: Any = None, *, name: str | None = None) -> None:
+    """Watch `model` and its optimizer (or several) from here on. Once per model: a GAN calls it twice.
+
+    `name` is what viewers call the job; by default the script's file name. Never raises into training.
+    """
+    from .agent import watch as start
+
+    start(model, optimizer, name=name)
+
+
+def stop() -> None:
+    """Take every hook and wrapper out again and close the connection. Training goes on unwatched."""
+    from .agent import stop as end
+
+    end()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "phase":  # with gpumon_agent.phase("eval"): …
+        from .agent import phase
+
+        return phase
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,433 @@
+"""The agent of one process: what hooks, phases, probes, recorder and publisher have to do with one another."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import ContextDecorator
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from . import endpoint, farewell, wire
+from ._version import __version__
+from .governor import Governor
+from .guard import Guard
+from .phases import Phases, Reader
+from .probe import Probe, Reading
+from .publisher import Publisher
+from .recorder import Recorder
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
+_REDESCRIBED_AFTER = (0, 4)  # steps: optimizer state exists after the first; DDP has logged its new buckets by the fifth
+_DEVICES_LOOKED_FOR_EVERY = 200  # steps: a model may move
+
+
+class Agent:
+    """Everything that watches this process. Made by the first `watch()`, or when the shim finds a model."""
+
+    def __init__(self, name: str | None = None) -> None:
+        from . import describe
+        from .hooks import Hooks
+        from .inventory import Inventory
+
+        opened_ns = time.monotonic_ns()
+        self.pid = os.getpid()
+        self.recorder = Recorder()
+        self.governor = Governor(off=os.environ.get("GPUMON_GOVERNOR") == "off")
+        self.guard = Guard(self.notice)
+        self.inventory = Inventory()
+        self._describe = describe
+        self._bounds = os.environ.get("GPUMON_PEAKS") == "bounds"
+        self._models: list[_Watched] = []
+        self._probes: dict[str, Probe] = {}
+        self._ledgers: dict[int, wire.Ledger] = {}
+        self._devices: tuple[wire.Device, ...] = ()
+        self._describing: Iterator[bool] | None = None
+        environment = os.environ.get
+        self._descriptor = endpoint.describe(
+            name or environment("GPUMON_NAME") or _script(),
+            unix_ns=time.time_ns(),
+            rank=_number("RANK"),
+            local_rank=_number("LOCAL_RANK"),
+            world_size=_number("WORLD_SIZE"),
+            run_id=environment("TORCHELASTIC_RUN_ID") or environment("SLURM_JOB_ID"),
+        )
+        self._clock = wire.Clock(time.monotonic_ns(), time.time_ns())
+        self._probe_cuda()
+        self.phases = Phases(
+            self.recorder,
+            self.governor,
+            find_readers=self._find_readers,
+            read_ledger=self.guard.protect("ledger", self._read_ledger),
+            step_closed=self.guard.protect("description", self._step_closed),
+            opened_ns=opened_ns,
+        )
+        self.hooks = Hooks(
+            self.phases, self.guard, inputs=self.inventory.inputs, rooted=self._rooted, entered=self.look_for_devices
+        )
+        self.publisher = Publisher(self.recorder, self.picture, self.heartbeat, self._descriptor)
+        self._farewell = farewell.Farewell(self.leave)
+        self.publisher.start()
+
+    # ------------------------------------------------------------------------------------------------ what is watched
+
+    def adopt(self, model: Module, optimizer: Any = None, *, name: str | None = None, found: bool = False) -> None:
+        """Watch `model` too, or one more optimizer of a model already watched. What watch() and the shim both call."""
+        optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+        # accelerate's wrapper, and those like it, hold the one that steps
+        optimizers = [_innermost(each) for each in optimizers if each is not None]
+        watched = next((w for w in self._models if w.covers(model)), None)
+        if watched is None:
+            watched = _Watched(len(self._models), model, name or self._descriptor.name, found)
+            self._models.append(watched)
+            self.hooks.watch(model)
+        watched.add(optimizers)
+        self.inventory.watch(model, optimizers)
+        for each in optimizers:
+            if not hasattr(each, "_optimizer_step_pre_hooks"):
+                self.notice(f"steps of {type(each).__name__} cannot be seen: it is no torch.optim.Optimizer")
+        self.phases.know(optimizers)
+        for _ in watched.describe(self._describe):
+            pass
+        self.publisher.announce()
+
+    def _rooted(self, module: Module) -> None:
+        for watched in self._models:
+            if watched.wrapped_by(module, self._describe.unwrapped):
+                self.inventory.watch(module)
+                self._describing = watched.describe(self._describe)
+
+    def look_for_devices(self) -> None:
+        self.phases.readers = self._find_readers()
+        self._devices = tuple(device for probe in self._probes.values() for device in probe.devices())
+        cuda = self._probes.get("cuda")
+        if cuda is not None:
+            cuda.observe_oom()  # type: ignore[attr-defined]
+        self.publisher.announce()
+
+    def _find_readers(self) -> tuple[Reader, ...]:
+        """The devices that the models live on; where they are on none, the one CUDA computes on (offloading), or the CPU."""
+        import torch
+
+        devices = {
+            (tensor.device.type, tensor.device.index or 0)
+            for watched in self._models
+            if (model := watched.model()) is not None
+            for tensors in (model.parameters(), model.buffers())
+            for tensor in tensors
+        }
+        chosen = {device for device in devices if device[0] not in ("cpu", "meta")}
+        if not chosen and torch.cuda.is_initialized():
+            chosen = {("cuda", torch.cuda.current_device())}
+        if not chosen:
+            chosen = {("cpu", 0)}
+        return tuple((self._probe(kind).boundary, index) for kind, index in sorted(chosen))
+
+    def _probe(self, kind: str) -> Probe:
+        probe = self._probes.get(kind)
+        if probe is None:
+            if kind == "cpu":
+                from .probe.cpu import CpuProbe
+
+                probe = CpuProbe()
+            else:
+                from .probe.accelerator import AcceleratorProbe
+
+                probe = AcceleratorProbe(kind)
+            self._probes[kind] = probe
+        return probe
+
+    def _probe_cuda(self) -> None:
+        from torch import _C
+
+        if hasattr(_C, "_cuda_memoryStats"):
+            from .peaks import Peaks
+            from .probe.cuda import CudaProbe
+
+            peaks = Peaks(bounds=self._bounds, own_threads=self._own_threads)
+            self._probes["cuda"] = CudaProbe(peaks, self.guard.protect("oom", self._oom))
+
+    def _own_threads(self) -> int:
+        return 1  # the publisher's
+
+    # ------------------------------------------------------------------------------------------- during the training
+
+    def _read_ledger(self, step: int, phase: str, index: int, device: int, reading: Reading) -> None:
+        where = self._device(device)
+        owners = self.inventory.owners(where, fresh=phase == wire.OPTIMIZER or step == 0)
+        ledger = wire.Ledger(
+            step,
+            phase,
+            index,
+            device,
+            reading.allocated,
+            reading.requested,
+            reading.reserved,
+            owners.weights,
+            owners.buffers,
+            owners.gradients,
+            owners.optimizer,
+            owners.buckets,
+            owners.inputs,
+        )
+        self._ledgers[device] = ledger
+        self.recorder.append(ledger)
+
+    def _device(self, index: int) -> torch.device:
+        import torch
+
+        kinds = [kind for kind in self._probes if kind != "cpu"]
+        readers = self.phases.readers or ()
+        on_cpu = "cpu" in self._probes and any(boundary == self._probes["cpu"].boundary for boundary, _ in readers)
+        return torch.device("cpu") if on_cpu else torch.device(kinds[-1], index)
+
+    def _step_closed(self, step: int) -> None:
+        if step in _REDESCRIBED_AFTER:
+            self._describing = _each(watched.describe(self._describe) for watched in self._models)
+        elif not step % _DEVICES_LOOKED_FOR_EVERY:
+            self.look_for_devices()
+        if self._describing is not None and next(self._describing, None) is None:  # one slice a step
+            self._describing = None
+            self.publisher.announce()
+
+    def _oom(self, device: int, requested: int, total: int, free: int) -> None:
+        step, phase, _ = self.recorder.now
+        probe = self._probes["cuda"]
+        allocated, reserved = probe.now(device)  # type: ignore[attr-defined]
+        self.recorder.append(
+            wire.Oom(step, phase, device, time.monotonic_ns(), requested, total, free, allocated, reserved)
+        )
+
+    def notice(self, text: str) -> None:
+        self.recorder.append(wire.Notice(time.monotonic_ns(), text, self.recorder.now[0]))
+
+    # ----------------------------------------------------------------------------------- called by the publisher's thread
+
+    def picture(self) -> list[wire.Event]:
+        events: list[wire.Event] = [self._hello()]
+        for watched in self._models:
+            events += watched.described
+        events += self._ledgers.copy().values()
+        return events
+
+    def heartbeat(self) -> wire.Heartbeat:
+        now = time.monotonic_ns()
+        step, phase, since = self.recorder.now
+        costs = [cost for cost in self.phases.costs if cost]
+        return wire.Heartbeat(
+            now,
+            step,
+            phase,
+            max(0, now - since),
+            self.recorder.dropped,
+            self.governor.sample_every,
+            int(median(costs)) if costs else None,
+            _rss(),
+        )
+
+    def _hello(self) -> wire.Hello:
+        import torch
+
+        d = self._descriptor
+        devices = self._devices
+        return wire.Hello(
+            protocol=(wire.PROTOCOL_MAJOR, wire.PROTOCOL_MINOR),
+            agent=__version__,
+            nonce=d.nonce,
+            name=d.name,
+            host=d.host,
+            pid=d.pid,
+            start_time=d.start_time,
+            boot_id=d.boot_id,
+            argv=d.argv,
+            python=sys.version.split()[0],
+            clock=self._clock,
+            backend=devices[0].kind if devices else "cpu",
+            torch=str(torch.__version__),
+            devices=devices,
+            rank=d.rank,
+            local_rank=d.local_rank,
+            world_size=d.world_size,
+            run_id=d.run_id,
+            settings=self._settings(),
+        )
+
+    def _settings(self) -> dict[str, str]:
+        settings = {
+            name: os.environ[name]
+            for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "GPUMON_GOVERNOR", "GPUMON_TRACK_CPU")
+            if name in os.environ
+        }
+        settings["peaks"] = "bounds" if self._bounds else "shadow"
+        return settings
+
+    # ----------------------------------------------------------------------------------------------------- the end
+
+    def leave(self, reason: str, detail: str = "") -> None:
+        """Take everything out of torch and say goodbye: at exit, or when asked to stop."""
+        global _agent
+        if os.getpid() != self.pid:
+            return
+        if _agent is self:
+            _agent = None
+        self.guard.protect("goodbye", self.phases.finish)()
+        self.hooks.remove()
+        for probe in self._probes.values():
+            probe.stop()
+        self._farewell.remove()
+        step, phase, _ = self.recorder.now
+        goodbye = wire.Goodbye(reason, time.monotonic_ns(), step, phase, detail)
+        self.recorder.append(goodbye)
+        self.publisher.close(goodbye)
+
+    def disown(self) -> None:
+        """This is a forked child: the hooks are the parent's. Only what is torch's is put back, no socket is touched."""
+        self.hooks.remove()
+        for probe in self._probes.values():
+            probe.stop()
+        self._farewell.remove()
+
+
+class _Watched:
+    """One model, held weakly, and what was last said of it."""
+
+    def __init__(self, index: int, model: Module, name: str, found: bool) -> None:
+        self.index = index
+        self.name = name
+        self.found = found
+        self.described: list[wire.Event] = []
+        self.model = weakref.ref(model)
+        self._inner = self.model
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._revision = 0
+
+    def covers(self, model: Module) -> bool:
+        return model in (self.model(), self._inner())
+
+    def add(self, optimizers: list[Any]) -> None:
+        known = [ref() for ref in self._optimizers]
+        self._optimizers += [weakref.ref(each) for each in optimizers if all(each is not k for k in known)]
+
+    def wrapped_by(self, wrapper: Module, unwrapped: Any) -> bool:
+        inner = self.model()
+        if inner is None or wrapper is inner or unwrapped(wrapper) is not unwrapped(inner):
+            return False
+        self.model = weakref.ref(wrapper)
+        return True
+
+    def describe(self, describe: Any) -> Iterator[bool]:
+        """Yields after each slice of work."""
+        model = self.model()
+        if model is None:
+            return
+        optimizers = [each for ref in self._optimizers if (each := ref()) is not None]
+        for described in describe.parts(
+            model, optimizers, index=self.index, revision=self._revision, name=self.name, found=self.found
+        ):
+            if described is not None:
+                whole, modules = described
+                self.described = [whole, *modules]
+                self._revision += 1
+            yield True
+
+
+class phase(ContextDecorator):  # noqa: N801  (used as a word: `with phase("eval"):`)
+    """A phase with a name of the user's: `with gpumon_agent.phase("eval"): …`. Without an agent it does nothing."""
+
+    def __init__(self, name: str) -> None:
+        self._name = wire.clean(str(name))
+        self._agents: list[Agent | None] = []
+
+    def __enter__(self) -> phase:
+        agent = _agent
+        self._agents.append(agent)
+        if agent is not None and agent.hooks.fires:
+            agent.guard.protect("phase", agent.phases.user_begins)(self._name)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        agent = self._agents.pop()
+        if agent is not None and agent.hooks.fires:
+            agent.guard.protect("phase", agent.phases.user_ends)(aborted=kind is not None)
+
+
+_agent: Agent | None = None
+
+
+def running(name: str | None = None) -> Agent:
+    """This process's agent, begun if there is none."""
+    global _agent
+    if _agent is not None and _agent.pid != os.getpid():
+        _agent.disown()
+        _agent = None
+    if _agent is None:
+        _agent = Agent(name)
+    return _agent
+
+
+def watch(model: Any, optimizer: Any = None, *, name: str | None = None, found: bool = False) -> None:
+    def adopt() -> None:
+        from torch.nn import Module
+
+        if not isinstance(model, Module):
+            raise TypeError(f"watch() takes a torch.nn.Module, not {type(model).__name__}")
+        running(name).adopt(model, optimizer, name=name, found=found)
+
+    Guard(lambda text: None).protect("watch", adopt)()
+
+
+def stop() -> None:
+    if _agent is not None and _agent.pid == os.getpid():
+        _agent.leave("stopped")
+
+
+def _in_child() -> None:
+    if _agent is not None:
+        _agent.hooks.mute()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def _innermost(optimizer: Any) -> Any:
+    for _ in range(4):
+        if hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            break
+        inner = getattr(optimizer, "optimizer", None)
+        if inner is None:
+            break
+        optimizer = inner
+    return optimizer
+
+
+def _each(iterators: Iterator[Iterator[bool]]) -> Iterator[bool]:
+    for iterator in iterators:
+        yield from iterator
+
+
+def _script() -> str:
+    return Path(sys.argv[0]).name if sys.argv and sys.argv[0] not in ("", "-c", "-m") else "python"
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else None
+
+
+def _rss() -> int | None:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return None

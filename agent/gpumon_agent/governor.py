@@ -1,0 +1,105 @@
+"""Keeps the agent within its budget: how often the ledger is read, and, on very short steps, the allocator at all."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import ceil
+
+STEP_SHARE = 0.01  # of the mean step
+STEP_FLOOR_NS = 100_000  # whatever the step: one raw allocator read costs some 20 µs of it
+SAMPLED_STEP_NS = 10_000_000  # one sampled step may cost no more
+STEPS_BETWEEN_DECISIONS = 50
+FIRST_LEDGERS = 2  # steps whose ledger is read before there is anything to decide by
+EVERY_MAX = 10_000
+
+
+class Governor:
+    """Decides, step by step, from what the last steps cost. `off`: every step is sampled (tests).
+
+    The budget is max(1 % of the mean step, 100 µs). Reading the allocator at every boundary comes first; the ledger gets
+    what is left. A mean is taken without its largest tenth: a preempted boundary says nothing about the agent.
+    """
+
+    __slots__ = (
+        "_boundary",
+        "_durations",
+        "_ledgers",
+        "_off",
+        "boundary_ns",
+        "ledger",
+        "ledger_at_end_only",
+        "ledger_every",
+        "ledger_ns",
+        "read_every",
+        "reads",
+        "steps",
+    )
+
+    def __init__(self, *, off: bool = False) -> None:
+        self._off = off
+        self.steps = 0
+        self.boundary_ns = 0  # spent in boundaries of the present step, raw reads included
+        self.ledger_ns = 0
+        self.read_every = 1
+        self.ledger_every = 1
+        self.ledger_at_end_only = False
+        self.reads = True  # the present step: read the allocator at each boundary
+        self.ledger = True  # the present step: read the owners
+        self._durations: deque[int] = deque(maxlen=200)
+        self._boundary: deque[int] = deque(maxlen=200)  # of steps that read at each boundary
+        self._ledgers: deque[int] = deque(maxlen=32)
+
+    @property
+    def sample_every(self) -> int:
+        return max(self.read_every, self.ledger_every)
+
+    def step_closed(self, duration_ns: int) -> str | None:
+        """A sentence where something changed that a viewer should be told."""
+        self.steps += 1
+        said = None
+        if not self._off:
+            if self.steps > 1:  # the first holds loading
+                self._durations.append(duration_ns)
+            if self.reads:
+                self._boundary.append(self.boundary_ns)
+            if self.ledger and self.ledger_ns:
+                self._ledgers.append(self.ledger_ns)
+            if self.steps in (FIRST_LEDGERS, 10) or not self.steps % STEPS_BETWEEN_DECISIONS:
+                said = self._decide()
+            self.reads = not self.steps % self.read_every
+            self.ledger = self.reads and not self.steps % self.ledger_every
+        self.boundary_ns = self.ledger_ns = 0
+        return said
+
+    def _decide(self) -> str | None:
+        before = self.read_every, self.ledger_every
+        step = sum(self._durations) / max(1, len(self._durations))
+        budget = max(step * STEP_SHARE, STEP_FLOOR_NS)
+        boundary, ledger = _mean(self._boundary), _mean(self._ledgers)
+        # a change needs a fifth of difference, or the rate would flutter around the limit
+        if boundary > budget * (1.2 if self.read_every == 1 else 1.0):
+            self.read_every = min(ceil(boundary / budget), EVERY_MAX)
+        else:
+            self.read_every = 1
+        left = budget - boundary / self.read_every
+        if ledger:
+            every = ceil(ledger / left) if left > ledger / EVERY_MAX else EVERY_MAX
+            if not 0.8 * self.ledger_every <= every <= self.ledger_every:
+                self.ledger_every = max(1, every)
+            if ledger > SAMPLED_STEP_NS:
+                self.ledger_at_end_only = True
+        if self.read_every > 1:  # the ledger belongs to a reading
+            self.ledger_every = ceil(self.ledger_every / self.read_every) * self.read_every
+        if (self.read_every, self.ledger_every) == before:
+            return None
+        if self.read_every > 1:
+            return (
+                f"steps of {step / 1e6:.1f} ms are too short to read the allocator at every phase: "
+                f"one step in {self.read_every} is, the ledger one in {self.ledger_every}"
+            )
+        return f"to stay within 1 % of a step, the ledger is read every {self.ledger_every} steps"
+
+
+def _mean(costs: deque[int]) -> float:
+    kept = sorted(costs)[: max(1, ceil(len(costs) * 0.9))]
+    return sum(kept) / len(kept) if kept else 0.0

@@ -1,0 +1,55 @@
+"""Nothing the agent does may reach the training it watches: the one place where every exception is caught."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+FAILURES_MAX = 5  # then the part that fails is switched off for the rest of the run
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Guard:
+    """Wraps the agent's entry points. A failure is told once on stderr, counted, and after a few the part goes quiet.
+
+    KeyboardInterrupt and SystemExit belong to the user and pass.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.failures: dict[str, int] = {}
+        self._tell = tell
+
+    def protect(self, part: str, function: Callable[P, R]) -> Callable[P, R | None]:
+        """`function` that returns None where it would have raised. `part` names it in the message and the count."""
+        failures = self.failures
+        failures.setdefault(part, 0)
+
+        def protected(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            if failures[part] >= FAILURES_MAX:
+                return None
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                self._caught(part, error)
+                return None
+
+        return protected
+
+    def _caught(self, part: str, error: Exception) -> None:
+        count = self.failures[part] = self.failures[part] + 1
+        try:
+            text = f"{part}: {type(error).__name__}: {error}".replace("\n", " ")
+        except Exception:  # an exception whose __str__ raises
+            text = f"{part}: {type(error).__name__}"
+        if count == 1:
+            print(f"gpumon: {text} (training is not affected)", file=sys.stderr)
+        elif count == FAILURES_MAX:
+            text += f"; switched off after {count} failures"
+        if count in (1, FAILURES_MAX):
+            try:
+                self._tell(text)
+            except Exception as second:
+                print(f"gpumon: {type(second).__name__} while telling of it", file=sys.stderr)

@@ -1,0 +1,398 @@
+"""Where one phase ends and the next begins: turns what the hooks saw into windows that tile the step.
+
+A pure state machine: it knows no torch. Each event closes the open window under the label that the event gives it,
+reads every device of the watched models once, and opens the next.
+
+    first forward begins   → load          root's forward returns  → forward, or eval
+    a forward begins       → between       the engine returns      → backward
+    a user's phase begins  → between       optimizer.step returns  → optimizer
+
+An engine that begins before any forward was seen in the step closes a `forward (inferred)`. A step closes at the end of
+`optimizer.step`: at once where one optimizer is known, at the next event where several take turns.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable
+from threading import get_ident
+from time import monotonic_ns
+from typing import Any
+
+import msgspec
+
+from .governor import Governor
+from .probe import Reading
+from .recorder import Recorder
+from .wire import (
+    ABORTED,
+    BACKWARD,
+    BETWEEN,
+    BOUND,
+    EVAL,
+    FORWARD,
+    INFERRED,
+    LOAD,
+    MERGED,
+    OPTIMIZER,
+    OVERLAPPED,
+    PHASES_PER_STEP_MAX,
+    RECOMPUTED,
+    SAMPLED,
+    SKIPPED,
+    Notice,
+    Phase,
+    Step,
+)
+
+Reader = tuple[Callable[[int], Reading], int]
+Inputs = tuple[int, tuple[tuple[int, ...], ...]]
+"""bytes and shapes"""
+
+_OVERLAP_WINDOWS = 64  # after two threads met, so many windows stay marked
+_MERGED_NS = 2_000_000_000  # a step that never closes (evaluation only) still shows its folded windows this often
+_SHAPES_MAX = 64
+_UNREAD = Reading()
+
+
+class _Thread:
+    """What one thread is in the middle of."""
+
+    __slots__ = ("engine", "forwards", "label", "optimizers")
+
+    def __init__(self) -> None:
+        self.forwards: list[int] = []  # roots entered and not left, outermost first
+        self.label = FORWARD
+        self.engine = False
+        self.optimizers: list[int] = []  # steps entered and not left
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.forwards or self.engine or self.optimizers)
+
+
+class Phases:
+    """The open window, the open step. Events arrive in the training thread; nothing here locks."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        governor: Governor,
+        *,
+        find_readers: Callable[[], tuple[Reader, ...]],
+        read_ledger: Callable[[int, str, int, int, Reading], None],
+        step_closed: Callable[[int], None],
+        opened_ns: int,
+    ) -> None:
+        self.step = 0
+        self.readers: tuple[Reader, ...] | None = None  # None: not looked for yet
+        self.costs = [0] * 64  # of the last boundaries, ns: a ring, read by the heartbeat
+        self._boundaries = 0
+        self._recorder = recorder
+        self._append = recorder.append
+        self._governor = governor
+        self._find_readers = find_readers
+        self._read_ledger = read_ledger
+        self._step_closed = step_closed
+        self._owner = get_ident()
+        self._thread = _Thread()
+        self._threads = {self._owner: self._thread}
+        self._overlap_left = 0
+        self._opened_ns = self._step_opened_ns = opened_ns
+        self._loaded = False
+        self._names: list[str] = []  # the user's phases, outermost first
+        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._pending = False  # optimizers take turns: the step waits for the next event
+        self._due = False  # an optimizer stepped inside the engine: the step closes with it
+        self._ended_ns = 0
+        recorder.now = (0, LOAD, opened_ns)
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._windows = 0
+        self._events = 0
+        self._merged: dict[tuple[str, int], Phase] = {}
+        self._merged_since = 0
+        self._flags = 0
+        self._observed = False  # a forward that may need a backward was seen
+        self._stepped: list[int] = []
+        self._skips = 0
+        self._input_bytes = 0
+        self._input_shapes: list[tuple[int, ...]] = []
+        self._inputs_seen = False
+
+    # ---------------------------------------------------------------------------------------------------- what happens
+
+    def forward_begins(self, root: int, *, evaluates: bool, inputs: Callable[[], Inputs]) -> None:
+        thread = self._here()
+        forwards = thread.forwards
+        if forwards:
+            if root not in forwards:  # a watched model inside another
+                forwards.append(root)
+                return
+            del forwards[forwards.index(root) :]  # it was left by an interrupt, which no hook sees
+            if forwards:
+                forwards.append(root)
+                return
+            self._close(thread.label, BETWEEN, ABORTED)
+        if self._pending:
+            self._close_step()
+        thread.label = EVAL if evaluates else FORWARD
+        forwards.append(root)
+        count, shapes = inputs()  # before the window closes: its ledger names them
+        if not evaluates:
+            self._inputs_seen = True
+            self._input_bytes += count
+            if len(self._input_shapes) < _SHAPES_MAX:
+                self._input_shapes += shapes[: _SHAPES_MAX - len(self._input_shapes)]
+        if not self._names:
+            self._close(BETWEEN if self._loaded else LOAD, thread.label)
+        self._loaded = True
+
+    def forward_ends(self, root: int, *, gradients: bool, aborted: bool) -> None:
+        thread = self._here()
+        forwards = thread.forwards
+        if root not in forwards:
+            return
+        del forwards[forwards.index(root) :]
+        if forwards:
+            return
+        self._observed = self._observed or gradients
+        if not self._names:
+            self._close(thread.label, BACKWARD if gradients else BETWEEN, ABORTED if aborted else 0)
+
+    def engine_begins(self) -> bool:
+        """False: this call is part of a forward (a compiler traces) or of another engine call."""
+        thread = self._here()
+        if thread.forwards or thread.engine:
+            return False
+        if self._pending:
+            self._close_step()
+        thread.engine = True
+        if not self._observed and not self._names:
+            self._close(FORWARD, BACKWARD, INFERRED)
+            self._loaded = True
+        return True
+
+    def engine_ends(self, *, aborted: bool) -> None:
+        self._here().engine = False
+        if not self._names:
+            self._close(BACKWARD, OPTIMIZER, ABORTED if aborted else 0)
+        if self._due:
+            self._due = False
+            self._close_step()
+
+    def recomputes(self) -> None:
+        """A forward runs again inside the engine. Called from the engine's own threads too."""
+        if self._thread.engine:
+            self._flags |= RECOMPUTED
+
+    def know(self, optimizers: Iterable[Any]) -> None:
+        """Optimizers that will step. Others make themselves known by their first step."""
+        known = self._optimizers
+        for optimizer in optimizers:
+            key = id(optimizer)
+            if key not in known:
+                known[key] = weakref.ref(optimizer, functools.partial(_forget, known, key))
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        thread = self._here()
+        key = id(optimizer)
+        thread.optimizers.append(key)
+        if len(thread.optimizers) > 1:
+            return
+        if key not in self._optimizers:
+            self.know((optimizer,))
+        if self._pending and key in self._stepped:
+            self._close_step()
+
+    def optimizer_ends(self, optimizer: Any, *, in_engine: bool) -> None:
+        optimizers = self._here().optimizers
+        if not optimizers:
+            return
+        optimizers.pop()
+        if optimizers:
+            return
+        if in_engine:
+            self._due = True
+            self._ended_ns = monotonic_ns()
+        else:
+            self._optimizer_done(id(optimizer), 0)
+
+    def optimizer_skipped(self, optimizer: Any) -> None:
+        """The scaler found infinities and did not call `step`."""
+        self._optimizer_done(id(optimizer), SKIPPED)
+
+    def optimizers_left(self, depth: int) -> None:
+        """Only `depth` optimizer steps are really running here: the others were left by an exception."""
+        optimizers = self._here().optimizers
+        if len(optimizers) > depth:
+            del optimizers[depth:]
+            if not depth and not self._names:
+                self._close(OPTIMIZER, BETWEEN, ABORTED)
+
+    @property
+    def in_optimizer(self) -> bool:
+        return bool(self._here().optimizers)
+
+    def user_begins(self, name: str) -> None:
+        if self._pending:
+            self._close_step()
+        self._close(self._names[-1] if self._names else BETWEEN if self._loaded else LOAD, name)
+        self._names.append(name)
+
+    def user_ends(self, *, aborted: bool) -> None:
+        if self._names:
+            name = self._names.pop()
+            self._close(name, self._names[-1] if self._names else BETWEEN, ABORTED if aborted else 0)
+
+    def finish(self) -> None:
+        """Training ends: what waited for another optimizer is complete."""
+        if self._pending:
+            self._close_step()
+
+    # ------------------------------------------------------------------------------------------------ windows and steps
+
+    def _optimizer_done(self, key: int, flags: int) -> None:
+        self._close(self._names[-1] if self._names else OPTIMIZER, self._names[-1] if self._names else BETWEEN, flags)
+        self._stepped.append(key)
+        self._skips += bool(flags)
+        self._ended_ns = self._opened_ns
+        # the very first step waits too: only its successor tells whether another optimizer takes turns with this one
+        if len(self._optimizers) > 1 or not self.step:
+            self._pending = True
+        else:
+            self._close_step()
+
+    def _here(self) -> _Thread:
+        ident = get_ident()
+        return self._thread if ident == self._owner else self._another(ident)
+
+    def _another(self, ident: int) -> _Thread:
+        thread = self._threads.get(ident)
+        if thread is None:
+            self._threads = {i: t for i, t in self._threads.items() if t.busy}  # threads come and go
+            thread = self._threads[ident] = _Thread()
+        if self._thread.busy:
+            self._overlap_left = _OVERLAP_WINDOWS
+        self._threads[self._owner] = self._thread
+        self._owner, self._thread = ident, thread
+        return thread
+
+    def _close(self, label: str, following: str, flags: int = 0) -> None:
+        now = monotonic_ns()
+        step = self.step
+        governor = self._governor
+        flags |= self._flags
+        self._flags = 0
+        if self._overlap_left:
+            self._overlap_left -= 1
+            flags |= OVERLAPPED
+        counts = self._counts
+        index = counts.get(label, 0)
+        fold = self._windows >= PHASES_PER_STEP_MAX
+        if not fold:
+            counts[label] = index + 1
+            self._windows += 1
+        ends = label == OPTIMIZER or bool(self._names)
+        # on a step that is not read, the last window is, or the next sampled one would begin with old peaks
+        reads = governor.reads or ends
+        ledger = governor.ledger and not fold and (label == OPTIMIZER or not governor.ledger_at_end_only)
+        if ledger:
+            flags |= SAMPLED
+        if reads and not governor.reads:
+            flags |= BOUND
+        ledger_ns = 0
+        opened = self._opened_ns
+        readers = self.readers
+        if readers is None:
+            readers = self.readers = self._find_readers()
+        for boundary, device in readers:
+            r = boundary(device) if reads else _UNREAD
+            peak, reserved_peak = r[1], r[3]
+            if flags & OVERLAPPED:
+                peak = reserved_peak = None
+            phase = Phase(
+                step, label, index, device, now, now - opened,
+                r[0], peak, r[2], reserved_peak, r[4], r[5], r[6], r[7], r[8], r[9], flags | r[10], r[11],
+            )  # fmt: skip
+            if fold:
+                self._fold(phase)
+                continue
+            self._append(phase)
+            self._events += 1
+            if ledger:
+                began = monotonic_ns()
+                self._read_ledger(step, label, index, device, r)
+                ledger_ns += monotonic_ns() - began
+        self._opened_ns = now
+        self._recorder.now = (step, following, now)
+        governor.ledger_ns += ledger_ns
+        cost = monotonic_ns() - now - ledger_ns
+        governor.boundary_ns += cost
+        self.costs[self._boundaries & 63] = cost
+        self._boundaries += 1
+
+    def _fold(self, phase: Phase) -> None:
+        """More windows than a step may have: those that follow become one a label, with the largest peak."""
+        key = phase.phase, phase.device
+        before = self._merged.get(key)
+        if before is None:
+            self._merged[key] = msgspec.structs.replace(phase, flags=phase.flags | MERGED)
+            self._merged_since = self._merged_since or phase.t_ns
+        else:
+            self._merged[key] = msgspec.structs.replace(
+                phase,
+                duration_ns=before.duration_ns + phase.duration_ns,
+                allocated_peak=_largest((before.allocated_peak, phase.allocated_peak)),
+                reserved_peak=_largest((before.reserved_peak, phase.reserved_peak)),
+                flags=before.flags | phase.flags,
+            )
+        if phase.t_ns - self._merged_since > _MERGED_NS:
+            self._unfold()
+
+    def _unfold(self) -> None:
+        for phase in self._merged.values():
+            self._append(phase)
+            self._events += 1
+        for label in {label for label, _ in self._merged}:
+            self._counts[label] = self._counts.get(label, 0) + 1
+        self._merged.clear()
+        self._merged_since = 0
+
+    def _close_step(self) -> None:
+        self._pending = False
+        self._unfold()
+        ended = self._ended_ns
+        duration = ended - self._step_opened_ns
+        step = self.step
+        self._append(
+            Step(
+                step,
+                ended,
+                duration,
+                self._input_bytes if self._inputs_seen else None,
+                tuple(self._input_shapes),
+                bool(self._skips) and self._skips == len(self._stepped),
+                self._events,
+            )
+        )
+        said = self._governor.step_closed(duration)
+        if said is not None:
+            self._append(Notice(ended, said, step))
+        self._step_opened_ns = ended
+        self.step = step + 1
+        self._begin_step()
+        self._recorder.now = (self.step, *self._recorder.now[1:])
+        self._step_closed(step)
+
+
+def _largest(figures: Iterable[int | None]) -> int | None:
+    known = [figure for figure in figures if figure is not None]
+    return max(known, default=None)
+
+
+def _forget(known: dict[int, Any], key: int, _: object) -> None:
+    known.pop(key, None)

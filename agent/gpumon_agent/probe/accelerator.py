@@ -1,0 +1,61 @@
+"""Backends that torch reaches through torch.accelerator (mps, xpu, …): what this torch tells, None for the rest.
+
+Their peak counters are never reset, so a peak is the largest since the process (or the user) last reset it: a bound.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..wire import BOUND, Device
+from . import Reading
+
+
+class AcceleratorProbe:
+    def __init__(self, kind: str) -> None:
+        import torch
+
+        self.kind = kind
+        self._torch = torch
+        self._stats = getattr(torch._C, "_accelerator_getDeviceStats", None)  # since torch 2.9
+        self._ready = getattr(torch._C, "_accelerator_isAllocatorInitialized", None)
+
+    def boundary(self, device: int) -> Reading:
+        if self.kind == "mps":
+            return self._mps()
+        if self._stats is None or self._ready is None or not self._ready():
+            return Reading()
+        stats = self._stats(device)
+
+        def figure(name: str, what: str = "current") -> int | None:
+            stat = stats.get(name)
+            return None if stat is None else int(stat["all"][what])
+
+        return Reading(
+            figure("allocated_bytes"),
+            figure("allocated_bytes", "peak"),
+            figure("reserved_bytes"),
+            figure("reserved_bytes", "peak"),
+            figure("active_bytes"),
+            figure("inactive_split_bytes"),
+            figure("requested_bytes"),
+            figure("allocation"),
+            stats.get("num_alloc_retries"),
+            stats.get("num_ooms"),
+            BOUND,
+        )
+
+    def _mps(self) -> Reading:
+        mps: Any = getattr(self._torch, "mps", None)
+        if mps is None:
+            return Reading()
+        return Reading(allocated=mps.current_allocated_memory(), reserved=mps.driver_allocated_memory())
+
+    def devices(self) -> tuple[Device, ...]:
+        accelerator: Any = getattr(self._torch, "accelerator", None)  # since torch 2.6
+        if accelerator is None or not accelerator.is_available():
+            return ()
+        return tuple(Device(i, None, self.kind, None, self.kind) for i in range(accelerator.device_count()))
+
+    def stop(self) -> None:
+        """Nothing was replaced."""

@@ -1,0 +1,64 @@
+"""CUDA, and ROCm through the same API: boundaries by shadow peaks, names and UUIDs of the devices, out-of-memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..peaks import Peaks
+from ..wire import Device
+from . import Reading
+
+Oom = Callable[[int, int, int, int], None]
+"""device, requested bytes, the device's total, its free bytes"""
+
+
+class CudaProbe:
+    def __init__(self, peaks: Peaks, oom: Oom) -> None:
+        import torch
+
+        self._torch = torch
+        self.kind = "hip" if torch.version.hip else "cuda"
+        self.boundary: Callable[[int], Reading] = peaks.boundary
+        self._peaks = peaks
+        self._oom: Oom | None = oom
+        self._observing = False
+
+    def devices(self) -> tuple[Device, ...]:
+        cuda = self._torch.cuda
+        if not cuda.is_initialized():
+            return ()
+        found = []
+        for index in range(cuda.device_count()):
+            properties = cuda.get_device_properties(index)
+            uuid = getattr(properties, "uuid", None)  # since torch 2.5
+            text = None if uuid is None else str(uuid)
+            if text is not None and not text.startswith(("GPU-", "MIG-")):
+                text = f"GPU-{text}"
+            found.append(Device(index, text, properties.name, properties.total_memory, self.kind))
+        return tuple(found)
+
+    def now(self, device: int) -> tuple[int, int]:
+        """(allocated, reserved), without closing a window."""
+        stats = self._peaks.read(device)
+        return stats["allocated_bytes"]["all"]["current"], stats["reserved_bytes"]["all"]["current"]
+
+    def observe_oom(self) -> None:
+        """Be told before OutOfMemoryError is raised. torch attaches to devices that exist: call after CUDA began.
+
+        torch cannot detach an observer: after `stop()` ours stays and does nothing.
+        """
+        attach = getattr(self._torch._C, "_cuda_attach_out_of_memory_observer", None)
+        if attach is None or self._observing or not self._torch.cuda.is_initialized():
+            return
+        self._observing = True
+
+        def observer(device: int, requested: int, total: int, free: int) -> None:
+            oom = self._oom
+            if oom is not None:
+                oom(device, requested, total, free)
+
+        attach(observer)
+
+    def stop(self) -> None:
+        self._oom = None
+        self._peaks.stop()

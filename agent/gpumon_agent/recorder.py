@@ -1,0 +1,47 @@
+"""The bounded queue between the training thread, which appends, and the publisher, which drains."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from itertools import count
+
+from .wire import LOAD, NumberedEvent
+
+EVENTS_MAX = 16_384  # some 5 MiB; the publisher empties it twenty times a second
+
+
+class Recorder:
+    """Numbers events and keeps them until drained. Never blocks: when full, the oldest goes and is counted.
+
+    A forked child inherits this object but not the publisher's thread: there `append` does nothing.
+    """
+
+    def __init__(self, limit: int = EVENTS_MAX) -> None:
+        self.dropped = 0
+        self.last_seq = -1
+        self.now: tuple[int, str, int] = (0, LOAD, 0)
+        """Step, phase and its beginning (monotonic ns). Swapped whole, so that any thread may read it."""
+        self._pid = os.getpid()
+        self._events: deque[tuple[int, NumberedEvent]] = deque(maxlen=limit)
+        self._limit = limit
+        self._numbers = count()  # its next() is atomic: two training threads never share a number
+
+    def append(self, event: NumberedEvent) -> None:
+        if os.getpid() != self._pid:
+            return
+        events = self._events
+        if len(events) >= self._limit:
+            self.dropped += 1
+        self.last_seq = seq = next(self._numbers)
+        events.append((seq, event))
+
+    def drain(self) -> list[tuple[int, NumberedEvent]]:
+        """Everything appended since the last call, in order. For the one draining thread."""
+        drained = []
+        pop = self._events.popleft
+        try:
+            while True:
+                drained.append(pop())
+        except IndexError:  # the deque's own word for empty; asking for its length first would race
+            return drained
