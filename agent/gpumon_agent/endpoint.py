@@ -190,7 +190,7 @@ def claim(descriptor: Descriptor) -> Place:
             reasons.append(f"{path} exists already")
         else:
             return Place(directory, descriptor.stem)
-    raise Unavailable("no viewer can attach to this process: " + "; ".join(reasons))
+    raise Unavailable("; ".join(reasons))
 
 
 class Place:
@@ -205,6 +205,12 @@ class Place:
     def endpoint(self) -> str:
         return f"ipc://{self.socket}"
 
+    def lacks_socket(self) -> bool:
+        return not os.path.lexists(self.socket)
+
+    def lacks_descriptor(self) -> bool:
+        return not os.path.lexists(self._file)
+
     def publish(self, descriptor: Descriptor) -> None:
         """Writes the descriptor, whole or not at all. Raises Unavailable (a full disk)."""
         draft = self._file.with_suffix(".new")
@@ -214,8 +220,9 @@ class Place:
                 file.write(msgspec.json.encode(descriptor))
             draft.replace(self._file)
         except OSError as error:
-            draft.unlink(missing_ok=True)
-            raise Unavailable(f"no viewer can attach to this process: {self._file}: {error.strerror}") from error
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise Unavailable(f"{self._file}: {error.strerror}") from error
 
     def remove(self) -> None:
         """Both files go. Does nothing in a forked child, whose parent still lives there."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 
 from . import wire
 
@@ -38,13 +37,10 @@ class History:
         if self._open_bytes >= _PAGE_BYTES:
             self._seal()
 
-    def packets(self) -> Iterator[bytes]:
-        """Oldest first, as it stands now; what is added while iterating is not among them."""
-        sealed = [packets for packets, _, _ in self._pages]
-        rest = list(self._open)
-        for packets in sealed:
-            yield from packets
-        yield from wire.pack(rest, replayed=True)
+    def packets(self) -> list[bytes]:
+        """Oldest first, as it stands now."""
+        sealed = [packet for packets, _, _ in self._pages for packet in packets]
+        return sealed + list(wire.pack(self._open, replayed=True))
 
     @property
     def nbytes(self) -> int:

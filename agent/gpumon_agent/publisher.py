@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 from typing import Protocol
 
 import msgspec
 import zmq
 
-from . import endpoint, wire
-from .history import BYTES_MAX, History
+from . import endpoint, gate, wire
+from .guard import Guard
+from .history import History
 
 FLUSH_S = 0.05
 HEARTBEAT_S = 1.0
@@ -32,11 +35,6 @@ CLOSE_S = 0.25
 _GOODBYE_S = 0.15  # of CLOSE_S: how long viewers are given to take the last words
 _SNAPSHOT_FRAMES_A_TURN = 8  # then the thread polls again: the interpreter's lock is never held for long
 _REQUESTS_MAX = 64  # snapshots owed at one time; a viewer whose request was dropped asks again
-_SUBSCRIPTION_BYTES_MAX = 256
-# Frames a viewer may lag behind. A whole history is at most 128 half-full frames, a description of 10,000 modules about
-# 40; the rest is room for gaps, which begin a frame of their own. A stopped viewer holds this many small live frames.
-SEND_HWM = 4 * BYTES_MAX // wire.FRAME_BYTES_MAX
-
 _log = logging.getLogger("gpumon_agent")
 _alive: weakref.WeakSet[Publisher] = weakref.WeakSet()
 
@@ -60,9 +58,13 @@ class Publisher:
         self.history = History()
         self.descriptor = descriptor
         self.unsent = 0  # frames or events that could not be sent
-        self._recorder = recorder
-        self._picture = picture
-        self._heartbeat = heartbeat
+        # What others wrote runs guarded: it must not end this thread, nor print a traceback into the training's output.
+        protect = Guard(lambda text: None).protect
+        self._drain = protect("recorder", lambda: sorted(recorder.drain(), key=itemgetter(0)))
+        self._picture = protect("picture", lambda: list(picture()))
+        self._heartbeat = protect("heartbeat", heartbeat)
+        self._place: endpoint.Place | None = None
+        self._homeless = False  # told already that there is no place for the socket
         self._pid = os.getpid()
         self._announce = False
         self._redescribe = False
@@ -108,72 +110,85 @@ class Publisher:
         # The context lives in this frame alone. Ending it waits for open sockets (libzmq's term); here only this daemon
         # thread could ever wait, never the interpreter's exit.
         context = zmq.Context()
-        place: endpoint.Place | None = None
         try:
-            place = endpoint.claim(self.descriptor)
-            gate, publish = _open(context, place)
+            asks, publish = gate.open_sockets(context)
             try:
-                self.descriptor = msgspec.structs.replace(self.descriptor, endpoint=place.endpoint)
-                place.publish(self.descriptor)
+                self._settle(publish)
                 self._ready.set()
-                self._serve(gate, publish, place)
+                self._serve(asks, publish)
             finally:
                 publish.close(linger=0)
-                gate.close(linger=0)
-        except endpoint.Unavailable as error:
-            _log.warning("gpumon: %s", error)
+                asks.close(linger=0)
         except zmq.ZMQError as error:
             _log.warning("gpumon: no viewer can attach to this process: %s", error)
         finally:
-            if place is not None:
-                place.remove()
-            self._ready.set()
+            if self._place is not None:
+                self._place.remove()
             self._closed.set()
+            self._ready.set()
 
-    def _serve(self, gate: zmq.Socket[bytes], publish: zmq.Socket[bytes], place: endpoint.Place) -> None:
+    def _serve(self, asks: zmq.Socket[bytes], publish: zmq.Socket[bytes]) -> None:
         poller = zmq.Poller()
-        poller.register(gate, zmq.POLLIN)
+        poller.register(asks, zmq.POLLIN)
         poller.register(publish, zmq.POLLIN)
         answer: Iterator[bytes] | None = None
         next_flush = next_heartbeat = time.monotonic()
         while not self._closing:
             wait_s = 0.0 if answer or self._requests else max(0.0, next_flush - time.monotonic())
-            ready = dict(poller.poll(wait_s * 1000))
-            if gate in ready:
-                _admit(gate)
+            ready = dict(poller.poll(math.ceil(wait_s * 1000)))
+            if asks in ready:
+                gate.admit(asks)
             if publish in ready:
                 self._hear(publish)
             now = time.monotonic()
             if now >= next_flush:
                 next_flush = now + FLUSH_S
                 self._flush(publish)
-                if self._redescribe:
-                    self._redescribe = False
-                    place.publish(self.descriptor)
-                if now >= next_heartbeat:
-                    next_heartbeat = now + HEARTBEAT_S
-                    if self._watched:
-                        self._send(publish, [self._heartbeat()])
+            if now >= next_heartbeat or self._redescribe:
+                next_heartbeat = now + HEARTBEAT_S
+                self._settle(publish)
+                if self._watched:
+                    self._send(publish, [self._heartbeat()])
             if answer is None and self._requests:
                 answer = self._answer(self._requests.popleft())
             if answer is not None and not self._continue(publish, answer):
                 answer = None
-        self._leave(gate, publish, poller, answer)
+        self._leave(asks, publish, poller, answer)
+
+    def _settle(self, publish: zmq.Socket[bytes]) -> None:
+        """Socket and descriptor stand where viewers look, again if they went: a logout empties XDG_RUNTIME_DIR."""
+        try:
+            if self._place is None or self._place.lacks_socket():
+                place = endpoint.claim(self.descriptor)
+                publish.bind(place.endpoint)  # the old one is not unbound: libzmq would remove the new file with it
+                self._place = place
+                self.descriptor = msgspec.structs.replace(self.descriptor, endpoint=place.endpoint)
+                self._redescribe = True
+            if self._redescribe or self._place.lacks_descriptor():
+                self._redescribe = False
+                self._place.publish(self.descriptor)
+            self._homeless = False
+        except (endpoint.Unavailable, zmq.ZMQError) as error:
+            if not self._homeless:
+                _log.warning("gpumon: no viewer can attach to this process: %s", error)
+            self._homeless = True
 
     def _leave(
-        self, gate: zmq.Socket[bytes], publish: zmq.Socket[bytes], poller: zmq.Poller, answer: Iterator[bytes] | None
+        self, asks: zmq.Socket[bytes], publish: zmq.Socket[bytes], poller: zmq.Poller, answer: Iterator[bytes] | None
     ) -> None:
         """The last words. A viewer that has heard Goodbye unsubscribes, and the last to do so is reported here."""
         end = time.monotonic() + _GOODBYE_S
+        if self._place is not None:
+            self._place.remove()  # nobody new; who is connected stays so
         while answer is not None and self._continue(publish, answer):
             pass
         self._flush(publish)
         if self._goodbye is not None and self._watched:
             self._send(publish, [self._goodbye])
             while self._watched and (left := end - time.monotonic()) > 0:
-                ready = dict(poller.poll(left * 1000))
-                if gate in ready:
-                    _admit(gate)
+                ready = dict(poller.poll(math.ceil(left * 1000)))
+                if asks in ready:
+                    gate.admit(asks)
                 if publish in ready:
                     self._hear(publish)
 
@@ -192,7 +207,7 @@ class Publisher:
 
     def _flush(self, publish: zmq.Socket[bytes]) -> None:
         encoded: list[tuple[int, bytes]] = []
-        for seq, event in self._recorder.drain():
+        for seq, event in self._drain() or ():
             data = wire.encode_event(event)
             if len(data) > wire.EVENT_BYTES_MAX:
                 self.unsent += 1
@@ -202,7 +217,7 @@ class Publisher:
         if self._announce:
             self._announce = False
             if self._watched:
-                self._send(publish, self._picture())
+                self._send(publish, self._picture() or ())
         if self._watched:
             for packet in wire.pack(encoded, replayed=False):
                 self._put(publish, wire.frame(packet))
@@ -212,7 +227,7 @@ class Publisher:
         glance = topic[:1] == wire.GLANCE
         packets = [] if glance else self.history.packets()
         newest = self.history.newest
-        picture = (event for event in self._picture() if not glance or isinstance(event, wire.Hello))
+        picture = [event for event in self._picture() or () if not glance or isinstance(event, wire.Hello)]
         for packet in wire.pack(self._encoded(picture), replayed=True):
             yield wire.frame(packet, topic)
         for packet in packets:
@@ -229,12 +244,14 @@ class Publisher:
             self._put(publish, frame)
         return True
 
-    def _send(self, publish: zmq.Socket[bytes], events: Iterable[wire.Event]) -> None:
+    def _send(self, publish: zmq.Socket[bytes], events: Iterable[wire.Event | None]) -> None:
         for packet in wire.pack(self._encoded(events), replayed=False):
             self._put(publish, wire.frame(packet))
 
-    def _encoded(self, events: Iterable[wire.Event]) -> Iterator[tuple[int, bytes]]:
+    def _encoded(self, events: Iterable[wire.Event | None]) -> Iterator[tuple[int, bytes]]:
         for event in events:
+            if event is None:
+                continue
             data = wire.encode_event(event)
             if len(data) <= wire.EVENT_BYTES_MAX:
                 yield -1, data
@@ -246,44 +263,6 @@ class Publisher:
             publish.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             self.unsent += 1
-
-
-def _open(
-    context: zmq.Context[zmq.Socket[bytes]], place: endpoint.Place
-) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """The gate first: libzmq asks it about every connection from the moment the other is bound."""
-    gate = context.socket(zmq.REP)
-    gate.linger = 0
-    gate.bind("inproc://zeromq.zap.01")
-    publish = context.socket(zmq.XPUB)
-    publish.linger = 0
-    publish.sndhwm = SEND_HWM
-    publish.maxmsgsize = _SUBSCRIPTION_BYTES_MAX
-    publish.setsockopt(zmq.XPUB_VERBOSE, 1)
-    publish.zap_domain = b"gpumon"
-    try:
-        publish.bind(place.endpoint)
-    except zmq.ZMQError:
-        publish.close(linger=0)
-        gate.close(linger=0)
-        raise
-    return gate, publish
-
-
-def _admit(gate: zmq.Socket[bytes]) -> None:
-    """Answers libzmq's question about one connection (ZAP, RFC 27): only our own uid may subscribe.
-
-    Over ipc the address is `localhost:UID:GID:PID`, from the kernel. A flood of subscriptions from another user would
-    grow the training process by gigabytes.
-    """
-    try:
-        version, request, _domain, address, *_ = gate.recv_multipart(zmq.NOBLOCK)
-    except zmq.Again:
-        return
-    fields = address.split(b":")
-    ours = len(fields) == 4 and fields[1] == str(os.geteuid()).encode()
-    verdict = (b"200", b"") if ours else (b"400", b"another user")
-    gate.send_multipart([version, request, *verdict, b"", b""])
 
 
 def _close_all() -> None:

@@ -8,6 +8,7 @@ What was handed to `flush` survives the death of the recording process at any by
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import zlib
@@ -30,20 +31,33 @@ class Recording:
     """A recording being written. `with Recording(path) as recording: recording.write(received)`."""
 
     def __init__(self, path: Path, *, force: bool = False) -> None:
-        """Raises RecordingFailed: the file exists (and not `force`), or cannot be made."""
+        """Raises RecordingFailed: the file exists (and not `force`), or cannot be made.
+
+        It is made with the first message, so that what could not be attached to leaves and overwrites nothing.
+        """
         self.path = path
         self.messages = 0
         self.nbytes = 0
-        self._buffer = bytearray(HEADER)
+        self._force = force
+        self._fd: int | None = None
+        self._buffer = bytearray()
         self._buffered = 0
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if force else os.O_EXCL)
+        if path.exists() and not force:
+            raise self._exists()
+        if not os.access(path if path.exists() else path.absolute().parent, os.W_OK) or path.is_dir():
+            raise RecordingFailed(f"{path} cannot be written", "choose a place that can")
+
+    def _exists(self) -> RecordingFailed:
+        return RecordingFailed(f"{self.path} exists", "choose another name, or overwrite it with --force")
+
+    def _open(self) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if self._force else os.O_EXCL)
         try:
-            self._fd = os.open(path, flags, 0o600)
+            return os.open(self.path, flags, 0o600)
         except FileExistsError:
-            raise RecordingFailed(f"{path} exists", "choose another name, or overwrite it with --force") from None
+            raise self._exists() from None
         except OSError as error:
-            raise RecordingFailed(f"{path}: {error.strerror}", "choose a place that can be written to") from error
-        self.flush()
+            raise RecordingFailed(f"{self.path}: {error.strerror}", "choose a place that can be written to") from error
 
     def write(self, received: wire.Received) -> None:
         message = wire.encode_received(received)
@@ -55,6 +69,11 @@ class Recording:
 
     def flush(self) -> None:
         """Hands what is buffered to the system. Raises RecordingFailed; the file then ends with a whole message."""
+        if not self._buffered:
+            return
+        if self._fd is None:
+            self._fd = self._open()
+            self._buffer[:0] = HEADER
         data = memoryview(bytes(self._buffer))
         self._buffer.clear()
         written = 0
@@ -62,28 +81,28 @@ class Recording:
             while written < len(data):
                 written += os.write(self._fd, data[written:])
         except OSError as error:
-            self._cut_back()
+            self._buffered = 0
+            self._cut_back(self._fd)
             kept = f"{self.path} holds the {self.messages} messages before that and can be replayed"
             raise RecordingFailed(f"recording stopped: {error.strerror}", kept) from error
         self.nbytes += written
         self.messages += self._buffered
         self._buffered = 0
 
-    def _cut_back(self) -> None:
+    def _cut_back(self, fd: int) -> None:
         """Removes the part of a batch that was still written. Where even that fails, replay does without it."""
-        try:
-            os.ftruncate(self._fd, self.nbytes)
-        except OSError:
-            return
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, self.nbytes)
 
     def close(self) -> None:
         """Flushes and closes. Raises RecordingFailed as `flush` does, the file closed all the same."""
-        if self._fd >= 0:
-            try:
-                self.flush()
-            finally:
+        try:
+            self.flush()
+        finally:
+            if self._fd is not None:
                 os.close(self._fd)
-                self._fd = -1
+                self._fd = None
+                self._force = False
 
     def __enter__(self) -> Recording:
         return self

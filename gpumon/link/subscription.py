@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 
 import zmq
@@ -33,7 +33,7 @@ _BREAKS_MAX = 5
 
 async def subscribe(
     descriptors: Iterable[Descriptor], *, follow: bool = False, answer_s: float = ANSWER_S
-) -> AsyncIterator[Received]:
+) -> AsyncGenerator[Received, None]:
     """Everything the agents say, in order of `seq` per agent, from the static picture and the recent past on.
 
     A process that vanished is told as `Goodbye(reason="lost")`. Ends when every agent said or got its Goodbye; with
