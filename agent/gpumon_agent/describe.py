@@ -8,6 +8,7 @@ about 4 µs a module.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ from . import wire
 from .storages import elements, plain, storages
 
 _MATTERS_FOR_BYTES = (
-    "amsgrad", "betas", "capturable", "centered", "differentiable", "history_size", "momentum", "optim_bits",
+    "amsgrad", "betas", "capturable", "centered", "decoupled_weight_decay", "differentiable", "history_size",
+    "maximize", "momentum", "nesterov", "optim_bits", "weight_decay",
 )  # fmt: skip
 _SLICE_MODULES = 250
 _WRAPPERS = {  # class name → the child that is the user's own model
@@ -203,7 +205,7 @@ def _resolve(group: dict[str, Any]) -> tuple[bool | None, bool | None]:
         return None, None
     foreach, fused = group["foreach"], group.get("fused")
     if foreach is None and fused is None:
-        probe = getattr(torch.optim.optimizer, "_default_to_fused_or_foreach", None)
+        probe = getattr(sys.modules["torch.optim.optimizer"], "_default_to_fused_or_foreach", None)
         if probe is None:
             return None, None
         _, foreach = probe(group["params"], group.get("differentiable", False), use_fused=False)

@@ -374,7 +374,7 @@ class Tracker:
                 return
             case.missed += 1
             if case.missed >= rule.closes_after:
-                self._gone[(*key, case.since)] = replace(case.finding, state="gone")
+                self._gone[key[0], key[1], case.since] = replace(case.finding, state="gone")
                 if len(self._gone) > GONE_KEPT:
                     self._gone.popitem(last=False)
                 del self._cases[key]

@@ -109,10 +109,9 @@ def temporary_bytes(optimizer: wire.Optimizer, largest_tensor: int | None = None
 
 
 def _on(settings: dict[str, str], name: str) -> bool:
-    value = settings.get(name, "").strip().lower()
-    if value in ("", "none", "false"):
-        return False
-    return value == "true" or _number(value, 1) != 0
+    """Whether a setting is neither false nor zero; of parameter groups that differ ("0 | 0.1"), in any of them."""
+    values = (value.strip().lower() for value in settings.get(name, "").split("|"))
+    return any(value not in ("", "none", "false") and _number(value, 1) != 0 for value in values)
 
 
 def _number(text: str | None, otherwise: float) -> float:
