@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpumon.host.sampler import Sampler
+    from gpumon.host.sampler import Sampler, read_driver
 
-__all__ = ["Sampler"]
+__all__ = ["Sampler", "read_driver"]
 
 
 def __getattr__(name: str) -> object:
-    """`Sampler` on demand: the child process that asks NVML lives in this package, and has no use for asyncio."""
-    if name == "Sampler":
-        from gpumon.host.sampler import Sampler
+    """Imported on demand: the child process that asks NVML lives in this package, and has no use for asyncio."""
+    if name in __all__:
+        from gpumon.host import sampler
 
-        return Sampler
+        return getattr(sampler, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

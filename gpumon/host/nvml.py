@@ -25,6 +25,7 @@ T = TypeVar("T")
 _UNNAMED_BYTES = 64 << 20
 """In use beyond what the driver keeps for itself, yet no process named: a container hides them."""
 
+_TOLD = tuple(f for f in wire.DeviceReading.__struct_fields__ if f not in {"uuid", "why", "began_ns", "ended_ns"})
 _INIT_WHY = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "NVML is not installed: there is no NVIDIA driver here",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
@@ -84,8 +85,7 @@ class Reader:
 
     def _lost(self, index: int, sentence: str, devices: list[wire.DeviceReading], missing: list[str]) -> None:
         if index in self._uuids:
-            fields = (f for f in wire.DeviceReading.__struct_fields__ if f not in {"uuid", "why"})
-            devices.append(wire.DeviceReading(self._uuids[index], why=dict.fromkeys(fields, sentence)))
+            devices.append(wire.DeviceReading(self._uuids[index], why=dict.fromkeys(_TOLD, sentence)))
         else:
             missing.append(f"device {index} of the driver: {sentence}")
 

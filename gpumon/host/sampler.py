@@ -143,6 +143,15 @@ class Driver:
                 await asyncio.wait_for(self._abandoned.ended.wait(), 0.25)
 
 
+async def read_driver(patience_s: float = 10.0) -> DriverReading:
+    """One reading of all devices, for those who have the time to wait for it."""
+    driver = Driver(patience_s=patience_s)
+    try:
+        return await driver.read(patience_s)
+    finally:
+        await driver.aclose()
+
+
 class Sampler:
     """An endless async iterator of `wire.Host` messages, the first one at once.
 

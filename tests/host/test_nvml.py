@@ -124,5 +124,3 @@ def test_no_device_at_all_is_said(virtual_gpu):
 def test_a_reading_survives_the_pipe():
     said = DriverReading("600.00", why="the driver knows no device")
     assert decoder.decode(msgspec.json.encode(said)) == said
-
-

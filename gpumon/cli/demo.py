@@ -1,0 +1,108 @@
+"""`gpumon demo`: a real training process, started here, watched here, ended here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import click
+
+from gpumon.host import read_driver
+from gpumon.virtual_gpu.build import Unavailable, find_torch
+
+START_PATIENCE_S = 180.0
+"""Importing torch from a cold disk takes its time."""
+END_PATIENCE_S = 3.0
+LAST_LINES = 12
+
+
+@click.command("demo")
+@click.option("--workload", type=click.Choice(["plain", "spikes"]), default="plain", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line instead of the screen.")
+@click.option("--steps", type=click.IntRange(min=1), help="With --json: end after so many steps.")
+def command(workload: str, as_json: bool, steps: int | None) -> None:
+    """Train a small transformer language model on Python's own source code, and watch it.
+
+    On the GPU if there is one, else on the CPU. The workload "spikes" has now and then a batch four times as long.
+    Quitting ends the training too.
+    """
+    if steps is not None and not as_json:
+        raise click.UsageError("--steps goes with --json: the screen stays until you quit it")
+    if importlib.util.find_spec("torch") is None:
+        raise click.ClickException(
+            "the demo trains with PyTorch, which this Python lacks; get it with: pip install torch"
+        )
+    from gpumon.cli.attach import command as attach
+
+    with training(workload) as pid:
+        arguments = [str(pid)]
+        if as_json:
+            arguments += ["--json"] if steps is None else ["--json", "--steps", str(steps)]
+        attach.main(arguments, prog_name="gpumon attach", standalone_mode=False)
+
+
+@contextlib.contextmanager
+def training(workload: str) -> Iterator[int]:
+    """A training process with an agent that answers; its pid.
+
+    It ends when its standard input does, so it outlives no end of this process, `kill -9` included.
+    """
+    script = Path(__file__).parents[1] / "demo" / "train.py"
+    options = ["--name", "demo"] if _has_gpu() else ["--name", "demo", "--track-cpu"]
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gpumon", "run", *options, str(script), "--stop-with-input", "--workload", workload],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # the terminal's Ctrl-C is for the viewer
+        )
+        try:
+            click.echo("Starting a training process (it imports torch first) …", err=True)
+            _await_agent(process, output)
+            yield process.pid
+        finally:
+            _end(process)
+
+
+def _await_agent(process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+    from gpumon import link
+
+    deadline = time.monotonic() + START_PATIENCE_S
+    while not any(descriptor.pid == process.pid for descriptor in link.discover()):
+        if process.poll() is not None:
+            output.seek(0)
+            lines = output.read().decode(errors="replace").splitlines()[-LAST_LINES:]
+            raise click.ClickException("\n  ".join(["the demo's training process failed. Its last words:", *lines]))
+        if time.monotonic() > deadline:
+            raise click.ClickException(
+                f"the demo's training process said nothing for {START_PATIENCE_S:.0f} s; `gpumon doctor` may know why"
+            )
+        time.sleep(0.05)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(END_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _has_gpu() -> bool:
+    """Whether torch here was built for CUDA and a driver has a device for it, without importing torch."""
+    try:
+        find_torch()
+    except Unavailable:
+        return False
+    return bool(asyncio.run(read_driver()).devices)

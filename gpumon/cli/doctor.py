@@ -1,0 +1,178 @@
+"""`gpumon doctor`: what gpumon sees on this machine, and what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import click
+
+from gpumon.host import read_driver
+from gpumon_agent import endpoint, wire
+from gpumon_agent._version import __version__
+
+OLDEST_TORCH = (2, 4)
+IMPORT_PATIENCE_S = 120.0
+
+Verdict = Literal["ok", "note", "fails"]
+_COLOURS: dict[Verdict, str] = {"ok": "green", "note": "yellow", "fails": "red"}
+
+_ASK_TORCH = """
+import json, os, sys
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks the driver for its devices without a context on any
+import torch
+print(json.dumps({
+    "version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
+    "devices": torch.cuda.device_count(),
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One line. `fails`: gpumon cannot do its work here; `note`: it can, but something is not there."""
+
+    verdict: Verdict
+    subject: str
+    text: str
+
+
+@click.command("doctor")
+def command() -> None:
+    """Say what gpumon sees on this machine, and what is missing.
+
+    Exit code 1 if a training process could not be watched here.
+    """
+    failed = False
+    plain = "NO_COLOR" in os.environ
+    for check in CHECKS:
+        for seen in check():
+            failed |= seen.verdict == "fails"
+            verdict = seen.verdict.ljust(5)
+            click.echo(
+                f"{verdict if plain else click.style(verdict, _COLOURS[seen.verdict])}  {seen.subject:<12} ", nl=False
+            )
+            click.echo(seen.text)
+    if failed:
+        sys.exit(1)
+
+
+def _gpumon() -> Iterator[Seen]:
+    major, minor = wire.PROTOCOL_MAJOR, wire.PROTOCOL_MINOR
+    yield Seen("ok", "gpumon", f"{__version__}, protocol {major}.{minor}")
+    yield Seen("ok", "Python", f"{platform.python_version()}, {sys.executable}")
+
+
+def _torch() -> Iterator[Seen]:
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=IMPORT_PATIENCE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        yield Seen("fails", "torch", f"importing it took longer than {IMPORT_PATIENCE_S:.0f} s")
+        return
+    if asked.returncode:
+        last = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
+        yield Seen("fails", "torch", f"cannot be imported by this Python ({last}); get it with: pip install torch")
+        return
+    yield from judge_torch(json.loads(asked.stdout.splitlines()[-1]))
+
+
+def judge_torch(told: dict[str, Any]) -> Iterator[Seen]:
+    """What torch's own account of itself (`version`, `cuda`, `hip`, `devices`) means for gpumon."""
+    version = tuple(int(part) for part in told["version"].split("+")[0].split(".")[:2])
+    if version < OLDEST_TORCH:
+        yield Seen("fails", "torch", f"{told['version']} is too old: gpumon reads torch 2.4 and newer")
+        return
+    built = (
+        f"for CUDA {told['cuda']}" if told["cuda"] else f"for ROCm {told['hip']}" if told["hip"] else "without a GPU"
+    )
+    yield Seen("ok", "torch", f"{told['version']}, built {built}")
+    if not told["cuda"] and not told["hip"]:
+        yield Seen("note", "devices", "this torch knows only the CPU: phases show host memory (exact with --track-cpu)")
+    elif not told["devices"]:
+        yield Seen("note", "devices", "torch sees no GPU here (CUDA_VISIBLE_DEVICES, driver): training runs on the CPU")
+    else:
+        yield Seen("ok", "devices", f"torch sees {told['devices']}")
+        yield Seen(
+            "note",
+            "peaks",
+            "readers in C++, and names imported from torch._C before the agent came, see the peak of a phase where "
+            "others see their own; GPUMON_PEAKS=bounds never resets a peak",
+        )
+
+
+def _driver() -> Iterator[Seen]:
+    reading = asyncio.run(read_driver())
+    if reading.driver:
+        yield Seen("ok", "NVML", f"driver {reading.driver}")
+    if reading.why:
+        yield Seen("note", "NVML", reading.why)
+    yield from map(_device, reading.devices)
+
+
+def _device(device: wire.DeviceReading) -> Seen:
+    size = f"{device.total / 2**30:.1f} GiB" if device.total is not None else "size not told"
+    silent = "; ".join(f"no {field}: {why}" for field, why in device.why.items())
+    text = f"{device.uuid}  {device.name or 'unnamed'}, {size}"
+    return Seen("note" if silent else "ok", "device", f"{text}; {silent}" if silent else text)
+
+
+def _runtime_directory() -> Iterator[Seen]:
+    try:
+        place = endpoint.claim(endpoint.describe("doctor"))
+    except endpoint.Unavailable as reason:
+        yield Seen("fails", "runtime dir", f"{reason}; set XDG_RUNTIME_DIR to a folder of yours")
+    else:
+        yield Seen("ok", "runtime dir", str(place.socket.parent))
+
+
+def _agents() -> Iterator[Seen]:
+    from gpumon import link
+
+    found = link.discover()
+    names = ", ".join(f"{descriptor.name} (pid {descriptor.pid})" for descriptor in found[:8])
+    more = f" and {len(found) - 8} more" if len(found) > 8 else ""
+    yield Seen("ok", "agents", names + more if found else "none runs now; start one with: gpumon run train.py")
+
+
+def _virtual_gpu() -> Iterator[Seen]:
+    from gpumon import virtual_gpu
+
+    try:
+        folder = virtual_gpu.build()
+    except virtual_gpu.Unavailable as reason:
+        yield Seen("note", "virtual GPU", str(reason))
+    else:
+        yield Seen("ok", "virtual GPU", f"built in {folder}")
+
+
+def _terminal() -> Iterator[Seen]:
+    size = shutil.get_terminal_size()
+    if not sys.stdout.isatty():
+        yield Seen("note", "terminal", "standard output is none: use `gpumon attach --json` here")
+    elif size.columns < 80 or size.lines < 24:
+        yield Seen(
+            "note", "terminal", f"{size.columns}×{size.lines}: the screen wants 80×24, and leaves columns out below"
+        )
+    else:
+        yield Seen("ok", "terminal", f"{size.columns}×{size.lines}, {os.environ.get('TERM', 'no TERM')}")
+
+
+CHECKS: tuple[Callable[[], Iterator[Seen]], ...] = (
+    _gpumon,
+    _torch,
+    _driver,
+    _runtime_directory,
+    _agents,
+    _virtual_gpu,
+    _terminal,
+)

@@ -1,0 +1,1 @@
+"""The training process that `gpumon demo` starts and watches."""

@@ -1,0 +1,147 @@
+"""A small transformer language model learns Python's own standard library: what `gpumon demo` watches.
+
+An ordinary training script: it knows nothing of gpumon, and can be read as an example of what needs no change.
+"""
+
+from __future__ import annotations
+
+import _thread
+import argparse
+import itertools
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+VOCABULARY = 256  # bytes
+CORPUS_BYTES = 2 << 20
+SPIKE_EVERY = 25
+SPIKE_FACTOR = 4
+
+
+@dataclass(frozen=True)
+class Size:
+    width: int
+    layers: int
+    heads: int
+    context: int
+    batch: int
+
+
+LAPTOP = Size(width=128, layers=4, heads=4, context=96, batch=8)
+SMALL_DEVICE = Size(width=768, layers=12, heads=12, context=256, batch=8)
+DEVICE = Size(width=1024, layers=16, heads=16, context=512, batch=16)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.norm2(x))
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, size.width)
+        self.positions = nn.Embedding(SPIKE_FACTOR * size.context, size.width)
+        self.blocks = nn.ModuleList(Block(size.width, size.heads) for _ in range(size.layers))
+        self.norm = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def corpus() -> Tensor:
+    """The standard library's own source files, as bytes."""
+    text = bytearray()
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        text += path.read_bytes()
+        if len(text) >= CORPUS_BYTES:
+            break
+    if len(text) < SPIKE_FACTOR * DEVICE.context + 2:
+        raise SystemExit("this Python comes without its library's sources: there is no text to learn")
+    return torch.frombuffer(text, dtype=torch.uint8).long()
+
+
+def batches(text: Tensor, size: Size, spikes: bool) -> Callable[[int], Tensor]:
+    def batch(step: int) -> Tensor:
+        length = size.context * (SPIKE_FACTOR if spikes and step % SPIKE_EVERY == SPIKE_EVERY - 1 else 1)
+        starts = torch.randint(len(text) - length - 1, (size.batch, 1))
+        return text[starts + torch.arange(length + 1)]
+
+    return batch
+
+
+def choose() -> tuple[str, Size]:
+    if torch.cuda.is_available():
+        roomy = torch.cuda.get_device_properties(0).total_memory >= 20 << 30
+        return "cuda", DEVICE if roomy else SMALL_DEVICE
+    torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))  # leaves room for whoever watches
+    return "cpu", LAPTOP
+
+
+def stop_with_input() -> None:
+    """Interrupts the training when standard input ends: whoever started it is done with it, or gone."""
+
+    def wait() -> None:
+        while sys.stdin.buffer.read(4096):
+            pass
+        _thread.interrupt_main()
+        time.sleep(5)
+        os._exit(130)  # stuck where no interrupt reaches
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workload", choices=("plain", "spikes"), default="plain")
+    parser.add_argument("--stop-with-input", action="store_true", help="stop when standard input ends")
+    args = parser.parse_args()
+    if args.stop_with_input:
+        stop_with_input()
+    torch.manual_seed(0)
+    device, size = choose()
+    batch = batches(corpus(), size, args.workload == "spikes")
+    model = LanguageModel(size).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    for step in itertools.count():
+        tokens = batch(step).to(device)
+        logits = model(tokens[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 50 == 0:
+            print(f"step {step}: loss {loss.item():.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

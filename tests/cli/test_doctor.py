@@ -1,0 +1,68 @@
+"""`gpumon doctor` says what is there, what is not, and what to do; its exit code tells scripts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from gpumon.cli.doctor import judge_torch
+
+
+def doctor(**env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpumon", "doctor"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+        timeout=120,
+    )
+
+
+def lines(text: str) -> dict[str, tuple[str, str]]:
+    """Subject → (verdict, text), of the last line of each subject."""
+    return {line[7:20].strip(): (line[:5].strip(), line[20:]) for line in text.splitlines()}
+
+
+def test_a_machine_without_a_gpu_is_fit_for_the_cpu(tmp_path):
+    shown = doctor(XDG_RUNTIME_DIR=str(tmp_path), CUDA_VISIBLE_DEVICES="")
+    seen = lines(shown.stdout)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert seen["torch"][0] == seen["gpumon"][0] == seen["Python"][0] == "ok"
+    assert seen["devices"][0] == "note"
+    assert seen["runtime dir"] == ("ok", str(tmp_path / "gpumon"))
+    assert seen["agents"] == ("ok", "none runs now; start one with: gpumon run train.py")
+    assert seen["terminal"][0] == "note"
+
+
+def test_a_virtual_device_is_seen(virtual_gpu, tmp_path):
+    gpu = virtual_gpu(devices=2, profile="a100-40")
+    shown = gpu.run(
+        "import runpy, sys; sys.argv = ['gpumon', 'doctor']; runpy.run_module('gpumon', run_name='__main__')"
+    )
+    seen = lines(shown.stdout)
+    assert seen["devices"] == ("ok", "torch sees 2")
+    assert seen["NVML"][1].startswith("driver ")
+    assert "A100" in seen["device"][1]
+    assert "torch._C" in seen["peaks"][1]
+    assert seen["virtual GPU"][0] == "ok"
+
+
+def test_an_old_torch_is_a_failure():
+    (seen,) = judge_torch({"version": "2.1.2+cu118", "cuda": "11.8", "hip": None, "devices": 1})
+    assert (seen.verdict, seen.text) == ("fails", "2.1.2+cu118 is too old: gpumon reads torch 2.4 and newer")
+
+
+def test_no_usable_runtime_directory_is_a_failure(tmp_path):
+    open_to_all = tmp_path / "shared"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    shown = doctor(XDG_RUNTIME_DIR=str(open_to_all), TMPDIR=str(open_to_all))
+    assert shown.returncode == 1
+    verdict, text = lines(shown.stdout)["runtime dir"]
+    assert verdict == "fails"
+    assert text.endswith("set XDG_RUNTIME_DIR to a folder of yours")
+
+
+def test_no_color_means_none(tmp_path):
+    assert "\x1b" not in doctor(NO_COLOR="1", FORCE_COLOR="1").stdout
