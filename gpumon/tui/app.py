@@ -1,0 +1,360 @@
+"""The app: alone knows where events come from; applies them, and a few times a second hands one View to the screen."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+from textual.timer import Timer
+
+from gpumon.analysis import report
+from gpumon.link.errors import LinkError
+from gpumon.session.frame import Frame
+from gpumon.session.store import SessionStore
+from gpumon.tui.feed import Choice, Feed, HostFeed, Pace
+from gpumon.tui.ink import ASCII, NONE, UNICODE, Glyphs, Palette
+from gpumon.tui.screens.base import MonitorScreen
+from gpumon.tui.screens.choose import ChooseScreen
+from gpumon.tui.screens.log import LogScreen
+from gpumon.tui.screens.overview import OverviewScreen
+from gpumon.tui.screens.ranks import RanksScreen
+from gpumon.tui.terminal import HUNG_UP, TerminalWatch, leave_by_force
+from gpumon.tui.themes import NAMES, PALETTES, THEMES
+from gpumon.tui.view import DEFAULT_SPAN, SPANS, Said, View, choose
+from gpumon_agent import wire
+
+TICK_S = 0.25
+APPLIED_A_TURN = 512
+SAID_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How it looks, and what is shown first."""
+
+    theme: str = NAMES[0]
+    ascii: bool = False
+    rank: int | None = None
+
+
+class MonitorApp(App[int]):
+    """The monitor. Its result is the exit code; `failure` a sentence when the feed could not be opened."""
+
+    CSS_PATH = "gpumon.tcss"
+    TITLE = "gpumon"
+    AUTO_FOCUS = ""
+    ENABLE_COMMAND_PALETTE = True
+    MODES: ClassVar[dict[str, Callable[[], Screen[None]]]] = {  # type: ignore[assignment]
+        "overview": OverviewScreen,
+        "ranks": RanksScreen,
+        "log": LogScreen,
+    }
+    DEFAULT_MODE = "overview"
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-slim"), (46, "-narrow"), (100, "-wide")]
+    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-flat"), (12, "-low"), (20, "-short"), (32, "-tall")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "leave", "Quit", id="app.quit", tooltip="Leave; the training goes on and never notices"),
+        Binding("ctrl+c,ctrl+q", "leave", "Quit", show=False, id="app.interrupt", tooltip="Leave, like q", priority=True),
+        Binding("question_mark", "help", "Help", id="app.help", key_display="?", tooltip="All keys, all words"),
+        Binding("space", "pause", "Pause", id="app.pause", tooltip="Hold the picture still; listening goes on"),
+        Binding("1", "mode('overview')", "Overview", show=False, id="app.overview", tooltip="The Overview screen"),
+        Binding("2", "mode('ranks')", "Ranks", id="app.ranks", tooltip="The Ranks screen: all ranks in one table"),
+        Binding("7", "mode('log')", "Log", id="app.log", tooltip="The Log screen: notices, lost events, messages"),
+        Binding("t", "theme", "Theme", id="app.theme", tooltip="Dark, light, or the terminal's own colours"),
+        Binding("greater_than_sign", "speed(2)", "Speed", id="replay.faster", key_display="</>",
+                tooltip="Replay twice as fast"),
+        Binding("less_than_sign", "speed(0.5)", "Slower", show=False, id="replay.slower",
+                tooltip="Replay half as fast"),
+        Binding("end", "finish", "To the end", show=False, id="replay.end", tooltip="Replay the rest at once"),
+    ]  # fmt: skip
+
+    def __init__(
+        self,
+        feed: Feed | None = None,
+        *,
+        choices: Sequence[Choice] = (),
+        host: HostFeed | None = None,
+        pace: Pace | None = None,
+        clock: Callable[[], int] = time.time_ns,
+        options: Options = Options(),  # noqa: B008 (frozen)
+        watch_terminal: bool = False,
+    ) -> None:
+        self.palette: Palette = PALETTES[NAMES[0]]
+        self.glyphs: Glyphs = ASCII if options.ascii else UNICODE
+        self.colourless = False
+        super().__init__(ansi_color=True if _no_colour() else None)
+        self.failure: str | None = None
+        self.view = View(Frame(0, ()))
+        self._feed = feed
+        self._choices = tuple(choices)
+        self._host = host
+        self._pace = pace
+        self._clock = clock
+        self._options = options
+        self._store = SessionStore(replaying=pace is not None)
+        self._source: str | None = None
+        self._device: int | None = None
+        self._rank_wanted = options.rank
+        self._span = DEFAULT_SPAN
+        self._paused = False
+        self._said: tuple[Said, ...] = ()
+        self._ticks = 0
+        self._timer: Timer | None = None
+        self._statuses: dict[str, str] = {}
+        self._watch = TerminalWatch() if watch_terminal else None
+        self._tasks: set[asyncio.Task[None]] = set()
+        for theme in THEMES:
+            self.register_theme(theme)
+        self.colourless = self.no_color
+        self.theme = NAMES[2] if self.colourless else options.theme
+        self.palette = NONE if self.colourless else PALETTES[options.theme]
+
+    # -------------------------------------------------------------------------------------------------- life
+
+    def on_mount(self) -> None:
+        self._timer = self.set_interval(TICK_S, self.tick)
+        if self._watch is not None:
+            for number in (signal.SIGHUP, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
+        if self._choices:
+            self.push_screen(ChooseScreen(self._choices))
+        elif self._feed is not None:
+            self._listen(self._feed)
+
+    def _signalled(self, number: int) -> None:
+        leave_by_force(128 + number)
+        self.exit(128 + number)
+
+    def take(self, chosen: Choice) -> None:
+        """The person chose a job."""
+        self.pop_screen()
+        self._listen(chosen.feed)
+
+    def _listen(self, feed: Feed) -> None:
+        self._start(self._follow(feed))
+        if self._host is not None:
+            self._start(self._read_host(self._host))
+
+    def _start(self, work: object) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """A bug in what feeds the app must not leave a still picture that looks alive."""
+        if not task.cancelled() and task.exception() is not None:
+            self._handle_exception(task.exception())  # type: ignore[arg-type]
+
+    async def _follow(self, feed: Feed) -> None:
+        events = feed() if self._pace is None else self._pace.play(feed())
+        applied = 0
+        shown = False
+        try:
+            async for received in events:
+                self._store.apply(received)
+                applied += 1
+                event = received.event
+                if isinstance(event, wire.Synced) or (not shown and isinstance(event, wire.Hello)):
+                    shown = True
+                    self.redraw()
+                if applied % APPLIED_A_TURN == 0:
+                    await asyncio.sleep(0)
+        except (LinkError, wire.WireError) as error:
+            self.failure = str(error)
+            if not self._store.frame(self._clock()).ranks:
+                self.exit(1)
+                return
+            self.say(str(error))
+        if self._pace is not None:
+            self.say("end of the recording")
+        self.redraw()
+
+    async def _read_host(self, host: HostFeed) -> None:
+        await asyncio.sleep(TICK_S)  # the first picture comes first
+        readings = host(lambda: [rank.hello.pid for rank in self.view.frame.ranks if rank.status != "ended"])
+        async for received in readings:
+            self._store.apply(received)
+
+    def say(self, text: str) -> None:
+        """Into the log."""
+        self._said = (*self._said, Said(self._clock(), text))[-SAID_MAX:]
+
+    # -------------------------------------------------------------------------------------------------- ticks
+
+    def tick(self) -> None:
+        """Every quarter of a second: panels follow; tables at every second one."""
+        if self._watch is not None and self._watch.gone():
+            self._watch = None
+            if self._timer is not None:
+                self._timer.stop()
+            leave_by_force(HUNG_UP)
+            self.exit(HUNG_UP)
+            return
+        self._ticks += 1
+        self._show(calm=self._ticks % 2 == 0)
+
+    def redraw(self) -> None:
+        """Everything now: a key was pressed, a snapshot is complete."""
+        if self.is_running:
+            self._show(calm=True)
+
+    def _show(self, *, calm: bool) -> None:
+        if not self._paused:
+            frame = self._store.frame(self._clock())
+            self._note_changes(frame)
+            self.view = self._look_at(frame)
+        elif self.view.paused != self._paused:
+            self.view = self._look_at(self.view.frame)
+        screen = self.screen
+        if isinstance(screen, MonitorScreen) and screen.is_mounted:
+            with self.batch_update():
+                screen.show(self.view, calm=calm)
+
+    def _look_at(self, frame: Frame) -> View:
+        if self._rank_wanted is not None:
+            wanted = next((r for r in frame.ranks if r.hello.rank == self._rank_wanted), None)
+            if wanted is not None:
+                self._source, self._rank_wanted = wanted.source, None
+        view = choose(
+            frame, report(frame), self._source, self._device, span=self._span, paused=self._paused, said=self._said
+        )
+        if view.rank is not None and self._source is None:
+            self._source = view.rank.source
+        return view
+
+    def _note_changes(self, frame: Frame) -> None:
+        """Into the log: who came, went, fell silent; and the shown rank's successor after a restart is followed."""
+        for rank in frame.ranks:
+            before, now = self._statuses.get(rank.source), rank.status
+            if before != now:
+                if before is None:
+                    self.say(f"listening to {rank.hello.name}, {rank.label}, pid {rank.hello.pid}")
+                elif now == "silent":
+                    self.say(f"{rank.label} (pid {rank.hello.pid}) is silent")
+                elif before == "silent" and now == "live":
+                    self.say(f"{rank.label} (pid {rank.hello.pid}) is heard again")
+                self._statuses[rank.source] = now
+        if len(self._statuses) > 2 * len(frame.ranks) + 64:
+            present = {rank.source for rank in frame.ranks}
+            self._statuses = {source: s for source, s in self._statuses.items() if source in present}
+        shown = next((r for r in frame.ranks if r.source == self._source), None)
+        if self._source is not None and shown is None and frame.ranks:
+            was = self.view.rank
+            same = [r for r in frame.ranks if was is not None and r.hello.rank == was.hello.rank]
+            self._source = (same or list(frame.ranks))[0].source
+
+    # -------------------------------------------------------------------------------------------------- actions
+
+    def zoom(self, by: int) -> None:
+        """Fewer (−1) or more (+1) steps in the timeline."""
+        at = SPANS.index(self._span) + by
+        self._span = SPANS[max(0, min(len(SPANS) - 1, at))]
+        self._again()
+
+    def next_rank(self, by: int) -> None:
+        ranks = self.view.frame.ranks
+        if len(ranks) > 1:
+            at = next((i for i, r in enumerate(ranks) if r.source == self._source), 0)
+            self._source, self._device = ranks[(at + by) % len(ranks)].source, None
+            self._again()
+
+    def next_device(self) -> None:
+        devices = self.view.report.devices if self.view.report else ()
+        if len(devices) > 1:
+            at = next((i for i, d in enumerate(devices) if d is self.view.device), 0)
+            self._device = devices[(at + 1) % len(devices)].device
+            self._again()
+
+    def open_rank(self, source: str, device: int | None) -> None:
+        """On the Overview."""
+        self._source, self._device = source, device
+        self.switch_mode("overview")
+        self._again()
+
+    def _again(self) -> None:
+        if self._paused:
+            self.view = self._look_at(self.view.frame)
+        self.redraw()
+
+    def action_leave(self) -> None:
+        self.exit(0)
+
+    def action_pause(self) -> None:
+        self._paused = not self._paused
+        self._again()
+
+    def action_mode(self, name: str) -> None:
+        if len(self.screen_stack) > 1:
+            return
+        self.switch_mode(name)
+        self.redraw()
+
+    def action_theme(self) -> None:
+        at = NAMES.index(self.theme) if self.theme in NAMES else 0
+        self.look(NAMES[(at + 1) % len(NAMES)])
+
+    def look(self, theme: str) -> None:
+        """Take a theme of ours."""
+        if not self.colourless:
+            self.palette = PALETTES[theme]
+            self.theme = theme
+
+    def action_help(self) -> None:
+        from gpumon.tui.screens.help import HelpScreen, keys_of
+
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen(keys_of(self)))
+
+    def action_speed(self, factor: float) -> None:
+        if self._pace is not None:
+            self._pace.change(factor)
+            self.say(f"replay at {self._pace.speed:g} times its speed")
+
+    def action_finish(self) -> None:
+        if self._pace is not None:
+            self._pace.finish()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action in ("speed", "finish"):
+            return self._pace is not None
+        if action == "theme":
+            return not self.colourless
+        if action == "mode":
+            if isinstance(self.screen, ChooseScreen):
+                return False
+            return parameters != ("ranks",) or len(self.view.frame.ranks) > 1 or self.current_mode == "ranks"
+        return True
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The palette says what the keys do, from the same bindings."""
+        yield SystemCommand("Quit", "Leave; the training goes on and never notices", self.action_leave)
+        yield SystemCommand("Help", "All keys, all words", self.action_help)
+        yield SystemCommand("Pause", "Hold the picture still, or let it go on", self.action_pause)
+        for name in self.MODES:
+            if self.check_action("mode", (name,)):
+                yield SystemCommand(name.capitalize(), f"The {name.capitalize()} screen", lambda n=name: self.action_mode(n))
+        if isinstance(screen, OverviewScreen):
+            yield SystemCommand("Explain", "What the focused panel's numbers mean", screen.action_explain)
+            for span in SPANS:
+                yield SystemCommand(f"Timeline: {span} steps", "", lambda s=span: self._zoom_to(s))
+        if not self.colourless:
+            for theme in NAMES:
+                yield SystemCommand(f"Theme: {theme.removeprefix('gpumon-')}", "", lambda t=theme: self.look(t))
+
+    def _zoom_to(self, span: int) -> None:
+        self._span = span
+        self._again()
+
+
+def _no_colour() -> bool:
+    import os
+
+    return bool(os.environ.get("NO_COLOR"))

@@ -1,0 +1,63 @@
+"""Where events come from, as the app sees it: live, replayed and demo are the same iterator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import dataclass
+
+from gpumon_agent import wire
+
+Feed = Callable[[], AsyncIterator[wire.Received]]
+"""Begins to listen. Called once, inside the app's loop."""
+
+HostFeed = Callable[[Callable[[], Collection[int]]], AsyncIterator[wire.Received]]
+"""Begins to read this machine; it asks at each reading which processes to look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A job that can be watched."""
+
+    name: str
+    detail: str
+    feed: Feed
+
+
+class Pace:
+    """Plays a recording back at its own speed, faster, or at once (`speed` 0). Idle stretches are cut short."""
+
+    IDLE_S = 2.0
+
+    def __init__(self, speed: float = 1.0) -> None:
+        self.speed = speed
+        self._changed = asyncio.Event()
+
+    def change(self, factor: float) -> None:
+        """Faster or slower, between 1/16 and 4096 times."""
+        if self.speed:
+            self.speed = min(4096.0, max(1 / 16, self.speed * factor))
+            self._changed.set()
+
+    def finish(self) -> None:
+        """The rest at once."""
+        self.speed = 0.0
+        self._changed.set()
+
+    async def play(self, events: AsyncIterator[wire.Received]) -> AsyncIterator[wire.Received]:
+        last_ns: int | None = None
+        async for received in events:
+            if last_ns is not None and not received.replayed:
+                await self._wait(min(self.IDLE_S, max(0.0, (received.unix_ns - last_ns) / 1e9)))
+            last_ns = received.unix_ns if last_ns is None else max(last_ns, received.unix_ns)
+            yield received
+
+    async def _wait(self, recorded_s: float) -> None:
+        while self.speed and recorded_s > 0.001:
+            self._changed.clear()
+            speed, began = self.speed, asyncio.get_running_loop().time()
+            try:
+                await asyncio.wait_for(self._changed.wait(), recorded_s / speed)
+            except asyncio.TimeoutError:
+                return
+            recorded_s -= (asyncio.get_running_loop().time() - began) * speed

@@ -1,0 +1,75 @@
+"""The words on the screen: what each means and the formula it follows. Help and explain are made from these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A word as the screen uses it."""
+
+    word: str
+    meaning: str
+    formula: str = ""
+
+
+_TERMS = (
+    Term("allocated", "Bytes in blocks that tensors hold now, as PyTorch's allocator counts them.",
+         "weights + buffers + gradients + optimizer + buckets + inputs + activations + workspaces + checkpoints"
+         " + unexplained + rounding"),
+    Term("reserved", "Bytes the allocator took from the device and keeps for reuse.", "allocated + slack"),
+    Term("slack", "Reserved but in no tensor: free for this process, lost to others.", "reserved − allocated"),
+    Term("rounding", "What block sizes add to what was asked for (multiples of 512 B, unsplit remainders).",
+         "allocated − requested"),
+    Term("context", "The driver's bytes of this process outside the allocator: CUDA context, kernels, libraries.",
+         "the process's bytes by the driver − reserved"),
+    Term("other processes", "Bytes on this device that the driver books to other processes.", "used − this process"),
+    Term("free", "What the driver says nobody has taken.", "total − reserved − context − other processes"),
+    Term("weights", "Parameters of the watched models, tied ones once."),
+    Term("buffers", "Registered buffers of the watched models (running means, masks)."),
+    Term("gradients", "The .grad of the parameters."),
+    Term("optimizer", "State tensors of the optimizers (Adam: two per parameter)."),
+    Term("buckets", "DDP's or FSDP's communication buckets and shards."),
+    Term("inputs", "Tensors handed to the model's forward."),
+    Term("activations", "Saved for backward by autograd. Read on sampled steps only."),
+    Term("temporaries", "Alive at the peak only: intermediate results of the operation that was running."),
+    Term("workspaces", "Scratch space of libraries (cuBLAS, cuDNN)."),
+    Term("checkpoints", "Tensors of a loaded checkpoint that are still alive."),
+    Term("unexplained", "Allocated, and gpumon cannot name the owner. Never spread over the other lines."),
+    Term("unattributed", "On steps that were not sampled: activations and unexplained together."),
+    Term("phase", "load, forward, backward, optimizer, between, eval, or a name the script gives. Phases follow each"
+                  " other without a gap: each starts where the one before it ended."),
+    Term("start", "Allocated as the phase began.", "end of the phase before it"),
+    Term("peak", "The highest allocated within the phase."),
+    Term("end", "Allocated as the phase closed."),
+    Term("Δ", "What the phase left behind.", "end − start"),
+    Term("time", "How long the phase took on the training thread's clock (kernels may still run)."),
+    Term("step", "One iteration; it closes at the end of optimizer.step()."),
+    Term("device", "All bytes taken on the device, every process, as the driver counts them; known from the moment"
+                   " this viewer came."),
+    Term("capacity", "The device's total."),
+    Term("estimate", "What the line should be, in closed form, from the model's and the optimizer's description;"
+                     " activations are learnt from the first iterations."),
+    Term("measured", "What it is: owners at the end of the step, activations and peak at the step's highest moment."),
+    Term("difference", "How far reality is from the estimate.", "measured − estimate"),
+    Term("source", "exact: closed form. learnt: from the first iterations. measured: read, not derived."),
+    Term("next peak", "The next iteration's highest allocated; in nineteen of twenty cases within the interval."),
+    Term("headroom", "What is left above the next peak before an allocation fails.",
+         "free + slack now + allocated now − next peak"),
+    Term("fits · tight · OOM ahead", "tight: the interval's upper end leaves under 5 % of the device, or an allocation"
+                                     " fails with more than 1 % probability. OOM ahead: with 50 % or more."),
+    Term("batch factor", "The largest batch, as a multiple of the present one, whose peak still fits."),
+    Term("finding", "Something that grows, fails or will fail (warning, critical), or a fact worth knowing (info), with"
+                    " its evidence and a remedy."),
+    Term("RSS", "The process's resident host memory."),
+    Term("CPU", "Share of one core: 200 % is two cores busy."),
+    Term("workers", "Child processes, such as DataLoader workers."),
+    Term("GPU", "Utilization (share of time in which a kernel ran), temperature and power, by the driver."),
+    Term("it/s", "Closed steps a second, over the last ones."),
+    Term("spread", "How far this rank's peak is from the median of all ranks.", "peak − median peak"),
+    Term("lost events", "Messages that this viewer missed: a gap in their numbers. Training never waits for a viewer."),
+    Term("sampled", "A step on which owners and activations were read; how often follows the agent's time budget."),
+)  # fmt: skip
+
+TERMS = {term.word: term for term in _TERMS}

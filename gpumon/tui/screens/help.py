@@ -1,0 +1,156 @@
+"""Help made from the bindings, and the explanation of one panel's numbers made from the glossary."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+
+from gpumon.tui.glossary import TERMS, Term
+from gpumon.tui.ink import Glyphs
+from gpumon.tui.spans import EMPTY, Line, left, words
+from gpumon.tui.view import View
+from gpumon.tui.widgets.panel import Panel
+from gpumon.tui.widgets.prose import Prose
+
+Key = tuple[str, str, str]
+"""(group, key as written, what it does)"""
+
+CLOSE = Binding("escape,q,enter,question_mark,e", "dismiss", "Close", id="page.close", key_display="esc",
+                tooltip="Back to the screen")  # fmt: skip
+
+
+class Page(Prose):
+    """Fixed lines, given once."""
+
+    def compose_lines(self, slice_: Any, width: int, glyphs: Glyphs) -> list[Line]:
+        raise NotImplementedError
+
+    def on_mount(self) -> None:
+        self._fresh = True
+        self.call_after_refresh(self._redraw)
+
+    def pick(self, view: View) -> Any:
+        return self._slice
+
+
+class HelpPage(Page):
+    """Keys by group, then the words."""
+
+    def __init__(self, keys: tuple[Key, ...]) -> None:
+        super().__init__(id="page")
+        self._slice = keys
+
+    def compose_lines(self, slice_: tuple[Key, ...], width: int, glyphs: Glyphs) -> list[Line]:
+        lines: list[Line] = [((" Keys", "title"),)]
+        group = ""
+        for name, key, what in slice_:
+            if name != group:
+                lines += [EMPTY, ((f" {name}", "strong"),)]
+                group = name
+            rows = words(what, "text", max(20, width - 20))
+            lines.append(((left(f"   {key}", 18), "key"), *rows[0]))
+            lines += [((" " * 18, ""), *row) for row in rows[1:]]
+        lines += [EMPTY, ((" Words", "title"),)]
+        for term in TERMS.values():
+            lines += term_lines(term, width)
+        return lines
+
+
+class ExplainPage(Page):
+    """A panel's sums with their figures, then its words."""
+
+    def __init__(self, title: str, sums: list[str], terms: tuple[str, ...]) -> None:
+        super().__init__(id="page")
+        self._slice = (title, tuple(sums), terms)
+
+    def compose_lines(self, slice_: tuple[str, tuple[str, ...], tuple[str, ...]], width: int, glyphs: Glyphs) -> list[Line]:
+        title, sums, terms = slice_
+        lines: list[Line] = [((f" {title}", "title"),)]
+        for text in sums:
+            lines.append(EMPTY)
+            lines += [((" ", ""), *row) for row in words(text, "strong", width - 3)]
+        for word in terms:
+            lines += term_lines(TERMS[word], width)
+        return lines
+
+
+def term_lines(term: Term, width: int) -> list[Line]:
+    lines: list[Line] = [EMPTY, ((f" {term.word}", "key"), (f"  = {term.formula}" if term.formula and
+                                                             len(term.formula) + len(term.word) + 6 < width else "",
+                                                             "text"))]  # fmt: skip
+    if term.formula and len(term.formula) + len(term.word) + 6 >= width:
+        lines += [(("   = ", "text"), *row) for row in words(term.formula, "text", width - 7)]
+    lines += [(("   ", ""), *row) for row in words(term.meaning, "dim", width - 5)]
+    return lines
+
+
+class _Popup(ModalScreen[None]):
+    """A page over the screen."""
+
+    AUTO_FOCUS = "#page"
+    BINDINGS: ClassVar[list[BindingType]] = [CLOSE]
+
+    def page(self) -> Page:
+        raise NotImplementedError
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="popup") as box:
+            box.border_subtitle = "esc closes"
+            yield self.page()
+
+
+def keys_of(app: App[int]) -> tuple[Key, ...]:
+    """Every binding of the app, its screen and the screen's panels, as (group, key, what it does)."""
+    found: list[Key] = []
+    seen: set[str] = set()
+    panels = [("This panel", node) for node in (app.focused,) if node is not None]
+    nodes = [("Everywhere", app), ("This screen", app.screen), *panels]
+    for group, node in nodes:
+        for binding in dict.fromkeys(b for bindings in node._bindings.key_to_bindings.values() for b in bindings):
+            if binding.system or not binding.id or binding.id in seen or not binding.tooltip:
+                continue
+            name = binding.action.partition("(")[0].removeprefix("app.")
+            if not node.check_action(name, _parameters(binding.action)):
+                continue
+            seen.add(binding.id)
+            same = [b for bs in node._bindings.key_to_bindings.values() for b in bs if b.id == binding.id]
+            display = " ".join(dict.fromkeys(_spelled(app, b) for b in same))
+            found.append((group, display, binding.tooltip))
+    found.append(("Everywhere", "ctrl+p", "The command palette: everything by name"))
+    return tuple(sorted(found, key=lambda key: ("Everywhere", "This screen", "This panel").index(key[0])))
+
+
+def _parameters(action: str) -> tuple[object, ...]:
+    _, _, inner = action.partition("(")
+    return (inner.rstrip(")").strip("'"),) if inner else ()
+
+
+def _spelled(app: App[int], binding: Binding) -> str:
+    return app.get_key_display(Binding(binding.key, binding.action))
+
+
+class HelpScreen(_Popup):
+    """`?`"""
+
+    def __init__(self, keys: tuple[Key, ...]) -> None:
+        super().__init__()
+        self._keys = keys
+
+    def page(self) -> Page:
+        return HelpPage(self._keys)
+
+
+class ExplainScreen(_Popup):
+    """`e`: the focused panel's numbers."""
+
+    def __init__(self, panel: Panel) -> None:
+        super().__init__()
+        self._panel = panel
+
+    def page(self) -> Page:
+        panel = self._panel
+        return ExplainPage(panel.NAME or "This panel", panel.sums(), panel.TERMS)

@@ -1,0 +1,83 @@
+"""What was said: the agents' notices, lost events, ends, and the viewer's own messages, in order of time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from textual.app import ComposeResult
+
+from gpumon.analysis.units import size
+from gpumon.tui.ink import Glyphs
+from gpumon.tui.screens.base import MonitorScreen
+from gpumon.tui.spans import Line, words
+from gpumon.tui.view import View, ending
+from gpumon.tui.widgets.header import Header
+from gpumon.tui.widgets.key_line import KeyLine
+from gpumon.tui.widgets.prose import Prose
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the log."""
+
+    unix_ns: int
+    who: str
+    text: str
+    role: str = "text"
+
+
+def entries(view: View) -> tuple[Entry, ...]:
+    made = [Entry(said.unix_ns, "gpumon", said.text, "dim") for said in view.said]
+    for rank in view.frame.ranks:
+        who = rank.label
+        made += [
+            Entry(rank.unix_ns(n.t_ns), who, f"step {n.step:,}: {n.text}" if n.step is not None else n.text)
+            for n in rank.notices
+        ]
+        if rank.oom is not None:
+            o = rank.oom
+            text = f"out of memory in {o.phase}, step {o.step:,}: {size(o.requested)} asked for. {o.message}"
+            made.append(Entry(rank.unix_ns(o.t_ns), who, text, "bad"))
+        if rank.lost_events:
+            made.append(Entry(rank.heard_unix_ns, who, f"{rank.lost_events:,} events did not reach this viewer", "warn"))
+        if rank.heartbeat and rank.heartbeat.dropped:
+            text = f"{rank.heartbeat.dropped:,} events were dropped in the agent's queue"
+            made.append(Entry(rank.heard_unix_ns, who, text, "warn"))
+        if rank.goodbye is not None:
+            role = "text" if rank.goodbye.reason == "finished" else "warn"
+            made.append(Entry(rank.unix_ns(rank.goodbye.t_ns), who, ending(rank) or "", role))
+    return tuple(sorted(made, key=lambda e: e.unix_ns))
+
+
+class Log(Prose):
+    """The log's lines; follows the end until scrolled up."""
+
+    CALM = True
+    TERMS = ("lost events", "sampled")
+
+    def pick(self, view: View) -> tuple[Entry, ...]:
+        return entries(view)
+
+    def compose_lines(self, slice_: tuple[Entry, ...], width: int, glyphs: Glyphs) -> list[Line]:
+        lines: list[Line] = [((" Log", "title"),)]
+        if not slice_:
+            lines.append(((" nothing was said yet", "dim"),))
+        for entry in slice_:
+            clock = datetime.fromtimestamp(entry.unix_ns / 1e9).strftime("%H:%M:%S")
+            lead = f" {clock}  {entry.who:<10} "
+            rows = words(entry.text, entry.role, max(20, width - len(lead) - 1)) or [((" ", ""),)]
+            lines.append(((lead, "dim"), *rows[0]))
+            lines += [((" " * len(lead), ""), *row) for row in rows[1:]]
+        return lines
+
+
+class LogScreen(MonitorScreen):
+    """Log."""
+
+    AUTO_FOCUS = "#log"
+
+    def compose(self) -> ComposeResult:
+        yield Header(id="header")
+        yield Log(tail=True, id="log")
+        yield KeyLine(id="keys")

@@ -1,0 +1,147 @@
+"""What the screens draw from: one frozen View a tick, and the small derivations that several widgets share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Literal
+
+from gpumon.analysis import ledger
+from gpumon.analysis.lines import DeviceReport, Forecast, RankReport
+from gpumon.analysis.units import duration
+from gpumon.session.frame import Frame, RankFrame
+from gpumon_agent import wire
+
+SPANS = (20, 50, 100, 200, 500, 1000, 2000)
+"""How many steps the timeline can show."""
+
+DEFAULT_SPAN = 200
+
+Verdict = Literal["fits", "tight", "oom-ahead"]
+
+TIGHT_FRACTION = 0.05
+"""Less of the device than this left above the forecast's upper end: tight."""
+
+OOM_LIKELY = 0.5
+TIGHT_P_OOM = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Something the viewer itself has to say: attached, gone, picked up again."""
+
+    unix_ns: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One moment of the shown rank and device, beside the whole frame."""
+
+    frame: Frame
+    reports: tuple[RankReport, ...] = ()
+    rank: RankFrame | None = None
+    report: RankReport | None = None
+    device: DeviceReport | None = None
+    span: int = DEFAULT_SPAN
+    paused: bool = False
+    said: tuple[Said, ...] = ()
+
+    @property
+    def index(self) -> int | None:
+        """torch's ordinal of the shown device."""
+        if self.device is not None:
+            return self.device.device
+        if self.rank is not None and self.rank.hello.devices:
+            return self.rank.hello.devices[0].index
+        return None
+
+
+def choose(
+    frame: Frame,
+    reports: Sequence[RankReport],
+    source: str | None,
+    device: int | None,
+    *,
+    span: int = DEFAULT_SPAN,
+    paused: bool = False,
+    said: tuple[Said, ...] = (),
+) -> View:
+    """The view of the rank whose source is `source` (the first one if it is gone) and of its `device`."""
+    by_source = {report.source: report for report in reports}
+    rank = next((r for r in frame.ranks if r.source == source), frame.ranks[0] if frame.ranks else None)
+    report = by_source.get(rank.source) if rank else None
+    devices = report.devices if report else ()
+    shown = next((d for d in devices if d.device == device), devices[0] if devices else None)
+    return View(frame, tuple(reports), rank, report, shown, span, paused, said)
+
+
+def device_of(view: View) -> wire.Device | None:
+    """The shown device as torch describes it."""
+    return None if view.rank is None or view.index is None else ledger.device_of(view.rank, view.index)
+
+
+def reading_of(view: View) -> wire.DeviceReading | None:
+    """The shown device as its driver describes it, matched by UUID."""
+    device = device_of(view)
+    return ledger.reading_of(view.rank.host if view.rank else None, device.uuid if device else None)
+
+
+def device_name(device: wire.Device | None) -> str:
+    """cuda:0; the CPU has no ordinal."""
+    if device is None:
+        return "device"
+    return device.kind if device.kind == "cpu" else f"{device.kind}:{device.index}"
+
+
+def script(hello: wire.Hello) -> str:
+    """The script's own name, from the job's."""
+    return PurePath(hello.name).name or hello.name
+
+
+def newest_step(rank: RankFrame) -> int | None:
+    """The step training stands in, as far as it was heard."""
+    if rank.open_step is not None:
+        return rank.open_step.step
+    if rank.steps:
+        return rank.steps[-1].step
+    return rank.heartbeat.step if rank.heartbeat else None
+
+
+def verdict(forecast: Forecast, capacity: int | None) -> Verdict | None:
+    """Whether the next iteration fits; None where the device's total is not known.
+
+    oom-ahead: an allocation fails more likely than not. tight: its upper end leaves under 5 % of the device, or the
+    probability of failing exceeds 1 %.
+    """
+    if forecast.headroom is None or capacity is None:
+        return None
+    if forecast.headroom < 0 or (forecast.p_oom or 0.0) >= OOM_LIKELY:
+        return "oom-ahead"
+    spare = forecast.headroom - (forecast.high - forecast.next_peak)
+    return "tight" if spare < TIGHT_FRACTION * capacity or (forecast.p_oom or 0.0) > TIGHT_P_OOM else "fits"
+
+
+def ending(rank: RankFrame) -> str | None:
+    """Why and where it ended, as a sentence; None while it runs."""
+    bye = rank.goodbye
+    if bye is None:
+        return None
+    what = {
+        "finished": "training finished",
+        "exception": "ended by an exception",
+        "signal": "ended by a signal",
+        "lost": "the process is gone without a word (killed?)",
+        "stopped": "the agent was asked to stop; training goes on unwatched",
+    }.get(bye.reason, bye.reason)
+    where = [part for part in (bye.phase and f"in {bye.phase}", bye.step is not None and f"step {bye.step:,}") if part]
+    if bye.reason == "finished":
+        where = where[1:]
+    text = what + (f" {', '.join(where)}" if where and where[0].startswith("in ") else f" at {where[0]}" if where else "")
+    return f"{text} · {bye.detail}" if bye.detail else text
+
+
+def age(seconds: float) -> str:
+    """Whole seconds, so that a figure which ages does not flicker."""
+    return f"{int(seconds)} s" if seconds < 60 else duration(float(int(seconds)))

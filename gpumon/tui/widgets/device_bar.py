@@ -1,0 +1,205 @@
+"""The device as one bar by owner: now, and at the step's peak, to one scale; under it the legend in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumon.analysis.lines import DRIVER, OWNERS, REST, Forecast, Lines, Peak
+from gpumon.analysis.units import Unit, in_unit, size, unit_for
+from gpumon.tui.ink import Glyphs, line_role
+from gpumon.tui.spans import Line, Span, fit, flow, left, spread
+from gpumon.tui.view import View, age, device_name, device_of, verdict
+from gpumon.tui.widgets.panel import Panel
+
+ORDER = (*OWNERS, *REST, *DRIVER)
+LABELS = {"other_processes": "other processes", "optimizer": "optimizer"}
+STALE_S = 3.0
+"""The driver's lines older than this carry their age."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """What the bar shows."""
+
+    name: str
+    now: Lines | None
+    stale_s: int | None
+    peak: Peak | None
+    forecast: Forecast | None
+    capacity: int | None
+    rss: int | None  # where the allocator counts nothing (CPU)
+    learning: bool
+
+
+def bars(view: View) -> Bars:
+    device, rank = view.device, view.rank
+    name = device_name(device_of(view)) if rank else "device"
+    rss = rank.heartbeat.rss if rank and rank.heartbeat else None
+    if device is None:
+        return Bars(name, None, None, None, None, None, rss, rank is not None)
+    old = device.ledger_age_s
+    stale = int(old) if old is not None and old > STALE_S else None
+    return Bars(name, device.ledger, stale, device.peak, device.forecast, device.capacity, rss, device.ledger is None)
+
+
+class DeviceBar(Panel):
+    """Two bars and a legend; on a short screen one bar."""
+
+    NAME = "Device"
+    TERMS = (
+        "allocated", "reserved", "slack", "rounding", "context", "other processes", "free", "weights", "buffers",
+        "gradients", "optimizer", "buckets", "inputs", "activations", "unattributed", "unexplained", "workspaces",
+        "temporaries", "checkpoints", "sampled",
+    )  # fmt: skip
+
+    def pick(self, view: View) -> Bars:
+        return bars(view)
+
+    def sums(self) -> list[str]:
+        return sums(self._slice.now) if self._slice else []
+
+    def draw(self, slice_: Bars, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+        return device_lines(slice_, width, height, glyphs, self.title_role)
+
+
+def sums(now: Lines | None) -> list[str]:
+    """The ledger's three equations, in bytes."""
+    if now is None:
+        return []
+    equations = (("allocated", (*OWNERS, *REST[:-1])), ("reserved", ("allocated", "slack")), ("total", ("reserved", *DRIVER)))
+    made: list[str] = []
+    for whole, pieces in equations:
+        known = [(piece, value) for piece in pieces if (value := getattr(now, piece))]
+        value = getattr(now, whole)
+        if value is not None and known and value == sum(v for _, v in known):
+            right_side = " + ".join(f"{LABELS.get(piece, piece)} {v:,}" for piece, v in known)
+            made.append(f"{whole} {value:,} B = {right_side}")
+    return made
+
+
+def parts(lines: Lines, capacity: int | None) -> list[tuple[str, int]]:
+    """The known lines in the ledger's order. Bytes that only the total tells of stay blank: nothing is made up."""
+    shown = [(name, value) for name in ORDER if (value := getattr(lines, name))]
+    if not any(name in OWNERS or name in REST for name, _ in shown) and lines.allocated:
+        shown.insert(0, ("allocated", lines.allocated))
+    if lines.free is None and capacity:
+        rest = capacity - sum(value for _, value in shown)
+        if rest > 0:
+            shown.append(("", rest))
+    return shown
+
+
+def bar(shown: list[tuple[str, int]], total: int, room: int, glyphs: Glyphs) -> Line:
+    """Cells in proportion to bytes, by largest remainder; half a cell's worth or more is never invisible."""
+    if total <= 0 or room <= 0:
+        return ()
+    exact = [value * room / total for _, value in shown]
+    counts = [max(int(e), 1 if e >= 0.5 else 0) for e in exact]
+    spare = min(room, round(sum(exact))) - sum(counts)
+    by_remainder = sorted(range(len(shown)), key=lambda i: counts[i] - exact[i])
+    for i in by_remainder[: max(0, spare)]:
+        counts[i] += 1
+    while spare < 0:
+        widest = max(range(len(shown)), key=counts.__getitem__)
+        counts[widest] -= 1
+        spare += 1
+    spans: list[Span] = []
+    for (name, _), count in zip(shown, counts, strict=True):
+        if count:
+            spans.append((glyphs.lines.get(name, " ") * count, line_role(name)))
+    return tuple(spans)
+
+
+def _legend(shown: list[tuple[str, int]], glyphs: Glyphs) -> list[Line]:
+    unit = unit_for(*(value for _, value in shown))
+    items: list[Line] = []
+    for name, value in shown:
+        if name:
+            label = LABELS.get(name, name)
+            number = in_unit(value, unit) if abs(value) >= unit.bytes // 20 else size(value)
+            items.append(((f"{glyphs.lines[name]} ", line_role(name)), (f"{label} ", "dim"), (number, "text")))
+    if items:
+        items.append(((unit.name, "dim"),))
+    return items
+
+
+_VERDICTS = {"fits": "good", "tight": "warn", "oom-ahead": "bad"}
+
+
+def device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
+    if b.now is None and b.peak is None:
+        text = "load: the first step has not closed yet" if b.learning else "no process yet"
+        return [fit([(f" {b.name}  ", title), (text, "dim")], room)]
+    total = b.capacity or max(sum(v for _, v in parts(b.now, None)) if b.now else 0, b.peak.allocated if b.peak else 0)
+    unit = unit_for(total)
+    short = room < 60
+    label = max(len(b.name) + 1, 6)
+    summary: list[Span] = []
+    held = None
+    if b.now:
+        held = b.now.reserved if b.now.reserved is not None else b.now.allocated
+    peak = b.peak.allocated if b.peak else None
+    if peak is not None and b.peak is not None:
+        of = f" of {size(b.capacity)}" if b.capacity else f" {unit.name}"
+        summary += [(_shared(peak, unit, b.capacity), "strong"), (f"{of} at the peak ({b.peak.phase})", "text")]
+        if b.peak.module and not short:
+            summary.append((f" in {b.peak.module}", "dim"))
+    elif held is not None:
+        summary += [(size(held), "strong"), (" by owner; the allocator does not count on this device", "dim")]
+    if b.rss is not None and peak is None:
+        summary.append((f"   RSS {size(b.rss)}", "text"))
+    fate: list[Span] = []
+    if b.forecast is not None:
+        half = max(b.forecast.high - b.forecast.next_peak, b.forecast.next_peak - b.forecast.low)
+        fate += [("forecast ", "dim"), (f"{size(b.forecast.next_peak)} ±{size(half)}", "text")]
+        word = verdict(b.forecast, b.capacity)
+        if word:
+            fate += [(" │ " if glyphs.braille else " | ", "rule"), (word, _VERDICTS[word])]
+        fate.append((" ", ""))
+    lines = [spread([(" " + left(b.name, label), title), *summary], fate, room)]
+    inner = room - label - 2
+    bar_rows: list[Line] = []
+    now_shown = parts(b.now, b.capacity) if b.now else []
+    if b.now:
+        bar_rows.append(((" " + left("now", label), "dim"), *bar(now_shown, total, inner, glyphs)))
+    if b.peak is not None:
+        shown = _peak_parts(b.peak, b.capacity)
+        bar_rows.append(((" " + left("peak", label), "dim"), *bar(shown, total, inner, glyphs)))
+    legend = flow(_legend(now_shown, glyphs), room - 2, indent=1 + label)
+    if b.stale_s is not None:
+        legend = flow([*_legend(now_shown, glyphs), ((f"driver's figures {age(b.stale_s)} old", "warn"),)], room - 2)
+    space = height - 1
+    if space >= 2 + len(legend):
+        return [*lines, *bar_rows, *legend]
+    # short: the bar that says most, then as much legend as there is room
+    keep = bar_rows[:1] if space >= 1 else []
+    lines += keep
+    room_left = height - len(lines)
+    if room_left < len(legend) and legend and room_left > 0:
+        largest = sorted(now_shown, key=lambda part: -part[1])
+        while len(largest) > 1:
+            kept = [p for p in now_shown if p in largest]
+            legend = flow(_legend(kept, glyphs), room - 2, indent=1)
+            if len(legend) <= room_left:
+                break
+            largest.pop()
+    return lines + legend[: max(0, room_left)]
+
+
+def _peak_parts(peak: Peak, capacity: int | None) -> list[tuple[str, int]]:
+    if peak.lines is None:
+        shown = [("allocated", peak.allocated)]
+    else:
+        shown = [(n, v) for n in (*OWNERS, *REST) if n != "slack" and (v := getattr(peak.lines, n))]
+        if not shown:
+            shown = [("allocated", peak.allocated)]
+    if capacity and capacity > sum(v for _, v in shown):
+        shown.append(("", capacity - sum(v for _, v in shown)))
+    return shown
+
+
+def _shared(value: int, unit: Unit, capacity: int | None) -> str:
+    """In the capacity's unit where that says enough, else in its own."""
+    if value >= unit.bytes:
+        return in_unit(value, unit)
+    return size(value) if capacity else in_unit(value, unit)

@@ -1,0 +1,93 @@
+"""What gpumon states about this run: the weightiest finding first, each with its evidence and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumon.analysis.lines import SEVERITIES, Finding
+from gpumon.analysis.units import size
+from gpumon.tui.ink import Glyphs
+from gpumon.tui.spans import Line, Span, cells, clip, fit
+from gpumon.tui.view import View
+from gpumon.tui.widgets.panel import Panel
+from gpumon_agent import wire
+
+_ROLE = {"info": "dim", "warning": "warn", "critical": "bad"}
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What the strip shows."""
+
+    findings: tuple[Finding, ...]
+    oom: wire.Oom | None
+    known: bool  # there are steps to judge by
+
+
+def findings(view: View) -> Findings:
+    rank = view.rank
+    found = view.report.findings if view.report else ()
+    order = sorted(found, key=lambda f: (f.state != "open", -SEVERITIES.index(f.severity), -(f.bytes or 0)))
+    return Findings(tuple(order), rank.oom if rank else None, bool(rank and rank.steps))
+
+
+class FindingsStrip(Panel):
+    """Findings, one a line."""
+
+    NAME = "Findings"
+    TERMS = ("finding",)
+    CALM = True
+
+    def pick(self, view: View) -> Findings:
+        return findings(view)
+
+    def draw(self, slice_: Findings, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+        return finding_lines(slice_, width, height, glyphs, self.title_role)
+
+
+def finding_lines(f: Findings, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
+    head: list[Span] = [(" Findings", title)]
+    rows: list[Line] = []
+    if f.oom is not None:
+        rows.append(_oom(f.oom, room, glyphs))
+    rows += [_finding(x, room, glyphs) for x in f.findings]
+    if not rows:
+        head.append(("  none so far" if f.known else "  after the first steps", "dim"))
+        return [tuple(head)]
+    if height <= 1:
+        return rows[:1]
+    if len(rows) > height - 1:
+        head.append((f"  {len(rows)}, the weightiest {height - 1} shown", "dim"))
+    return [tuple(head), *rows[: height - 1]]
+
+
+def _oom(oom: wire.Oom, room: int, glyphs: Glyphs) -> Line:
+    free = f", {size(oom.free)} were free" if oom.free is not None else ""
+    return fit(
+        [
+            (f" {glyphs.warning} ", "bad"),
+            ("out of memory", "bad"),
+            (f"  step {oom.step:,}, {oom.phase}: {size(oom.requested)} asked for{free}", "text"),
+        ],
+        room,
+    )
+
+
+def _finding(f: Finding, room: int, glyphs: Glyphs) -> Line:
+    gone = f.state != "open"
+    glyph = glyphs.gone if gone else glyphs.info if f.severity == "info" else glyphs.warning
+    role = "dim" if gone else _ROLE[f.severity]
+    line: list[Span] = [(f" {glyph} ", role), (f.code, role)]
+    if f.bytes_per_step:
+        line.append((f"  {size(f.bytes_per_step, sign=True)}/step", "strong"))
+    elif f.bytes:
+        line.append((f"  {size(f.bytes)}", "strong"))
+    if f.step is not None and f.bytes_per_step:
+        line.append((f" since {f.step:,}", "dim"))
+    where = " · ".join(part for part in (f.holder, f.where) if part and part not in f.title)
+    said = "  " + " · ".join(part for part in (f.title, where) if part)
+    left_over = room - sum(cells(text) for text, _ in line)
+    remedy = f" · {f.remedy}" if f.remedy and not gone else ""
+    if cells(said) + cells(remedy) > left_over and remedy:
+        said = clip(said, max(24, left_over - cells(remedy)))
+    return fit([*line, (said, "text" if not gone else "dim"), (remedy, "good")], room)

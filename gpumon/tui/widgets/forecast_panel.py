@@ -1,0 +1,91 @@
+"""The next iteration: its peak with an interval, what is left above it, and whether it fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumon.analysis.lines import Forecast
+from gpumon.analysis.units import in_unit, size, unit_for
+from gpumon.tui.ink import Glyphs
+from gpumon.tui.spans import Line, Span, fit
+from gpumon.tui.view import View, verdict
+from gpumon.tui.widgets.panel import Panel
+
+_ROLE = {"fits": "good", "tight": "warn", "oom-ahead": "bad"}
+_WORD = {"fits": "fits", "tight": "tight", "oom-ahead": "OOM ahead"}
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the panel shows."""
+
+    forecast: Forecast | None
+    capacity: int | None
+    ended: bool
+    counted: bool  # the allocator counts on this device
+
+
+def outlook(view: View) -> Outlook:
+    d = view.device
+    ended = view.rank is not None and view.rank.status == "ended"
+    return Outlook(d.forecast if d else None, d.capacity if d else None, ended, d is None or d.peak is not None)
+
+
+class ForecastPanel(Panel):
+    """Will it fit?"""
+
+    NAME = "Next iteration"
+    TERMS = ("next peak", "headroom", "fits · tight · OOM ahead", "batch factor")
+    CALM = True
+
+    def pick(self, view: View) -> Outlook:
+        return outlook(view)
+
+    def draw(self, slice_: Outlook, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+        return forecast_lines(slice_, width, height, glyphs, self.title_role)
+
+
+def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
+    head = (" Next iteration", title)
+    f = o.forecast
+    if f is None:
+        why = "known after the first steps" if o.counted else "the allocator does not count on this device"
+        return [(head,), ((f"   {why}", "dim"),)]
+    unit = unit_for(f.high)
+    word = verdict(f, o.capacity)
+    lines: list[Line] = []
+    first: list[Span] = [head]
+    if o.ended:
+        first.append(("  (had it gone on)", "dim"))
+    elif word:
+        mark = glyphs.fits if word == "fits" else glyphs.warning
+        first.append((f"  {mark} {_WORD[word]}", _ROLE[word]))
+    lines.append(fit(first, room))
+    wide = room >= 34
+    pad = 13 if wide else 10
+    span = f" ({in_unit(f.low, unit)}–{in_unit(f.high, unit)})" if glyphs.braille else f" ({in_unit(f.low, unit)}-{in_unit(f.high, unit)})"
+    peak: list[Span] = [(f"   {'peak':<{pad - 3}}", "dim"), (f"{in_unit(f.next_peak, unit)} {unit.name}", "strong"), (span, "text")]
+    if room >= 50:
+        peak.append((f"  in {f.phase}", "dim"))
+    lines.append(fit(peak, room))
+    left_over = size(f.headroom) if f.headroom is not None else "n/a (device total not known)"
+    lines.append(fit([(f"   {'headroom':<{pad - 3}}", "dim"), (left_over, _ROLE[word] if word and word != "fits" else "strong")], room))
+    if f.max_batch_factor is not None:
+        factor = f"×{f.max_batch_factor:.1f}" if glyphs.braille else f"x{f.max_batch_factor:.1f}"
+        lines.append(fit([(f"   {'batch':<{pad - 3}}", "dim"), (f"up to {factor} the present one", "text")], room))
+    if f.steps_to_oom is not None:
+        lines.append(fit([(f"   {'trend':<{pad - 3}}", "dim"), (f"rising: full in about {f.steps_to_oom:,} steps", "bad")], room))
+    if o.capacity and height > len(lines) + 1 and room >= 30:
+        lines.append(((" " * 3, ""), *_gauge(f, o.capacity, room - 5, glyphs)))
+    if height > len(lines):
+        chance = f" · fails with {100 * f.p_oom:.0f} % probability" if f.p_oom is not None and f.p_oom >= 0.005 else ""
+        lines.append(fit([(f"   learnt from {f.learnt_from:,} step{'s' if f.learnt_from != 1 else ''}{chance}", "dim")], room))
+    return lines
+
+
+def _gauge(f: Forecast, capacity: int, room: int, glyphs: Glyphs) -> Line:
+    """The interval on a scale from nothing to the device's total."""
+    low, high = (max(0, min(room, round(v * room / capacity))) for v in (f.low, f.high))
+    high = min(room, max(high, low + 1))
+    full, span, rest = ("━", "█", "┈") if glyphs.braille else ("=", "#", ".")
+    return ((full * low, "line:allocated"), (span * (high - low), "warn"), (rest * (room - high), "rule"))

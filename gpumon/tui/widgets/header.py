@@ -1,0 +1,108 @@
+"""The first line: which script, which process, where it stands, and whether it lives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumon.analysis.units import pace
+from gpumon.tui.ink import Glyphs
+from gpumon.tui.spans import EMPTY, Line, Span, fit, spread
+from gpumon.tui.view import View, age, device_of, ending, newest_step, script
+from gpumon.tui.widgets.panel import Panel
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What the header shows."""
+
+    name: str
+    who: str
+    step: int | None
+    phase: str | None
+    speed: str
+    state: str  # live | silent | ended | paused | waiting | replay
+    said: str  # the second line: why it ended, that it is silent
+    torch: str | None
+    device: str | None
+
+
+def heading(view: View) -> Heading:
+    rank = view.rank
+    if rank is None:
+        return Heading("gpumon", "", None, None, "", "waiting", "", None, None)
+    hello = rank.hello
+    who = f"pid {hello.pid}"
+    if hello.rank is not None and (hello.world_size or 1) > 1:
+        who += f" · rank {hello.rank} of {hello.world_size}"
+    state, said = str(rank.status), ending(rank) or ""
+    if rank.status == "silent":
+        seconds = (view.frame.unix_ns - rank.heard_unix_ns) / 1e9
+        said = f"nothing heard for {age(seconds)}: the process is stopped (SIGSTOP?) or starved; the picture is that old"
+    elif rank.oom is not None and rank.status == "live":
+        said = f"an allocation failed in {rank.oom.phase}, step {rank.oom.step:,}"
+    if view.paused and state != "ended":
+        state = "paused"
+    elif view.frame.replaying and state == "live":
+        state = "replay"
+    device = device_of(view)
+    return Heading(
+        name=script(hello),
+        who=who,
+        step=newest_step(rank),
+        phase=rank.heartbeat.phase if rank.heartbeat and rank.status != "ended" else None,
+        speed=pace(view.report.steps_per_s) if view.report and view.report.steps_per_s else "",
+        state=state,
+        said=said,
+        torch=hello.torch,
+        device=device.name if device else None,
+    )
+
+
+_STATES = {
+    "live": ("live", "good", "live"),
+    "silent": ("silent", "bad", "silent"),
+    "ended": ("ended", "warn", "ended"),
+    "paused": ("paused", "warn", "paused"),
+    "replay": ("now", "title", "replay"),
+    "waiting": ("silent", "dim", "waiting"),
+}
+
+
+class Header(Panel):
+    """Title line, and below it one line more when there is something to say."""
+
+    TERMS = ("step", "it/s")
+    can_focus = False
+
+    def pick(self, view: View) -> Heading:
+        picked = heading(view)
+        self.set_class(bool(picked.said), "-said")
+        return picked
+
+    def draw(self, slice_: Heading, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+        return header_lines(slice_, width, glyphs)
+
+
+def header_lines(head: Heading, width: int, glyphs: Glyphs) -> list[Line]:
+    glyph, role, word = _STATES[head.state]
+    start: list[Span] = [(" ", ""), (head.name, "strong")]
+    if head.who:
+        start.append((f" · {head.who}", "dim"))
+    if head.step is not None:
+        start += [(" · step ", "dim"), (f"{head.step:,}", "strong")]
+    if head.speed:
+        start.append((f" · {head.speed}", "dim"))
+    state: list[Span] = [(f"{getattr(glyphs, glyph)} {word}", role)]
+    short_torch = head.torch.split("+")[0] if head.torch else None
+    about = " · ".join(part for part in (short_torch and f"torch {short_torch}", head.device) if part)
+    ends = [[*state, (f"  {about} ", "dim")], [*state, (f"  torch {short_torch} ", "dim")], [*state, (" ", "")]]
+    if not short_torch:
+        ends = ends[::2]
+    for end in ends:
+        line = spread(start, end, width)
+        if len(line) > len(start):
+            break
+    else:
+        line = fit([(" ", ""), *state, (" ", ""), (head.name, "strong")], width)
+    said = fit([(f" {head.said}", role if head.state in ("silent", "ended") else "bad")], width) if head.said else EMPTY
+    return [line, said] if head.said else [line]

@@ -1,0 +1,116 @@
+"""The machine beside the allocator: the process, its workers, the GPU as its driver sees it, and who else is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumon.analysis.units import NOT_KNOWN, size
+from gpumon.tui.ink import Glyphs
+from gpumon.tui.spans import Line, Span, fit, flow
+from gpumon.tui.view import View, reading_of
+from gpumon.tui.widgets.panel import Panel
+from gpumon_agent import wire
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """What the line shows; every figure already in the precision it is written in."""
+
+    rss: str
+    cpu: str
+    workers: str
+    gpu: str | None
+    others: str | None
+    why: str | None
+
+
+def host_facts(view: View) -> HostFacts | None:
+    rank = view.rank
+    if rank is None:
+        return None
+    host = rank.host
+    process = next((p for p in host.processes if p.pid == rank.hello.pid), None) if host else None
+    beat = rank.heartbeat.rss if rank.heartbeat else None
+    rss = process.rss if process and process.rss is not None else beat
+    cpu = f"{process.cpu_percent:.0f} %" if process and process.cpu_percent is not None else NOT_KNOWN
+    children = process.children if process else ()
+    workers = "no workers"
+    if process is None:
+        workers = f"workers {NOT_KNOWN}"
+    elif children:
+        held = sum(c.rss or 0 for c in children)
+        workers = f"{len(children)} worker{'s' if len(children) > 1 else ''} {size(held)}"
+    if rank.hello.backend == "cpu":
+        return HostFacts(size(rss), cpu, workers, None, None, None)
+    reading = reading_of(view)
+    if reading is None:
+        why = (host.why if host else "no reading of this machine yet") or "the driver knows no device of this UUID"
+        return HostFacts(size(rss), cpu, workers, None, None, why)
+    return HostFacts(size(rss), cpu, workers, _gpu(reading), _others(reading, rank.hello.pid), None)
+
+
+def _gpu(reading: wire.DeviceReading) -> str:
+    parts = [_figure(reading, "utilization_percent", "{} %", "utilization")]
+    parts.append(_figure(reading, "temperature_c", "{} °C", "temperature"))
+    if reading.power_mw is not None:
+        limit = f"/{reading.power_limit_mw / 1000:.0f}" if reading.power_limit_mw else ""
+        parts.append(f"{reading.power_mw / 1000:.0f}{limit} W")
+    else:
+        parts.append(_figure(reading, "power_mw", "{}", "power"))
+    return " ".join(parts)
+
+
+def _figure(reading: wire.DeviceReading, field: str, form: str, name: str) -> str:
+    value = getattr(reading, field)
+    if value is not None:
+        return form.format(value)
+    return f"{name} {NOT_KNOWN}"
+
+
+def _others(reading: wire.DeviceReading, pid: int) -> str:
+    if reading.processes is None:
+        return f"other processes {NOT_KNOWN} ({reading.why.get('processes', 'the driver does not tell')})"
+    rest = [p for p in reading.processes if p.pid != pid]
+    if not rest:
+        return "no other process"
+    rest.sort(key=lambda p: -(p.bytes or 0))
+    named = ", ".join(f"{p.name or 'pid'} {p.pid} {size(p.bytes)}" for p in rest[:3])
+    return f"other processes: {named}" + (f" and {len(rest) - 3} more" if len(rest) > 3 else "")
+
+
+class HostLine(Panel):
+    """Host and device, beside what torch knows."""
+
+    NAME = "Host"
+    TERMS = ("RSS", "CPU", "workers", "GPU", "other processes")
+    CALM = True
+
+    def pick(self, view: View) -> HostFacts | None:
+        return host_facts(view)
+
+    def draw(self, slice_: HostFacts | None, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+        return host_lines(slice_, width, height, self.title_role)
+
+
+def host_lines(h: HostFacts | None, room: int, height: int, title: str) -> list[Line]:
+    if h is None:
+        return []
+    items: list[Line] = [
+        ((" Host", title),),
+        (("RSS ", "dim"), (h.rss, "text")),
+        (("CPU ", "dim"), (h.cpu, "text")),
+        ((h.workers, "dim"),),
+    ]
+    if h.gpu:
+        items.append((("GPU ", "dim"), (h.gpu, "text")))
+    if h.others:
+        items.append(((h.others, "dim"),))
+    if h.why:
+        items.append(((f"GPU {NOT_KNOWN}: {h.why}", "dim"),))
+    lines = flow(items, room, gap=3)
+    if len(lines) > height:
+        flat: list[Span] = []
+        for item in items:
+            flat += [*item, ("  ", "")]
+        return [fit(flat, room)]
+    return lines

@@ -1,0 +1,118 @@
+"""The base of every widget here: takes its slice of the View, draws lines from it, repaints only lines that changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from rich.segment import Segment
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from gpumon.tui.ink import Glyphs, Ink, ink
+from gpumon.tui.spans import Line, fit
+from gpumon.tui.view import View
+
+if TYPE_CHECKING:
+    from gpumon.tui.app import MonitorApp
+
+
+class Panel(Widget, can_focus=True):
+    """A part of the screen. Subclasses say what they need (`pick`) and how it is written (`draw`).
+
+    `pick` returns something that compares by value: an equal slice draws nothing. `draw` is pure.
+    """
+
+    DEFAULT_CSS = "Panel { height: 1fr; width: 1fr; }"  # a Line-API widget has no size of its own
+
+    NAME: ClassVar[str] = ""
+    """What its explanation is headed with."""
+
+    TERMS: ClassVar[tuple[str, ...]] = ()
+    """Words of the glossary that explain this panel."""
+
+    CALM: ClassVar[bool] = False
+    """Follow at every second tick only (tables: 2 Hz)."""
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._slice: Any = None
+        self._fresh = False
+        self._lines: list[Line] = []
+        self._strips: dict[int, Strip] = {}
+        self._ink: Ink | None = None
+
+    def pick(self, view: View) -> Any:
+        raise NotImplementedError
+
+    def draw(self, slice_: Any, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+        raise NotImplementedError
+
+    def sums(self) -> list[str]:
+        """The formulas of the panel's figures with the figures put in, for its explanation."""
+        return []
+
+    @property
+    def monitor(self) -> MonitorApp:
+        return cast("MonitorApp", self.app)
+
+    @property
+    def title_role(self) -> str:
+        return "title" if self.has_focus else "strong"
+
+    def show(self, view: View) -> None:
+        """Take the new view; repaint the lines that differ."""
+        picked = self.pick(view)
+        if self._fresh and picked == self._slice:
+            return
+        self._slice, self._fresh = picked, True
+        self._redraw()
+
+    def _redraw(self) -> None:
+        width, height = self.size
+        if not self._fresh or width <= 0 or height <= 0:
+            return
+        old, self._lines = self._lines, self.draw(self._slice, width, height, self.monitor.glyphs)[:height]
+        rows = max(len(old), len(self._lines))
+        changed = [
+            y
+            for y in range(rows)
+            if y >= len(old) or y >= len(self._lines) or old[y] != self._lines[y]
+        ]  # fmt: skip
+        for y in changed:
+            self._strips.pop(y, None)
+        if changed:
+            self.refresh(*(Region(0, y, width, 1) for y in changed))
+
+    def render_line(self, y: int) -> Strip:
+        strip = self._strips.get(y)
+        if strip is None:
+            strip = self._strips[y] = self._strip(y)
+        return strip
+
+    def _strip(self, y: int) -> Strip:
+        if self._ink is None:
+            self._ink = ink(self.monitor.palette, self.rich_style)
+        width = self.size.width
+        if y >= len(self._lines):
+            return Strip.blank(width, self._ink.base)
+        line = fit(self._lines[y], width)
+        style = self._ink.style
+        return Strip([Segment(text, style(role)) for text, role in line]).adjust_cell_length(width, self._ink.base)
+
+    def notify_style_update(self) -> None:
+        """A theme or a class changed: forget every colour."""
+        super().notify_style_update()
+        self._ink = None
+        self._strips.clear()
+
+    def on_resize(self) -> None:
+        self._strips.clear()
+        self._redraw()
+        self.refresh()
+
+    def on_focus(self) -> None:
+        self._redraw()
+
+    def on_blur(self) -> None:
+        self._redraw()

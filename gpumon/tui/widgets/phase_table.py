@@ -1,0 +1,206 @@
+"""Every phase of the step: allocated as it began, at its highest, as it closed, what it left behind, how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumon.analysis.units import NOT_KNOWN, Unit, duration, in_unit, unit_for
+from gpumon.session.frame import RankFrame, StepRecord
+from gpumon.tui.ink import Glyphs
+from gpumon.tui.spans import Line, Span, left, right
+from gpumon.tui.view import View
+from gpumon.tui.widgets.panel import Panel
+from gpumon_agent import wire
+
+LONG_STEP_NS = 500_000_000
+"""A step slower than this is shown as it goes, phase by phase; a faster one when it closed."""
+
+_NOTES = (
+    (wire.ABORTED, "aborted by an exception"),
+    (wire.OVERLAPPED, "threads overlap"),
+    (wire.BOUND, "peak ≤"),
+    (wire.RECOMPUTED, "recomputed"),
+    (wire.SKIPPED, "skipped"),
+    (wire.INFERRED, "inferred"),
+    (wire.MERGED, "merged"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A phase, or several of one name folded into one (`count`)."""
+
+    phase: str
+    index: int
+    start: int | None
+    peak: int | None
+    end: int | None
+    duration_ns: int
+    flags: int
+    count: int = 1
+    past: bool = False  # of the step before the one under way
+
+    @property
+    def delta(self) -> int | None:
+        return None if self.start is None or self.end is None else self.end - self.start
+
+    @property
+    def notes(self) -> str:
+        return ", ".join(word for flag, word in _NOTES if self.flags & flag)
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """What the table shows."""
+
+    step: int | None
+    running: bool
+    rows: tuple[Row, ...]
+    live: str | None
+    live_s: int | None  # whole seconds in the live phase, once that is long
+
+
+def rows_of(record: StepRecord, before: StepRecord | None, device: int) -> list[Row]:
+    """The step's phases; the first one starts where the step before it ended."""
+    previous = before.on(device) if before else ()
+    start = previous[-1].allocated if previous else None
+    rows: list[Row] = []
+    for p in record.on(device):
+        rows.append(Row(p.phase, p.index, start, p.allocated_peak, p.allocated, p.duration_ns, p.flags))
+        start = p.allocated
+    return rows
+
+
+def phases(view: View) -> Phases:
+    rank, device = view.rank, view.index
+    if rank is None or device is None:
+        return Phases(None, False, (), None, None)
+    closed = rank.steps[-1] if rank.steps else None
+    before = rank.steps[-2] if len(rank.steps) > 1 else None
+    rows = rows_of(closed, before, device) if closed else []
+    step, running = (closed.step if closed else None), False
+    open_ = rank.open_step
+    slow = closed is None or closed.closed is None or closed.closed.duration_ns > LONG_STEP_NS
+    if open_ is not None and slow:
+        new = rows_of(open_, closed, device)
+        seen = {(r.phase, r.index) for r in new}
+        rest = [_past(r) for r in rows if (r.phase, r.index) not in seen]
+        rows, step, running = new + rest, open_.step, True
+    live, live_s = _live(rank, view.frame.unix_ns)
+    return Phases(step, running, tuple(rows), live, live_s)
+
+
+def _past(row: Row) -> Row:
+    return Row(row.phase, row.index, row.start, row.peak, row.end, row.duration_ns, row.flags, row.count, past=True)
+
+
+def _live(rank: RankFrame, now_unix_ns: int) -> tuple[str | None, int | None]:
+    beat = rank.heartbeat
+    if beat is None or rank.status == "ended":
+        return None, None
+    since = (now_unix_ns - rank.unix_ns(beat.t_ns) + beat.phase_age_ns) / 1e9
+    return beat.phase, int(since) if since >= 2 and beat.phase_age_ns > 1_500_000_000 else None
+
+
+def fold(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """One row a phase name: start of the first, highest peak, end of the last, all durations together."""
+    by_name: dict[str, list[Row]] = {}
+    for row in rows:
+        by_name.setdefault(row.phase, []).append(row)
+    folded: list[Row] = []
+    for name, group in by_name.items():
+        peaks = [r.peak for r in group if r.peak is not None]
+        flags = 0
+        for r in group:
+            flags |= r.flags
+        folded.append(
+            Row(
+                name, 0, group[0].start, max(peaks) if peaks else None, group[-1].end,
+                sum(r.duration_ns for r in group), flags, sum(r.count for r in group), all(r.past for r in group),
+            )  # fmt: skip
+        )
+    return tuple(folded)
+
+
+class PhaseTable(Panel):
+    """Phases of the newest step; the one that runs now is marked."""
+
+    NAME = "Phases"
+    TERMS = ("phase", "start", "peak", "end", "Δ", "time", "allocated", "step")
+    CALM = True
+
+    def pick(self, view: View) -> Phases:
+        return phases(view)
+
+    def draw(self, slice_: Phases, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+        return phase_lines(slice_, width, height, glyphs, self.title_role)
+
+
+_NUMBER = 8
+
+
+def phase_lines(p: Phases, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
+    rows = p.rows if len(p.rows) <= height - 2 else fold(p.rows)
+    unit = unit_for(*(v for r in rows for v in (r.start, r.peak, r.end)))
+    wanted = [("start", 1), ("peak", 3), ("end", 2), ("Δ" if glyphs.braille else "diff", 0), ("time", 0)]
+    name_room = max([11, *(len(_name(r, rows)) + 3 for r in rows)])
+    name_room = min(name_room, max(8, room - 3 * _NUMBER))
+    fits = max(1, (room - name_room - 1) // _NUMBER)
+    dropped = sorted(range(5), key=lambda i: -wanted[i][1])[:fits] if fits < 5 else range(5)
+    shown = sorted(dropped)
+    where = f"step {p.step:,}{' …' if p.running and glyphs.braille else ''}" if p.step is not None else ""
+    head: list[Span] = [(left(f" Phases {unit.name if rows else ''}", name_room), title)]
+    head += [(right(wanted[i][0], _NUMBER), "dim") for i in shown]
+    lines: list[Line] = [tuple(head)]
+    if not rows:
+        doing = f" {glyphs.now} {p.live}" if p.live else " none closed yet"
+        return [((" Phases", title),), ((doing, "text" if p.live else "dim"),)]
+    highest = max((r.peak for r in rows if r.peak is not None and not r.past), default=None)
+    known = {r.phase for r in rows}
+    for r in rows:
+        lines.append(_row(r, rows, p, unit, name_room, shown, highest, room, glyphs))
+    if p.live and p.live not in known:
+        since = f" for {p.live_s} s" if p.live_s else ""
+        lines.append(((f" {glyphs.now} ", "good"), (p.live, "strong"), (f" now{since}", "dim")))
+    if len(lines) < height and where:
+        long = f" · {p.live} for {p.live_s} s" if p.live_s and p.live in known else ""
+        lines.append(((f"   {where}{long}", "dim"),))
+    return lines
+
+
+def _name(row: Row, rows: tuple[Row, ...]) -> str:
+    several = sum(1 for r in rows if r.phase == row.phase) > 1
+    return f"{row.phase} {row.index + 1}" if several else f"{row.phase} ×{row.count}" if row.count > 1 else row.phase
+
+
+def _row(
+    r: Row,
+    rows: tuple[Row, ...],
+    p: Phases,
+    unit: Unit,
+    name_room: int,
+    shown: list[int],
+    highest: int | None,
+    room: int,
+    glyphs: Glyphs,
+) -> Line:
+    live = p.live == r.phase and (r.index == max(x.index for x in rows if x.phase == r.phase))
+    role = "dim" if r.past else "text"
+    bound = "≤" if r.flags & wire.BOUND and glyphs.braille else ""
+    peak = in_unit(r.peak, unit)
+    cells = (
+        (in_unit(r.start, unit), role),
+        (bound + peak if r.peak is not None else peak, "strong" if r.peak == highest and not r.past else role),
+        (in_unit(r.end, unit), role),
+        (in_unit(r.delta, unit, sign=True), role),
+        (duration(r.duration_ns / 1e9), "dim"),
+    )
+    line: list[Span] = [(f" {glyphs.now if live else ' '} ", "good")]
+    line.append((left(_name(r, rows), name_room - 3), "strong" if live else role))
+    for i in shown:
+        text, text_role = cells[i]
+        line.append((right(text, _NUMBER), "dim" if text == NOT_KNOWN else text_role))
+    used = name_room + _NUMBER * len(shown)
+    if r.notes and room - used > 6:
+        line.append((f"  {r.notes}", "warn" if r.flags & (wire.ABORTED | wire.OVERLAPPED) else "dim"))
+    return tuple(line)

@@ -1,0 +1,192 @@
+"""The last steps as a plot: the peak of allocated as an area, reserved and the device as lines, the capacity above."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from gpumon.analysis import ledger
+from gpumon.analysis.units import in_unit, size, unit_for
+from gpumon.session.frame import RankFrame, StepRecord
+from gpumon.tui.ink import Glyphs
+from gpumon.tui.plot import Curve, columns, plot
+from gpumon.tui.spans import Line, Span, fit, right, spread, width
+from gpumon.tui.view import View, device_of
+from gpumon.tui.widgets.panel import Panel
+
+SHORTEST = 10
+"""A young run's few steps are not stretched wider than this many would be."""
+
+NEAR_CAPACITY = 0.35
+"""From this share of the device on, the plot reaches up to the capacity; below, it keeps to what is there."""
+
+
+READING_LASTS_NS = 3_000_000_000
+"""How long a reading of the driver stands for the steps after it."""
+
+READING_COMES_NS = 500_000_000
+"""A reading that comes so much after a step still tells of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One closed step on one device."""
+
+    step: int
+    allocated_peak: int | None
+    reserved: int | None
+    device: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What the plot shows."""
+
+    points: tuple[Point, ...]
+    span: int
+    capacity: int | None
+    any_device: bool
+
+
+def point(record: StepRecord, device: int, used: int | None) -> Point:
+    phases = record.on(device)
+    peaks = [p.allocated_peak for p in phases if p.allocated_peak is not None]
+    reserved = [r for p in phases if (r := p.reserved_peak if p.reserved_peak is not None else p.reserved) is not None]
+    return Point(record.step, max(peaks, default=None), max(reserved, default=None), used)
+
+
+class Series:
+    """The points of one rank's device, extended by what is new: a closed step never changes."""
+
+    def __init__(self, keep: int = 2000) -> None:
+        self._key: tuple[str, int] | None = None
+        self._points: list[Point] = []
+        self._first: int | None = None
+        self._last: StepRecord | None = None
+        self._keep = keep
+
+    def follow(self, rank: RankFrame, device: int, uuid: str | None) -> list[Point]:
+        """All points up to now, oldest first. Older steps that turn up late (the snapshot) begin the list anew."""
+        steps = rank.steps
+        first = steps[0].step if steps else None
+        late = first is not None and self._first is not None and first < self._first
+        back = self._last is not None and (not steps or steps[-1].step < self._last.step)
+        if self._key != (rank.source, device) or late or back:
+            self._key, self._points, self._last = (rank.source, device), [], None
+        self._first = first
+        new = len(steps)
+        while new and (self._last is None or steps[new - 1].step > self._last.step):
+            new -= 1
+        if new < len(steps):
+            readings = _readings(rank, uuid)
+            for record in steps[new:]:
+                self._points.append(point(record, device, _at(readings, rank, record)))
+            self._last = steps[-1]
+            del self._points[: -self._keep]
+        return self._points
+
+
+def _readings(rank: RankFrame, uuid: str | None) -> list[tuple[int, int]]:
+    """(unix_ns, bytes taken on the device) of the viewer's readings, oldest first."""
+    made: list[tuple[int, int]] = []
+    for sample in rank.host_samples:
+        reading = ledger.reading_of(sample.host, uuid)
+        if reading is not None and reading.used is not None:
+            made.append((sample.unix_ns, reading.used))
+    return made
+
+
+def _at(readings: list[tuple[int, int]], rank: RankFrame, record: StepRecord) -> int | None:
+    """The newest reading when the step closed, if it is fresh."""
+    if not readings or record.closed is None:
+        return None
+    unix_ns = rank.unix_ns(record.closed.t_ns)
+    i = bisect_right(readings, (unix_ns + READING_COMES_NS, 0)) - 1
+    return readings[i][1] if i >= 0 and unix_ns - readings[i][0] < READING_LASTS_NS else None
+
+
+class Timeline(Panel):
+    """The plot; the screen's `+` and `-` choose how many steps."""
+
+    NAME = "Memory over the last steps"
+    TERMS = ("allocated", "peak", "reserved", "device", "capacity", "step")
+    CALM = True
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._series = Series()
+
+    def pick(self, view: View) -> History:
+        if view.rank is None or view.index is None:
+            return History((), view.span, None, False)
+        device, described = view.device, device_of(view)
+        points = self._series.follow(view.rank, view.index, described.uuid if described else None)
+        shown = tuple(points[-view.span :])
+        return History(shown, view.span, device.capacity if device else None, any(p.device for p in shown))
+
+    def draw(self, slice_: History, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+        return timeline_lines(slice_, width, height, glyphs, self.title_role)
+
+
+def timeline_lines(h: History, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
+    signs = glyphs.lines
+    steps = min(h.span, len(h.points)) if h.points else h.span
+    head: list[Span] = [(" Memory", title), (f", last {steps:,} steps" if steps > 1 else "", "dim")]
+    legend: list[Line] = [
+        ((signs["allocated"], "line:allocated"), (" allocated peak", "dim")),
+        ((signs["reserved"], "line:reserved"), (" reserved", "dim")),
+    ]
+    if h.any_device:
+        legend.append(((signs["device"], "line:device"), (" device", "dim")))
+    highest = max((v for p in h.points for v in (p.allocated_peak, p.reserved, p.device) if v is not None), default=0)
+    if not h.points or not highest:
+        what = "the allocator does not count on this device" if h.points else "no step closed yet"
+        return [tuple(head[:1]), ((f"   {what}", "dim"),)]
+    to_capacity = h.capacity is not None and highest >= NEAR_CAPACITY * h.capacity
+    if to_capacity:
+        legend.append(((signs["capacity"], "line:capacity"), (" capacity", "dim")))
+    top = h.capacity if to_capacity and h.capacity else round(highest * 1.08)
+    top = max(top, highest)
+    unit = unit_for(top)
+    axis = len(in_unit(top, unit)) + 2
+    plot_room, rows = room - axis - 1, height - 2
+    if rows < 2 or plot_room < 8:
+        return [fit(head, room)]
+    lines = [_head(head, legend, room)]
+    dots = 2 * plot_room if glyphs.braille else plot_room
+    first = h.points[0].step
+    short = max(0, min(SHORTEST, h.span) - len(h.points))
+    def column(values: list[int | None]) -> tuple[int | None, ...]:
+        made = columns(values + [None] * short, first, dots)
+        return tuple(made if glyphs.braille else [v for v in made for _ in range(2)])
+
+    curves = [
+        Curve("line:allocated", column([p.allocated_peak for p in h.points]), area=True, sign="#"),
+        Curve("line:device", column([p.device for p in h.points]), sign="="),
+        Curve("line:reserved", column([p.reserved for p in h.points]), sign="-"),
+    ]
+    drawn = plot(curves, top, plot_room, rows, braille=glyphs.braille, ceiling=h.capacity if to_capacity else None)
+    edge = "┤" if glyphs.braille else "|"
+    for i, row in enumerate(drawn):
+        value = top if i == 0 else round(top / 2) if i == rows // 2 else None
+        text = in_unit(value, unit) if value is not None else ""
+        lines.append(((right(text, axis - 1), "dim"), (edge if text else "│" if glyphs.braille else "|", "rule"), *row))
+    start, end = f"{' ' * axis}{first:,}", f"{h.points[-1].step:,} "
+    note = ""
+    if h.capacity is not None and not to_capacity:
+        note = f"capacity {size(h.capacity)} is {h.capacity / top:.0f}× this height · "
+    note += f"{unit.name} by step"
+    middle = f"{start}   {note}"
+    wide = width(((middle, ""),)) + len(end) + 2 <= room
+    lines.append(spread([(middle if wide else start, "dim")], [(end, "dim")], room))
+    return lines
+
+
+def _head(head: list[Span], legend: list[Line], room: int) -> Line:
+    while legend:
+        end: list[Span] = []
+        for item in legend:
+            end += [*item, ("  ", "")]
+        if width(head) + width(end) + 1 <= room:
+            return spread(head, end[:-1] + [(" ", "")], room)
+        legend = legend[:-1]
+    return fit(head, room)
