@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import time
@@ -28,14 +27,14 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
-_REDESCRIBED_AFTER = (0, 4)  # steps: optimizer state exists after the first; DDP has logged its new buckets by the fifth
+_REDESCRIBED_AFTER = (0, 4)  # steps: the first makes optimizer state, by the fifth DDP has logged its new buckets
 _DEVICES_LOOKED_FOR_EVERY = 200  # steps: a model may move
 
 
 class Agent:
     """Everything that watches this process. Made by the first `watch()`, or when the shim finds a model."""
 
-    def __init__(self, name: str | None = None) -> None:
+    def __init__(self, name: str | None = None, *, publish: bool = True) -> None:
         from . import describe
         from .hooks import Hooks
         from .inventory import Inventory
@@ -77,7 +76,8 @@ class Agent:
         )
         self.publisher = Publisher(self.recorder, self.picture, self.heartbeat, self._descriptor)
         self._farewell = farewell.Farewell(self.leave)
-        self.publisher.start()
+        if publish:
+            self.publisher.start()
 
     # ------------------------------------------------------------------------------------------------ what is watched
 
@@ -116,7 +116,7 @@ class Agent:
         self.publisher.announce()
 
     def _find_readers(self) -> tuple[Reader, ...]:
-        """The devices that the models live on; where they are on none, the one CUDA computes on (offloading), or the CPU."""
+        """The devices the models live on; where they are on none, the one CUDA computes on (offloading), or the CPU."""
         import torch
 
         devices = {
@@ -131,7 +131,7 @@ class Agent:
             chosen = {("cuda", torch.cuda.current_device())}
         if not chosen:
             chosen = {("cpu", 0)}
-        return tuple((self._probe(kind).boundary, index) for kind, index in sorted(chosen))
+        return tuple((self._probe(kind).boundary, index, torch.device(kind, index)) for kind, index in sorted(chosen))
 
     def _probe(self, kind: str) -> Probe:
         probe = self._probes.get(kind)
@@ -162,8 +162,8 @@ class Agent:
 
     # ------------------------------------------------------------------------------------------- during the training
 
-    def _read_ledger(self, step: int, phase: str, index: int, device: int, reading: Reading) -> None:
-        where = self._device(device)
+    def _read_ledger(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
+        device = where.index
         owners = self.inventory.owners(where, fresh=phase == wire.OPTIMIZER or step == 0)
         ledger = wire.Ledger(
             step,
@@ -182,14 +182,6 @@ class Agent:
         )
         self._ledgers[device] = ledger
         self.recorder.append(ledger)
-
-    def _device(self, index: int) -> torch.device:
-        import torch
-
-        kinds = [kind for kind in self._probes if kind != "cpu"]
-        readers = self.phases.readers or ()
-        on_cpu = "cpu" in self._probes and any(boundary == self._probes["cpu"].boundary for boundary, _ in readers)
-        return torch.device("cpu") if on_cpu else torch.device(kinds[-1], index)
 
     def _step_closed(self, step: int) -> None:
         if step in _REDESCRIBED_AFTER:
@@ -211,7 +203,7 @@ class Agent:
     def notice(self, text: str) -> None:
         self.recorder.append(wire.Notice(time.monotonic_ns(), text, self.recorder.now[0]))
 
-    # ----------------------------------------------------------------------------------- called by the publisher's thread
+    # --------------------------------------------------------------------------------- called by the publisher's thread
 
     def picture(self) -> list[wire.Event]:
         events: list[wire.Event] = [self._hello()]
@@ -291,7 +283,7 @@ class Agent:
         self.publisher.close(goodbye)
 
     def disown(self) -> None:
-        """This is a forked child: the hooks are the parent's. Only what is torch's is put back, no socket is touched."""
+        """In a forked child: the hooks are the parent's. Puts back what is torch's, touches no socket."""
         self.hooks.remove()
         for probe in self._probes.values():
             probe.stop()
@@ -341,7 +333,7 @@ class _Watched:
             yield True
 
 
-class phase(ContextDecorator):  # noqa: N801  (used as a word: `with phase("eval"):`)
+class phase(ContextDecorator):
     """A phase with a name of the user's: `with gpumon_agent.phase("eval"): …`. Without an agent it does nothing."""
 
     def __init__(self, name: str) -> None:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
+from .guard import told
+
 Leave = Callable[[str, str], None]
 """reason, detail"""
 
@@ -32,13 +34,11 @@ class Farewell:
     def _exit(self) -> None:
         self._leave(self._reason, self._detail)
 
-    def _excepthook(
-        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-    ) -> None:
+    def _excepthook(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):
             self._reason, self._detail = "signal", "SIGINT"
         else:
-            self._reason, self._detail = "exception", _told(kind, error)
+            self._reason, self._detail = "exception", told(error)
         seen: set[int] = set()
         chained: BaseException | None = error
         while chained is not None and id(chained) not in seen:
@@ -66,10 +66,3 @@ def without_ours(traceback: TracebackType | None) -> TracebackType | None:
 def _is_ours(traceback: TracebackType) -> bool:
     name = traceback.tb_frame.f_globals.get("__name__", "")
     return isinstance(name, str) and name.partition(".")[0] == _OURS
-
-
-def _told(kind: type[BaseException], error: BaseException) -> str:
-    try:
-        return f"{kind.__name__}: {error}"
-    except BaseException:  # an exception's own __str__ may raise anything; what is left is its name
-        return kind.__name__

@@ -16,8 +16,8 @@ EVERY_MAX = 10_000
 class Governor:
     """Decides, step by step, from what the last steps cost. `off`: every step is sampled (tests).
 
-    The budget is max(1 % of the mean step, 100 µs). Reading the allocator at every boundary comes first; the ledger gets
-    what is left. A mean is taken without its largest tenth: a preempted boundary says nothing about the agent.
+    The budget is max(1 % of the mean step, 100 µs). Reading the allocator at every boundary comes first; the ledger
+    gets what is left. A mean is taken without its largest tenth: a preempted boundary says nothing about the agent.
     """
 
     __slots__ = (

@@ -32,7 +32,7 @@ class Guard:
                 return None
             try:
                 return function(*args, **kwargs)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  the one place that may
                 self._caught(part, error)
                 return None
 
@@ -40,16 +40,18 @@ class Guard:
 
     def _caught(self, part: str, error: Exception) -> None:
         count = self.failures[part] = self.failures[part] + 1
-        try:
-            text = f"{part}: {type(error).__name__}: {error}".replace("\n", " ")
-        except Exception:  # an exception whose __str__ raises
-            text = f"{part}: {type(error).__name__}"
+        text = f"{part}: {told(error)}"
         if count == 1:
             print(f"gpumon: {text} (training is not affected)", file=sys.stderr)
         elif count == FAILURES_MAX:
             text += f"; switched off after {count} failures"
         if count in (1, FAILURES_MAX):
-            try:
-                self._tell(text)
-            except Exception as second:
-                print(f"gpumon: {type(second).__name__} while telling of it", file=sys.stderr)
+            self._tell(text)
+
+
+def told(error: BaseException) -> str:
+    """Its class and message in one line."""
+    try:
+        return f"{type(error).__name__}: {error}".replace("\n", " ")
+    except Exception:  # noqa: BLE001  an exception whose own __str__ raises
+        return type(error).__name__

@@ -142,17 +142,17 @@ class Hooks:
             kept = owner.__dict__[name]
             original = kept.__func__ if isinstance(kept, staticmethod) else kept
 
-            def around(original: Callable[..., Any]) -> Callable[..., Any]:
-                @functools.wraps(original)
-                def wrapper(*args: Any, **kwargs: Any) -> Any:
-                    if not _is_compiling() and self.fires:
-                        recomputes()
-                    return original(*args, **kwargs)
-
-                return wrapper
-
-            wrapper: Any = around(original)
+            wrapper: Any = self._around_recomputation(original, recomputes)
             self._replace(owner, name, staticmethod(wrapper) if isinstance(kept, staticmethod) else wrapper)
+
+    def _around_recomputation(self, original: Callable[..., Any], recomputes: Callable[[], None]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if not _is_compiling() and self.fires:
+                recomputes()
+            return original(*args, **kwargs)
+
+        return wrapper
 
     # ------------------------------------------------------------------------------------------------------- optimizers
 
@@ -387,8 +387,7 @@ def _swap(module: Module, name: str, old: OrderedDict[int, Any], new: OrderedDic
     were registered before (rarely, on a root), the handles are found among the collector's objects, once.
     """
     module.__dict__[name] = new
-    registered = [reference for reference in weakref.getweakrefs(old)]
-    if not registered:
+    if not weakref.getweakrefs(old):
         return
     replacement = weakref.ref(new)
     for handle in (o for o in gc.get_objects() if type(o) is RemovableHandle):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from threading import get_ident
 from time import monotonic_ns
 from typing import Any
@@ -46,8 +46,9 @@ from .wire import (
     Step,
 )
 
-Reader = tuple[Callable[[int], Reading], int]
-Inputs = tuple[int, tuple[tuple[int, ...], ...]]
+Reader = tuple[Callable[[int], Reading], int, Any]
+"""reads a boundary; the device's index; the torch.device"""
+Inputs = tuple[int, Sequence[tuple[int, ...]]]
 """bytes and shapes"""
 
 _OVERLAP_WINDOWS = 64  # after two threads met, so many windows stay marked
@@ -81,8 +82,8 @@ class Phases:
         governor: Governor,
         *,
         find_readers: Callable[[], tuple[Reader, ...]],
-        read_ledger: Callable[[int, str, int, int, Reading], None],
-        step_closed: Callable[[int], None],
+        read_ledger: Callable[[int, str, int, Any, Reading], object],
+        step_closed: Callable[[int], object],
         opened_ns: int,
     ) -> None:
         self.step = 0
@@ -309,7 +310,7 @@ class Phases:
         readers = self.readers
         if readers is None:
             readers = self.readers = self._find_readers()
-        for boundary, device in readers:
+        for boundary, device, where in readers:
             r = boundary(device) if reads else _UNREAD
             peak, reserved_peak = r[1], r[3]
             if flags & OVERLAPPED:
@@ -325,7 +326,7 @@ class Phases:
             self._events += 1
             if ledger:
                 began = monotonic_ns()
-                self._read_ledger(step, label, index, device, r)
+                self._read_ledger(step, label, index, where, r)
                 ledger_ns += monotonic_ns() - began
         self._opened_ns = now
         self._recorder.now = (step, following, now)

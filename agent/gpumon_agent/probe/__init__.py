@@ -25,7 +25,7 @@ class Reading(NamedTuple):
 
 
 class Probe(Protocol):
-    """A backend. Every call is made in the training thread; none may initialize a device, synchronize or allocate on it."""
+    """A backend. Called in the training thread; no call may initialize a device, synchronize or allocate on it."""
 
     kind: str
     """As torch spells it in Device.kind: cuda, hip, mps, xpu, cpu."""
