@@ -105,7 +105,7 @@ class _OpenStep:
     def __init__(self, seq: int, replayed: bool) -> None:
         self.phases: list[wire.Phase] = []
         self.ledgers: list[wire.Ledger] = []
-        self.first_seq = seq
+        self.first_seq = seq  # below 0 until a numbered event joins: the static picture's ledger has no number
         self.replayed = replayed
 
 
@@ -197,14 +197,14 @@ class _Rank:
         elif len(found.phases) + len(found.ledgers) >= self.limits.events_per_step:
             found.phases = found.phases[1:]
             found.ledgers = found.ledgers[-self.limits.events_per_step // 2 :]
-        if received.seq >= 0:
-            found.first_seq = min(found.first_seq, received.seq)
+        if received.seq >= 0 and (found.first_seq < 0 or received.seq < found.first_seq):
+            found.first_seq = received.seq
         return found
 
     def _close(self, event: wire.Step, received: wire.Received) -> None:
         built = self.open.pop(event.step, None)
         phases = tuple(built.phases) if built else ()
-        first = built.first_seq if built else received.seq
+        first = built.first_seq if built and built.first_seq >= 0 else received.seq
         complete = event.phases is None or event.phases == len(phases)
         record = StepRecord(
             step=event.step,
@@ -356,6 +356,20 @@ class SessionStore:
         )
         hosts = tuple(samples[-1].host for _, samples in sorted(self._host_views.items()))
         return Frame(unix_ns=now, ranks=ranks, hosts=hosts, replaying=self._replaying)
+
+    def rank(self, source: str, now_unix_ns: int) -> RankFrame | None:
+        """One rank alone, for a consumer that acts on each event; None before its Hello."""
+        rank = self._ranks.get(source)
+        if rank is None or rank.hello is None:
+            return None
+        name = rank.hello.host
+        if name in self._hosts and name not in self._host_views:
+            self._host_views[name] = tuple(self._hosts[name])
+        return rank.frame(rank.hello, now_unix_ns, self._host_views.get(name, ()))
+
+    def sources(self) -> tuple[str, ...]:
+        """Every rank that was heard of, in order of arrival."""
+        return tuple(self._ranks)
 
     def _host(self, event: wire.Host, unix_ns: int) -> None:
         samples = self._hosts.get(event.host)

@@ -1,0 +1,230 @@
+"""The `--json` side of `gpumon attach` and `gpumon replay`: objects on stdout, one a line, until there is enough."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from gpumon.export import jsonl
+from gpumon.export.objects import Objects, Stated
+from gpumon_agent import wire
+
+if TYPE_CHECKING:
+    from gpumon_agent.endpoint import Descriptor
+
+_WAITING_MAX = 1024  # messages between readers and writer: a slow pipe holds back the readers
+_ONCE = ("hello", "model", "step", "goodbye")
+
+
+def attach_json(target: str | None, rank: int | None, once: bool, steps: int | None, seconds: float | None) -> int:
+    """`gpumon attach TARGET --json`. Returns the exit code."""
+    from gpumon import link
+
+    try:
+        targets = link.resolve(target)
+    except link.LinkError as error:
+        return _sorry(str(error))
+    return run(targets, once=once, steps=steps, seconds=seconds, rank=rank)
+
+
+def run(
+    targets: Sequence[Descriptor],
+    *,
+    once: bool = False,
+    steps: int | None = None,
+    seconds: float | None = None,
+    rank: int | None = None,
+) -> int:
+    """Attaches and prints until every rank said goodbye, or the limits are reached. Returns the exit code."""
+    wanted = [target for target in targets if rank is None or target.rank in (rank, None)]
+    if not wanted:
+        return _sorry(f"no rank {rank} in this job; it has {', '.join(str(t.rank) for t in targets)}")
+    until = Until(once=once, steps=steps, seconds=seconds, ranks=len(wanted))
+    return _run(lambda: _live(wanted), Objects(rank=rank), until)
+
+
+def run_replay(
+    path: Path | str,
+    *,
+    once: bool = False,
+    steps: int | None = None,
+    seconds: float | None = None,
+    rank: int | None = None,
+) -> int:
+    """Prints a recording's objects, as fast as they are read. Returns the exit code."""
+    from gpumon import link
+
+    try:
+        replay = link.replay(path)
+    except link.LinkError as error:
+        return _sorry(str(error))
+    until = Until(once=once, steps=steps, seconds=seconds, ranks=None)
+    code = _run(lambda: aiter(replay), Objects(replaying=True, rank=rank), until)
+    if replay.cut is not None:
+        print(f"gpumon: {replay.cut}", file=sys.stderr)
+    return code
+
+
+class Until:
+    """When enough was printed.
+
+    `steps` live ones a rank, `seconds` from the first object, or `once`: hello, model and the newest step of each of
+    `ranks` processes (None: of all there are when the stream ends). What is replayed counts for none of them.
+    """
+
+    def __init__(self, *, once: bool, steps: int | None, seconds: float | None, ranks: int | None) -> None:
+        self.once = once
+        self.steps = steps
+        self.seconds = seconds
+        self._ranks = ranks
+        self._live_steps: dict[str, tuple[int, int]] = {}  # source → live steps, the newest one's number
+        self._ended: set[str] = set()
+        self._synced: set[str] = set()
+        self._newest: dict[str, dict[tuple[str, int], Stated]] = {}
+
+    def take(self, stated: Stated) -> list[Stated]:
+        """The object if it is to be printed now."""
+        kind = stated.kind
+        if kind == "goodbye":
+            self._ended.add(stated.source)
+        if self.once:
+            if kind in _ONCE:
+                self._newest.setdefault(stated.source, {})[(kind, stated.part)] = stated
+            return []
+        if kind == "step" and stated.live and self.steps is not None:
+            count, newest = self._live_steps.get(stated.source, (0, -1))
+            if stated.object["step"] != newest:
+                count, newest = count + 1, stated.object["step"]
+                self._live_steps[stated.source] = (count, newest)
+            if count > self.steps:
+                return []
+        return [stated]
+
+    def synced(self, source: str) -> None:
+        self._synced.add(source)
+
+    @property
+    def reached(self) -> bool:
+        if self.once:
+            complete = [
+                source
+                for source in self._synced | self._ended
+                if source in self._ended or any(key[0] == "step" for key in self._newest.get(source, ()))
+            ]
+            return self._ranks is not None and len(complete) >= self._ranks
+        if self.steps is None or self._ranks is None:
+            return False
+        full = {source for source, (count, _) in self._live_steps.items() if count >= self.steps} | self._ended
+        return len(full) >= self._ranks and full >= self._live_steps.keys()
+
+    def last(self) -> list[Stated]:
+        """With `once`: everything to print, rank by rank."""
+        ranks = sorted(self._newest.values(), key=_rank_of)
+        return [kept[key] for kept in ranks for key in sorted(kept, key=lambda key: (_ONCE.index(key[0]), key[1]))]
+
+
+def _rank_of(kept: dict[tuple[str, int], Stated]) -> tuple[int, int]:
+    first = next(iter(kept.values())).object
+    return (-1 if first["rank"] is None else first["rank"], first["pid"])
+
+
+# --------------------------------------------------------------------------------------------------------- the runner
+
+
+def _run(stream: Callable[[], AsyncIterator[wire.Received]], objects: Objects, until: Until) -> int:
+    from gpumon import link
+
+    out = sys.stdout.buffer
+    try:
+        asyncio.run(_print(stream(), objects, until, out))
+    except link.LinkError as error:
+        return _sorry(str(error))
+    except BrokenPipeError:  # whoever read has enough: nothing failed
+        _give_up_stdout()
+    except OSError as error:
+        _give_up_stdout()
+        return _sorry(f"the output cannot be written: {error.strerror}")
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+async def _print(stream: AsyncIterator[wire.Received], objects: Objects, until: Until, out: IO[bytes]) -> None:
+    began: float | None = None
+    ended = False
+    while not ended and not until.reached:
+        left = None if began is None or until.seconds is None else began + until.seconds - time.monotonic()
+        try:
+            received = await asyncio.wait_for(anext(stream), left)
+        except (asyncio.TimeoutError, StopAsyncIteration):
+            break
+        for stated in objects.take(received):
+            began = began or time.monotonic()
+            for chosen in until.take(stated):
+                out.write(jsonl.line(chosen.object))
+                out.flush()
+        if isinstance(received.event, wire.Synced):
+            until.synced(received.source)
+        elif isinstance(received.event, wire.Notice) and not received.replayed:
+            print(f"gpumon: {received.event.text}", file=sys.stderr)
+        ended = left is not None and left <= 0
+    for stated in until.last():
+        out.write(jsonl.line(stated.object))
+    out.flush()
+    close = getattr(stream, "aclose", None)
+    if close is not None:
+        await close()
+
+
+async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
+    """What the agents say and what the host shows, until the agents have ended. Raises LinkError."""
+    from gpumon import link
+    from gpumon.host import Sampler
+
+    pids = {target.pid for target in targets}
+    waiting: asyncio.Queue[wire.Received | None] = asyncio.Queue()
+
+    async def pass_on(received: wire.Received) -> None:
+        while waiting.qsize() >= _WAITING_MAX:
+            await asyncio.sleep(0.01)
+        waiting.put_nowait(received)
+
+    async def listen() -> None:
+        async with contextlib.aclosing(link.subscribe(targets)) as stream:
+            async for received in stream:
+                if isinstance(received.event, wire.Hello):
+                    pids.add(received.event.pid)
+                await pass_on(received)
+
+    async def look() -> None:
+        async with Sampler(lambda: pids) as sampler:
+            async for received in sampler:
+                await pass_on(received)
+
+    listening, looking = asyncio.create_task(listen()), asyncio.create_task(look())
+    listening.add_done_callback(lambda _: waiting.put_nowait(None))
+    try:
+        while (received := await waiting.get()) is not None:
+            yield received
+        await listening
+    finally:
+        for task in (listening, looking):
+            task.cancel()
+        await asyncio.gather(listening, looking, return_exceptions=True)
+
+
+def _sorry(what: str) -> int:
+    print(f"Error: {what}", file=sys.stderr)
+    return 1
+
+
+def _give_up_stdout() -> None:
+    """Python flushes stdout as it ends: into nothing, when its reader is gone."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

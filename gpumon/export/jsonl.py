@@ -1,0 +1,267 @@
+"""One JSON object per thing gpumon states: the machine-readable output of `--json`, documented in docs/json.md.
+
+Objects are built from wire messages, frames and reports; field names, their order and what null means are fixed by
+docs/json.schema.json. Bytes are ints, `t` is unix seconds by the receiver's clock (for steps and what happens in them:
+the agent's moment on that clock). A field that is not known is null, never 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+
+from gpumon.analysis import ledger
+from gpumon.analysis.lines import DeviceReport, Estimate, Finding, Forecast, Lines, Peak
+from gpumon.session.frame import HostSample, ModelRecord, RankFrame, StepRecord
+from gpumon_agent import wire
+
+Object = dict[str, Any]
+
+_LINES = tuple(field.name for field in fields(Lines))
+_encoder = msgspec.json.Encoder()
+
+
+def line(obj: Object) -> bytes:
+    """The object as one line, newline included."""
+    return _encoder.encode(obj) + b"\n"
+
+
+def hello(rank: RankFrame, unix_ns: int) -> Object:
+    said = rank.hello
+    return {
+        **_head("hello", unix_ns, rank),
+        "host": said.host,
+        "argv": list(said.argv),
+        "torch": said.torch,
+        "backend": said.backend,
+        "devices": [{"index": d.index, "uuid": d.uuid, "name": d.name, "total": d.total_bytes} for d in said.devices],
+        "world_size": said.world_size,
+        "protocol": f"{said.protocol[0]}.{said.protocol[1]}",
+    }
+
+
+def model(rank: RankFrame, record: ModelRecord, unix_ns: int) -> Object:
+    said = record.model
+    return {
+        **_head("model", unix_ns, rank),
+        "parameters": said.parameters,
+        "trainable": said.trainable,
+        "by_module": [
+            {
+                "path": m.path,
+                "kind": m.kind,
+                "parameters": m.parameters,
+                "bytes": m.parameter_bytes,
+                "shared_with": m.shared_with,
+            }
+            for m in record.modules
+        ],
+        "optimizer": _optimizer(said.optimizers),
+        "parallel": _parallel(said.parallel),
+    }
+
+
+def _optimizer(optimizers: tuple[wire.Optimizer, ...]) -> Object | None:
+    """One object for all optimizers of a model: bytes together, a setting where they agree on it."""
+    if not optimizers:
+        return None
+    states = [o.state_bytes for o in optimizers]
+    return {
+        "kind": " + ".join(dict.fromkeys(o.kind for o in optimizers)),
+        "parameters": sum(o.parameters for o in optimizers),
+        "parameter_bytes": sum(o.parameter_bytes for o in optimizers),
+        "state_bytes": None if None in states else sum(s for s in states if s is not None),
+        "foreach": _agreed([o.foreach for o in optimizers]),
+        "fused": _agreed([o.fused for o in optimizers]),
+        "settings": {
+            name: value
+            for name, value in optimizers[0].settings.items()
+            if all(o.settings.get(name) == value for o in optimizers)
+        },
+    }
+
+
+def _agreed(values: list[bool | None]) -> bool | None:
+    return values[0] if len(set(values)) == 1 else None
+
+
+def _parallel(parallel: wire.Parallel | None) -> Object | None:
+    if parallel is None:
+        return None
+    return {
+        "kind": parallel.kind,
+        "world_size": parallel.world_size,
+        "bucket_bytes": list(parallel.bucket_bytes),
+        "rebuilt": parallel.rebuilt,
+        "gradient_as_bucket_view": parallel.gradient_as_bucket_view,
+        "static_graph": parallel.static_graph,
+        "find_unused_parameters": parallel.find_unused_parameters,
+    }
+
+
+def step(rank: RankFrame, record: StepRecord, report: DeviceReport) -> Object:
+    """A closed step on one device. Raises ValueError for one under way."""
+    closed = record.closed
+    if closed is None:
+        raise ValueError("a step under way has no object")
+    return {
+        **_head("step", rank.unix_ns(closed.t_ns), rank),
+        "step": closed.step,
+        "device": report.device,
+        "duration_s": _seconds(closed.duration_ns),
+        "input_bytes": closed.input_bytes,
+        "input_shapes": [list(shape) for shape in closed.input_shapes],
+        "phases": [_phase(record, phase) for phase in record.on(report.device)],
+        "device_age_s": None if report.ledger_age_s is None else round(report.ledger_age_s, 6),
+        "replayed": record.replayed,
+        "ledger": _lines(report.ledger),
+        "ledger_peak": _peak(report.peak),
+        "estimate": _estimate(report.estimate),
+        "forecast": _forecast(report.forecast),
+    }
+
+
+def _phase(record: StepRecord, phase: wire.Phase) -> Object:
+    owners = ledger.ledger_of(record, phase)
+    obj: Object = {
+        "phase": phase.phase,
+        "index": phase.index,
+        "duration_s": _seconds(phase.duration_ns),
+        "allocated": phase.allocated,
+        "allocated_peak": phase.allocated_peak,
+        "reserved": phase.reserved,
+        "reserved_peak": phase.reserved_peak,
+        "active": phase.active,
+        "inactive_split": phase.inactive_split,
+        "requested": phase.requested,
+        "sampled": bool(phase.flags & wire.SAMPLED),
+        "inferred": bool(phase.flags & wire.INFERRED),
+        "bound": bool(phase.flags & wire.BOUND),
+        "skipped": bool(phase.flags & wire.SKIPPED),
+    }
+    if owners is not None:
+        obj["ledger"] = _lines(ledger.lines(phase, owners))
+    return obj
+
+
+def finding(rank: RankFrame, found: Finding, unix_ns: int) -> Object:
+    return {
+        **_head("finding", unix_ns, rank),
+        "code": found.code,
+        "severity": found.severity,
+        "step": found.step,
+        "title": found.title,
+        "bytes": found.bytes,
+        "bytes_per_step": found.bytes_per_step,
+        "holder": found.holder,
+        "where": found.where,
+        "remedy": found.remedy,
+        "state": found.state,
+    }
+
+
+def host(rank: RankFrame, sample: HostSample, our_pids: frozenset[int]) -> Object:
+    """The machine beside one rank: its devices, and this process as the operating system sees it."""
+    reading = sample.host
+    ours = next((p for p in reading.processes if p.pid == rank.hello.pid), None)
+    return {
+        **_head("host", sample.unix_ns, rank),
+        "devices": [_device(device, our_pids) for device in reading.devices],
+        "rss": ours.rss if ours is not None else None,
+        "cpu_percent": ours.cpu_percent if ours is not None else None,
+        "children": [{"pid": c.pid, "name": c.name, "rss": c.rss} for c in ours.children] if ours is not None else [],
+    }
+
+
+def _device(device: wire.DeviceReading, our_pids: frozenset[int]) -> Object:
+    processes = None
+    if device.processes is not None:
+        processes = [{"pid": p.pid, "bytes": p.bytes, "ours": p.pid in our_pids} for p in device.processes]
+    return {
+        "uuid": device.uuid,
+        "total": device.total,
+        "free": device.free,
+        "processes": processes,
+        "utilization": device.utilization_percent,
+        "temperature": device.temperature_c,
+        "power": None if device.power_mw is None else device.power_mw / 1000,
+    }
+
+
+def oom(rank: RankFrame, event: wire.Oom) -> Object:
+    slack = None if event.reserved is None or event.allocated is None else event.reserved - event.allocated
+    verdict = None if slack is None else "capacity" if slack < event.requested else "fragmentation"
+    remedies = []
+    if verdict == "fragmentation" and not _expandable(rank):
+        remedies.append("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+    if verdict == "capacity":
+        remedies.append("a smaller batch with gradient accumulation, activation checkpointing, or autocast")
+    return {
+        **_head("oom", rank.unix_ns(event.t_ns), rank),
+        "step": event.step,
+        "phase": event.phase,
+        "module": None,
+        "requested": event.requested,
+        "message": event.message,
+        "ledger": _lines(
+            Lines(
+                slack=slack,
+                allocated=event.allocated,
+                reserved=event.reserved,
+                free=event.free,
+                total=event.total,
+            )
+        ),
+        "verdict": verdict,
+        "remedies": remedies,
+    }
+
+
+def _expandable(rank: RankFrame) -> bool:
+    return any("expandable_segments:true" in value.replace(" ", "").lower() for value in rank.hello.settings.values())
+
+
+def goodbye(rank: RankFrame, event: wire.Goodbye, unix_ns: int) -> Object:
+    return {**_head("goodbye", unix_ns, rank), "reason": event.reason, "step": event.step, "phase": event.phase}
+
+
+# ------------------------------------------------------------------------------------------------------------- parts
+
+
+def _head(kind: str, unix_ns: int, rank: RankFrame) -> Object:
+    return {"type": kind, "t": _seconds(unix_ns), "rank": rank.hello.rank, "pid": rank.hello.pid}
+
+
+def _seconds(nanoseconds: int) -> float:
+    return round(nanoseconds / 1e9, 6)
+
+
+def _lines(lines: Lines | None) -> Object | None:
+    return None if lines is None else {name: getattr(lines, name) for name in _LINES}
+
+
+def _peak(peak: Peak | None) -> Object | None:
+    """Null on steps whose peak was not taken apart: where it was and how high is in `phases`."""
+    if peak is None or peak.lines is None:
+        return None
+    return {**(_lines(peak.lines) or {}), "phase": peak.phase, "module": peak.module}
+
+
+def _estimate(estimate: Estimate | None) -> Object | None:
+    return None if estimate is None else {**(_lines(estimate.lines) or {}), "peak": estimate.peak}
+
+
+def _forecast(forecast: Forecast | None) -> Object | None:
+    if forecast is None:
+        return None
+    return {
+        "next_peak": forecast.next_peak,
+        "low": forecast.low,
+        "high": forecast.high,
+        "headroom": forecast.headroom,
+        "p_oom": forecast.p_oom,
+        "steps_to_oom": forecast.steps_to_oom,
+        "max_batch_factor": forecast.max_batch_factor,
+    }

@@ -1,0 +1,130 @@
+"""A stream of wire messages turned into the objects of `--json`, each as soon as what it states is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gpumon.analysis import Reporter
+from gpumon.analysis.lines import Finding
+from gpumon.export import jsonl
+from gpumon.session.frame import HostSample, RankFrame, StepRecord
+from gpumon.session.store import SessionStore, StoreLimits
+from gpumon_agent import wire
+
+STEPS_KEPT = 512
+"""Enough for every model that learns; what was printed need not be kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """One object and what a consumer counts by."""
+
+    source: str
+    object: jsonl.Object
+    live: bool
+    part: int = 0  # which of a rank's several: a model's index, a step's device
+
+    @property
+    def kind(self) -> str:
+        return str(self.object["type"])
+
+
+@dataclass(slots=True)
+class _Said:
+    """What was already stated of one rank."""
+
+    hello: wire.Hello | None = None
+    models: dict[int, int] = field(default_factory=dict)  # model → revision
+    step: StepRecord | None = None
+    findings: dict[tuple[str, int | None], str] = field(default_factory=dict)  # (code, since) → state
+    ended: bool = False
+
+
+class Objects:
+    """Feed it each message in the order `link` yields them."""
+
+    def __init__(self, *, replaying: bool = False, rank: int | None = None) -> None:
+        self._store = SessionStore(StoreLimits(steps=STEPS_KEPT), replaying=replaying)
+        self._reporter = Reporter()
+        self._only_rank = rank
+        self._said: dict[str, _Said] = {}
+
+    def take(self, received: wire.Received) -> Iterator[Stated]:
+        """What this message makes stateable."""
+        self._store.apply(received)
+        event = received.event
+        if isinstance(event, wire.Host):
+            yield from self._host(received, event)
+            return
+        if isinstance(event, (wire.Phase, wire.Ledger, wire.Heartbeat, wire.Notice)):
+            return
+        rank = self._store.rank(received.source, received.unix_ns)
+        if rank is None or (self._only_rank is not None and rank.hello.rank != self._only_rank):
+            return
+        said = self._said.setdefault(received.source, _Said())
+        live = not received.replayed
+        if isinstance(event, wire.Hello):
+            if said.hello is None or not _same(said.hello, event):
+                said.hello = event
+                yield Stated(rank.source, jsonl.hello(rank, received.unix_ns), live)
+        elif isinstance(event, (wire.Model, wire.Module, wire.Synced)):
+            yield from self._models(rank, said, received, whole=isinstance(event, wire.Synced))
+        elif isinstance(event, wire.Step):
+            yield from self._step(rank, said, received, event)
+        elif isinstance(event, wire.Oom):
+            yield Stated(rank.source, jsonl.oom(rank, event), live)
+        elif isinstance(event, wire.Goodbye) and not said.ended:
+            said.ended = True
+            yield Stated(rank.source, jsonl.goodbye(rank, event, received.unix_ns), live)
+
+    def _models(self, rank: RankFrame, said: _Said, received: wire.Received, *, whole: bool) -> Iterator[Stated]:
+        """Models whose modules have all arrived. `whole`: nothing more will come, so what is there is stated."""
+        for record in rank.models:
+            complete = whole or len(record.modules) >= record.model.modules
+            if complete and said.models.get(record.model.model) != record.model.revision:
+                said.models[record.model.model] = record.model.revision
+                obj = jsonl.model(rank, record, received.unix_ns)
+                yield Stated(rank.source, obj, not received.replayed, record.model.model)
+
+    def _step(self, rank: RankFrame, said: _Said, received: wire.Received, event: wire.Step) -> Iterator[Stated]:
+        newest = rank.steps[-1]
+        if newest.step != event.step or newest is said.step:
+            return
+        said.step = newest
+        live = not received.replayed
+        report = self._reporter.rank(rank)
+        seen = {phase.device for phase in newest.phases}
+        for device in report.devices:
+            if device.device in seen:
+                yield Stated(rank.source, jsonl.step(rank, newest, device), live, device.device)
+        yield from self._findings(rank, said, report.findings, rank.unix_ns(event.t_ns), live)
+
+    def _findings(
+        self, rank: RankFrame, said: _Said, findings: tuple[Finding, ...], unix_ns: int, live: bool
+    ) -> Iterator[Stated]:
+        """Each finding when it opens and when it is gone, not at every step in between."""
+        present = {(found.code, found.step) for found in findings}
+        for found in findings:
+            key = (found.code, found.step)
+            if said.findings.get(key) != found.state:
+                said.findings[key] = found.state
+                yield Stated(rank.source, jsonl.finding(rank, found, unix_ns), live)
+        for key in said.findings.keys() - present:
+            del said.findings[key]
+
+    def _host(self, received: wire.Received, event: wire.Host) -> Iterator[Stated]:
+        ranks = [self._store.rank(source, received.unix_ns) for source in self._store.sources()]
+        here = [rank for rank in ranks if rank is not None and rank.hello.host == event.host]
+        pids = frozenset(rank.hello.pid for rank in here)
+        for rank in here:
+            if rank.goodbye is not None or (self._only_rank is not None and rank.hello.rank != self._only_rank):
+                continue
+            sample = HostSample(received.unix_ns, event)
+            yield Stated(rank.source, jsonl.host(rank, sample, pids), not received.replayed)
+
+
+def _same(left: wire.Hello, right: wire.Hello) -> bool:
+    return msgspec.structs.replace(left, clock=right.clock) == right
