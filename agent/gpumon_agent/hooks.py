@@ -205,6 +205,18 @@ class Hooks:
         root.attach()
         self._rooted(module)
 
+    def release(self, module: Module) -> None:
+        """`module`'s forward is no phase any more."""
+        root = self._roots.get(id(module))
+        if root is not None and root.holds(module):
+            del self._roots[id(module)]
+            root.remove()
+
+    def entered(self, module: Module) -> bool:
+        """Whether a forward of `module` has begun since it is watched."""
+        root = self._roots.get(id(module))
+        return root is not None and root.holds(module) and root.entered
+
     def _registration_hook(self, act: Callable[[Module, Module], None]) -> Callable[..., None]:
         def hook(parent: Module, name: str, child: Module) -> None:
             if self.fires and child is not None and id(child) in self._roots:
@@ -251,7 +263,7 @@ class _Root:
         self._key = key = id(module)
         roots = hooks._roots
         self._module = weakref.ref(module, lambda _: roots.pop(key, None) and None)
-        self._entered = False
+        self.entered = False
         self._raising = 0  # id of the exception that was being handled as the forward began
         self._undo: list[Callable[[], None]] = []
         self._begins = hooks._guard.protect("forward", self._forward_begins)
@@ -347,8 +359,8 @@ class _Root:
         if _graph_task() != -1:
             hooks._phases.recomputes()
             return
-        if not self._entered:
-            self._entered = True
+        if not self.entered:
+            self.entered = True
             hooks._entered()
         phases = hooks._phases
         if phases.in_optimizer:

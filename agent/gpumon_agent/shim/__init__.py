@@ -1,10 +1,82 @@
-"""Brings the agent into a process that `gpumon run` launched: `launch` starts it, `on_path` is what it finds there."""
+"""Brings the agent into a process that `gpumon run` launched: `launch` starts it, `on_path` is what it finds there.
+
+A launched process is left alone until it shows that it trains (an optimizer is constructed) or takes a device (CUDA is
+initialized): launchers, compilers, DataLoader workers and package managers do neither.
+"""
 
 from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ..guard import Guard
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
+    from ..agent import Agent
+    from ..probe.cpu import StorageTracker
+
+
+_trackers: list[StorageTracker] = []
 
 
 def begin() -> None:
     """Called once in a launched process, when `import torch` is complete. The agent itself wakes later, if at all."""
-    from gpumon_agent import find
+    Guard(lambda text: None).protect("shim", _begin)()
 
-    find.install(lambda model, optimizer: print("ADOPT", type(model).__name__, type(optimizer).__name__, flush=True))
+
+def _begin() -> None:
+    from torch import cuda
+
+    from .. import find
+
+    if os.environ.get("GPUMON_TRACK_CPU") == "1":
+        from ..probe.cpu import StorageTracker
+
+        _trackers.append(StorageTracker())
+        _trackers[0].start()  # now, not with the agent: what is made before it starts is not seen
+    find.install(_ToAgent())
+    if hasattr(cuda, "_lazy_call"):
+        cuda._lazy_call(Guard(lambda text: None).protect("shim", _device_taken))
+
+
+def _device_taken() -> None:
+    """CUDA has just been initialized: whoever looks for the process now finds it, long before it trains."""
+    if not _is_loader_worker():
+        _agent()
+
+
+def _is_loader_worker() -> bool:
+    from torch.utils.data import get_worker_info
+
+    return get_worker_info() is not None
+
+
+def _agent() -> Agent:
+    from .. import agent  # zmq and msgspec are imported here, not in every process that has torch
+
+    return agent.running(tracker=_trackers[0] if _trackers else None)
+
+
+class _ToAgent:
+    """What the search finds goes to the agent, begun with the first finding."""
+
+    def adopt(self, model: Module, optimizer: Optimizer) -> None:
+        if not _is_loader_worker():
+            _agent().adopt(model, optimizer, found=True)
+
+    def enter(self, module: Module) -> None:
+        if not _is_loader_worker():
+            _agent().hooks.watch(module)
+
+    def let_go(self, module: Module) -> None:
+        _agent().hooks.release(module)
+
+    def entered(self, module: Module) -> bool:
+        return _agent().hooks.entered(module)
+
+    def homeless(self, optimizer: Optimizer) -> None:
+        if not _is_loader_worker():
+            _agent().notice(f"{type(optimizer).__name__} updates tensors that belong to no module: no model is shown")

@@ -38,10 +38,10 @@ class _Finder:
         return None
 
 
-_ModuleSpec = type(__spec__)  # type: ignore[name-defined]
+_ModuleSpec = type(__spec__)
 
 
-class _TorchSpec(_ModuleSpec):  # type: ignore[valid-type,misc]
+class _TorchSpec(_ModuleSpec):  # type: ignore[misc,valid-type]
     """A ModuleSpec for one import: acts when the import system marks it complete, then is an ordinary one again.
 
     A wrapper around the loader would stand in every traceback out of `import torch`; an attribute's setter does not.
@@ -50,7 +50,7 @@ class _TorchSpec(_ModuleSpec):  # type: ignore[valid-type,misc]
     def __setattr__(self, name: str, value: "Any") -> None:
         super().__setattr__(name, value)
         if name == "_initializing" and not value:
-            self.__class__ = _ModuleSpec
+            self.__class__ = _ModuleSpec  # type: ignore[assignment]
             if "torch" in sys.modules:  # the import system takes a module out whose code raised
                 _torch_is_here()
 
@@ -93,7 +93,7 @@ def _make_way() -> None:
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
     sys.path_importer_cache.pop(_HERE, None)
     sys.modules.pop("sitecustomize", None)
-    import sitecustomize  # noqa: F401 - its absence, or what it raises, is for `site` to see
+    import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 - what it raises is for `site` to see
 
 
 if not any(type(finder).__name__ == "_Finder" and type(finder).__module__ == __name__ for finder in sys.meta_path):

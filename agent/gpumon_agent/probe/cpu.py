@@ -1,0 +1,188 @@
+"""The CPU as a device: the process's resident memory, and, if asked for, every live storage by a tracker.
+
+torch keeps no statistics of CPU memory. By default only the RSS is known, read from /proc (None where there is none).
+`GPUMON_TRACK_CPU=1` (`gpumon run --track-cpu`) adds `StorageTracker`; what that costs and changes is said there.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..wire import Device
+from . import Reading
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_RESIDENT = 1  # the field's position in /proc/PID/statm
+
+
+class CpuProbe:
+    """One device, index 0."""
+
+    kind = "cpu"
+
+    def __init__(self, tracker: StorageTracker | None = None) -> None:
+        self._tracker = tracker
+
+    def boundary(self, device: int) -> Reading:
+        tracker = self._tracker
+        if tracker is None or tracker.off:
+            return Reading(rss=resident_bytes())
+        allocated, peak, allocations = tracker.window()
+        return Reading(
+            allocated=allocated,
+            allocated_peak=peak,
+            requested=allocated,  # storages are counted as they were asked for
+            allocations=allocations,
+            rss=resident_bytes(),
+        )
+
+    def devices(self) -> tuple[Device, ...]:
+        name = platform.processor() or platform.machine() or "CPU"
+        return (Device(0, None, name, os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES, self.kind),)
+
+    def stop(self) -> None:
+        if self._tracker is not None:
+            self._tracker.stop()
+
+
+def resident_bytes() -> int | None:
+    """Resident memory of this process, in bytes. 3 µs; no file stays open."""
+    try:
+        handle = os.open("/proc/self/statm", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return int(os.read(handle, 256).split()[_RESIDENT]) * _PAGE_BYTES
+    finally:
+        os.close(handle)
+
+
+class _Live(weakref.ref[Any]):
+    """A storage that is alive: its identity and bytes outlive it by as long as the tracker needs to subtract them."""
+
+    __slots__ = ("identity", "nbytes")
+    identity: int
+    nbytes: int
+
+
+class StorageTracker:
+    """Exact bytes of the CPU storages that this thread's operators have returned, and their peak.
+
+    Model: a TorchDispatchMode sees what every operator returns; a storage counts from then until its last reference is
+    gone. A storage's Python object lives as long as the storage, so a weak reference to it tells.
+    Cost: some microseconds an operator (`benchmarks/track_cpu.py` prints them), nothing that grows with the run.
+    What it changes: results are bit-identical. torch.compile cannot work under a dispatch mode (with fullgraph=True it
+    raises), and what compiled code allocates no mode sees: so the first `torch.compile` ends the tracking, and from
+    then on the bytes are None.
+    Known limitations: memory that an operator takes and returns before it ends (convolution workspaces) is not seen;
+    storages that exist before `start`, or that other threads make, only when an operator here returns them; a tensor
+    from NumPy likewise.
+    """
+
+    def __init__(self) -> None:
+        self.off = False
+        self._live: dict[int, _Live] = {}
+        self._gone: deque[_Live] = deque()  # appended to by whoever drops the last reference, in any thread
+        self._allocated = 0
+        self._peak = 0
+        self._mode: Any = None
+        self._restore: Callable[[], None] = lambda: None
+        self._tensor: Any = object
+        self._plain: Callable[[Any], Iterable[Any]] = iter
+
+    def start(self) -> None:
+        """From here on operators of the calling thread are seen."""
+        from torch import Tensor
+        from torch.utils._python_dispatch import TorchDispatchMode
+        from torch.utils.data import _utils
+
+        from ..storages import plain
+
+        self._tensor, self._plain = Tensor, plain
+        see = self._see
+        worker = _utils.worker
+        tracker = self
+
+        class TrackStorages(TorchDispatchMode):  # type: ignore[misc]
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                result = func(*args, **(kwargs or {}))
+                if not tracker.off:
+                    if worker._worker_info is None:
+                        see(result)
+                    else:
+                        tracker.off = True  # a DataLoader worker
+                return result
+
+        self._mode = TrackStorages()
+        self._mode.__enter__()
+        self._wrap_compile()
+        os.register_at_fork(after_in_child=self.stop)
+
+    def _wrap_compile(self) -> None:
+        import torch
+
+        compile = torch.compile
+
+        @functools.wraps(compile)
+        def stop_and_compile(*args: Any, **kwargs: Any) -> Any:
+            self.stop()
+            return compile(*args, **kwargs)
+
+        def restore() -> None:
+            if torch.compile is stop_and_compile:
+                torch.compile = compile
+
+        torch.compile = stop_and_compile
+        self._restore = restore
+
+    def stop(self) -> None:
+        """Sees nothing more. The mode itself can be taken off only where no other has been put on above it."""
+        from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+        self.off = True
+        self._restore()
+        if self._mode is not None and _get_current_dispatch_mode() is self._mode:
+            self._mode.__exit__(None, None, None)
+            self._mode = None
+
+    def window(self) -> tuple[int, int, int]:
+        """(allocated bytes, their peak since the last call, live storages)."""
+        self._settle()
+        peak, self._peak = self._peak, self._allocated
+        return self._allocated, peak, len(self._live)
+
+    def _see(self, value: Any) -> None:
+        if isinstance(value, self._tensor):
+            if value.device.type == "cpu":
+                self._count(value)
+        elif isinstance(value, (list, tuple)):
+            for each in value:
+                self._see(each)
+
+    def _count(self, tensor: Any) -> None:
+        self._settle()
+        for part in self._plain(tensor):
+            storage = part.untyped_storage()
+            identity, nbytes = storage._cdata, storage.nbytes()
+            known = self._live.get(identity)
+            if known is None:
+                known = self._live[identity] = _Live(storage, self._gone.append)
+                known.identity, known.nbytes = identity, 0
+            self._allocated += nbytes - known.nbytes  # a known one may have been resized
+            known.nbytes = nbytes
+        self._peak = max(self._peak, self._allocated)
+
+    def _settle(self) -> None:
+        """Subtracts what has gone. Before anything is added: its identity may be taken again at once."""
+        gone = self._gone
+        while gone:
+            dead = gone.popleft()
+            if self._live.get(dead.identity) is dead:
+                del self._live[dead.identity]
+                self._allocated -= dead.nbytes
