@@ -46,7 +46,8 @@ def command(workload: str, as_json: bool, steps: int | None) -> None:
         arguments = [str(pid)]
         if as_json:
             arguments += ["--json"] if steps is None else ["--json", "--steps", str(steps)]
-        attach.main(arguments, prog_name="gpumon attach", standalone_mode=False)
+        code = attach.main(arguments, prog_name="gpumon attach", standalone_mode=False)
+    raise click.exceptions.Exit(code or 0)
 
 
 @contextlib.contextmanager
