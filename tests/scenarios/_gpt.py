@@ -1,4 +1,4 @@
-"""The small GPT that several scenarios train: pre-norm blocks, learned positions, the head tied to the embedding or not."""
+"""The small GPT that several scenarios train: pre-norm blocks, learned positions, head tied to the embedding or not."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """What every scenario shares: its common arguments, and the allocator's own figures at each phase's end as JSON lines.
 
-A scenario says `report("forward")` where a phase ends. Without --report that does nothing at all: no figure is read, no peak
-is reset. With it, one JSON line a step goes to standard output:
+A scenario says `report("forward")` where a phase ends. Without --report that does nothing at all: no figure is read, no
+peak is reset. With it, one JSON line a step goes to standard output:
 
     {"step": 1, "phases": [{"phase": "between", "allocated": 33574912, "allocated_peak": ..., ...}, ...]}
 
-Bytes are ints, a figure the device does not have is null. Step 0 holds `load`. The last line is {"done": true, ...}. The reading
-points are those of the project's design: `forward` the model's return, `backward` the engine's return (the loss belongs to
-it), `optimizer` the end of `step()`, which also closes the step, `between` just before the next forward.
+Bytes are ints, a figure the device does not have is null. Step 0 holds `load`. The last line is {"done": true, ...}.
+The reading points are those of the project's design: `forward` the model's return, `backward` the engine's return (the
+loss belongs to it), `optimizer` the end of `step()`, which also closes the step, `between` just before a forward.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import os
 import resource
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,8 +52,23 @@ def arguments(doc: str | None, *, steps: int, twin: str = "") -> argparse.Argume
     return parser
 
 
+def device_used(device: str) -> int:
+    """Bytes in use on the device as NVML counts them, every process together."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")).used)
+
+
+def resident(pid: int | str = "self") -> int:
+    """Bytes of host memory a process has resident."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
 class Report:
-    """Prints the allocator's figures; `Report(args)` also seeds and applies --capacity, so it comes before the model."""
+    """Prints the allocator's figures; it also seeds and applies --capacity, so it is made before the model."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.device = torch.device(args.device)

@@ -1,4 +1,4 @@
-"""Gradients of several micro-batches accumulated before one optimizer step: forward and backward repeat inside a step."""
+"""Gradients of several micro-batches accumulated before one optimizer step: forward and backward repeat in a step."""
 
 import torch
 from _gpt import GPT, GPTConfig, batch, next_token_loss

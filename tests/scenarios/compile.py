@@ -1,4 +1,4 @@
-"""torch.compile in its three forms: a wrapped module, Module.compile() in place, and a module that must be one full graph."""
+"""torch.compile in its three forms: a wrapped module, Module.compile() in place, and a module in one full graph."""
 
 import torch
 from _gpt import GPT, GPTConfig, batch, next_token_loss

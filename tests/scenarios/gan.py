@@ -1,4 +1,4 @@
-"""A GAN: two models, two optimizers, the discriminator's graph used by both; the generator's backward passes through it."""
+"""A GAN: two models and two optimizers; the generator's backward passes through the discriminator."""
 
 import torch
 from _report import Report, arguments

@@ -1,4 +1,4 @@
-"""A small GPT in fp32, bf16 (autocast) or fp16 (autocast and GradScaler), gradients clipped, learning rate scheduled."""
+"""A small GPT in fp32, bf16 (autocast) or fp16 (autocast and GradScaler), gradients clipped, the rate scheduled."""
 
 import torch
 from _gpt import GPT, GPTConfig, batch, next_token_loss

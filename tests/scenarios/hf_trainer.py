@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer on a tiny GPT-2 or BERT and synthetic data: accumulation, bf16, checkpointing, compile, evaluation."""
+"""Hugging Face's Trainer on a tiny GPT-2 or BERT: accumulation, bf16, checkpointing, compile, evaluation by flags."""
 
 import tempfile
 
