@@ -1,0 +1,141 @@
+"""The ledger adds up, exactly, and says nothing it does not know."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from synthetic import GIB, MIB, Run, apply, rank_of
+
+from gpumon.analysis import Lines, ledger, report
+from gpumon.analysis.lines import OWNERS
+from gpumon_agent import wire
+
+
+def accounted(lines: Lines) -> int:
+    """Everything between nothing and `reserved`."""
+    named = (*OWNERS, "unexplained", "unattributed", "rounding", "slack")
+    return sum(getattr(lines, name) or 0 for name in named)
+
+
+amounts = st.one_of(st.none(), st.integers(0, 1 << 40))
+
+
+@given(
+    owners=st.lists(amounts, min_size=len(OWNERS), max_size=len(OWNERS)),
+    lasting=st.lists(amounts, min_size=len(OWNERS), max_size=len(OWNERS)),
+    figures=st.tuples(st.integers(0, 1 << 42), st.integers(0, 1 << 30), st.integers(0, 1 << 40)),
+    tells_requested=st.booleans(),
+    sampled=st.booleans(),
+)
+def test_lines_sum_to_reserved_whatever_was_read(
+    owners: list[int | None],
+    lasting: list[int | None],
+    figures: tuple[int, int, int],
+    tells_requested: bool,
+    sampled: bool,
+) -> None:
+    requested, rounding, slack = figures
+    allocated, reserved = requested + rounding, requested + rounding + slack
+    told = requested if tells_requested else None
+    phase = wire.Phase(5, "optimizer", 0, 0, 9, 1, allocated, allocated, reserved, reserved, requested=told)
+
+    def read(amounts: list[int | None]) -> wire.Ledger:
+        return wire.Ledger(5, "optimizer", 0, 0, allocated, told, reserved, **dict(zip(OWNERS, amounts, strict=True)))
+
+    lines = ledger.lines(phase, read(owners) if sampled else None, read(lasting))
+    assert lines is not None
+    assert accounted(lines) == reserved == lines.reserved
+    assert lines.unexplained is None or lines.unattributed is None
+
+
+@given(
+    owners=st.lists(amounts, min_size=len(OWNERS), max_size=len(OWNERS)),
+    requested=st.integers(0, 1 << 42),
+    rounding=st.integers(0, 1 << 30),
+)
+def test_a_peak_sums_to_allocated(owners: list[int | None], requested: int, rounding: int) -> None:
+    named = dict(zip(OWNERS, owners, strict=True))
+    composition = wire.Ledger(5, "backward", 0, 0, requested + rounding, requested, None, **named, peak=True)
+    lines = ledger.peak_lines(composition)
+    assert accounted(lines) == lines.allocated == requested + rounding
+    assert lines.slack is lines.reserved is lines.free is None
+
+
+def test_on_a_sampled_step_every_owner_and_nothing_unexplained() -> None:
+    lines = report(apply(Run().stream(4)).frame(0))[0].devices[0].ledger
+    assert lines is not None
+    assert (lines.weights, lines.gradients, lines.optimizer) == (100 * MIB, 100 * MIB, 200 * MIB)
+    assert (lines.unexplained, lines.unattributed, lines.activations) == (0, None, 0)
+
+
+def test_on_an_unsampled_step_lasting_owners_stay_and_the_rest_is_unattributed() -> None:
+    run = Run(sampled_every=10, kept=lambda step: 5 * MIB * step)
+    lines = report(apply(run.stream(14)).frame(0))[0].devices[0].ledger
+    assert lines is not None
+    assert (lines.weights, lines.optimizer) == (100 * MIB, 200 * MIB)
+    assert (lines.activations, lines.unexplained, lines.inputs) == (None, None, None)
+    assert lines.unattributed == run.kept(13) + run.input_bytes(13)
+
+
+def test_owners_that_no_longer_fit_are_not_carried_over() -> None:
+    run = Run()
+    last = next(e for e in run.step_events(3) if isinstance(e, wire.Ledger))
+    phase = wire.Phase(9, "optimizer", 0, 0, 9, 1, 50 * MIB, 50 * MIB, 60 * MIB, 60 * MIB, requested=40 * MIB)
+    lines = ledger.lines(phase, None, last)
+    assert lines is not None
+    assert (lines.weights, lines.unattributed) == (None, 40 * MIB)
+
+
+def test_where_nothing_is_known_there_is_no_ledger() -> None:
+    assert ledger.lines(wire.Phase(0, "optimizer", 0, 0, 9, 1), None) is None
+
+
+def test_the_driver_s_lines_sum_to_its_total() -> None:
+    run = Run(others=3 * GIB)
+    found = report(apply(run.stream(8, host_every=3)).frame(0))[0].devices[0]
+    lines = found.ledger
+    assert lines is not None
+    assert lines.reserved is not None
+    assert (lines.context, lines.other_processes, lines.total) == (run.context, 3 * GIB, run.total)
+    assert lines.reserved + (lines.context or 0) + (lines.other_processes or 0) + (lines.free or 0) == run.total
+    assert found.ledger_age_s == pytest.approx(0.05 + 0.05 * 3 / 16, abs=1e-6)
+
+
+def test_a_reading_while_reserved_moved_is_not_believed() -> None:
+    run = Run(activations=lambda step: 300 * MIB + step * 10 * MIB)
+    rank = rank_of(run, 8, host_every=1)
+    assert ledger.driver_lines(rank, 0) is not None  # within a step nothing moved
+    (device,) = run.host(3).event.devices
+    across = replace(device, began_ns=run.time_ns(2) - 1, ended_ns=run.time_ns(3) - 1)
+    host = wire.Received("host:box", run.unix_ns(3), wire.Host("box", run.time_ns(3), "580", (across,)))
+    assert ledger.driver_lines(apply(run.stream(8), [host]).frame(0).ranks[0], 0) is None
+
+
+def test_a_reading_with_a_higher_peak_of_reserved_around_it_is_not_believed() -> None:
+    run = Run()
+    events = []
+    for received in run.stream(4, host_every=3):
+        event = received.event
+        if isinstance(event, wire.Phase) and event.step == 3 and event.phase == "backward":
+            higher = replace(event, reserved_peak=(event.reserved_peak or 0) + 2 * MIB)
+            received = wire.Received(received.source, received.unix_ns, higher, received.seq)
+        events.append(received)
+    rank = apply(events).frame(0).ranks[0]
+    found = ledger.driver_lines(rank, 0)
+    assert found is not None
+    assert found.unix_ns < run.unix_ns(1)  # an older reading has to do
+
+
+def test_a_device_is_matched_by_uuid_only() -> None:
+    run = Run()
+    assert ledger.reading_of(run.host(0).event, "GPU-2") is None
+    assert ledger.reading_of(run.host(0).event, None) is None
+
+
+def test_the_peak_names_its_phase() -> None:
+    run = Run()
+    peak = report(apply(run.stream(5)).frame(0))[0].devices[0].peak
+    assert peak is not None
+    assert (peak.step, peak.phase, peak.allocated) == (4, "backward", run.peak(4))

@@ -1,0 +1,74 @@
+"""Bytes and durations as text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumon.analysis import units
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "n/a"),
+        (0, "0 B"),
+        (512, "512 B"),
+        (1024, "1.0 KiB"),
+        (4 * MIB, "4.0 MiB"),
+        (round(61.2 * GIB), "61.2 GiB"),
+        (GIB - 1, "1.0 GiB"),
+        (-round(11.8 * GIB), "−11.8 GiB"),
+        (2000 * GIB, "2.0 TiB"),
+    ],
+)
+def test_size(value: int | None, text: str) -> None:
+    assert units.size(value) == text
+
+
+def test_a_difference_carries_its_sign() -> None:
+    assert (units.signed(4 * MIB), units.signed(-MIB), units.signed(0)) == ("+4.0 MiB", "−1.0 MiB", "0 B")
+
+
+def test_figures_that_are_compared_share_a_unit() -> None:
+    unit = units.unit_for(36 * GIB, 300 * MIB, None, 0)
+    assert unit is units.GIB
+    assert [units.in_unit(v, unit) for v in (36 * GIB, 300 * MIB, 5 * MIB, MIB, 0)] == [
+        "36.0", "0.3", "<0.01", "<0.01", "0.0",
+    ]  # fmt: skip
+
+
+@given(st.integers(-(1 << 62), 1 << 62))
+def test_every_size_fits_its_column_and_only_zero_looks_like_zero(value: int) -> None:
+    assert len(units.column(value)) >= units.COLUMN
+    shown = units.size(value)
+    assert (value == 0) == (shown == "0 B")
+    if abs(value) < 1000 << 40:
+        assert len(units.column(value, sign=True)) <= units.COLUMN + 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "n/a"), (0.000018, "18 µs"), (0.0032, "3.2 ms"), (0.45, "450 ms"), (1.25, "1.25 s"), (42, "42 s"),
+        (59.6, "1 m 00 s"), (185, "3 m 05 s"), (8_040, "2 h 14 m"), (273_600, "3 d 4 h"), (-2, "−2.00 s"),
+    ],
+)  # fmt: skip
+def test_duration(seconds: float | None, text: str) -> None:
+    assert units.duration(seconds) == text
+
+
+def test_pace_below_one_a_second_is_told_the_other_way_round() -> None:
+    assert (units.pace(3.2), units.pace(0.08), units.pace(None), units.pace(0)) == (
+        "3.2 it/s", "12.5 s/it", "n/a", "n/a",
+    )  # fmt: skip
+
+
+def test_percent_never_says_all_or_nothing_of_what_is_not() -> None:
+    assert [units.percent(v) for v in (0.0, 0.0004, 0.002, 0.43, 0.9995, 1.0)] == [
+        "0 %", "<0.1 %", "0.2 %", "43 %", ">99.9 %", "100 %",
+    ]  # fmt: skip
