@@ -11,8 +11,9 @@ over the recent steps, or from the newest step with that very size; else it is t
 differ is in the interval.
 
 Interval. One-step-ahead residuals of this very forecaster, newest `RESIDUALS`, as a conformal band (robust.conformal).
-In the first steps, and after two misses in a row on the same side (another regime), the residuals are started anew
-and the band is widened by a share of the peak that falls with the square of the steps since: 10 %, 2.5 %, 1.1 % …
+A residual outside the band by more than the band's own width is a surprise: the interval covers it at once. A second
+one on the same side right after it is another regime: residuals and window are started anew. Then, as in the first
+steps, the band is widened by a share of the peak that falls with the square of the steps since: 10 %, 2.5 %, 1.1 % …
 
 Headroom = what the process can have (reserved + free, by the driver) − next peak − bytes stranded in segments that
 stay partly in use through the whole step.
@@ -72,7 +73,8 @@ class Forecaster:
         self._residuals: deque[float] = deque(maxlen=RESIDUALS)
         self._predicted: _Point | None = None
         self._band = (0.0, 0.0)
-        self._misses = 0  # in a row; the sign is the side
+        self._calm = (0.0, 0.0)  # the band without the newest surprise
+        self._surprise: float | None = None  # a residual far outside: an unusual batch, or the first of a regime
         self._since_change = 0
         self._prior = 0.0
         self._trend: Trend | None = None
@@ -100,21 +102,28 @@ class Forecaster:
             self._prior = FIRST_WIDTH * step.peak
             return
         residual = step.peak - predicted.peak
-        below, above = self._band
-        side = 1 if residual > above else -1 if residual < below else 0
-        self._misses = self._misses + side if side and self._misses * side >= 0 else side
+        below, above = self._calm
+        reach = above - below
+        side = 1 if residual > above + reach else -1 if residual < below - reach else 0
+        surprise, self._surprise = self._surprise, None
         if self._seen == 1:  # before the second step nothing was known of the first one's optimizer state
-            self._prior = max(FIRST_WIDTH * step.peak, abs(residual))
-            self._since_change = 0
-        elif abs(self._misses) >= 2:
+            self._begin_regime(step, residual)
+        elif side and surprise is not None and surprise * side > 0:
             self._window = deque(list(self._window)[-1:], maxlen=WINDOW)
             self._residuals.clear()
             self._trend = None
-            self._prior = max(FIRST_WIDTH * step.peak, abs(residual))
-            self._since_change = 0
-            self._misses = 0
+            self._begin_regime(step, residual)
         else:
-            self._residuals.append(residual)
+            if surprise is not None:
+                self._residuals.append(surprise)  # it stood alone: an unusual batch, not another regime
+            if side:
+                self._surprise = residual
+            else:
+                self._residuals.append(residual)
+
+    def _begin_regime(self, step: StepPeaks, residual: float) -> None:
+        self._prior = max(FIRST_WIDTH * step.peak, abs(residual))
+        self._since_change = 0
 
     def _refit(self) -> None:
         starts = [(float(s.step), float(s.start)) for s in self._window]
@@ -173,7 +182,10 @@ class Forecaster:
         extra = self._prior / max(1, self._since_change) ** 2
         if extra < 1e-4 * peak and len(self._residuals) >= 2:
             extra = 0.0
-        return min(0.0, band.below) - extra, max(0.0, band.above) + extra
+        self._calm = (min(0.0, band.below) - extra, max(0.0, band.above) + extra)
+        if self._surprise is None:
+            return self._calm
+        return min(self._calm[0], self._surprise), max(self._calm[1], self._surprise)
 
     # ------------------------------------------------------------------------------------------------- answering
 

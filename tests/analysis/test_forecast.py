@@ -1,0 +1,152 @@
+"""The forecast against runs whose next peak is known."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from synthetic import GIB, MIB, Run, apply
+
+from gpumon.analysis import Forecast, Reporter
+from gpumon.session.store import SessionStore, StoreLimits
+from gpumon_agent import wire
+
+
+def forecasts(run: Run, steps: int, *, host_every: int = 0) -> list[Forecast]:
+    """What is said after each step: item k speaks of step k + 1."""
+    store, reporter = SessionStore(StoreLimits(steps=64)), Reporter()
+    said: list[Forecast] = []
+    for received in run.stream(steps, host_every=host_every):
+        store.apply(received)
+        if isinstance(received.event, wire.Step):
+            rank = store.rank(run.nonce, 0)
+            assert rank is not None
+            forecast = reporter.rank(rank).devices[0].forecast
+            assert forecast is not None
+            said.append(forecast)
+    return said
+
+
+def misses(run: Run, said: list[Forecast], begin: int) -> list[bool]:
+    return [not f.low <= run.peak(k + 1) <= f.high for k, f in enumerate(said) if k >= begin]
+
+
+@pytest.mark.parametrize("activations", [10 * MIB, 300 * MIB, 3 * GIB])
+def test_same_shapes_are_forecast_to_half_a_percent_from_the_third_iteration(activations: int) -> None:
+    run = Run(activations=lambda step: activations)
+    for k, forecast in enumerate(forecasts(run, 60)):
+        if k >= 1:
+            assert abs(forecast.next_peak - run.peak(k + 1)) <= 0.005 * run.peak(k + 1)
+        assert forecast.low <= run.peak(k + 1) <= forecast.high
+
+
+def test_the_second_iteration_s_optimizer_state_is_foreseen() -> None:
+    run = Run(activations=lambda step: 3 * GIB)
+    first = forecasts(run, 1)[0]
+    assert first.phase == "backward"
+    assert first.low <= run.peak(1) <= first.high
+
+
+def test_the_interval_is_wide_at_first_and_closes_on_steady_shapes() -> None:
+    widths = [f.high - f.low for f in forecasts(Run(), 60)]
+    assert widths[0] > 0.1 * Run().peak(1)
+    assert widths[-1] <= 0.001 * Run().peak(1)
+    assert widths[3] > widths[10] > widths[59] or widths[10] == widths[59] == 0
+
+
+def lengths(seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randint(64, 512) for _ in range(700)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_with_batches_of_random_length_the_interval_holds_as_often_as_it_says(seed: int) -> None:
+    sizes = lengths(seed)
+    run = Run(activations=lambda step: 2 * MIB * sizes[step], input_bytes=lambda step: 512 * sizes[step])
+    said = forecasts(run, 600)
+    kept = 1 - sum(misses(run, said, 20)) / 580
+    assert 0.92 <= kept <= 0.995
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_knowing_the_batch_the_peak_is_known_to_two_percent(seed: int) -> None:
+    from gpumon.analysis.forecast import Forecaster
+    from gpumon.analysis.history import step_peaks
+
+    sizes = lengths(seed)
+    run = Run(activations=lambda step: 2 * MIB * sizes[step], input_bytes=lambda step: 512 * sizes[step])
+    forecaster = Forecaster()
+    errors = []
+    for record in apply(run.stream(100)).frame(0).ranks[0].steps:
+        if record.step > 20:
+            said = forecaster.forecast(None, input_bytes=run.input_bytes(record.step))
+            assert said is not None
+            errors.append(abs(said.next_peak - run.peak(record.step)) / run.peak(record.step))
+        figures = step_peaks(record, 0)
+        assert figures is not None
+        forecaster.observe(figures)
+    assert sorted(errors)[len(errors) // 2] <= 0.02
+
+
+def test_another_regime_widens_the_interval_at_once_and_it_narrows_again() -> None:
+    run = Run(activations=lambda step: 300 * MIB if step < 50 else 900 * MIB)
+    said = forecasts(run, 100)
+    width = [f.high - f.low for f in said]
+    assert width[49] <= 0.001 * run.peak(49)
+    assert max(width[51:54]) > 0.1 * run.peak(51)
+    assert width[99] < 0.01 * run.peak(99)
+    assert said[52].next_peak == run.peak(53)
+
+
+def test_headroom_is_what_the_process_can_have_above_the_peak() -> None:
+    run = Run(others=5 * GIB)
+    forecast = forecasts(run, 20, host_every=1)[-1]
+    assert forecast.headroom == run.total - run.context - 5 * GIB - run.peak(20)
+    assert forecast.p_oom is not None
+    assert forecast.p_oom < 1e-6
+    assert forecast.steps_to_oom is None
+
+
+def test_without_a_device_reading_headroom_is_not_known() -> None:
+    forecast = forecasts(Run(), 20)[-1]
+    assert (forecast.headroom, forecast.p_oom, forecast.max_batch_factor) == (None, None, None)
+
+
+@pytest.mark.parametrize("noise", [0, MIB // 2])
+def test_a_leak_s_end_is_foreseen_within_ten_percent(noise: int) -> None:
+    rng = random.Random(1)
+    jitter = [rng.randint(0, noise) for _ in range(400)]
+    run = Run(kept=lambda step: step * 4 * MIB + jitter[step], total=4 * GIB)
+    room = run.total - run.context
+    fails_at = next(step for step in range(2000) if run.peak(min(step, 399)) + max(0, step - 399) * 4 * MIB > room)
+    for k, forecast in enumerate(forecasts(run, 300, host_every=1)):
+        if k >= 40:
+            assert forecast.steps_to_oom is not None
+            left = fails_at - k
+            assert abs(forecast.steps_to_oom - left) <= max(0.1 * left, 2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_trend_is_seen_where_there_is_none(seed: int) -> None:
+    sizes = lengths(seed)
+    run = Run(activations=lambda step: MIB * sizes[step], input_bytes=lambda step: 8192 * sizes[step])
+    assert all(f.steps_to_oom is None for f in forecasts(run, 600, host_every=10))
+
+
+def test_the_batch_that_still_fits_is_told() -> None:
+    run = Run(activations=lambda step: 300 * MIB, total=4 * GIB)
+    factor = forecasts(run, 30, host_every=1)[-1].max_batch_factor
+    assert factor is not None
+    room = run.total - run.context
+    grown = Run(activations=lambda step: round(300 * MIB * factor), total=4 * GIB)
+    assert grown.peak(5) <= room  # a lower bound
+    more = Run(activations=lambda step: round(300 * MIB * factor * 1.2), total=4 * GIB)
+    assert more.peak(5) > room
+
+
+def test_a_peak_that_does_not_fit_is_likely_oom() -> None:
+    run = Run(activations=lambda step: 300 * MIB, total=4 * GIB, others=4 * GIB - 450 * MIB - 620 * MIB)
+    forecast = forecasts(run, 10, host_every=1)[-1]
+    assert forecast.headroom is not None
+    assert forecast.headroom < 0
+    assert forecast.p_oom == 1.0
