@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
+    from .probe.cpu import StorageTracker
+
 _REDESCRIBED_AFTER = (0, 4)  # steps: the first makes optimizer state, by the fifth DDP has logged its new buckets
 _DEVICES_LOOKED_FOR_EVERY = 200  # steps: a model may move
 
@@ -34,7 +36,9 @@ _DEVICES_LOOKED_FOR_EVERY = 200  # steps: a model may move
 class Agent:
     """Everything that watches this process. Made by the first `watch()`, or when the shim finds a model."""
 
-    def __init__(self, name: str | None = None, *, publish: bool = True) -> None:
+    def __init__(
+        self, name: str | None = None, *, tracker: StorageTracker | None = None, publish: bool = True
+    ) -> None:
         from . import describe
         from .hooks import Hooks
         from .inventory import Inventory
@@ -49,7 +53,15 @@ class Agent:
         self._bounds = os.environ.get("GPUMON_PEAKS") == "bounds"
         self._models: list[_Watched] = []
         self._probes: dict[str, Probe] = {}
+        self._tracker = tracker
+        self._publishers = int(publish)  # threads of ours
+        if tracker is None and os.environ.get("GPUMON_TRACK_CPU") == "1":
+            from .probe.cpu import StorageTracker
+
+            self._tracker = StorageTracker()
+            self._tracker.start()
         self._ledgers: dict[int, wire.Ledger] = {}
+        self._new_roots: list[weakref.ref[Module]] = []
         self._devices: tuple[wire.Device, ...] = ()
         self._describing: Iterator[bool] | None = None
         environment = os.environ.get
@@ -102,12 +114,20 @@ class Agent:
         self.publisher.announce()
 
     def _rooted(self, module: Module) -> None:
-        for watched in self._models:
-            if watched.wrapped_by(module, self._describe.unwrapped):
-                self.inventory.watch(module)
-                self._describing = watched.describe(self._describe)
+        self._new_roots.append(weakref.ref(module))
+
+    def _follow_wrappers(self) -> None:
+        """A wrapper becomes the model at its first forward: as it is registered, what it wraps is not yet in it."""
+        roots = [module for ref in self._new_roots if (module := ref()) is not None]
+        self._new_roots.clear()
+        for module in roots:
+            for watched in self._models:
+                if watched.wrapped_by(module, self._describe.unwrapped):
+                    self.inventory.watch(module)
+                    self._describing = watched.describe(self._describe)
 
     def look_for_devices(self) -> None:
+        self._follow_wrappers()
         self.phases.readers = self._find_readers()
         self._devices = tuple(device for probe in self._probes.values() for device in probe.devices())
         cuda = self._probes.get("cuda")
@@ -139,7 +159,7 @@ class Agent:
             if kind == "cpu":
                 from .probe.cpu import CpuProbe
 
-                probe = CpuProbe()
+                probe = CpuProbe(self._tracker)
             else:
                 from .probe.accelerator import AcceleratorProbe
 
@@ -158,7 +178,7 @@ class Agent:
             self._probes["cuda"] = CudaProbe(peaks, self.guard.protect("oom", self._oom))
 
     def _own_threads(self) -> int:
-        return 1  # the publisher's
+        return self._publishers
 
     # ------------------------------------------------------------------------------------------- during the training
 
@@ -358,14 +378,14 @@ class phase(ContextDecorator):
 _agent: Agent | None = None
 
 
-def running(name: str | None = None) -> Agent:
-    """This process's agent, begun if there is none."""
+def running(name: str | None = None, *, tracker: StorageTracker | None = None) -> Agent:
+    """This process's agent, begun if there is none. A `tracker` of CPU storages that already runs becomes its own."""
     global _agent
     if _agent is not None and _agent.pid != os.getpid():
         _agent.disown()
         _agent = None
     if _agent is None:
-        _agent = Agent(name)
+        _agent = Agent(name, tracker=tracker)
     return _agent
 
 

@@ -96,6 +96,7 @@ class Hooks:
         wrapped = self._around_engine(engine)
         for module in (torch.autograd, torch.autograd.graph):
             self._replace(module, "_engine_run_backward", wrapped)
+        self._replace(torch.Tensor, "backward", self._around_backward(torch.Tensor.backward))
         scaler = torch.amp.GradScaler
         if hasattr(scaler, "_maybe_opt_step"):
             self._replace(scaler, "_maybe_opt_step", self._around_scaler(scaler._maybe_opt_step))
@@ -131,6 +132,22 @@ class Hooks:
             return result
 
         return _engine_run_backward
+
+    def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        begins = self._guard.protect("backward", self._phases.backward_begins)
+        returns = self._guard.protect("backward", self._phases.backward_returns)
+
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if _is_compiling() or not self.fires or _graph_task() != -1:
+                return original(*args, **kwargs)
+            begins()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                returns()
+
+        return backward
 
     def _mark_recomputation(self) -> None:
         """Both kinds of activation checkpointing pass through here when, and only when, they run a forward again."""

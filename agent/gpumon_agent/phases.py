@@ -60,9 +60,11 @@ _UNREAD = Reading()
 class _Thread:
     """What one thread is in the middle of."""
 
-    __slots__ = ("engine", "forwards", "label", "optimizers")
+    __slots__ = ("backwards", "deferred", "engine", "forwards", "label", "optimizers")
 
     def __init__(self) -> None:
+        self.backwards = 0  # calls of Tensor.backward entered and not left
+        self.deferred: int | None = None  # flags of a backward that closes as Tensor.backward returns
         self.forwards: list[int] = []  # roots entered and not left, outermost first
         self.label = FORWARD
         self.engine = False
@@ -178,9 +180,29 @@ class Phases:
         return True
 
     def engine_ends(self, *, aborted: bool) -> None:
-        self._here().engine = False
+        thread = self._here()
+        thread.engine = False
+        flags = ABORTED if aborted else 0
+        if thread.backwards:
+            thread.deferred = flags
+        else:
+            self._backward_done(flags)
+
+    def backward_begins(self) -> None:
+        """`Tensor.backward` holds the gradients it starts from until it returns: then backward ends, not before."""
+        self._here().backwards += 1
+
+    def backward_returns(self) -> None:
+        thread = self._here()
+        thread.backwards -= 1
+        flags = thread.deferred
+        if not thread.backwards and flags is not None:
+            thread.deferred = None
+            self._backward_done(flags)
+
+    def _backward_done(self, flags: int) -> None:
         if not self._names:
-            self._close(BACKWARD, OPTIMIZER, ABORTED if aborted else 0)
+            self._close(BACKWARD, OPTIMIZER, flags)
         if self._due:
             self._due = False
             self._close_step()

@@ -1,0 +1,208 @@
+"""The user's own memory figures are exactly what they would have been, and every phase's figures are torch's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Gpu = Callable[..., Any]
+
+
+def reads(seeds: int, operations: int, pools: bool) -> None:
+    """Random allocations, training steps, reads and resets; prints every figure read. Watched if the environment says so."""
+    import json
+    import os
+    import random
+
+    import torch
+
+    devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    models = [torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 64)).to(d) for d in devices]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+    if os.environ.get("WATCHED"):
+        import gpumon_agent
+
+        for model, optimizer in zip(models, optimizers, strict=True):
+            gpumon_agent.watch(model, optimizer)
+
+    def largest(stats):
+        return {key: value for key, value in stats.items() if "peak" in key}
+
+    readers = [
+        torch.cuda.max_memory_allocated,
+        torch.cuda.max_memory_reserved,
+        torch.cuda.memory_allocated,
+        torch.cuda.memory_reserved,
+        lambda d: sorted(torch.cuda.memory_stats(d).items()),
+        lambda d: repr(torch.cuda.memory_stats_as_nested_dict(d)),
+        lambda d: torch.cuda.memory_summary(d),
+    ]
+    resetters = [torch.cuda.reset_peak_memory_stats]
+    if hasattr(torch, "accelerator") and hasattr(torch.accelerator, "max_memory_allocated"):
+        readers += [
+            torch.accelerator.max_memory_allocated,
+            torch.accelerator.max_memory_reserved,
+            lambda d: sorted(torch.accelerator.memory_stats(d).items()),
+        ]
+        resetters.append(torch.accelerator.reset_peak_memory_stats)
+    figures = []
+    for seed in range(seeds):
+        choose = random.Random(seed)
+        held = []
+        pool = torch.cuda.MemPool() if pools else None
+        for _ in range(operations):
+            device = choose.choice(devices)
+            kind = choose.random()
+            if kind < 0.35:
+                size = choose.choice([1, 700, 300_000, 3_000_000, 30_000_000])
+                if pool is not None and device.index == 0 and choose.random() < 0.5:
+                    with torch.cuda.use_mem_pool(pool, device=device):
+                        held.append(torch.empty(size, dtype=torch.uint8, device=device))
+                else:
+                    held.append(torch.empty(size, dtype=torch.uint8, device=device))
+            elif kind < 0.6 and held:
+                del held[choose.randrange(len(held))]
+            elif kind < 0.8:
+                at = choose.randrange(2)
+                models[at](torch.empty(choose.choice([2, 300]), 64, device=devices[at])).sum().backward()
+                if choose.random() < 0.5:
+                    optimizers[at].step()
+                    optimizers[at].zero_grad()
+            elif kind < 0.83:
+                choose.choice(resetters)(device)
+            elif kind < 0.84:
+                torch.cuda.empty_cache()
+            else:
+                figures.append(choose.choice(readers)(device))
+        held.clear()
+        pool = None
+    print(json.dumps(figures))
+
+
+@pytest.mark.parametrize(("pools", "seeds", "operations"), [(False, 30, 1000), (True, 10, 600)])
+def test_a_randomized_run_reads_the_same_with_and_without(
+    virtual_gpu: Gpu, pools: bool, seeds: int, operations: int
+) -> None:
+    gpu = virtual_gpu(devices=2)
+    figures = [
+        json.loads(gpu.run(reads, seeds, operations, pools, env={"WATCHED": watched, "GPUMON_GOVERNOR": "off"}).stdout)
+        for watched in ("", "1")
+    ]
+    assert len(figures[0]) > seeds * operations / 10
+    assert figures[0] == figures[1]
+
+
+def test_bounds_mode_never_resets_and_says_so(virtual_gpu: Gpu) -> None:
+    def script() -> None:
+        import torch
+
+        from gpumon_agent import agent, wire
+
+        before = torch._C._cuda_memoryStats, torch._C._cuda_resetPeakMemoryStats
+        watched = agent.Agent(publish=False)
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        watched.adopt(model, optimizer)
+        assert before == (torch._C._cuda_memoryStats, torch._C._cuda_resetPeakMemoryStats)
+        kept = torch.empty(10_000_000, device="cuda")
+        del kept
+        for _ in range(3):
+            model(torch.ones(2, 8, device="cuda")).sum().backward()
+            optimizer.step()
+        phases = [event for _, event in watched.recorder.drain() if isinstance(event, wire.Phase)]
+        assert all(phase.flags & wire.BOUND for phase in phases)
+        assert all(phase.allocated_peak >= 40_000_000 for phase in phases)
+
+    virtual_gpu().run(script, env={"GPUMON_PEAKS": "bounds"})
+
+
+def test_another_thread_that_allocates_makes_a_peak_a_bound(virtual_gpu: Gpu) -> None:
+    def script() -> None:
+        import sys
+        import threading
+
+        import torch
+
+        from gpumon_agent import agent, wire
+
+        sys.setswitchinterval(1e-6)  # threads meet within a boundary now and then, not once an hour
+        watched = agent.Agent(publish=False)
+        watched._probes["cuda"]._peaks._own_threads = lambda: 0
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        watched.adopt(model, optimizer)
+
+        def train(steps: int) -> list[int]:
+            for _ in range(steps):
+                model(torch.ones(2, 8, device="cuda")).sum().backward()
+                optimizer.step()
+            return [event.flags for _, event in watched.recorder.drain() if isinstance(event, wire.Phase)]
+
+        assert not any(flags & wire.BOUND for flags in train(20))
+        stop = threading.Event()
+
+        def allocate() -> None:
+            while not stop.is_set():
+                torch.empty(1000, device="cuda")
+
+        thread = threading.Thread(target=allocate)
+        thread.start()
+        flags = train(2000)
+        stop.set()
+        thread.join()
+        assert any(flag & wire.BOUND for flag in flags)
+
+    virtual_gpu().run(script, env={"GPUMON_GOVERNOR": "off"})
+
+
+def figures() -> None:
+    """A script that reads torch's own figures where phases end; prints its own beside what the agent recorded."""
+    import json
+
+    import torch
+
+    from gpumon_agent import agent, wire
+
+    watched = agent.Agent(publish=False)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 256)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    watched.adopt(model, optimizer)
+    own = []
+
+    def read(phase: str) -> None:
+        own.append(
+            [
+                phase,
+                torch.cuda.memory_allocated(),
+                torch.cuda.max_memory_allocated(),
+                torch.cuda.memory_reserved(),
+                torch.cuda.max_memory_reserved(),
+            ]
+        )
+        torch.cuda.reset_peak_memory_stats()
+
+    for step in range(4):
+        x = torch.randn(32 * (step + 1), 256, device="cuda")
+        read("between" if step else "load")
+        y = model(x)
+        read("forward")
+        loss = y.pow(2).mean()
+        loss.backward()
+        read("backward")
+        optimizer.step()
+        read("optimizer")
+        optimizer.zero_grad()
+    seen = [
+        [e.phase, e.allocated, e.allocated_peak, e.reserved, e.reserved_peak]
+        for _, e in watched.recorder.drain()
+        if isinstance(e, wire.Phase)
+    ]
+    print(json.dumps([own, seen]))
+
+
+def test_every_figure_is_what_the_script_itself_reads(virtual_gpu: Gpu) -> None:
+    own, seen = json.loads(virtual_gpu().run(figures, env={"GPUMON_GOVERNOR": "off"}).stdout)
+    assert seen == own

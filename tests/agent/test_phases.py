@@ -1,0 +1,412 @@
+"""The phases of training loops as people write them, seen by the real hooks on a CPU."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import gpumon_agent
+from gpumon_agent import wire
+
+STEP = ["between", "forward", "backward", "optimizer"]
+FIRST = ["load", "forward", "backward", "optimizer"]
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Any) -> Any:
+        return self.b(torch.relu(self.a(x)))
+
+
+def build(kind: type[nn.Module] = Net) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = kind()
+    return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def iteration(model: Any, optimizer: Any, micro: int = 1) -> None:
+    for _ in range(micro):
+        model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_a_plain_loop(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    for _ in range(3):
+        iteration(model, optimizer)
+    watch.agent.phases.finish()
+    assert watch.words() == [FIRST, STEP, STEP]
+    assert [step.phases for step in watch.steps()] == [4, 4, 4]
+    assert [step.input_shapes for step in watch.steps()] == [((2, 4),)] * 3
+    assert [step.input_bytes for step in watch.steps()] == [32] * 3
+
+
+def test_windows_tile_the_step(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    for _ in range(4):
+        iteration(model, optimizer)
+    watch.agent.phases.finish()
+    phases = watch.phases()
+    assert all(b.t_ns - b.duration_ns == a.t_ns for a, b in zip(phases, phases[1:], strict=False))
+    for step in watch.steps():
+        inside = [phase for phase in phases if phase.step == step.step]
+        assert sum(phase.duration_ns for phase in inside) == step.duration_ns
+        assert inside[-1].t_ns == step.t_ns
+
+
+def test_accumulation_repeats_forward_and_backward_in_one_step(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    iteration(model, optimizer, micro=2)
+    iteration(model, optimizer, micro=2)
+    again = ["between", "forward", "backward"]
+    assert watch.words()[:2] == [["load", "forward", "backward", *again, "optimizer"], [*again, *again, "optimizer"]]
+    assert [(p.phase, p.index) for p in watch.phases() if p.step == 1 and p.phase == "forward"] == [
+        ("forward", 0),
+        ("forward", 1),
+    ]
+    assert watch.steps()[0].input_shapes == ((2, 4), (2, 4))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_recomputed_forward_belongs_to_backward(watch: Any, reentrant: bool) -> None:
+    class Checkpointed(Net):
+        def forward(self, x: Any) -> Any:
+            return self.b(checkpoint(self.a, x, use_reentrant=reentrant))
+
+    model, optimizer = build(Checkpointed)
+    watch(model, optimizer)
+    for _ in range(2):
+        model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+        optimizer.step()
+    assert watch.words()[1] == ["between", "forward", "backward recomputed", "optimizer"]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_root_that_is_itself_recomputed_shows_no_second_forward(watch: Any, reentrant: bool) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    for _ in range(2):
+        checkpoint(model, torch.ones(2, 4, requires_grad=True), use_reentrant=reentrant).sum().backward()
+        optimizer.step()
+    # the reentrant kind runs its forward without gradients
+    assert watch.words()[1][1] == ("eval" if reentrant else "forward")
+    assert watch.words()[1][-2:] == ["backward recomputed", "optimizer"]
+
+
+def test_a_skipped_scaler_step_is_a_step_marked_skipped(watch: Any) -> None:
+    model, optimizer = build()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    watch(model, optimizer)
+    for value in (1.0, float("inf"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.full((2, 4), value)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    watch.agent.phases.finish()
+    assert watch.words() == [FIRST, [*STEP[:3], "optimizer skipped"], STEP]
+    assert [step.skipped for step in watch.steps()] == [False, True, False]
+
+
+def test_a_gan_makes_a_step_of_each_optimizer_step(watch: Any) -> None:
+    (g, g_optimizer), (d, d_optimizer) = build(), build()
+    watch(g, g_optimizer)
+    watch(d, d_optimizer)
+    for _ in range(2):
+        fake = g(torch.ones(2, 4))
+        d(fake.detach()).sum().backward()
+        d_optimizer.step()
+        d(fake).sum().backward()
+        g_optimizer.step()
+    watch.agent.phases.finish()
+    of_d = ["between", "forward", "between", "forward", "backward", "optimizer"]
+    assert watch.words() == [["load", *of_d[1:]], STEP, of_d, STEP]
+
+
+def test_optimizers_that_take_turns_make_one_step(watch: Any) -> None:
+    model, _ = build()
+    first = torch.optim.SGD(model.a.parameters(), lr=0.01)
+    second = torch.optim.AdamW(model.b.parameters(), lr=0.01)
+    watch(model)
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+        first.step()
+        second.step()
+        first.zero_grad()
+        second.zero_grad()
+    watch.agent.phases.finish()
+    assert watch.words() == [[*FIRST, "optimizer"], [*STEP, "optimizer"], [*STEP, "optimizer"]]
+    assert len(watch.steps()) == 3
+
+
+def test_an_optimizer_inside_another_counts_once(watch: Any) -> None:
+    class Outer(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            inner.step()
+            return super().step(closure)
+
+    model = Net()
+    inner = torch.optim.SGD(model.a.parameters(), lr=0.01)
+    outer = Outer(model.b.parameters(), lr=0.01)
+    watch(model, outer)
+    for _ in range(3):
+        iteration(model, outer)
+    watch.agent.phases.finish()
+    assert watch.words() == [FIRST, STEP, STEP]
+
+
+def test_lbfgs_runs_forward_and_backward_inside_its_step(watch: Any) -> None:
+    model = Net()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=2)
+    watch(model, optimizer)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).pow(2).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    watch.agent.phases.finish()
+    rounds = ["between", "forward", "backward"]
+    assert watch.words() == [["load", *rounds[1:], *rounds, "optimizer"], [*rounds, *rounds, "optimizer"]]
+
+
+def test_an_optimizer_inside_backward_closes_the_step_with_it(watch: Any) -> None:
+    model = Net()
+    for parameter in model.parameters():
+        own = torch.optim.SGD([parameter], lr=0.01)
+
+        def act(parameter: Any, own: Any = own) -> None:
+            own.step()
+            own.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(act)
+    watch(model)
+    for _ in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+    assert watch.words() == [["load", "forward", "backward"], ["between", "forward", "backward"]]
+    assert len(watch.steps()) == 2
+
+
+def test_a_second_backward_through_the_same_graph(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    for _ in range(2):
+        loss = model(torch.ones(2, 4)).pow(2).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        optimizer.step()
+    assert watch.words()[1] == ["between", "forward", "backward", "backward", "optimizer"]
+
+
+def test_a_gradient_penalty(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    for _ in range(2):
+        x = torch.ones(2, 4, requires_grad=True)
+        loss = model(x).pow(2).sum()
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+        (loss + gradient.norm()).backward()
+        optimizer.step()
+    assert watch.words()[1] == ["between", "forward", "backward", "backward", "optimizer"]
+
+
+def test_evaluation_in_between(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    iteration(model, optimizer)
+    model.eval()
+    with torch.no_grad():
+        model(torch.ones(2, 4))
+        model(torch.ones(2, 4))
+    model.train()
+    iteration(model, optimizer)
+    assert watch.words()[1] == ["between", "eval", "between", "eval", *STEP]
+    assert watch.steps()[1].input_shapes == ((2, 4),)
+
+
+def test_a_loss_that_does_not_depend_on_the_root(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    for _ in range(2):
+        model(torch.ones(2, 4))
+        (model.a.weight**2).sum().backward()
+        optimizer.step()
+    assert watch.words() == [FIRST, STEP]
+
+
+def test_a_forward_that_nobody_saw_is_inferred(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    for _ in range(2):
+        model.b(model.a(torch.ones(2, 4))).sum().backward()
+        optimizer.step()
+    assert watch.words() == [["forward inferred", "backward", "optimizer"]] * 2
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+def test_an_exception_ends_its_phase_and_passes_untouched(watch: Any, where: str) -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            if where == "forward" and armed:
+                raise ValueError("mine")
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            if where == "backward" and armed:
+                raise ValueError("mine")
+            return g
+
+    class Failing(Net):
+        def forward(self, x: Any) -> Any:
+            return Fails.apply(super().forward(x))
+
+    class Sgd(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            if where == "optimizer" and armed:
+                raise ValueError("mine")
+            return super().step(closure)
+
+    model = Failing()
+    optimizer = Sgd(model.parameters(), lr=0.01)
+    watch(model, optimizer)
+    armed = False
+    iteration(model, optimizer)
+    armed = True
+    with pytest.raises(ValueError, match="^mine$"):
+        iteration(model, optimizer)
+    armed = False
+    iteration(model, optimizer)
+    ended = {"forward": 2, "backward": 3, "optimizer": 4}[where]
+    if where == "optimizer":  # no hook tells of it; the next begin does
+        assert watch.words()[1] == ["between", "forward", "backward", "optimizer aborted", *STEP]
+    else:
+        assert watch.words()[1] == [*STEP[: ended - 1], f"{where} aborted", *STEP]
+
+
+def test_an_interrupt_in_forward_is_noticed_at_the_next(watch: Any) -> None:
+    class Interrupted(Net):
+        def forward(self, x: Any) -> Any:
+            if armed:
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    model, optimizer = build(Interrupted)
+    watch(model, optimizer)
+    armed = False
+    iteration(model, optimizer)
+    armed = True
+    with pytest.raises(KeyboardInterrupt):
+        iteration(model, optimizer)
+    armed = False
+    iteration(model, optimizer)
+    assert watch.words()[1] == ["between", "forward aborted", *STEP]
+
+
+def test_a_phase_of_the_users_own_is_one_window(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    iteration(model, optimizer)
+    with gpumon_agent.phase("validate"), torch.no_grad():
+        model(torch.ones(2, 4))
+        model(torch.ones(2, 4))
+    iteration(model, optimizer)
+    with pytest.raises(ValueError, match="mine"), gpumon_agent.phase("log"):
+        raise ValueError("mine")
+    iteration(model, optimizer)
+    assert watch.words()[1:] == [["between", "validate", *STEP], ["between", "log aborted", *STEP]]
+
+
+def test_an_optimizer_step_inside_a_users_phase_still_counts(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    iteration(model, optimizer)
+    with gpumon_agent.phase("whole"):
+        iteration(model, optimizer)
+        iteration(model, optimizer)
+    iteration(model, optimizer)
+    watch.agent.phases.finish()
+    assert len(watch.steps()) == 4
+    assert watch.words() == [FIRST, ["between", "whole"], ["whole"], ["whole", *STEP]]
+
+
+def test_phase_without_an_agent_does_nothing() -> None:
+    with gpumon_agent.phase("eval"):
+        pass
+
+
+def test_too_many_windows_are_folded(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    iteration(model, optimizer)
+    model.eval()
+    with torch.no_grad():
+        for _ in range(200):
+            model(torch.ones(2, 4))
+    model.train()
+    iteration(model, optimizer)
+    phases = [phase for phase in watch.phases() if phase.step == 1]
+    merged = [phase for phase in phases if phase.flags & wire.MERGED]
+    assert len(phases) == 256 + len(merged)
+    assert {phase.phase for phase in merged} == {"eval", *STEP}
+    assert sum(phase.duration_ns for phase in phases) == watch.steps()[1].duration_ns
+    assert watch.steps()[1].phases == len(phases)
+
+
+def test_two_threads_at_once_are_marked(watch: Any) -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    class Waits(Net):
+        def forward(self, x: Any) -> Any:
+            inside.set()
+            assert done.wait(10)
+            return super().forward(x)
+
+    model, optimizer = build(Waits)
+    other = Net()
+    watch(model, optimizer)
+    watch(other)
+    thread = threading.Thread(target=lambda: model(torch.ones(2, 4)))
+    thread.start()
+    assert inside.wait(10)
+    other(torch.ones(2, 4))
+    done.set()
+    thread.join()
+    assert "overlapped" in " ".join(watch.words()[0])
+    assert all(p.allocated_peak is None for p in watch.phases() if p.flags & wire.OVERLAPPED)
+
+
+def test_data_parallel_replicas_make_no_phases(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    replica = model._replicate_for_data_parallel()
+    replica.a, replica.b = model.a, model.b
+    replica(torch.ones(2, 4))
+    assert watch.words() == []
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_model_that_gets_wrapped_is_followed(watch: Any, before: bool) -> None:
+    model, optimizer = build()
+    if before:
+        watch(model, optimizer)
+    wrapped = nn.DataParallel(model)
+    if not before:
+        watch(wrapped, optimizer)
+    for _ in range(3):
+        iteration(wrapped, optimizer)
+    assert watch.words()[:3] == [FIRST, STEP, STEP]
