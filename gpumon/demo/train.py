@@ -24,6 +24,7 @@ from torch.nn import functional as F
 VOCABULARY = 256  # bytes
 CORPUS_BYTES = 2 << 20
 SPIKE_EVERY = 25
+SPIKE_FIRST = 10
 SPIKE_FACTOR = 4
 
 
@@ -89,7 +90,7 @@ def corpus() -> Tensor:
 
 def batches(text: Tensor, size: Size, spikes: bool) -> Callable[[int], Tensor]:
     def batch(step: int) -> Tensor:
-        length = size.context * (SPIKE_FACTOR if spikes and step % SPIKE_EVERY == SPIKE_EVERY - 1 else 1)
+        length = size.context * (SPIKE_FACTOR if spikes and step % SPIKE_EVERY == SPIKE_FIRST else 1)
         starts = torch.randint(len(text) - length - 1, (size.batch, 1))
         return text[starts + torch.arange(length + 1)]
 
