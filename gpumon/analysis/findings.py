@@ -181,13 +181,12 @@ def oom_ahead(look: Look) -> Evidence | None:
         return None
     steps = forecast.steps_to_oom
     if steps is not None and steps <= rule.steps_to_oom:
-        grows = round(forecast.headroom / max(1, steps))
         return Evidence(
             f"memory runs out in about {units.count(steps)} steps{look.where}: allocated grows by "
-            f"{units.size(grows)} a step",
+            f"{units.size(forecast.bytes_per_step)} a step",
             forecast.headroom,
             "find what is kept from step to step: a loss or an output stored with its graph, a growing list",
-            bytes_per_step=grows,
+            bytes_per_step=forecast.bytes_per_step,
         )
     if forecast.p_oom is None or forecast.p_oom < rule.p_oom:
         return None

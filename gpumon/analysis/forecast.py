@@ -218,6 +218,7 @@ class Forecaster:
             steps_to_oom=self._steps_to_oom(headroom),
             max_batch_factor=self._batch_factor(room, predicted.peak + above, predicted.peak),
             learnt_from=self._seen,
+            bytes_per_step=round(self._trend.slope) if self._trend is not None else None,
         )
 
     def _steps_to_oom(self, headroom: int | None) -> int | None:

@@ -95,6 +95,7 @@ class Forecast:
     steps_to_oom: int | None  # None: no trend upwards
     max_batch_factor: float | None  # largest batch, as a multiple of the present one, that still fits
     learnt_from: int  # iterations
+    bytes_per_step: int | None = None  # how fast what stays grows; None: no trend
 
 
 SEVERITIES = ("info", "warning", "critical")

@@ -49,7 +49,7 @@ _RULES = {
     "Adamax": _Rule(2, 1, loop=1, loop_decay=1),
     "Adadelta": _Rule(2, 2, decay=1, maximize=1, loop=3, loop_decay=1),
     "Adagrad": _Rule(1, 2, loop=2, loop_decay=1),
-    "ASGD": _Rule(1, 1, maximize=1, loop=0, loop_decay=1),
+    "ASGD": _Rule(1, 1, maximize=1, loop=1, loop_decay=1),
     "Rprop": _Rule(2, 1, loop=3),
     "RMSprop": _Rule(1, 1, decay=1, maximize=1, loop=2, loop_decay=1),
     "Muon": _Rule(1, loop=5.03),

@@ -1,0 +1,59 @@
+"""The estimate: exact where the description says all, learnt where it cannot, and never following the run."""
+
+from __future__ import annotations
+
+import pytest
+from synthetic import GIB, MIB, Run, frame_of
+
+from gpumon.analysis import Estimate, report
+from gpumon_agent import wire
+
+
+def estimate_after(run: Run, steps: int) -> Estimate:
+    found = report(frame_of(run, steps))[0].devices[0].estimate
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("activations", [10 * MIB, 3 * GIB])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_steady_run_is_estimated_to_half_a_percent_from_the_third_iteration(activations: int, fused: bool) -> None:
+    run = Run(activations=lambda step: activations, fused=fused, foreach=not fused)
+    for steps in (2, 3, 30):
+        found = estimate_after(run, steps)
+        assert found.peak == pytest.approx(run.peak(10), rel=0.005)
+        assert found.lines.allocated == pytest.approx(run.end(10), rel=0.005)
+
+
+def test_after_one_iteration_the_optimizer_state_is_in_it_already() -> None:
+    run = Run(activations=lambda step: 3 * GIB)
+    assert estimate_after(run, 1).peak == pytest.approx(run.peak(10), rel=0.01)
+
+
+def test_owners_are_exact_and_say_so() -> None:
+    found = estimate_after(Run(buffers=7 * MIB), 4)
+    assert (found.lines.weights, found.lines.buffers) == (100 * MIB, 7 * MIB)
+    assert (found.lines.gradients, found.lines.optimizer) == (100 * MIB, 200 * MIB)
+    sources = dict(found.sources)
+    assert sources["weights"] == sources["optimizer"] == "exact"
+    assert sources["activations"] == "learnt"
+
+
+def test_gradients_that_are_bucket_views_are_counted_once() -> None:
+    view = wire.Parallel("ddp", 2, (60 * MIB, 40 * MIB), True, True)
+    found = estimate_after(Run(parallel=view), 4)
+    assert (found.lines.buckets, found.lines.gradients) == (100 * MIB, 0)
+
+
+def test_a_leak_does_not_raise_the_estimate() -> None:
+    early = estimate_after(Run(kept=lambda step: step * MIB), 3)
+    late = estimate_after(Run(kept=lambda step: step * MIB), 200)
+    assert early.peak == late.peak
+
+
+def test_without_a_model_there_is_no_estimate() -> None:
+    from synthetic import apply
+
+    run = Run()
+    events = [r for r in run.stream(3) if not isinstance(r.event, (wire.Model, wire.Module))]
+    assert report(apply(events).frame(0))[0].devices[0].estimate is None

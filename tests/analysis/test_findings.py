@@ -1,0 +1,161 @@
+"""Findings: each opens on its own evidence, goes when it is gone, and none opens on a healthy run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import pytest
+from synthetic import GIB, MIB, Run
+
+from gpumon.analysis import Finding, Reporter
+from gpumon.analysis.findings import CATALOGUE
+from gpumon.analysis.lines import SEVERITIES
+from gpumon.session.store import SessionStore, StoreLimits
+from gpumon_agent import wire
+
+DDP = wire.Parallel("ddp", 2, (60 * MIB, 40 * MIB), True, False)
+
+
+def history(*runs: Run, steps: int, host_every: int = 1) -> list[tuple[Finding, ...]]:
+    """The first run's findings after each of its steps, with all runs side by side."""
+    store, reporter = SessionStore(StoreLimits(steps=64)), Reporter()
+    said: list[tuple[Finding, ...]] = []
+    streams = [run.stream(steps, host_every=host_every) for run in runs]
+    for received in _side_by_side(streams):
+        store.apply(received)
+        if isinstance(received.event, wire.Step):
+            rank = store.rank(received.source, 0)
+            assert rank is not None
+            found = reporter.rank(rank).findings
+            if received.source == runs[0].nonce:
+                said.append(found)
+    return said
+
+
+def _side_by_side(streams: list[Iterable[wire.Received]]) -> Iterable[wire.Received]:
+    for together in zip(*streams, strict=False):
+        yield from together
+
+
+def codes(found: tuple[Finding, ...], state: str = "open") -> set[str]:
+    return {finding.code for finding in found if finding.state == state}
+
+
+def only(found: tuple[Finding, ...], code: str) -> Finding:
+    (finding,) = [finding for finding in found if finding.code == code]
+    return finding
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_healthy_run_has_no_findings(seed: int) -> None:
+    rng = random.Random(seed)
+    sizes = [rng.randint(64, 512) for _ in range(400)]
+    run = Run(activations=lambda step: 2 * MIB * sizes[step], input_bytes=lambda step: 512 * sizes[step])
+    assert all(not found for found in history(run, steps=400))
+
+
+def test_a_leak_that_will_not_fit_is_critical_well_ahead_and_names_its_rate() -> None:
+    run = Run(kept=lambda step: step * 4 * MIB, total=3 * GIB)
+    fails_at = next(step for step in range(1000) if run.peak(step) > run.total - run.context)
+    said = history(run, steps=fails_at)
+    first = next(step for step, found in enumerate(said) if "oom-ahead" in codes(found))
+    assert first <= fails_at - 20
+    finding = only(said[-1], "oom-ahead")
+    assert finding.severity == "critical"
+    assert finding.bytes_per_step == pytest.approx(4 * MIB, rel=0.1)
+
+
+def test_a_peak_close_to_the_device_s_total_is_near_capacity() -> None:
+    run = Run(activations=lambda step: 3 * GIB + 80 * MIB, total=4 * GIB)
+    finding = only(history(run, steps=20)[-1], "near-capacity")
+    assert finding.bytes == run.total - run.context - run.peak(19)
+    assert finding.severity == "warning"
+
+
+def test_near_capacity_goes_when_the_batch_shrinks() -> None:
+    run = Run(activations=lambda step: 3 * GIB + 80 * MIB if step < 30 else GIB, total=4 * GIB)
+    said = history(run, steps=60)
+    assert codes(said[29]) == {"near-capacity"}
+    assert codes(said[-1]) == set()
+    assert codes(said[-1], "gone") == {"near-capacity"}
+
+
+def test_retries_are_told_and_the_remedy_knows_the_settings() -> None:
+    plain = Run(retries=lambda step: 0 if step < 10 else 3)
+    expandable = Run(
+        retries=lambda step: 0 if step < 10 else 3, settings={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    )
+    said = history(plain, steps=12)
+    assert codes(said[9]) == set()
+    finding = only(said[10], "allocator-retries")
+    assert "3 times" in finding.title
+    assert "expandable_segments" in finding.remedy
+    assert "expandable_segments" not in only(history(expandable, steps=12)[-1], "allocator-retries").remedy
+
+
+def test_retries_from_before_the_viewer_came_are_not_news() -> None:
+    assert all("allocator-retries" not in codes(found) for found in history(Run(retries=lambda step: 7), steps=10))
+
+
+def test_ddp_s_second_copy_of_the_gradients() -> None:
+    finding = only(history(Run(parallel=DDP, buckets=100 * MIB), steps=3)[-1], "bucket-copy")
+    assert (finding.bytes, finding.severity) == (100 * MIB, "info")
+    view = wire.Parallel("ddp", 2, (60 * MIB, 40 * MIB), True, True)
+    assert "bucket-copy" not in codes(history(Run(parallel=view), steps=3)[-1])
+
+
+def test_an_embedding_that_owns_most_parameters() -> None:
+    finding = only(history(Run(embedding_bytes=80 * MIB), steps=3)[-1], "dominant-embedding")
+    assert finding.severity == "info"
+    assert finding.title.startswith("words holds 80 %")
+    assert "dominant-embedding" not in codes(history(Run(embedding_bytes=40 * MIB), steps=3)[-1])
+
+
+def test_a_foreach_step_that_makes_the_peak() -> None:
+    run = Run(activations=lambda step: 10 * MIB)
+    finding = only(history(run, steps=20)[-1], "foreach-peak")
+    assert finding.severity == "info"
+    assert finding.bytes == run.peak(19) - run.end(19)
+    assert "fused=True" in finding.remedy
+    fused = Run(activations=lambda step: 10 * MIB, fused=True, foreach=False)
+    assert "foreach-peak" not in codes(history(fused, steps=20)[-1])
+
+
+def test_one_rank_that_peaks_above_the_others() -> None:
+    def rank(number: int, activations: int) -> Run:
+        return Run(
+            rank=number, world_size=4, run_id="job", nonce=f"n{number}", pid=100 + number,
+            activations=lambda step: activations,
+        )  # fmt: skip
+
+    high = rank(0, 900 * MIB)
+    said = history(high, *(rank(n, 300 * MIB) for n in (1, 2, 3)), steps=60)
+    finding = only(said[-1], "rank-skew")
+    assert finding.bytes == 600 * MIB
+    even = history(rank(0, 300 * MIB), *(rank(n, 300 * MIB) for n in (1, 2, 3)), steps=60)
+    assert "rank-skew" not in codes(even[-1])
+
+
+def test_somebody_else_on_the_device() -> None:
+    finding = only(history(Run(others=2 * GIB), steps=10)[-1], "other-process")
+    assert finding.bytes == 2 * GIB
+    assert "game 99" in finding.title
+    assert "other-process" not in codes(history(Run(others=10 * MIB), steps=10)[-1])
+
+
+def test_time_without_training_opens_and_closes_nothing() -> None:
+    run, store, reporter = Run(others=2 * GIB), SessionStore(), Reporter()
+    for received in run.stream(2, host_every=1):
+        store.apply(received)
+    for k in range(10):
+        store.apply(run.host(k))
+        assert reporter.report(store.frame(0))[0].findings == ()
+
+
+def test_the_catalogue_is_sound() -> None:
+    found = [rule.code for rule, _ in CATALOGUE]
+    assert len(set(found)) == len(found)
+    assert all(
+        rule.severity in SEVERITIES and rule.opens_after >= 1 and rule.closes_after >= 1 for rule, _ in CATALOGUE
+    )
