@@ -42,6 +42,7 @@ class Agent:
         from . import describe
         from .hooks import Hooks
         from .inventory import Inventory
+        from .wrappers import unwrapped
 
         opened_ns = time.monotonic_ns()
         self.pid = os.getpid()
@@ -50,6 +51,7 @@ class Agent:
         self.guard = Guard(self.notice)
         self.inventory = Inventory()
         self._describe = describe
+        self._unwrapped = unwrapped
         self._bounds = os.environ.get("GPUMON_PEAKS") == "bounds"
         self._models: list[_Watched] = []
         self._probes: dict[str, Probe] = {}
@@ -122,7 +124,7 @@ class Agent:
         self._new_roots.clear()
         for module in roots:
             for watched in self._models:
-                if watched.wrapped_by(module, self._describe.unwrapped):
+                if watched.wrapped_by(module, self._unwrapped):
                     self.inventory.watch(module)
                     self._describing = watched.describe(self._describe)
 

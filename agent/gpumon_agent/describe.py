@@ -19,19 +19,13 @@ from torch.optim import Optimizer
 
 from . import wire
 from .storages import elements, plain, storages
+from .wrappers import unwrapped
 
 _MATTERS_FOR_BYTES = (
     "amsgrad", "betas", "capturable", "centered", "decoupled_weight_decay", "differentiable", "history_size",
     "maximize", "momentum", "nesterov", "optim_bits", "weight_decay",
 )  # fmt: skip
 _SLICE_MODULES = 250
-_WRAPPERS = {  # class name → the child that is the user's own model
-    "DistributedDataParallel": "module",
-    "DataParallel": "module",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
-    "OptimizedModule": "_orig_mod",
-    "DeepSpeedEngine": "module",
-}
 
 
 def model(
@@ -135,20 +129,6 @@ class _Tally:
                 self.devices.add(part.device)
                 nbytes += storage.nbytes()
         return identity, nbytes
-
-
-def unwrapped(root: Module) -> Module:
-    """The user's own model inside DistributedDataParallel, torch.compile and the like."""
-    while (child := _WRAPPERS.get(type(root).__name__)) is not None:
-        inner = root._modules.get(child)
-        if inner is None:
-            break
-        root = inner
-    return root
-
-
-def is_wrapper(module: Module) -> bool:
-    return type(module).__name__ in _WRAPPERS
 
 
 # ---------------------------------------------------------------------------------------------------------- optimizers

@@ -29,8 +29,8 @@ from torch.nn.modules.module import (
 )
 from torch.optim import Optimizer
 
-from .describe import is_wrapper
 from .guard import Guard
+from .wrappers import is_wrapper
 
 _ENTRIES_MAX = 16
 _LEVELS_MAX = 6
