@@ -41,7 +41,10 @@ def command(workload: str, as_json: bool, steps: int | None) -> None:
             "the demo trains with PyTorch, which this Python lacks; get it with: pip install torch"
         )
     from gpumon.cli.attach import command as attach
+    from gpumon.cli.attach import need_a_terminal
 
+    if not as_json:
+        need_a_terminal()
     with training(workload) as pid:
         arguments = [str(pid)]
         if as_json:
