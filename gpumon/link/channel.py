@@ -10,6 +10,7 @@ from zmq.utils.monitor import parse_monitor_message
 from gpumon_agent import wire
 
 _RECEIVE_HWM = 4096  # frames: a whole snapshot and minutes of live ones
+_NEVER_MS = 3_600_000  # -1 would also drop what had arrived before the connection ended: the Goodbye
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -32,7 +33,7 @@ class Channel:
         self.socket.linger = 0
         self.socket.rcvhwm = _RECEIVE_HWM
         self.socket.maxmsgsize = wire.FRAME_BYTES_MAX
-        self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         self.monitor = self.socket.get_monitor_socket(_EVENTS)
         self.monitor.linger = 0
         self.down = False

@@ -145,7 +145,7 @@ class _Agent:
         self.ended = False
         self._owner = owner
         self._began = self._heard = time.monotonic()
-        self._asked = 0.0
+        self._asked = self._connected = 0.0
         self._attempts = 0
         self._breaks = 0  # connections that broke without a word on them
         self._channel: Channel | None = None
@@ -159,11 +159,13 @@ class _Agent:
             self._channel = None
 
     def _connect(self) -> None:
+        self._connected = time.monotonic()
         self._channel = channel = Channel(self._owner.context, self.descriptor.endpoint)
         channel.subscribe_live()
-        self._ask(time.monotonic())
+        self._ask(self._connected)
         self._owner.loop.add_reader(channel.socket.fileno(), self._read)
         self._owner.loop.add_reader(channel.monitor.fileno(), self._watch)
+        self._owner.loop.call_soon(self._watch)  # a first look, without which ZeroMQ signals nothing
 
     def _ask(self, now: float) -> None:
         assert self._channel is not None
@@ -255,7 +257,7 @@ class _Agent:
         elif self.feed.hello is None and now - self._began > self._patience_s():
             self._owner.fail(self, self._why_silent())
         elif down:
-            self._reconnect()
+            self._reconnect(now)
         elif self._channel.waits and now - self._asked > _ASK_AGAIN_S:
             if self._attempts < _ASKS_MAX or self.feed.hello is None:
                 self._ask(now)
@@ -295,7 +297,9 @@ class _Agent:
         self._owner.put(Received(self.feed.source, time.time_ns(), goodbye))
         self._end()
 
-    def _reconnect(self) -> None:
+    def _reconnect(self, now: float) -> None:
+        if now - self._connected < _TICK_S:
+            return  # once a tick: a process that was just killed may still look alive
         self._breaks += 1
         if self._breaks > _BREAKS_MAX:
             self._owner.fail(

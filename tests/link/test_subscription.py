@@ -1,0 +1,340 @@
+"""Viewers and agents: real processes, real sockets, real kills."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from gpumon import link
+from gpumon_agent import endpoint, wire
+from gpumon_agent.wire import Received
+
+Start = Callable[..., Any]
+
+VIEWER = """
+import asyncio
+from gpumon import link
+
+async def main():
+    async for received in link.subscribe(link.resolve()):
+        print(received.seq, flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def collect(until: Callable[[Received], bool], *args: Any, seconds: float = 10, **kwargs: Any) -> list[Received]:
+    """What a subscription yields, up to the first message that `until` is true of, or its end."""
+    heard: list[Received] = []
+    async with contextlib.aclosing(link.subscribe(*args, **kwargs)) as stream:
+
+        async def listen() -> None:
+            async for received in stream:
+                heard.append(received)
+                if until(received):
+                    return
+
+        await asyncio.wait_for(listen(), seconds)
+    return heard
+
+
+def is_a(kind: type) -> Callable[[Received], bool]:
+    return lambda received: isinstance(received.event, kind)
+
+
+def nth(count: int, kind: type) -> Callable[[Received], bool]:
+    so_far = itertools.count(1)
+    return lambda received: isinstance(received.event, kind) and next(so_far) == count
+
+
+def numbers(heard: list[Received]) -> list[int]:
+    return [received.seq for received in heard if received.seq >= 0]
+
+
+def kinds(heard: list[Received]) -> list[str]:
+    return [type(received.event).__name__ for received in heard]
+
+
+async def test_a_late_viewer_gets_the_picture_and_the_recent_past_within_a_second(start: Start) -> None:
+    agent = start()
+    agent.ask("steps 3000")
+    await asyncio.sleep(0.2)
+    began = time.monotonic()
+    heard = await collect(is_a(wire.Synced), link.resolve())
+    assert time.monotonic() - began < 1
+    assert kinds(heard)[:5] == ["Hello", "Model", "Module", "Module", "Module"]
+    steps = [received.event.step for received in heard if isinstance(received.event, wire.Step)]
+    assert steps[-2000:] == list(range(1000, 3000))
+    assert all(received.replayed for received in heard)
+    assert len(set(numbers(heard))) == len(numbers(heard))
+
+
+async def test_live_messages_follow_the_past_without_a_gap_or_a_double(start: Start) -> None:
+    agent = start()
+    agent.ask("background 400")
+    await asyncio.sleep(0.5)
+    heard = await collect(lambda r: isinstance(r.event, wire.Step) and r.event.step == 600, link.resolve())
+    seen = numbers(heard)
+    assert seen == list(range(seen[-1] + 1))
+    assert [r.replayed for r in heard if r.seq >= 0].index(False) > 100
+
+
+async def test_one_of_two_viewers_leaves_and_the_other_hears_on(start: Start) -> None:
+    agent = start()
+    staying = asyncio.create_task(collect(is_a(wire.Goodbye), link.resolve()))
+    await collect(is_a(wire.Synced), link.resolve())
+    agent.ask("steps 5")
+    await asyncio.sleep(0.2)
+    agent.ask("goodbye")
+    heard = await staying
+    assert numbers(heard) == list(range(20))
+    assert heard[-1].event.reason == "finished"
+
+
+async def test_attach_and_leave_ten_times(start: Start) -> None:
+    agent = start()
+    agent.ask("steps 10")
+    for _ in range(10):
+        assert numbers(await collect(is_a(wire.Synced), link.resolve())) == list(range(40))
+
+
+async def test_a_changed_picture_is_announced(start: Start) -> None:
+    agent = start()
+    watching = asyncio.create_task(collect(lambda r: not r.replayed and kinds([r]) == ["Module"], link.resolve()))
+    await asyncio.sleep(0.3)
+    agent.ask("announce")
+    assert [r.event.modules for r in await watching if isinstance(r.event, wire.Model)] == [3, 4]
+
+
+async def test_all_ranks_of_a_job_are_one_stream_and_a_late_rank_joins(start: Start) -> None:
+    agents = [start(rank=rank, world_size=3, run_id="r1") for rank in range(2)]
+    start(name="other.py")
+    job = link.resolve("talk.py")
+    assert [descriptor.rank for descriptor in job] == [0, 1]
+    watching = asyncio.create_task(collect(lambda r: False, job))
+    await asyncio.sleep(0.3)
+    agents.append(start(rank=2, world_size=3, run_id="r1"))
+    await asyncio.sleep(1)
+    for agent in agents:
+        agent.ask("steps 2")
+        agent.ask("goodbye")
+    heard = await watching
+    assert {r.event.rank for r in heard if isinstance(r.event, wire.Hello)} == {0, 1, 2}
+    assert len([r for r in heard if isinstance(r.event, wire.Goodbye)]) == 3
+    for source in {received.source for received in heard}:
+        assert numbers([r for r in heard if r.source == source]) == list(range(8))
+
+
+async def test_a_killed_agent_is_told_as_lost_with_where_it_stood(start: Start) -> None:
+    agent = start()
+    agent.ask("steps 7")
+    watching = asyncio.create_task(collect(is_a(wire.Goodbye), link.resolve()))
+    await asyncio.sleep(1.3)
+    agent.kill()
+    began = time.monotonic()
+    goodbye = (await watching)[-1].event
+    assert (goodbye.reason, goodbye.step, goodbye.phase) == ("lost", 7, "forward")
+    assert time.monotonic() - began < 1
+    assert link.discover() == []
+    assert not agent.socket.exists()
+
+
+async def test_a_stopped_agent_is_silent_but_not_lost(start: Start) -> None:
+    agent = start()
+    watching = asyncio.create_task(collect(is_a(wire.Goodbye), link.resolve(), seconds=20))
+    await asyncio.sleep(0.3)
+    os.kill(agent.pid, signal.SIGSTOP)
+    await asyncio.sleep(4)
+    assert not watching.done()
+    os.kill(agent.pid, signal.SIGCONT)
+    agent.ask("goodbye")
+    assert (await watching)[-1].event.reason == "finished"
+
+
+async def test_attaching_to_a_stopped_process_says_that_it_is_stopped(start: Start) -> None:
+    agent = start()
+    os.kill(agent.pid, signal.SIGSTOP)
+    with pytest.raises(link.NotAnswering, match=rf"is stopped; continue it with `kill -CONT {agent.pid}`"):
+        await collect(is_a(wire.Synced), link.resolve(), answer_s=0.3)
+
+
+async def test_a_restarted_job_of_the_same_name_is_picked_up(start: Start) -> None:
+    first = start(name="again.py")
+    job = link.resolve()
+    watching = asyncio.create_task(collect(nth(2, wire.Hello), job, follow=True))
+    await asyncio.sleep(0.3)
+    start(name="other.py")
+    first.kill()
+    second = start(name="again.py")
+    heard = await watching
+    assert [r.event.pid for r in heard if isinstance(r.event, wire.Hello)] == [first.pid, second.pid]
+
+
+async def test_a_killed_viewer_leaves_the_agent_and_other_viewers_alone(start: Start) -> None:
+    agent = start()
+    viewer = subprocess.Popen([sys.executable, "-c", VIEWER], stdout=subprocess.PIPE)
+    assert viewer.stdout is not None
+    viewer.stdout.readline()
+    staying = asyncio.create_task(collect(is_a(wire.Goodbye), link.resolve()))
+    await asyncio.sleep(0.2)
+    viewer.kill()
+    viewer.communicate()
+    agent.ask("steps 50")
+    await asyncio.sleep(0.2)
+    assert agent.ask("goodbye") < 0.25
+    assert numbers(await staying) == list(range(200))
+
+
+async def test_a_viewer_that_was_too_slow_gets_what_it_missed_from_the_past(start: Start) -> None:
+    agent = start()
+    heard: list[Received] = []
+    async with contextlib.aclosing(link.subscribe(link.resolve())) as stream:
+        async for received in stream:
+            heard.append(received)
+            if isinstance(received.event, wire.Synced) and not numbers(heard):
+                agent.ask("background 5000")
+                time.sleep(3)  # this thread's event loop, and with it the viewer, stands still
+            if received.seq > 60_000:
+                break
+    seen = numbers(heard)
+    assert seen == sorted(set(seen))
+    missing = seen[-1] + 1 - len(seen) - seen[0]
+    told = [r.event.text for r in heard if isinstance(r.event, wire.Notice)]
+    assert missing == sum(int(text.split()[0]) for text in told)
+
+
+async def test_another_major_protocol_is_refused_with_its_sentence(start: Start) -> None:
+    start(protocol=[wire.PROTOCOL_MAJOR + 1, 4])
+    with pytest.raises(link.OtherProtocol, match=r"the agent speaks protocol 1\.4.*upgrade gpumon here"):
+        await collect(is_a(wire.Synced), link.resolve())
+
+
+async def test_one_rank_that_cannot_be_heard_is_a_notice_beside_the_others(start: Start) -> None:
+    good = start(rank=0, world_size=2, run_id="x")
+    start(rank=1, world_size=2, run_id="x", protocol=[9, 0])
+    watching = asyncio.create_task(collect(is_a(wire.Goodbye), link.resolve()))
+    await asyncio.sleep(0.5)
+    good.ask("goodbye")
+    heard = await watching
+    assert any("protocol 9.0" in r.event.text for r in heard if isinstance(r.event, wire.Notice))
+
+
+async def test_an_endpoint_that_is_no_gpumon_is_refused(runtime: Path) -> None:
+    runtime.mkdir(0o700)
+    with zmq.Context() as context, context.socket(zmq.XPUB) as stranger:
+        stranger.linger = 0
+        stranger.bind(f"ipc://{runtime}/x.sock")
+        with pytest.raises(link.NotGpumon, match="is no gpumon agent"):
+            await collect(is_a(wire.Synced), link.resolve(f"ipc://{runtime}/x.sock"), answer_s=0.3)
+
+
+async def test_something_that_does_not_even_speak_zeromq_is_refused(runtime: Path) -> None:
+    runtime.mkdir(0o700)
+
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_unix_server(answer, runtime / "x.sock"):
+        with pytest.raises(link.NotGpumon):
+            await collect(is_a(wire.Synced), link.resolve(f"ipc://{runtime}/x.sock"), answer_s=0.3)
+
+
+async def test_a_frame_above_the_limit_breaks_the_connection_and_it_is_made_again(runtime: Path) -> None:
+    """An agent's own frames never are; but a SUB socket stays dead for good after one."""
+    runtime.mkdir(0o700)
+    clock = wire.Clock(0, 0)
+    hello = wire.Hello((0, 1), "0", "ab", "x", "h", 0, 0, "", (), "3", clock)
+    asked = 0
+
+    def unruly_agent(context: zmq.Context[Any], publisher: zmq.Socket[Any]) -> None:
+        nonlocal asked
+        while asked < 2:
+            topic = publisher.recv()[1:]
+            if wire.is_request(topic):
+                asked += 1
+                answer = [(-1, wire.encode_event(event)) for event in (hello, wire.Synced(asked))]
+                for packet in wire.pack(answer, replayed=True):
+                    publisher.send(wire.frame(packet, topic))
+                if asked == 1:
+                    publisher.send(wire.LIVE + bytes(wire.FRAME_BYTES_MAX))
+
+    with zmq.Context() as context, context.socket(zmq.XPUB) as publisher:
+        publisher.linger = 0
+        publisher.setsockopt(zmq.XPUB_VERBOSE, 1)
+        publisher.bind(f"ipc://{runtime}/x.sock")
+        agent = asyncio.create_task(asyncio.to_thread(unruly_agent, context, publisher))
+        await collect(lambda r: r.event == wire.Synced(2), link.resolve(f"ipc://{runtime}/x.sock"))
+        await agent
+
+
+async def test_a_job_that_ends_without_viewers_closes_at_once(start: Start) -> None:
+    assert start().ask("goodbye") < 0.1
+
+
+async def test_a_job_ends_within_250_ms_with_a_viewer_that_reads_and_one_that_is_stopped(start: Start) -> None:
+    agent = start()
+    stopped = subprocess.Popen([sys.executable, "-c", VIEWER], stdout=subprocess.PIPE)
+    assert stopped.stdout is not None
+    stopped.stdout.readline()
+    reading = asyncio.create_task(collect(is_a(wire.Goodbye), link.resolve()))
+    await asyncio.sleep(0.2)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    agent.ask("background 1000")
+    try:
+        assert await asyncio.to_thread(agent.ask, "goodbye") <= 0.25
+        assert (await reading)[-1].event.reason == "finished"
+        began = time.monotonic()
+        agent.tell("exit")
+        await asyncio.to_thread(agent.process.wait, 5)
+        assert time.monotonic() - began < 0.5  # the interpreter's own end included
+    finally:
+        stopped.kill()
+        stopped.communicate()
+
+
+async def test_a_child_forked_in_training_is_inert_and_its_parent_goes_on(start: Start) -> None:
+    agent = start()
+    watching = asyncio.create_task(collect(is_a(wire.Goodbye), link.resolve()))
+    await asyncio.sleep(0.3)
+    assert await asyncio.to_thread(agent.ask, "fork") == 0
+    assert agent.socket.exists()
+    assert [descriptor.pid for descriptor in link.discover()] == [agent.pid]
+    agent.ask("steps 5")
+    await asyncio.sleep(0.2)
+    agent.ask("goodbye")
+    heard = await watching
+    assert numbers(heard) == list(range(20))
+    agent.tell("exit")
+    assert agent.stderr() == ""
+
+
+async def test_names_with_markup_and_escapes_arrive_harmless(start: Start) -> None:
+    start(name="a[/]\x1b[2Jb\n", module="layers[/]\x1b]0;owned\x07{}")
+    heard = await collect(is_a(wire.Synced), link.resolve())
+    hello, module = heard[0].event, next(r.event for r in heard if isinstance(r.event, wire.Module))
+    assert hello.name == "a[/]�[2Jb�"
+    assert module.path == "layers[/]�]0;owned�0"
+    assert endpoint.describe("\x1b").name == "�"
+
+
+async def test_a_large_model_and_a_full_past_fit_one_snapshot(start: Start) -> None:
+    agent = start(modules=10_000)
+    agent.ask("steps 2500 12")
+    await asyncio.sleep(0.5)
+    heard = await collect(is_a(wire.Synced), link.resolve())
+    assert kinds(heard).count("Module") == 10_000
+    assert kinds(heard).count("Step") >= 2000
+    assert "Notice" not in kinds(heard)
