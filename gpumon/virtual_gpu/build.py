@@ -22,7 +22,18 @@ from pathlib import Path
 from gpumon.virtual_gpu import elf, stubs
 
 SOURCES = Path(__file__).parent / "src"
-_FLAGS = ("-O2", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter")
+# Unused parameters are the rule here: the functions have NVIDIA's signatures.
+_FLAGS = (
+    "-std=gnu11",
+    "-O2",
+    "-g",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+)
 _NVIDIA_LIBRARY = re.compile(r"lib(cu|nv|nccl)")
 _FIND_TORCH = """
 import importlib.util, json
@@ -42,6 +53,8 @@ class Torch:
     folder: Path
     version: str
     cuda: tuple[int, int]
+    cudnn: int
+    """The cuDNN version it was built with, as cudnnGetVersion gives it (9.1.0 is 90100)."""
     nvml_reader: Path | None
     """nvidia-ml-py's module, whose lookups tell which NVML functions must exist; None where it is not installed."""
 
@@ -74,7 +87,18 @@ def find_torch(python: str = sys.executable) -> Torch:
             "install the CUDA wheel (no GPU, driver or nvidia-* wheel is needed)."
         )
     reader = Path(found[1]) if found[1] else None
-    return Torch(folder, version[1], (int(cuda[1]), int(cuda[2])), reader)
+    return Torch(folder, version[1], (int(cuda[1]), int(cuda[2])), _cudnn_version(folder), reader)
+
+
+def _cudnn_version(folder: Path) -> int:
+    """From the requirement in torch's metadata. Raises Unavailable if it names none."""
+    for metadata in folder.parent.glob("torch-*.dist-info/METADATA"):
+        found = re.search(
+            r"^Requires-Dist: nvidia-cudnn-cu\d+\s*\(?==\s*(\d+)\.(\d+)\.(\d+)", metadata.read_text(), re.M
+        )
+        if found:
+            return int(found[1]) * 10_000 + int(found[2]) * 100 + int(found[3])
+    raise Unavailable(f"torch in {folder} does not say which cuDNN it was built with: install it from a wheel.")
 
 
 def _origin(name: str) -> str | None:
@@ -140,18 +164,18 @@ def _make(folder: Path, torch: Torch, compiler: str) -> None:
 
 def _compile(target: Path, torch: Torch, compiler: str) -> None:
     libraries = [elf.read(path) for path in torch.libraries.glob("lib*.so") if not path.is_symlink()]
-    imports = frozenset().union(*(library.imports for library in libraries))
+    imports = frozenset().union(*(library.imports for library in libraries)) | _looked_up(torch)
     needed = frozenset().union(*(library.needed for library in libraries))
     (target / "cuda_stubs.c").write_text(stubs.cuda(imports))
     reader = torch.nvml_reader.read_text() if torch.nvml_reader else ""
     (target / "nvml_stubs.c").write_text(stubs.nvml(reader))
     version = torch.cuda[0] * 1000 + torch.cuda[1] * 10
-    nvml = [SOURCES / "nvml.c"]
-    cuda = [path for path in sorted(SOURCES.glob("*.c")) if path not in nvml]
-    defines = [f"-DVGPU_CUDA_VERSION={version}", f"-I{SOURCES}"]
+    defines = [f"-DVGPU_CUDA_VERSION={version}", f"-DVGPU_CUDNN_VERSION={torch.cudnn}", f"-I{SOURCES}"]
+    nvml = sorted(SOURCES.glob("nvml*.c"))
+    cuda = sorted(set(SOURCES.glob("*.c")) - set(nvml))
     for name, sources in (
         ("libcuda.so.1", [*cuda, target / "cuda_stubs.c"]),
-        ("libnvidia-ml.so.1", [*nvml, target / "nvml_stubs.c"]),
+        ("libnvidia-ml.so.1", [*nvml, SOURCES / "table.c", target / "nvml_stubs.c"]),
     ):
         command = [compiler, *_FLAGS, *defines, f"-Wl,-soname,{name}", "-o", str(target / name)]
         result = subprocess.run(
@@ -159,7 +183,15 @@ def _compile(target: Path, torch: Torch, compiler: str) -> None:
         )
         if result.returncode:
             raise Unavailable(f"{compiler} could not build the virtual GPU's {name}:\n{result.stderr}")
+        if result.stderr:
+            (target / "warnings.txt").write_text(result.stderr)
     # A library that is absent is answered by the one that defines its symbols: same file, so it is loaded once.
     for name in sorted(needed - _installed(torch)):
         if _NVIDIA_LIBRARY.match(name) and not (target / name).exists():
             (target / name).symlink_to("libcuda.so.1")
+
+
+def _looked_up(torch: Torch) -> frozenset[str]:
+    """Driver functions that torch's CUDA library asks for by name at run time instead of importing them."""
+    data = (torch.libraries / "libc10_cuda.so").read_bytes()
+    return frozenset(name.decode() for name in re.findall(rb"\0(cu[A-Z][A-Za-z]{2,60}(?:_v\d)?)(?=\0)", data))

@@ -1,19 +1,24 @@
-"""The environment in which a command sees virtual GPUs, and the names of the sessions that share them."""
+"""The environment in which a command sees virtual GPUs, and the sessions that share them."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
-from gpumon.virtual_gpu.build import build
+from gpumon.virtual_gpu import profiles
+from gpumon.virtual_gpu.build import Unavailable, build
 from gpumon.virtual_gpu.sizes import parse
 
-PROFILES = ("a100-80", "a100-40", "h100-80", "h200", "l4", "rtx4090", "t4", "v100-16", "v100-32")
-_MIB = 2**20
+MAX_DEVICES = 16
+_MAX_FAULT_TEXT = 2047
+Hidden = Literal["bytes", "processes", "pids"]
+Fault = str | int
 
 
 def new_session() -> str:
@@ -23,6 +28,8 @@ def new_session() -> str:
 
 def session_file(session: str) -> Path:
     """The table through which a session's processes and NVML readers see one set of devices."""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", session):
+        raise ValueError(f"{session!r} is not a session name: use up to 64 letters, digits, '-', '_' and '.'")
     return Path(f"/dev/shm/vgpu.{os.getuid()}.{session}")
 
 
@@ -34,41 +41,94 @@ def remove_session(session: str) -> None:
 def environment(
     devices: int = 1,
     profile: str | Sequence[str] = "a100-80",
-    memory: int | str | None = None,
+    memory: int | str | Sequence[int | str] | None = None,
     context: int | str | None = None,
     session: str | None = None,
     python: str = sys.executable,
+    *,
+    mig: str | None = None,
+    cuda_order: Sequence[int] | None = None,
+    stream_delay: int | None = None,
+    nccl_buffers: int | str | None = None,
+    scalars: Literal["zero", "bytes"] = "zero",
+    hide: Hidden | None = None,
+    nvml_faults: Mapping[str, Fault] | None = None,
 ) -> dict[str, str]:
     """The environment to start any command in, so that it sees ``devices`` virtual GPUs.
 
-    ``profile`` is one name for all devices or one for each; ``memory`` replaces the profile's capacity and ``context``
-    the bytes each process costs a device beside its allocator (bytes, or text such as ``16GiB``). Processes of one
-    ``session`` share devices and see each other in NVML; without a name the session is a new one. ``python`` is the
-    interpreter whose torch will run. Builds the virtual GPU if needed. Raises Unavailable or ValueError.
+    ``profile`` is one name for all devices or one for each (the last repeats), and so is ``memory``, which replaces the
+    profile's capacity; ``context`` is what each process costs a device beside its allocator. Sizes are bytes or text
+    such as ``16GiB``. Processes of one ``session`` share devices and see each other in NVML; without a name the session
+    is a new one. ``python`` is the interpreter whose torch will run.
+
+    - ``mig="3g.20gb"``: the devices are MIG instances of one board.
+    - ``cuda_order=(1, 0)``: CUDA counts devices in another order than NVML, as a machine with unlike boards does.
+    - ``stream_delay``: launches a device lags behind the host, 32 by default; 0 completes everything at once.
+    - ``nccl_buffers``: bytes each NCCL communicator takes from the device outside PyTorch's allocator; 0 by default.
+    - ``scalars="bytes"``: ``.item()`` of what a kernel should have computed reads stale bytes instead of zero.
+    - ``hide``: what a container hides of processes in NVML: their "bytes", all "processes", or true "pids".
+    - ``nvml_faults={"nvmlDeviceGetPowerUsage": "na"}``: na, error, lost, nopermission, nodriver, hang, slow:MS or a
+      number of nvmlReturn_t, for each function; "nvml" is every function.
+
+    Builds the virtual GPU if needed. Raises Unavailable or ValueError.
     """
-    profiles = [profile] if isinstance(profile, str) else list(profile)
-    for name in profiles:
-        if name not in PROFILES:
-            raise ValueError(f"{name!r} is not a device profile: choose from {', '.join(PROFILES)}")
-    if not 0 <= devices <= 16:
-        raise ValueError(f"{devices} devices: choose 0 to 16")
+    if not 0 <= devices <= MAX_DEVICES:
+        raise ValueError(f"{devices} devices: choose 0 to {MAX_DEVICES}")
+    names = [profile] if isinstance(profile, str) else list(profile)
+    boards = [profiles.find(names[min(i, len(names) - 1)]) for i in range(devices)]
+    sizes = None if memory is None else [memory] if isinstance(memory, int | str) else list(memory)
+    specification = profiles.specification(
+        boards, mig, None if sizes is None else [parse(size) for size in sizes],
+        None if context is None else parse(context),
+    )  # fmt: skip
     name = session or new_session()
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
-        raise ValueError(f"{name!r} is not a session name: use letters, digits, '-', '_' and '.'")
+    session_file(name)
     folder = build(python)
     variables = {
         **os.environ,
         "VGPU_SESSION": name,
-        "VGPU_DEVICES": str(devices),
-        "VGPU_PROFILE": ",".join(profiles),
+        "VGPU_DEVICES": specification,
+        "VGPU_SCALARS": scalars,
         "LD_PRELOAD": _prepend(f"{folder}/libcuda.so.1:{folder}/libnvidia-ml.so.1", "LD_PRELOAD"),
         "LD_LIBRARY_PATH": _prepend(str(folder), "LD_LIBRARY_PATH"),
     }
-    if memory is not None:
-        variables["VGPU_MEM_MIB"] = str(parse(memory) // _MIB)
-    if context is not None:
-        variables["VGPU_CTX_MIB"] = str(parse(context) // _MIB)
+    faults = dict(nvml_faults or {})
+    if hide is not None:
+        faults["hide"] = hide
+    optional = {
+        "VGPU_CUDA_ORDER": ",".join(map(str, cuda_order)) if cuda_order is not None else None,
+        "VGPU_STREAM_DELAY": str(stream_delay) if stream_delay is not None else None,
+        "VGPU_NCCL_BYTES": str(parse(nccl_buffers)) if nccl_buffers is not None else None,
+        "VGPU_NVML_FAULTS": _fault_text(faults) or None,
+    }
+    for variable, value in optional.items():
+        variables.pop(variable, None)
+        if value is not None:
+            variables[variable] = value
     return variables
+
+
+def set_faults(session: str, faults: Mapping[str, Fault], python: str = sys.executable) -> None:
+    """Replace what goes wrong in a running session; an empty mapping heals it.
+
+    Keys are NVML functions as in ``environment()``, ``hide``, and ``lost0`` (any value but 0): that device falls off
+    the bus, its CUDA calls fail from now on and NVML says so. Raises ValueError or Unavailable.
+    """
+    if not session_file(session).exists():
+        raise ValueError(f"no session {session!r} is known: it begins with its first process")
+    library = ctypes.CDLL(str(build(python) / "libnvidia-ml.so.1"))
+    if not library.vgpu_set_faults(session.encode(), _fault_text(faults).encode()):
+        raise Unavailable(f"Session {session!r} belongs to another version of the virtual GPU.")
+
+
+def _fault_text(faults: Mapping[str, Fault]) -> str:
+    for name, value in faults.items():
+        if not re.fullmatch(r"\w+", name) or not re.fullmatch(r"[\w:-]+", str(value)):
+            raise ValueError(f"{name}={value} is not a fault: write NAME=WHAT, such as nvmlDeviceGetPowerUsage=na")
+    text = ",".join(f"{name}={value}" for name, value in faults.items())
+    if len(text) > _MAX_FAULT_TEXT:
+        raise ValueError(f"the faults are {len(text)} characters long: {_MAX_FAULT_TEXT} at most")
+    return text
 
 
 def _prepend(value: str, variable: str) -> str:

@@ -16,13 +16,14 @@ _COLLECTIVES = "AllGather|AllReduce|Alltoall|AlltoAll|Bcast|Broadcast|Gather|Red
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
+        (r"\w+GetErrorString|cusparseGetErrorName|cublasGetStatus\w+", "VGPU_ERROR_TEXT({name})"),
         (r"cublas(Lt)?\w*(Set|Init|Destroy)\w*", "VGPU_SUCCEEDS({name})"),
         (r"cublas(Lt)?\w*(Get|Create)\w*", "VGPU_UNSUPPORTED({name}, 15)"),  # CUBLAS_STATUS_NOT_SUPPORTED
-        (r"cublas\w+", "VGPU_MATHEMATICS({name})"),
-        (rf"nccl({_COLLECTIVES})", "VGPU_MATHEMATICS({name})"),
+        (r"cublas\w+", "VGPU_BLAS({name})"),
+        (rf"nccl({_COLLECTIVES})", "VGPU_NCCL({name})"),
         (r"nccl\w+", "VGPU_UNSUPPORTED({name}, 5)"),  # ncclInvalidUsage
         (r"cudnn(Set|Destroy|RestoreDropout)\w*", "VGPU_SUCCEEDS({name})"),
-        (r"cudnn(Conv|BatchNorm|Normalization|Pooling|Spatial|Activation|Softmax)\w*", "VGPU_MATHEMATICS({name})"),
+        (r"cudnn(Conv|BatchNorm|Normalization|Pooling|Spatial|Activation|Softmax)\w*", "VGPU_DNN({name})"),
         (r"cudnn\w+", "VGPU_UNSUPPORTED({name}, 3000)"),  # CUDNN_STATUS_NOT_SUPPORTED
         (r"cufft\w+", "VGPU_UNSUPPORTED({name}, 16)"),  # CUFFT_NOT_SUPPORTED
         (r"cusolver\w+", "VGPU_UNSUPPORTED({name}, 9)"),  # CUSOLVER_STATUS_NOT_SUPPORTED

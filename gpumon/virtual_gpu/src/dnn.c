@@ -1,57 +1,180 @@
-/* dnn.c - cuDNN and CUPTI entry points for the virtual GPU.
- * Descriptors are dummies, one engine / one algorithm is always found, every workspace is 0 bytes, execution is a no-op.
- * So the shapes are right and the convolution workspaces that a real cuDNN would ask for are missing.
+/* cuDNN: descriptors are dummies, one engine and one algorithm are always found, execution is a launch.
+ *
+ * Workspaces are 0 bytes: what a real cuDNN would choose to use is its own secret, and varies by version and device.
  */
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
-#define API __attribute__((visibility("default")))
-#define OK 0
-static int fresh(void **d) { *d = calloc(1, 256); return OK; }
-#define CREATE(n) API int n(void **d) { return fresh(d); }
-API int cudnnCreate(void **h) { return fresh(h); }
-CREATE(cudnnCreateActivationDescriptor) CREATE(cudnnCreateConvolutionDescriptor) CREATE(cudnnCreateDropoutDescriptor)
-CREATE(cudnnCreateFilterDescriptor) CREATE(cudnnCreatePoolingDescriptor) CREATE(cudnnCreateTensorDescriptor)
-CREATE(cudnnCreateCTCLossDescriptor) CREATE(cudnnCreateRNNDescriptor) CREATE(cudnnCreateRNNDataDescriptor)
-CREATE(cudnnCreateSpatialTransformerDescriptor)
-API int cudnnSetStream(void *h, void *s) { *(void **)h = s; return OK; }
-API int cudnnGetStream(void *h, void **s) { *s = *(void **)h; return OK; }
-API size_t cudnnGetCudartVersion(void) { return 13020; }
 
-/* graph API (used through cudnn_frontend by PyTorch's v8 convolutions and cuDNN attention) */
-API int cudnnBackendCreateDescriptor(int type, void **d) { return fresh(d); }
-API int cudnnBackendDestroyDescriptor(void *d) { free(d); return OK; }
-API int cudnnBackendFinalize(void *d) { return OK; }
-API int cudnnBackendExecute(void *h, void *plan, void *pack) { return OK; }
-API int cudnnBackendSetAttribute(void *d, int name, int type, int64_t n, const void *v) { return OK; }
-API int cudnnBackendGetAttribute(void *d, int name, int type, int64_t want, int64_t *got, void *out) {
-  int64_t n = want;
-  if (type == 11 || type == 19) n = 0;                      /* numerical / behaviour notes: none */
-  else if (type == 15) n = 1;                               /* one engine configuration */
-  else if (out) memset(out, 0, want * (type == 2 || type == 24 ? 1 : type == 3 || type == 5 || type == 6 || type == 0 ? 8 : 4));
-  if (got) *got = n;
-  return OK;
+#include "gpu.h"
+#include "stubs.h"
+
+#define DNN_EXECUTION_FAILED 5000
+
+/* cudnnConvolutionFwdAlgoPerf_t and its two siblings */
+typedef struct {
+  int algorithm, status;
+  float time;
+  size_t memory;
+  int determinism, math_type, reserved[3];
+} algorithm_performance;
+
+typedef struct {
+  void *stream;
+} dnn_handle;
+
+static int new_object(void **out) {
+  *out = calloc(1, 256);
+  return SUCCESS;
 }
 
-/* legacy API */
-typedef struct { int algo, status; float time; size_t memory; int determinism, mathType, reserved[3]; } perf_t;
-static int one(int *got, perf_t *p, int algo) { memset(p, 0, sizeof *p); p->algo = algo; *got = 1; return OK; }
-typedef void *P;
-API int cudnnGetConvolutionForwardAlgorithm_v7(P h, P a, P b, P c, P d, int n, int *got, perf_t *p) { return one(got, p, 1); }
-API int cudnnGetConvolutionBackwardDataAlgorithm_v7(P h, P a, P b, P c, P d, int n, int *got, perf_t *p) { return one(got, p, 1); }
-API int cudnnGetConvolutionBackwardFilterAlgorithm_v7(P h, P a, P b, P c, P d, int n, int *got, perf_t *p) { return one(got, p, 1); }
-API int cudnnFindConvolutionForwardAlgorithmEx(P h, P a, P ap, P b, P bp, P c, P d, P dp, int n, int *got, perf_t *p, P ws, size_t s) { return one(got, p, 1); }
-API int cudnnFindConvolutionBackwardDataAlgorithmEx(P h, P a, P ap, P b, P bp, P c, P d, P dp, int n, int *got, perf_t *p, P ws, size_t s) { return one(got, p, 1); }
-API int cudnnFindConvolutionBackwardFilterAlgorithmEx(P h, P a, P ap, P b, P bp, P c, P d, P dp, int n, int *got, perf_t *p, P ws, size_t s) { return one(got, p, 1); }
-API int cudnnGetConvolutionForwardWorkspaceSize(P h, P a, P b, P c, P d, int al, size_t *n) { *n = 0; return OK; }
-API int cudnnGetConvolutionBackwardDataWorkspaceSize(P h, P a, P b, P c, P d, int al, size_t *n) { *n = 0; return OK; }
-API int cudnnGetConvolutionBackwardFilterWorkspaceSize(P h, P a, P b, P c, P d, int al, size_t *n) { *n = 0; return OK; }
-API int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(P h, int m, int o, P x, P z, P y, P s, P a, size_t *n) { *n = 0; return OK; }
-API int cudnnGetBatchNormalizationBackwardExWorkspaceSize(P h, int m, int o, P x, P y, P dy, P dz, P dx, P s, P a, size_t *n) { *n = 0; return OK; }
-API int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(P h, int m, int o, P a, P x, size_t *n) { *n = 0; return OK; }
-API int cudnnDropoutGetStatesSize(P h, size_t *n) { *n = 1 << 20; return OK; }
+int vgpu_dnn_launched(void *handle) {
+  vgpu_forget_all_uploads();
+  return vgpu_launch(((dnn_handle *)handle)->stream) ? DNN_EXECUTION_FAILED : SUCCESS;
+}
 
-/* The real libcupti recurses without end when libcuda.so.1 is not NVIDIA's: say "not available" and the profiler
- * (torch.profiler with ProfilerActivity.CUDA) carries on without GPU activities. */
-API int cuptiGetVersion(uint32_t *v) { *v = 0; return 15; }
+/* ---- handles and descriptors */
+
+#define CREATES(name) \
+  API int name(void **out) { return new_object(out); }
+
+CREATES(cudnnCreate)
+CREATES(cudnnCreateActivationDescriptor)
+CREATES(cudnnCreateConvolutionDescriptor)
+CREATES(cudnnCreateDropoutDescriptor)
+CREATES(cudnnCreateFilterDescriptor)
+CREATES(cudnnCreatePoolingDescriptor)
+CREATES(cudnnCreateTensorDescriptor)
+CREATES(cudnnCreateSpatialTransformerDescriptor)
+
+API int cudnnSetStream(dnn_handle *handle, void *stream) {
+  handle->stream = stream;
+  return SUCCESS;
+}
+
+API int cudnnGetStream(dnn_handle *handle, void **stream) {
+  *stream = handle->stream;
+  return SUCCESS;
+}
+
+API size_t cudnnGetCudartVersion(void) { return VGPU_CUDA_VERSION; }
+
+/* The version this torch was built with: it refuses an older one. */
+API size_t cudnnGetVersion(void) { return VGPU_CUDNN_VERSION; }
+
+/* libraryPropertyType: major, minor, patch level */
+API int cudnnGetProperty(int kind, int *value) {
+  *value = VGPU_CUDNN_VERSION / (kind == 0 ? 10000 : kind == 1 ? 100 : 1) % 100;
+  return SUCCESS;
+}
+
+API const char *cudnnGetErrorString(int status) {
+  switch (status) {
+    case SUCCESS: return "CUDNN_STATUS_SUCCESS";
+    case 3000: return "CUDNN_STATUS_NOT_SUPPORTED";
+    default: return "CUDNN_STATUS_EXECUTION_FAILED";
+  }
+}
+
+API void cudnnGetLastErrorString(char *text, size_t size) {
+  if (size) text[0] = 0;
+}
+
+/* ---- graph API, which convolutions go through in newer versions */
+
+API int cudnnBackendCreateDescriptor(int type, void **out) { return new_object(out); }
+
+API int cudnnBackendDestroyDescriptor(void *object) {
+  free(object);
+  return SUCCESS;
+}
+
+API int cudnnBackendFinalize(void *object) { return SUCCESS; }
+API int cudnnBackendExecute(void *handle, void *plan, void *pack) { return vgpu_dnn_launched(handle); }
+
+API int cudnnBackendSetAttribute(void *object, int name, int type, int64_t count, const void *values) {
+  return SUCCESS;
+}
+
+/* Bytes of one element, by cudnnBackendAttributeType_t */
+static size_t element_size(int type) {
+  switch (type) {
+    case 2: case 24: return 1;                 /* boolean, char */
+    case 0: case 3: case 5: case 6: return 8;  /* handle, int64, double, pointer */
+    default: return 4;
+  }
+}
+
+API int cudnnBackendGetAttribute(void *object, int name, int type, int64_t wanted, int64_t *count, void *out) {
+  int64_t found = wanted;
+  if (type == 11 || type == 19) found = 0; /* numerical and behaviour notes: none */
+  else if (type == 15) found = 1;          /* one engine configuration */
+  else if (out) memset(out, 0, (size_t)wanted * element_size(type));
+  if (count) *count = found;
+  return SUCCESS;
+}
+
+/* ---- legacy API */
+
+static int one_algorithm(int *count, algorithm_performance *results) {
+  memset(results, 0, sizeof *results);
+  results->algorithm = 1;
+  *count = 1;
+  return SUCCESS;
+}
+
+#define FINDS(name) \
+  API int name(void *h, void *a, void *b, void *c, void *d, int wanted, int *count, algorithm_performance *results) { \
+    return one_algorithm(count, results); \
+  }
+
+#define MEASURES(name) \
+  API int name(void *h, void *a, void *ap, void *b, void *bp, void *c, void *d, void *dp, int wanted, int *count, \
+               algorithm_performance *results, void *workspace, size_t size) { \
+    return one_algorithm(count, results); \
+  }
+
+#define NO_WORKSPACE(name) \
+  API int name(void *h, void *a, void *b, void *c, void *d, int algorithm, size_t *size) { \
+    *size = 0; \
+    return SUCCESS; \
+  }
+
+FINDS(cudnnGetConvolutionForwardAlgorithm_v7)
+FINDS(cudnnGetConvolutionBackwardDataAlgorithm_v7)
+FINDS(cudnnGetConvolutionBackwardFilterAlgorithm_v7)
+MEASURES(cudnnFindConvolutionForwardAlgorithmEx)
+MEASURES(cudnnFindConvolutionBackwardDataAlgorithmEx)
+MEASURES(cudnnFindConvolutionBackwardFilterAlgorithmEx)
+NO_WORKSPACE(cudnnGetConvolutionForwardWorkspaceSize)
+NO_WORKSPACE(cudnnGetConvolutionBackwardDataWorkspaceSize)
+NO_WORKSPACE(cudnnGetConvolutionBackwardFilterWorkspaceSize)
+
+API int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void *h, int mode, int operations, void *x, void *z,
+                                                                 void *y, void *scale, void *activation, size_t *size) {
+  *size = 0;
+  return SUCCESS;
+}
+
+API int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void *h, int mode, int operations, void *x, void *y, void *dy,
+                                                          void *dz, void *dx, void *scale, void *activation,
+                                                          size_t *size) {
+  *size = 0;
+  return SUCCESS;
+}
+
+API int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *h, int mode, int operations, void *activation,
+                                                             void *x, size_t *size) {
+  *size = 0;
+  return SUCCESS;
+}
+
+API int cudnnDropoutGetStatesSize(void *h, size_t *size) {
+  *size = MIB;
+  return SUCCESS;
+}
+
+/* ---- CUPTI: the real one recurses without end when libcuda.so.1 is not NVIDIA's. Not initialized: the profiler goes
+ * on without the device's activities. */
+API int cuptiGetVersion(uint32_t *version) {
+  *version = 0;
+  return 15;
+}

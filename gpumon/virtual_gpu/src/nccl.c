@@ -1,74 +1,191 @@
-/* nccl.c - NCCL for virtual GPUs: communicators can be made, collectives succeed at once and move nothing.
- * No peer is contacted, so one process can stand for one rank of a large job.  Real NCCL's own buffers are charged
- * as VGPU_NCCL_MIB per communicator (default 0).
+/* NCCL: communicators without peers. Collectives succeed at once; nothing leaves the process.
+ *
+ * One process can so be one rank of a large job. Small messages are answered with this rank's own data, so that checks
+ * whether the ranks agree pass; large ones move nothing. What real NCCL allocates for a communicator, outside PyTorch's
+ * allocator, is charged as VGPU_NCCL_BYTES.
  */
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
-#define API __attribute__((visibility("default")))
-#define OK 0
-typedef struct { char b[128]; } uid_t_;
-typedef struct { int n, rank; void *buf; } comm_t;
-int cudaMalloc(void **p, size_t n);
-int cudaFree(void *p);
-static int make(comm_t **c, int n, int rank) {
-  const char *m = getenv("VGPU_NCCL_MIB");
-  *c = calloc(1, sizeof **c);
-  (*c)->n = n; (*c)->rank = rank;
-  if (m && atoi(m) > 0 && cudaMalloc(&(*c)->buf, (size_t)atoi(m) << 20)) return 1;
-  return OK;
+
+#include "gpu.h"
+
+#define NCCL_UNHANDLED_CUDA_ERROR 1
+#define SMALL_MESSAGE 65536
+#define MAX_PENDING 1024
+
+int cudaMemcpy(void *to, const void *from, size_t size, int kind);
+
+typedef struct {
+  char bytes[128];
+} unique_id;
+
+typedef struct {
+  int ranks, rank;
+  void *buffers;
+} communicator;
+
+/* ---- communicators */
+
+static int make(communicator **out, int ranks, int rank) {
+  size_t bytes = strtoull(setting("VGPU_NCCL_BYTES", "0"), 0, 10);
+  communicator *made = calloc(1, sizeof *made);
+  made->ranks = ranks;
+  made->rank = rank;
+  *out = made;
+  return bytes && vgpu_allocate(&made->buffers, bytes, MEMORY_DEVICE) ? NCCL_UNHANDLED_CUDA_ERROR : SUCCESS;
 }
-API int ncclGetVersion(int *v) { *v = 23007; return OK; }
-API int ncclGetUniqueId(uid_t_ *u) { memset(u, 7, sizeof *u); return OK; }
-API int ncclCommGetUniqueId(comm_t *c, uid_t_ *u) { return ncclGetUniqueId(u); }
-API int ncclCommInitRank(comm_t **c, int n, uid_t_ u, int r) { return make(c, n, r); }
-API int ncclCommInitRankConfig(comm_t **c, int n, uid_t_ u, int r, void *cfg) { return make(c, n, r); }
-API int ncclCommInitRankScalable(comm_t **c, int n, int r, int k, uid_t_ *u, void *cfg) { return make(c, n, r); }
-API int ncclCommInitAll(comm_t **c, int n, const int *d) { for (int i = 0; i < n; i++) make(&c[i], n, i); return OK; }
-API int ncclCommSplit(comm_t *c, int color, int key, comm_t **out, void *cfg) { *out = 0; return color < 0 ? OK : make(out, c->n, c->rank); }
-API int ncclCommDestroy(comm_t *c) { if (c) { if (c->buf) cudaFree(c->buf); free(c); } return OK; }
-API int ncclCommAbort(comm_t *c) { return ncclCommDestroy(c); }
-API int ncclCommFinalize(comm_t *c) { return OK; }
-API int ncclCommCount(comm_t *c, int *n) { *n = c->n; return OK; }
-API int ncclCommUserRank(comm_t *c, int *r) { *r = c->rank; return OK; }
-API int ncclCommGetAsyncError(comm_t *c, int *e) { *e = OK; return OK; }
-API const char *ncclGetErrorString(int e) { return e ? "virtual NCCL error" : "no error"; }
-API const char *ncclGetLastError(comm_t *c) { return ""; }
-API int ncclMemAlloc(void **p, size_t n) { return cudaMalloc(p, n) ? 1 : OK; }
-API int ncclMemFree(void *p) { return cudaFree(p) ? 1 : OK; }
-API int ncclCommRegister(comm_t *c, void *b, size_t n, void **h) { *h = b; return OK; }
-API int ncclCommDeregister(comm_t *c, void *h) { return OK; }
-API int ncclRedOpCreatePreMulSum(int *op, void *s, int t, int r, comm_t *c) { *op = 5; return OK; }
-API int ncclRedOpDestroy(int op, comm_t *c) { return OK; }
-/* Small messages: every peer is taken to hold what this rank holds, so that consistency checks between ranks pass. */
-int cudaMemcpy(void *d, const void *s, size_t n, int k);
-static size_t bytes(size_t n, int type) { static const int sz[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}; return n * (type >= 0 && type < 12 ? sz[type] : 4); }
-static int same(void *to, const void *from, size_t n) { if (to != from && n && n <= 65536) cudaMemcpy(to, from, n, 4); return OK; }
-API int ncclAllReduce(const void *s, void *r, size_t n, int t, int op, comm_t *c, void *st) { return same(r, s, bytes(n, t)); }
-API int ncclReduce(const void *s, void *r, size_t n, int t, int op, int root, comm_t *c, void *st) { return r ? same(r, s, bytes(n, t)) : OK; }
-/* PyTorch 2.15 makes an all-gather from a group of broadcasts: what this rank sends there fills the peers' parts too */
-static __thread struct { void *to; size_t n; } t_pend[1024];
-static __thread int t_depth, t_np; static __thread const void *t_own; static __thread size_t t_own_n;
-API int ncclGroupStart(void) { if (!t_depth++) { t_np = 0; t_own = 0; } return OK; }
+
+API int ncclGetVersion(int *version) {
+  *version = 23007;
+  return SUCCESS;
+}
+
+API int ncclGetUniqueId(unique_id *id) {
+  memset(id, 7, sizeof *id);
+  return SUCCESS;
+}
+
+API int ncclCommGetUniqueId(communicator *c, unique_id *id) { return ncclGetUniqueId(id); }
+API int ncclCommInitRank(communicator **out, int ranks, unique_id id, int rank) { return make(out, ranks, rank); }
+
+API int ncclCommInitRankConfig(communicator **out, int ranks, unique_id id, int rank, void *config) {
+  return make(out, ranks, rank);
+}
+
+API int ncclCommInitRankScalable(communicator **out, int ranks, int rank, int ids, unique_id *id, void *config) {
+  return make(out, ranks, rank);
+}
+
+API int ncclCommInitAll(communicator **out, int devices, const int *list) {
+  int status = SUCCESS;
+  for (int i = 0; i < devices && !status; i++) status = make(&out[i], devices, i);
+  return status;
+}
+
+API int ncclCommSplit(communicator *c, int color, int key, communicator **out, void *config) {
+  *out = 0;
+  return color < 0 ? SUCCESS : make(out, c->ranks, c->rank);
+}
+
+API int ncclCommDestroy(communicator *c) {
+  if (c && c->buffers) vgpu_free(c->buffers);
+  free(c);
+  return SUCCESS;
+}
+
+API int ncclCommAbort(communicator *c) { return ncclCommDestroy(c); }
+API int ncclCommFinalize(communicator *c) { return SUCCESS; }
+
+API int ncclCommCount(communicator *c, int *ranks) {
+  *ranks = c->ranks;
+  return SUCCESS;
+}
+
+API int ncclCommUserRank(communicator *c, int *rank) {
+  *rank = c->rank;
+  return SUCCESS;
+}
+
+API int ncclCommGetAsyncError(communicator *c, int *status) {
+  *status = SUCCESS;
+  return SUCCESS;
+}
+
+API const char *ncclGetErrorString(int status) { return status ? "not supported on the virtual GPU" : "no error"; }
+API const char *ncclGetLastError(communicator *c) { return ""; }
+
+API int ncclMemAlloc(void **out, size_t size) {
+  return vgpu_allocate(out, size, MEMORY_DEVICE) ? NCCL_UNHANDLED_CUDA_ERROR : SUCCESS;
+}
+
+API int ncclMemFree(void *pointer) { return vgpu_free(pointer) ? NCCL_UNHANDLED_CUDA_ERROR : SUCCESS; }
+
+API int ncclCommRegister(communicator *c, void *buffer, size_t size, void **handle) {
+  *handle = buffer;
+  return SUCCESS;
+}
+
+API int ncclCommDeregister(communicator *c, void *handle) { return SUCCESS; }
+
+API int ncclRedOpCreatePreMulSum(int *operation, void *scalar, int type, int residence, communicator *c) {
+  *operation = 5; /* the first number after ncclAvg */
+  return SUCCESS;
+}
+
+API int ncclRedOpDestroy(int operation, communicator *c) { return SUCCESS; }
+
+/* ---- collectives */
+
+static size_t message_size(size_t count, int type) {
+  static const size_t size[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}; /* by ncclDataType_t */
+  return count * (type >= 0 && type < 12 ? size[type] : 4);
+}
+
+static int echo(void *to, const void *from, size_t size, void *stream) {
+  if (vgpu_launch(stream)) return NCCL_UNHANDLED_CUDA_ERROR;
+  if (to != from && size && size <= SMALL_MESSAGE) cudaMemcpy(to, from, size, 4);
+  return SUCCESS;
+}
+
+API int ncclAllReduce(const void *from, void *to, size_t count, int type, int operation, communicator *c, void *stream) {
+  return echo(to, from, message_size(count, type), stream);
+}
+
+API int ncclReduce(const void *from, void *to, size_t count, int type, int operation, int root, communicator *c,
+                   void *stream) {
+  return to ? echo(to, from, message_size(count, type), stream) : vgpu_launch(stream);
+}
+
+API int ncclAllGather(const void *from, void *to, size_t count, int type, communicator *c, void *stream) {
+  size_t size = message_size(count, type);
+  int status = SUCCESS;
+  for (int i = 0; i < c->ranks && !status; i++) status = echo((char *)to + i * size, from, size, stream);
+  return status;
+}
+
+API int ncclReduceScatter(const void *from, void *to, size_t count, int type, int operation, communicator *c,
+                          void *stream) {
+  size_t size = message_size(count, type);
+  return echo(to, (const char *)from + c->rank * size, size, stream);
+}
+
+API int ncclBcast(void *buffer, size_t count, int type, int root, communicator *c, void *stream) {
+  return vgpu_launch(stream) ? NCCL_UNHANDLED_CUDA_ERROR : SUCCESS;
+}
+
+/* PyTorch makes an all-gather of unequal parts from a group of broadcasts: what this rank sends fills the others' parts. */
+static __thread struct {
+  void *to;
+  size_t size;
+} pending[MAX_PENDING];
+static __thread int group_depth, pending_count;
+static __thread const void *own;
+static __thread size_t own_size;
+
+API int ncclGroupStart(void) {
+  if (group_depth++) return SUCCESS;
+  pending_count = 0;
+  own = 0;
+  return SUCCESS;
+}
+
 API int ncclGroupEnd(void) {
-  if (--t_depth > 0) return OK;
-  for (int i = 0; i < t_np; i++) if (t_own && t_pend[i].n == t_own_n) same(t_pend[i].to, t_own, t_own_n);
-  t_np = t_depth = 0;
-  return OK;
+  if (--group_depth > 0) return SUCCESS;
+  for (int i = 0; i < pending_count; i++) {
+    if (own && pending[i].size == own_size) cudaMemcpy(pending[i].to, own, own_size, 4);
+  }
+  pending_count = group_depth = 0;
+  return SUCCESS;
 }
-API int ncclBroadcast(const void *s, void *r, size_t n, int t, int root, comm_t *c, void *st) {
-  size_t b = bytes(n, t);
-  if (t_depth && root == c->rank) { t_own = s; t_own_n = b; }
-  if (t_depth && root != c->rank && t_np < 1024) { t_pend[t_np].to = r; t_pend[t_np++].n = b; }
-  return same(r, s, b);
-}
-API int ncclBcast(void *b, size_t n, int t, int root, comm_t *c, void *st) { return OK; }
-API int ncclAllGather(const void *s, void *r, size_t n, int t, comm_t *c, void *st) {
-  size_t b = bytes(n, t);
-  for (int i = 0; i < c->n; i++) same((char *)r + i * b, s, b);
-  return OK;
-}
-API int ncclReduceScatter(const void *s, void *r, size_t n, int t, int op, comm_t *c, void *st) {
-  size_t b = bytes(n, t);
-  return same(r, (const char *)s + c->rank * b, b);
+
+API int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, communicator *c, void *stream) {
+  size_t size = message_size(count, type);
+  if (group_depth && root == c->rank) {
+    own = from;
+    own_size = size <= SMALL_MESSAGE ? size : 0;
+  }
+  if (group_depth && root != c->rank && pending_count < MAX_PENDING) {
+    pending[pending_count].to = to;
+    pending[pending_count++].size = size;
+  }
+  return echo(to, from, size, stream);
 }

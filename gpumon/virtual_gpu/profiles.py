@@ -1,0 +1,102 @@
+"""The kinds of device that can be stood in for, and how one is described to the C side."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+_MIB = 2**20
+
+_MIG_EIGHTHS = {"1g": 1, "2g": 2, "3g": 4, "4g": 4, "7g": 8}
+"""Eighths of the board's memory that an instance of so many compute slices has (NVIDIA's MIG user guide)."""
+
+_MIG_FIT = {"1g": 7, "2g": 3, "3g": 2, "4g": 1, "7g": 1}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One kind of device. Capacities are those PyTorch prints for such cards, to within a few MiB."""
+
+    name: str
+    memory_gb: int
+    """The size in the product's name, which MIG profiles are named after (3g.20gb of a 40 GB board)."""
+    capacity_bytes: int
+    compute_capability: tuple[int, int]
+    processors: int
+    l2_mib: int
+    shared_kib: int
+    """Shared memory of a multiprocessor."""
+    shared_block_kib: int
+    """Shared memory one block can have."""
+    context_bytes: int = 450 * _MIB
+    """What a process costs beside its allocator. It depends on driver, CUDA version and lazy loading as much as on the
+    device, and nobody measured it for this table: an assumption, to be replaced by ``context=`` where it matters."""
+
+
+def _profile(
+    name: str, memory_gb: int, mib: int, capability: tuple[int, int], processors: int, l2: int, shared: int, block: int
+) -> Profile:
+    return Profile(f"Virtual {name}", memory_gb, mib * _MIB, capability, processors, l2, shared, block)
+
+
+PROFILES: dict[str, Profile] = {
+    "a100-80": _profile("A100-80GB", 80, 81050, (8, 0), 108, 40, 164, 163),
+    "a100-40": _profile("A100-40GB", 40, 40339, (8, 0), 108, 40, 164, 163),
+    "h100-80": _profile("H100-80GB", 80, 81008, (9, 0), 132, 50, 228, 227),
+    "h200": _profile("H200", 141, 143155, (9, 0), 132, 60, 228, 227),
+    "l4": _profile("L4", 24, 22564, (8, 9), 58, 48, 100, 99),
+    "rtx4090": _profile("RTX 4090", 24, 24207, (8, 9), 128, 72, 100, 99),
+    "t4": _profile("T4", 16, 14912, (7, 5), 40, 4, 64, 64),
+    "v100-16": _profile("V100-16GB", 16, 16151, (7, 0), 80, 6, 96, 96),
+    "v100-32": _profile("V100-32GB", 32, 32493, (7, 0), 80, 6, 96, 96),
+}
+
+
+def find(name: str) -> Profile:
+    """The profile of that name. Raises ValueError naming the ones there are."""
+    if name not in PROFILES:
+        raise ValueError(f"{name!r} is not a device profile: choose from {', '.join(PROFILES)}")
+    return PROFILES[name]
+
+
+def mig_names(profile: Profile) -> dict[str, str]:
+    """MIG profiles of a board by full name ("3g.20gb"), each with its compute slices ("3g"); none before Ampere's."""
+    if profile.compute_capability not in ((8, 0), (9, 0)):
+        return {}
+    return {f"{slices}.{profile.memory_gb * eighths // 8}gb": slices for slices, eighths in _MIG_EIGHTHS.items()}
+
+
+def instance(profile: Profile, mig: str) -> Profile:
+    """One MIG instance of a board. Raises ValueError if the board has no such profile."""
+    names = mig_names(profile)
+    if mig not in names:
+        known = f"choose from {', '.join(names)}" if names else "it cannot be split"
+        raise ValueError(f"{profile.name} has no MIG profile {mig!r}: {known}")
+    slices = names[mig]
+    return replace(
+        profile,
+        name=f"{profile.name} MIG {mig}",
+        capacity_bytes=profile.capacity_bytes * _MIG_EIGHTHS[slices] // 8 // _MIB * _MIB,
+        processors=profile.processors // 8 * int(slices[0]),
+    )
+
+
+def specification(
+    profiles: list[Profile], mig: str | None, memory_bytes: list[int] | None, context_bytes: int | None
+) -> str:
+    """VGPU_DEVICES for these boards, or for as many MIG instances of the first board. Raises ValueError."""
+    if mig is not None:
+        slices = re.match(r"\w+", mig)
+        most = _MIG_FIT.get(slices[0] if slices else "", len(profiles))
+        if len(profiles) > most:
+            raise ValueError(f"{len(profiles)} instances of {mig} do not fit one board: {most} at most")
+    fields = []
+    for i, board in enumerate(profiles):
+        device = board if mig is None else instance(board, mig)
+        capacity = memory_bytes[min(i, len(memory_bytes) - 1)] if memory_bytes else device.capacity_bytes
+        context = device.context_bytes if context_bytes is None else context_bytes
+        place = (i, 0, capacity) if mig is None else (0, i + 1, board.capacity_bytes)
+        hardware = (*device.compute_capability, device.processors, device.l2_mib)
+        shared = (device.shared_kib, device.shared_block_kib)
+        fields.append("|".join(map(str, (device.name, capacity, context, *hardware, *shared, *place))))
+    return ";".join(fields)

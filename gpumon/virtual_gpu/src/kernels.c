@@ -1,0 +1,164 @@
+/* Kernels: registered, configured, counted, never run. Also modules, as Triton loads them. */
+#include <string.h>
+
+#include "gpu.h"
+
+/* ---- what nvcc's generated code calls at start and before a launch */
+
+static __thread struct {
+  dim3_t grid, block;
+  size_t shared;
+  void *stream;
+} pending;
+
+API void **__cudaRegisterFatBinary(void *binary) {
+  static void *handle[1];
+  return handle;
+}
+
+API void __cudaRegisterFatBinaryEnd(void **handle) {}
+API void __cudaUnregisterFatBinary(void **handle) {}
+
+API void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit, void *a,
+                                void *b, void *c, void *d, int *e) {}
+
+API void __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int external, size_t size,
+                           int constant, int global) {}
+
+API void __cudaRegisterManagedVar(void **handle, void **host, char *device, const char *name, int external, size_t size,
+                                  int constant, int global) {}
+
+API char __cudaInitModule(void **handle) { return 1; }
+
+API unsigned __cudaPushCallConfiguration(dim3_t grid, dim3_t block, size_t shared, void *stream) {
+  pending.grid = grid;
+  pending.block = block;
+  pending.shared = shared;
+  pending.stream = stream;
+  return 0;
+}
+
+API int __cudaPopCallConfiguration(dim3_t *grid, dim3_t *block, size_t *shared, void **stream) {
+  *grid = pending.grid;
+  *block = pending.block;
+  *shared = pending.shared;
+  *stream = pending.stream;
+  return SUCCESS;
+}
+
+API int __cudaGetKernel(const void **kernel, const void *function) {
+  *kernel = function;
+  return SUCCESS;
+}
+
+/* ---- launches */
+
+static int launch(void **parameters, void *stream_handle) {
+  vgpu_forget_reachable_uploads(parameters);
+  return vgpu_launch(stream_handle);
+}
+
+API int cudaLaunchKernel(const void *kernel, dim3_t grid, dim3_t block, void **parameters, size_t shared, void *s) {
+  return launch(parameters, s);
+}
+
+API int __cudaLaunchKernel(const void *kernel, dim3_t grid, dim3_t block, void **parameters, size_t shared, void *s) {
+  return launch(parameters, s);
+}
+
+API int cudaLaunchCooperativeKernel(const void *kernel, dim3_t grid, dim3_t block, void **parameters, size_t shared,
+                                    void *s) {
+  return launch(parameters, s);
+}
+
+API int cudaLaunchKernelExC(const launch_config *config, const void *kernel, void **parameters) {
+  return launch(parameters, config->stream);
+}
+
+API int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                       unsigned shared, void *s, void **parameters, void **extra) {
+  return launch(parameters, s);
+}
+
+API int cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                                  unsigned bz, unsigned shared, void *s, void **parameters) {
+  return launch(parameters, s);
+}
+
+/* CUlaunchConfig: seven unsigned, then the stream */
+API int cuLaunchKernelEx(const unsigned *config, void *function, void **parameters, void **extra) {
+  void *s;
+  memcpy(&s, config + 8, sizeof s);
+  return launch(parameters, s);
+}
+
+/* ---- attributes and occupancy: invented, one answer for all kernels */
+
+API int cudaFuncSetAttribute(const void *function, int attribute, int value) { return SUCCESS; }
+API int cudaFuncSetCacheConfig(const void *function, int config) { return SUCCESS; }
+API int cudaKernelSetAttributeForDevice(const void *kernel, int attribute, int value, int device) { return SUCCESS; }
+
+API int cudaFuncGetAttributes(function_attributes *attributes, const void *function) {
+  int status = vgpu_check_device();
+  if (status) return status;
+  const device_info *device = vgpu_device(vgpu_current);
+  memset(attributes, 0, sizeof *attributes);
+  attributes->maxThreadsPerBlock = 1024;
+  attributes->numRegs = 32;
+  attributes->ptxVersion = attributes->binaryVersion = device->major * 10 + device->minor;
+  attributes->maxDynamicSharedSizeBytes = 48 << 10;
+  return SUCCESS;
+}
+
+API int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int threads, size_t shared) {
+  int fit = threads > 0 ? 2048 / threads : 1;
+  *blocks = fit < 1 ? 1 : fit > 32 ? 32 : fit;
+  return SUCCESS;
+}
+
+API int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function, int threads,
+                                                               size_t shared, unsigned flags) {
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared);
+}
+
+API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) {
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared);
+}
+
+API int cuOccupancyMaxActiveClusters(int *clusters, void *function, const void *config) {
+  *clusters = 8;
+  return SUCCESS;
+}
+
+/* ---- modules: anything loads */
+
+API int cuModuleLoadData(void **module, const void *image) {
+  *module = calloc(1, 16);
+  return SUCCESS;
+}
+
+API int cuModuleLoadDataEx(void **module, const void *image, unsigned count, void *options, void *values) {
+  return cuModuleLoadData(module, image);
+}
+
+API int cuModuleLoad(void **module, const char *file) { return cuModuleLoadData(module, file); }
+
+API int cuModuleUnload(void *module) {
+  free(module);
+  return SUCCESS;
+}
+
+API int cuModuleGetFunction(void **function, void *module, const char *name) {
+  *function = module;
+  return SUCCESS;
+}
+
+API int cuFuncGetAttribute(int *value, int attribute, void *function) {
+  *value = attribute == 0 ? 1024 : attribute == 4 ? 32 : 0; /* threads a block, registers; nothing spilled */
+  return SUCCESS;
+}
+
+API int cuFuncSetAttribute(void *function, int attribute, int value) { return SUCCESS; }
+API int cuFuncSetCacheConfig(void *function, int config) { return SUCCESS; }
+API int cuTensorMapEncodeTiled(void) { return SUCCESS; }
+API int cuTensorMapEncodeIm2col(void) { return SUCCESS; }
