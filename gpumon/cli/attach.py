@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
+    from gpumon.host.sampler import Sampler
     from gpumon.link import Job
-    from gpumon.tui.app import Options
+    from gpumon.tui.app import MonitorApp, Options
     from gpumon.tui.feed import Choice
     from gpumon_agent.endpoint import Descriptor
 
-NO_TERMINAL = "this is not a terminal, and the screen needs one; use --json for output that a program can read"
+NO_TERMINAL = "this is not a terminal, and the screen needs one; use --json or --once"
 WAIT_LOOK_S = 0.25
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def looks(command: F) -> F:
+    """The options of how it looks."""
+    for option in (
+        click.option("--ascii", "plain", is_flag=True, help="Only ASCII signs: every category is a letter."),
+        click.option("--ansi", is_flag=True, help="Only the terminal's own sixteen colours."),
+        click.option("--light", is_flag=True, help="For a terminal with a light background."),
+    ):
+        command = option(command)
+    return command
 
 
 @click.command("attach")
@@ -24,12 +39,10 @@ WAIT_LOOK_S = 0.25
 @click.option("--rank", type=click.IntRange(min=0), help="Show this rank first; with --json: only this rank.")
 @click.option("--wait", is_flag=True, help="Nothing runs yet: wait for it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line instead of the screen.")
-@click.option("--once", "-1", is_flag=True, help="With --json: hello, model and the newest step, then end.")
+@click.option("--once", "-1", is_flag=True, help="Print one picture as text, then end; with --json: the newest step.")
 @click.option("--steps", type=click.IntRange(min=1), help="With --json: end after so many live steps of each rank.")
 @click.option("--for", "seconds", type=click.FloatRange(min=0, min_open=True), help="With --json: end after S seconds.")
-@click.option("--light", is_flag=True, help="For a terminal with a light background.")
-@click.option("--ansi", is_flag=True, help="Only the terminal's own sixteen colours.")
-@click.option("--ascii", "plain", is_flag=True, help="Only ASCII signs: every category is a letter.")
+@looks
 def command(
     target: str | None,
     rank: int | None,
@@ -46,24 +59,41 @@ def command(
 
     Without an argument the only job there is; a whole torchrun job is one. Quitting never signals the training.
     """
-    if not as_json and (once or steps or seconds):
-        raise click.UsageError("--once, --steps and --for go with --json: the screen stays until you quit it")
+    if not as_json and (steps or seconds):
+        raise click.UsageError("--steps and --for go with --json: the screen stays until you quit it")
+    if not as_json and not once:
+        need_a_terminal(NO_TERMINAL)
+    if wait:
+        _wait_for(target)
     if as_json:
         from gpumon.cli.attach_json import attach_json
 
-        raise click.exceptions.Exit(attach_json(_wait_for(target) if wait else target, rank, once, steps, seconds))
-    _need_a_terminal()
+        raise click.exceptions.Exit(attach_json(target, rank, once, steps, seconds))
     from gpumon import link
 
     choices: Sequence[Job] = ()
     descriptors: tuple[Descriptor, ...] = ()
     try:
-        descriptors = link.resolve(_wait_for(target) if wait else target)
+        descriptors = link.resolve(target)
     except link.SeveralJobs as error:
+        if once:
+            raise click.ClickException(sentence(str(error))) from error
         choices = error.jobs
     except link.LinkError as error:
-        raise click.ClickException(_sentence(str(error))) from error
-    raise click.exceptions.Exit(show_live(descriptors, _choices(choices), options(light, ansi, plain, rank)))
+        raise click.ClickException(sentence(str(error))) from error
+    if rank is not None and descriptors and not any(d.rank in (rank, None) for d in descriptors):
+        there = ", ".join(str(d.rank) for d in descriptors)
+        raise click.ClickException(f"There is no rank {rank} in this job; it has {there}.")
+    look = options(light, ansi, plain, rank)
+    if once:
+        from gpumon.tui.once import print_live
+
+        raise click.exceptions.Exit(print_live(descriptors, look, this_machine))
+    from gpumon.tui.app import MonitorApp
+
+    feed = (lambda: link.subscribe(descriptors, follow=True)) if descriptors else None
+    app = MonitorApp(feed, choices=_choices(choices), host=this_machine, options=look, watch_terminal=True)
+    raise click.exceptions.Exit(run(app))
 
 
 def options(light: bool, ansi: bool, plain: bool, rank: int | None = None) -> Options:
@@ -75,58 +105,40 @@ def options(light: bool, ansi: bool, plain: bool, rank: int | None = None) -> Op
 
 
 def _draws_unicode() -> bool:
-    """The locale's encoding can write braille; a console in plain C or POSIX cannot."""
-    import sys
-
+    """Whether the locale's encoding can write braille: plain C or POSIX cannot, nor can the Linux console's font."""
     encoding = (getattr(sys.stderr, "encoding", None) or "ascii").lower().replace("-", "")
     return encoding.startswith("utf") and os.environ.get("TERM") != "linux"
 
 
-def show_live(descriptors: tuple[Descriptor, ...], choices: Sequence[Choice], look: Options) -> int:
-    """Runs the screen; returns the exit code."""
-    from gpumon import link
-    from gpumon.tui.app import MonitorApp
-
-    feed = (lambda: link.subscribe(descriptors, follow=True)) if descriptors else None
-    return run(MonitorApp(feed, choices=choices, host=_this_machine, options=look, watch_terminal=True))
-
-
-def run(app: object) -> int:
-    """Runs an app to its end; what went wrong is said where the picture was."""
-    from gpumon.tui.app import MonitorApp
-
-    assert isinstance(app, MonitorApp)
+def run(app: MonitorApp) -> int:
+    """Runs the app to its end; what went wrong is said where the picture was. Returns the exit code."""
     code = app.run()
     if app.failure is not None:
-        click.echo(f"Error: {_sentence(app.failure)}", err=True)
+        click.echo(f"Error: {sentence(app.failure)}", err=True)
         return 1
     return app.return_code or 0 if code is None else code
 
 
-def _this_machine(pids: object) -> object:
+def this_machine(pids: Callable[[], Collection[int]]) -> Sampler:
+    """The host's readings."""
     from gpumon.host import Sampler
 
-    return Sampler(pids)  # type: ignore[arg-type]
+    return Sampler(pids)
 
 
 def _choices(jobs: Sequence[Job]) -> list[Choice]:
     from gpumon import link
     from gpumon.tui.feed import Choice
 
-    now = time.time()
-
     def choice(job: Job) -> Choice:
         ranks = f"{len(job.descriptors)} ranks, " if len(job.descriptors) > 1 else ""
-        return Choice(
-            job.name, f"{ranks}pid {job.pids}", lambda: link.subscribe(job.descriptors, follow=True)
-        )
+        return Choice(job.name, ranks + job.pids, lambda: link.subscribe(job.descriptors, follow=True))
 
-    del now
     return [choice(job) for job in jobs]
 
 
-def _wait_for(target: str | None) -> str | None:
-    """Returns once there is something to attach to; says that it waits."""
+def _wait_for(target: str | None) -> None:
+    """Returns once there is something to attach to, or another reason why not; says that it waits."""
     from gpumon import link
 
     said = False
@@ -135,21 +147,23 @@ def _wait_for(target: str | None) -> str | None:
             link.resolve(target)
         except link.NoJob as error:
             if not said:
-                click.echo(f"Waiting: {error.what}. (Ctrl-C ends the waiting.)", err=True)
+                click.echo(f"Waiting: {error.what}. Ctrl-C ends the waiting.", err=True)
                 said = True
             time.sleep(WAIT_LOOK_S)
         except link.LinkError:
-            return target
+            return
         else:
-            return target
+            return
 
 
-def _need_a_terminal() -> None:
+def need_a_terminal(why_not: str) -> None:
+    """Raises click's error, exit code 1, where there is none."""
     from gpumon.tui.terminal import usable
 
     if not usable():
-        raise click.ClickException(NO_TERMINAL)
+        raise click.ClickException(sentence(why_not))
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """As a sentence for a person."""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

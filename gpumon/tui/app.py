@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,9 +17,9 @@ from textual.timer import Timer
 
 from gpumon.analysis import report
 from gpumon.link.errors import LinkError
-from gpumon.session.frame import Frame
+from gpumon.session.frame import Frame, RankFrame
 from gpumon.session.store import SessionStore
-from gpumon.tui.feed import Choice, Feed, HostFeed, Pace
+from gpumon.tui.feed import Choice, Feed, HostFeed, Pace, closing
 from gpumon.tui.ink import ASCII, NONE, UNICODE, Glyphs, Palette
 from gpumon.tui.screens.base import MonitorScreen
 from gpumon.tui.screens.choose import ChooseScreen
@@ -64,7 +65,7 @@ class MonitorApp(App[int]):
         Binding("ctrl+c,ctrl+q", "leave", "Quit", show=False, id="app.interrupt", tooltip="Leave, like q", priority=True),
         Binding("question_mark", "help", "Help", id="app.help", key_display="?", tooltip="All keys, all words"),
         Binding("space", "pause", "Pause", id="app.pause", tooltip="Hold the picture still; listening goes on"),
-        Binding("1", "mode('overview')", "Overview", show=False, id="app.overview", tooltip="The Overview screen"),
+        Binding("1", "mode('overview')", "Overview", id="app.overview", tooltip="The Overview screen"),
         Binding("2", "mode('ranks')", "Ranks", id="app.ranks", tooltip="The Ranks screen: all ranks in one table"),
         Binding("7", "mode('log')", "Log", id="app.log", tooltip="The Log screen: notices, lost events, messages"),
         Binding("t", "theme", "Theme", id="app.theme", tooltip="Dark, light, or the terminal's own colours"),
@@ -91,6 +92,8 @@ class MonitorApp(App[int]):
         self.colourless = False
         super().__init__(ansi_color=True if _no_colour() else None)
         self.failure: str | None = None
+        self.ending: Callable[[], str | None] | None = None
+        """Asked when the feed ends: what to note about it."""
         self.view = View(Frame(0, ()))
         self._feed = feed
         self._choices = tuple(choices)
@@ -142,31 +145,29 @@ class MonitorApp(App[int]):
         if self._host is not None:
             self._start(self._read_host(self._host))
 
-    def _start(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         """A bug in what feeds the app must not leave a still picture that looks alive."""
-        if not task.cancelled() and task.exception() is not None:
-            self._handle_exception(task.exception())  # type: ignore[arg-type]
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.call_later(_raise, error)
+
+    async def on_unmount(self) -> None:
+        """Sockets and child processes are closed before the loop is."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, feed: Feed) -> None:
-        events = feed() if self._pace is None else self._pace.play(feed())
-        applied = 0
-        shown = False
         try:
-            async for received in events:
-                self._store.apply(received)
-                applied += 1
-                event = received.event
-                if isinstance(event, wire.Synced) or (not shown and isinstance(event, wire.Hello)):
-                    shown = True
-                    self.redraw()
-                if applied % APPLIED_A_TURN == 0:
-                    await asyncio.sleep(0)
+            async with closing(feed()) as events:
+                await self._apply(events if self._pace is None else self._pace.play(events))
         except (LinkError, wire.WireError) as error:
             self.failure = str(error)
             if not self._store.frame(self._clock()).ranks:
@@ -174,14 +175,28 @@ class MonitorApp(App[int]):
                 return
             self.say(str(error))
         if self._pace is not None:
-            self.say("end of the recording")
+            self.say((self.ending() if self.ending else None) or "end of the recording")
         self.redraw()
+
+    async def _apply(self, events: AsyncIterator[wire.Received]) -> None:
+        shown = False
+        applied = 0
+        async for received in events:
+            self._store.apply(received)
+            applied += 1
+            event = received.event
+            if isinstance(event, wire.Synced) or (not shown and isinstance(event, wire.Hello)):
+                shown = True
+                self.redraw()
+            if applied % APPLIED_A_TURN == 0:
+                await asyncio.sleep(0)
 
     async def _read_host(self, host: HostFeed) -> None:
         await asyncio.sleep(TICK_S)  # the first picture comes first
         readings = host(lambda: [rank.hello.pid for rank in self.view.frame.ranks if rank.status != "ended"])
-        async for received in readings:
-            self._store.apply(received)
+        async with closing(readings) as events:
+            async for received in events:
+                self._store.apply(received)
 
     def say(self, text: str) -> None:
         """Into the log."""
@@ -236,11 +251,11 @@ class MonitorApp(App[int]):
             before, now = self._statuses.get(rank.source), rank.status
             if before != now:
                 if before is None:
-                    self.say(f"listening to {rank.hello.name}, {rank.label}, pid {rank.hello.pid}")
+                    self.say(f"listening to {rank.hello.name}, {_who(rank)}")
                 elif now == "silent":
-                    self.say(f"{rank.label} (pid {rank.hello.pid}) is silent")
+                    self.say(f"{_who(rank)} is silent")
                 elif before == "silent" and now == "live":
-                    self.say(f"{rank.label} (pid {rank.hello.pid}) is heard again")
+                    self.say(f"{_who(rank)} is heard again")
                 self._statuses[rank.source] = now
         if len(self._statuses) > 2 * len(frame.ranks) + 64:
             present = {rank.source for rank in frame.ranks}
@@ -292,7 +307,7 @@ class MonitorApp(App[int]):
         self._again()
 
     def action_mode(self, name: str) -> None:
-        if len(self.screen_stack) > 1:
+        if len(self.screen_stack) > 1:  # a page lies over it
             return
         self.switch_mode(name)
         self.redraw()
@@ -330,7 +345,7 @@ class MonitorApp(App[int]):
         if action == "mode":
             if isinstance(self.screen, ChooseScreen):
                 return False
-            return parameters != ("ranks",) or len(self.view.frame.ranks) > 1 or self.current_mode == "ranks"
+            return parameters != (self.current_mode,) and (parameters != ("ranks",) or len(self.view.frame.ranks) > 1)
         return True
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
@@ -354,7 +369,14 @@ class MonitorApp(App[int]):
         self._again()
 
 
-def _no_colour() -> bool:
-    import os
+def _who(rank: RankFrame) -> str:
+    number = f"rank {rank.hello.rank}, " if rank.hello.rank is not None else ""
+    return f"{number}pid {rank.hello.pid}"
 
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _no_colour() -> bool:
     return bool(os.environ.get("NO_COLOR"))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+import contextlib
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 
 from gpumon_agent import wire
 
-Feed = Callable[[], AsyncIterator[wire.Received]]
+Feed = Callable[[], AsyncIterable[wire.Received]]
 """Begins to listen. Called once, inside the app's loop."""
 
-HostFeed = Callable[[Callable[[], Collection[int]]], AsyncIterator[wire.Received]]
+HostFeed = Callable[[Callable[[], Collection[int]]], AsyncIterable[wire.Received]]
 """Begins to read this machine; it asks at each reading which processes to look at."""
 
 
@@ -22,6 +23,18 @@ class Choice:
     name: str
     detail: str
     feed: Feed
+
+
+@contextlib.asynccontextmanager
+async def closing(events: AsyncIterable[wire.Received]) -> AsyncIterator[AsyncIterator[wire.Received]]:
+    """The iterator, closed whatever happens: behind it are sockets and a child process."""
+    iterator = aiter(events)
+    try:
+        yield iterator
+    finally:
+        close = getattr(iterator, "aclose", None)
+        if close is not None:
+            await close()
 
 
 class Pace:

@@ -50,13 +50,15 @@ _TERMS = (
                    " this viewer came."),
     Term("capacity", "The device's total."),
     Term("estimate", "What the line should be, in closed form, from the model's and the optimizer's description;"
-                     " activations are learnt from the first iterations."),
-    Term("measured", "What it is: owners at the end of the step, activations and peak at the step's highest moment."),
+                     " activations (what forward or backward adds to what stood as forward began) are learnt from"
+                     " the first iterations."),
+    Term("measured", "What it is in the newest step: owners at its end; activations: the most that forward or backward"
+                     " added; temporaries: what the optimizer added to what stood at its end."),
     Term("difference", "How far reality is from the estimate.", "measured − estimate"),
     Term("source", "exact: closed form. learnt: from the first iterations. measured: read, not derived."),
     Term("next peak", "The next iteration's highest allocated; in nineteen of twenty cases within the interval."),
     Term("headroom", "What is left above the next peak before an allocation fails.",
-         "free + slack now + allocated now − next peak"),
+         "reserved + free, by the driver − next peak − bytes stranded in segments that stay in use"),
     Term("fits · tight · OOM ahead", "tight: the interval's upper end leaves under 5 % of the device, or an allocation"
                                      " fails with more than 1 % probability. OOM ahead: with 50 % or more."),
     Term("batch factor", "The largest batch, as a multiple of the present one, whose peak still fits."),

@@ -83,7 +83,7 @@ UNICODE: Final = Glyphs(
         "weights": "█", "buffers": "▉", "gradients": "▓", "optimizer": "▒", "buckets": "▥", "inputs": "▪",
         "activations": "▚", "temporaries": "▞", "workspaces": "╳", "checkpoints": "▤", "unexplained": "?",
         "unattributed": "╱", "rounding": "∷", "slack": "░", "context": "◆", "other_processes": "◇", "free": "·",
-        "allocated": "⣿", "reserved": "⠒", "device": "⠒", "capacity": "╌",
+        "allocated": "⣿", "reserved": "⠤", "device": "⠄", "capacity": "╌",
     },
     live="●", silent="◌", ended="■", paused="‖", now="▸", focus="▌", warning="▲", info="•", gone="✓", fits="✓",
     rule="─", braille=True,

@@ -22,13 +22,14 @@ class Curve:
     role: str
     values: tuple[int | None, ...]
     area: bool = False
+    dotted: bool = False  # every second dot: told from a line without colour
     sign: str = "#"  # without braille
 
 
 def columns(values: Sequence[int | None], first_step: int, count: int) -> list[int | None]:
     """`values` (one a step, from `first_step`) as at most `count` dot columns: the maximum of each column's steps.
 
-    A column holds ⌈n / count⌉ steps and begins at a multiple of that; where there is room for more, a step is several
+    A column holds ⌈n / count⌉ steps and begins at a multiple of that (the oldest steps go where they fill no column); where there is room for more, a step is several
     columns wide. At a wide span a single tall step keeps its height.
     """
     if not values or count <= 0:
@@ -37,14 +38,12 @@ def columns(values: Sequence[int | None], first_step: int, count: int) -> list[i
         each = count // len(values)
         return [value for value in values for _ in range(each)]
     each = -(-len(values) // count)
-    while True:
-        start = first_step % each
-        if -(-(len(values) + start) // each) <= count:
-            break
-        each += 1
+    start = first_step % each
     made: list[int | None] = []
     low = 0
     high = each - start
+    if -(-(len(values) + start) // each) > count:  # the oldest column would be cut in two: leave it out
+        low, high = high, high + each
     while low < len(values):
         known = [v for v in values[low:high] if v is not None]
         made.append(max(known) if known else None)
@@ -77,7 +76,7 @@ def plot(curves: Sequence[Curve], top: int, width: int, height: int, *, braille:
                     row = height - full - 1
                     marks[row][cell] |= _FILL[side][rest]
                     roles[row][cell], signs[row][cell] = curve.role, curve.sign
-            elif level:
+            elif level and not (curve.dotted and side):
                 row, dot = divmod(level - 1, 4)
                 row = height - 1 - row
                 if signs[row][cell] != curve.sign:

@@ -64,7 +64,7 @@ def spread(start: Sequence[Span], end: Sequence[Span], room: int) -> Line:
 
 
 def flow(items: Iterable[Line], room: int, *, gap: int = 2, indent: int = 0) -> list[Line]:
-    """Items side by side, wrapped at `room`; none is cut in two."""
+    """Items side by side, wrapped at `room`; none is cut in two. Lines after the first are indented."""
     lines: list[Line] = []
     line: list[Span] = []
     used = 0
@@ -73,7 +73,7 @@ def flow(items: Iterable[Line], room: int, *, gap: int = 2, indent: int = 0) -> 
         if line and used + gap + size > room:
             lines.append(tuple(line))
             line, used = [], 0
-        lead = " " * (gap if line else indent)
+        lead = " " * (gap if line else indent if lines else 0)
         if lead:
             line.append((lead, ""))
         line.extend(item)

@@ -70,7 +70,7 @@ class Run:
     def step(self, step: int, *, leak: int = 0, replayed: bool = False, sampled: bool = True) -> Run:
         """One iteration: forward, backward, optimizer, between."""
         w = round(12.1 * GIB)
-        base = 4 * w + leak
+        base = 4 * w + 160 * MIB + leak
         wiggle = (step * 7919 % 13) * 9 * MIB
         up = round(12.2 * GIB) + wiggle + self.extra
         reserved = round(62.0 * GIB)

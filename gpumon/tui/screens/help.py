@@ -19,6 +19,8 @@ from gpumon.tui.widgets.prose import Prose
 Key = tuple[str, str, str]
 """(group, key as written, what it does)"""
 
+GROUPS = ("Everywhere", "This screen", "This panel")
+
 CLOSE = Binding("escape,q,enter,question_mark,e", "dismiss", "Close", id="page.close", key_display="esc",
                 tooltip="Back to the screen")  # fmt: skip
 
@@ -107,21 +109,23 @@ def keys_of(app: App[int]) -> tuple[Key, ...]:
     """Every binding of the app, its screen and the screen's panels, as (group, key, what it does)."""
     found: list[Key] = []
     seen: set[str] = set()
-    panels = [("This panel", node) for node in (app.focused,) if node is not None]
-    nodes = [("Everywhere", app), ("This screen", app.screen), *panels]
+    nodes = zip(GROUPS, (app, app.screen, app.focused), strict=True)
     for group, node in nodes:
-        for binding in dict.fromkeys(b for bindings in node._bindings.key_to_bindings.values() for b in bindings):
+        if node is None:
+            continue
+        bindings = [b for bs in node._bindings.key_to_bindings.values() for b in bs]
+        for binding in sorted(bindings, key=lambda b: not b.show):
             if binding.system or not binding.id or binding.id in seen or not binding.tooltip:
                 continue
             name = binding.action.partition("(")[0].removeprefix("app.")
             if not node.check_action(name, _parameters(binding.action)):
                 continue
             seen.add(binding.id)
-            same = [b for bs in node._bindings.key_to_bindings.values() for b in bs if b.id == binding.id]
+            same = [b for b in bindings if b.id == binding.id]
             display = " ".join(dict.fromkeys(_spelled(app, b) for b in same))
             found.append((group, display, binding.tooltip))
     found.append(("Everywhere", "ctrl+p", "The command palette: everything by name"))
-    return tuple(sorted(found, key=lambda key: ("Everywhere", "This screen", "This panel").index(key[0])))
+    return tuple(sorted(found, key=lambda key: GROUPS.index(key[0])))
 
 
 def _parameters(action: str) -> tuple[object, ...]:

@@ -13,6 +13,12 @@ from gpumon.tui.widgets.panel import Panel
 
 ORDER = (*OWNERS, *REST, *DRIVER)
 LABELS = {"other_processes": "other processes", "optimizer": "optimizer"}
+SMALL = 4096
+"""A line below 1/4096 of what is reserved is left out of the legend (the explanation has it, to the byte)."""
+
+LITTLE = 0.25
+"""A device filled less than this is not drawn to its whole scale: the free part is cut, and says so."""
+
 STALE_S = 3.0
 """The driver's lines older than this carry their age."""
 
@@ -110,16 +116,18 @@ def bar(shown: list[tuple[str, int]], total: int, room: int, glyphs: Glyphs) -> 
     return tuple(spans)
 
 
-def _legend(shown: list[tuple[str, int]], glyphs: Glyphs) -> list[Line]:
+def _legend(shown: list[tuple[str, int]], glyphs: Glyphs, label: int = 0) -> list[Line]:
+    """The unit first (below the bars' names, `label` cells wide), then sign, line and figure of each."""
     unit = unit_for(*(value for _, value in shown))
     items: list[Line] = []
+    small = sum(value for name, value in shown if name not in ("", *DRIVER)) // SMALL
     for name, value in shown:
-        if name:
+        if name and (abs(value) > small or name == "free"):
             label = LABELS.get(name, name)
             number = in_unit(value, unit) if abs(value) >= unit.bytes // 20 else size(value)
             items.append(((f"{glyphs.lines[name]} ", line_role(name)), (f"{label} ", "dim"), (number, "text")))
     if items:
-        items.append(((unit.name, "dim"),))
+        items[0] = ((" " + left(unit.name, max(label, len(unit.name) + 1)), "dim"), *items[0])
     return items
 
 
@@ -150,8 +158,11 @@ def device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) ->
         summary.append((f"   RSS {size(b.rss)}", "text"))
     fate: list[Span] = []
     if b.forecast is not None:
-        half = max(b.forecast.high - b.forecast.next_peak, b.forecast.next_peak - b.forecast.low)
-        fate += [("forecast ", "dim"), (f"{size(b.forecast.next_peak)} ±{size(half)}", "text")]
+        f = b.forecast
+        its = unit_for(f.high)
+        fate += [("forecast ", "dim"), (f"{in_unit(f.next_peak, its)} {its.name}", "text")]
+        dash = "–" if glyphs.braille else "-"
+        fate.append((f" ({in_unit(f.low, its)}{dash}{in_unit(f.high, its)})", "dim"))
         word = verdict(b.forecast, b.capacity)
         if word:
             fate += [(" │ " if glyphs.braille else " | ", "rule"), (word, _VERDICTS[word])]
@@ -160,14 +171,16 @@ def device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) ->
     inner = room - label - 2
     bar_rows: list[Line] = []
     now_shown = parts(b.now, b.capacity) if b.now else []
+    full = _full_scale(b, now_shown, total)
     if b.now:
-        bar_rows.append(((" " + left("now", label), "dim"), *bar(now_shown, total, inner, glyphs)))
+        bar_rows.append(((" " + left("now", label), "dim"), *_cut(now_shown, full, total, inner, glyphs)))
     if b.peak is not None:
         shown = _peak_parts(b.peak, b.capacity)
-        bar_rows.append(((" " + left("peak", label), "dim"), *bar(shown, total, inner, glyphs)))
-    legend = flow(_legend(now_shown, glyphs), room - 2, indent=1 + label)
+        bar_rows.append(((" " + left("peak", label), "dim"), *_cut(shown, full, total, inner, glyphs)))
+    items = _legend(now_shown, glyphs, label)
     if b.stale_s is not None:
-        legend = flow([*_legend(now_shown, glyphs), ((f"driver's figures {age(b.stale_s)} old", "warn"),)], room - 2)
+        items.append(((f"driver's figures {age(b.stale_s)} old", "warn"),))
+    legend = flow(items, room - 2, indent=1 + label)
     space = height - 1
     if space >= 2 + len(legend):
         return [*lines, *bar_rows, *legend]
@@ -179,11 +192,30 @@ def device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) ->
         largest = sorted(now_shown, key=lambda part: -part[1])
         while len(largest) > 1:
             kept = [p for p in now_shown if p in largest]
-            legend = flow(_legend(kept, glyphs), room - 2, indent=1)
+            legend = flow(_legend(kept, glyphs), room - 2, indent=5)
             if len(legend) <= room_left:
                 break
             largest.pop()
     return lines + legend[: max(0, room_left)]
+
+
+def _full_scale(b: Bars, now_shown: list[tuple[str, int]], total: int) -> int:
+    """Bytes that the whole bar stands for: the device's total, or less where most of it is free."""
+    taken = max(sum(v for n, v in now_shown if n not in ("", "free")), b.peak.allocated if b.peak else 0)
+    return min(total, round(taken / 0.75)) if taken < LITTLE * total else total
+
+
+def _cut(shown: list[tuple[str, int]], full: int, total: int, room: int, glyphs: Glyphs) -> Line:
+    """The bar; what is free beyond the scale is drawn as a torn edge."""
+    if full >= total:
+        return bar(shown, total, room, glyphs)
+    taken = [(n, v) for n, v in shown if n not in ("", "free")]
+    rest = next((n for n, _ in shown if n in ("", "free")), "")
+    space = full - sum(v for _, v in taken)
+    torn = " ⁄⁄ " if glyphs.braille else " // "
+    line = bar([*taken, (rest, max(0, space))], full, room - len(torn) - 2, glyphs)
+    edge = glyphs.lines["free"] if rest == "free" else " "
+    return (*line, (torn, "dim"), (edge * 2, line_role("free")))
 
 
 def _peak_parts(peak: Peak, capacity: int | None) -> list[tuple[str, int]]:

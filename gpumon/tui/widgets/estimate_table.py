@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpumon.analysis.lines import DeviceReport
+from gpumon.analysis.history import StepPeaks, step_peaks
 from gpumon.analysis.units import NOT_KNOWN, in_unit, unit_for
 from gpumon.tui.ink import Glyphs, line_role
 from gpumon.tui.spans import Line, Span, left, right
 from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
-
-AT_END = ("weights", "buffers", "gradients", "optimizer", "buckets", "workspaces")
-"""Compared at the end of the step; everything else at its peak."""
+from gpumon_agent import wire
 
 OFF_FRACTION = 0.02
 """A difference above this share of the estimate (and above 1 MiB) is marked."""
@@ -47,21 +45,33 @@ class Comparisons:
     waiting: bool
 
 
-def comparisons(report: DeviceReport | None) -> Comparisons:
+def comparisons(view: View) -> Comparisons:
+    """Owners are measured at the end of the step; activations and temporaries as the estimate defines them: what
+    forward or backward added to what stood as forward began, what the optimizer added to what stood at its end."""
+    report = view.device
     if report is None or report.estimate is None:
         return Comparisons((), True)
     estimate, sources = report.estimate, dict(report.estimate.sources)
-    peak_lines = report.peak.lines if report.peak else None
+    newest = view.rank.steps[-1] if view.rank and view.rank.steps else None
+    added = _added(step_peaks(newest, report.device) if newest else None)
     rows: list[Comparison] = []
     for line, value in estimate.lines.known():
-        if line in ("allocated", "reserved", "total", "free"):
-            continue
-        measured_in = report.ledger if line in AT_END else peak_lines
-        rows.append(Comparison(line, value, getattr(measured_in, line) if measured_in else None, sources.get(line, "")))
+        if line in ("allocated", "reserved", "total", "free") or sources.get(line) == "measured":
+            continue  # a figure that was read is no estimate
+        held = getattr(report.ledger, line) if report.ledger else None
+        rows.append(Comparison(line, value, added.get(line, held), sources.get(line, "")))
     measured_peak = report.peak.allocated if report.peak else None
     if estimate.peak is not None or measured_peak is not None:
-        rows.append(Comparison("peak", estimate.peak, measured_peak, sources.get("peak", "")))
+        rows.append(Comparison("peak", estimate.peak, measured_peak, sources.get("peak", "").replace(" and ", "+")))
     return Comparisons(tuple(rows), False)
+
+
+def _added(peaks: StepPeaks | None) -> dict[str, int | None]:
+    if peaks is None:
+        return {"activations": None, "temporaries": None}
+    above = [p.peak - peaks.start for p in peaks.phases if p.phase not in (wire.OPTIMIZER, wire.BETWEEN)]
+    optimizer = next((p.peak - peaks.end for p in peaks.phases if p.phase == wire.OPTIMIZER), None)
+    return {"activations": max(above, default=None), "temporaries": optimizer}
 
 
 class EstimateTable(Panel):
@@ -72,7 +82,7 @@ class EstimateTable(Panel):
     CALM = True
 
     def pick(self, view: View) -> Comparisons:
-        return comparisons(view.device)
+        return comparisons(view)
 
     def draw(self, slice_: Comparisons, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         return estimate_lines(slice_, width, height, glyphs, self.title_role)
@@ -83,8 +93,8 @@ def estimate_lines(c: Comparisons, room: int, height: int, glyphs: Glyphs, title
         text = "   known once the model is described and a step has closed" if c.waiting else "   nothing to compare"
         return [((" Estimate vs measured", title),), ((text, "dim"),)]
     unit = unit_for(*(v for r in c.rows for v in (r.estimate, r.measured)))
-    name = 15 if room >= 40 else 13
-    number = 10 if room >= 56 else 9 if room >= 42 else 8
+    name = 14
+    number = 9 if room >= 42 else 8
     heads = ["estimate", "measured", "diff"]
     fits = max(1, min(3, (room - name) // number))
     shown = {3: (0, 1, 2), 2: (1, 2), 1: (2,)}[fits]

@@ -15,6 +15,9 @@ from gpumon_agent import wire
 _ROLE = {"info": "dim", "warning": "warn", "critical": "bad"}
 
 
+MOST_ROWS, MOST_ROWS_SHORT = 5, 2
+
+
 @dataclass(frozen=True, slots=True)
 class Findings:
     """What the strip shows."""
@@ -39,7 +42,13 @@ class FindingsStrip(Panel):
     CALM = True
 
     def pick(self, view: View) -> Findings:
-        return findings(view)
+        picked = findings(view)
+        rows = len(picked.findings) + (picked.oom is not None)
+        most = MOST_ROWS if self.app.size.height >= 32 else MOST_ROWS_SHORT
+        height = 1 + min(rows, most)
+        if self.app.size.height >= 20 and self.styles.height != height:
+            self.styles.height = height
+        return picked
 
     def draw(self, slice_: Findings, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         return finding_lines(slice_, width, height, glyphs, self.title_role)

@@ -72,7 +72,7 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
     lines.append(fit([(f"   {'headroom':<{pad - 3}}", "dim"), (left_over, _ROLE[word] if word and word != "fits" else "strong")], room))
     if f.max_batch_factor is not None:
         factor = f"×{f.max_batch_factor:.1f}" if glyphs.braille else f"x{f.max_batch_factor:.1f}"
-        lines.append(fit([(f"   {'batch':<{pad - 3}}", "dim"), (f"up to {factor} the present one", "text")], room))
+        lines.append(fit([(f"   {'batch':<{pad - 3}}", "dim"), (f"up to {factor}{' the present one' if room >= 42 else ''}", "text")], room))
     if f.steps_to_oom is not None:
         lines.append(fit([(f"   {'trend':<{pad - 3}}", "dim"), (f"rising: full in about {f.steps_to_oom:,} steps", "bad")], room))
     if o.capacity and height > len(lines) + 1 and room >= 30:

@@ -20,7 +20,7 @@ class Heading:
     step: int | None
     phase: str | None
     speed: str
-    state: str  # live | silent | ended | paused | waiting | replay
+    state: str  # live | silent | ended | finished | paused | waiting | replay
     said: str  # the second line: why it ended, that it is silent
     torch: str | None
     device: str | None
@@ -40,7 +40,9 @@ def heading(view: View) -> Heading:
         said = f"nothing heard for {age(seconds)}: the process is stopped (SIGSTOP?) or starved; the picture is that old"
     elif rank.oom is not None and rank.status == "live":
         said = f"an allocation failed in {rank.oom.phase}, step {rank.oom.step:,}"
-    if view.paused and state != "ended":
+    if rank.goodbye is not None and rank.goodbye.reason == "finished":
+        state = "finished"
+    if view.paused and rank.status != "ended":
         state = "paused"
     elif view.frame.replaying and state == "live":
         state = "replay"
@@ -62,6 +64,7 @@ _STATES = {
     "live": ("live", "good", "live"),
     "silent": ("silent", "bad", "silent"),
     "ended": ("ended", "warn", "ended"),
+    "finished": ("ended", "good", "finished"),
     "paused": ("paused", "warn", "paused"),
     "replay": ("now", "title", "replay"),
     "waiting": ("silent", "dim", "waiting"),
@@ -104,5 +107,5 @@ def header_lines(head: Heading, width: int, glyphs: Glyphs) -> list[Line]:
             break
     else:
         line = fit([(" ", ""), *state, (" ", ""), (head.name, "strong")], width)
-    said = fit([(f" {head.said}", role if head.state in ("silent", "ended") else "bad")], width) if head.said else EMPTY
+    said = fit([(f" {head.said}", role if head.state in ("silent", "ended", "finished") else "bad")], width) if head.said else EMPTY
     return [line, said] if head.said else [line]

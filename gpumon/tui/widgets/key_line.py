@@ -12,6 +12,10 @@ from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 
 
+FIRST = ("app.quit", "page.close", "app.help", "app.pause")
+"""Whatever else there is, these come first, at the same place on every screen."""
+
+
 class KeyLine(Panel):
     """Keys of the screen and the app; those that cannot act now are left out."""
 
@@ -29,7 +33,8 @@ class KeyLine(Panel):
 def keys(active: dict[str, ActiveBinding], display: Callable[[Binding], str]) -> tuple[tuple[str, str], ...]:
     """(key, what) of every shown and enabled binding; several keys of one action once."""
     seen: dict[str, tuple[str, str]] = {}
-    for found in active.values():
+    ordered = sorted(active.values(), key=lambda found: FIRST.index(found.binding.id) if found.binding.id in FIRST else 99)
+    for found in ordered:
         binding = found.binding
         if binding.show and found.enabled and binding.action not in seen:
             seen[binding.action] = (display(binding), binding.description)

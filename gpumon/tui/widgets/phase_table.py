@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpumon.analysis.units import NOT_KNOWN, Unit, duration, in_unit, unit_for
 from gpumon.session.frame import RankFrame, StepRecord
 from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import Line, Span, left, right
+from gpumon.tui.spans import EMPTY, Line, Span, left, right
 from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire
@@ -165,6 +165,27 @@ def phase_lines(p: Phases, room: int, height: int, glyphs: Glyphs, title: str) -
     if len(lines) < height and where:
         long = f" · {p.live} for {p.live_s} s" if p.live_s and p.live in known else ""
         lines.append(((f"   {where}{long}", "dim"),))
+    measured = [r for r in rows if r.peak is not None and r.end is not None]
+    if measured and height >= len(lines) + len(measured) + 2 and room >= name_room + 12:
+        lines += [EMPTY, *_ranges(measured, rows, name_room, room - name_room - 3, glyphs)]
+    return lines
+
+
+def _ranges(measured: list[Row], rows: tuple[Row, ...], name_room: int, room: int, glyphs: Glyphs) -> list[Line]:
+    """For each phase what it keeps at its end, and how much more it needs on the way, to one scale."""
+    top = max(r.peak or 0 for r in measured) or 1
+    kept, more = ("━", "╍") if glyphs.braille else ("=", "-")
+    lines: list[Line] = [
+        (
+            (" " * (name_room + 1), ""), (kept * 2, "line:allocated"), (" at its end  ", "dim"),
+            (more * 2, "line:gradients"), (" more at its peak", "dim"),
+        )  # fmt: skip
+    ]
+    for r in measured:
+        end, peak = (min(room, round((v or 0) * room / top)) for v in (r.end, r.peak))
+        name = left(_name(r, rows), name_room - 2)
+        bars = ((kept * end, "line:allocated"), (more * (peak - end), "line:gradients"))
+        lines.append((("   ", ""), (name, "dim"), *bars))
     return lines
 
 

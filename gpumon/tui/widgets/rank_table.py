@@ -114,8 +114,8 @@ def rank_lines(rows: tuple[RankRow, ...], cursor: int, room: int, height: int, g
         (f"peak {unit.name}", 11, [(in_unit(r.peak, unit), "strong") for r in rows]),
         ("step", 10, [(f"{r.step:,}" if r.step is not None else NOT_KNOWN, "text") for r in rows]),
         ("spread", 9, [(in_unit(r.spread, unit, sign=True), "text") for r in rows]),
-        ("in", 12, [(r.phase, "dim") for r in rows]),
-        ("it/s", 12, [(r.speed, "dim") for r in rows]),
+        ("peak in", 12, [(r.phase, "dim") for r in rows]),
+        ("pace", 12, [(r.speed, "dim") for r in rows]),
         ("reserved", 10, [(in_unit(r.reserved, unit), "text") for r in rows]),
         ("device", 10, [(in_unit(r.used, unit), "text") for r in rows]),
         ("next", 11, [(r.word, {"fits": "good", "tight": "warn", "oom-ahead": "bad"}.get(r.word, "dim")) for r in rows]),
@@ -138,7 +138,7 @@ def rank_lines(rows: tuple[RankRow, ...], cursor: int, room: int, height: int, g
         line: list[Span] = [(f" {glyphs.now if i == cursor else ' '}  ", "key")]
         for _, size, values in shown:
             text, role = values[i]
-            line.append((right(text, size), "cursor" if i == cursor and role != "dim" else role))
+            line.append((right(text, size), "cursor" if i == cursor else role))
         glyph = {"live": glyphs.live, "silent": glyphs.silent, "ended": glyphs.ended}[r.status]
         line.append((f"  {left(f'{glyph} {r.status}', max(0, min(9, room - cells(''.join(t for t, _ in line)) - 2)))}",
                      _STATUS[r.status]))  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpumon.analysis import ledger
@@ -16,6 +17,9 @@ from gpumon.tui.widgets.panel import Panel
 
 SHORTEST = 10
 """A young run's few steps are not stretched wider than this many would be."""
+
+AXIS_ROOM = 8
+"""Cells beside the plot: figures, the axis, the edge."""
 
 NEAR_CAPACITY = 0.35
 """From this share of the device on, the plot reaches up to the capacity; below, it keeps to what is there."""
@@ -120,48 +124,53 @@ class Timeline(Panel):
             return History((), view.span, None, False)
         device, described = view.device, device_of(view)
         points = self._series.follow(view.rank, view.index, described.uuid if described else None)
-        shown = tuple(points[-view.span :])
+        shown = tuple(points[-fill(view.span, 2 * (self.size.width - AXIS_ROOM)) :])
         return History(shown, view.span, device.capacity if device else None, any(p.device for p in shown))
 
     def draw(self, slice_: History, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         return timeline_lines(slice_, width, height, glyphs, self.title_role)
 
 
+def fill(span: int, dots: int) -> int:
+    """About `span` steps, so many that columns of whole steps (or steps of whole columns) fill `dots`."""
+    if dots <= 0:
+        return span
+    return dots * max(1, round(span / dots)) if span >= dots else max(SHORTEST, dots // (dots // span))
+
+
 def timeline_lines(h: History, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
     signs = glyphs.lines
-    steps = min(h.span, len(h.points)) if h.points else h.span
-    head: list[Span] = [(" Memory", title), (f", last {steps:,} steps" if steps > 1 else "", "dim")]
-    legend: list[Line] = [
-        ((signs["allocated"], "line:allocated"), (" allocated peak", "dim")),
-        ((signs["reserved"], "line:reserved"), (" reserved", "dim")),
-    ]
+    steps = len(h.points)
+    head: list[Span] = [(" Memory", title)]
+    legend = ["reserved"]
     if h.any_device:
-        legend.append(((signs["device"], "line:device"), (" device", "dim")))
+        legend.append("device")
     highest = max((v for p in h.points for v in (p.allocated_peak, p.reserved, p.device) if v is not None), default=0)
     if not h.points or not highest:
         what = "the allocator does not count on this device" if h.points else "no step closed yet"
-        return [tuple(head[:1]), ((f"   {what}", "dim"),)]
+        return [tuple(head), ((f"   {what}", "dim"),)]
     to_capacity = h.capacity is not None and highest >= NEAR_CAPACITY * h.capacity
     if to_capacity:
-        legend.append(((signs["capacity"], "line:capacity"), (" capacity", "dim")))
+        legend.append("capacity")
     top = h.capacity if to_capacity and h.capacity else round(highest * 1.08)
     top = max(top, highest)
     unit = unit_for(top)
-    axis = len(in_unit(top, unit)) + 2
+    axis = max(AXIS_ROOM - 1, len(in_unit(top, unit)) + 2)
     plot_room, rows = room - axis - 1, height - 2
     if rows < 2 or plot_room < 8:
         return [fit(head, room)]
-    lines = [_head(head, legend, room)]
+    lines = [_head(head, steps, legend, signs, room)]
     dots = 2 * plot_room if glyphs.braille else plot_room
     first = h.points[0].step
-    short = max(0, min(SHORTEST, h.span) - len(h.points))
+    short = max(0, SHORTEST - len(h.points))
+
     def column(values: list[int | None]) -> tuple[int | None, ...]:
         made = columns(values + [None] * short, first, dots)
         return tuple(made if glyphs.braille else [v for v in made for _ in range(2)])
 
     curves = [
         Curve("line:allocated", column([p.allocated_peak for p in h.points]), area=True, sign="#"),
-        Curve("line:device", column([p.device for p in h.points]), sign="="),
+        Curve("line:device", column([p.device for p in h.points]), sign="=", dotted=True),
         Curve("line:reserved", column([p.reserved for p in h.points]), sign="-"),
     ]
     drawn = plot(curves, top, plot_room, rows, braille=glyphs.braille, ceiling=h.capacity if to_capacity else None)
@@ -171,22 +180,25 @@ def timeline_lines(h: History, room: int, height: int, glyphs: Glyphs, title: st
         text = in_unit(value, unit) if value is not None else ""
         lines.append(((right(text, axis - 1), "dim"), (edge if text else "│" if glyphs.braille else "|", "rule"), *row))
     start, end = f"{' ' * axis}{first:,}", f"{h.points[-1].step:,} "
-    note = ""
+    notes = [f"{unit.name} by step", ""]
     if h.capacity is not None and not to_capacity:
-        note = f"capacity {size(h.capacity)} is {h.capacity / top:.0f}× this height · "
-    note += f"{unit.name} by step"
-    middle = f"{start}   {note}"
-    wide = width(((middle, ""),)) + len(end) + 2 <= room
-    lines.append(spread([(middle if wide else start, "dim")], [(end, "dim")], room))
+        far = f"{h.capacity / top:.0f}{'×' if glyphs.braille else ' times'}"
+        above = (f"capacity {size(h.capacity)} is {far} this height", f"capacity {size(h.capacity)}, {far} as high")
+        notes = [f"{unit.name} by step · {above[0]}", f"{unit.name} · {above[0]}", above[0], above[1], *notes]
+    note = next(n for n in notes if not n or width(((start + n, ""),)) + 3 + len(end) + 2 <= room)
+    lines.append(spread([(f"{start}   {note}" if note else start, "dim")], [(end, "dim")], room))
     return lines
 
 
-def _head(head: list[Span], legend: list[Line], room: int) -> Line:
-    while legend:
-        end: list[Span] = []
-        for item in legend:
-            end += [*item, ("  ", "")]
-        if width(head) + width(end) + 1 <= room:
-            return spread(head, end[:-1] + [(" ", "")], room)
-        legend = legend[:-1]
-    return fit(head, room)
+def _head(head: list[Span], steps: int, legend: list[str], signs: Mapping[str, str], room: int) -> Line:
+    """Title and legend; where both are too long, first words get shorter, then the rarer lines go."""
+    longest = f", last {steps:,} steps" if steps > 1 else ""
+    for names in (legend, *(legend[:n] for n in range(len(legend) - 1, 0, -1))):
+        for peak, about in (("allocated peak", longest), ("peak", longest), ("peak", longest.replace("last ", ""))):
+            end: list[Span] = [(signs["allocated"], "line:allocated"), (f" {peak}", "dim")]
+            for name in names:
+                end += [("  ", ""), (signs[name], f"line:{name}"), (f" {name}", "dim")]
+            end.append((" ", ""))
+            if width(head) + len(about) + 2 + width(end) <= room:
+                return spread([*head, (about, "dim")], end, room)
+    return fit([*head, (longest, "dim")], room)

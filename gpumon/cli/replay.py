@@ -1,0 +1,59 @@
+"""`gpumon replay FILE`: a recording back on the same screens, or as the same JSON objects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpumon.cli.attach import NO_TERMINAL, looks, need_a_terminal, options, run, sentence
+
+
+@click.command("replay")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--rank", type=click.IntRange(min=0), help="Show this rank first; with --json: only this rank.")
+@click.option("--speed", type=click.FloatRange(min=0), default=1.0, show_default=True,
+              help="Times as fast as it was; 0: at once. On the screen < and > change it.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, as fast as possible, instead of the screen.")
+@click.option("--once", "-1", is_flag=True, help="Print the last picture as text, then end; with --json: the last step.")
+@click.option("--steps", type=click.IntRange(min=1), help="With --json: end after so many steps of each rank.")
+@click.option("--for", "seconds", type=click.FloatRange(min=0, min_open=True), help="With --json: end after S seconds.")
+@looks
+def command(
+    file: Path,
+    rank: int | None,
+    speed: float,
+    as_json: bool,
+    once: bool,
+    steps: int | None,
+    seconds: float | None,
+    light: bool,
+    ansi: bool,
+    plain: bool,
+) -> None:
+    """Play FILE, made by `gpumon record`, back as if it happened now. Press end for the last picture at once."""
+    if not as_json and (steps or seconds):
+        raise click.UsageError("--steps and --for go with --json")
+    if as_json:
+        from gpumon.cli.attach_json import run_replay
+
+        code = run_replay(file, once=once, steps=steps, seconds=seconds, rank=rank)
+        raise click.exceptions.Exit(code)
+    from gpumon import link
+
+    look = options(light, ansi, plain, rank)
+    try:
+        recording = link.replay(file)
+    except link.LinkError as error:
+        raise click.ClickException(sentence(str(error))) from error
+    if once:
+        from gpumon.tui.once import print_replay
+
+        raise click.exceptions.Exit(print_replay(recording, look))
+    need_a_terminal(NO_TERMINAL)
+    from gpumon.tui.app import MonitorApp
+    from gpumon.tui.feed import Pace
+
+    app = MonitorApp(lambda: recording, pace=Pace(speed), options=look, watch_terminal=True)
+    app.ending = lambda: recording.cut
+    raise click.exceptions.Exit(run(app))

@@ -1,0 +1,138 @@
+"""One picture as plain text: what the Overview shows, for a pipe, a log, or a glance."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from gpumon.analysis import report
+from gpumon.link.errors import LinkError
+from gpumon.session.store import SessionStore
+from gpumon.tui.app import Options
+from gpumon.tui.feed import HostFeed, closing
+from gpumon.tui.ink import ASCII, UNICODE, Glyphs
+from gpumon.tui.spans import EMPTY, Line, plain, width
+from gpumon.tui.view import View, choose
+from gpumon.tui.widgets.device_bar import bars, device_lines
+from gpumon.tui.widgets.estimate_table import comparisons, estimate_lines
+from gpumon.tui.widgets.findings_strip import finding_lines, findings
+from gpumon.tui.widgets.forecast_panel import forecast_lines, outlook
+from gpumon.tui.widgets.header import header_lines, heading
+from gpumon.tui.widgets.host_line import host_facts, host_lines
+from gpumon.tui.widgets.phase_table import phase_lines, phases
+from gpumon_agent import wire
+
+if TYPE_CHECKING:
+    from gpumon_agent.endpoint import Descriptor
+
+PATIENCE_S = 3.0
+"""How long a picture is waited for: the snapshot, one closed step, one reading of the machine."""
+
+
+def picture(view: View, columns: int, glyphs: Glyphs) -> str:
+    """The Overview without the plot, as text of at most `columns` cells a line."""
+    half = columns // 2
+    left = [
+        *phase_lines(phases(view), half, 10, glyphs, ""),
+    ]
+    right = forecast_lines(outlook(view), columns - half - 2, 7, glyphs, "")
+    lines: list[Line] = [
+        *header_lines(heading(view), columns, glyphs),
+        EMPTY,
+        *device_lines(bars(view), columns, 6, glyphs, ""),
+        EMPTY,
+        *_beside(left, right, half),
+        EMPTY,
+        *estimate_lines(comparisons(view), columns, 12, glyphs, ""),
+        EMPTY,
+        *finding_lines(findings(view), columns, 12, glyphs, ""),
+        *host_lines(host_facts(view), columns, 3, ""),
+    ]
+    return plain(lines)
+
+
+def _beside(left: Sequence[Line], right: Sequence[Line], room: int) -> list[Line]:
+    rows: list[Line] = []
+    for i in range(max(len(left), len(right))):
+        one = left[i] if i < len(left) else EMPTY
+        other = right[i] if i < len(right) else EMPTY
+        rows.append((*one, (" " * (room - width(one)), ""), *other))
+    return rows
+
+
+def print_live(descriptors: Iterable[Descriptor], look: Options, host: HostFeed) -> int:
+    """Attaches, prints, leaves. Returns the exit code."""
+    from gpumon import link
+
+    store = SessionStore()
+    try:
+        asyncio.run(_gather(link.subscribe(descriptors), store, host))
+    except LinkError as error:
+        click.echo(f"Error: {error}.", err=True)
+        return 1
+    return _print(store, look)
+
+
+def print_replay(recording: Iterable[wire.Received], look: Options) -> int:
+    """The recording's last picture. Returns the exit code."""
+    store = SessionStore(replaying=True)
+    for received in recording:
+        store.apply(received)
+    cut = getattr(recording, "cut", None)
+    if cut:
+        click.echo(f"Note: {cut}.", err=True)
+    return _print(store, look)
+
+
+async def _gather(events: AsyncIterator[wire.Received], store: SessionStore, host: HostFeed) -> None:
+    reading = asyncio.create_task(_read_host(host, store))
+    deadline = time.monotonic() + PATIENCE_S
+    try:
+        async with closing(events) as heard:
+            while time.monotonic() < deadline:
+                next_event = asyncio.ensure_future(anext(heard))
+                done, _ = await asyncio.wait({next_event}, timeout=max(0.0, deadline - time.monotonic()))
+                if not done:
+                    next_event.cancel()
+                    await asyncio.gather(next_event, return_exceptions=True)
+                    return
+                try:
+                    store.apply(next_event.result())
+                except StopAsyncIteration:
+                    return
+                ranks = store.frame(time.time_ns()).ranks if reading.done() else ()
+                if ranks and all(rank.synced and (rank.steps or rank.goodbye) for rank in ranks):
+                    return
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _read_host(host: HostFeed, store: SessionStore) -> None:
+    def pids() -> list[int]:
+        return [rank.hello.pid for rank in store.frame(time.time_ns()).ranks]
+
+    while not pids():
+        await asyncio.sleep(0.02)
+    async with closing(host(pids)) as readings:
+        async for received in readings:
+            store.apply(received)
+            if any(reading.total for host in store.frame(time.time_ns()).hosts for reading in host.devices):
+                return
+
+
+def _print(store: SessionStore, look: Options) -> int:
+    frame = store.frame(time.time_ns())
+    wanted = next((r.source for r in frame.ranks if look.rank is not None and r.hello.rank == look.rank), None)
+    view = choose(frame, report(frame), wanted, None)
+    if view.rank is None:
+        click.echo("Error: nothing was heard.", err=True)
+        return 1
+    columns = max(60, min(140, shutil.get_terminal_size((110, 40)).columns))
+    click.echo(picture(view, columns, ASCII if look.ascii else UNICODE))
+    return 0
