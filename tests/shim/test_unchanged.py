@@ -64,9 +64,9 @@ def test_a_sitecustomize_and_a_usercustomize_of_the_users_own_still_run(commands
 def test_a_sitecustomize_that_raises_is_reported_as_without_gpumon(commands):
     commands.exact("raise RuntimeError('theirs')", "sitecustomize.py")
     script = commands.exact("print('goes on')")
-    folder = str(commands.folder)
-    without = commands.plain(sys.executable, script, PYTHONPATH=folder)
-    with_gpumon = commands.watched(script, PYTHONPATH=folder)
+    environment = {"PYTHONPATH": str(commands.folder)}
+    without = commands.plain(sys.executable, script, **environment)
+    with_gpumon = commands.plain(sys.executable, script, **launch.environment(environment))
     assert "theirs" in without.stderr
     assert (with_gpumon.stderr, with_gpumon.stdout) == (without.stderr, without.stdout)
 
