@@ -44,7 +44,7 @@ def command(workload: str, as_json: bool, steps: int | None) -> None:
     from gpumon.cli.attach import need_a_terminal
 
     if not as_json:
-        need_a_terminal()
+        need_a_terminal("this is not a terminal, and the screen needs one; use --json")
     with training(workload) as pid:
         arguments = [str(pid)]
         if as_json:

@@ -123,9 +123,9 @@ def _legend(shown: list[tuple[str, int]], glyphs: Glyphs, label: int = 0) -> lis
     small = sum(value for name, value in shown if name not in ("", *DRIVER)) // SMALL
     for name, value in shown:
         if name and (abs(value) > small or name == "free"):
-            label = LABELS.get(name, name)
+            word = LABELS.get(name, name)
             number = in_unit(value, unit) if abs(value) >= unit.bytes // 20 else size(value)
-            items.append(((f"{glyphs.lines[name]} ", line_role(name)), (f"{label} ", "dim"), (number, "text")))
+            items.append(((f"{glyphs.lines[name]} ", line_role(name)), (f"{word} ", "dim"), (number, "text")))
     if items:
         items[0] = ((" " + left(unit.name, max(label, len(unit.name) + 1)), "dim"), *items[0])
     return items

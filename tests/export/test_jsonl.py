@@ -1,0 +1,154 @@
+"""Every kind of object holds to the schema, and the page about them shows real output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import fields
+from itertools import pairwise
+from typing import Any
+
+import json_examples
+import jsonschema
+import pytest
+from synthetic import GIB, MIB, Run
+
+from gpumon.analysis import Lines
+from gpumon.export import jsonl
+from gpumon.export.objects import Objects
+from gpumon_agent import wire
+
+SCHEMA = json.loads((json_examples.ROOT / "docs" / "json.schema.json").read_text(encoding="utf-8"))
+KINDS = ("hello", "model", "step", "finding", "host", "oom", "goodbye")
+
+
+@pytest.fixture(scope="module")
+def validator() -> jsonschema.Draft202012Validator:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    return jsonschema.Draft202012Validator(SCHEMA)
+
+
+def objects(stream: Iterable[wire.Received], **options: Any) -> list[dict[str, Any]]:
+    """What is printed for a stream, as a reader parses it."""
+    made = Objects(**options)
+    return [json.loads(jsonl.line(stated.object)) for received in stream for stated in made.take(received)]
+
+
+def eventful(run: Run, steps: int = 30) -> list[wire.Received]:
+    """A run with readings of the host, a failed allocation, and an end."""
+    events = list(run.stream(steps, host_every=2))
+    oom = wire.Oom(steps, "forward", 0, run.time_ns(steps), 9 * GIB, 40 * GIB, GIB, 30 * GIB, 31 * GIB, "CUDA …")
+    goodbye = wire.Goodbye("exception", run.time_ns(steps), steps, "forward")
+    return [*events, run.received(oom, steps), run.received(goodbye, steps)]
+
+
+def every_kind() -> list[dict[str, Any]]:
+    leaking = Run(kept=lambda step: step * 40 * MIB, total=3 * GIB, sampled_every=3, embedding_bytes=80 * MIB)
+    return objects(eventful(leaking))
+
+
+def test_every_kind_of_object_is_valid(validator: jsonschema.Draft202012Validator) -> None:
+    made = every_kind()
+    assert {each["type"] for each in made} == set(KINDS)
+    for each in made:
+        validator.validate(each)
+
+
+@pytest.mark.parametrize("backend", ["bare", "ddp"])
+def test_what_a_backend_does_not_tell_is_null_and_valid(
+    backend: str, validator: jsonschema.Draft202012Validator
+) -> None:
+    parallel = wire.Parallel("ddp", 2, (MIB,), None, False) if backend == "ddp" else None
+    run = Run(parallel=parallel)
+    silent = wire.Phase(0, "optimizer", 0, 0, run.time_ns(0), 5)
+    events = [*run.picture(), run.received(silent, 0), run.received(wire.Step(0, run.time_ns(0), 5), 0)]
+    made = objects(events)
+    for each in made:
+        validator.validate(each)
+    step = next(each for each in made if each["type"] == "step")
+    assert step["phases"][0]["allocated"] is step["ledger"] is step["forecast"] is step["input_bytes"] is None
+
+
+def test_the_schema_refuses_what_is_not_ours(validator: jsonschema.Draft202012Validator) -> None:
+    step = next(each for each in every_kind() if each["type"] == "step")
+    for broken in (
+        {**step, "device": "cuda:0"},
+        {**step, "type": "sample"},
+        {**step, "extra": 1},
+        {key: value for key, value in step.items() if key != "forecast"},
+        {**step, "ledger": {**step["ledger"], "allocated": 1.5}},
+    ):
+        assert not validator.is_valid(broken)
+
+
+def test_fields_come_in_the_documented_order() -> None:
+    for each in every_kind():
+        assert list(each) == list(SCHEMA["$defs"][each["type"]]["properties"])
+    step = next(each for each in every_kind() if each["type"] == "step")
+    assert list(step["ledger"]) == [field.name for field in fields(Lines)]
+
+
+def test_the_page_shows_real_output() -> None:
+    page = json_examples.PAGE.read_text(encoding="utf-8")
+    assert page == json_examples.page(page), "python tests/_shared/json_examples.py writes the examples"
+    shown = {found[2] for found in json_examples.BLOCK.finditer(page)}
+    assert shown == set(KINDS)
+
+
+def test_the_recorded_session_is_valid_throughout(validator: jsonschema.Draft202012Validator) -> None:
+    for each in json_examples.objects():
+        validator.validate(json.loads(jsonl.line(each)))
+
+
+def test_in_a_real_session_the_driver_s_lines_sum_to_its_total() -> None:
+    ledgers = [each["ledger"] for each in json_examples.objects() if each["type"] == "step"]
+    complete = [lines for lines in ledgers if lines["total"] is not None]
+    assert complete
+    for lines in complete:
+        assert lines["reserved"] + lines["context"] + lines["other_processes"] + lines["free"] == lines["total"]
+        assert lines["context"] == 450 * MIB  # what the virtual device was configured with
+
+
+def test_in_a_real_session_of_one_shape_the_next_peak_is_known_from_the_third_iteration() -> None:
+    steps = [each for each in json_examples.objects() if each["type"] == "step"]
+    for before, after in pairwise(steps[1:]):
+        measured = max(phase["allocated_peak"] for phase in after["phases"])
+        assert abs(before["forecast"]["next_peak"] - measured) <= 0.005 * measured
+        assert abs(after["estimate"]["peak"] - measured) <= 0.005 * measured
+
+
+def test_hello_model_steps_goodbye_in_this_order_and_once() -> None:
+    kinds = [each["type"] for each in objects(eventful(Run(), 5))]
+    assert kinds[:2] == ["hello", "model"]
+    assert kinds[-2:] == ["oom", "goodbye"]
+    assert kinds.count("hello") == kinds.count("model") == kinds.count("goodbye") == 1
+    assert kinds.count("step") == 5
+
+
+def test_a_picture_told_again_is_not_printed_again() -> None:
+    run = Run()
+    again = [wire.Received(r.source, r.unix_ns, r.event, r.seq, True) for r in run.picture()]
+    assert [each["type"] for each in objects([*run.picture(), *again, *again])] == ["hello", "model"]
+
+
+def test_a_finding_is_printed_when_it_opens_and_when_it_is_gone() -> None:
+    run = Run(activations=lambda step: 3 * GIB + 80 * MIB if step < 30 else GIB, total=4 * GIB)
+    found = [each for each in objects(run.stream(60, host_every=1)) if each["type"] == "finding"]
+    assert [(each["code"], each["state"]) for each in found] == [("near-capacity", "open"), ("near-capacity", "gone")]
+
+
+def test_processes_that_are_watched_are_ours() -> None:
+    host = next(each for each in objects(Run(others=GIB).stream(5, host_every=1)) if each["type"] == "host")
+    assert [(p["pid"], p["ours"]) for p in host["devices"][0]["processes"]] == [(4000, True), (99, False)]
+
+
+def test_only_the_rank_that_was_asked_for() -> None:
+    runs = [Run(rank=rank, nonce=f"n{rank}", pid=100 + rank) for rank in range(3)]
+    made = objects([r for run in runs for r in run.stream(3)], rank=1)
+    assert {each["rank"] for each in made} == {1}
+
+
+def test_numbers_survive_a_reader_that_is_not_python() -> None:
+    for each in every_kind():
+        assert "NaN" not in json.dumps(each)
+        assert "Infinity" not in json.dumps(each)
