@@ -54,20 +54,17 @@ def running(env) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 def test_a_script_gets_as_many_steps_as_it_asked_for(env):
-    shown = demo(env, "--json", "--steps", "3")
+    shown = demo({**env, "CUDA_VISIBLE_DEVICES": ""}, "--json", "--steps", "3")
     assert shown.returncode == 0, shown.stderr
     (hello,) = objects(shown.stdout, "hello")
     assert hello["argv"][0].endswith("demo/train.py")
     assert objects(shown.stdout, "model")[-1]["parameters"] > 100_000
-    assert sum(not step["replayed"] for step in objects(shown.stdout, "step")) == 3
+    steps = objects(shown.stdout, "step")
+    assert sum(not step["replayed"] for step in steps) == 3
+    backward = next(p for p in steps[-1]["phases"] if p["phase"] == "backward")
+    assert backward["allocated_peak"] > backward["allocated"] > 0  # the CPU is tracked to the byte
     assert gone(hello["pid"])
     assert not list(Path(env["XDG_RUNTIME_DIR"]).rglob("*.json"))
-
-
-def test_the_cpu_is_tracked_to_the_byte(env):
-    step = objects(demo({**env, "CUDA_VISIBLE_DEVICES": ""}, "--json", "--steps", "1").stdout, "step")[-1]
-    backward = next(p for p in step["phases"] if p["phase"] == "backward")
-    assert backward["allocated_peak"] > backward["allocated"] > 0
 
 
 def test_a_device_is_used_if_there_is_one(virtual_gpu, env):
@@ -139,6 +136,12 @@ def test_the_screen_appears_and_q_ends_both(env):
     assert gone(trains.pid)
 
 
+def test_no_terminal_is_said_before_anything_starts(env):
+    shown = demo(env)
+    assert shown.returncode == 1
+    assert shown.stderr == "Error: This is not a terminal, and the screen needs one; use --json.\n"
+
+
 def test_steps_without_json_is_a_wrong_argument(env):
     shown = demo(env, "--steps", "3")
     assert shown.returncode == 2
@@ -149,7 +152,7 @@ def test_a_training_that_fails_is_heard(env, tmp_path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libfoo.so.1: cannot open shared object file')")
     (tmp_path / "torch" / "version.py").write_text("__version__ = '2.15.0'\ncuda = None\n")
-    shown = demo({**env, "PYTHONPATH": str(tmp_path)})
+    shown = demo({**env, "PYTHONPATH": str(tmp_path)}, "--json")
     assert shown.returncode == 1
     assert "the demo's training process failed. Its last words:" in shown.stderr
     assert "libfoo.so.1: cannot open shared object file" in shown.stderr
