@@ -262,8 +262,9 @@ async def test_a_frame_above_the_limit_breaks_the_connection_and_it_is_made_agai
     def unruly_agent(context: zmq.Context[Any], publisher: zmq.Socket[Any]) -> None:
         nonlocal asked
         while asked < 2:
-            topic = publisher.recv()[1:]
-            if wire.is_request(topic):
+            message = publisher.recv()
+            topic = message[1:]
+            if message[:1] == b"\x01" and wire.is_request(topic):
                 asked += 1
                 answer = [(-1, wire.encode_event(event)) for event in (hello, wire.Synced(asked))]
                 for packet in wire.pack(answer, replayed=True):
