@@ -36,9 +36,7 @@ _DEVICES_LOOKED_FOR_EVERY = 200  # steps: a model may move
 class Agent:
     """Everything that watches this process. Made by the first `watch()`, or when the shim finds a model."""
 
-    def __init__(
-        self, name: str | None = None, *, tracker: StorageTracker | None = None, publish: bool = True
-    ) -> None:
+    def __init__(self, name: str | None = None, *, tracker: StorageTracker | None = None, publish: bool = True) -> None:
         from . import describe
         from .hooks import Hooks
         from .inventory import Inventory
