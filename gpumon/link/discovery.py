@@ -56,6 +56,12 @@ def stopped(pid: int) -> bool:
     return text[text.rindex(")") + 2] in "Tt"
 
 
+def listing() -> frozenset[Path]:
+    """The descriptors' files as they stand, unread: unchanged means nobody new."""
+    found = (path for directory in endpoint.candidates() for path in _safe_listing(directory))
+    return frozenset(path for path in found if path.suffix == ".json")
+
+
 def discover() -> list[Descriptor]:
     """Every agent of this user, oldest first, ranks in order. Files that dead ones left behind are removed."""
     found: dict[str, Descriptor] = {}

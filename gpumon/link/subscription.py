@@ -70,7 +70,10 @@ class _Subscription:
         self._something = asyncio.Event()
         self._names = {d.name for d in descriptors}
         self._keys = {d.key for d in descriptors}
+        self._next_tick = 0.0
         self._next_look = time.monotonic() + _LOOK_S
+        self._files: frozenset[Path] = frozenset()
+        self._over = False
         self._seen = {d.nonce for d in descriptors} | {d.nonce for d in discovery.discover() if d.key not in self._keys}
         self._agents = [_Agent(self, d) for d in descriptors]
 
@@ -80,16 +83,22 @@ class _Subscription:
 
     async def wait(self) -> None:
         """Until there is something to yield, or a tick has passed."""
-        with contextlib.suppress(asyncio.TimeoutError):  # its own class before Python 3.11
-            await asyncio.wait_for(self._something.wait(), _TICK_S)
+        timer = self.loop.call_later(_TICK_S, self._something.set)  # wait_for would make a task each time
+        await self._something.wait()
+        timer.cancel()
         self._something.clear()
-        self._tick()
+        now = time.monotonic()
+        if now >= self._next_tick:
+            self._next_tick = now + _TICK_S
+            self._tick(now)
 
     def put(self, received: Received) -> None:
         self.out.append(received)
         self._something.set()
 
     def wake(self) -> None:
+        """Something ended: look at once."""
+        self._next_tick = 0.0
         self._something.set()
 
     def know(self, hello: wire.Hello) -> None:
@@ -113,8 +122,7 @@ class _Subscription:
             self.failure = error
         self.wake()
 
-    def _tick(self) -> None:
-        now = time.monotonic()
+    def _tick(self, now: float) -> None:
         for agent in self._agents:
             if not agent.ended:
                 agent.tick(now)
@@ -124,6 +132,10 @@ class _Subscription:
 
     def _look(self) -> None:
         over = all(agent.ended for agent in self._agents)
+        files = discovery.listing()
+        if files <= self._files and over == self._over:
+            return
+        self._files, self._over = files, over
         for descriptor in discovery.discover():
             if descriptor.nonce in self._seen:
                 continue
