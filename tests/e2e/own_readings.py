@@ -66,6 +66,7 @@ with open(options.figures, "w") as figures:
             logits = model(tokens)
             read("forward")
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+            del logits  # or the next assignment would free it between the forward's return and the reading
             loss.backward()
             read("backward")
         optimizer.step()
