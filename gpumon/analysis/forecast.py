@@ -3,8 +3,9 @@
 Model. A phase's peak is an anchor plus an excess. The anchor is what stays: allocated as forward begins (for forward,
 backward and whatever else runs in a step), allocated at the end of the optimizer (for optimizer and between). The
 excess is the phase's own: activations, workspaces, temporaries. Anchors follow a robust trend where there is one;
-excesses are the newest value where the last two agree, else the median of the recent ones. The forecast is the
-largest phase: peaks move from one phase to another, so each is carried forward for itself.
+excesses are the newest value where the last ones agree, else the median of the recent ones. The forecast is the
+largest phase: peaks move from one phase to another, so each is carried forward for itself. Phases that fewer than half
+of the recent steps had (evaluation, a checkpoint) are left out.
 
 If the next batch's bytes are known (`input_bytes`), the excess of forward and backward is read from a resistant line
 over the recent steps, or from the newest step with that very size; else it is that of the usual batch, and how batches
@@ -20,12 +21,12 @@ stay partly in use through the whole step.
 
 Sources. Anchors: FACTS of PyTorch's allocator (peaks are piecewise linear in the batch). Theil–Sen, Tukey, conformal
 prediction: see gpumon.analysis.robust.
-Cost. `observe` is O(1) with a re-fit of a trend over at most 32 points every eighth step of a series that moves;
-memory is constant.
+Cost. `observe` and `forecast` look at a few newest steps; every eighth step trend and batch are fitted again, over at
+most 32 and `WINDOW` points. Memory is constant. benchmarks/session.py measures both.
 
 Known limitations. Excess over batch is taken as a line: attention's square of the sequence length is not modelled and
 shows as a wider band. `max_batch_factor` scales all of a phase's excess, gradients included, when all batches had the
-same size: it is a lower bound then. Evaluation counts only in steps that contain it.
+same size: it is a lower bound then. A phase that comes every so many steps is not foreseen.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ from dataclasses import dataclass
 
 from gpumon.analysis.history import StepPeaks
 from gpumon.analysis.lines import Forecast
-from gpumon.analysis.robust import Trend, conformal, exceedance, median, resistant_line, theil_sen
+from gpumon.analysis.robust import Line, Trend, conformal, exceedance, median, resistant_line, theil_sen
 from gpumon_agent import wire
 
 WINDOW = 64  # steps the anchors and excesses are learnt from
 RESIDUALS = 200
 LEVEL_STEPS = 9  # of which a median is taken
 TYPICAL_STEPS = 16
+PHASES_KNOWN = 32  # names a user gives to phases may be endless
 FIRST_WIDTH = 0.10  # share of the peak added to each side of the interval after the first step
 REFIT_EVERY = 8
 TREND_Z = 5.0  # Kendall's S, in standard deviations: a trend below this is none
@@ -65,11 +67,21 @@ class _Point:
     phase: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Excess:
+    """What a phase added to its anchor in one step."""
+
+    seen: int  # the how-manieth step
+    input_bytes: float
+    bytes: float
+
+
 class Forecaster:
     """Follows one device of one rank, step by step."""
 
     def __init__(self) -> None:
         self._window: deque[StepPeaks] = deque(maxlen=WINDOW)
+        self._phases: dict[str, deque[_Excess]] = {}
         self._residuals: deque[float] = deque(maxlen=RESIDUALS)
         self._predicted: _Point | None = None
         self._band = (0.0, 0.0)
@@ -78,6 +90,8 @@ class Forecaster:
         self._since_change = 0
         self._prior = 0.0
         self._trend: Trend | None = None
+        self._batch: dict[str, Line] = {}  # per phase: excess over the multiple of the usual batch
+        self._typical: float | None = None
         self._seen = 0
 
     # ------------------------------------------------------------------------------------------------- learning
@@ -86,15 +100,35 @@ class Forecaster:
         """Learns one closed step. `gradient_bytes`: what zero_grad will give back, asked for after the first step."""
         self._score(step)
         if self._seen == 1 or (self._window and step.step <= self._window[-1].step):
-            self._window.clear()  # before the first optimizer step there is no optimizer state: another regime
-            self._trend = None
-        self._window.append(step)
-        self._seen += 1
+            self._forget()  # before the first optimizer step there is no optimizer state: another regime
+        self._remember(step)
         self._since_change += 1
-        if len(self._window) >= 3 and (self._seen % REFIT_EVERY == 0 or len(self._window) < 2 * REFIT_EVERY):
+        if self._seen % REFIT_EVERY == 0 or len(self._window) < 2 * REFIT_EVERY:
             self._refit()
         self._predicted = self._predict(gradient_bytes)
         self._band = self._interval(self._predicted.peak)
+
+    def _remember(self, step: StepPeaks) -> None:
+        self._seen += 1
+        self._window.append(step)
+        size = float(step.input_bytes or 0)
+        for phase in step.phases:
+            series = self._phases.get(phase.phase)
+            if series is None:
+                if len(self._phases) >= PHASES_KNOWN:
+                    continue
+                series = self._phases[phase.phase] = deque(maxlen=WINDOW)
+            anchor = step.end if phase.phase in END_ANCHORED else step.start
+            series.append(_Excess(self._seen, size, float(phase.peak - anchor)))
+
+    def _forget(self, keep: StepPeaks | None = None) -> None:
+        self._window.clear()
+        self._phases.clear()
+        self._batch.clear()
+        self._trend = None
+        if keep is not None:
+            self._seen -= 1
+            self._remember(keep)
 
     def _score(self, step: StepPeaks) -> None:
         predicted = self._predicted
@@ -109,9 +143,8 @@ class Forecaster:
         if self._seen == 1:  # before the second step nothing was known of the first one's optimizer state
             self._begin_regime(step, residual)
         elif side and surprise is not None and surprise * side > 0:
-            self._window = deque(list(self._window)[-1:], maxlen=WINDOW)
+            self._forget(keep=self._window[-1])
             self._residuals.clear()
-            self._trend = None
             self._begin_regime(step, residual)
         else:
             if surprise is not None:
@@ -126,56 +159,57 @@ class Forecaster:
         self._since_change = 0
 
     def _refit(self) -> None:
-        starts = [(float(s.step), float(s.start)) for s in self._window]
-        if all(y == starts[0][1] for _, y in starts):
-            self._trend = None
-            return
-        trend = theil_sen(starts)
+        """What is fitted over the whole window: the trend, the batch's share, the typical peak."""
+        window = self._window
+        starts = [(float(s.step), float(s.start)) for s in window]
+        moved = any(y != starts[0][1] for _, y in starts)
+        trend = theil_sen(starts) if moved else None
         steady = trend is not None and trend.z >= TREND_Z and trend.slope >= TREND_BYTES_PER_STEP
         self._trend = trend if steady else None
+        self._batch = {
+            name: _over_batch([(e.input_bytes, e.bytes) for e in self._phases[name]])
+            for name in BATCH_PHASES
+            if name in self._phases
+        }
+        recent = [step.peak for step in window][-TYPICAL_STEPS:]
+        self._typical = median(recent) if len(recent) == TYPICAL_STEPS else None
 
     # ------------------------------------------------------------------------------------------------ predicting
 
     def _predict(self, gradient_bytes: int | None = None, input_bytes: int | None = None) -> _Point:
-        window = self._window
-        newest = window[-1]
+        newest = self._window[-1]
         slope = self._trend.slope if self._trend else 0.0
-        start = self._level([s.start - slope * (s.step - newest.step) for s in window]) + slope
-        end = self._level([s.end - slope * (s.step - newest.step) for s in window]) + slope
+        recent = [self._window[at] for at in range(-min(LEVEL_STEPS, len(self._window)), 0)]
+        start = _level([s.start - slope * (s.step - newest.step) for s in recent]) + slope
+        end = _level([s.end - slope * (s.step - newest.step) for s in recent]) + slope
         if self._seen == 1 and gradient_bytes is not None:  # what the first step leaves to the second
             start = max(start, end - gradient_bytes)
         best = _Point(0.0, newest.peak_phase)
-        for name in {phase.phase for phase in newest.phases}:
+        for name in self._phases:
+            excess = self._excess(name, len(recent), input_bytes)
             anchor = end if name in END_ANCHORED else start
-            excess = self._excess(name, input_bytes)
             if excess is not None and anchor + excess > best.peak:
                 best = _Point(anchor + excess, name)
         return best
 
-    def _excess(self, name: str, input_bytes: int | None = None) -> float | None:
-        points: list[tuple[float, float]] = []
-        for step in self._window:
-            anchor = step.end if name in END_ANCHORED else step.start
-            size = float(step.input_bytes or 0)
-            points.extend((size, float(phase.peak - anchor)) for phase in step.phases if phase.phase == name)
-        if not points:
+    def _excess(self, name: str, steps: int, input_bytes: int | None) -> float | None:
+        """None for a phase that fewer than half of the last `steps` steps had."""
+        series = self._phases[name]
+        recent = [
+            entry.bytes
+            for entry in (series[at] for at in range(-min(steps, len(series)), 0))
+            if entry.seen > self._seen - steps
+        ]
+        if 2 * len(recent) < steps or not recent:
             return None
         if input_bytes is not None and name in BATCH_PHASES:
-            same = [excess for size, excess in points if size == input_bytes]
-            if same:
-                return same[-1]
-            line = resistant_line(points)
+            same = next((entry.bytes for entry in reversed(series) if entry.input_bytes == input_bytes), None)
+            if same is not None:
+                return same
+            line = resistant_line([(entry.input_bytes, entry.bytes) for entry in series])
             if line is not None:
                 return line.at(input_bytes)
-        return self._level([excess for _, excess in points])
-
-    @staticmethod
-    def _level(values: list[float]) -> float:
-        if len(values) < 2 or values[-1] == values[-2]:
-            return values[-1]
-        if len(values) == 2:
-            return max(values)
-        return median(values[-LEVEL_STEPS:])
+        return _level(recent)
 
     def _interval(self, peak: float) -> tuple[float, float]:
         band = conformal(self._residuals)
@@ -191,8 +225,7 @@ class Forecaster:
 
     def typical_peak(self) -> float | None:
         """Median peak of the recent steps; None before there are enough to speak of one."""
-        recent = list(self._window)[-TYPICAL_STEPS:]
-        return median([step.peak for step in recent]) if len(recent) >= TYPICAL_STEPS else None
+        return self._typical
 
     def forecast(self, room: Room | None, input_bytes: int | None = None) -> Forecast | None:
         """Of the next iteration; None before the first one closed. `input_bytes`: the next batch's, where known."""
@@ -216,7 +249,7 @@ class Forecaster:
             headroom=headroom,
             p_oom=p_oom,
             steps_to_oom=self._steps_to_oom(headroom),
-            max_batch_factor=self._batch_factor(room, predicted.peak + above, predicted.peak),
+            max_batch_factor=None if room is None else self._batch_factor(room, max(0.0, above)),
             learnt_from=self._seen,
             bytes_per_step=round(self._trend.slope) if self._trend is not None else None,
         )
@@ -224,36 +257,32 @@ class Forecaster:
     def _steps_to_oom(self, headroom: int | None) -> int | None:
         if headroom is None or self._trend is None:
             return None
-        return max(0, math.floor(headroom / self._trend.slope)) + 1 if headroom >= 0 else 0
+        return math.floor(headroom / self._trend.slope) + 1 if headroom >= 0 else 0
 
-    def _batch_factor(self, room: Room | None, high: float, peak: float) -> float | None:
+    def _batch_factor(self, room: Room, above: float) -> float | None:
         """Largest k so that every phase fits with k times the usual batch, the interval's upper side included."""
-        if room is None or not self._window:
-            return None
         newest = self._window[-1]
-        usable = room.available - room.stranded - max(0.0, high - peak)
-        factor = math.inf
-        for name in BATCH_PHASES:
-            points = [
-                (float(step.input_bytes or 0), float(phase.peak - step.start))
-                for step in self._window
-                for phase in step.phases
-                if phase.phase == name
-            ]
-            if not points:
-                continue
-            line = resistant_line(points)
-            usual = median([x for x, _ in points])
-            room_left = usable - newest.start
-            if line is not None and line.slope > 0 and line.intercept >= 0 and usual > 0:
-                factor = min(factor, (room_left - line.intercept) / (line.slope * usual))
-            else:
-                excess = median([y for _, y in points])
-                if excess > 0:
-                    factor = min(factor, room_left / excess)
-        if math.isinf(factor):
-            return None
+        usable = room.available - room.stranded - above
         fixed = max((p.peak for p in newest.phases if p.phase in END_ANCHORED), default=0)
         if fixed > usable:  # the optimizer step alone does not fit: no batch does
             return 0.0
-        return max(0.0, math.floor(100 * factor) / 100)
+        factors = [
+            (usable - newest.start - line.intercept) / line.slope for line in self._batch.values() if line.slope > 0
+        ]
+        return max(0.0, math.floor(100 * min(factors)) / 100) if factors else None
+
+
+def _level(values: list[float]) -> float:
+    """The newest value where the last three agree, else the median; of two that differ the higher."""
+    if len(values) <= 2:
+        return max(values)
+    return values[-1] if values[-1] == values[-2] == values[-3] else median(values)
+
+
+def _over_batch(points: list[tuple[float, float]]) -> Line:
+    """A phase's excess over the multiple of the usual batch: through the origin where all batches were alike."""
+    line = resistant_line(points)
+    usual = median([size for size, _ in points])
+    if line is not None and line.slope > 0 and line.intercept >= 0:
+        return Line(line.intercept, line.slope * usual)
+    return Line(0.0, median([excess for _, excess in points]))

@@ -17,7 +17,7 @@ from gpumon.analysis.findings import Look, Tracker, retries
 from gpumon.analysis.forecast import Forecaster, Room
 from gpumon.analysis.history import StepPeaks, step_peaks
 from gpumon.analysis.lines import DeviceReport, Estimate, Lines, RankReport
-from gpumon.session.frame import Frame, RankFrame, StepRecord
+from gpumon.session.frame import Frame, ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
 
 LEARNT_STEPS = 256
@@ -62,12 +62,17 @@ class _Rank:
     newest: StepRecord | None = None
     key: tuple[object, ...] = ()
     report: RankReport | None = None
+    models: tuple[ModelRecord, ...] | None = None  # those that `owned` was made from
+    owned: dict[int, Owned | None] = field(default_factory=dict)
     tracker: Tracker = field(default_factory=Tracker)
     looked_at: int | None = None  # newest step that findings were looked for at
     pid: int = 0
     job: str | None = None
 
     def follow(self, rank: RankFrame) -> None:
+        if rank.models is not self.models:
+            self.models = rank.models
+            self.owned = {index: closed_form.owned(rank.models, index) for index in _devices(rank)}
         steps = rank.steps
         if not steps or steps[-1] is self.newest:
             return
@@ -80,17 +85,16 @@ class _Rank:
             while at and steps[at - 1].step > known.step:
                 at -= 1
             fresh = steps[max(at, len(steps) - LEARNT_STEPS) :]
-        owned = {index: closed_form.owned(rank.models, index) for index in _devices(rank)}
         for record in fresh:
-            self.observe(record, owned)
+            self.observe(record)
         self.first, self.newest = steps[0].step, steps[-1]
 
-    def observe(self, record: StepRecord, owned: dict[int, Owned | None]) -> None:
+    def observe(self, record: StepRecord) -> None:
         for index in {phase.device for phase in record.phases}:
             device = self.devices.get(index)
             if device is None:
                 device = self.devices[index] = _Device(index)
-            device.observe(record, owned.get(index))
+            device.observe(record, self.owned.get(index))
 
 
 class Reporter:
@@ -120,7 +124,7 @@ class Reporter:
 
     def _state(self, rank: RankFrame, state: _Rank) -> RankReport:
         seen = sorted(state.devices) or sorted({p.device for p in rank.open_step.phases} if rank.open_step else ())
-        devices = tuple(_device_report(rank, index, state.devices.get(index)) for index in seen)
+        devices = tuple(_device_report(rank, index, state) for index in seen)
         newest = rank.steps[-1] if rank.steps else None
         if newest is not None and newest.step != state.looked_at:
             for device in devices:
@@ -165,7 +169,8 @@ def report(frame: Frame) -> tuple[RankReport, ...]:
     return _reporter.report(frame)
 
 
-def _device_report(rank: RankFrame, index: int, learnt: _Device | None) -> DeviceReport:
+def _device_report(rank: RankFrame, index: int, state: _Rank) -> DeviceReport:
+    learnt = state.devices.get(index)
     record = rank.steps[-1] if rank.steps else rank.open_step
     end = ledger.boundary(record, index) if record is not None else None
     driver = ledger.driver_lines(rank, index)
@@ -181,15 +186,14 @@ def _device_report(rank: RankFrame, index: int, learnt: _Device | None) -> Devic
         ledger=lines,
         ledger_age_s=max(0.0, (rank.unix_ns(end.t_ns) - driver.unix_ns) / 1e9) if joined and driver and end else None,
         peak=ledger.peak(record, index) if record is not None else None,
-        estimate=_estimate(rank, index, learnt, lines),
+        estimate=_estimate(state.owned.get(index), learnt, lines),
         forecast=learnt.forecaster.forecast(_room(rank, learnt, driver, reading)) if learnt else None,
         capacity=_capacity(described, reading),
         device_used=_used(reading),
     )
 
 
-def _estimate(rank: RankFrame, index: int, learnt: _Device | None, lines: Lines | None) -> Estimate | None:
-    owners = closed_form.owned(rank.models, index)
+def _estimate(owners: Owned | None, learnt: _Device | None, lines: Lines | None) -> Estimate | None:
     if owners is None:
         return None
     shown = closed_form.learn(learnt.first, owners) if learnt is not None else None
