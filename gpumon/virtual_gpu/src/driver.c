@@ -190,6 +190,12 @@ API int cuPointerGetAttributes(unsigned count, const int *attributes, void **out
 
 /* ---- entry points by name */
 
+/* NVIDIA's private tables, which NVRTC asks for to see what hardware there is: without one it carries on. */
+API int cuGetExportTable(const void **table, const void *id) {
+  *table = 0;
+  return ERROR_NOT_FOUND;
+}
+
 /* This library's own function of that name, or of its second version; NULL for what it has never heard of. */
 static void *entry_point(const char *name) {
   static void *self;
