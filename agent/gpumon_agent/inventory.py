@@ -70,7 +70,7 @@ class Inventory:
         self._modules: list[weakref.ref[Module]] = []  # those with parameters or buffers of their own
         self._strays: list[weakref.ref[Tensor]] = []  # parameters of optimizers that are in no watched model
         self._ddp: list[weakref.ref[Module]] = []
-        self._gathered: list[weakref.ref[Any]] = []  # FSDP2's own record of a parameter
+        self._sharded: list[weakref.ref[Any]] = []  # FSDP2's own record of a parameter
         self._views: set[int] = set()  # ids of parameters whose gradients are views of DDP buckets
 
     def watch(self, model: Module, optimizers: Iterable[Optimizer] = ()) -> None:
@@ -102,9 +102,12 @@ class Inventory:
         if sums is None or fresh or sums.mark != self._mark():
             sums = self._sums = self._take_sums()
         claimed = sums.claimed.copy()
+        gathered: Sizes = {}
+        _add(gathered, self._gathered(), claimed)
         gradients, viewed = self._gradients(claimed)
         buckets = self._bucket_sizes(viewed)
-        _add(buckets, self._gathered_tensors(), claimed)
+        for where, nbytes in gathered.items():
+            buckets[where] = buckets.get(where, 0) + nbytes
         inputs: Sizes = {}
         _add(inputs, _alive(self._inputs), claimed)
         return Owners(
@@ -126,7 +129,9 @@ class Inventory:
             self._list()
             self._until_list = _LIST_EVERY_FRESH
         self._until_list -= 1
-        claimed: set[int] = set()
+        # while FSDP2 has a parameter gathered, that stands in the module in its shard's place
+        gathered = {identity for tensor in self._gathered() for identity, _, _ in storages(tensor)}
+        claimed = gathered.copy()
         weights: Sizes = {}
         buffers: Sizes = {}
         state: Sizes = {}
@@ -136,11 +141,11 @@ class Inventory:
                 _add(buffers, (buffer for buffer in module._buffers.values() if buffer is not None), claimed)
         for optimizer in _alive(self._optimizers):
             _add(state, state_tensors(optimizer), claimed)
-        return _Sums(self._mark(), claimed, weights, buffers, state)
+        return _Sums(self._mark(), claimed - gathered, weights, buffers, state)
 
     def _list(self) -> None:
         """Goes through the whole tree of every model: what the calls after it go through in a straight line."""
-        self._modules, self._strays, self._ddp, self._gathered = [], [], [], []
+        self._modules, self._strays, self._ddp, self._sharded = [], [], [], []
         self._views = set()
         seen: set[int] = set()
         for model in _alive(self._models):
@@ -154,7 +159,7 @@ class Inventory:
                     self._ddp.append(weakref.ref(module))
                     if getattr(module, "gradient_as_bucket_view", False):
                         self._views.update(id(parameter) for parameter in module.parameters())
-                self._gathered += [weakref.ref(each) for each in _fsdp_parameters(module)]
+                self._sharded += [weakref.ref(each) for each in _fsdp_parameters(module)]
         owned = {id(parameter) for parameter in self._parameters()}
         for optimizer in _alive(self._optimizers):
             for group in optimizer.param_groups:
@@ -165,6 +170,8 @@ class Inventory:
             for parameter in module._parameters.values():
                 if parameter is not None:
                     yield parameter
+        for sharded in _alive(self._sharded):
+            yield sharded.sharded_param
         yield from _alive(self._strays)
 
     def _gradients(self, claimed: set[int]) -> tuple[Sizes, Sizes]:
@@ -176,6 +183,10 @@ class Inventory:
             gradient = parameter.grad
             if gradient is not None:
                 _add(viewed if id(parameter) in views else owned, (gradient,), claimed)
+        for sharded in _alive(self._sharded):
+            gradient = getattr(sharded, "unsharded_accumulated_grad", None)  # no_sync: not yet reduced
+            if gradient is not None:
+                _add(owned, (gradient,), claimed)
         return owned, viewed
 
     def _bucket_sizes(self, viewed: Sizes) -> Sizes:
@@ -193,9 +204,9 @@ class Inventory:
             for device in self._buckets.keys() | viewed.keys()
         }
 
-    def _gathered_tensors(self) -> Iterator[Tensor]:
-        for parameter in _alive(self._gathered):
-            yield from parameter.all_gather_outputs
+    def _gathered(self) -> Iterator[Tensor]:
+        for sharded in _alive(self._sharded):
+            yield from sharded.all_gather_outputs
 
 
 T = TypeVar("T")
@@ -224,9 +235,12 @@ def _add(sizes: Sizes, tensors: Iterable[Tensor], claimed: set[int]) -> None:
 
 def _fsdp_parameters(module: Module) -> Iterable[Any]:
     """FSDP2's records of the parameters that `module` shards; none for other modules and other versions of torch."""
-    state = getattr(module, "_get_fsdp_state", None)
-    group = None if state is None else getattr(state(), "_fsdp_param_group", None)
-    return [each for each in getattr(group, "fsdp_params", ()) if hasattr(each, "all_gather_outputs")]
+    read = getattr(module, "_get_fsdp_state", None)
+    if read is None:
+        return []
+    state = read()
+    groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
+    return [each for group in groups if group is not None for each in group.fsdp_params]
 
 
 def _tensors_in(value: object, depth: int) -> Iterator[Tensor]:

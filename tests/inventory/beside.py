@@ -1,0 +1,42 @@
+"""Runs a scenario and prints, at each of its reading points, the owners' bytes beside what the allocator was asked for.
+
+Started by `gpumon run`, so that the agent in this process has found the model: python beside.py SCENARIO ARGS…
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
+
+
+def main() -> None:
+    sys.argv = sys.argv[1:]
+    scenario = SCENARIOS / sys.argv[0]
+    sys.path.insert(0, str(SCENARIOS))
+    import _report
+    import torch
+
+    def look(report: _report.Report, phase: str, **_: Any) -> None:
+        agent = getattr(sys.modules.get("gpumon_agent.agent"), "_agent", None)
+        if agent is not None and torch.cuda.is_initialized():
+            device = torch.device("cuda", torch.cuda.current_device())
+            owners = agent.inventory.owners(device)
+            requested = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
+            rank = int(os.environ.get("RANK", "0"))
+            line = {"rank": rank, "phase": phase, **owners._asdict(), "rest": requested - sum(owners)}
+            os.write(1, f"{json.dumps(line)}\n".encode())  # whole, beside the other ranks'
+        original(report, phase)
+
+    original = _report.Report.__call__
+    _report.Report.__call__ = look  # type: ignore[method-assign,assignment]
+    runpy.run_path(str(scenario), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
