@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -243,13 +244,22 @@ async def test_an_endpoint_that_is_no_gpumon_is_refused(runtime: Path) -> None:
 async def test_something_that_does_not_even_speak_zeromq_is_refused(runtime: Path) -> None:
     runtime.mkdir(0o700)
 
-    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        writer.close()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(runtime / "x.sock"))
+        server.listen()
 
-    async with await asyncio.start_unix_server(answer, runtime / "x.sock"):
+        def speak_http() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, _ = server.accept()
+                    client.send(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 5)
+                    client.close()
+
+        serving = asyncio.create_task(asyncio.to_thread(speak_http))
         with pytest.raises(link.NotGpumon):
             await collect(is_a(wire.Synced), link.resolve(f"ipc://{runtime}/x.sock"), answer_s=0.3)
+        server.shutdown(socket.SHUT_RDWR)
+        await serving
 
 
 async def test_a_frame_above_the_limit_breaks_the_connection_and_it_is_made_again(runtime: Path) -> None:
