@@ -12,8 +12,6 @@ from .guard import told
 Leave = Callable[[str, str], None]
 """reason, detail"""
 
-_OURS = __name__.partition(".")[0]
-
 
 class Farewell:
     """Calls `leave` once, at exit. Signals keep their default action: who dies of one is found gone by its viewers."""
@@ -39,30 +37,4 @@ class Farewell:
             self._reason, self._detail = "signal", "SIGINT"
         else:
             self._reason, self._detail = "exception", told(error)
-        seen: set[int] = set()
-        chained: BaseException | None = error
-        while chained is not None and id(chained) not in seen:
-            seen.add(id(chained))
-            chained.__traceback__ = without_ours(chained.__traceback__)
-            chained = chained.__cause__ or chained.__context__
-        self._previous(kind, error, error.__traceback__)
-
-
-def without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """The traceback as it would be without the agent's frames in it."""
-    while traceback is not None and _is_ours(traceback):
-        traceback = traceback.tb_next
-    entry = traceback
-    while entry is not None:
-        following = entry.tb_next
-        while following is not None and _is_ours(following):
-            following = following.tb_next
-        if following is not entry.tb_next:
-            entry.tb_next = following
-        entry = following
-    return traceback
-
-
-def _is_ours(traceback: TracebackType) -> bool:
-    name = traceback.tb_frame.f_globals.get("__name__", "")
-    return isinstance(name, str) and name.partition(".")[0] == _OURS
+        self._previous(kind, error, traceback)

@@ -55,3 +55,12 @@ def told(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}".replace("\n", " ")
     except Exception:  # noqa: BLE001  an exception whose own __str__ raises
         return type(error).__name__
+
+
+def leave_no_frame(error: BaseException) -> None:
+    """Takes the calling wrapper's own frame out of the traceback; a bare `raise` that follows adds none.
+
+    So the user's traceback is the one of the unwatched script, printed or formatted.
+    """
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next

@@ -21,7 +21,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils import checkpoint
 from torch.utils.hooks import RemovableHandle
 
-from .guard import Guard
+from .guard import Guard, leave_no_frame
 from .phases import Inputs, Phases
 
 # `-1` outside any engine call; the engine's own threads run hooks and recomputed forwards under the call's id
@@ -125,8 +125,9 @@ class Hooks:
                 return original(*args, **kwargs)
             try:
                 result = original(*args, **kwargs)
-            except BaseException:
+            except BaseException as error:
                 ends(aborted=True)
+                leave_no_frame(error)
                 raise
             ends(aborted=False)
             return result
@@ -144,6 +145,9 @@ class Hooks:
             begins()
             try:
                 return original(*args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
             finally:
                 returns()
 
@@ -167,7 +171,11 @@ class Hooks:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if not _is_compiling() and self.fires:
                 recomputes()
-            return original(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
 
         return wrapper
 
@@ -204,7 +212,11 @@ class Hooks:
         @functools.wraps(original)
         def _maybe_opt_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = seen[0]
-            result = original(scaler, optimizer, *args, **kwargs)
+            try:
+                result = original(scaler, optimizer, *args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
             if self.fires and seen[0] == before and isinstance(optimizer, Optimizer):
                 skipped(optimizer)
             return result
@@ -258,7 +270,11 @@ class Hooks:
 
         @functools.wraps(original)
         def compile(module: Module, *args: Any, **kwargs: Any) -> Any:
-            result = original(module, *args, **kwargs)
+            try:
+                result = original(module, *args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
             if self.fires:
                 compiled(module)
             return result
@@ -354,8 +370,9 @@ class _Root:
             begins(module, args, kwargs)
             try:
                 result = inner(*args, **kwargs)
-            except BaseException:
+            except BaseException as error:
                 ends(True)
+                leave_no_frame(error)
                 raise
             ends(False)
             return result

@@ -15,6 +15,7 @@ import _thread
 from collections.abc import Callable
 from typing import Any
 
+from .guard import leave_no_frame
 from .probe import Reading
 from .wire import BOUND
 
@@ -142,7 +143,11 @@ class Peaks:
         shadows = self._shadows
 
         def read(device: int) -> Stats:
-            stats = original(device)
+            try:
+                stats = original(device)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
             shadow = shadows.get(device)
             if shadow is not None:
                 shadow.lift(stats)

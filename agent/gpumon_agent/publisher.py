@@ -126,6 +126,7 @@ class Publisher:
                 self._place.remove()
             self._closed.set()
             self._ready.set()
+            context.term()  # after the words above: nobody waits for it. Left to the collector it would warn
 
     def _serve(self, asks: zmq.Socket[bytes], publish: zmq.Socket[bytes]) -> None:
         poller = zmq.Poller()

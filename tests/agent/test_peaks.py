@@ -12,7 +12,7 @@ Gpu = Callable[..., Any]
 
 
 def reads(seeds: int, operations: int, pools: bool) -> None:
-    """Random allocations, training steps, reads and resets; prints every figure read. Watched if the environment says so."""
+    """Random allocations, training steps, reads and resets; prints every figure read. WATCHED: with the agent."""
     import json
     import os
     import random

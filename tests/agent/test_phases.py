@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def test_windows_tile_the_step(watch: Any) -> None:
         iteration(model, optimizer)
     watch.agent.phases.finish()
     phases = watch.phases()
-    assert all(b.t_ns - b.duration_ns == a.t_ns for a, b in zip(phases, phases[1:], strict=False))
+    assert all(b.t_ns - b.duration_ns == a.t_ns for a, b in pairwise(phases))
     for step in watch.steps():
         inside = [phase for phase in phases if phase.step == step.step]
         assert sum(phase.duration_ns for phase in inside) == step.duration_ns
@@ -287,7 +288,7 @@ def test_an_exception_ends_its_phase_and_passes_untouched(watch: Any, where: str
     armed = False
     iteration(model, optimizer)
     armed = True
-    with pytest.raises(ValueError, match="^mine$"):
+    with pytest.raises(ValueError, match=r"^mine$"):
         iteration(model, optimizer)
     armed = False
     iteration(model, optimizer)
