@@ -5,7 +5,7 @@ from _mlp import INPUTS, OUTPUTS, perceptron
 from _report import Report, arguments
 from torch.nn import functional as F
 
-STEP = 4096
+STEP = 2048
 
 
 def main() -> None:

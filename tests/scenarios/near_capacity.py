@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 def main() -> None:
     parser = arguments(__doc__, steps=20, twin="a quarter of the batch")
-    parser.add_argument("--batch", type=int, default=64 * 1024)
+    parser.add_argument("--batch", type=int, default=32 * 1024)
     args = parser.parse_args()
     report = Report(args)
     size = args.batch // 4 if args.clean else args.batch
