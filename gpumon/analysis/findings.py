@@ -90,8 +90,8 @@ class ForeachPeak(Rule):
     severity: str = "info"
     opens_after: int = 5
     closes_after: int = 10
-    saving_share_of_peak: float = 0.01
-    least_bytes: int = 16 * MIB
+    saving_share_of_peak: float = 0.05
+    least_bytes: int = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ backward and whatever else runs in a step), allocated at the end of the optimize
 excess is the phase's own: activations, workspaces, temporaries. Anchors follow a robust trend where there is one;
 excesses are the newest value where the last ones agree, else the median of the recent ones. The forecast is the
 largest phase: peaks move from one phase to another, so each is carried forward for itself. Phases that fewer than half
-of the recent steps had (evaluation, a checkpoint) are left out.
+of the recent steps had (evaluation, a checkpoint) are left out. Where the peaks of the last three rounds of 2 to
+`PERIOD` steps were the same (two optimizers in turn), the forecast is the peak of one round before.
 
 If the next batch's bytes are known (`input_bytes`), the excess of forward and backward is read from a resistant line
 over the recent steps, or from the newest step with that very size; else it is that of the usual batch, and how batches
@@ -44,6 +45,8 @@ WINDOW = 64  # steps the anchors and excesses are learnt from
 RESIDUALS = 200
 LEVEL_STEPS = 9  # of which a median is taken
 TYPICAL_STEPS = 16
+PERIOD = 16  # steps after which a pattern (optimizers in turn, a saved checkpoint) is still recognized
+PERIOD_TOLERANCE = 0.001  # of the peak
 PHASES_KNOWN = 32  # names a user gives to phases may be endless
 FIRST_WIDTH = 0.10  # share of the peak added to each side of the interval after the first step
 REFIT_EVERY = 8
@@ -179,6 +182,10 @@ class Forecaster:
     def _predict(self, gradient_bytes: int | None = None, input_bytes: int | None = None) -> _Point:
         newest = self._window[-1]
         slope = self._trend.slope if self._trend else 0.0
+        period = self._period() if input_bytes is None else None
+        if period is not None:
+            before = self._window[-period]
+            return _Point(before.peak + slope * period, before.peak_phase)
         recent = [self._window[at] for at in range(-min(LEVEL_STEPS, len(self._window)), 0)]
         start = _level([s.start - slope * (s.step - newest.step) for s in recent]) + slope
         end = _level([s.end - slope * (s.step - newest.step) for s in recent]) + slope
@@ -191,6 +198,19 @@ class Forecaster:
             if excess is not None and anchor + excess > best.peak:
                 best = _Point(anchor + excess, name)
         return best
+
+    def _period(self) -> int | None:
+        """After how many steps, 2 to `PERIOD`, the peaks repeat: seen in the last three rounds. None: they do not."""
+        window = self._window
+        count = len(window)
+        newest = window[-1].peak
+        if count < 6 or newest == window[-2].peak == window[-3].peak:
+            return None
+        near = PERIOD_TOLERANCE * newest
+        for period in range(2, min(PERIOD, count // 3) + 1):
+            if all(abs(window[-i].peak - window[-i - period].peak) <= near for i in range(1, 2 * period + 1)):
+                return period
+        return None
 
     def _excess(self, name: str, steps: int, input_bytes: int | None) -> float | None:
         """None for a phase that fewer than half of the last `steps` steps had."""

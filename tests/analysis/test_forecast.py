@@ -150,3 +150,11 @@ def test_a_peak_that_does_not_fit_is_likely_oom() -> None:
     assert forecast.headroom is not None
     assert forecast.headroom < 0
     assert forecast.p_oom == 1.0
+
+
+@pytest.mark.parametrize("period", [2, 5, 16])
+def test_a_pattern_that_repeats_is_foreseen(period: int) -> None:
+    run = Run(activations=lambda step: (300 + 50 * (step % period) ** 2) * MIB)
+    for k, forecast in enumerate(forecasts(run, 80)):
+        if k > 3 * period + 1:
+            assert abs(forecast.next_peak - run.peak(k + 1)) <= 0.005 * run.peak(k + 1)
