@@ -74,23 +74,26 @@ class Recording:
         if self._fd is None:
             self._fd = self._open()
             self._buffer[:0] = HEADER
-        data = memoryview(bytes(self._buffer))
+        data = bytes(self._buffer)
         self._buffer.clear()
+        messages, self._buffered = self._buffered, 0
         written = 0
         try:
             while written < len(data):
-                written += os.write(self._fd, data[written:])
+                written += os.write(self._fd, memoryview(data)[written:])
         except OSError as error:
-            self._buffered = 0
-            self._cut_back(self._fd)
-            kept = f"{self.path} holds the {self.messages} messages before that and can be replayed"
+            self._keep(self._fd, *_whole(data, written, 0 if self.nbytes else len(HEADER)))
+            kept = f"{self.path} holds {self.messages} messages and can be replayed"
+            if not self.messages:
+                kept = f"{self.path} holds nothing: free some space there, or choose another place"
             raise RecordingFailed(f"recording stopped: {error.strerror}", kept) from error
         self.nbytes += written
-        self.messages += self._buffered
-        self._buffered = 0
+        self.messages += messages
 
-    def _cut_back(self, fd: int) -> None:
-        """Removes the part of a batch that was still written. Where even that fails, replay does without it."""
+    def _keep(self, fd: int, whole: int, messages: int) -> None:
+        """Cuts the file back to its last whole message. Where even that fails, replay does without it."""
+        self.nbytes += whole
+        self.messages += messages
         with contextlib.suppress(OSError):
             os.ftruncate(fd, self.nbytes)
 
@@ -111,3 +114,15 @@ class Recording:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _whole(data: bytes, written: int, begin: int) -> tuple[int, int]:
+    """How many bytes and messages of `data` are whole in its first `written` bytes; messages start at `begin`."""
+    end, messages = min(begin, written), 0
+    while end + FRAME_HEAD.size <= written:
+        length, _ = FRAME_HEAD.unpack_from(data, end)
+        if end + FRAME_HEAD.size + length > written:
+            break
+        end += FRAME_HEAD.size + length
+        messages += 1
+    return end, messages

@@ -118,7 +118,8 @@ def test_nothing_recorded_nothing_overwritten(recorded: Path, tmp_path: Path) ->
     assert not (tmp_path / "new").exists()
 
 
-def test_a_full_disk_is_one_sentence_and_what_was_written_stays_valid(tmp_path: Path) -> None:
+@pytest.mark.parametrize("batch", [7, 900])
+def test_a_full_disk_is_one_sentence_and_what_was_written_stays_valid(tmp_path: Path, batch: int) -> None:
     """The kernel's limit on a file's size stands in for the disk: the write that meets it is cut in its middle."""
     path = tmp_path / "a.gpumon"
     code = """
@@ -131,24 +132,27 @@ recording = link.Recording(Path(sys.argv[1]))
 try:
     for i in range(1000):
         recording.write(wire.Received("ab", i, wire.Heartbeat(i, i, "forward", 0)))
-        if i % 7 == 0: recording.flush()
+        if i % int(sys.argv[2]) == 0: recording.flush()
 except link.LinkError as error:
     print(recording.messages, error)
 recording.close()
 """
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), str(batch)], capture_output=True, text=True, check=True
+    )
     count, _, sentence = done.stdout.strip().partition(" ")
-    kept = f"{path} holds the {count} messages before that and can be replayed"
+    kept = f"{path} holds {count} messages and can be replayed"
     assert sentence == f"recording stopped: File too large; {kept}"
     replay = link.replay(path)
-    assert len(list(replay)) == int(count) > 50
+    assert len(list(replay)) == int(count)
+    assert 4900 < path.stat().st_size <= 5000
     assert replay.cut is None
 
 
 def test_a_device_that_is_full_says_so() -> None:
     recording = link.Recording(Path("/dev/full"), force=True)
     recording.write(messages(1)[0])
-    with pytest.raises(link.RecordingFailed, match="recording stopped: No space left on device"):
+    with pytest.raises(link.RecordingFailed, match="No space left on device; /dev/full holds nothing: free some space there"):
         recording.flush()
     recording.close()
 
