@@ -58,7 +58,8 @@ class OomAhead(Rule):
     opens_after: int = 2
     closes_after: int = 10
     p_oom: float = 0.2
-    steps_to_oom: int = 500
+    steps_to_oom: int = 500  # where what is kept from step to step grows
+    steps_to_oom_by_batch: int = 20  # where what a step needs grows, as with batches sorted by length
     least_steps_learnt: int = 3
 
 
@@ -81,7 +82,7 @@ class DominantEmbedding(Rule):
     code: str = "dominant-embedding"
     severity: str = "info"
     share_of_parameters: float = 0.5
-    least_bytes: int = 64 * MIB
+    least_bytes: int = 8 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +181,15 @@ def oom_ahead(look: Look) -> Evidence | None:
     if forecast is None or forecast.headroom is None or forecast.learnt_from < rule.least_steps_learnt:
         return None
     steps = forecast.steps_to_oom
-    if steps is not None and steps <= rule.steps_to_oom:
+    kept = forecast.growth == "kept"
+    if steps is not None and steps <= (rule.steps_to_oom if kept else rule.steps_to_oom_by_batch):
         return Evidence(
-            f"memory runs out in about {units.count(steps)} steps{look.where}: allocated grows by "
+            f"memory runs out in about {units.count(steps)} steps{look.where}: the peak grows by "
             f"{units.size(forecast.bytes_per_step)} a step",
             forecast.headroom,
-            "find what is kept from step to step: a loss or an output stored with its graph, a growing list",
+            "find what is kept from step to step: a loss or an output stored with its graph, a growing list"
+            if kept
+            else _smaller_peak(forecast),
             bytes_per_step=forecast.bytes_per_step,
         )
     if forecast.p_oom is None or forecast.p_oom < rule.p_oom:

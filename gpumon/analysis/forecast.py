@@ -6,7 +6,8 @@ excess is the phase's own: activations, workspaces, temporaries. Anchors follow 
 excesses are the newest value where the last ones agree, else the median of the recent ones. The forecast is the
 largest phase: peaks move from one phase to another, so each is carried forward for itself. Phases that fewer than half
 of the recent steps had (evaluation, a checkpoint) are left out. Where the peaks of the last three rounds of 2 to
-`PERIOD` steps were the same (two optimizers in turn), the forecast is the peak of one round before.
+`PERIOD` steps were the same (two optimizers in turn), the forecast is the peak of one round before. Where the peaks
+themselves have a trend (a batch that grows), they are carried on along it.
 
 If the next batch's bytes are known (`input_bytes`), the excess of forward and backward is read from a resistant line
 over the recent steps, or from the newest step with that very size; else it is that of the usual batch, and how batches
@@ -38,7 +39,7 @@ from dataclasses import dataclass
 
 from gpumon.analysis.history import StepPeaks
 from gpumon.analysis.lines import Forecast
-from gpumon.analysis.robust import Line, Trend, conformal, exceedance, median, resistant_line, theil_sen
+from gpumon.analysis.robust import Line, Trend, conformal, exceedance, median, resistant_line, steady_rate, theil_sen
 from gpumon_agent import wire
 
 WINDOW = 64  # steps the anchors and excesses are learnt from
@@ -52,6 +53,8 @@ FIRST_WIDTH = 0.10  # share of the peak added to each side of the interval after
 REFIT_EVERY = 8
 TREND_Z = 5.0  # Kendall's S, in standard deviations: a trend below this is none
 TREND_BYTES_PER_STEP = 256.0
+SAME_RATE_STEPS = 8
+SAME_RATE_TOLERANCE = 0.05
 END_ANCHORED = (wire.OPTIMIZER, wire.BETWEEN)
 BATCH_PHASES = (wire.FORWARD, wire.BACKWARD)
 
@@ -93,6 +96,7 @@ class Forecaster:
         self._since_change = 0
         self._prior = 0.0
         self._trend: Trend | None = None
+        self._peak_trend: Trend | None = None
         self._batch: dict[str, Line] = {}  # per phase: excess over the multiple of the usual batch
         self._typical: float | None = None
         self._seen = 0
@@ -128,7 +132,7 @@ class Forecaster:
         self._window.clear()
         self._phases.clear()
         self._batch.clear()
-        self._trend = None
+        self._trend = self._peak_trend = None
         if keep is not None:
             self._seen -= 1
             self._remember(keep)
@@ -164,11 +168,8 @@ class Forecaster:
     def _refit(self) -> None:
         """What is fitted over the whole window: the trend, the batch's share, the typical peak."""
         window = self._window
-        starts = [(float(s.step), float(s.start)) for s in window]
-        moved = any(y != starts[0][1] for _, y in starts)
-        trend = theil_sen(starts) if moved else None
-        steady = trend is not None and trend.z >= TREND_Z and trend.slope >= TREND_BYTES_PER_STEP
-        self._trend = trend if steady else None
+        self._trend = _upwards([(float(s.step), float(s.start)) for s in window])
+        self._peak_trend = _upwards([(float(s.step), float(s.peak)) for s in window])
         self._batch = {
             name: _over_batch([(e.input_bytes, e.bytes) for e in self._phases[name]])
             for name in BATCH_PHASES
@@ -187,6 +188,10 @@ class Forecaster:
             before = self._window[-period]
             return _Point(before.peak + slope * period, before.peak_phase)
         recent = [self._window[at] for at in range(-min(LEVEL_STEPS, len(self._window)), 0)]
+        if self._peak_trend is not None and input_bytes is None:
+            slope = self._peak_trend.slope
+            peaks = [s.peak - slope * (s.step - newest.step) for s in recent]
+            return _Point(_level(peaks) + slope, newest.peak_phase)
         start = _level([s.start - slope * (s.step - newest.step) for s in recent]) + slope
         end = _level([s.end - slope * (s.step - newest.step) for s in recent]) + slope
         if self._seen == 1 and gradient_bytes is not None:  # what the first step leaves to the second
@@ -271,13 +276,19 @@ class Forecaster:
             steps_to_oom=self._steps_to_oom(headroom),
             max_batch_factor=None if room is None else self._batch_factor(room, max(0.0, above)),
             learnt_from=self._seen,
-            bytes_per_step=round(self._trend.slope) if self._trend is not None else None,
+            bytes_per_step=None if (rate := self._rate()) is None else round(rate),
+            growth=None if rate is None else "batch" if self._trend is None or self._trend.slope < rate / 2 else "kept",
         )
 
     def _steps_to_oom(self, headroom: int | None) -> int | None:
-        if headroom is None or self._trend is None:
+        rate = self._rate()
+        if headroom is None or rate is None:
             return None
-        return math.floor(headroom / self._trend.slope) + 1 if headroom >= 0 else 0
+        return math.floor(headroom / rate) + 1 if headroom >= 0 else 0
+
+    def _rate(self) -> float | None:
+        """Bytes a step by which the peak grows. Random batches hide a leak in the peak, not in what stays."""
+        return max((trend.slope for trend in (self._trend, self._peak_trend) if trend is not None), default=None)
 
     def _batch_factor(self, room: Room, above: float) -> float | None:
         """Largest k so that every phase fits with k times the usual batch, the interval's upper side included."""
@@ -290,6 +301,18 @@ class Forecaster:
             (usable - newest.start - line.intercept) / line.slope for line in self._batch.values() if line.slope > 0
         ]
         return max(0.0, math.floor(100 * min(factors)) / 100) if factors else None
+
+
+def _upwards(points: list[tuple[float, float]]) -> Trend | None:
+    """The trend, if it is one: significant, or the very same rate in each of the newest steps."""
+    if all(y == points[0][1] for _, y in points):
+        return None
+    trend = theil_sen(points)
+    if trend is None or trend.slope < TREND_BYTES_PER_STEP:
+        return None
+    newest = [y for _, y in points[-SAME_RATE_STEPS:]]
+    same = len(newest) == SAME_RATE_STEPS and steady_rate(newest, tolerance=SAME_RATE_TOLERANCE)
+    return trend if same or trend.z >= TREND_Z else None
 
 
 def _level(values: list[float]) -> float:

@@ -35,7 +35,6 @@ class StepPeaks:
     skipped: bool
     reserved: int | None  # at the end
     reserved_peak: int | None
-    reserved_least: int | None  # over the step's samples
     stranded: int  # least inactive_split over the step's samples: free bytes in segments that are in use
     backward_end: int | None  # allocated as the last backward ended
 
@@ -62,7 +61,6 @@ def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:
     if start is None or end is None or end.allocated is None or not peaks:
         return None
     here = [phase for phase in record.phases if phase.device == device]
-    reserved = [phase.reserved for phase in here if phase.reserved is not None]
     split = [phase.inactive_split for phase in here if phase.inactive_split is not None]
     tallest = max(peaks, key=lambda name: peaks[name])
     return StepPeaks(
@@ -77,7 +75,6 @@ def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:
         skipped=record.closed.skipped,
         reserved=end.reserved,
         reserved_peak=max((p.reserved_peak for p in here if p.reserved_peak is not None), default=None),
-        reserved_least=min(reserved, default=None),
         stranded=min(split, default=0),
         backward_end=backward_end,
     )

@@ -200,6 +200,36 @@ def _steady_reserved(
     return None
 
 
+def reserved_around(rank: RankFrame, device: int) -> int | None:
+    """The least `reserved` in the samples before, during and after the newest reading; None unless it lies between two.
+
+    What a process can have is then at least this and what the reading said was free.
+    """
+    described = device_of(rank, device)
+    if described is None or not rank.host_samples:
+        return None
+    sample = rank.host_samples[-1]
+    reading = reading_of(sample.host, described.uuid)
+    if reading is None:
+        return None
+    began, ended = _read_between(rank, sample, reading)
+    at = bisect_right(rank.steps, began, key=_closed_at)
+    before: int | None = None
+    least: int | None = None
+    for phase in _phases_from(rank, rank.steps, max(0, at - 1), device):
+        if phase.reserved is None:
+            continue
+        if phase.t_ns <= began:
+            before = phase.reserved
+            continue
+        if before is None:
+            return None
+        least = min(before if least is None else least, phase.reserved)
+        if phase.t_ns >= ended:
+            return least
+    return None
+
+
 def _phases_from(rank: RankFrame, steps: Sequence[StepRecord], at: int, device: int) -> Iterator[wire.Phase]:
     for index in range(at, len(steps)):
         yield from steps[index].on(device)

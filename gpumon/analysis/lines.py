@@ -95,7 +95,8 @@ class Forecast:
     steps_to_oom: int | None  # None: no trend upwards
     max_batch_factor: float | None  # largest batch, as a multiple of the present one, that still fits
     learnt_from: int  # iterations
-    bytes_per_step: int | None = None  # how fast what stays grows; None: no trend
+    bytes_per_step: int | None = None  # how fast the peak grows; None: no trend
+    growth: str | None = None  # of a trend: "kept" (what stays from step to step) or "batch" (what a step needs)
 
 
 SEVERITIES = ("info", "warning", "critical")

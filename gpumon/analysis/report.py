@@ -37,6 +37,7 @@ class _Device:
     newest: StepPeaks | None = None
     forecaster: Forecaster = field(default_factory=Forecaster)
     retries: int | None = None  # at the look before the newest
+    available: int | None = None  # reserved and free together, at the newest reading that could be placed
 
     def observe(self, record: StepRecord, owners: Owned | None) -> None:
         figures = step_peaks(record, self.index)
@@ -203,15 +204,20 @@ def _estimate(owners: Owned | None, learnt: _Device | None, lines: Lines | None)
 def _room(
     rank: RankFrame, learnt: _Device, driver: ledger.DriverLines | None, reading: wire.DeviceReading | None
 ) -> Room | None:
-    """What the process can have: by a reading that fell into a steady state, else cautiously by the newest one."""
+    """What the process can have: by a reading that fell into a steady state, else cautiously by the newest one.
+
+    Its own allocations do not change the sum of reserved and free, so it stands until a later reading can be placed.
+    """
     newest = learnt.newest
-    if newest is None:
+    if newest is None or rank.status == "ended":
         return None
     if driver is not None and driver.free is not None:
-        return Room(driver.reserved + driver.free, newest.stranded)
-    if reading is None or reading.free is None or newest.reserved_least is None or rank.status == "ended":
-        return None
-    return Room(newest.reserved_least + reading.free, newest.stranded)
+        learnt.available = driver.reserved + driver.free
+    elif reading is not None and reading.free is not None:
+        least = ledger.reserved_around(rank, learnt.index)
+        if least is not None:
+            learnt.available = least + reading.free
+    return None if learnt.available is None else Room(learnt.available, newest.stranded)
 
 
 def _devices(rank: RankFrame) -> set[int]:

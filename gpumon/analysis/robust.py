@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 def median(values: Sequence[int | float]) -> float:
@@ -50,6 +51,12 @@ def theil_sen(points: Sequence[tuple[float, float]], *, at_most: int = 32) -> Tr
     if not slopes:
         return None
     return Trend(median(slopes), concordance / math.sqrt(count * (count - 1) * (2 * count + 5) / 18))
+
+
+def steady_rate(values: Sequence[float], *, tolerance: float) -> bool:
+    """Whether a series goes up by the same amount each time, within `tolerance` of it."""
+    rate = (values[-1] - values[0]) / max(1, len(values) - 1)
+    return rate > 0 and all(abs(right - left - rate) <= tolerance * rate for left, right in pairwise(values))
 
 
 @dataclass(frozen=True, slots=True)

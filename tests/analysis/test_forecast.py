@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 from synthetic import GIB, MIB, Run, apply
 
 from gpumon.analysis import Forecast, Reporter
@@ -152,9 +153,46 @@ def test_a_peak_that_does_not_fit_is_likely_oom() -> None:
     assert forecast.p_oom == 1.0
 
 
-@pytest.mark.parametrize("period", [2, 5, 16])
+@pytest.mark.parametrize("period", [2, 5, 10])
 def test_a_pattern_that_repeats_is_foreseen(period: int) -> None:
     run = Run(activations=lambda step: (300 + 50 * (step % period) ** 2) * MIB)
     for k, forecast in enumerate(forecasts(run, 80)):
         if k > 3 * period + 1:
             assert abs(forecast.next_peak - run.peak(k + 1)) <= 0.005 * run.peak(k + 1)
+
+
+def test_a_batch_that_grows_is_carried_on_and_its_end_foreseen() -> None:
+    run = Run(activations=lambda step: (100 + 30 * step) * MIB, total=4 * GIB)
+    said = forecasts(run, 80, host_every=1)
+    fails_at = next(step for step in range(500) if run.peak(step) > run.total - run.context)
+    for k, forecast in enumerate(said[:fails_at]):
+        if k >= 12:
+            assert abs(forecast.next_peak - run.peak(k + 1)) <= 0.005 * run.peak(k + 1)
+            assert forecast.steps_to_oom is not None
+            assert abs(forecast.steps_to_oom - (fails_at - k)) <= 2
+
+
+def test_a_reading_from_before_the_allocator_s_growth_promises_nothing() -> None:
+    run = Run(total=2 * GIB)
+    early = run.host(0)
+    (device,) = early.event.devices
+    t_ns = run.time_ns(0) - 45_000_000  # before the first sample: nothing was reserved yet
+    empty = replace(device, free=run.total - run.context, began_ns=t_ns, ended_ns=t_ns + 1000)
+    host = wire.Received("host:box", run.unix_ns(0) - 45_000_000, wire.Host("box", t_ns, "580", (empty,)))
+    store = apply(run.picture(), [host], *(run.step(k) for k in range(9)))
+    forecast = Reporter().report(store.frame(run.unix_ns(8)))[0].devices[0].forecast
+    assert forecast is not None
+    assert forecast.headroom is None
+
+
+def test_headroom_stands_while_a_long_phase_lets_no_reading_be_placed() -> None:
+    run, store, reporter = Run(), SessionStore(), Reporter()
+    for received in run.stream(10, host_every=1):
+        store.apply(received)
+    known = reporter.report(store.frame(0))[0].devices[0].forecast
+    for later in range(11, 60):
+        store.apply(run.host(later))
+        now = reporter.report(store.frame(0))[0].devices[0].forecast
+        assert now is not None
+        assert known is not None
+        assert now.headroom == known.headroom

@@ -9,12 +9,12 @@ import gpumon_agent
 
 
 def main() -> None:
-    model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).cuda()
+    model = nn.Sequential(nn.Linear(2048, 8192), nn.GELU(), nn.Linear(8192, 2048)).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     gpumon_agent.watch(model, optimizer)
     time.sleep(2)  # for the viewer to come
     for step in range(11):
-        batch = torch.zeros(64 if step < 10 else 1 << 20, 1024, device="cuda")
+        batch = torch.zeros(64 if step < 10 else 1 << 20, 2048, device="cuda")
         model(batch).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
