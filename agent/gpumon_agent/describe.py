@@ -25,7 +25,7 @@ _MATTERS_FOR_BYTES = (
     "amsgrad", "betas", "capturable", "centered", "decoupled_weight_decay", "differentiable", "history_size",
     "maximize", "momentum", "nesterov", "optim_bits", "weight_decay",
 )  # fmt: skip
-_SLICE_MODULES = 250
+_SLICE_MODULES = 100
 
 
 def model(
@@ -43,9 +43,11 @@ def parts(
     """None after every slice of work (about 1 ms each), at the end the description."""
     modules: list[wire.Module] = []
     tally = _Tally()
+    kinds: dict[type, Module] = {}  # one module of each class
     for count, (path, module) in enumerate(root.named_modules(), 1):
         if count % _SLICE_MODULES == 0:
             yield None
+        kinds.setdefault(type(module), module)
         if module._parameters or module._buffers:
             described = tally.module(path, module, index, revision)
             if described is not None:
@@ -64,7 +66,7 @@ def parts(
             modules=len(modules),
             devices=tuple(sorted({device.index or 0 for device in tally.devices})),
             optimizers=tuple(optimizer(each) for each in optimizers),
-            parallel=parallel(root),
+            parallel=parallel(root, kinds),
             found=found,
         ),
         modules,
@@ -210,19 +212,19 @@ def _text(value: object) -> str:
 # ------------------------------------------------------------------------------------------------------------ parallel
 
 
-def parallel(root: Module) -> wire.Parallel | None:
-    """How `root` is spread over ranks; None where it is not."""
-    sharded = False
-    for module in root.modules():
-        for kind in type(module).__mro__:
-            if kind.__name__ == "DistributedDataParallel":
-                return _ddp(module)
-            if kind.__name__ == "FullyShardedDataParallel":
-                return wire.Parallel("fsdp1", world_size=_group_size(getattr(module, "process_group", None)))
-            if kind.__name__ == "DataParallel":
-                return wire.Parallel("data_parallel", world_size=len(getattr(module, "device_ids", ())) or None)
-            sharded = sharded or kind.__name__ == "FSDPModule"
-    if sharded:
+def parallel(root: Module, kinds: dict[type, Module]) -> wire.Parallel | None:
+    """How `root` is spread over ranks, told by the classes in it (and a module of each); None where it is not."""
+    by_name = {base.__name__: module for kind, module in reversed(kinds.items()) for base in kind.__mro__}
+    if "DistributedDataParallel" in by_name:
+        return _ddp(by_name["DistributedDataParallel"])
+    if "FullyShardedDataParallel" in by_name:
+        group = getattr(by_name["FullyShardedDataParallel"], "process_group", None)
+        return wire.Parallel("fsdp1", world_size=_group_size(group))
+    if "DataParallel" in by_name:
+        return wire.Parallel(
+            "data_parallel", world_size=len(getattr(by_name["DataParallel"], "device_ids", ())) or None
+        )
+    if "FSDPModule" in by_name:
         mesh = next((p.device_mesh for p in root.parameters() if hasattr(p, "device_mesh")), None)
         return wire.Parallel("fsdp2", world_size=None if mesh is None else mesh.size())
     return None

@@ -3,12 +3,13 @@
 Model: each storage is counted once, whole and unrounded, by the first that claims it in that order. With DDP's
 gradient_as_bucket_view the gradients are views of the buckets: the buckets hold the bytes, the gradients none. FSDP2's
 unsharded parameters, while they are gathered, count as buckets.
-Gradients are read at every call. Weights, buffers and optimizer state change rarely: their sums are kept until a call
-says `fresh`, or a mark that the usual changes move has moved (an optimizer's state object and its size, the first
-parameter's storage). The list of modules is made anew every 64 fresh calls.
-Cost, measured for 1,000 parameters with AdamW: see tests/inventory.
-Known limitations: a parameter moved by itself between two fresh calls is seen at the next one; a module added late
-without an optimizer of its own, at the next list; master copies that a wrapper keeps outside `state` are not found.
+Gradients and what FSDP2 gathers are read at every call. The sums of weights and buffers are kept until a call says
+`fresh`, that of optimizer state over 16 of those too, unless a mark has moved: a state object, its size, where its
+first entry and the first parameter are stored. State that holds more than tensors (LBFGS) is never kept. The list of
+modules is made anew every 64 fresh calls.
+Cost for 1,000 parameters with AdamW: benchmarks/inventory.py.
+Known limitations: of a state kept over 16 fresh calls, a change in its middle is seen when they are over; a module
+added late without an optimizer of its own, at the next list; master copies kept outside `state` are not found.
 Nothing here keeps a tensor alive.
 """
 
@@ -29,10 +30,10 @@ from .storages import storages
 
 _INPUT_DEPTH_MAX = 6
 _LIST_EVERY_FRESH = 64
+_STATE_EVERY_FRESH = 16
 _BUCKETS_SETTLE_LOOKS = 64  # DDP rebuilds its buckets in its second forward and logs it in the third
 _PLAIN = (Tensor, Parameter)
-
-Sizes = dict[torch.device, int]
+_CPU = -1  # as Tensor.get_device() has it
 
 
 class Owners(NamedTuple):
@@ -46,14 +47,14 @@ class Owners(NamedTuple):
     inputs: int = 0
 
 
-class _Sums(NamedTuple):
-    """What rarely changes, by device, and the storages it claims."""
+class _Kept(NamedTuple):
+    """A sum on one device, the storages it claimed, and the mark under which both hold."""
 
     mark: tuple[object, ...]
-    claimed: set[int]
-    weights: Sizes
-    buffers: Sizes
-    optimizer: Sizes
+    claimed: frozenset[int]
+    weights: int = 0
+    buffers: int = 0
+    state: int = 0
 
 
 class Inventory:
@@ -63,8 +64,10 @@ class Inventory:
         self._models: list[weakref.ref[Module]] = []
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._inputs: list[weakref.ref[Tensor]] = []
-        self._sums: _Sums | None = None
-        self._buckets: Sizes = {}
+        self._model_sums: dict[int, _Kept] = {}
+        self._state_sums: dict[int, _Kept] = {}
+        self._state_uses = 0
+        self._buckets: dict[int, int] = {}
         self._bucket_looks = 0
         self._until_list = 0
         self._modules: list[weakref.ref[Module]] = []  # those with parameters or buffers of their own
@@ -80,13 +83,13 @@ class Inventory:
         for optimizer in optimizers:
             if all(known() is not optimizer for known in self._optimizers):
                 self._optimizers.append(weakref.ref(optimizer))
-        self._sums = None
+        self._model_sums.clear()
         self._until_list = self._bucket_looks = 0
 
     def forget(self, model: Module) -> None:
         """No longer counts `model`: another that holds it took its place."""
         self._models = [known for known in self._models if known() is not model]
-        self._sums = None
+        self._model_sums.clear()
         self._until_list = 0
 
     def inputs(self, *batch: object) -> tuple[int, list[tuple[int, ...]]]:
@@ -98,50 +101,52 @@ class Inventory:
 
     def owners(self, device: torch.device, *, fresh: bool = True) -> Owners:
         """What each owner holds on `device` now. `fresh=False` may reuse the sums of what rarely changes."""
-        sums = self._sums
-        if sums is None or fresh or sums.mark != self._mark():
-            sums = self._sums = self._take_sums()
-        claimed = sums.claimed.copy()
-        gathered: Sizes = {}
-        _add(gathered, self._gathered(), claimed)
-        gradients, viewed = self._gradients(claimed)
-        buckets = self._bucket_sizes(viewed)
-        for where, nbytes in gathered.items():
-            buckets[where] = buckets.get(where, 0) + nbytes
-        inputs: Sizes = {}
-        _add(inputs, _alive(self._inputs), claimed)
-        return Owners(
-            weights=sums.weights.get(device, 0),
-            buffers=sums.buffers.get(device, 0),
-            gradients=gradients.get(device, 0),
-            optimizer=sums.optimizer.get(device, 0),
-            buckets=buckets.get(device, 0),
-            inputs=inputs.get(device, 0),
-        )
-
-    def _mark(self) -> tuple[object, ...]:
-        states = [(id(optimizer.state), len(optimizer.state)) for optimizer in _alive(self._optimizers)]
-        first = next(self._parameters(), None)
-        return (*states, None if first is None else next(storages(first), None))
-
-    def _take_sums(self) -> _Sums:
+        index = _CPU if device.type == "cpu" else device.index or 0
         if self._until_list <= 0:
             self._list()
             self._until_list = _LIST_EVERY_FRESH
-        self._until_list -= 1
-        # while FSDP2 has a parameter gathered, that stands in the module in its shard's place
-        gathered = {identity for tensor in self._gathered() for identity, _, _ in storages(tensor)}
-        claimed = gathered.copy()
-        weights: Sizes = {}
-        buffers: Sizes = {}
-        state: Sizes = {}
-        _add(weights, self._parameters(), claimed)
-        for module in _alive(self._modules):
-            if module._buffers:
-                _add(buffers, (buffer for buffer in module._buffers.values() if buffer is not None), claimed)
-        for optimizer in _alive(self._optimizers):
-            _add(state, state_tensors(optimizer), claimed)
-        return _Sums(self._mark(), claimed - gathered, weights, buffers, state)
+        self._until_list -= fresh
+        parameters = self._parameters()
+        gathered: set[int] = set()  # while FSDP2 has a parameter gathered, it stands in the module in its shard's place
+        gathered_bytes = _add(self._gathered(), gathered, index)
+        model = self._model_sum(parameters, gathered, index, fresh)
+        state = self._state_sum(model.claimed, index, fresh)
+        claimed = gathered.union(model.claimed, state.claimed)
+        gradients, viewed = self._gradients(parameters, claimed, index)
+        return Owners(
+            weights=model.weights,
+            buffers=model.buffers,
+            gradients=gradients,
+            optimizer=state.state,
+            buckets=gathered_bytes + max(self._bucket_bytes(index), viewed),
+            inputs=_add(_alive(self._inputs), claimed, index),
+        )
+
+    def _model_sum(self, parameters: list[Tensor], gathered: set[int], index: int, fresh: bool) -> _Kept:
+        kept = self._model_sums.get(index)
+        mark = (_place(parameters[0]) if parameters else None, len(parameters))
+        if kept is None or fresh or kept.mark != mark:
+            claimed = gathered.copy()
+            weights = _add(parameters, claimed, index)
+            buffers = [
+                buffer for module in _alive(self._modules) for buffer in module._buffers.values() if buffer is not None
+            ]
+            buffer_bytes = _add(buffers, claimed, index)
+            kept = _Kept(mark, frozenset(claimed - gathered), weights, buffer_bytes)
+            self._model_sums[index] = kept
+        return kept
+
+    def _state_sum(self, claimed_before: frozenset[int], index: int, fresh: bool) -> _Kept:
+        kept = self._state_sums.get(index)
+        optimizers = list(_alive(self._optimizers))
+        mark = tuple(_state_mark(optimizer) for optimizer in optimizers)
+        self._state_uses += fresh
+        if kept is None or kept.mark != mark or None in mark or self._state_uses >= _STATE_EVERY_FRESH:
+            self._state_uses = 0
+            claimed = set(claimed_before)
+            total = sum(_add(state_tensors(optimizer), claimed, index) for optimizer in optimizers)
+            kept = self._state_sums[index] = _Kept(mark, frozenset(claimed - claimed_before), state=total)
+        return kept
 
     def _list(self) -> None:
         """Goes through the whole tree of every model: what the calls after it go through in a straight line."""
@@ -165,44 +170,45 @@ class Inventory:
             for group in optimizer.param_groups:
                 self._strays += [weakref.ref(p) for p in group["params"] if id(p) not in owned]
 
-    def _parameters(self) -> Iterator[Tensor]:
-        for module in _alive(self._modules):
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    yield parameter
-        for sharded in _alive(self._sharded):
-            yield sharded.sharded_param
-        yield from _alive(self._strays)
+    def _parameters(self) -> list[Tensor]:
+        found: list[Tensor] = [
+            parameter
+            for reference in self._modules
+            if (module := reference()) is not None
+            for parameter in module._parameters.values()
+            if parameter is not None
+        ]
+        found += [sharded.sharded_param for sharded in _alive(self._sharded)]
+        found += _alive(self._strays)
+        return found
 
-    def _gradients(self, claimed: set[int]) -> tuple[Sizes, Sizes]:
+    def _gradients(self, parameters: list[Tensor], claimed: set[int], index: int) -> tuple[int, int]:
         """Bytes of gradients that own their storage, and of the storages in which the others are views."""
-        owned: Sizes = {}
-        viewed: Sizes = {}
         views = self._views
-        for parameter in self._parameters():
-            gradient = parameter.grad
-            if gradient is not None:
-                _add(viewed if id(parameter) in views else owned, (gradient,), claimed)
+        if views:
+            owned = [g for p in parameters if id(p) not in views and (g := p.grad) is not None]
+            viewed = [g for p in parameters if id(p) in views and (g := p.grad) is not None]
+        else:
+            owned = [g for p in parameters if (g := p.grad) is not None]
+            viewed = []
         for sharded in _alive(self._sharded):
             gradient = getattr(sharded, "unsharded_accumulated_grad", None)  # no_sync: not yet reduced
             if gradient is not None:
-                _add(owned, (gradient,), claimed)
-        return owned, viewed
+                owned.append(gradient)
+        return _add(owned, claimed, index), _add(viewed, claimed, index)
 
-    def _bucket_sizes(self, viewed: Sizes) -> Sizes:
-        """DDP's own figures; where gradients are views of the buckets, at least what those views show."""
-        if self._bucket_looks < _BUCKETS_SETTLE_LOOKS:
+    def _bucket_bytes(self, index: int) -> int:
+        """DDP's own figures. Where gradients are views of the buckets, those views may show more in the meantime."""
+        if self._ddp and self._bucket_looks < _BUCKETS_SETTLE_LOOKS:
             self._bucket_looks += 1
             self._buckets = {}
             for module in _alive(self._ddp):
                 parameter = next(module.parameters(), None)
                 if parameter is not None:
+                    where = parameter.get_device()
                     size = sum(bucket_sizes(ddp_logging(module)))
-                    self._buckets[parameter.device] = self._buckets.get(parameter.device, 0) + size
-        return {
-            device: max(self._buckets.get(device, 0), viewed.get(device, 0))
-            for device in self._buckets.keys() | viewed.keys()
-        }
+                    self._buckets[where] = self._buckets.get(where, 0) + size
+        return self._buckets.get(index, 0)
 
     def _gathered(self) -> Iterator[Tensor]:
         for sharded in _alive(self._sharded):
@@ -216,21 +222,37 @@ def _alive(references: Iterable[weakref.ref[T]]) -> Iterator[T]:
     return (target for reference in references if (target := reference()) is not None)
 
 
-def _add(sizes: Sizes, tensors: Iterable[Tensor], claimed: set[int]) -> None:
-    """Adds the bytes of the storages behind `tensors` that nobody has claimed yet, and claims them."""
+def _add(tensors: Iterable[Tensor], claimed: set[int], index: int) -> int:
+    """Bytes of the storages behind `tensors`, on one device, that nobody has claimed yet; claims them."""
+    total = 0
     for tensor in tensors:
         if type(tensor) in _PLAIN and tensor.layout is torch.strided:
-            storage = tensor.untyped_storage()
-            identity = storage._cdata
-            if identity not in claimed and tensor.device.type != "meta":
-                claimed.add(identity)
-                device = tensor.device
-                sizes[device] = sizes.get(device, 0) + storage.nbytes()
-        else:
-            for identity, nbytes, device in storages(tensor):
+            if tensor.get_device() == index and not tensor.is_meta:
+                storage = tensor.untyped_storage()
+                identity = storage._cdata
                 if identity not in claimed:
                     claimed.add(identity)
-                    sizes[device] = sizes.get(device, 0) + nbytes
+                    total += storage.nbytes()
+        else:
+            for identity, nbytes, device in storages(tensor):
+                if identity not in claimed and (_CPU if device.type == "cpu" else device.index) == index:
+                    claimed.add(identity)
+                    total += nbytes
+    return total
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    return tuple(storages(tensor))
+
+
+def _state_mark(optimizer: Optimizer) -> object:
+    """What moves when `optimizer`'s state gains an entry, is loaded or is moved. None: its size cannot be told so."""
+    state: Any = optimizer.state
+    first: Any = next(iter(state.values()), {}) if state else {}
+    if not isinstance(first, dict) or any(isinstance(value, (dict, list, tuple)) for value in first.values()):
+        return None
+    places = tuple(_place(value) if isinstance(value, Tensor) else None for value in first.values())
+    return (id(state), len(state), places)
 
 
 def _fsdp_parameters(module: Module) -> Iterable[Any]:

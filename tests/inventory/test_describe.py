@@ -1,0 +1,135 @@
+"""What is said of a model and its optimizer: each storage once, settings as the step will resolve them."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
+
+from gpumon_agent import describe
+
+
+def said(model, *optimizers):
+    return describe.model(model, optimizers, index=0, revision=0, name="job", found=False)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 10, bias=False)
+        self.head.weight = self.embedding.weight
+        self.norm.weight.requires_grad_(False)
+
+
+def test_a_tied_parameter_counts_once_and_names_who_counts_it():
+    model, modules = said(Tied())
+    assert (model.parameters, model.trainable) == (48, 44)
+    assert (model.parameter_bytes, model.trainable_bytes) == (192, 176)
+    assert model.buffer_bytes == 4 * 8 + 8  # running mean and variance; the count of batches is an int64
+    by_path = {m.path: m for m in modules}
+    assert by_path["head"].shared_with == "embedding"
+    assert (by_path["head"].parameters, by_path["head"].parameter_bytes) == (0, 0)
+    assert model.modules == len(modules) == 3
+
+
+def test_tied_through_data_counts_once_too():
+    model = nn.ModuleList([nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)])
+    model[1].weight.data = model[0].weight.data
+    described, modules = said(model)
+    assert (described.parameters, described.parameter_bytes) == (16, 64)
+    assert modules[1].shared_with == "0"
+
+
+def test_parameters_that_share_one_flat_storage_count_each():
+    flat = torch.zeros(20)
+    model = nn.Module()
+    model.a, model.b = nn.Parameter(flat[:16]), nn.Parameter(flat[16:])
+    described, _ = said(model)
+    assert (described.parameters, described.parameter_bytes) == (20, 80)
+
+
+def test_meta_parameters_have_elements_and_no_bytes():
+    described, _ = said(nn.Linear(4, 4, device="meta"))
+    assert (described.parameters, described.parameter_bytes, described.devices) == (20, 0, ())
+
+
+def test_a_dtensor_counts_its_local_shard():
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    try:
+        mesh = DeviceMesh("cpu", range(4))
+        model = nn.Module()
+        model.weight = nn.Parameter(distribute_tensor(torch.zeros(8, 4), mesh, [Shard(0)]))
+        described, _ = said(model)
+        assert (described.parameters, described.parameter_bytes) == (8, 32)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_adamw_says_what_it_keeps_after_its_first_step():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
+    [before] = said(model, optimizer)[0].optimizers
+    model(torch.zeros(1, 4)).sum().backward()
+    optimizer.step()
+    [after] = said(model, optimizer)[0].optimizers
+    assert (before.kind, before.parameters, before.parameter_bytes, before.state_bytes) == ("AdamW", 20, 80, None)
+    assert after.state_bytes == 3 * 80 + 2 * 4  # two moments, their maximum, a step count for each parameter
+    assert after.settings["amsgrad"] == "True"
+    assert after.settings["betas"] == "(0.9, 0.999)"
+
+
+DEFAULT, FOREACH, FUSED, NEITHER = {}, {"foreach": True}, {"fused": True}, {"foreach": False}
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [(kind, asked) for kind in ("Adam", "SGD", "Adagrad") for asked in (DEFAULT, FOREACH, FUSED, NEITHER)]
+    + [("RMSprop", asked) for asked in (DEFAULT, FOREACH, NEITHER)],
+)
+def test_foreach_and_fused_are_what_the_step_will_choose(kind, asked, monkeypatch):
+    model = nn.Linear(2, 2)
+    optimizer = getattr(torch.optim, kind)(model.parameters(), **asked)
+    described = describe.optimizer(optimizer)
+    module = importlib.import_module(f"torch.optim.{kind.lower()}")
+    ran = []
+
+    def noting(form, original):
+        def noted(*args, **kwargs):
+            ran.append(form)
+            return original(*args, **kwargs)
+
+        return noted
+
+    for form in ("_single_tensor", "_multi_tensor", "_fused"):
+        name = f"{form}_{kind.lower()}"
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, noting(form, getattr(module, name)))
+    model(torch.zeros(1, 2)).sum().backward()
+    optimizer.step()
+    expected = "_fused" if described.fused else "_multi_tensor" if described.foreach else "_single_tensor"
+    assert ran == [expected]
+
+
+def test_an_optimizer_without_the_settings_tells_neither():
+    described = describe.optimizer(torch.optim.LBFGS(nn.Linear(2, 2).parameters()))
+    assert (described.foreach, described.fused) == (None, None)
+
+
+def test_groups_that_disagree_are_not_summed_up():
+    model = Tied()
+    groups = [{"params": [model.embedding.weight], "foreach": True}, {"params": [model.norm.bias], "foreach": False}]
+    assert describe.optimizer(torch.optim.SGD(groups, 0.1)).foreach is None
+
+
+def test_ten_thousand_modules_are_described_in_short_slices():
+    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(10_000)))
+    *slices, (described, modules) = describe.parts(model, [], index=0, revision=0, name="job", found=True)
+    assert slices == [None] * 100
+    assert described.modules == len(modules) == 10_000
