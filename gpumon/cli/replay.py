@@ -14,8 +14,12 @@ from gpumon.cli.attach import NO_TERMINAL, looks, need_a_terminal, options, run,
 @click.option("--rank", type=click.IntRange(min=0), help="Show this rank first; with --json: only this rank.")
 @click.option("--speed", type=click.FloatRange(min=0), default=1.0, show_default=True,
               help="Times as fast as it was; 0: at once. On the screen < and > change it.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, as fast as possible, instead of the screen.")
-@click.option("--once", "-1", is_flag=True, help="Print the last picture as text, then end; with --json: the last step.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object a line, as fast as possible, instead of the screen."
+)
+@click.option(
+    "--once", "-1", is_flag=True, help="Print the last picture as text, then end; with --json: the last step."
+)
 @click.option("--steps", type=click.IntRange(min=1), help="With --json: end after so many steps of each rank.")
 @click.option("--for", "seconds", type=click.FloatRange(min=0, min_open=True), help="With --json: end after S seconds.")
 @looks

@@ -35,6 +35,10 @@ TICK_S = 0.25
 APPLIED_A_TURN = 512
 SAID_MAX = 200
 
+WIDTHS = [(0, "-slim"), (46, "-narrow"), (100, "-wide")]
+HEIGHTS = [(0, "-flat"), (12, "-low"), (20, "-short"), (32, "-tall")]
+"""From so many cells on the screen has this class: gpumon.tcss says what is dropped."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -58,11 +62,11 @@ class MonitorApp(App[int]):
         "log": LogScreen,
     }
     DEFAULT_MODE = "overview"
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-slim"), (46, "-narrow"), (100, "-wide")]
-    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-flat"), (12, "-low"), (20, "-short"), (32, "-tall")]
+    HORIZONTAL_BREAKPOINTS = WIDTHS
+    VERTICAL_BREAKPOINTS = HEIGHTS
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "leave", "Quit", id="app.quit", tooltip="Leave; the training goes on and never notices"),
-        Binding("ctrl+c,ctrl+q", "leave", "Quit", show=False, id="app.interrupt", tooltip="Leave, like q", priority=True),
+        Binding("ctrl+c,ctrl+q", "leave", "Quit", show=False, id="app.interrupt", tooltip="Like q", priority=True),
         Binding("question_mark", "help", "Help", id="app.help", key_display="?", tooltip="All keys, all words"),
         Binding("space", "pause", "Pause", id="app.pause", tooltip="Hold the picture still; listening goes on"),
         Binding("1", "mode('overview')", "Overview", id="app.overview", tooltip="The Overview screen"),
@@ -84,7 +88,7 @@ class MonitorApp(App[int]):
         host: HostFeed | None = None,
         pace: Pace | None = None,
         clock: Callable[[], int] = time.time_ns,
-        options: Options = Options(),  # noqa: B008 (frozen)
+        options: Options = Options(),
         watch_terminal: bool = False,
     ) -> None:
         self.palette: Palette = PALETTES[NAMES[0]]
@@ -355,7 +359,9 @@ class MonitorApp(App[int]):
         yield SystemCommand("Pause", "Hold the picture still, or let it go on", self.action_pause)
         for name in self.MODES:
             if self.check_action("mode", (name,)):
-                yield SystemCommand(name.capitalize(), f"The {name.capitalize()} screen", lambda n=name: self.action_mode(n))
+                yield SystemCommand(
+                    name.capitalize(), f"The {name.capitalize()} screen", lambda n=name: self.action_mode(n)
+                )
         if isinstance(screen, OverviewScreen):
             yield SystemCommand("Explain", "What the focused panel's numbers mean", screen.action_explain)
             for span in SPANS:

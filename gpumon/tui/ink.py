@@ -114,8 +114,8 @@ class Ink:
 def ink(palette: Palette, base: Style) -> Ink:
     """The styles of every role over `base`, which carries the background."""
 
-    def over(color: str | None, **attributes: bool) -> Style:
-        return base + Style(color=color, **attributes)
+    def over(color: str | None, *, bold: bool = False, dim: bool = False, reverse: bool = False) -> Style:
+        return base + Style(color=color, bold=bold or None, dim=dim or None, reverse=reverse or None)
 
     colourless = palette.dim is None
     styles = {

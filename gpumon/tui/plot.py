@@ -29,8 +29,8 @@ class Curve:
 def columns(values: Sequence[int | None], first_step: int, count: int) -> list[int | None]:
     """`values` (one a step, from `first_step`) as at most `count` dot columns: the maximum of each column's steps.
 
-    A column holds ⌈n / count⌉ steps and begins at a multiple of that (the oldest steps go where they fill no column); where there is room for more, a step is several
-    columns wide. At a wide span a single tall step keeps its height.
+    A column holds ⌈n / count⌉ steps and begins at a multiple of that (the oldest steps go where they fill no column).
+    Where there is room for more, a step is several columns wide. At a wide span a single tall step keeps its height.
     """
     if not values or count <= 0:
         return []
@@ -51,7 +51,9 @@ def columns(values: Sequence[int | None], first_step: int, count: int) -> list[i
     return made
 
 
-def plot(curves: Sequence[Curve], top: int, width: int, height: int, *, braille: bool, ceiling: int | None) -> list[Line]:
+def plot(
+    curves: Sequence[Curve], top: int, width: int, height: int, *, braille: bool, ceiling: int | None
+) -> list[Line]:
     """`height` lines of `width` cells; a value of `top` reaches the upper edge. Curves hold dot columns.
 
     Where two curves meet in a cell the later one's colour is taken. `ceiling` is drawn as a dashed line.

@@ -138,7 +138,9 @@ def ending(rank: RankFrame) -> str | None:
     where = [part for part in (bye.phase and f"in {bye.phase}", bye.step is not None and f"step {bye.step:,}") if part]
     if bye.reason == "finished":
         where = where[-1:]
-    text = what + (f" {', '.join(where)}" if where and where[0].startswith("in ") else f" at {where[0]}" if where else "")
+    text = what + (
+        f" {', '.join(where)}" if where and where[0].startswith("in ") else f" at {where[0]}" if where else ""
+    )
     return f"{text} · {bye.detail}" if bye.detail else text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -62,9 +62,7 @@ class Run:
     def model(self) -> Run:
         size = round(12.1 * GIB)
         optimizer = wire.Optimizer("AdamW", size // 4, size, 2 * size, foreach=True)
-        self.say(
-            wire.Model(0, 0, "GPT", "GPT", size // 4, size // 4, size, size, 0, 0, (0,), (optimizer,))
-        )
+        self.say(wire.Model(0, 0, "GPT", "GPT", size // 4, size // 4, size, size, 0, 0, (0,), (optimizer,)))
         return self
 
     def step(self, step: int, *, leak: int = 0, replayed: bool = False, sampled: bool = True) -> Run:
@@ -216,9 +214,9 @@ def store_of() -> Callable[..., SessionStore]:
 
 
 @pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures must not depend on who looks."""
     for name in list(os.environ):
         if name in ("NO_COLOR", "TEXTUAL", "TEXTUAL_THEME", "TZ"):
             monkeypatch.delenv(name)
-    yield
+    return

@@ -69,7 +69,9 @@ class ExplainPage(Page):
         super().__init__(id="page")
         self._slice = (title, tuple(sums), terms)
 
-    def compose_lines(self, slice_: tuple[str, tuple[str, ...], tuple[str, ...]], width: int, glyphs: Glyphs) -> list[Line]:
+    def compose_lines(
+        self, slice_: tuple[str, tuple[str, ...], tuple[str, ...]], width: int, glyphs: Glyphs
+    ) -> list[Line]:
         title, sums, terms = slice_
         lines: list[Line] = [((f" {title}", "title"),)]
         for text in sums:

@@ -40,7 +40,9 @@ def entries(view: View) -> tuple[Entry, ...]:
             text = f"out of memory in {o.phase}, step {o.step:,}: {size(o.requested)} asked for. {o.message}"
             made.append(Entry(rank.unix_ns(o.t_ns), who, text, "bad"))
         if rank.lost_events:
-            made.append(Entry(rank.heard_unix_ns, who, f"{rank.lost_events:,} events did not reach this viewer", "warn"))
+            made.append(
+                Entry(rank.heard_unix_ns, who, f"{rank.lost_events:,} events did not reach this viewer", "warn")
+            )
         if rank.heartbeat and rank.heartbeat.dropped:
             text = f"{rank.heartbeat.dropped:,} events were dropped in the agent's queue"
             made.append(Entry(rank.heard_unix_ns, who, text, "warn"))

@@ -72,7 +72,11 @@ def sums(now: Lines | None) -> list[str]:
     """The ledger's three equations, in bytes."""
     if now is None:
         return []
-    equations = (("allocated", (*OWNERS, *REST[:-1])), ("reserved", ("allocated", "slack")), ("total", ("reserved", *DRIVER)))
+    equations = (
+        ("allocated", (*OWNERS, *REST[:-1])),
+        ("reserved", ("allocated", "slack")),
+        ("total", ("reserved", *DRIVER)),
+    )
     made: list[str] = []
     for whole, pieces in equations:
         known = [(piece, value) for piece in pieces if (value := getattr(now, piece))]

@@ -41,13 +41,17 @@ class FindingsStrip(Panel):
     TERMS = ("finding",)
     CALM = True
 
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._height = 0
+
     def pick(self, view: View) -> Findings:
         picked = findings(view)
         rows = len(picked.findings) + (picked.oom is not None)
         most = MOST_ROWS if self.app.size.height >= 32 else MOST_ROWS_SHORT
         height = 1 + min(rows, most)
-        if self.app.size.height >= 20 and self.styles.height != height:
-            self.styles.height = height
+        if self.app.size.height >= 20 and self._height != height:
+            self._height = self.styles.height = height
         return picked
 
     def draw(self, slice_: Findings, width: int, height: int, glyphs: Glyphs) -> list[Line]:

@@ -63,23 +63,48 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
     lines.append(fit(first, room))
     wide = room >= 34
     pad = 13 if wide else 10
-    span = f" ({in_unit(f.low, unit)}–{in_unit(f.high, unit)})" if glyphs.braille else f" ({in_unit(f.low, unit)}-{in_unit(f.high, unit)})"
-    peak: list[Span] = [(f"   {'peak':<{pad - 3}}", "dim"), (f"{in_unit(f.next_peak, unit)} {unit.name}", "strong"), (span, "text")]
+    span = (
+        f" ({in_unit(f.low, unit)}–{in_unit(f.high, unit)})"
+        if glyphs.braille
+        else f" ({in_unit(f.low, unit)}-{in_unit(f.high, unit)})"
+    )
+    peak: list[Span] = [
+        (f"   {'peak':<{pad - 3}}", "dim"),
+        (f"{in_unit(f.next_peak, unit)} {unit.name}", "strong"),
+        (span, "text"),
+    ]
     if room >= 50:
         peak.append((f"  in {f.phase}", "dim"))
     lines.append(fit(peak, room))
     left_over = size(f.headroom) if f.headroom is not None else "n/a (device total not known)"
-    lines.append(fit([(f"   {'headroom':<{pad - 3}}", "dim"), (left_over, _ROLE[word] if word and word != "fits" else "strong")], room))
+    lines.append(
+        fit(
+            [(f"   {'headroom':<{pad - 3}}", "dim"), (left_over, _ROLE[word] if word and word != "fits" else "strong")],
+            room,
+        )
+    )
     if f.max_batch_factor is not None:
         factor = f"×{f.max_batch_factor:.1f}" if glyphs.braille else f"x{f.max_batch_factor:.1f}"
-        lines.append(fit([(f"   {'batch':<{pad - 3}}", "dim"), (f"up to {factor}{' the present one' if room >= 42 else ''}", "text")], room))
+        lines.append(
+            fit(
+                [
+                    (f"   {'batch':<{pad - 3}}", "dim"),
+                    (f"up to {factor}{' the present one' if room >= 42 else ''}", "text"),
+                ],
+                room,
+            )
+        )
     if f.steps_to_oom is not None:
-        lines.append(fit([(f"   {'trend':<{pad - 3}}", "dim"), (f"rising: full in about {f.steps_to_oom:,} steps", "bad")], room))
+        lines.append(
+            fit([(f"   {'trend':<{pad - 3}}", "dim"), (f"rising: full in about {f.steps_to_oom:,} steps", "bad")], room)
+        )
     if o.capacity and height > len(lines) + 1 and room >= 30:
         lines.append(((" " * 3, ""), *_gauge(f, o.capacity, room - 5, glyphs)))
     if height > len(lines):
         chance = f" · fails with {100 * f.p_oom:.0f} % probability" if f.p_oom is not None and f.p_oom >= 0.005 else ""
-        lines.append(fit([(f"   learnt from {f.learnt_from:,} step{'s' if f.learnt_from != 1 else ''}{chance}", "dim")], room))
+        lines.append(
+            fit([(f"   learnt from {f.learnt_from:,} step{'s' if f.learnt_from != 1 else ''}{chance}", "dim")], room)
+        )
     return lines
 
 

@@ -37,7 +37,9 @@ def heading(view: View) -> Heading:
     state, said = str(rank.status), ending(rank) or ""
     if rank.status == "silent":
         seconds = (view.frame.unix_ns - rank.heard_unix_ns) / 1e9
-        said = f"nothing heard for {age(seconds)}: the process is stopped (SIGSTOP?) or starved; the picture is that old"
+        said = (
+            f"nothing heard for {age(seconds)}: the process is stopped (SIGSTOP?) or starved; the picture is that old"
+        )
     elif rank.oom is not None and rank.status == "live":
         said = f"an allocation failed in {rank.oom.phase}, step {rank.oom.step:,}"
     if rank.goodbye is not None and rank.goodbye.reason == "finished":
@@ -107,5 +109,9 @@ def header_lines(head: Heading, width: int, glyphs: Glyphs) -> list[Line]:
             break
     else:
         line = fit([(" ", ""), *state, (" ", ""), (head.name, "strong")], width)
-    said = fit([(f" {head.said}", role if head.state in ("silent", "ended", "finished") else "bad")], width) if head.said else EMPTY
+    said = (
+        fit([(f" {head.said}", role if head.state in ("silent", "ended", "finished") else "bad")], width)
+        if head.said
+        else EMPTY
+    )
     return [line, said] if head.said else [line]

@@ -11,7 +11,6 @@ from gpumon.tui.spans import Line, flow
 from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 
-
 FIRST = ("app.quit", "page.close", "app.help", "app.pause")
 """Whatever else there is, these come first, at the same place on every screen."""
 
@@ -33,7 +32,9 @@ class KeyLine(Panel):
 def keys(active: dict[str, ActiveBinding], display: Callable[[Binding], str]) -> tuple[tuple[str, str], ...]:
     """(key, what) of every shown and enabled binding; several keys of one action once."""
     seen: dict[str, tuple[str, str]] = {}
-    ordered = sorted(active.values(), key=lambda found: FIRST.index(found.binding.id) if found.binding.id in FIRST else 99)
+    ordered = sorted(
+        active.values(), key=lambda found: FIRST.index(found.binding.id) if found.binding.id in FIRST else 99
+    )
     for found in ordered:
         binding = found.binding
         if binding.show and found.enabled and binding.action not in seen:

@@ -115,9 +115,16 @@ def fold(rows: tuple[Row, ...]) -> tuple[Row, ...]:
             flags |= r.flags
         folded.append(
             Row(
-                name, 0, group[0].start, max(peaks) if peaks else None, group[-1].end,
-                sum(r.duration_ns for r in group), flags, sum(r.count for r in group), all(r.past for r in group),
-            )  # fmt: skip
+                name,
+                0,
+                group[0].start,
+                max(peaks) if peaks else None,
+                group[-1].end,
+                sum(r.duration_ns for r in group),
+                flags,
+                sum(r.count for r in group),
+                all(r.past for r in group),
+            )
         )
     return tuple(folded)
 
@@ -157,8 +164,7 @@ def phase_lines(p: Phases, room: int, height: int, glyphs: Glyphs, title: str) -
         return [((" Phases", title),), ((doing, "text" if p.live else "dim"),)]
     highest = max((r.peak for r in rows if r.peak is not None and not r.past), default=None)
     known = {r.phase for r in rows}
-    for r in rows:
-        lines.append(_row(r, rows, p, unit, name_room, shown, highest, room, glyphs))
+    lines += [_row(r, rows, p, unit, name_room, shown, highest, room, glyphs) for r in rows]
     if p.live and p.live not in known:
         since = f" for {p.live_s} s" if p.live_s else ""
         lines.append(((f" {glyphs.now} ", "good"), (p.live, "strong"), (f" now{since}", "dim")))
@@ -177,9 +183,12 @@ def _ranges(measured: list[Row], rows: tuple[Row, ...], name_room: int, room: in
     kept, more = ("━", "╍") if glyphs.braille else ("=", "-")
     lines: list[Line] = [
         (
-            (" " * (name_room + 1), ""), (kept * 2, "line:allocated"), (" at its end  ", "dim"),
-            (more * 2, "line:gradients"), (" more at its peak", "dim"),
-        )  # fmt: skip
+            (" " * (name_room + 1), ""),
+            (kept * 2, "line:allocated"),
+            (" at its end  ", "dim"),
+            (more * 2, "line:gradients"),
+            (" more at its peak", "dim"),
+        )
     ]
     for r in measured:
         end, peak = (min(room, round((v or 0) * room / top)) for v in (r.end, r.peak))

@@ -45,11 +45,20 @@ def rank_rows(view: View) -> tuple[RankRow, ...]:
             word = verdict(d.forecast, d.capacity) if d and d.forecast else None
             rows.append(
                 RankRow(
-                    rank.source, d.device if d else None, number, rank.hello.pid, device_name(described),
-                    newest_step(rank), pace(report.steps_per_s), d.peak.allocated if d and d.peak else None,
-                    d.peak.phase if d and d.peak else "", d.ledger.reserved if d and d.ledger else None,
-                    d.device_used if d else None, rank.status, word or "",
-                )  # fmt: skip
+                    rank.source,
+                    d.device if d else None,
+                    number,
+                    rank.hello.pid,
+                    device_name(described),
+                    newest_step(rank),
+                    pace(report.steps_per_s),
+                    d.peak.allocated if d and d.peak else None,
+                    d.peak.phase if d and d.peak else "",
+                    d.ledger.reserved if d and d.ledger else None,
+                    d.device_used if d else None,
+                    rank.status,
+                    word or "",
+                )
             )
     peaks = [r.peak for r in rows if r.peak is not None]
     if len(peaks) < 2:
@@ -118,7 +127,11 @@ def rank_lines(rows: tuple[RankRow, ...], cursor: int, room: int, height: int, g
         ("pace", 12, [(r.speed, "dim") for r in rows]),
         ("reserved", 10, [(in_unit(r.reserved, unit), "text") for r in rows]),
         ("device", 10, [(in_unit(r.used, unit), "text") for r in rows]),
-        ("next", 11, [(r.word, {"fits": "good", "tight": "warn", "oom-ahead": "bad"}.get(r.word, "dim")) for r in rows]),
+        (
+            "next",
+            11,
+            [(r.word, {"fits": "good", "tight": "warn", "oom-ahead": "bad"}.get(r.word, "dim")) for r in rows],
+        ),
         ("on", 9, [(r.name, "dim") for r in rows]),
         ("pid", 9, [(str(r.pid), "dim") for r in rows]),
     ]
