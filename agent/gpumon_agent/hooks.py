@@ -98,8 +98,7 @@ class Hooks:
             self._replace(module, "_engine_run_backward", wrapped)
         self._replace(torch.Tensor, "backward", self._around_backward(torch.Tensor.backward))
         scaler = torch.amp.GradScaler
-        if hasattr(scaler, "_maybe_opt_step"):
-            self._replace(scaler, "_maybe_opt_step", self._around_scaler(scaler._maybe_opt_step))
+        self._replace(scaler, "step", self._around_scaler(scaler.step))
         self._replace(Module, "compile", self._around_compile(Module.compile))
         self._mark_recomputation()
 
@@ -210,7 +209,7 @@ class Hooks:
         self._restore.append(handle.remove)
 
         @functools.wraps(original)
-        def _maybe_opt_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = seen[0]
             try:
                 result = original(scaler, optimizer, *args, **kwargs)
@@ -221,7 +220,7 @@ class Hooks:
                 skipped(optimizer)
             return result
 
-        return _maybe_opt_step
+        return step
 
     # ------------------------------------------------------------------------------------------------------------ roots
 

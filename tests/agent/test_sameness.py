@@ -154,7 +154,7 @@ def in_torch() -> dict[str, Any]:
         (torch.autograd, "_engine_run_backward"),
         (torch.autograd.graph, "_engine_run_backward"),
         (torch.Tensor, "backward"),
-        (torch.amp.GradScaler, "_maybe_opt_step"),
+        (torch.amp.GradScaler, "step"),
         (module, "compile"),
         (checkpoint.CheckpointFunction, "backward"),
         (checkpoint._recomputation_hook, "__init__"),
