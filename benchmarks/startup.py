@@ -1,0 +1,125 @@
+"""How long from `gpumon attach` to the first figures of a live run on a real terminal (a pty of 120×40).
+
+Starts a training process on the CPU (`--track-cpu`: exact bytes), then, in turn, `gpumon attach`, an empty Textual
+app, each in a fresh pty, and prints the time from fork to the first byte
+and to the screen (a phase and its figure stand there), and the processor time spent until then. The empty app beside it
+tells how busy the machine was: the budget is 0.5 s where the empty app takes 0.2.
+
+Run: python benchmarks/startup.py [--times 10]
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+SCRIPT = """
+import time
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
+optimizer = torch.optim.AdamW(model.parameters())
+while True:
+    model(torch.randn(32, 256)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.05)
+"""
+EMPTY = "from textual.app import App; App().run()"
+ANSI = re.compile(rb"\x1b\[[0-9;?>=]*[a-zA-Z$]")
+DATA = re.compile(rb"backward\s+[0-9]")
+PATIENCE_S = 20.0
+
+
+@dataclass
+class Start:
+    """Seconds from fork: to the first byte, to the screen; and of processor time until then."""
+
+    first: float = float("nan")
+    screen: float | None = None
+    cpu: float = 0.0
+
+
+def start(command: list[str], data: re.Pattern[bytes] | None) -> Start:
+    """One start, up to `data` (or the whole first picture), then the process is killed."""
+    made = Start()
+    began = time.perf_counter()
+    pid, fd = pty.fork()
+    if pid == 0:
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
+        os.execv(command[0], command)
+    seen = b""
+    try:
+        while time.perf_counter() - began < PATIENCE_S:
+            ready, _, _ = select.select([fd], [], [], 0.5)
+            if not ready:
+                continue
+            try:
+                chunk = os.read(fd, 65536)
+            except OSError:
+                break
+            now = time.perf_counter() - began
+            made.first = now if made.first != made.first else made.first
+            seen += chunk
+            whole = b"\x1b[?1049h" in seen and len(seen) > 2000
+            if whole if data is None else data.search(ANSI.sub(b"", seen)):
+                made.screen = now
+                break
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        used = os.wait4(pid, 0)[2]
+        os.close(fd)
+    made.cpu = used.ru_utime + used.ru_stime
+    return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--times", type=int, default=10)
+    times = parser.parse_args().times
+    gpumon = [sys.executable, "-m", "gpumon"]
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o700)
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        script = Path(folder) / "train.py"
+        script.write_text(SCRIPT)
+        train = subprocess.Popen([*gpumon, "run", "--track-cpu", str(script)], stdout=subprocess.DEVNULL)
+        try:
+            while str(train.pid) not in subprocess.run([*gpumon, "ls"], capture_output=True, text=True).stdout:
+                time.sleep(0.5)
+            time.sleep(3)
+            attach = [*gpumon, "attach", str(train.pid)]
+            rows: dict[str, list[Start]] = {"gpumon attach": [], "empty Textual app": []}
+            for _ in range(times):
+                rows["gpumon attach"].append(start(attach, DATA))
+                rows["empty Textual app"].append(start([sys.executable, "-c", EMPTY], None))
+        finally:
+            train.kill()
+            train.wait()
+    print(f"{'':<20}{'first byte':>12}{'screen':>10}{'least':>10}{'most':>10}{'cpu':>10}   s, median of {times}")
+    for name, found in rows.items():
+        screens = [made.screen for made in found if made.screen is not None]
+        if not screens:
+            print(f"{name:<20} never came")
+            continue
+        first, cpu = median(made.first for made in found), median(made.cpu for made in found)
+        print(f"{name:<20}{first:>12.3f}{median(screens):>10.3f}{min(screens):>10.3f}{max(screens):>10.3f}{cpu:>10.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
