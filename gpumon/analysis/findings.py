@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from gpumon.analysis import units
 from gpumon.analysis.history import StepPeaks
-from gpumon.analysis.lines import Finding, Forecast
+from gpumon.analysis.lines import Finding, Forecast, Lines
 from gpumon.session.frame import ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
 
@@ -99,7 +99,7 @@ class ForeachPeak(Rule):
 class RankSkew(Rule):
     code: str = "rank-skew"
     severity: str = "warning"
-    opens_after: int = 20
+    opens_after: int = 10
     closes_after: int = 20
     excess_share_of_median: float = 0.10
     least_bytes: int = 64 * MIB
@@ -146,11 +146,13 @@ class Look:
     record: StepRecord
     figures: StepPeaks | None
     forecast: Forecast | None
+    lines: Lines | None
     reading: wire.DeviceReading | None
     capacity: int | None
     our_pids: Collection[int] = ()  # every watched process of the session
-    typical_peak: float | None = None  # of this rank over its recent steps
-    peers_peaks: tuple[float, ...] = ()  # the same of the other ranks of its job
+    usually_above: float | None = None  # what three of four of this rank's recent peaks are above
+    typical_peak: float | None = None  # the median of this rank's recent peaks
+    peers_peaks: tuple[float, ...] = ()  # the medians of the other ranks of its job
     retries_before: int | None = None  # num_alloc_retries at the look before
 
     @property
@@ -255,6 +257,8 @@ def dominant_embedding(look: Look) -> Evidence | None:
         for module in record.modules:
             if "Embedding" not in module.kind or module.parameter_bytes < DOMINANT_EMBEDDING.least_bytes:
                 continue
+            if _has_sparse_gradients(look, module):
+                continue  # the table costs its rows once, and gradients only of those looked up
             share = module.parameter_bytes / total if total else 0.0
             if share < DOMINANT_EMBEDDING.share_of_parameters:
                 continue
@@ -268,6 +272,13 @@ def dominant_embedding(look: Look) -> Evidence | None:
                 subject=module.path,
             )
     return None
+
+
+def _has_sparse_gradients(look: Look, module: wire.Module) -> bool:
+    """At the end of the optimizer fewer bytes of gradients stand than this one module's would have dense."""
+    if look.lines is None or look.lines.gradients is None:
+        return False
+    return 2 * (look.lines.gradients + (look.lines.buckets or 0)) < module.trainable_bytes
 
 
 def foreach_peak(look: Look) -> Evidence | None:
@@ -292,13 +303,13 @@ def foreach_peak(look: Look) -> Evidence | None:
 
 def rank_skew(look: Look) -> Evidence | None:
     rule = RANK_SKEW
-    if look.typical_peak is None or not look.peers_peaks:
+    if look.typical_peak is None or look.usually_above is None or not look.peers_peaks:
         return None
     ordered = sorted((*look.peers_peaks, look.typical_peak))
     usual = ordered[(len(ordered) - 1) // 2]
+    if look.usually_above - usual < max(rule.least_bytes, rule.excess_share_of_median * usual):
+        return None  # batches that differ make medians differ; a rank that is set apart is above in most of its steps
     excess = look.typical_peak - usual
-    if excess < max(rule.least_bytes, rule.excess_share_of_median * usual):
-        return None
     return Evidence(
         f"{look.rank.label} peaks {units.size(round(excess))} above the median of its job's ranks",
         round(excess),

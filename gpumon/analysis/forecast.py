@@ -98,7 +98,7 @@ class Forecaster:
         self._trend: Trend | None = None
         self._peak_trend: Trend | None = None
         self._batch: dict[str, Line] = {}  # per phase: excess over the multiple of the usual batch
-        self._typical: float | None = None
+        self._typical: tuple[float, float] | None = None
         self._seen = 0
 
     # ------------------------------------------------------------------------------------------------- learning
@@ -175,8 +175,8 @@ class Forecaster:
             for name in BATCH_PHASES
             if name in self._phases
         }
-        recent = [step.peak for step in window][-TYPICAL_STEPS:]
-        self._typical = median(recent) if len(recent) == TYPICAL_STEPS else None
+        recent = sorted([step.peak for step in window][-TYPICAL_STEPS:])
+        self._typical = (recent[TYPICAL_STEPS // 4], median(recent)) if len(recent) == TYPICAL_STEPS else None
 
     # ------------------------------------------------------------------------------------------------ predicting
 
@@ -248,8 +248,8 @@ class Forecaster:
 
     # ------------------------------------------------------------------------------------------------- answering
 
-    def typical_peak(self) -> float | None:
-        """Median peak of the recent steps; None before there are enough to speak of one."""
+    def typical_peak(self) -> tuple[float, float] | None:
+        """Lower quartile and median of the recent peaks; None before there are enough to speak of them."""
         return self._typical
 
     def forecast(self, room: Room | None, input_bytes: int | None = None) -> Forecast | None:

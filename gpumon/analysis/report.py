@@ -138,12 +138,13 @@ class Reporter:
         if learnt is None:
             return
         described = ledger.device_of(rank, report.device)
+        typical = learnt.forecaster.typical_peak()
         peers: list[float] = []
         if state.job is not None:
             for other in self._ranks.values():
                 if other is not state and other.job == state.job:
                     peaks = (device.forecaster.typical_peak() for device in other.devices.values())
-                    peers.extend(peak for peak in peaks if peak is not None)
+                    peers.extend(peak[1] for peak in peaks if peak is not None)
         state.tracker.look(
             Look(
                 rank=rank,
@@ -151,10 +152,12 @@ class Reporter:
                 record=record,
                 figures=learnt.newest,
                 forecast=report.forecast,
+                lines=report.ledger,
                 reading=ledger.reading_of(rank.host, described.uuid if described else None),
                 capacity=report.capacity,
                 our_pids={other.pid for other in self._ranks.values()},
-                typical_peak=learnt.forecaster.typical_peak(),
+                usually_above=typical[0] if typical is not None else None,
+                typical_peak=typical[1] if typical is not None else None,
                 peers_peaks=tuple(peers),
                 retries_before=learnt.retries,
             )

@@ -137,6 +137,21 @@ def test_one_rank_that_peaks_above_the_others() -> None:
     assert "rank-skew" not in codes(even[-1])
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_whose_batches_differ_by_chance_are_not_skewed(seed: int) -> None:
+    rng = random.Random(seed)
+
+    def rank(number: int) -> Run:
+        sizes = [rng.randint(64, 512) for _ in range(150)]
+        return Run(
+            rank=number, world_size=4, run_id="job", nonce=f"n{number}", pid=100 + number,
+            activations=lambda step: 4 * MIB * sizes[step],
+        )  # fmt: skip
+
+    said = history(*(rank(n) for n in range(4)), steps=150)
+    assert all("rank-skew" not in codes(found) for found in said)
+
+
 def test_somebody_else_on_the_device() -> None:
     finding = only(history(Run(others=2 * GIB), steps=10)[-1], "other-process")
     assert finding.bytes == 2 * GIB

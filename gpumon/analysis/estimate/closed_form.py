@@ -17,8 +17,9 @@ Source. The per-phase contents of a step in PyTorch's own memory documentation; 
 Cost. O(modules) once per description (cached by the caller), O(learnt steps) otherwise.
 
 Known limitations. A model spread over several devices is described as a whole, so no estimate is made for one of them.
-Parameters that never receive a gradient count as if they did. Learnt figures belong to the input sizes they were learnt
-from; batches of other sizes are the forecast's business. Workspaces and rounding are measured, not derived.
+Parameters that never receive a gradient, or a sparse one, count as if theirs were dense. Learnt figures belong to the
+input sizes they were learnt from; batches of other sizes are the forecast's business. Workspaces and rounding are
+measured, not derived.
 """
 
 from __future__ import annotations
