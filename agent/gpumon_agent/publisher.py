@@ -31,7 +31,7 @@ from .history import History
 
 FLUSH_S = 0.05
 HEARTBEAT_S = 1.0
-CLOSE_S = 0.25
+CLOSE_S = 0.22  # the promise is 250 ms; the rest is for being woken on a busy machine
 _GOODBYE_S = 0.15  # of CLOSE_S: how long viewers are given to take the last words
 _SNAPSHOT_FRAMES_A_TURN = 8  # then the thread polls again: the interpreter's lock is never held for long
 _REQUESTS_MAX = 64  # snapshots owed at one time; a viewer whose request was dropped asks again

@@ -55,11 +55,13 @@ def test_the_same_pid_of_another_life_is_stale(leave: Callable[..., Path], chang
 
 
 def test_a_zombie_is_dead(leave: Callable[..., Path]) -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""])
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    leave(pid=process.pid, start_time=endpoint.start_time(process.pid))
+    assert len(link.discover()) == 1
+    process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    leave(pid=process.pid)
     assert link.discover() == []
-    process.wait()
+    process.communicate()
 
 
 def test_an_agent_in_another_container_or_on_another_host_is_not_reaped(leave: Callable[..., Path]) -> None:

@@ -152,7 +152,9 @@ recording.close()
 def test_a_device_that_is_full_says_so() -> None:
     recording = link.Recording(Path("/dev/full"), force=True)
     recording.write(messages(1)[0])
-    with pytest.raises(link.RecordingFailed, match="No space left on device; /dev/full holds nothing: free some space there"):
+    with pytest.raises(
+        link.RecordingFailed, match="No space left on device; /dev/full holds nothing: free some space there"
+    ):
         recording.flush()
     recording.close()
 

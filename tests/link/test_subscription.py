@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import signal
 import socket
@@ -198,22 +199,52 @@ async def test_a_killed_viewer_leaves_the_agent_and_other_viewers_alone(start: S
     assert numbers(await staying) == list(range(200))
 
 
-async def test_a_viewer_that_was_too_slow_gets_what_it_missed_from_the_past(start: Start) -> None:
+async def test_a_viewer_that_stood_still_hears_the_newest_past_and_how_much_it_missed(start: Start) -> None:
     agent = start()
-    heard: list[Received] = []
-    async with contextlib.aclosing(link.subscribe(link.resolve())) as stream:
-        async for received in stream:
-            heard.append(received)
-            if isinstance(received.event, wire.Synced) and not numbers(heard):
-                agent.ask("background 5000")
-                time.sleep(3)  # this thread's event loop, and with it the viewer, stands still
-            if received.seq > 60_000:
-                break
-    seen = numbers(heard)
-    assert seen == sorted(set(seen))
-    missing = seen[-1] + 1 - len(seen) - seen[0]
-    told = [r.event.text for r in heard if isinstance(r.event, wire.Notice)]
-    assert missing == sum(int(text.split()[0]) for text in told)
+    agent.ask("steps 10")
+    count = """
+import asyncio, json
+from gpumon import link
+from gpumon_agent import wire
+
+async def main():
+    seen, told = [], 0
+    async for received in link.subscribe(link.resolve()):
+        if isinstance(received.event, wire.Synced) and not told:
+            print("ready", flush=True)
+        if isinstance(received.event, wire.Notice):
+            told += int(received.event.text.split()[0])
+        if received.seq >= 0:
+            seen.append(received.seq)
+    print(json.dumps([seen == sorted(set(seen)), seen[0], seen[-1], seen[-1] + 1 - len(seen), told]))
+
+asyncio.run(main())
+"""
+    viewer = subprocess.Popen([sys.executable, "-c", count], stdout=subprocess.PIPE, text=True)
+    assert viewer.stdout is not None
+    assert viewer.stdout.readline() == "ready\n"
+    os.kill(viewer.pid, signal.SIGSTOP)
+    before = agent.ask("memory")
+    for _ in range(10):
+        await asyncio.to_thread(agent.ask, "steps 10000")
+    assert agent.ask("memory") - before < 32 * 1024 * 1024
+    os.kill(viewer.pid, signal.SIGCONT)
+    await asyncio.sleep(1.5)
+    agent.ask("steps 1")
+    await asyncio.sleep(1.5)
+    agent.ask("goodbye")
+    answer = (await asyncio.to_thread(viewer.communicate))[0]
+    ordered, first, last, missing, told = json.loads(answer.removeprefix("ready\n"))  # said again when it caught up
+    assert (ordered, first, last) == (True, 0, 4 * 100_011 - 1)
+    assert missing == told > 100_000
+
+
+async def test_the_last_words_arrive_though_much_was_said_just_before(start: Start) -> None:
+    agent = start()
+    watching = asyncio.create_task(collect(is_a(wire.Goodbye), link.resolve()))
+    await asyncio.sleep(0.3)
+    assert await asyncio.to_thread(agent.ask, "leave 4000") <= 0.25
+    assert numbers(await watching) == list(range(16_000))
 
 
 async def test_another_major_protocol_is_refused_with_its_sentence(start: Start) -> None:

@@ -112,3 +112,15 @@ def test_ranks_of_one_launcher_are_one_job_though_torchrun_calls_every_run_none(
     ours = [endpoint.describe("x", rank=rank, world_size=2, run_id="none") for rank in range(2)]
     assert ours[0].key == ours[1].key
     assert endpoint.describe("x").key != endpoint.describe("x").key
+
+
+def test_a_forked_child_removes_nothing(folder: Path) -> None:
+    descriptor = endpoint.describe("x")
+    place = endpoint.claim(descriptor)
+    place.publish(descriptor)
+    pid = os.fork()
+    if pid == 0:
+        place.remove()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert place.socket.with_suffix(".json").exists()
