@@ -1,127 +1,36 @@
-"""The catalogue of findings that present data can prove, and when each opens and goes.
+"""The catalogue of findings that present data can prove: where each rule's evidence comes from.
 
-Model. A rule looks at one device of one rank at one step and returns evidence or None; rules and thresholds are data.
-A `Tracker` makes findings of evidence: one opens when its rule has held at `opens_after` looks in a row and is gone
-when it has not at `closes_after` looks in a row. A look is a newest step not seen before, so time without training
-opens and closes nothing. True statements about a model or a setting are info; what will fail is warning or critical.
-
-Source. The catalogue of the design, section 7. Thresholds are meant to be silent on a healthy run: each asks for a
-share of the device or of the peak and for a least number of bytes.
-Cost. A few comparisons per rule; statements about the model walk its modules only when its description changed.
-
-Known limitations. A finding says when it was first looked at, which at several steps a look is up to that much later
-than when it began. `rank-skew` does not know of pipeline stages, whose peaks differ by design.
+Model. A rule looks at one device of one rank at one step and returns evidence or None; thresholds are data
+(gpumon.analysis.rules), and gpumon.analysis.tracker makes findings of evidence that stays.
+Source. The catalogue of the design, section 7.
+Cost. A few comparisons a rule; statements about the model walk its modules.
+Known limitations. `rank-skew` does not know of pipeline stages, whose peaks differ by design.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from gpumon.analysis import units
 from gpumon.analysis.history import StepPeaks
-from gpumon.analysis.lines import Finding, Forecast, Lines
+from gpumon.analysis.lines import Forecast, Lines
+from gpumon.analysis.rules import (
+    ALLOCATOR_RETRIES,
+    BUCKET_COPY,
+    DOMINANT_EMBEDDING,
+    FOREACH_PEAK,
+    NEAR_CAPACITY,
+    OOM_AHEAD,
+    OTHER_PROCESS,
+    RANK_SKEW,
+    Rule,
+)
 from gpumon.session.frame import ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
 
-MIB = 1 << 20
-GONE_KEPT = 32
 FUSED = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
 """Optimizers of torch.optim that take fused=True."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What all rules state; thresholds are the fields of each, units in their names."""
-
-    code: str
-    severity: str
-    opens_after: int = 1  # looks in a row
-    closes_after: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class NearCapacity(Rule):
-    code: str = "near-capacity"
-    severity: str = "warning"
-    opens_after: int = 5
-    closes_after: int = 10
-    headroom_share_of_device: float = 0.05
-    least_steps_learnt: int = 5
-
-
-@dataclass(frozen=True, slots=True)
-class OomAhead(Rule):
-    code: str = "oom-ahead"
-    severity: str = "critical"
-    opens_after: int = 2
-    closes_after: int = 10
-    p_oom: float = 0.2
-    steps_to_oom: int = 500  # where what is kept from step to step grows
-    steps_to_oom_by_batch: int = 20  # where what a step needs grows, as with batches sorted by length
-    least_steps_learnt: int = 3
-
-
-@dataclass(frozen=True, slots=True)
-class AllocatorRetries(Rule):
-    code: str = "allocator-retries"
-    severity: str = "warning"
-    closes_after: int = 200
-
-
-@dataclass(frozen=True, slots=True)
-class BucketCopy(Rule):
-    code: str = "bucket-copy"
-    severity: str = "info"
-    least_bytes: int = MIB
-
-
-@dataclass(frozen=True, slots=True)
-class DominantEmbedding(Rule):
-    code: str = "dominant-embedding"
-    severity: str = "info"
-    share_of_parameters: float = 0.5
-    least_bytes: int = 8 * MIB
-
-
-@dataclass(frozen=True, slots=True)
-class ForeachPeak(Rule):
-    code: str = "foreach-peak"
-    severity: str = "info"
-    opens_after: int = 5
-    closes_after: int = 10
-    saving_share_of_peak: float = 0.05
-    least_bytes: int = 64 * MIB
-
-
-@dataclass(frozen=True, slots=True)
-class RankSkew(Rule):
-    code: str = "rank-skew"
-    severity: str = "warning"
-    opens_after: int = 10
-    closes_after: int = 20
-    excess_share_of_median: float = 0.10
-    least_bytes: int = 64 * MIB
-
-
-@dataclass(frozen=True, slots=True)
-class OtherProcess(Rule):
-    code: str = "other-process"
-    severity: str = "warning"
-    opens_after: int = 3
-    closes_after: int = 3
-    least_bytes: int = 64 * MIB
-
-
-NEAR_CAPACITY = NearCapacity()
-OOM_AHEAD = OomAhead()
-ALLOCATOR_RETRIES = AllocatorRetries()
-BUCKET_COPY = BucketCopy()
-DOMINANT_EMBEDDING = DominantEmbedding()
-FOREACH_PEAK = ForeachPeak()
-RANK_SKEW = RankSkew()
-OTHER_PROCESS = OtherProcess()
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,66 +262,3 @@ CATALOGUE: tuple[tuple[Rule, Callable[[Look], Evidence | None]], ...] = (
     (DOMINANT_EMBEDDING, dominant_embedding),
 )
 """Every rule and where its evidence comes from, most urgent first: the order findings are shown in."""
-
-
-@dataclass(slots=True)
-class _Case:
-    held: int = 0  # looks in a row with evidence
-    missed: int = 0  # looks in a row without, once open
-    since: int | None = None
-    finding: Finding | None = None
-
-
-@dataclass(slots=True)
-class Tracker:
-    """The findings of one rank: feed it each look, read `findings`."""
-
-    _cases: dict[tuple[str, int], _Case] = field(default_factory=dict)
-    _gone: OrderedDict[tuple[str, int, int | None], Finding] = field(default_factory=OrderedDict)
-
-    def look(self, look: Look) -> None:
-        found = {rule.code: find(look) for rule, find in CATALOGUE}
-        if found[OOM_AHEAD.code] is not None:  # says the same, and more
-            found[NEAR_CAPACITY.code] = None
-        for rule, _ in CATALOGUE:
-            self._weigh(rule, look, found[rule.code])
-
-    def _weigh(self, rule: Rule, look: Look, evidence: Evidence | None) -> None:
-        key = (rule.code, look.device)
-        case = self._cases.get(key)
-        if evidence is None:
-            if case is None:
-                return
-            if case.finding is None:
-                del self._cases[key]
-                return
-            case.missed += 1
-            if case.missed >= rule.closes_after:
-                self._gone[key[0], key[1], case.since] = replace(case.finding, state="gone")
-                if len(self._gone) > GONE_KEPT:
-                    self._gone.popitem(last=False)
-                del self._cases[key]
-            return
-        if case is None:
-            case = self._cases[key] = _Case(since=look.record.step)
-        case.held += 1
-        case.missed = 0
-        if case.finding is not None or case.held >= rule.opens_after:
-            case.finding = Finding(
-                code=rule.code,
-                severity=rule.severity,
-                step=case.since,
-                title=evidence.title,
-                bytes=evidence.bytes,
-                bytes_per_step=evidence.bytes_per_step,
-                holder=evidence.holder,
-                where=evidence.where,
-                remedy=evidence.remedy,
-            )
-
-    def findings(self) -> tuple[Finding, ...]:
-        """Open ones in the catalogue's order, then those that are gone, newest first."""
-        order = {rule.code: at for at, (rule, _) in enumerate(CATALOGUE)}
-        cases = sorted(self._cases.items(), key=lambda item: (order[item[0][0]], item[0][1]))
-        open_now = [case.finding for _, case in cases if case.finding is not None]
-        return (*open_now, *reversed(self._gone.values()))

@@ -39,7 +39,8 @@ from dataclasses import dataclass
 
 from gpumon.analysis.history import StepPeaks
 from gpumon.analysis.lines import Forecast
-from gpumon.analysis.robust import Line, Trend, conformal, exceedance, median, resistant_line, steady_rate, theil_sen
+from gpumon.analysis.robust import Line, Trend, conformal, exceedance, median, resistant_line
+from gpumon.analysis.series import level, over_batch, upwards
 from gpumon_agent import wire
 
 WINDOW = 64  # steps the anchors and excesses are learnt from
@@ -51,10 +52,6 @@ PERIOD_TOLERANCE = 0.001  # of the peak
 PHASES_KNOWN = 32  # names a user gives to phases may be endless
 FIRST_WIDTH = 0.10  # share of the peak added to each side of the interval after the first step
 REFIT_EVERY = 8
-TREND_Z = 5.0  # Kendall's S, in standard deviations: a trend below this is none
-TREND_BYTES_PER_STEP = 256.0
-SAME_RATE_STEPS = 8
-SAME_RATE_TOLERANCE = 0.05
 END_ANCHORED = (wire.OPTIMIZER, wire.BETWEEN)
 BATCH_PHASES = (wire.FORWARD, wire.BACKWARD)
 
@@ -168,10 +165,10 @@ class Forecaster:
     def _refit(self) -> None:
         """What is fitted over the whole window: the trend, the batch's share, the typical peak."""
         window = self._window
-        self._trend = _upwards([(float(s.step), float(s.start)) for s in window])
-        self._peak_trend = _upwards([(float(s.step), float(s.peak)) for s in window])
+        self._trend = upwards([(float(s.step), float(s.start)) for s in window])
+        self._peak_trend = upwards([(float(s.step), float(s.peak)) for s in window])
         self._batch = {
-            name: _over_batch([(e.input_bytes, e.bytes) for e in self._phases[name]])
+            name: over_batch([(e.input_bytes, e.bytes) for e in self._phases[name]])
             for name in BATCH_PHASES
             if name in self._phases
         }
@@ -191,9 +188,9 @@ class Forecaster:
         if self._peak_trend is not None and input_bytes is None:
             slope = self._peak_trend.slope
             peaks = [s.peak - slope * (s.step - newest.step) for s in recent]
-            return _Point(_level(peaks) + slope, newest.peak_phase)
-        start = _level([s.start - slope * (s.step - newest.step) for s in recent]) + slope
-        end = _level([s.end - slope * (s.step - newest.step) for s in recent]) + slope
+            return _Point(level(peaks) + slope, newest.peak_phase)
+        start = level([s.start - slope * (s.step - newest.step) for s in recent]) + slope
+        end = level([s.end - slope * (s.step - newest.step) for s in recent]) + slope
         if self._seen == 1 and gradient_bytes is not None:  # what the first step leaves to the second
             start = max(start, end - gradient_bytes)
         best = _Point(0.0, newest.peak_phase)
@@ -234,7 +231,7 @@ class Forecaster:
             line = resistant_line([(entry.input_bytes, entry.bytes) for entry in series])
             if line is not None:
                 return line.at(input_bytes)
-        return _level(recent)
+        return level(recent)
 
     def _interval(self, peak: float) -> tuple[float, float]:
         band = conformal(self._residuals)
@@ -301,31 +298,3 @@ class Forecaster:
             (usable - newest.start - line.intercept) / line.slope for line in self._batch.values() if line.slope > 0
         ]
         return max(0.0, math.floor(100 * min(factors)) / 100) if factors else None
-
-
-def _upwards(points: list[tuple[float, float]]) -> Trend | None:
-    """The trend, if it is one: significant, or the very same rate in each of the newest steps."""
-    if all(y == points[0][1] for _, y in points):
-        return None
-    trend = theil_sen(points)
-    if trend is None or trend.slope < TREND_BYTES_PER_STEP:
-        return None
-    newest = [y for _, y in points[-SAME_RATE_STEPS:]]
-    same = len(newest) == SAME_RATE_STEPS and steady_rate(newest, tolerance=SAME_RATE_TOLERANCE)
-    return trend if same or trend.z >= TREND_Z else None
-
-
-def _level(values: list[float]) -> float:
-    """The newest value where the last three agree, else the median; of two that differ the higher."""
-    if len(values) <= 2:
-        return max(values)
-    return values[-1] if values[-1] == values[-2] == values[-3] else median(values)
-
-
-def _over_batch(points: list[tuple[float, float]]) -> Line:
-    """A phase's excess over the multiple of the usual batch: through the origin where all batches were alike."""
-    line = resistant_line(points)
-    usual = median([size for size, _ in points])
-    if line is not None and line.slope > 0 and line.intercept >= 0:
-        return Line(line.intercept, line.slope * usual)
-    return Line(0.0, median([excess for _, excess in points]))

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from gpumon.analysis import ledger
 from gpumon.analysis.estimate import closed_form
 from gpumon.analysis.estimate.closed_form import LEARNING_STEPS, Owned
-from gpumon.analysis.findings import Look, Tracker, retries
+from gpumon.analysis.findings import Look, retries
 from gpumon.analysis.forecast import Forecaster, Room
 from gpumon.analysis.history import StepPeaks, step_peaks
 from gpumon.analysis.lines import DeviceReport, Estimate, Lines, RankReport
+from gpumon.analysis.tracker import Tracker
 from gpumon.session.frame import Frame, ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
 

@@ -195,9 +195,9 @@ def test_no_order_and_no_loss_of_events_makes_it_raise(seed: int, drop: float, s
 
 @given(order=st.permutations(range(14)))
 def test_received_and_lost_numbers_always_add_up(order: list[int]) -> None:
-    from gpumon.session.store import _Numbers
+    from gpumon.session.numbers import Numbers
 
-    numbers = _Numbers(64)
+    numbers = Numbers(64)
     half = order[:7]
     assert all(numbers.take(seq) for seq in half)
     assert not any(numbers.take(seq) for seq in half)

@@ -1,0 +1,104 @@
+"""The rules of the catalogue as data: code, severity, how steady the evidence must be, thresholds with their units.
+
+Thresholds are meant to be silent on a healthy run: each asks for a share of the device or of the peak and for a least
+number of bytes. True statements about a model or a setting are info; what will fail is warning or critical.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What all rules state; thresholds are the fields of each, units in their names."""
+
+    code: str
+    severity: str
+    opens_after: int = 1  # looks in a row
+    closes_after: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NearCapacity(Rule):
+    code: str = "near-capacity"
+    severity: str = "warning"
+    opens_after: int = 5
+    closes_after: int = 10
+    headroom_share_of_device: float = 0.05
+    least_steps_learnt: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class OomAhead(Rule):
+    code: str = "oom-ahead"
+    severity: str = "critical"
+    opens_after: int = 2
+    closes_after: int = 10
+    p_oom: float = 0.2
+    steps_to_oom: int = 500  # where what is kept from step to step grows
+    steps_to_oom_by_batch: int = 20  # where what a step needs grows, as with batches sorted by length
+    least_steps_learnt: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorRetries(Rule):
+    code: str = "allocator-retries"
+    severity: str = "warning"
+    closes_after: int = 200
+
+
+@dataclass(frozen=True, slots=True)
+class BucketCopy(Rule):
+    code: str = "bucket-copy"
+    severity: str = "info"
+    least_bytes: int = MIB
+
+
+@dataclass(frozen=True, slots=True)
+class DominantEmbedding(Rule):
+    code: str = "dominant-embedding"
+    severity: str = "info"
+    share_of_parameters: float = 0.5
+    least_bytes: int = 8 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class ForeachPeak(Rule):
+    code: str = "foreach-peak"
+    severity: str = "info"
+    opens_after: int = 5
+    closes_after: int = 10
+    saving_share_of_peak: float = 0.05
+    least_bytes: int = 64 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class RankSkew(Rule):
+    code: str = "rank-skew"
+    severity: str = "warning"
+    opens_after: int = 10
+    closes_after: int = 20
+    excess_share_of_median: float = 0.10
+    least_bytes: int = 64 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class OtherProcess(Rule):
+    code: str = "other-process"
+    severity: str = "warning"
+    opens_after: int = 3
+    closes_after: int = 3
+    least_bytes: int = 64 * MIB
+
+
+NEAR_CAPACITY = NearCapacity()
+OOM_AHEAD = OomAhead()
+ALLOCATOR_RETRIES = AllocatorRetries()
+BUCKET_COPY = BucketCopy()
+DOMINANT_EMBEDDING = DominantEmbedding()
+FOREACH_PEAK = ForeachPeak()
+RANK_SKEW = RankSkew()
+OTHER_PROCESS = OtherProcess()

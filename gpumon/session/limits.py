@@ -1,0 +1,22 @@
+"""What a session keeps at most: every ring and every table of the store has its bound here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumon_agent import wire
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """What a session keeps at most."""
+
+    steps: int = 2_000  # closed steps a rank
+    open_steps: int = 8  # steps under way a rank; more than one only while live and replayed events mix
+    events_per_step: int = 8 * wire.PHASES_PER_STEP_MAX
+    notices: int = 64
+    modules: int = 65_536  # a model
+    models: int = 64
+    host_samples: int = 600  # a machine; ten minutes at one reading a second
+    gaps: int = 64  # intervals of lost numbers a rank that a late snapshot may still fill
+    ended: int = 64  # ranks that said goodbye

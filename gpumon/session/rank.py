@@ -1,0 +1,231 @@
+"""One training process as its events told it so far: the mutable half of a RankFrame.
+
+How events become steps: a `Phase` or `Ledger` joins the open step of its number; `wire.Step` closes it into one
+immutable `StepRecord`. Live events may be heard before the snapshot of the past is complete, so older steps may close
+after newer ones, and phases may reach a step that is closed already: both are put where they belong.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from dataclasses import replace
+from itertools import pairwise
+
+from gpumon.session.frame import SILENT_AFTER_NS, HostSample, ModelRecord, RankFrame, Status, StepRecord
+from gpumon.session.limits import StoreLimits
+from gpumon.session.numbers import Numbers
+from gpumon_agent import wire
+
+
+class _OpenStep:
+    __slots__ = ("first_seq", "ledgers", "phases", "replayed")
+
+    def __init__(self, seq: int, replayed: bool) -> None:
+        self.phases: list[wire.Phase] = []
+        self.ledgers: list[wire.Ledger] = []
+        self.first_seq = seq  # below 0 until a numbered event joins: the static picture's ledger has no number
+        self.replayed = replayed
+
+
+class Rank:
+    """What is known of one training process so far."""
+
+    def __init__(self, source: str, limits: StoreLimits, arrival: int) -> None:
+        self.source = source
+        self.limits = limits
+        self.arrival = arrival
+        self.hello: wire.Hello | None = None
+        self.models: dict[int, wire.Model] = {}
+        self.modules: dict[int, dict[str, wire.Module]] = {}
+        self.steps: deque[StepRecord] = deque()
+        self.open: dict[int, _OpenStep] = {}
+        self.numbers = Numbers(limits.gaps)
+        self.heartbeat: wire.Heartbeat | None = None
+        self.heard_unix_ns = 0
+        self.synced = False
+        self.catching_up = False
+        self.oom: wire.Oom | None = None
+        self.notices: deque[wire.Notice] = deque(maxlen=limits.notices)
+        self.goodbye: wire.Goodbye | None = None
+        self._steps_view: tuple[StepRecord, ...] | None = ()
+        self._models_view: tuple[ModelRecord, ...] | None = ()
+
+    # ------------------------------------------------------------------------------------------------ events in
+
+    def apply(self, received: wire.Received) -> None:
+        if received.unix_ns > self.heard_unix_ns:
+            self.heard_unix_ns = received.unix_ns
+        seq = received.seq
+        if seq >= 0 and not self.numbers.take(seq):
+            return
+        event = received.event
+        if isinstance(event, wire.Phase):
+            self._join(event.step, received).phases.append(event)
+            self._settle(event.step)
+        elif isinstance(event, wire.Step):
+            self._close(event, received)
+        elif isinstance(event, wire.Ledger):
+            self._join(event.step, received).ledgers.append(event)
+            self._settle(event.step)
+        elif isinstance(event, wire.Heartbeat):
+            self.heartbeat = event
+        else:
+            self._describe(event, received)
+
+    def _describe(self, event: wire.Event, received: wire.Received) -> None:
+        self.catching_up = self.catching_up or (received.replayed and not self.synced)
+        if isinstance(event, wire.Hello):
+            self.hello = event
+        elif isinstance(event, wire.Model):
+            self._model(event)
+        elif isinstance(event, wire.Module):
+            known = self.models.get(event.model)
+            modules = self.modules.setdefault(event.model, {})
+            if (known is None or known.revision == event.revision) and len(modules) < self.limits.modules:
+                modules[event.path] = event
+                self._models_view = None
+        elif isinstance(event, wire.Synced):
+            self.synced = True
+            self.catching_up = False
+        elif isinstance(event, wire.Oom):
+            self.oom = event
+        elif isinstance(event, wire.Notice):
+            self.notices.append(event)
+        elif isinstance(event, wire.Goodbye):
+            self.goodbye = event
+
+    def _model(self, event: wire.Model) -> None:
+        known = self.models.get(event.model)
+        if known is None and len(self.models) >= self.limits.models:
+            return
+        if known is not None and event.revision < known.revision:
+            return
+        modules = self.modules.get(event.model, {})
+        self.modules[event.model] = {p: m for p, m in modules.items() if m.revision == event.revision}
+        self.models[event.model] = event
+        self._models_view = None
+
+    def _join(self, step: int, received: wire.Received) -> _OpenStep:
+        """The open step of that number; when it has closed already, a fresh one that `_settle` merges into it."""
+        found = self.open.get(step)
+        if found is None:
+            if len(self.open) >= self.limits.open_steps:
+                del self.open[min(self.open)]
+            found = self.open[step] = _OpenStep(received.seq, received.replayed)
+        elif len(found.phases) + len(found.ledgers) >= self.limits.events_per_step:
+            found.phases = found.phases[1:]
+            found.ledgers = found.ledgers[-self.limits.events_per_step // 2 :]
+        if received.seq >= 0 and (found.first_seq < 0 or received.seq < found.first_seq):
+            found.first_seq = received.seq
+        return found
+
+    def _close(self, event: wire.Step, received: wire.Received) -> None:
+        built = self.open.pop(event.step, None)
+        phases = tuple(built.phases) if built else ()
+        first = built.first_seq if built and built.first_seq >= 0 else received.seq
+        complete = event.phases is None or event.phases == len(phases)
+        record = StepRecord(
+            step=event.step,
+            closed=event,
+            phases=_in_order(phases),
+            ledgers=tuple(built.ledgers) if built else (),
+            replayed=received.replayed,
+            whole=complete and (received.seq < 0 or self.numbers.unbroken(first, received.seq)),
+        )
+        steps = self.steps
+        self._steps_view = None
+        if not steps or steps[-1].step < event.step:
+            steps.append(record)
+        else:
+            at = self._position(event.step)
+            if steps[at].step == event.step:  # the same step closed twice: a second optimizer, or a restarted count
+                steps[at] = record
+            else:
+                steps.insert(at, record)
+        if len(steps) > self.limits.steps:
+            steps.popleft()
+        if not received.replayed or self.synced:  # what is older and still open will not close any more
+            for step in [s for s in self.open if s < event.step]:
+                del self.open[step]
+
+    def _settle(self, step: int) -> None:
+        """Late events of a step that has closed: a new record takes the old one's place."""
+        steps = self.steps
+        if not steps or step > steps[-1].step:
+            return
+        late = self.open.pop(step)
+        at = self._position(step)
+        known = steps[at]
+        if known.step != step or known.closed is None:
+            if step > steps[0].step or len(steps) < self.limits.steps:
+                self.open[step] = late
+            return
+        phases = _in_order(known.phases + tuple(late.phases))[-self.limits.events_per_step :]
+        expected = known.closed.phases
+        steps[at] = replace(
+            known,
+            phases=phases,
+            ledgers=(known.ledgers + tuple(late.ledgers))[-self.limits.events_per_step :],
+            whole=known.whole if expected is None else len(phases) == expected,
+        )
+        self._steps_view = None
+
+    def _position(self, step: int) -> int:
+        """Index of the first record whose number is at least `step`; the deque's last one is known to be."""
+        steps = self.steps
+        at = len(steps) - 1
+        if at > 0 and steps[at - 1].step < step:
+            return at
+        return bisect_left(steps, step, key=lambda record: record.step)
+
+    # ------------------------------------------------------------------------------------------------ frames out
+
+    def status(self, now_unix_ns: int) -> Status:
+        if self.goodbye is not None:
+            return "ended"
+        return "silent" if now_unix_ns - self.heard_unix_ns > SILENT_AFTER_NS else "live"
+
+    def frame(self, hello: wire.Hello, now_unix_ns: int, samples: tuple[HostSample, ...]) -> RankFrame:
+        if self._steps_view is None:
+            self._steps_view = tuple(self.steps)
+        if self._models_view is None:
+            self._models_view = tuple(
+                ModelRecord(model, tuple(self.modules.get(index, {}).values()))
+                for index, model in sorted(self.models.items())
+            )
+        newest = samples[-1] if samples else None
+        return RankFrame(
+            source=self.source,
+            hello=hello,
+            models=self._models_view,
+            steps=self._steps_view,
+            open_step=self._open_step(),
+            heartbeat=self.heartbeat,
+            heard_unix_ns=self.heard_unix_ns,
+            status=self.status(now_unix_ns),
+            synced=self.synced,
+            lost_events=0 if self.catching_up else self.numbers.lost(),
+            oom=self.oom,
+            notices=tuple(self.notices),
+            goodbye=self.goodbye,
+            host=newest.host if newest else None,
+            host_unix_ns=newest.unix_ns if newest else None,
+            host_samples=samples,
+        )
+
+    def _open_step(self) -> StepRecord | None:
+        if not self.open:
+            return None
+        step = max(self.open)
+        if self.steps and step < self.steps[-1].step:
+            return None
+        built = self.open[step]
+        return StepRecord(step, None, _in_order(tuple(built.phases)), tuple(built.ledgers), built.replayed)
+
+
+def _in_order(phases: tuple[wire.Phase, ...]) -> tuple[wire.Phase, ...]:
+    """Phases in order of time; they arrive so unless live and replayed ones mixed."""
+    if all(left.t_ns <= right.t_ns for left, right in pairwise(phases)):
+        return phases
+    return tuple(sorted(phases, key=lambda phase: phase.t_ns))
