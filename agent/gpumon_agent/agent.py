@@ -401,6 +401,9 @@ def watch(model: Any, optimizer: Any = None, *, name: str | None = None, found: 
 
 
 def stop() -> None:
+    from . import shim
+
+    shim.end()
     if _agent is not None and _agent.pid == os.getpid():
         _agent.leave("stopped")
 

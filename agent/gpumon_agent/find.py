@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from .guard import Guard
 from .wrappers import is_wrapper
 
-_ENTRIES_MAX = 16
+_SIBLINGS_MAX = 4
 _LEVELS_MAX = 6
 _FORWARD_MISSING = Module.forward
 
@@ -75,7 +75,11 @@ class _Search:
             if child is not None and _owns(child, self.parameters)
         ]
         self.levels += 1
-        if not below or len(below) + len(self.entries) > _ENTRIES_MAX or self.levels > _LEVELS_MAX:
+        if not below or self.levels > _LEVELS_MAX:
+            return False
+        # several are models of their own (an actor and a critic) only if they are few and have parts; the layers that
+        # a method of the model's own calls one by one are not: that forward is better inferred than cut to pieces
+        if len(below) > 1 and (len(below) > _SIBLINGS_MAX or not all(module._modules for module in below)):
             return False
         self.frontier = [weakref.ref(module) for module in below]
         self.entries += self.frontier
@@ -98,9 +102,10 @@ class Finder:
         ]
         self._wrap(Optimizer, "__init__", guard.protect("find", self._optimizer_built))
         self._wrap(Module, "__setstate__", guard.protect("find", self._note))
-        self._verify = guard.protect("find", self._first_steps)
+        self._verify: Callable[..., object] = guard.protect("find", self._first_steps)
 
     def uninstall(self) -> None:
+        self._verify = lambda *_: None  # optimizers that wait for their first step call it once more
         for restore in self._restore:
             restore()
         self._restore.clear()

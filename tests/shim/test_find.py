@@ -152,6 +152,22 @@ def test_a_top_that_turns_out_never_to_be_called_is_searched_below_from_the_seco
     assert seen.called == ["Net", "Head"] * 2
 
 
+def test_the_layers_of_a_model_whose_own_method_trains_it_are_no_models(seen):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(4, 4)
+            self.blocks = nn.ModuleList(Net() for _ in range(3))
+
+        def forward(self, x):
+            raise AssertionError
+
+    model = Model()
+    train(model.blocks[0], torch.optim.SGD(model.parameters(), 0.1))
+    assert seen.called == []
+    assert names(seen) == ["Model"]
+
+
 def test_both_optimizers_of_a_gan_in_one_module_lead_to_it(seen):
     gan = nn.ModuleDict({"g": Net(), "d": Head()})
     torch.optim.Adam(gan["g"].parameters())

@@ -34,6 +34,27 @@ def test_a_process_that_only_imports_torch_stays_unwatched(commands):
     assert commands.watched(script).stdout == "unwatched []\n"
 
 
+def test_stop_ends_the_search_too(commands):
+    script = commands.script(
+        TRAINS
+        + """
+import gpumon_agent
+init = torch.optim.Optimizer.__init__
+gpumon_agent.stop()
+print(torch.optim.Optimizer.__init__ is init, train()[0])
+"""
+    )
+    assert commands.watched(script).stdout == "False unwatched\n"
+
+
+def test_a_run_that_takes_a_device_is_seen_before_it_has_a_model(commands, virtual_gpu):
+    script = commands.script("import torch\nprint(seen())\ntorch.cuda.init()\nprint(seen())")
+    done = commands.watched(
+        script, **virtual_gpu().environment, XDG_RUNTIME_DIR=commands.environment["XDG_RUNTIME_DIR"]
+    )
+    assert done.stdout == "unwatched\nwatched \n", done.stderr
+
+
 def test_every_rank_of_torchrun_is_reached_and_torchrun_itself_is_not(commands):
     script = commands.script(
         TRAINS

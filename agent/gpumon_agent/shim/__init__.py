@@ -16,15 +16,25 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ..agent import Agent
+    from ..find import Finder
     from ..probe.cpu import StorageTracker
 
 
 _trackers: list[StorageTracker] = []
+_finders: list[Finder] = []
 
 
 def begin() -> None:
     """Called once in a launched process, when `import torch` is complete. The agent itself wakes later, if at all."""
     Guard(lambda text: None).protect("shim", _begin)()
+
+
+def end() -> None:
+    """The search for a model is over, and so is the tracking: `gpumon_agent.stop()` was called."""
+    while _finders:
+        _finders.pop().uninstall()
+    while _trackers:
+        _trackers.pop().stop()
 
 
 def _begin() -> None:
@@ -37,14 +47,14 @@ def _begin() -> None:
 
         _trackers.append(StorageTracker())
         _trackers[0].start()  # now, not with the agent: what is made before it starts is not seen
-    find.install(_ToAgent())
+    _finders.append(find.install(_ToAgent()))
     if hasattr(cuda, "_lazy_call"):
         cuda._lazy_call(Guard(lambda text: None).protect("shim", _device_taken))
 
 
 def _device_taken() -> None:
     """CUDA has just been initialized: whoever looks for the process now finds it, long before it trains."""
-    if not _is_loader_worker():
+    if _finders and not _is_loader_worker():
         _agent()
 
 
