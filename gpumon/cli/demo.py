@@ -16,7 +16,7 @@ from typing import IO
 import click
 
 from gpumon.host import read_driver
-from gpumon.virtual_gpu.build import Unavailable, find_torch
+from gpumon.virtual_gpu.building import Unavailable, find_torch
 
 START_PATIENCE_S = 180.0
 """Importing torch from a cold disk takes its time."""

@@ -6,7 +6,7 @@ is the same from a shell. What it does and does not do is in README.md beside th
 
 from __future__ import annotations
 
-from gpumon.virtual_gpu.build import Unavailable, build
+from gpumon.virtual_gpu.building import Unavailable, build
 from gpumon.virtual_gpu.launch import environment, new_session, remove_session, set_faults
 from gpumon.virtual_gpu.profiles import PROFILES
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gpumon.virtual_gpu.build import Unavailable, build
+from gpumon.virtual_gpu.building import Unavailable, build
 from gpumon.virtual_gpu.launch import environment, set_faults
 from gpumon.virtual_gpu.profiles import PROFILES
 
@@ -68,15 +68,16 @@ def run(
 
 
 @main.command()
+@click.option("--python", default=sys.executable, help="The interpreter whose torch the session runs.")
 @click.argument("session")
 @click.argument("faults", nargs=-1, metavar="[NAME=WHAT]...")
-def fault(session: str, faults: tuple[str, ...]) -> None:
+def fault(session: str, faults: tuple[str, ...], python: str) -> None:
     """Let things go wrong in a running SESSION from now on; without any NAME=WHAT all is well again.
 
     lost0=1 takes device 0 off the bus; hide=bytes hides processes' bytes; nvmlDeviceGetMemoryInfo=hang and the like.
     """
     try:
-        set_faults(session, _faults(faults))
+        set_faults(session, _faults(faults), python)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     except Unavailable as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpumon.virtual_gpu import profiles
-from gpumon.virtual_gpu.build import Unavailable, build
+from gpumon.virtual_gpu.building import Unavailable, build
 from gpumon.virtual_gpu.sizes import parse
 
 MAX_DEVICES = 16

@@ -62,12 +62,19 @@ API int cudaMemcpy(void *to, const void *from, size_t size, int kind) {
   return checked_copy(to, from, size);
 }
 
+/* Work on the stream like a kernel; a copy to the host has waited for the device already. */
+static int queued_copy(void *to, const void *from, size_t size, void *stream) {
+  region ignored;
+  int status = checked_copy(to, from, size);
+  return !status && vgpu_is_device(to, &ignored) ? vgpu_launch(stream) : status;
+}
+
 API int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {
-  return checked_copy(to, from, size);
+  return queued_copy(to, from, size, stream);
 }
 
 API int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t size, void *stream) {
-  return checked_copy(to, from, size);
+  return queued_copy(to, from, size, stream);
 }
 
 API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
@@ -106,7 +113,8 @@ API int cudaMemset(void *to, int value, size_t size) {
 }
 
 API int cudaMemsetAsync(void *to, int value, size_t size, void *stream) {
-  return cudaMemset(to, value, size);
+  int status = cudaMemset(to, value, size);
+  return status ? status : vgpu_launch(stream);
 }
 
 API int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t size, size_t offset, int kind) {

@@ -8,8 +8,8 @@
 
 #define REMEMBERED 256
 #define MAX_PARAMETERS 16
-#define NEARBY_BYTES 4096 /* parameters lie together on the launching function's stack */
-#define LAST_PARAMETER_BYTES 512
+#define NEARBY_BYTES 2048         /* parameters lie together on the launching function's stack */
+#define LAST_PARAMETER_BYTES 1536 /* a reduction keeps its output pointer behind two offset calculators */
 
 typedef struct {
   uintptr_t start, end;

@@ -1,0 +1,167 @@
+"""Building and launching: once for each torch, safely from many processes, with one sentence where it cannot be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gpumon import virtual_gpu as vgpu
+from gpumon.virtual_gpu import building, sizes
+
+LAUNCHER = [sys.executable, "-m", "gpumon.virtual_gpu"]
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def torch_with_cuda(virtual_gpu) -> Path:
+    """A build of the torch under test; skips where there can be none."""
+    return building.build(virtual_gpu().python)
+
+
+def launch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*LAUNCHER, *arguments], env={**os.environ, **environment}, capture_output=True, text=True)
+
+
+def test_the_sources_compile_without_a_warning(torch_with_cuda):
+    assert not (torch_with_cuda / "warnings.txt").exists()
+    assert torch_with_cuda.stat().st_mode & 0o077 == 0
+
+
+def test_layouts_are_those_of_nvidias_headers(torch_with_cuda, virtual_gpu):
+    torch = building.find_torch(virtual_gpu().python)
+    found = list(torch.folder.parent.glob("nvidia/**/include/cuda_runtime_api.h"))
+    if not found:
+        pytest.skip("NVIDIA's headers come with the nvidia-* wheels, which are not installed")
+    include = found[0].parent
+    version = torch.cuda[0] * 1000 + torch.cuda[1] * 10
+    check = ["gcc", "-fsyntax-only", f"-DVGPU_CUDA_VERSION={version}", f"-I{include}", f"-I{building.SOURCES}"]
+    subprocess.run([*check, str(HERE / "check_abi.c")], check=True)
+
+
+def test_processes_that_build_at_once_end_with_one_build(torch_with_cuda, virtual_gpu, tmp_path):
+    python = virtual_gpu().python
+    with ThreadPoolExecutor(3) as pool:
+        runs = list(pool.map(lambda _: launch("build", "--python", python, XDG_CACHE_HOME=str(tmp_path)), range(3)))
+    assert len({run.stdout for run in runs}) == 1, runs
+    folders = list((tmp_path / "gpumon" / "virtual_gpu").iterdir())
+    assert [str(folder) + "\n" for folder in folders] == [runs[0].stdout]
+
+
+def test_a_missing_compiler_is_one_sentence(torch_with_cuda, tmp_path):
+    failed = launch("build", XDG_CACHE_HOME=str(tmp_path), CC="no-such-compiler")
+    assert failed.returncode == 1
+    assert failed.stderr == (
+        "Error: The virtual GPU is built on demand and needs a C compiler: no-such-compiler was not found.\n"
+    )
+
+
+def test_a_torch_without_cuda_is_one_sentence(tmp_path):
+    torch = tmp_path / "torch"
+    (torch / "lib").mkdir(parents=True)
+    (torch / "__init__.py").touch()
+    (torch / "version.py").write_text("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    failed = launch("run", "--python", str(python), "--", "true")
+    assert failed.returncode == 1
+    assert "needs a PyTorch built for CUDA, and torch 2.13.0+cpu" in failed.stderr
+    assert len(failed.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--profile", "abacus"], "'abacus' is not a device profile: choose from a100-80"),
+        (["--memory", "16 apples"], "'16 apples' is not a size"),
+        (["--devices", "99"], "99 devices: choose 0 to 16"),
+        (["--session", "a/b"], "'a/b' is not a session name"),
+        (["--nvml-fault", "power"], "'power' is not a fault"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence_and_exit_code_2(arguments, sentence):
+    failed = launch("run", *arguments, "--", "true")
+    assert failed.returncode == 2
+    assert sentence in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_sizes_are_read_in_binary_units():
+    assert [sizes.parse(size) for size in (7, "7", "2KiB", "1.5 GiB")] == [7, 7, 2048, 1536 * 2**20]
+    with pytest.raises(ValueError, match="is not a size"):
+        sizes.parse("16GB")
+
+
+def test_a_program_that_ends_while_a_thread_wants_python_is_not_aborted(torch_with_cuda, virtual_gpu, tmp_path):
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++ to make a noexcept frame")
+    source = tmp_path / "hold.cpp"
+    source.write_text(
+        '#include <unistd.h>\nextern "C" int PyGILState_Ensure(void);\n'
+        'extern "C" void wait_then_take() noexcept { usleep(300000); PyGILState_Ensure(); }\n'
+    )
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", str(tmp_path / "hold.so"), str(source)], check=True)
+
+    def end(library):
+        import ctypes
+        import threading
+        import time
+
+        class Slow:
+            def __del__(self):
+                self.sleep(0.8)
+
+        global slow
+        slow = Slow()
+        slow.sleep = time.sleep
+        threading.Thread(target=ctypes.CDLL(library).wait_then_take, daemon=True).start()
+
+    virtual_gpu().run(end, str(tmp_path / "hold.so"))
+
+
+def test_processes_that_start_at_once_share_one_table_and_a_fork_is_its_own_process(virtual_gpu):
+    def start():
+        import os
+
+        import torch
+
+        held = torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if torch.cuda._is_in_bad_fork() else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert torch.cuda.memory_reserved() == 100 << 20
+        del held
+
+    device = virtual_gpu(context="0")
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: device.run(start), range(2)))
+    ask = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0)).used)"
+    read = subprocess.run(
+        [sys.executable, "-c", ask], env=device.environment, capture_output=True, text=True, check=True
+    )
+    assert read.stdout == "0\n"
+
+
+def test_a_signal_reaches_the_program_itself(virtual_gpu):
+    device = virtual_gpu()
+    command = [*LAUNCHER, "run", "--python", device.python, "--session", device.session, "--", "sleep", "60"]
+    with subprocess.Popen(command) as program:
+        time.sleep(2)
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(30) == -signal.SIGTERM
+
+
+def test_a_session_ends_with_its_file():
+    environment = {"VGPU_SESSION": vgpu.new_session()}
+    vgpu.remove_session(environment["VGPU_SESSION"])
+    with pytest.raises(ValueError, match="is not a session name"):
+        vgpu.remove_session("../x")

@@ -1,0 +1,164 @@
+"""NVML as containers, split boards, unlike machines and failing drivers show it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gpumon import virtual_gpu as vgpu
+
+MIB = 2**20
+
+HOLD = """
+    import sys, torch
+    held = [torch.empty(300 << 20, dtype=torch.uint8, device=f"cuda:{i}") for i in range(torch.cuda.device_count())]
+    print(torch.cuda.get_device_properties(0).uuid, flush=True)
+    sys.stdin.readline()
+    try:
+        held[0].add_(1)
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        print(str(error).splitlines()[0])
+    """
+
+
+def ask(device, code: str, timeout: float = 30) -> object:
+    """What `code`, an expression over `n` (pynvml) and `d` (device 0), gives in a reader of its own."""
+    program = f"import json, pynvml as n; n.nvmlInit(); d = n.nvmlDeviceGetHandleByIndex(0); print(json.dumps({code}))"
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        env=device.environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=True,
+    )
+    return json.loads(answer.stdout)
+
+
+class Training:
+    """A process that holds 300 MiB on each device it sees, until told to go on."""
+
+    def __init__(self, device):
+        self.process = subprocess.Popen(
+            device.command(HOLD), env=device.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.uuid = self.process.stdout.readline().strip()
+
+    def __enter__(self):
+        return self
+
+    def go_on(self) -> str:
+        return self.process.communicate("\n", timeout=60)[0]
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+
+PROCESSES = "[(p.pid, p.usedGpuMemory) for p in n.nvmlDeviceGetComputeRunningProcesses(d)]"
+
+
+def test_a_container_can_hide_bytes_processes_or_pids(virtual_gpu):
+    device = virtual_gpu(context="100MiB")
+    with Training(device) as training:
+        pid = training.process.pid
+        assert ask(device, PROCESSES) == [[pid, 400 * MIB]]
+        vgpu.set_faults(device.session, {"hide": "bytes"}, device.python)
+        assert ask(device, PROCESSES) == [[pid, None]]
+        vgpu.set_faults(device.session, {"hide": "processes"}, device.python)
+        assert ask(device, PROCESSES) == []
+        vgpu.set_faults(device.session, {"hide": "pids"}, device.python)
+        [[other, held]] = ask(device, PROCESSES)
+        assert (other != pid, held) == (True, 400 * MIB)
+        assert ask(device, "n.nvmlDeviceGetMemoryInfo(d).used") == 400 * MIB
+
+
+def test_a_device_lost_in_mid_run_fails_for_cuda_and_nvml(virtual_gpu):
+    device = virtual_gpu()
+    with Training(device) as training:
+        command = [sys.executable, "-m", "gpumon.virtual_gpu", "fault", "--python", device.python, device.session]
+        subprocess.run([*command, "lost0=1"], check=True)
+        program = (
+            "import pynvml as n\nn.nvmlInit()\nd = n.nvmlDeviceGetHandleByIndex(0)\n"
+            "try: n.nvmlDeviceGetMemoryInfo(d)\nexcept n.NVMLError as error: print(error)"
+        )
+        read = subprocess.run([sys.executable, "-c", program], env=device.environment, capture_output=True, text=True)
+        assert read.stdout == "GPU is lost\n"
+        assert "unspecified launch failure" in training.go_on()
+
+
+def test_mig_instances_agree_between_cuda_and_nvml(virtual_gpu):
+    device = virtual_gpu(devices=2, profile="a100-40", mig="3g.20gb", context="100MiB")
+    half = 40339 * MIB // 2 // MIB * MIB
+    with Training(device) as training:  # CUDA shows one instance unless it is told which
+        instances = "[n.nvmlDeviceGetMigDeviceHandleByIndex(d, i) for i in range(2)]"
+        assert ask(device, "n.nvmlDeviceGetCount()") == 1
+        assert ask(device, "n.nvmlDeviceGetMigMode(d)") == [1, 1]
+        assert ask(device, f"[n.nvmlDeviceGetUUID(i) for i in {instances}]")[0] == f"MIG-{training.uuid}"
+        assert ask(device, f"[n.nvmlDeviceGetMemoryInfo(i).total for i in {instances}]") == [half, half]
+        assert ask(device, f"[n.nvmlDeviceGetMemoryInfo(i).used for i in {instances}]") == [400 * MIB, 0]
+        assert ask(device, "n.nvmlDeviceGetMemoryInfo(d).used") == 400 * MIB
+        assert ask(device, "n.nvmlDeviceGetMemoryInfo(d).total") == 40339 * MIB
+        assert ask(device, "[p.gpuInstanceId for p in n.nvmlDeviceGetComputeRunningProcesses(d)]") == [1]
+        names = ask(device, f"[n.nvmlDeviceGetName(i) for i in [d, *{instances}]]")
+        assert names == ["Virtual A100-40GB", *["Virtual A100-40GB MIG 3g.20gb"] * 2]
+
+
+def test_cuda_can_count_devices_in_another_order_than_nvml(virtual_gpu):
+    def count():
+        import torch
+
+        print([torch.cuda.get_device_name(i) for i in range(2)], torch.cuda.get_device_properties(0).uuid)
+
+    device = virtual_gpu(devices=2, profile=["t4", "a100-80"], cuda_order=[1, 0])
+    fastest_first = device.run(count).stdout
+    assert "'Virtual A100-80GB', 'Virtual T4'" in fastest_first
+    uuids = ask(device, "[n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(i)) for i in range(2)]")
+    assert uuids[1].removeprefix("GPU-") in fastest_first
+    by_bus = device.run(count, env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).stdout
+    assert "'Virtual T4', 'Virtual A100-80GB'" in by_bus
+
+
+def test_each_call_can_fail_hang_or_be_slow(virtual_gpu):
+    faults = {"nvmlDeviceGetPowerUsage": "na", "nvmlDeviceGetTemperature": 999, "nvmlDeviceGetMemoryInfo": "hang"}
+    device = virtual_gpu(nvml_faults={**faults, "nvmlDeviceGetName": "slow:300"})
+    program = """
+import pynvml as n, time
+n.nvmlInit()
+d = n.nvmlDeviceGetHandleByIndex(0)
+for call in (n.nvmlDeviceGetPowerUsage, lambda d: n.nvmlDeviceGetTemperature(d, 0)):
+    try:
+        print(call(d))
+    except n.NVMLError as error:
+        print(type(error).__name__)
+began = time.monotonic()
+n.nvmlDeviceGetName(d)
+print(time.monotonic() - began >= 0.3, flush=True)
+n.nvmlDeviceGetMemoryInfo(d, version=n.nvmlMemory_v2)
+"""
+    reader = subprocess.Popen(
+        [sys.executable, "-c", program], env=device.environment, stdout=subprocess.PIPE, text=True
+    )
+    with reader:
+        assert reader.stdout is not None
+        answers = [reader.stdout.readline().strip() for _ in range(3)]
+        assert answers == ["NVMLError_NotSupported", "NVMLError_Unknown", "True"]
+        time.sleep(0.5)
+        assert reader.poll() is None
+        reader.kill()
+
+
+def test_a_fault_that_makes_no_sense_is_one_sentence(virtual_gpu):
+    with pytest.raises(ValueError, match="is not a fault"):
+        vgpu.environment(nvml_faults={"nvmlDeviceGetName": "a b"})
+    with pytest.raises(ValueError, match="no session 'nobody' is known"):
+        vgpu.set_faults("nobody", {})
+    with pytest.raises(ValueError, match="has no MIG profile '9g'"):
+        vgpu.environment(profile="a100-40", mig="9g")
+    with pytest.raises(ValueError, match="cannot be split"):
+        vgpu.environment(profile="t4", mig="1g.2gb")

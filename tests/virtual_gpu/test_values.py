@@ -1,0 +1,99 @@
+"""What a program reads from the device: uploads come back, computed scalars are zero, unknown shapes are reported."""
+
+from __future__ import annotations
+
+
+def test_uploads_come_back_and_computed_scalars_are_zero(virtual_gpu):
+    def read():
+        import torch
+
+        for size in (1, 4, 1000, 10**6):
+            data = torch.arange(float(size))
+            assert torch.equal(data.cuda().cpu(), data)
+            assert torch.equal(data.cuda().clone().cpu(), data) or size > 10_000
+        one = torch.tensor(3.5).cuda()
+        assert one.item() == 3.5
+        recycled = torch.full((), 7.0).cuda() + one  # a kernel wrote here
+        assert recycled.item() == 0.0
+        assert torch.randn(8, 8, device="cuda").sum().item() == 0.0
+        assert not torch.isnan(torch.randn(8, device="cuda")).any()
+
+    virtual_gpu().run(read)
+
+
+def test_stale_bytes_can_be_asked_for(virtual_gpu):
+    def read():
+        import torch
+
+        one = torch.tensor(3.5).cuda()
+        one.add_(1)
+        print(one.item())
+
+    assert virtual_gpu(scalars="bytes").run(read).stdout == "3.5\n"
+
+
+def test_a_shape_that_depends_on_values_comes_out_empty_and_is_reported_once(virtual_gpu):
+    def choose():
+        import torch
+
+        values = torch.randn(8, 8, device="cuda")
+        for _ in range(2):
+            assert values[values > 0].shape == (0,)
+            assert torch.nonzero(values).shape == (0, 2)
+            assert torch.unique(values).shape == (0,)
+        assert values.sum().item() == 0.0  # asked for the value itself: nothing to report
+
+    lines = virtual_gpu().run(choose).stderr.splitlines()
+    said = [line for line in lines if line.startswith("[virtual GPU]")]
+    assert said == [
+        f"[virtual GPU] the shape of {name} depends on values, which are not computed: it came out empty"
+        for name in ("nonzero", "_unique2")
+    ]
+
+
+def test_ranks_over_gloo_agree_although_scalars_are_zero(virtual_gpu):
+    script = """
+        import os, sys
+        import torch
+        import torch.distributed as dist
+        import torch.multiprocessing as mp
+
+        def rank(index, folder):
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+            torch.cuda.set_device(index)
+            dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=index, world_size=2)
+            model = torch.nn.Linear(64, 64).cuda()
+            parallel = torch.nn.parallel.DistributedDataParallel(model, device_ids=[index])
+            optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+            for _ in range(2):
+                parallel(torch.randn(4, 64, device="cuda")).sum().backward()
+                optimizer.step()
+            mine = torch.tensor([float(index + 1)]).cuda()
+            dist.all_reduce(mine)
+            assert mine.item() == 3.0
+            dist.destroy_process_group()
+
+        if __name__ == "__main__":
+            mp.spawn(rank, (sys.argv[1],), 2)
+        """
+    device = virtual_gpu(devices=2)
+    device.run(script, device.folder)
+
+
+def test_one_process_is_a_rank_of_many_over_the_nccl_stand_in(virtual_gpu):
+    def train():
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        before = torch.cuda.mem_get_info()[0]
+        parallel = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda(), device_ids=[0])
+        parallel(torch.randn(4, 64, device="cuda")).sum().backward()
+        parts = [torch.zeros(1, device="cuda")]
+        dist.all_gather(parts, torch.tensor([5.0]).cuda())
+        assert parts[0].item() == 5.0
+        beside = before - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved()
+        print(beside // (100 << 20))
+        dist.destroy_process_group()
+
+    assert virtual_gpu(nccl_buffers="100MiB").run(train).stdout == "1\n"
