@@ -189,7 +189,7 @@ def refuses(path: Path) -> bool:
         probe.settimeout(0.1)
         try:
             probe.connect(os.fspath(path))
-        except ConnectionRefusedError:
+        except (ConnectionRefusedError, FileNotFoundError):
             return True
         except OSError:
             return False

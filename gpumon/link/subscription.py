@@ -114,7 +114,7 @@ class _Subscription:
         """One agent cannot be listened to: the end if it was the only one, a Notice beside others."""
         agent.close()
         agent.ended = True
-        if any(other.feed.synced or not other.ended for other in self._agents):
+        if any(other.feed.synced or not other.ended for other in self._agents if other is not agent):
             notice = wire.Notice(time.monotonic_ns(), f"pid {agent.descriptor.pid}: {error}")
             self.put(Received(agent.feed.source, time.time_ns(), notice))
         else:
@@ -222,7 +222,10 @@ class _Agent:
         packet = wire.decode_frame(raw)
         self._heard = time.monotonic()
         self._breaks = 0
-        for received in self.feed.take(packet, time.time_ns(), answer=self._channel.answers(raw)):
+        answer = self._channel.answers(raw)
+        if answer:
+            self._asked = self._heard  # it is on its way: patience begins anew
+        for received in self.feed.take(packet, time.time_ns(), answer=answer):
             self._owner.put(received)
             if isinstance(received.event, wire.Hello):
                 self._owner.know(received.event)
@@ -267,8 +270,11 @@ class _Agent:
             self._lost()
         elif self.feed.hello is None and now - self._began > self._patience_s():
             self._owner.fail(self, self._why_silent())
-        elif down:
-            self._reconnect(now)
+        elif down and now - self._connected >= _TICK_S:  # once a tick: what was just killed may still look alive
+            if self._has_left():
+                self._left(now)
+            else:
+                self._reconnect()
         elif self._channel.waits and now - self._asked > _ASK_AGAIN_S:
             if self._attempts < _ASKS_MAX or self.feed.hello is None:
                 self._ask(now)
@@ -291,26 +297,38 @@ class _Agent:
     def _vanished(self) -> bool:
         """The process is gone, or (where its pid cannot be seen) nobody holds the other end of its socket any more."""
         alive = discovery.alive(self.descriptor)
-        if alive is None:
-            path = Path(self.descriptor.endpoint.removeprefix("ipc://"))
-            return not path.exists() or discovery.refuses(path)
-        return not alive
+        return self._has_left() if alive is None else not alive
 
     def _lost(self) -> None:
+        text = f"process {self.descriptor.pid} is gone, and no last word of it reached this viewer"
+        self._say_goodbye("lost", text)
+
+    def _say_goodbye(self, reason: str, detail: str) -> None:
+        """In the agent's stead, with the place where it was last heard."""
         beat = self.feed.heartbeat
         goodbye = wire.Goodbye(
-            "lost",
-            beat.t_ns if beat else 0,
-            beat.step if beat else None,
-            beat.phase if beat else None,
-            f"process {self.descriptor.pid} is gone without a word: killed, out of memory, or crashed",
+            reason, beat.t_ns if beat else 0, beat.step if beat else None, beat.phase if beat else None, detail
         )
         self._owner.put(Received(self.feed.source, time.time_ns(), goodbye))
         self._end()
 
-    def _reconnect(self, now: float) -> None:
-        if now - self._connected < _TICK_S:
-            return  # once a tick: a process that was just killed may still look alive
+    def _has_left(self) -> bool:
+        """Nobody listens there any more, and the agent has not moved (a logout may take its directory away)."""
+        if not discovery.refuses(Path(self.descriptor.endpoint.removeprefix("ipc://"))):
+            return False
+        moved = next((d for d in discovery.discover() if d.nonce == self.feed.source), None)
+        if moved is None or moved.endpoint == self.descriptor.endpoint:
+            return True
+        self.descriptor = moved
+        return False
+
+    def _left(self, now: float) -> None:
+        """The process lives, its agent does not: it is just ending, or goes on without, its Goodbye not heard."""
+        if now - self._heard > _SILENT_S:
+            text = "the agent ended without a word that reached this viewer; the process goes on"
+            self._say_goodbye("stopped", text)
+
+    def _reconnect(self) -> None:
         self._breaks += 1
         if self._breaks > _BREAKS_MAX:
             self._owner.fail(

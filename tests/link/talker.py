@@ -75,6 +75,9 @@ class Talker:
         self.publisher.close(wire.Goodbye("finished", time.monotonic_ns(), self.step))
         return time.monotonic() - began
 
+    def mute(self) -> None:
+        self.publisher.close()
+
     def leave(self, count: int) -> float:
         self.emit(count)
         return self.goodbye()

@@ -225,8 +225,8 @@ asyncio.run(main())
     assert viewer.stdout.readline() == "ready\n"
     os.kill(viewer.pid, signal.SIGSTOP)
     before = agent.ask("memory")
-    for _ in range(10):
-        await asyncio.to_thread(agent.ask, "steps 10000")
+    for _ in range(50):
+        await asyncio.to_thread(agent.ask, "steps 2000")
     assert agent.ask("memory") - before < 32 * 1024 * 1024
     os.kill(viewer.pid, signal.SIGCONT)
     await asyncio.sleep(1.5)
@@ -245,6 +245,15 @@ async def test_the_last_words_arrive_though_much_was_said_just_before(start: Sta
     await asyncio.sleep(0.3)
     assert await asyncio.to_thread(agent.ask, "leave 4000") <= 0.25
     assert numbers(await watching) == list(range(16_000))
+
+
+async def test_an_agent_whose_last_word_was_not_heard_has_stopped_though_its_process_goes_on(start: Start) -> None:
+    agent = start()
+    watching = asyncio.create_task(collect(is_a(wire.Goodbye), link.resolve()))
+    await asyncio.sleep(0.3)
+    agent.ask("mute")
+    assert (await watching)[-1].event.reason == "stopped"
+    assert agent.process.poll() is None
 
 
 async def test_another_major_protocol_is_refused_with_its_sentence(start: Start) -> None:
