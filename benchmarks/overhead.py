@@ -1,0 +1,283 @@
+"""What the agent costs a training run: `python benchmarks/overhead.py [--write docs/overhead.md]`.
+
+On a machine without CUDA it runs itself on the virtual GPU: the host's work is the real one, kernels take no time.
+Methods, each within one process and one loop:
+
+boundary   Every boundary of a training loop is timed where its caches are as cold as training leaves them. One boundary
+           in two times the whole of it, the other a raw `torch._C._cuda_memoryStats` in its place (then does the work).
+step       Blocks of steps alternate between watched and unwatched, paired with their neighbours; the same number of
+           pairs has both halves unwatched (A/A): what that column shows is the machine's noise, not the agent.
+growth     Resident memory over many boundaries, with the publisher running and nobody watching.
+exit       From the script's last line to the end of the process, watched and unwatched in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+BLOCK = 40
+ROW = "| {:<44} | {:>12} | {:>12} | {:>12} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=400, help="steps of the boundary measurement (400)")
+    parser.add_argument("--pairs", type=int, default=20, help="pairs of blocks of the step measurement (20)")
+    parser.add_argument("--boundaries", type=int, default=1_000_000, help="boundaries of the growth measurement (10⁶)")
+    parser.add_argument("--step-ms", type=float, default=20.0, help="length of the step to measure the share of (20)")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table there, with this command")
+    parser.add_argument("--child", choices=["measure", "exit"], help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child == "measure":
+        return measure(args)
+    if args.child == "exit":
+        return train_and_leave()
+    from gpumon import virtual_gpu
+
+    where = "on a GPU"
+    environment = dict(os.environ)
+    import torch
+
+    if not torch.cuda.is_available():
+        where = "on the virtual GPU"
+        environment = virtual_gpu.environment()
+    try:
+        table = subprocess.run(
+            [sys.executable, __file__, "--child", "measure", *sys.argv[1:]],
+            env=environment,
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        ).stdout + exit_times(environment)
+    finally:
+        if "VGPU_SESSION" in environment:
+            virtual_gpu.remove_session(environment["VGPU_SESSION"])
+    command = " ".join(["python", "benchmarks/overhead.py", *sys.argv[1:]])
+    machine = f"Measured {where}, torch {torch.__version__}, {os.cpu_count()} CPUs"
+    text = f"# What the agent costs\n\n{machine}, by\n\n    {command}\n\n"
+    print(text + table)
+    if args.write:
+        args.write.write_text(text + table)
+
+
+# ---------------------------------------------------------------------------------------------------------- training
+
+
+class Training:
+    """A loop of linear layers whose step takes about `step_ms` of the host's time."""
+
+    def __init__(self, step_ms: float) -> None:
+        import torch
+
+        self.torch = torch
+        layers = 4
+        while True:
+            self._build(layers)
+            self.run(20)
+            took = 1000 * self.run(20) / 20
+            if took > 0.7 * step_ms or layers > 2000:
+                break
+            layers = int(layers * min(4.0, max(1.2, step_ms / took)))
+        self.layers = layers
+
+    def _build(self, layers: int) -> None:
+        torch = self.torch
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(layers))).cuda()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=True)
+        self.batch = torch.ones(32, 64, device="cuda")
+
+    def run(self, steps: int) -> float:
+        """Seconds."""
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.model(self.batch).sum().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return time.perf_counter() - began
+
+
+def measure(args: argparse.Namespace) -> None:
+    training = Training(args.step_ms)
+    print(ROW.format(f"step: {training.layers} layers, 4 boundaries", "p50", "p90", "p99"))
+    print(ROW.format("-" * 44, *["-" * 11 + ":"] * 3))
+    for row in boundary(training, args.steps):
+        print(row)
+    print()
+    print(ROW.format(f"{args.pairs} pairs of {BLOCK} steps", "median", "p25", "p75"))
+    print(ROW.format("-" * 44, *["-" * 11 + ":"] * 3))
+    for row in share(training, args.pairs):
+        print(row)
+    print()
+    print(ROW.format("resident memory, MiB", "before", "after", "growth"))
+    print(ROW.format("-" * 44, *["-" * 11 + ":"] * 3))
+    for row in growth(args.boundaries):
+        print(row)
+    print()
+
+
+def boundary(training: Training, steps: int) -> Iterator[str]:
+    """Whole boundaries and raw reads, in turns, in the same loop."""
+    os.environ["GPUMON_GOVERNOR"] = "off"
+    from gpumon_agent import agent as agents
+
+    agent = agents.running("overhead")
+    agent.adopt(training.model, training.optimizer)
+    agent.governor.ledger = False
+    raw_read = agent._probes["cuda"]._peaks.read  # type: ignore[attr-defined]
+    whole: list[int] = []
+    raw: list[int] = []
+    close = agent.phases._close
+    clock = time.perf_counter_ns
+    turn = [0]
+
+    def timed(*args: Any) -> None:
+        turn[0] += 1
+        if turn[0] % 2:
+            began = clock()
+            close(*args)
+            whole.append(clock() - began)
+        else:
+            began = clock()
+            raw_read(0)
+            raw.append(clock() - began)
+            close(*args)
+
+    training.run(20)
+    agent.phases._close = timed  # type: ignore[method-assign]
+    for _ in range(steps):  # an odd number of boundaries between steps, so that each kind is timed both ways
+        training.run(1)
+        turn[0] += 1 if turn[0] % 8 == 0 else 0
+    agent.phases._close = close  # type: ignore[method-assign]
+    agents.stop()
+    yield _row("one raw read of the allocator, µs", raw)
+    yield _row("a boundary, raw read included, µs", whole)
+    own = median(whole) - median(raw)
+    yield ROW.format("the agent's own work, µs", f"{own / 1e3:.1f}", "", "")
+    yield ROW.format("a boundary / a raw read", f"{median(whole) / median(raw):.2f}", "", "")
+
+
+def share(training: Training, pairs: int) -> Iterator[str]:
+    """Relative difference of neighbouring blocks: unwatched/unwatched and unwatched/watched."""
+    os.environ.pop("GPUMON_GOVERNOR", None)
+    from gpumon_agent import agent as agents
+
+    def block(watched: bool) -> tuple[float, float]:
+        """Wall seconds and the training thread's CPU seconds of a step."""
+        if watched:
+            agents.watch(training.model, training.optimizer, name="overhead")
+        training.run(60 if watched else 10)  # past the governor's first decisions
+        cpu = time.thread_time()
+        wall = training.run(BLOCK)
+        cpu = time.thread_time() - cpu
+        if watched:
+            agents.stop()
+        return wall / BLOCK, cpu / BLOCK
+
+    def pair(compare: bool, watched_first: bool) -> list[tuple[float, float]]:
+        if compare and watched_first:
+            b = block(True)
+            return [block(False), b]
+        return [block(False), block(compare)]
+
+    measured = [(pair(False, False), pair(True, bool(turn % 2))) for turn in range(pairs)]
+    for clock, name in enumerate(("wall", "CPU of the thread")):
+        for column, kind in enumerate(("A/A unwatched, unwatched", "A/B unwatched, watched")):
+            values = [100 * (b[clock] / a[clock] - 1) for a, b in (both[column] for both in measured)]
+            low, _, high = quantiles(values, n=4)
+            yield ROW.format(f"{kind}: {name}, %", *(f"{value:+.2f}" for value in (median(values), low, high)))
+    step = median(a[0] for both in measured for a, _ in both)
+    yield ROW.format("the step, unwatched, ms", f"{1000 * step:.1f}", "", "")
+
+
+def growth(boundaries: int) -> Iterator[str]:
+    """Boundaries one after another, as fast as they come, until queue and history have been full for long."""
+    os.environ["GPUMON_GOVERNOR"] = "off"
+    import torch
+
+    from gpumon_agent import agent as agents
+    from gpumon_agent.probe.cpu import resident_bytes
+
+    model = torch.nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    agent = agents.running("overhead")
+    agent.adopt(model, optimizer)
+    agent.governor.ledger = False
+    phases = agent.phases
+
+    def steps(count: int) -> int:
+        for _ in range(count):
+            phases.forward_begins(1, evaluates=False, inputs=lambda: (8, [(2, 4)]))
+            phases.forward_ends(1, gradients=True, aborted=False)
+            phases.engine_begins()
+            phases.engine_ends(aborted=False)
+            phases.optimizer_begins(optimizer)
+            phases.optimizer_ends(optimizer, in_engine=False)
+        time.sleep(0.2)
+        return resident_bytes() or 0
+
+    before = steps(boundaries // 40)
+    after = steps(boundaries // 4)
+    dropped = agent.recorder.dropped
+    agents.stop()
+    mib = [f"{value / 2**20:.1f}" for value in (before, after, after - before)]
+    yield ROW.format(f"{boundaries:,} boundaries ({dropped} events dropped)", *mib)
+
+
+# --------------------------------------------------------------------------------------------------------------- exit
+
+
+def exit_times(environment: dict[str, str]) -> str:
+    times: dict[str, list[int]] = {"": [], "1": []}
+    for turn in range(10):
+        watched = "1" if turn % 2 else ""
+        script = subprocess.Popen(
+            [sys.executable, __file__, "--child", "exit"],
+            env={**environment, "WATCHED": watched},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert script.stdout is not None
+        left = int(script.stdout.readline())
+        script.wait()
+        times[watched].append(time.monotonic_ns() - left)
+    rows = [
+        ROW.format("from the last line to the end, ms", "median", "min", "max"),
+        ROW.format("-" * 44, *["-" * 11 + ":"] * 3),
+    ]
+    for name, watched in (("unwatched", ""), ("watched", "1")):
+        values = times[watched]
+        rows.append(ROW.format(name, *(f"{v / 1e6:.0f}" for v in (median(values), min(values), max(values)))))
+    return "\n".join(rows) + "\n"
+
+
+def train_and_leave() -> None:
+    import torch
+
+    model = torch.nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if os.environ["WATCHED"]:
+        import gpumon_agent
+
+        gpumon_agent.watch(model, optimizer)
+    for _ in range(5):
+        model(torch.ones(2, 8, device="cuda")).sum().backward()
+        optimizer.step()
+    time.sleep(0.3)
+    print(time.monotonic_ns(), flush=True)
+
+
+def _row(name: str, values: list[int]) -> str:
+    cuts = quantiles(values, n=100)
+    return ROW.format(name, *(f"{cuts[p - 1] / 1e3:.1f}" for p in (50, 90, 99)))
+
+
+if __name__ == "__main__":
+    main()

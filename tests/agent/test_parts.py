@@ -1,0 +1,140 @@
+"""The small parts: the guard, the queue, the governor, the last words."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpumon_agent import wire
+from gpumon_agent.governor import Governor
+from gpumon_agent.guard import FAILURES_MAX, Guard
+from gpumon_agent.recorder import Recorder
+
+
+def notice(text: str = "") -> wire.Notice:
+    return wire.Notice(0, text)
+
+
+def test_a_failing_part_is_told_once_and_switched_off(capfd: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    calls: list[int] = []
+
+    def fails() -> int:
+        calls.append(1)
+        raise ValueError("two\nlines")
+
+    guarded = Guard(told.append).protect("hook", fails)
+    assert [guarded() for _ in range(20)] == [None] * 20
+    assert len(calls) == FAILURES_MAX
+    assert capfd.readouterr().err == "gpumon: hook: ValueError: two lines (training is not affected)\n"
+    assert len(told) == 2
+    assert "switched off" in told[1]
+
+
+def test_what_the_user_raises_passes_the_guard() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Guard(lambda text: None).protect("hook", interrupted)()
+
+
+def test_an_exception_that_cannot_be_told_is_still_caught(capfd: pytest.CaptureFixture[str]) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    def fails() -> None:
+        raise Mute
+
+    assert Guard(lambda text: None).protect("hook", fails)() is None
+    assert "Mute" in capfd.readouterr().err
+
+
+def test_a_full_queue_drops_the_oldest_and_the_gap_shows() -> None:
+    recorder = Recorder(limit=3)
+    for text in "abcde":
+        recorder.append(notice(text))
+    assert [(seq, event.text) for seq, event in recorder.drain()] == [(2, "c"), (3, "d"), (4, "e")]
+    assert (recorder.dropped, recorder.last_seq) == (2, 4)
+    assert recorder.drain() == []
+
+
+def test_the_queue_is_inert_in_a_forked_child() -> None:
+    recorder = Recorder()
+    pid = os.fork()
+    if pid == 0:
+        recorder.append(notice())
+        os._exit(len(recorder.drain()))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def run(governor: Governor, steps: int, *, step_ms: float, boundary_us: float, ledger_us: float) -> tuple[float, str]:
+    """The mean cost of a step in µs, and what was said, where costs are as given."""
+    spent, said = 0.0, []
+    for _ in range(steps):
+        if governor.reads:
+            governor.boundary_ns = int(boundary_us * 1000)
+        if governor.ledger:
+            governor.ledger_ns = int(ledger_us * 1000)
+        spent += governor.boundary_ns + governor.ledger_ns
+        said.append(governor.step_closed(int(step_ms * 1e6)))
+    return spent / steps / 1000, " ".join(filter(None, said))
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "boundary_us", "ledger_us"),
+    [(20, 120, 800), (100, 150, 9000), (5, 80, 400), (2, 130, 500), (1000, 150, 50)],
+)
+def test_the_governor_keeps_the_mean_within_the_budget(step_ms: float, boundary_us: float, ledger_us: float) -> None:
+    governor = Governor()
+    run(governor, 200, step_ms=step_ms, boundary_us=boundary_us, ledger_us=ledger_us)
+    mean, _ = run(governor, 2000, step_ms=step_ms, boundary_us=boundary_us, ledger_us=ledger_us)
+    assert mean <= max(step_ms * 10, 100)
+    assert (governor.read_every > 1) == (boundary_us > max(step_ms * 10, 100))
+
+
+def test_the_governor_says_what_it_changes_and_comes_back() -> None:
+    governor = Governor()
+    _, said = run(governor, 100, step_ms=20, boundary_us=120, ledger_us=800)
+    assert "the ledger is read every 10 steps" in said
+    _, said = run(governor, 1000, step_ms=1000, boundary_us=120, ledger_us=800)
+    assert governor.sample_every == 1
+
+
+def test_a_governor_that_is_off_samples_every_step() -> None:
+    governor = Governor(off=True)
+    run(governor, 300, step_ms=1, boundary_us=5000, ledger_us=5000)
+    assert governor.reads
+    assert governor.ledger
+
+
+@pytest.mark.parametrize(
+    ("ending", "reason", "detail"),
+    [
+        ("pass", "finished", ""),
+        ("raise ValueError('mine')", "exception", "ValueError: mine"),
+        ("raise KeyboardInterrupt", "signal", "SIGINT"),
+        ("gpumon_agent.stop()", "stopped", ""),
+    ],
+)
+def test_the_last_words_name_the_reason(tmp_path: Path, ending: str, reason: str, detail: str) -> None:
+    script = f"""
+import atexit, gpumon_agent, torch
+from gpumon_agent import agent
+def tell():
+    *_, (_, event) = watched.recorder.drain()
+    print(event.reason, event.phase, event.detail, sep="|")
+atexit.register(tell)
+watched = agent._agent = agent.Agent(publish=False)
+model = torch.nn.Linear(4, 4)
+watched.adopt(model)
+model(torch.ones(2, 4))
+{ending}
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == f"{reason}|backward|{detail}\n"
