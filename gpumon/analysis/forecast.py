@@ -107,7 +107,7 @@ class Forecaster:
             self._forget()  # before the first optimizer step there is no optimizer state: another regime
         self._remember(step)
         self._since_change += 1
-        if self._seen % REFIT_EVERY == 0 or len(self._window) < 2 * REFIT_EVERY:
+        if self._seen % REFIT_EVERY == 0 or len(self._window) <= 2 * REFIT_EVERY:
             self._refit()
         self._predicted = self._predict(gradient_bytes)
         self._band = self._interval(self._predicted.peak)

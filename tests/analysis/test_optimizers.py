@@ -84,7 +84,9 @@ def test_state_and_temporaries_are_the_allocator_s(
         stated, needed = state_bytes(optimizer), temporary_bytes(optimizer, tensor)
         assert stated is not None
         assert needed is not None
-        slack = 1.5 * tensor if kind == "Rprop" and foreach else 0.01 * tensor + 1024 * TENSORS
+        masks = kind == "Rprop" and foreach
+        by_value = kind == "ASGD" and not foreach  # one more once it averages, and values mean nothing on this device
+        slack = 1.5 * tensor if masks or by_value else 0.01 * tensor + 1024 * TENSORS
         if abs(stated - state) > 3 * 512 * TENSORS or abs(needed - brief) > slack:
             wrong.append(f"{kind} {settings}: state {stated} for {state}, temporaries {needed} for {brief}")
     assert not wrong

@@ -10,6 +10,7 @@ Cost. O(1).
 
 Known limitations. Steps kept as tensors on the device (`capturable`, `fused`, ASGD) take 512 B a tensor and are left
 out, as the number of tensors is not described. Rprop's masks add 1.25 of the largest tensor to a foreach step.
+ASGD's loop needs one tensor more once it averages.
 Adafactor's state (rows and columns) depends on shapes and is taken as measured. LBFGS evaluates a closure: its
 temporaries are not stated. Sparse gradients are outside.
 """
