@@ -15,19 +15,11 @@ from gpumon_agent.endpoint import Descriptor
 from gpumon_agent.wire import Received
 
 from . import discovery
-from .channel import Channel
-from .errors import ForeignUser, LinkError, NotAnswering, NotGpumon, OtherProtocol
-from .feed import Feed
+from .connection import TICK_S, Connection
+from .errors import LinkError
 
 ANSWER_S = 3.0  # how long an agent may take for its first word
-_TICK_S = 0.25
 _LOOK_S = 0.5  # between two looks for new ranks or a restarted job
-_SILENT_S = 3.0  # three heartbeats
-_ASK_AGAIN_S = 2.0
-_ASKS_MAX = 3
-_FRAMES_A_TURN = 16  # then the event loop gets its turn: a snapshot must not freeze the screen
-_BACKLOG_MAX = 50_000  # messages nobody took yet; beyond it this viewer stops reading, and ZeroMQ drops for it
-_BREAKS_MAX = 5
 
 
 async def subscribe(
@@ -74,7 +66,7 @@ class _Subscription:
         self._files: frozenset[Path] = frozenset()
         self._over = False
         self._seen = {d.nonce for d in descriptors} | {d.nonce for d in discovery.discover() if d.key not in self._keys}
-        self._agents = [_Agent(self, d) for d in descriptors]
+        self._agents = [Connection(self, d) for d in descriptors]
 
     @property
     def finished(self) -> bool:
@@ -82,13 +74,13 @@ class _Subscription:
 
     async def wait(self) -> None:
         """Until there is something to yield, or a tick has passed."""
-        timer = self.loop.call_later(_TICK_S, self._something.set)  # wait_for would make a task each time
+        timer = self.loop.call_later(TICK_S, self._something.set)  # wait_for would make a task each time
         await self._something.wait()
         timer.cancel()
         self._something.clear()
         now = time.monotonic()
         if now >= self._next_tick:
-            self._next_tick = now + _TICK_S
+            self._next_tick = now + TICK_S
             self._tick(now)
 
     def put(self, received: Received) -> None:
@@ -110,7 +102,7 @@ class _Subscription:
             agent.close()
         self.context.term()  # every socket is closed without linger: nothing to wait for
 
-    def fail(self, agent: _Agent, error: LinkError) -> None:
+    def fail(self, agent: Connection, error: LinkError) -> None:
         """One agent cannot be listened to: the end if it was the only one, a Notice beside others."""
         agent.close()
         agent.ended = True
@@ -142,210 +134,6 @@ class _Subscription:
             if same_job or (self._follow and over and descriptor.name in self._names):
                 self._seen.add(descriptor.nonce)
                 self._keys.add(descriptor.key)
-                self._agents.append(_Agent(self, descriptor))
+                self._agents.append(Connection(self, descriptor))
         if over and self._follow:
             self._agents = [agent for agent in self._agents if not agent.ended]
-
-
-class _Agent:
-    """The connection to one agent, from the first attempt to its Goodbye."""
-
-    def __init__(self, owner: _Subscription, descriptor: Descriptor) -> None:
-        self.descriptor = descriptor
-        self.feed = Feed(descriptor.nonce)
-        self.ended = False
-        self._owner = owner
-        self._began = self._heard = time.monotonic()
-        self._asked = self._connected = 0.0
-        self._attempts = 0
-        self._breaks = 0  # connections that broke without a word on them
-        self._channel: Channel | None = None
-        self._connect()
-
-    def close(self) -> None:
-        if self._channel is not None:
-            self._owner.loop.remove_reader(self._channel.socket.fileno())
-            self._owner.loop.remove_reader(self._channel.monitor.fileno())
-            self._channel.close()
-            self._channel = None
-
-    def _connect(self) -> None:
-        self._connected = time.monotonic()
-        self._channel = channel = Channel(self._owner.context, self.descriptor.endpoint)
-        channel.subscribe_live()
-        self._ask(self._connected)
-        self._owner.loop.add_reader(channel.socket.fileno(), self._read)
-        self._owner.loop.add_reader(channel.monitor.fileno(), self._watch)
-        self._owner.loop.call_soon(self._watch)  # a first look, without which ZeroMQ signals nothing
-
-    def _ask(self, now: float) -> None:
-        assert self._channel is not None
-        self._asked = now
-        self._attempts += 1
-        self._channel.ask(wire.SNAPSHOT)
-        self.feed.asked()
-        self._owner.loop.call_soon(self._read)
-
-    def _read(self) -> None:
-        """Takes frames until there are none.
-
-        ZeroMQ's file descriptor tells of changes since the last call on the socket, whichever call that was. So after
-        each call, and when stopping early, the socket is read again without being told.
-        """
-        if self.ended or self._channel is None:
-            return
-        if len(self._owner.out) > _BACKLOG_MAX:
-            self._owner.loop.remove_reader(self._channel.socket.fileno())
-            self._owner.loop.call_later(_TICK_S, self._resume)
-            return
-        for _ in range(_FRAMES_A_TURN):
-            raw = self._channel.receive()
-            if raw is None:
-                return
-            try:
-                self._take(raw)
-            except wire.ProtocolMismatch as error:
-                self._owner.fail(self, OtherProtocol(*str(error).split(": ", 1)))
-            except wire.WireError as error:
-                self._owner.fail(self, NotGpumon(f"{self.descriptor.endpoint}: {error}", "attach to another endpoint"))
-            if self.ended:
-                return
-        self._owner.loop.call_soon(self._read)
-
-    def _resume(self) -> None:
-        if self._channel is not None:
-            self._owner.loop.add_reader(self._channel.socket.fileno(), self._read)
-            self._read()
-
-    def _take(self, raw: bytes) -> None:
-        assert self._channel is not None
-        packet = wire.decode_frame(raw)
-        self._heard = time.monotonic()
-        self._breaks = 0
-        answer = self._channel.answers(raw)
-        if answer:
-            self._asked = self._heard  # it is on its way: patience begins anew
-        for received in self.feed.take(packet, time.time_ns(), answer=answer):
-            self._owner.put(received)
-            if isinstance(received.event, wire.Hello):
-                self._owner.know(received.event)
-            elif isinstance(received.event, wire.Synced):
-                self._channel.withdraw()
-                self._attempts = 0
-            elif isinstance(received.event, wire.Goodbye):
-                self._end()
-                return
-        if self.feed.wants_snapshot:
-            self._ask(self._heard)
-
-    def _watch(self) -> None:
-        if self._channel is not None:
-            self._channel.watch()
-            if self._channel.down:
-                self._owner.wake()
-
-    def _end(self) -> None:
-        self.ended = True
-        self.close()
-        self._owner.wake()
-
-    # ---------------------------------------------------------------------------------------- what silence may mean
-
-    def tick(self, now: float) -> None:
-        if self._channel is None:
-            return
-        self._read()  # what came before the connection ended is heard first
-        if self.ended or self._channel is None:
-            return
-        down = self._channel.down
-        if self._channel.refused:
-            self._owner.fail(
-                self,
-                ForeignUser(
-                    f"the agent at {self.descriptor.endpoint} refused this user",
-                    "gpumon attaches only to your own processes",
-                ),
-            )
-        elif (down or now - self._heard > _SILENT_S) and self._vanished():
-            self._lost()
-        elif self.feed.hello is None and now - self._began > self._patience_s():
-            self._owner.fail(self, self._why_silent())
-        elif down and now - self._connected >= _TICK_S:  # once a tick: what was just killed may still look alive
-            if self._has_left():
-                self._left(now)
-            else:
-                self._reconnect()
-        elif self._channel.waits and now - self._asked > _ASK_AGAIN_S:
-            if self._attempts < _ASKS_MAX or self.feed.hello is None:
-                self._ask(now)
-            else:
-                self._go_on()
-
-    def _patience_s(self) -> float:
-        """A live process with a descriptor is an agent for certain: it may be busy starting CUDA, lock held."""
-        known = self.descriptor.pid > 0 and not discovery.stopped(self.descriptor.pid)
-        return self._owner.answer_s * (3 if known else 1)
-
-    def _go_on(self) -> None:
-        """A snapshot's end was lost, three times over: what is live goes on without it."""
-        assert self._channel is not None
-        self._channel.withdraw()
-        self._owner.loop.call_soon(self._read)
-        for received in self.feed.go_on(time.time_ns()):
-            self._owner.put(received)
-
-    def _vanished(self) -> bool:
-        """The process is gone, or (where its pid cannot be seen) nobody holds the other end of its socket any more."""
-        alive = discovery.alive(self.descriptor)
-        return self._has_left() if alive is None else not alive
-
-    def _lost(self) -> None:
-        text = f"process {self.descriptor.pid} is gone, and no last word of it reached this viewer"
-        self._say_goodbye("lost", text)
-
-    def _say_goodbye(self, reason: str, detail: str) -> None:
-        """In the agent's stead, with the place where it was last heard."""
-        beat = self.feed.heartbeat
-        goodbye = wire.Goodbye(
-            reason, beat.t_ns if beat else 0, beat.step if beat else None, beat.phase if beat else None, detail
-        )
-        self._owner.put(Received(self.feed.source, time.time_ns(), goodbye))
-        self._end()
-
-    def _has_left(self) -> bool:
-        """Nobody listens there any more, and the agent has not moved (a logout may take its directory away)."""
-        if not discovery.refuses(Path(self.descriptor.endpoint.removeprefix("ipc://"))):
-            return False
-        moved = next((d for d in discovery.discover() if d.nonce == self.feed.source), None)
-        if moved is None or moved.endpoint == self.descriptor.endpoint:
-            return True
-        self.descriptor = moved
-        return False
-
-    def _left(self, now: float) -> None:
-        """The process lives, its agent does not: it is just ending, or goes on without, its Goodbye not heard."""
-        if now - self._heard > _SILENT_S:
-            text = "the agent ended without a word that reached this viewer; the process goes on"
-            self._say_goodbye("stopped", text)
-
-    def _reconnect(self) -> None:
-        self._breaks += 1
-        if self._breaks > _BREAKS_MAX:
-            self._owner.fail(
-                self,
-                NotGpumon(
-                    f"the connection to {self.descriptor.endpoint} breaks again and again",
-                    "it may send what gpumon's protocol does not allow; restart that job with this version's agent",
-                ),
-            )
-            return
-        self.close()
-        self._connect()
-
-    def _why_silent(self) -> LinkError:
-        where = f"process {self.descriptor.pid}" if self.descriptor.pid > 0 else self.descriptor.endpoint
-        if self.descriptor.pid > 0:
-            if discovery.stopped(self.descriptor.pid):
-                return NotAnswering(f"{where} is stopped", f"continue it with `kill -CONT {self.descriptor.pid}`")
-            return NotAnswering(f"{where} does not answer", "it may be busy in one long call: try again in a moment")
-        return NotGpumon(f"what listens at {where} is no gpumon agent", "`gpumon ls` lists the jobs to attach to")
