@@ -3,7 +3,6 @@
 import torch
 from _mlp import batch, perceptron
 from _report import Report, arguments
-from torch.nn import functional as F
 
 
 def main() -> None:
@@ -21,7 +20,7 @@ def main() -> None:
         report("between")
         outputs = model(inputs)
         report("forward")
-        loss = F.mse_loss(outputs, targets)
+        loss = (outputs - targets).square().mean()
         loss.backward()
         report("backward")
         optimizer.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from scenarios._document import PAGE, page
 from scenarios.catalogue import FOLDER, SCENARIOS
 
 
@@ -19,3 +20,7 @@ def test_every_script_is_in_the_catalogue():
 
 def test_names_are_unique():
     assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS)
+
+
+def test_the_page_of_scenarios_is_what_the_catalogue_says():
+    assert PAGE.read_text() == page(), "run python tests/scenarios/_document.py"

@@ -1,0 +1,157 @@
+"""Runs the scenarios on a physical GPU and on a virtual one of its capacity, compares every figure, writes the page.
+
+`python tests/fidelity/compare.py` writes docs/virtual-gpu-fidelity.md from tests/fidelity/measured.json. `pytest -m gpu`
+measures, on a machine with a GPU, then writes both. A scenario nobody measured says so.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from scenarios.catalogue import SCENARIOS, Scenario
+
+PAGE = Path(__file__).parents[2] / "docs" / "virtual-gpu-fidelity.md"
+MEASURED = Path(__file__).with_name("measured.json")
+TIMEOUT_S = 300
+PROFILES = {"9.0": "h200", "8.9": "l4", "8.0": "a100-80", "7.5": "t4", "7.0": "v100-16"}
+"""Compute capability → the virtual device that behaves like it; cuBLAS's workspace depends on it."""
+HEAD = """# The virtual GPU beside a physical one
+
+Each scenario of [scenarios.md](scenarios.md), run by the same torch on both, on devices of the same capacity.
+Compared are the allocator's figures at the end of each phase (allocated and reserved with their peaks, active, inactive
+split, requested, blocks, segments, retries): "figures" counts them, "differ" those not the same to the byte, and the
+last column shows the largest difference. What was never run on a physical GPU says "not yet measured".
+
+This page is written by `tests/fidelity/compare.py`; `pytest -m gpu` fills it in on a machine with a GPU.
+"""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One figure that is not the same on both."""
+
+    where: str
+    physical: int | None
+    virtual: int | None
+
+    @property
+    def size(self) -> int:
+        return abs((self.physical or 0) - (self.virtual or 0))
+
+    def __str__(self) -> str:
+        return f"{self.where}: physical {self.physical}, virtual {self.virtual}"
+
+
+def measure(scenario: Scenario, environment: dict[str, str]) -> dict[str, int]:
+    """Every figure that the scenario reports, by where it stands. Raises AssertionError if it ends wrongly."""
+    completed = subprocess.run(
+        scenario.command("--report", *scenario.capacity),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert (completed.returncode != 0) == bool(scenario.fails), completed.stdout + completed.stderr
+    assert scenario.fails in completed.stderr, completed.stderr
+    lines = [json.loads(line) for line in completed.stdout.splitlines() if line.startswith('{"')]
+    return dict(figures(lines))
+
+
+def figures(lines: list[dict[str, Any]]) -> Iterator[tuple[str, int]]:
+    """Where a figure stands, such as `rank 0, step 3, backward 0, allocated`, and its value.
+
+    With several ranks, lines of one step come in any order: what two ranks report alike is told apart by its count.
+    """
+    seen: dict[int, int] = {}
+    for line in lines:
+        if "phases" not in line or "open" in line:
+            continue
+        turn = seen[line["step"]] = seen.get(line["step"], -1) + 1
+        indices: dict[str, int] = {}
+        for entry in line["phases"]:
+            index = indices[entry["phase"]] = indices.get(entry["phase"], -1) + 1
+            for name, value in entry.items():
+                if name != "phase":
+                    yield f"rank {turn}, step {line['step']}, {entry['phase']} {index}, {name}", value
+
+
+def compare(physical: dict[str, int], virtual: dict[str, int]) -> list[Difference]:
+    """What is not the same, the largest first; a figure that only one has differs."""
+    places = [*physical, *(place for place in virtual if place not in physical)]
+    differing = [
+        Difference(place, physical.get(place), virtual.get(place))
+        for place in places
+        if physical.get(place) != virtual.get(place)
+    ]
+    return sorted(differing, key=lambda difference: -difference.size)
+
+
+def virtual_environment(device: dict[str, Any], devices: int) -> dict[str, str]:
+    """Virtual devices like the physical one. Raises gpumon.virtual_gpu.Unavailable."""
+    from gpumon import virtual_gpu
+
+    return virtual_gpu.environment(
+        devices=devices, profile=PROFILES[device["capability"]], memory=f"{device['total'] // 2**20}MiB"
+    )
+
+
+def physical_device() -> dict[str, Any] | None:
+    """What the first physical GPU is, read in a process of its own; None where there is none."""
+    script = """
+import json, torch
+if torch.cuda.is_available():
+    import pynvml
+    pynvml.nvmlInit()
+    properties = torch.cuda.get_device_properties(0)
+    print(json.dumps({"name": properties.name, "total": properties.total_memory, "count": torch.cuda.device_count(),
+        "capability": f"{properties.major}.{properties.minor}", "torch": torch.__version__,
+        "driver": pynvml.nvmlSystemGetDriverVersion()}))
+"""
+    completed = subprocess.run(
+        [sys.executable, "-c", script],
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    device: dict[str, Any] | None = json.loads(completed.stdout) if completed.stdout.strip() else None
+    return device
+
+
+def row(scenario: Scenario, measured: dict[str, Any]) -> str:
+    result = measured.get("scenarios", {}).get(scenario.name)
+    if scenario.virtual_only:
+        cells = ["virtual only", "", ""]
+    elif result is None:
+        cells = ["not yet measured", "", ""]
+    else:
+        cells = [f"{result['figures']:,}", f"{result['differ']:,}", result["largest"]]
+    return f"| {' | '.join((scenario.name, *cells))} |"
+
+
+def page() -> str:
+    """The whole page, from what was measured so far."""
+    measured = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
+    machine = "not yet measured"
+    if measured:
+        device = measured["device"]
+        machine = (
+            f"{device['name']}, {device['total'] / 2**30:.1f} GiB, driver {device['driver']}, torch {device['torch']}"
+        )
+    rows = "\n".join(row(scenario, measured) for scenario in SCENARIOS)
+    head = "| scenario | figures | differ | largest difference |\n|---|---|---|---|"
+    return f"{HEAD}\nPhysical GPU: {machine}\n\n{head}\n{rows}\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
