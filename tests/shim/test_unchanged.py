@@ -15,11 +15,30 @@ KILLS_ITSELF = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)\n"
 SAYS_WHERE_IT_IS = "import sys; print(__name__, __file__, sys.argv, sys.path, 'sitecustomize' in sys.modules)\n"
 FAILS_IN_AN_IMPORT = "import torch.no_such_part\n"
 FAILS_IN_AN_OPTIMIZER = "import torch\ntorch.optim.AdamW([])\n"
+FAILS_IN_BACKWARD = """
+import torch
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("in backward")
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+Fails.apply(model(torch.zeros(1, 2))).sum().backward()
+"""
+SHOWS_TORCH_AS_IMPORTED = "import torch; print(type(torch.__spec__), type(torch.__loader__), torch.__spec__.origin)\n"
 SYNTAX_ERROR = "def f(:\n"
 
 
 @pytest.mark.parametrize(
-    "text", [RAISES_AT_ONCE, EXITS_WITH_7, SAYS_WHERE_IT_IS, FAILS_IN_AN_IMPORT, FAILS_IN_AN_OPTIMIZER, SYNTAX_ERROR]
+    "text",
+    [
+        pytest.param(text, id=name.lower())
+        for name, text in {**globals()}.items()
+        if name.isupper() and name.startswith(("RAISES", "EXITS", "SAYS", "FAILS", "SHOWS", "SYNTAX"))
+    ],
 )
 def test_output_traceback_and_exit_code_are_the_scripts_own(commands, text):
     script = commands.exact(text)
