@@ -15,7 +15,8 @@ class History:
     """The newest `steps` steps, fewer where they fill `limit_bytes` of encoded events.
 
     Events are kept in pages that are finished packets: a snapshot costs a copy of bytes and nothing else. Memory is the
-    encoded bytes plus a few hundred bytes a page. (The events as Structs would take about five times as much.)
+    encoded bytes plus a few hundred bytes a page. (As Structs the same steps take between four and
+    five times as much.)
     """
 
     def __init__(self, steps: int = STEPS_MAX, limit_bytes: int = BYTES_MAX) -> None:

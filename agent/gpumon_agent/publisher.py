@@ -4,8 +4,8 @@ Nothing here can hold up training: the training thread appends to the recorder's
 drops for a viewer that does not keep up; the gap in `seq` tells it so.
 
 Events are encoded as they are drained, whether somebody watches or not: 2,000 steps of encoded events fit 4 MiB, as
-Structs they would take several times that, and encoding is a fraction of a microsecond an event, off the training
-thread. `benchmarks/link.py` measures both.
+Structs they would take between four and five times as much, and encoding is a fraction of a microsecond an event, off
+the training thread. `benchmarks/link.py` measures both.
 """
 
 from __future__ import annotations
