@@ -62,7 +62,7 @@ def run(virtual_gpu: Any, tmp_path: Path) -> Run:
 
 
 def own_phases(said: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The script's own figures; it reads at `load` and once more before the first forward: one window of the agent's."""
+    """The script's own figures. It reads at `load` and again before the first forward: one window of the agent's."""
     load, between, *rest = [phase for line in said for phase in line.get("phases", ())]
     for peak in ("allocated_peak", "reserved_peak"):
         between[peak] = max(load[peak], between[peak])
