@@ -1,7 +1,7 @@
 """Runs the scenarios on a physical GPU and on a virtual one of its capacity, compares every figure, writes the page.
 
-`python tests/fidelity/compare.py` writes docs/virtual-gpu-fidelity.md from tests/fidelity/measured.json. `pytest -m gpu`
-measures, on a machine with a GPU, then writes both. A scenario nobody measured says so.
+`python tests/fidelity/compare.py` writes docs/virtual-gpu-fidelity.md from tests/fidelity/measured.json; `pytest -m
+gpu` measures, on a machine with a GPU, then writes both. A scenario nobody measured says so.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,10 @@ from scenarios.catalogue import SCENARIOS, Scenario
 
 PAGE = Path(__file__).parents[2] / "docs" / "virtual-gpu-fidelity.md"
 MEASURED = Path(__file__).with_name("measured.json")
+RECORDINGS = Path(__file__).parents[1] / "data"
+RECORDED = ("gpt-bf16", "checkpointing-non-reentrant", "tensor-leak-list", "outlier-batch")
+"""Scenarios that `pytest -m gpu` also records, for replay in CI."""
+GPUMON = (sys.executable, "-m", "gpumon")
 TIMEOUT_S = 300
 PROFILES = {"9.0": "h200", "8.9": "l4", "8.0": "a100-80", "7.5": "t4", "7.0": "v100-16"}
 """Compute capability → the virtual device that behaves like it; cuBLAS's workspace depends on it."""
@@ -64,6 +69,25 @@ def measure(scenario: Scenario, environment: dict[str, str]) -> dict[str, int]:
     assert scenario.fails in completed.stderr, completed.stderr
     lines = [json.loads(line) for line in completed.stdout.splitlines() if line.startswith('{"')]
     return dict(figures(lines))
+
+
+def record(scenario: Scenario, path: Path, environment: dict[str, str], steps: int = 30) -> None:
+    """Train under `gpumon run` and write what `gpumon record` receives to `path`, for replay without a GPU."""
+    train = scenario.command("--steps", steps, "--sleep", "0.1", *scenario.capacity)
+    with subprocess.Popen([*GPUMON, "run", "--name", scenario.name, *train], env=environment) as training:
+        while True:
+            recorder = subprocess.run(
+                [*GPUMON, "record", "--force", str(path), scenario.name],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+            if recorder.returncode == 0:
+                return
+            assert training.poll() is None, recorder.stderr
+            time.sleep(0.1)
 
 
 def figures(lines: list[dict[str, Any]]) -> Iterator[tuple[str, int]]:
@@ -118,7 +142,6 @@ if torch.cuda.is_available():
 """
     completed = subprocess.run(
         [sys.executable, "-c", script],
-        env=dict(os.environ),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

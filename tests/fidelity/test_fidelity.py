@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 
@@ -9,7 +10,9 @@ import pytest
 from fidelity import compare
 from scenarios.catalogue import BY_NAME, SCENARIOS
 
+from gpumon import link
 from gpumon import virtual_gpu as vgpu
+from gpumon_agent import wire
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +47,30 @@ def test_every_figure_is_the_same_on_a_physical_gpu(device, scenario):
     compare.MEASURED.write_text(json.dumps({"device": device, "scenarios": results}, indent=1) + "\n")
     compare.PAGE.write_text(compare.page())
     assert not differing, "\n".join(map(str, differing[:10]))
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(3 * compare.TIMEOUT_S)
+@pytest.mark.parametrize("name", compare.RECORDED)
+def test_a_run_on_a_physical_gpu_is_recorded(device, name):
+    path = compare.RECORDINGS / f"{device['name'].lower().replace(' ', '-')}-{name}.gpumon"
+    compare.record(BY_NAME[name], path, dict(os.environ))
+    assert steps_of(path) > 10
+
+
+def steps_of(path):
+    """How many steps a recording closes."""
+
+    async def count():
+        return sum([isinstance(received.event, wire.Step) async for received in link.replay(path)])
+
+    return asyncio.run(count())
+
+
+def test_recording_writes_what_can_be_replayed(virtual_gpu, tmp_path):
+    gpu = virtual_gpu(**BY_NAME["mlp"].options)
+    compare.record(BY_NAME["mlp"], tmp_path / "mlp.gpumon", gpu.environment)
+    assert steps_of(tmp_path / "mlp.gpumon") > 10
 
 
 def test_the_page_says_what_was_measured_and_nothing_else():

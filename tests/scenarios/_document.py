@@ -15,7 +15,8 @@ HEAD = f"""# Scenarios
 Real training scripts, in `tests/scenarios/`, on which gpumon is tested. Each runs by itself, such as
 `python tests/scenarios/gpt.py --steps 20`; with `--report` it prints the allocator's own figures at the end of each
 phase, one JSON line a step. Those of two ranks are started by torchrun. A scenario with a clean twin has it behind
-`--clean`: the same script without what is wrong. A device of 1 GiB leaves the allocator what a context of {CONTEXT_MIB} MiB does not take.
+`--clean`: the same script without what is wrong. A device of 1 GiB leaves the allocator what a context of
+{CONTEXT_MIB} MiB does not take.
 
 This page is written by `tests/scenarios/_document.py` from `tests/scenarios/catalogue.py`.
 """
