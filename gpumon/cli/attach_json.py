@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from gpumon.export import jsonl
 from gpumon.export.objects import Objects, Stated
@@ -18,7 +20,8 @@ from gpumon_agent import wire
 if TYPE_CHECKING:
     from gpumon_agent.endpoint import Descriptor
 
-_WAITING_MAX = 1024  # messages between readers and writer: a slow pipe holds back the readers
+_WAITING_MAX = 1024  # messages that were read and not yet looked at
+_LINES_WAITING_MAX = 50_000  # objects for a reader that pauses; beyond it agents are not read either
 _ONCE = ("hello", "model", "step", "goodbye")
 
 
@@ -140,9 +143,10 @@ def _rank_of(kept: dict[tuple[str, int], Stated]) -> tuple[int, int]:
 def _run(stream: Callable[[], AsyncIterator[wire.Received]], objects: Objects, until: Until) -> int:
     from gpumon import link
 
-    out = sys.stdout.buffer
     try:
+        out = _Writer(sys.stdout.fileno())
         asyncio.run(_print(stream(), objects, until, out))
+        out.close()
     except link.LinkError as error:
         return _sorry(str(error))
     except BrokenPipeError:  # whoever read has enough: nothing failed
@@ -155,7 +159,7 @@ def _run(stream: Callable[[], AsyncIterator[wire.Received]], objects: Objects, u
     return 0
 
 
-async def _print(stream: AsyncIterator[wire.Received], objects: Objects, until: Until, out: IO[bytes]) -> None:
+async def _print(stream: AsyncIterator[wire.Received], objects: Objects, until: Until, out: _Writer) -> None:
     began: float | None = None
     ended = False
     while not ended and not until.reached:
@@ -168,7 +172,8 @@ async def _print(stream: AsyncIterator[wire.Received], objects: Objects, until: 
             began = began or time.monotonic()
             for chosen in until.take(stated):
                 out.write(jsonl.line(chosen.object))
-                out.flush()
+        while out.waiting > _LINES_WAITING_MAX:
+            await asyncio.sleep(0.05)
         if isinstance(received.event, wire.Synced):
             until.synced(received.source)
         elif isinstance(received.event, wire.Notice) and not received.replayed:
@@ -176,10 +181,48 @@ async def _print(stream: AsyncIterator[wire.Received], objects: Objects, until: 
         ended = left is not None and left <= 0
     for stated in until.last():
         out.write(jsonl.line(stated.object))
-    out.flush()
     close = getattr(stream, "aclose", None)
     if close is not None:
         await close()
+
+
+class _Writer:
+    """Writes lines to a file descriptor from a thread of its own.
+
+    A reader that pauses (a pager, a full pipe) must not keep us from hearing what the agents say meanwhile: once a
+    training has ended, nobody says it again. What goes wrong is raised by the next `write`, or by `close`.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=self._run, name="gpumon-json", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        return 0 if self._error is not None else self._lines.qsize()
+
+    def write(self, line: bytes) -> None:
+        if self._error is not None:
+            raise self._error
+        self._lines.put(line)
+
+    def close(self) -> None:
+        """Returns when everything is written."""
+        self._lines.put(None)
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            while (line := self._lines.get()) is not None:
+                while line:
+                    line = line[os.write(self._fd, line) :]
+        except OSError as error:
+            self._error = error
 
 
 async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:

@@ -174,3 +174,14 @@ def test_a_target_that_is_not_there_is_one_sentence(session: Session, target: st
     assert (out, attached.returncode) == ("", 1)
     assert err.startswith("Error: ")
     assert err.count("\n") == 1
+
+
+def test_a_reader_that_pauses_misses_nothing(session: Session) -> None:
+    training = session.train(150, 0.01)
+    attached = session.attach()
+    training.communicate(timeout=60)  # far more than a pipe holds was printed meanwhile, and nobody read it
+    out, _ = attached.communicate(timeout=30)
+    made = [json.loads(line) for line in out.splitlines()]
+    assert len(out) > 3 * 64 * 1024
+    assert [each["step"] for each in made if each["type"] == "step"] == list(range(150))
+    assert (made[-1]["type"], made[-1]["reason"]) == ("goodbye", "finished")
