@@ -85,15 +85,14 @@ def test_one_process_is_a_rank_of_many_over_the_nccl_stand_in(virtual_gpu):
         import torch
         import torch.distributed as dist
 
-        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-        before = torch.cuda.mem_get_info()[0]
+        torch.zeros(1, device="cuda")
+        before = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=8)
         parallel = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda(), device_ids=[0])
         parallel(torch.randn(4, 64, device="cuda")).sum().backward()
-        parts = [torch.zeros(1, device="cuda")]
+        parts = [torch.zeros(1, device="cuda") for _ in range(8)]
         dist.all_gather(parts, torch.tensor([5.0]).cuda())
-        assert parts[0].item() == 5.0
-        beside = before - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved()
-        print(beside // (100 << 20))
-        dist.destroy_process_group()
+        assert [part.item() for part in parts] == [5.0] * 8
+        print(before - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved())
 
-    assert virtual_gpu(nccl_buffers="100MiB").run(train).stdout == "1\n"
+    assert virtual_gpu(nccl_buffers="100MiB").run(train).stdout == f"{100 << 20}\n"
