@@ -9,7 +9,7 @@ import zmq
 from . import wire
 from .history import BYTES_MAX
 
-_SUBSCRIPTION_BYTES_MAX = 256
+_SUBSCRIPTION_BYTES_MAX = 64  # ours take 19, the handshake's READY 38; libzmq keeps each subscribed byte as a node
 # Frames a viewer may lag behind. A whole history is at most 128 half-full frames, a description of 10,000 modules about
 # 40; the rest is room for gaps, which begin a frame of their own. A stopped viewer holds this many small live frames.
 SEND_HWM = 4 * BYTES_MAX // wire.FRAME_BYTES_MAX

@@ -389,3 +389,16 @@ async def test_a_large_model_and_a_full_past_fit_one_snapshot(start: Start) -> N
     assert kinds(heard).count("Module") == 10_000
     assert kinds(heard).count("Step") >= 2000
     assert "Notice" not in kinds(heard)
+
+
+def test_long_subscriptions_of_our_own_cost_the_training_no_memory_either(start: Start) -> None:
+    agent = start()
+    before = agent.ask("memory")
+    with zmq.Context() as context, context.socket(zmq.SUB) as flood:
+        flood.linger = 0
+        flood.sndhwm = 0
+        flood.connect(agent.endpoint)
+        for _ in range(20_000):
+            flood.subscribe(os.urandom(200))
+        time.sleep(0.5)
+        assert agent.ask("memory") - before < 8 * 1024 * 1024
