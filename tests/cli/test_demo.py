@@ -33,7 +33,7 @@ def objects(text: str, kind: str) -> list[dict]:
     return [o for o in map(json.loads, text.splitlines()) if o["type"] == kind]
 
 
-def gone(pid: int, patience_s: float = 10) -> bool:
+def gone(pid: int, patience_s: float = 30) -> bool:
     deadline = time.monotonic() + patience_s
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > deadline:
@@ -80,13 +80,13 @@ def test_spikes_have_a_batch_four_times_as_long_now_and_then(env):
     assert {shape[-1] for step in steps for shape in step["input_shapes"]} == {96, 384}
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_however_the_demo_ends_the_training_ends_too(running, how):
     process, trains = running
     assert not gone(trains, 0.2)
     process.send_signal(how)
     assert gone(trains)
-    _, stderr = process.communicate(timeout=10)
+    _, stderr = process.communicate(timeout=30)
     assert "Traceback" not in stderr
 
 
@@ -105,7 +105,7 @@ def test_a_closed_pipe_ends_it_without_a_word(env):
         assert process.stderr
         trains = json.loads(process.stdout.readline())["pid"]
         process.stdout.close()
-        assert gone(trains, 20)
+        assert gone(trains)
         assert "Traceback" not in process.stderr.read()
 
 
@@ -126,7 +126,7 @@ def test_the_screen_appears_and_q_ends_both(env):
             seen += os.read(master, 65536)
         (trains,) = psutil.Process(process.pid).children()
         os.write(master, b"q")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(OSError):  # the other end closed
                 if select.select([master], [], [], 0.1)[0]:
