@@ -91,21 +91,16 @@ def record(scenario: Scenario, path: Path, environment: dict[str, str], steps: i
 
 
 def figures(lines: list[dict[str, Any]]) -> Iterator[tuple[str, int]]:
-    """Where a figure stands, such as `rank 0, step 3, backward 0, allocated`, and its value.
-
-    With several ranks, lines of one step come in any order: what two ranks report alike is told apart by its count.
-    """
-    seen: dict[int, int] = {}
+    """Where a figure stands, such as `rank 0, step 3, backward 0, allocated`, and its value."""
     for line in lines:
         if "phases" not in line or "open" in line:
             continue
-        turn = seen[line["step"]] = seen.get(line["step"], -1) + 1
         indices: dict[str, int] = {}
         for entry in line["phases"]:
             index = indices[entry["phase"]] = indices.get(entry["phase"], -1) + 1
             for name, value in entry.items():
                 if name != "phase":
-                    yield f"rank {turn}, step {line['step']}, {entry['phase']} {index}, {name}", value
+                    yield f"rank {line.get('rank', 0)}, step {line['step']}, {entry['phase']} {index}, {name}", value
 
 
 def compare(physical: dict[str, int], virtual: dict[str, int]) -> list[Difference]:

@@ -116,7 +116,8 @@ class Report:
 
     def _close(self, **more: Any) -> None:
         if self.wanted:
-            self._line(step=self.step, phases=self.phases, **more, **self.notes)
+            rank = {"rank": int(os.environ["RANK"])} if "RANK" in os.environ else {}
+            self._line(step=self.step, **rank, phases=self.phases, **more, **self.notes)
         self.phases, self.notes = [], {}
 
     def _figures(self) -> dict[str, int | None]:

@@ -60,6 +60,11 @@ class Runner:
         return self.known[key]
 
     def close(self) -> None:
+        """End the process, and write what each scenario took to GPUMON_SCENARIO_COSTS, if that names a file."""
+        if costs := os.environ.get("GPUMON_SCENARIO_COSTS"):
+            with Path(costs).open("a") as file:
+                for (scenario, _), run in self.known.items():
+                    print(f"| {scenario.name} | {run.seconds:.1f} | {max(run.rss) / 2**20:.0f} |", file=file)
         if self.server is not None:
             self.server.communicate()
 
