@@ -92,7 +92,9 @@ def command(
     from gpumon.tui.app import MonitorApp
 
     feed = (lambda: link.subscribe(descriptors, follow=True)) if descriptors else None
-    app = MonitorApp(feed, choices=_choices(choices), host=this_machine, options=look, watch_terminal=True)
+    app = MonitorApp(
+        feed, choices=_choices(choices), host=this_machine, options=look, ranks=len(descriptors), watch_terminal=True
+    )
     raise click.exceptions.Exit(run(app))
 
 
@@ -132,7 +134,9 @@ def _choices(jobs: Sequence[Job]) -> list[Choice]:
 
     def choice(job: Job) -> Choice:
         ranks = f"{len(job.descriptors)} ranks, " if len(job.descriptors) > 1 else ""
-        return Choice(job.name, ranks + job.pids, lambda: link.subscribe(job.descriptors, follow=True))
+        return Choice(
+            job.name, ranks + job.pids, lambda: link.subscribe(job.descriptors, follow=True), len(job.descriptors)
+        )
 
     return [choice(job) for job in jobs]
 

@@ -15,10 +15,10 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.timer import Timer
 
-from gpumon.analysis import report
+from gpumon.analysis import RankReport, Reporter
 from gpumon.link.errors import LinkError
 from gpumon.session.frame import Frame, RankFrame
-from gpumon.session.store import SessionStore
+from gpumon.session.store import SessionStore, StoreLimits
 from gpumon.tui.feed import Choice, Feed, HostFeed, Pace, closing
 from gpumon.tui.ink import ASCII, NONE, UNICODE, Glyphs, Palette
 from gpumon.tui.screens.base import MonitorScreen
@@ -35,7 +35,13 @@ TICK_S = 0.25
 APPLIED_A_TURN = 512
 SAID_MAX = 200
 
-WIDTHS = [(0, "-slim"), (46, "-narrow"), (100, "-wide")]
+STEPS_IN_ALL = 2400
+"""Closed steps kept over all ranks: a step is 3 kB here, and the screen has 64 MB."""
+
+STEPS_AT_LEAST = 280
+"""Of each rank, whatever their number: what forecasts and findings learn from, and the usual timeline."""
+
+WIDTHS = [(0, "-slim"), (46, "-column"), (76, "-narrow"), (100, "-wide")]
 HEIGHTS = [(0, "-flat"), (12, "-low"), (20, "-short"), (32, "-tall")]
 """From so many cells on the screen has this class: gpumon.tcss says what is dropped."""
 
@@ -89,6 +95,7 @@ class MonitorApp(App[int]):
         pace: Pace | None = None,
         clock: Callable[[], int] = time.time_ns,
         options: Options = Options(),
+        ranks: int = 1,
         watch_terminal: bool = False,
     ) -> None:
         self.palette: Palette = PALETTES[NAMES[0]]
@@ -105,7 +112,8 @@ class MonitorApp(App[int]):
         self._pace = pace
         self._clock = clock
         self._options = options
-        self._store = SessionStore(replaying=pace is not None)
+        self._store = self._new_store(ranks)
+        self._reporter = Reporter()
         self._source: str | None = None
         self._device: int | None = None
         self._rank_wanted = options.rank
@@ -142,7 +150,12 @@ class MonitorApp(App[int]):
     def take(self, chosen: Choice) -> None:
         """The person chose a job."""
         self.pop_screen()
+        self._store = self._new_store(chosen.ranks)
         self._listen(chosen.feed)
+
+    def _new_store(self, ranks: int) -> SessionStore:
+        steps = max(STEPS_AT_LEAST, min(StoreLimits().steps, STEPS_IN_ALL // max(1, ranks)))
+        return SessionStore(StoreLimits(steps=steps), replaying=self._pace is not None)
 
     def _listen(self, feed: Feed) -> None:
         self._start(self._follow(feed))
@@ -229,22 +242,23 @@ class MonitorApp(App[int]):
         if not self._paused:
             frame = self._store.frame(self._clock())
             self._note_changes(frame)
-            self.view = self._look_at(frame)
+            self.view = self._look_at(frame, self._reporter.report(frame) if calm else self.view.reports)
         elif self.view.paused != self._paused:
-            self.view = self._look_at(self.view.frame)
-        screen = self.screen
+            self.view = self._look_at(self.view.frame, self.view.reports)
+        stack = self.screen_stack
+        if not stack:  # a last tick while the app takes its screens down
+            return
+        screen = stack[-1]
         if isinstance(screen, MonitorScreen) and screen.is_mounted:
             with self.batch_update():
                 screen.show(self.view, calm=calm)
 
-    def _look_at(self, frame: Frame) -> View:
+    def _look_at(self, frame: Frame, reports: tuple[RankReport, ...]) -> View:
         if self._rank_wanted is not None:
             wanted = next((r for r in frame.ranks if r.hello.rank == self._rank_wanted), None)
             if wanted is not None:
                 self._source, self._rank_wanted = wanted.source, None
-        view = choose(
-            frame, report(frame), self._source, self._device, span=self._span, paused=self._paused, said=self._said
-        )
+        view = choose(frame, reports, self._source, self._device, span=self._span, paused=self._paused, said=self._said)
         if view.rank is not None and self._source is None:
             self._source = view.rank.source
         return view
@@ -300,7 +314,7 @@ class MonitorApp(App[int]):
 
     def _again(self) -> None:
         if self._paused:
-            self.view = self._look_at(self.view.frame)
+            self.view = self._look_at(self.view.frame, self.view.reports)
         self.redraw()
 
     def action_leave(self) -> None:

@@ -23,6 +23,7 @@ class Choice:
     name: str
     detail: str
     feed: Feed
+    ranks: int = 1
 
 
 @contextlib.asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from textual.theme import Theme
+from textual.theme import BUILTIN_THEMES, Theme
 
 from gpumon.tui.ink import ANSI, DARK, LIGHT, Palette
 
@@ -25,13 +25,7 @@ THEMES: Final = (
         name="gpumon-ansi", dark=True, ansi=True, primary="ansi_cyan", secondary="ansi_magenta", accent="ansi_cyan",
         warning="ansi_yellow", error="ansi_red", success="ansi_green", foreground="ansi_default",
         background="ansi_default", surface="ansi_default", panel="ansi_default", boost="ansi_default",
-        variables={
-            "block-cursor-foreground": "ansi_black", "block-cursor-background": "ansi_cyan",
-            "border": "ansi_cyan", "border-blurred": "ansi_bright_black", "scrollbar": "ansi_bright_black",
-            "scrollbar-background": "ansi_default", "scrollbar-corner-color": "ansi_default",
-            "input-cursor-background": "ansi_white", "input-cursor-foreground": "ansi_black",
-            "block-hover-background": "ansi_default",
-        },
+        variables=BUILTIN_THEMES["ansi-dark"].variables,
     ),
 )  # fmt: skip
 

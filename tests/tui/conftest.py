@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -30,9 +31,11 @@ class Run:
     device: str = "NVIDIA H200"
     total: int = round(139.8 * GIB)
     extra: int = 0  # bytes that this run's peak is higher
+    shrink: int = 1  # the model is so many times smaller
     events: list[wire.Received] = field(default_factory=list)
     t_ns: int = 5_000_000_000
     seq: int = 0
+    reserved: int = 0
 
     @property
     def source(self) -> str:
@@ -60,22 +63,22 @@ class Run:
         return self
 
     def model(self) -> Run:
-        size = round(12.1 * GIB)
+        size = round(12.1 * GIB) // self.shrink
         optimizer = wire.Optimizer("AdamW", size // 4, size, 2 * size, foreach=True)
         self.say(wire.Model(0, 0, "GPT", "GPT", size // 4, size // 4, size, size, 0, 0, (0,), (optimizer,)))
         return self
 
     def step(self, step: int, *, leak: int = 0, replayed: bool = False, sampled: bool = True) -> Run:
         """One iteration: forward, backward, optimizer, between."""
-        w = round(12.1 * GIB)
-        base = 4 * w + 160 * MIB + leak
-        wiggle = (step * 7919 % 13) * 9 * MIB
-        up = round(12.2 * GIB) + wiggle + self.extra
-        reserved = round(62.0 * GIB)
+        w = round(12.1 * GIB) // self.shrink
+        base = 4 * w + 160 * MIB // self.shrink + leak
+        wiggle = (step * 7919 % 13) * 9 * MIB // self.shrink
+        up = round(12.2 * GIB) // self.shrink + wiggle + self.extra
+        self.reserved = reserved = max(round(62.0 * GIB) // self.shrink, base + up + 400 * MIB // self.shrink)
         shape = [
             ("between", base - w, base, 18_000_000),
-            ("forward", base - w + up, base - w + up + 300 * MIB, 96_000_000),
-            ("backward", base, base + up + 200 * MIB, 151_000_000),
+            ("forward", base - w + up, base - w + up + 300 * MIB // self.shrink, 96_000_000),
+            ("backward", base, base + up + 200 * MIB // self.shrink, 151_000_000),
             ("optimizer", base, base + round(0.4 * w), 47_000_000),
         ]
         for phase, end, peak, took in shape:
@@ -83,7 +86,7 @@ class Run:
             self.say(
                 wire.Phase(
                     step, phase, 0, 0, self.t_ns, took, allocated=end, allocated_peak=peak, reserved=reserved,
-                    reserved_peak=reserved, active=end, inactive_split=0, requested=end - 90 * MIB, allocations=900,
+                    reserved_peak=reserved, active=end, inactive_split=0, requested=end - 90 * MIB // self.shrink, allocations=900,
                     retries=0, ooms=0, flags=wire.SAMPLED if sampled else 0,
                 ),
                 numbered=True, replayed=replayed,
@@ -91,16 +94,16 @@ class Run:
         if sampled:
             self.say(
                 wire.Ledger(
-                    step, "optimizer", 0, 0, base, base - 90 * MIB, reserved, weights=w, buffers=0, gradients=w,
-                    optimizer=2 * w, inputs=2 * MIB, activations=0, workspaces=32 * MIB,
+                    step, "optimizer", 0, 0, base, base - 90 * MIB // self.shrink, reserved, weights=w, buffers=0, gradients=w,
+                    optimizer=2 * w, inputs=2 * MIB, activations=0, workspaces=32 * MIB // self.shrink,
                 ),
                 numbered=True, replayed=replayed,
             )  # fmt: skip
-            peak = base + up + 200 * MIB
+            peak = base + up + 200 * MIB // self.shrink
             self.say(
                 wire.Ledger(
-                    step, "backward", 0, 0, peak, peak - 90 * MIB, reserved, weights=w, gradients=w, optimizer=2 * w,
-                    inputs=2 * MIB, activations=up, workspaces=32 * MIB, peak=True, module="blocks.23.mlp",
+                    step, "backward", 0, 0, peak, peak - 90 * MIB // self.shrink, reserved, weights=w, gradients=w, optimizer=2 * w,
+                    inputs=2 * MIB, activations=up, workspaces=32 * MIB // self.shrink, peak=True, module="blocks.23.mlp",
                 ),
                 numbered=True, replayed=replayed,
             )  # fmt: skip
@@ -126,7 +129,7 @@ class Run:
     def host(self, **changes: object) -> Run:
         """A reading of the machine, as the viewer makes it."""
         context = 540 * MIB
-        reserved = round(62.0 * GIB)
+        reserved = self.reserved
         fields: dict[str, object] = {
             "uuid": self.uuid, "name": self.device, "total": self.total, "free": self.total - reserved - context,
             "used": reserved + context, "processes": (wire.DeviceProcess(self.pid, reserved + context, "python"),),
@@ -139,6 +142,19 @@ class Run:
             memory_total=256 * GIB, memory_available=190 * GIB,
         )  # fmt: skip
         self.events.append(wire.Received("host:node1", START_NS + self.t_ns, host))
+        return self
+
+    def notice(self, text: str) -> Run:
+        self.say(wire.Notice(self.t_ns, text, 12_400), numbered=True)
+        return self
+
+    def leaking(self) -> Run:
+        """A run whose memory grows until an allocation fails."""
+        self.hello().model()
+        for step in range(12_192, 12_432):
+            self.step(step, leak=(step - 12_192) * 300 * MIB)
+        self.host().step(12_432, leak=240 * 300 * MIB).beat(12_433, "backward").synced()
+        self.say(wire.Oom(12_433, "backward", 0, self.t_ns, 2 * GIB, self.total, 900 * MIB), numbered=True)
         return self
 
     def goodbye(self, reason: str, step: int, phase: str, detail: str = "") -> Run:
@@ -219,4 +235,6 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name in ("NO_COLOR", "TEXTUAL", "TEXTUAL_THEME", "TZ"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
     return

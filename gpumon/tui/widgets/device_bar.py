@@ -52,6 +52,7 @@ class DeviceBar(Panel):
     """Two bars and a legend; on a short screen one bar."""
 
     NAME = "Device"
+    CALM = True
     TERMS = (
         "allocated", "reserved", "slack", "rounding", "context", "other processes", "free", "weights", "buffers",
         "gradients", "optimizer", "buckets", "inputs", "activations", "unattributed", "unexplained", "workspaces",
@@ -139,6 +140,10 @@ _VERDICTS = {"fits": "good", "tight": "warn", "oom-ahead": "bad"}
 
 
 def device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
+    return [fit(line, room) for line in _device_lines(b, room, height, glyphs, title)]
+
+
+def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
     if b.now is None and b.peak is None:
         text = "load: the first step has not closed yet" if b.learning else "no process yet"
         return [fit([(f" {b.name}  ", title), (text, "dim")], room)]

@@ -1,0 +1,168 @@
+"""What the screen costs: processor time, memory and terminal output while it follows a job, through a pty of 120×40.
+
+    python benchmarks/viewer.py [--ranks 8] [--seconds 20]
+
+The ranks are real publishers with sockets of their own, in one process, 20 steps a second, four phases and, on every
+tenth step, two ledgers each. Processor time is the viewer's own, then that of its child, which asks NVML. Beside it an
+empty Textual app in the same pty. Budget: 5 % of a core and 64 MB at 8 ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import threading
+import time
+
+from gpumon_agent import endpoint, wire
+from gpumon_agent.publisher import Publisher
+from gpumon_agent.recorder import Recorder
+
+STEPS_A_SECOND = 20
+SAMPLED_EVERY = 10
+WARM_S = 8.0
+GIB = 1 << 30
+MIB = 1 << 20
+EMPTY = "from textual.app import App; App().run()"
+
+
+def events(step: int) -> list[wire.NumberedEvent]:
+    """One step of a training process as its agent would tell it; its figures move a little."""
+    now = time.monotonic_ns()
+    move = step * 7919 % 13 * 8 * MIB
+    flags = wire.SAMPLED if step % SAMPLED_EVERY == 0 else 0
+    made: list[wire.NumberedEvent] = []
+    for phase, end, peak in (("between", 36, 48), ("forward", 48, 49), ("backward", 48, 60), ("optimizer", 48, 53)):
+        allocated, highest = end * GIB, peak * GIB + move
+        figures = (allocated, highest, 62 * GIB, 62 * GIB, allocated, 10 * MIB, allocated - MIB, 1200, 0, 0)
+        made.append(wire.Phase(step, phase, 0, 0, now, 12_000_000, *figures, flags=flags))
+    if flags:
+        owners = {"weights": 12 * GIB, "gradients": 12 * GIB, "optimizer": 24 * GIB - MIB, "activations": 0}
+        made.append(wire.Ledger(step, "optimizer", 0, 0, 48 * GIB, 48 * GIB - MIB, 62 * GIB, **owners))
+        made.append(wire.Ledger(step, "backward", 0, 0, 60 * GIB, 60 * GIB - MIB, None, **owners, peak=True))
+    return [*made, wire.Step(step, now, 50_000_000, 2 * MIB, ((8, 1024),), phases=4)]
+
+
+def serve(ranks: int) -> None:
+    """`ranks` publishers in this process; ends when its standard input does."""
+    publishers = []
+    clock = wire.Clock(time.monotonic_ns(), time.time_ns())
+    state = [0]
+    for rank in range(ranks):
+        descriptor = endpoint.describe("bench", rank=rank, world_size=ranks, run_id="bench", unix_ns=time.time_ns())
+        device = wire.Device(0, f"GPU-{rank}", "NVIDIA H200", 140 * GIB)
+        hello = wire.Hello(
+            (wire.PROTOCOL_MAJOR, wire.PROTOCOL_MINOR), "0", descriptor.nonce, "bench", descriptor.host, os.getpid(),
+            descriptor.start_time, descriptor.boot_id, (), "3", clock, "cuda", "2.15.0", (device,), rank, rank, ranks,
+            "bench",
+        )  # fmt: skip
+        recorder = Recorder()
+
+        def beat() -> wire.Heartbeat:
+            return wire.Heartbeat(time.monotonic_ns(), state[0], "backward", 10_000_000, rss=3 * GIB)
+
+        publisher = Publisher(recorder, lambda hello=hello: [hello], beat, descriptor)  # type: ignore[misc]
+        publisher.start()
+        publishers.append((publisher, recorder))
+    for publisher, _ in publishers:
+        publisher.wait_ready(5)
+    print("ready", flush=True)
+    ended = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    due = time.monotonic()
+    while not ended.is_set():
+        for event in events(state[0]):
+            for _, recorder in publishers:
+                recorder.append(event)
+        state[0] += 1
+        due += 1 / STEPS_A_SECOND
+        time.sleep(max(0.0, due - time.monotonic()))
+
+
+def cpu_s(pid: int) -> float:
+    fields = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()  # noqa: SIM115, PTH123
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def rss_mb(pid: int) -> float:
+    with open(f"/proc/{pid}/statm") as file:  # noqa: PTH123
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:  # noqa: PTH123
+        return [int(child) for child in file.read().split()]
+
+
+def measure(name: str, command: list[str], seconds: float) -> None:
+    """Prints what a command takes in a pty, after it has settled."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
+        os.execv(command[0], command)
+    written = [0]
+
+    def drain() -> None:
+        while True:
+            try:
+                written[0] += len(os.read(fd, 65536))
+            except OSError:
+                return
+
+    threading.Thread(target=drain, daemon=True).start()
+    time.sleep(WARM_S)
+    helpers = children(pid)
+    before, helped, bytes_before = cpu_s(pid), sum(map(cpu_s, helpers)), written[0]
+    began = time.monotonic()
+    time.sleep(seconds)
+    took = time.monotonic() - began
+    own, theirs = (cpu_s(pid) - before) / took, (sum(map(cpu_s, helpers)) - helped) / took
+    output = (written[0] - bytes_before) / took / 1000
+    print(
+        f"{name:<22} {own:7.2%} of a core, {rss_mb(pid):5.1f} MB, {output:6.1f} kB/s to the terminal"
+        f"; its {len(helpers)} children {theirs:.2%}, {sum(map(rss_mb, helpers)):.1f} MB"
+    )
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.serve:
+        serve(asked.ranks)
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        server = subprocess.Popen(
+            [sys.executable, __file__, "--serve", "--ranks", str(asked.ranks)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert server.stdin is not None
+        assert server.stdout is not None
+        try:
+            server.stdout.readline()
+            time.sleep(2)
+            measure("empty Textual app", [sys.executable, "-c", EMPTY], asked.seconds / 2)
+            measure(f"attach, {asked.ranks} ranks", [sys.executable, "-m", "gpumon", "attach", "bench"], asked.seconds)
+        finally:
+            server.stdin.close()
+            server.wait(10)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

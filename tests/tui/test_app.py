@@ -1,0 +1,258 @@
+"""The app under Textual's pilot: what keys do, what it says when the process goes, and names that try to be markup."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumon.link.errors import NotGpumon
+from gpumon.tui.app import MonitorApp
+from gpumon.tui.feed import Choice, Pace
+from gpumon.tui.screens.help import HelpScreen, keys_of
+from gpumon.tui.themes import NAMES
+
+
+def text_of(app: MonitorApp) -> str:
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+async def test_the_overview_answers_what_is_where_and_whether_it_fits(app_of, new_run) -> None:
+    app = app_of(new_run().usual())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause(0.6)
+        shown = text_of(app)
+    for words in ("train.py · pid 41873 · step 12,431", "61.0 of 139.8 GiB at the peak (backward)", "✓ fits", "● live"):
+        assert words in shown
+
+
+async def test_a_process_that_dies_leaves_its_last_picture(reader_of, app_of, new_run) -> None:
+    run = new_run().usual()
+    reader = reader_of(run)
+    app = app_of(reader=reader)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause(0.4)
+        reader.add(run.goodbye("lost", 12_432, "backward", "killed"))
+        await pilot.pause(0.6)
+        shown = text_of(app)
+    assert "■ ended" in shown
+    assert "in backward, step 12,432" in shown
+    assert "weights 12.1" in shown
+
+
+async def test_a_restarted_job_is_picked_up_again(reader_of, app_of, new_run) -> None:
+    run = new_run().usual()
+    reader = reader_of(run)
+    app = app_of(reader=reader)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause(0.4)
+        reader.add(run.goodbye("exception", 12_432, "backward"))
+        await pilot.pause(0.3)
+        again = new_run(pid=50_001, t_ns=200_000_000_000).hello(clock=_later()).model().steps(0, 3).synced()
+        reader.add(again)
+        await pilot.pause(0.8)
+        shown = text_of(app)
+    assert "pid 50001" in shown
+    assert "● live" in shown
+
+
+def _later():
+    from gpumon_agent import wire
+
+    return wire.Clock(200_000_000_000, 1_790_000_000_000_000_000 + 200_000_000_000)
+
+
+async def test_a_stopped_process_is_told_with_its_age(reader_of, app_of, new_run) -> None:
+    reader = reader_of(new_run().usual())
+    app = app_of(reader=reader)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause(0.4)
+        reader.now_ns += 12_000_000_000
+        await pilot.pause(0.6)
+        shown = text_of(app)
+    assert "◌ silent" in shown
+    assert "nothing heard for 12 s" in shown
+
+
+async def test_pause_holds_the_picture_and_lets_go_again(reader_of, app_of, new_run) -> None:
+    run = new_run().usual()
+    reader = reader_of(run)
+    app = app_of(reader=reader)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause(0.4)
+        await pilot.press("space")
+        reader.add(run.step(12_432))
+        await pilot.pause(0.6)
+        assert "step 12,431" in text_of(app)
+        assert "paused" in text_of(app)
+        await pilot.press("space")
+        await pilot.pause(0.6)
+        assert "step 12,432" in text_of(app)
+
+
+@pytest.mark.parametrize("name", ["a[/]b", "[red]x[/red]", "\x1b[31mred\x1b[0m", "\x9b2J", "\u202egnp.exe"])
+async def test_names_are_drawn_as_they_are_and_never_as_markup_or_escapes(app_of, new_run, name) -> None:
+    run = new_run(name=name).usual(20).goodbye("exception", 3, name, f"ValueError: {name}")
+    app = app_of(run)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause(0.6)
+        for key in ("7", "1", "question_mark"):
+            shown = text_of(app)
+            assert not any(c in shown for c in "\x1b\x9b\u202e")
+            await pilot.press(key)
+            await pilot.pause(0.2)
+        if name.isprintable():
+            await pilot.press("escape")
+            await pilot.pause(0.3)
+            assert name in text_of(app)
+
+
+async def test_no_bytes_of_colour_leave_with_no_color(app_of, new_run, monkeypatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = app_of(new_run().usual())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause(0.6)
+        colours = {
+            color
+            for strip in app.screen._compositor.render_strips()
+            for segment in strip.apply_filter(app._filters[-1], app.screen.background_colors[1])
+            if segment.style
+            for color in (segment.style.color, segment.style.bgcolor)
+            if color is not None and not color.is_default
+        }
+    assert not colours
+
+
+async def test_themes_take_turns(app_of, new_run) -> None:
+    app = app_of(new_run().usual(20))
+    async with app.run_test(size=(120, 40)) as pilot:
+        seen = []
+        for _ in NAMES:
+            seen.append(app.theme)
+            await pilot.press("t")
+            await pilot.pause(0.2)
+        assert seen == list(NAMES)
+        assert app.theme == NAMES[0]
+
+
+async def test_zoom_changes_how_many_steps_are_shown(app_of, new_run) -> None:
+    app = app_of(new_run().usual())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause(0.4)
+        assert "last 220 steps" in text_of(app) or "220 steps" in text_of(app)
+        await pilot.press("plus", "plus")
+        await pilot.pause(0.4)
+        assert " 55 steps" in text_of(app)
+
+
+async def test_enter_on_a_rank_opens_it_on_the_overview(app_of, new_run) -> None:
+    app = app_of(*(new_run(rank=i, world_size=3, pid=600 + i).usual(20) for i in range(3)))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause(0.5)
+        await pilot.press("2", "down", "down", "enter")
+        await pilot.pause(0.5)
+        assert "pid 602 · rank 2 of 3" in text_of(app)
+        await pilot.press("left")
+        await pilot.pause(0.3)
+        assert "pid 601 · rank 1 of 3" in text_of(app)
+
+
+async def test_one_rank_has_no_ranks_screen(app_of, new_run) -> None:
+    app = app_of(new_run().usual(20))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause(0.4)
+        await pilot.press("2")
+        assert app.current_mode == "overview"
+        assert "Ranks" not in text_of(app)
+
+
+async def test_help_lists_every_key_that_acts_and_says_what_it_does(app_of, new_run) -> None:
+    app = app_of(new_run().usual(20))
+    async with app.run_test(size=(120, 60)) as pilot:
+        await pilot.pause(0.4)
+        acting = {
+            b.binding.tooltip for b in app.screen.active_bindings.values() if b.binding.id and b.enabled
+        }  # the app's and the screen's own
+        listed = {what for _, _, what in keys_of(app)}
+        assert acting - {""} <= listed
+        await pilot.press("question_mark")
+        assert isinstance(app.screen, HelpScreen)
+        await pilot.press("q")
+        assert not isinstance(app.screen, HelpScreen)
+
+
+async def test_every_binding_has_an_id_and_a_tooltip() -> None:
+    from gpumon.tui.screens import choose, help, overview  # noqa: F401 (their classes)
+    from gpumon.tui.screens.base import MonitorScreen
+    from gpumon.tui.widgets.panel import Panel
+
+    kinds: list[type] = [MonitorApp, Panel, MonitorScreen]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        for binding in vars(kind).get("BINDINGS", ()):
+            assert binding.id, binding
+            assert binding.tooltip, binding
+
+
+async def test_the_explanation_has_the_figures_to_the_byte(app_of, new_run) -> None:
+    app = app_of(new_run().usual(20))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause(0.5)
+        await pilot.press("e")
+        await pilot.pause(0.3)
+        ledger = app.view.device.ledger
+        assert f"reserved {ledger.reserved:,} B = allocated {ledger.allocated:,}" in text_of(app)
+
+
+async def test_a_choice_of_jobs_is_offered_and_taken(reader_of, new_run) -> None:
+    one, two = reader_of(new_run(name="one.py").usual(20)), reader_of(new_run(name="two.py", pid=7).usual(20))
+    choices = [Choice("one.py", "pid 41873", one), Choice("two.py", "pid 7", two)]
+    app = MonitorApp(choices=choices, clock=two.clock)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.3)
+        assert "Which one?" in text_of(app)
+        await pilot.press("down", "enter")
+        await pilot.pause(0.6)
+        assert "two.py · pid 7" in text_of(app)
+
+
+async def test_an_endpoint_that_is_no_gpumon_ends_the_app_with_its_sentence() -> None:
+    async def feed():
+        raise NotGpumon("what listens there is no gpumon agent", "`gpumon ls` lists the jobs")
+        yield
+
+    app = MonitorApp(feed)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.3)
+    assert app.return_value == 1
+    assert "no gpumon agent" in app.failure
+
+
+async def test_a_recording_plays_at_its_pace_and_ends_at_once_on_demand(reader_of, new_run) -> None:
+    run = new_run().hello().model().steps(0, 200)
+    events = list(run.events)
+
+    async def feed():
+        for received in events:
+            yield received
+
+    app = MonitorApp(feed, pace=Pace(1.0))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause(0.8)
+        assert app.view.rank.steps[-1].step < 20
+        assert "replay" in text_of(app)
+        await pilot.press("end")
+        await pilot.pause(0.8)
+        assert app.view.rank.steps[-1].step == 199
+
+
+async def test_unchanged_slices_draw_nothing(app_of, new_run) -> None:
+    from gpumon.tui.widgets.panel import Panel
+
+    app = app_of(new_run().usual(20))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause(0.8)
+        drawn: list[str] = []
+        for panel in app.screen.query(Panel):
+            original = panel.draw
+            panel.draw = lambda *a, p=panel, o=original: (drawn.append(type(p).__name__), o(*a))[1]
+        await pilot.pause(0.8)
+        assert drawn == []

@@ -1,0 +1,256 @@
+"""The pure part of the screen: lines from slices, without an app."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumon.analysis import Reporter
+from gpumon.analysis.lines import Finding, Forecast, Lines
+from gpumon.tui.glossary import TERMS
+from gpumon.tui.ink import ANSI, ASCII, DARK, LIGHT, UNICODE
+from gpumon.tui.plot import Curve, columns, plot
+from gpumon.tui.spans import cells, clip, fit, flow, plain, spread, width
+from gpumon.tui.view import choose, ending, verdict
+from gpumon.tui.widgets.device_bar import ORDER, bar, bars, device_lines, sums
+from gpumon.tui.widgets.findings_strip import Findings, finding_lines
+from gpumon.tui.widgets.header import header_lines, heading
+from gpumon.tui.widgets.host_line import host_facts
+from gpumon.tui.widgets.panel import Panel
+from gpumon.tui.widgets.phase_table import fold, phase_lines, phases
+from gpumon.tui.widgets.timeline import Series, fill
+
+GIB = 1 << 30
+
+
+def view_of(store):
+    frame = store.frame(1_790_000_000_000_000_000 + 10**12)
+    return choose(frame, Reporter().report(frame), None, None)
+
+
+# ------------------------------------------------------------------------------------------------------------- cells
+
+
+def test_clipped_text_never_exceeds_its_room():
+    for text in ("plain", "内存分析工具", "e\u0301mile", "🚀🚀🚀"):
+        for room in range(10):
+            assert cells(clip(text, room)) <= room
+
+
+def test_a_fitted_line_never_exceeds_its_room():
+    line = (("step ", "dim"), ("内存分析", "strong"), (" tail", "dim"))
+    assert all(width(fit(line, room)) <= room for room in range(20))
+
+
+def test_where_both_ends_do_not_fit_the_right_one_goes():
+    assert plain([spread([("left", "")], [("right", "")], 9)]) == "left"
+    assert plain([spread([("left", "")], [("right", "")], 12)]) == "left   right"
+
+
+def test_flowing_items_are_never_cut_in_two():
+    lines = flow([(("alpha", ""),), (("beta", ""),), (("gamma", ""),)], 12)
+    assert plain(lines) == "alpha  beta\ngamma"
+
+
+# -------------------------------------------------------------------------------------------------------------- plot
+
+
+def test_a_single_tall_step_keeps_its_height_at_a_wide_span():
+    values = [10] * 2000
+    values[1234] = 99
+    assert max(v for v in columns(values, 0, 100) if v is not None) == 99
+
+
+def test_columns_stay_where_they_are_as_steps_come():
+    values = list(range(1000))
+    before = columns(values[:900], 0, 100)
+    after = columns(values[9:909], 9, 100)
+    assert set(after[:-1]) & set(before) == set(before[1:-1]) | set(after[:-1]) & {before[0], before[-1]}
+
+
+def test_columns_are_never_more_than_asked_for():
+    for count in (1, 7, 50):
+        for many in (0, 1, 6, 49, 50, 51, 333):
+            for first in (0, 3, 17):
+                assert len(columns(list(range(many)), first, count)) <= count
+
+
+def test_unknown_steps_leave_a_gap():
+    lines = plot([Curve("x", (4, 4, None, None, 4, 4), area=True)], 4, 3, 1, braille=True, ceiling=None)
+    assert plain(lines) == "⣿ ⣿"
+
+
+def test_a_value_at_the_top_reaches_the_upper_edge_and_zero_nothing():
+    lines = plot([Curve("x", (8, 8, 0, 0), area=True)], 8, 2, 2, braille=True, ceiling=None)
+    assert plain(lines) == "⣿\n⣿"
+
+
+def test_the_plot_without_braille_uses_ascii_only():
+    curves = [Curve("a", (1, 2, 3, 4), area=True), Curve("b", (4, 4, 4, 4), sign="-")]
+    assert plain(plot(curves, 5, 2, 4, braille=False, ceiling=5)).isascii()
+
+
+def test_a_window_fills_the_plot_with_whole_columns():
+    for dots in (40, 110, 200):
+        for span in (20, 50, 200, 1000):
+            steps = fill(span, dots)
+            assert steps % dots == 0 or dots // steps * steps > dots - steps
+
+
+# --------------------------------------------------------------------------------------------------------------- bar
+
+
+def test_the_bar_is_as_long_as_its_room_and_in_proportion():
+    line = bar([("weights", 25), ("optimizer", 50), ("free", 25)], 100, 80, UNICODE)
+    assert [len(text) for text, _ in line] == [20, 40, 20]
+
+
+def test_many_small_lines_never_overflow_the_bar():
+    shown = [(name, 1000 + i) for i, name in enumerate(ORDER)]
+    for room in range(1, 60):
+        assert width(bar(shown, sum(v for _, v in shown), room, UNICODE)) == room
+
+
+def test_every_category_has_a_glyph_of_its_own_in_every_set():
+    for glyphs in (UNICODE, ASCII):
+        signs = [glyphs.lines[name] for name in ORDER]
+        assert len(set(signs)) == len(ORDER)
+        assert all(cells(sign) == 1 for sign in glyphs.lines.values())
+    assert all(sign.isascii() for sign in ASCII.lines.values())
+
+
+def test_every_category_has_a_colour_in_every_palette():
+    for palette in (DARK, LIGHT, ANSI):
+        assert set(ORDER) <= set(palette.lines)
+
+
+def test_the_equations_of_the_device_are_exact(store_of, new_run):
+    ledger = view_of(store_of(new_run().usual(20))).device.ledger
+    equations = sums(ledger)
+    assert [text.split()[0] for text in equations] == ["allocated", "reserved", "total"]
+    assert f"reserved {ledger.reserved:,} B = allocated {ledger.allocated:,} + slack {ledger.slack:,}" in equations
+
+
+def test_an_equation_that_does_not_add_up_is_not_written():
+    assert sums(Lines(weights=1, allocated=3, reserved=3)) == ["reserved 3 B = allocated 3"]
+
+
+@pytest.mark.parametrize("room", [20, 46, 80, 120])
+def test_the_device_panel_keeps_its_size(store_of, new_run, room):
+    shown = bars(view_of(store_of(new_run().usual(20))))
+    for height in (1, 2, 3, 5):
+        lines = device_lines(shown, room, height, UNICODE, "title")
+        assert len(lines) <= height
+        assert all(width(line) <= room for line in lines)
+
+
+# ------------------------------------------------------------------------------------------------------------ tables
+
+
+def test_phases_tile_the_step(store_of, new_run):
+    rows = phases(view_of(store_of(new_run().usual(20)))).rows
+    assert [r.phase for r in rows] == ["between", "forward", "backward", "optimizer"]
+    assert all(later.start == earlier.end for earlier, later in zip(rows, rows[1:], strict=False))
+
+
+def test_columns_drop_from_the_least_wanted_on(store_of, new_run):
+    shown = phases(view_of(store_of(new_run().usual(20))))
+    heads = [phase_lines(shown, room, 12, UNICODE, "")[0] for room in (60, 46, 38, 30, 22)]
+    words = [[word for word in ("start", "peak", "end", "Δ", "time") if word in plain([head])] for head in heads]
+    assert words == [
+        ["start", "peak", "end", "Δ", "time"],
+        ["start", "peak", "end", "Δ"],
+        ["start", "peak", "end"],
+        ["peak", "end"],
+        ["peak"],
+    ]
+
+
+def test_many_micro_batches_are_folded_by_phase(store_of, new_run):
+    rows = phases(view_of(store_of(new_run().usual(20)))).rows
+    folded = fold(rows * 4)
+    assert [r.count for r in folded] == [4, 4, 4, 4]
+    assert "forward ×4" in plain(phase_lines(phases_with(rows * 4), 60, 8, UNICODE, ""))
+
+
+def phases_with(rows):
+    from gpumon.tui.widgets.phase_table import Phases
+
+    return Phases(1, False, tuple(rows), None, None)
+
+
+def test_the_series_takes_each_step_once(store_of, new_run):
+    run = new_run().hello().steps(0, 30)
+    store = store_of(run)
+    series = Series()
+    first = list(series.follow(view_of(store).rank, 0, run.uuid))
+    assert series.follow(view_of(store).rank, 0, run.uuid) == first
+    run.events = []
+    for received in run.steps(30, 5).events:
+        store.apply(received)
+    assert [p.step for p in series.follow(view_of(store).rank, 0, run.uuid)] == list(range(35))
+
+
+def test_the_series_begins_anew_when_the_past_arrives_late(store_of, new_run):
+    run = new_run(seq=1000).hello().steps(100, 3)
+    store, series = store_of(run), Series()
+    series.follow(view_of(store).rank, 0, run.uuid)
+    past = new_run().hello().steps(90, 10, replayed=True)
+    for received in past.events:
+        store.apply(received)
+    assert [p.step for p in series.follow(view_of(store).rank, 0, run.uuid)] == list(range(90, 103))
+
+
+# ------------------------------------------------------------------------------------------------------------- words
+
+
+def test_every_word_a_panel_uses_is_explained():
+    kinds = [Panel]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        assert set(kind.TERMS) <= set(TERMS), kind
+
+
+def test_a_verdict_needs_the_device_total():
+    forecast = Forecast(10 * GIB, 9 * GIB, 11 * GIB, "backward", None, None, None, None, 5)
+    assert verdict(forecast, None) is None
+
+
+@pytest.mark.parametrize(
+    ("headroom", "p_oom", "word"),
+    [(40, 0.0, "fits"), (4, 0.0, "tight"), (40, 0.05, "tight"), (1, 0.6, "oom-ahead"), (-1, None, "oom-ahead")],
+)
+def test_the_verdict(headroom, p_oom, word):
+    forecast = Forecast(39 * GIB, 38 * GIB, 40 * GIB, "backward", headroom * GIB, p_oom, None, None, 5)
+    assert verdict(forecast, 80 * GIB) == word
+
+
+def test_the_end_says_reason_phase_and_step(store_of, new_run):
+    run = new_run().usual(5).goodbye("signal", 77, "backward", "SIGTERM")
+    assert ending(view_of(store_of(run)).rank) == "ended by a signal in backward, step 77 · SIGTERM"
+
+
+def test_the_header_keeps_the_name_and_the_state_at_any_width(store_of, new_run):
+    head = heading(view_of(store_of(new_run().usual(5).goodbye("finished", 5, "optimizer"))))
+    for room in range(18, 140):
+        (line, *_) = header_lines(head, room, UNICODE)
+        assert width(line) <= room
+        assert "finished" in plain([line])
+        assert "train" in plain([line])
+
+
+def test_what_the_driver_does_not_tell_is_said(store_of, new_run):
+    run = new_run().hello().step(1).host(utilization_percent=None, processes=None, why={"processes": "no permission"})
+    facts = host_facts(view_of(store_of(run)))
+    assert "utilization n/a" in facts.gpu
+    assert facts.others == "other processes n/a (no permission)"
+
+
+def test_findings_stand_in_order_of_weight_and_stay_in_their_line():
+    found = (
+        Finding("bucket-copy", "info", 3, "buckets hold one more copy", bytes=5 * GIB),
+        Finding("oom-ahead", "critical", 9, "full in 20 steps", remedy="smaller batch"),
+        Finding("tensor-leak", "warning", 1, "grows", bytes_per_step=4 << 20, holder="`outputs`", where="train.py:58"),
+    )
+    lines = finding_lines(Findings(found, None, True), 70, 4, UNICODE, "")
+    assert all(width(line) <= 70 for line in lines)
+    assert "tensor-leak  +4.0 MiB/step since 1" in plain(lines)

@@ -1,0 +1,212 @@
+"""The screen in a real pty: it comes, it goes, it leaves the terminal as it was, and never outlives it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpumon.link import Recording
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?>=<]*[a-zA-Z$]|\x1b[=>]")
+ALTERNATE, BACK = "\x1b[?1049h", "\x1b[?1049l"
+
+
+@dataclass
+class Terminal:
+    """A process whose terminal we hold the other end of; that terminal does not control it, so no SIGHUP comes."""
+
+    process: subprocess.Popen[bytes]
+    master: int
+    output: str = ""
+
+    def read_until(self, *wanted: str, seconds: float = 30.0) -> str:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if all(word in ESCAPES.sub("", self.output) or word in self.output for word in wanted):
+                return self.output
+            if select.select([self.master], [], [], 0.2)[0]:
+                try:
+                    self.output += os.read(self.master, 65536).decode(errors="replace")
+                except OSError:
+                    break
+            elif self.process.poll() is not None:
+                break
+        raise AssertionError(f"{wanted} never came; the end of what did: {ESCAPES.sub('', self.output)[-600:]!r}")
+
+    def press(self, keys: str) -> None:
+        os.write(self.master, keys.encode())
+
+    def ended(self, seconds: float = 15.0) -> int:
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < deadline:
+            if self.master >= 0 and select.select([self.master], [], [], 0.1)[0]:
+                try:
+                    self.output += os.read(self.master, 65536).decode(errors="replace")
+                except OSError:
+                    time.sleep(0.1)
+            elif self.master < 0:
+                time.sleep(0.1)
+        return self.process.wait(0.1)
+
+
+@pytest.fixture
+def recording(tmp_path: Path, new_run) -> Path:
+    path = tmp_path / "run.gpumon"
+    with Recording(path) as file:
+        for received in new_run().usual().events:
+            file.write(received)
+    return path
+
+
+@pytest.fixture
+def in_terminal() -> Iterator[object]:
+    started: list[Terminal] = []
+
+    def run(*arguments: str, size: tuple[int, int] = (120, 40), **environment: str) -> Terminal:
+        master, slave = os.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gpumon", *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            env={**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **environment},
+        )
+        os.close(slave)
+        started.append(Terminal(process, master))
+        return started[-1]
+
+    yield run
+    for terminal in started:
+        if terminal.process.poll() is None:
+            terminal.process.kill()
+        terminal.process.wait()
+        if terminal.master >= 0:
+            os.close(terminal.master)
+
+
+def test_q_leaves_the_terminal_as_it_was(in_terminal, recording) -> None:
+    terminal = in_terminal("replay", str(recording), "--speed", "0")
+    terminal.read_until("61.0 of 139.8 GiB at the peak")
+    terminal.press("q")
+    assert terminal.ended() == 0
+    assert terminal.output.index(ALTERNATE) < terminal.output.rindex(BACK)
+
+
+def test_ctrl_c_quits_like_q(in_terminal, recording) -> None:
+    terminal = in_terminal("replay", str(recording), "--speed", "0")
+    terminal.read_until("61.0 of 139.8 GiB")
+    terminal.press("\x03")
+    assert terminal.ended() == 0
+
+
+def test_a_terminal_that_vanishes_takes_the_viewer_with_it(in_terminal, recording) -> None:
+    terminal = in_terminal("replay", str(recording), "--speed", "0")
+    terminal.read_until("61.0 of 139.8 GiB")
+    os.close(terminal.master)
+    terminal.master = -1
+    assert terminal.ended() != 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_restores_the_terminal(in_terminal, recording, number) -> None:
+    terminal = in_terminal("replay", str(recording), "--speed", "0")
+    terminal.read_until("61.0 of 139.8 GiB")
+    terminal.process.send_signal(number)
+    assert terminal.ended() == 128 + number
+    assert BACK in terminal.output
+
+
+def test_a_tiny_terminal_is_harmless(in_terminal, recording) -> None:
+    terminal = in_terminal("replay", str(recording), "--speed", "0", size=(20, 5))
+    terminal.read_until("train.py", "cuda:0")
+    terminal.press("q")
+    assert terminal.ended() == 0
+
+
+def test_a_terminal_that_changes_its_size_is_followed(in_terminal, recording) -> None:
+    terminal = in_terminal("replay", str(recording), "--speed", "0", size=(80, 24))
+    terminal.read_until("61.0 of 139.8 GiB")
+    for columns, rows in ((20, 5), (1, 1), (200, 60)):
+        fcntl.ioctl(terminal.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        terminal.process.send_signal(signal.SIGWINCH)
+        time.sleep(0.4)
+    terminal.output = ""
+    terminal.read_until("H200")
+    terminal.press("q")
+    assert terminal.ended() == 0
+
+
+def test_no_color_writes_no_colour(in_terminal, recording) -> None:
+    terminal = in_terminal("replay", str(recording), "--speed", "0", NO_COLOR="1")
+    terminal.read_until("61.0 of 139.8 GiB")
+    terminal.press("q")
+    terminal.ended()
+    codes = [part for sgr in re.findall(r"\x1b\[([0-9;]*)m", terminal.output) for part in sgr.split(";")]
+    assert not [code for code in codes if re.fullmatch(r"[34][0-8]|9[0-7]|10[0-7]", code)]
+
+
+def test_a_console_without_utf8_gets_ascii(in_terminal, recording) -> None:
+    terminal = in_terminal("replay", str(recording), "--speed", "0", PYTHONIOENCODING="ascii:replace", PYTHONUTF8="0")
+    terminal.read_until("61.0 of 139.8 GiB", "W weights")
+
+
+def test_a_truncated_recording_is_played_as_far_as_it_goes_and_the_log_says_so(in_terminal, recording) -> None:
+    whole = recording.read_bytes()
+    recording.write_bytes(whole[: len(whole) * 2 // 3])
+    terminal = in_terminal("replay", str(recording), "--speed", "0")
+    terminal.read_until("cuda:0")
+    terminal.press("7")
+    terminal.read_until("damaged or cut off")
+
+
+@pytest.mark.parametrize("arguments", [["attach"], ["attach", "123"], ["replay", "FILE"]])
+def test_without_a_terminal_one_sentence_says_what_to_use(recording, arguments) -> None:
+    asked = [str(recording) if word == "FILE" else word for word in arguments]
+    done = subprocess.run(
+        [sys.executable, "-m", "gpumon", *asked], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "use --json" in done.stderr
+
+
+def test_a_picture_as_text_goes_into_a_pipe(recording) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpumon", "replay", str(recording), "--once"],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "110", "PYTHONIOENCODING": "utf-8"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "61.0 of 139.8 GiB at the peak (backward)" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_attach_names_what_is_wrong_and_what_to_do(in_terminal, tmp_path) -> None:
+    tmp_path.chmod(0o700)
+    terminal = in_terminal("attach", XDG_RUNTIME_DIR=str(tmp_path))
+    assert terminal.ended() == 1
+    assert "Error: No job with a gpumon agent runs here" in terminal.output
+    assert "gpumon run train.py" in terminal.output
+
+
+def test_first_picture_needs_neither_psutil_nor_nvml_nor_torch() -> None:
+    code = (
+        "import sys; import gpumon.cli.attach, gpumon.tui.app, gpumon.link.subscription; "
+        "print([m for m in ('psutil', 'pynvml', 'torch', 'numpy', 'gpumon.host.sampler') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
