@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -36,6 +37,17 @@ def session_file(session: str) -> Path:
 def remove_session(session: str) -> None:
     """Remove a session's table; processes that still run keep the one they have."""
     session_file(session).unlink(missing_ok=True)
+
+
+def _sweep() -> None:
+    """Remove tables of unnamed sessions whose starter ended over an hour ago; kill -9 leaves nobody else to do it."""
+    for path in Path("/dev/shm").glob(f"vgpu.{os.getuid()}.*-????????"):
+        pid = path.name.split(".")[2].partition("-")[0]
+        try:
+            if pid.isdigit() and not Path(f"/proc/{pid}").exists() and time.time() - path.stat().st_mtime > 3600:
+                path.unlink()
+        except FileNotFoundError:
+            continue  # somebody else swept it
 
 
 def environment(
@@ -81,6 +93,8 @@ def environment(
         boards, mig, None if sizes is None else [parse(size) for size in sizes],
         None if context is None else parse(context),
     )  # fmt: skip
+    if session is None:
+        _sweep()
     name = session or new_session()
     session_file(name)
     folder = build(python)

@@ -161,9 +161,19 @@ def test_a_signal_reaches_the_program_itself(virtual_gpu):
         assert program.wait(30) == -signal.SIGTERM
 
 
-def test_a_session_ends_with_its_file():
-    environment = {"VGPU_SESSION": vgpu.new_session()}
-    vgpu.remove_session(environment["VGPU_SESSION"])
+def test_tables_nobody_removed_are_swept_after_an_hour(torch_with_cuda):
+    def table(name: str, hours: float) -> Path:
+        path = Path(f"/dev/shm/vgpu.{os.getuid()}.{name}")
+        path.touch()
+        os.utime(path, (time.time() - hours * 3600,) * 2)
+        return path
+
+    gone, fresh = table("4194305-00000000", 2), table("4194305-11111111", 0.5)
+    mine = table(f"{os.getpid()}-00000000", 2)
+    vgpu.environment(python=os.environ.get("GPUMON_VIRTUAL_GPU_PYTHON", sys.executable))
+    assert [path.exists() for path in (gone, fresh, mine)] == [False, True, True]
+    fresh.unlink()
+    mine.unlink()
     with pytest.raises(ValueError, match="is not a session name"):
         vgpu.remove_session("../x")
 
