@@ -245,6 +245,7 @@ class Agent:
             self.governor.sample_every,
             int(median(costs)) if costs else None,
             _rss(),
+            tuple(index for _, index, _ in self.phases.readers or ()),
         )
 
     def _hello(self) -> wire.Hello:

@@ -344,6 +344,7 @@ class Heartbeat(_Message, frozen=True, tag="heartbeat"):
     sample_every: int = 1  # the governor's present rate
     boundary_ns: int | None = None  # the agent's own median cost of a boundary
     rss: Bytes | None = None
+    devices: Annotated[tuple[int, ...], Meta(max_length=64)] = ()  # torch's ordinals that the watched models live on
 
     def __post_init__(self) -> None:
         _clean_fields(self, "phase")

@@ -71,9 +71,12 @@ def _object(one: Glance) -> dict[str, object]:
 
 
 def _devices(one: Glance) -> list[str]:
+    """Those its models live on; until that is known, all that the process sees."""
     if one.hello is None:
         return []
-    return [d.kind if d.kind == "cpu" else f"{d.kind}:{d.index}" for d in one.hello.devices] or [one.hello.backend]
+    watched = one.heartbeat.devices if one.heartbeat else ()
+    devices = [d for d in one.hello.devices if d.index in watched or not watched]
+    return [d.kind if d.kind == "cpu" else f"{d.kind}:{d.index}" for d in devices] or [one.hello.backend]
 
 
 def _status(one: Glance) -> str:

@@ -1,6 +1,6 @@
 """A user's own loop that reads torch at every boundary and writes the figures down; it knows nothing of gpumon.
 
-    own_readings.py FIGURES [--steps N] [--micro-batches N] [--reset never|boundary|sometimes] [--pause S]
+own_readings.py FIGURES [--steps N] [--micro-batches N] [--reset never|boundary|sometimes] [--pause S]
 """
 
 from __future__ import annotations
