@@ -8,7 +8,8 @@ Teachers, EMA copies and losses own none of them and are left alone.
 The top is not always what training calls: containers without a forward, Lightning's modules, a GAN in one module.
 So the modules below that own the same parameters are *entries* too, and so is a module that later takes an adopted
 one as its child; of nested forwards only the outermost is a phase. At the optimizer's first steps the entries that
-proved needless are let go, and where no forward was seen at all the search goes one level down.
+proved needless are let go, and where no forward was seen at all the search goes one level down, to a child that owns
+everything sought.
 
 Cost: 1 µs per registration; per optimizer one pass over the parameters of the noted tops; nothing after that.
 Known limitations: parameters used without any module's forward show none (the phases then infer it); a model that was
@@ -77,9 +78,14 @@ class _Search:
         self.levels += 1
         if not below or self.levels > _LEVELS_MAX:
             return False
-        # several are models of their own (an actor and a critic) only if they are few and have parts; the layers that
-        # a method of the model's own calls one by one are not: that forward is better inferred than cut to pieces
-        if len(below) > 1 and (len(below) > _SIBLINGS_MAX or not all(module._modules for module in below)):
+        # several are models of their own (an actor and a critic) only below a container, if they are few and have
+        # parts; what another method of a model (`model.encode()`) calls one by one are its layers: that forward is
+        # better inferred than cut to pieces
+        if len(below) > 1 and not (
+            _is_never_called(_alive(self.frontier))
+            and len(below) <= _SIBLINGS_MAX
+            and all(module._modules for module in below)
+        ):
             return False
         self.frontier = [weakref.ref(module) for module in below]
         self.entries += self.frontier
