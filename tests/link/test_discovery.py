@@ -157,6 +157,7 @@ def test_two_jobs_of_one_name_are_choices(start: Start) -> None:
         ("ipc:///etc/passwd", link.NotGpumon, "/etc/passwd is no socket"),
         ("ipc:///" + "x" * 200, link.NotGpumon, "too long for a socket"),
     ],
+    ids=["no process", "no agent", "no name", "tcp", "no socket", "a file", "too long"],
 )
 def test_what_cannot_be_attached_to_is_told_in_one_sentence(
     runtime: Path, target: str, error: type[link.LinkError], sentence: str
