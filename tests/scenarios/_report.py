@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import resource
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -131,4 +132,6 @@ class Report:
 
     @staticmethod
     def _line(**fields: Any) -> None:
-        print(json.dumps(fields), flush=True)
+        # one write: torchrun runs python -u, where print() writes the newline apart and two ranks share a line
+        sys.stdout.write(json.dumps(fields) + "\n")
+        sys.stdout.flush()
