@@ -93,7 +93,6 @@ def main() -> int:
     times = parser.parse_args().times
     gpumon = [sys.executable, "-m", "gpumon"]
     with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o700)
         os.environ["XDG_RUNTIME_DIR"] = folder
         script = Path(folder) / "train.py"
         script.write_text(SCRIPT)

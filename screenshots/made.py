@@ -75,7 +75,7 @@ SCENES = (
 def record(scene: Scene, folder: Path) -> Path:
     """Trains and records; the recording."""
     os.environ["XDG_RUNTIME_DIR"] = str(folder)
-    python, session = sys.executable, f"pictures-{os.getpid()}"
+    python, session = sys.executable, f"pictures-{folder.name}"
     on_devices = [python, "-m", "gpumon.virtual_gpu", "run", "-s", session, *scene.devices, "--"]
     words = [str(SCENARIOS / word) if word.endswith(".py") else word for word in scene.command]
     words[:1] = [str(Path(python).parent / "torchrun")] if words[0] == "torchrun" else words[:1]

@@ -259,8 +259,6 @@ class MonitorApp(App[int]):
             if wanted is not None:
                 self._source, self._rank_wanted = wanted.source, None
         view = choose(frame, reports, self._source, self._device, span=self._span, paused=self._paused, said=self._said)
-        if view.rank is not None and self._source is None:
-            self._source = view.rank.source
         return view
 
     def _note_changes(self, frame: Frame) -> None:
@@ -295,7 +293,7 @@ class MonitorApp(App[int]):
     def next_rank(self, by: int) -> None:
         ranks = self.view.frame.ranks
         if len(ranks) > 1:
-            at = next((i for i, r in enumerate(ranks) if r.source == self._source), 0)
+            at = next((i for i, r in enumerate(ranks) if r is self.view.rank), 0)
             self._source, self._device = ranks[(at + by) % len(ranks)].source, None
             self._again()
 

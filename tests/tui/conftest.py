@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
+from textual.pilot import Pilot
 
 from gpumon.session.store import SessionStore
 from gpumon.tui.app import MonitorApp, Options
@@ -53,12 +54,23 @@ class Run:
 
     def hello(self, **changes: object) -> Run:
         fields: dict[str, object] = {
-            "protocol": (wire.PROTOCOL_MAJOR, wire.PROTOCOL_MINOR), "agent": "0.1.0", "nonce": self.source,
-            "name": self.name, "host": "node1", "pid": self.pid, "start_time": 1, "boot_id": "b",
-            "argv": (self.name,), "python": "3.11", "clock": wire.Clock(0, START_NS), "backend": "cuda",
-            "torch": "2.15.0+cu132", "devices": (wire.Device(0, self.uuid, self.device, self.total),),
-            "rank": self.rank, "world_size": self.world_size,
-        }  # fmt: skip
+            "protocol": (wire.PROTOCOL_MAJOR, wire.PROTOCOL_MINOR),
+            "agent": "0.1.0",
+            "nonce": self.source,
+            "name": self.name,
+            "host": "node1",
+            "pid": self.pid,
+            "start_time": 1,
+            "boot_id": "b",
+            "argv": (self.name,),
+            "python": "3.11",
+            "clock": wire.Clock(0, START_NS),
+            "backend": "cuda",
+            "torch": "2.15.0+cu132",
+            "devices": (wire.Device(0, self.uuid, self.device, self.total),),
+            "rank": self.rank,
+            "world_size": self.world_size,
+        }
         self.say(wire.Hello(**{**fields, **changes}))  # type: ignore[arg-type]
         return self
 
@@ -85,32 +97,75 @@ class Run:
             self.t_ns += took
             self.say(
                 wire.Phase(
-                    step, phase, 0, 0, self.t_ns, took, allocated=end, allocated_peak=peak, reserved=reserved,
-                    reserved_peak=reserved, active=end, inactive_split=0, requested=end - 90 * MIB // self.shrink, allocations=900,
-                    retries=0, ooms=0, flags=wire.SAMPLED if sampled else 0,
+                    step,
+                    phase,
+                    0,
+                    0,
+                    self.t_ns,
+                    took,
+                    allocated=end,
+                    allocated_peak=peak,
+                    reserved=reserved,
+                    reserved_peak=reserved,
+                    active=end,
+                    inactive_split=0,
+                    requested=end - 90 * MIB // self.shrink,
+                    allocations=900,
+                    retries=0,
+                    ooms=0,
+                    flags=wire.SAMPLED if sampled else 0,
                 ),
-                numbered=True, replayed=replayed,
-            )  # fmt: skip
+                numbered=True,
+                replayed=replayed,
+            )
         if sampled:
             self.say(
                 wire.Ledger(
-                    step, "optimizer", 0, 0, base, base - 90 * MIB // self.shrink, reserved, weights=w, buffers=0, gradients=w,
-                    optimizer=2 * w, inputs=2 * MIB, activations=0, workspaces=32 * MIB // self.shrink,
+                    step,
+                    "optimizer",
+                    0,
+                    0,
+                    base,
+                    base - 90 * MIB // self.shrink,
+                    reserved,
+                    weights=w,
+                    buffers=0,
+                    gradients=w,
+                    optimizer=2 * w,
+                    inputs=2 * MIB,
+                    activations=0,
+                    workspaces=32 * MIB // self.shrink,
                 ),
-                numbered=True, replayed=replayed,
-            )  # fmt: skip
+                numbered=True,
+                replayed=replayed,
+            )
             peak = base + up + 200 * MIB // self.shrink
             self.say(
                 wire.Ledger(
-                    step, "backward", 0, 0, peak, peak - 90 * MIB // self.shrink, reserved, weights=w, gradients=w, optimizer=2 * w,
-                    inputs=2 * MIB, activations=up, workspaces=32 * MIB // self.shrink, peak=True, module="blocks.23.mlp",
+                    step,
+                    "backward",
+                    0,
+                    0,
+                    peak,
+                    peak - 90 * MIB // self.shrink,
+                    reserved,
+                    weights=w,
+                    gradients=w,
+                    optimizer=2 * w,
+                    inputs=2 * MIB,
+                    activations=up,
+                    workspaces=32 * MIB // self.shrink,
+                    peak=True,
+                    module="blocks.23.mlp",
                 ),
-                numbered=True, replayed=replayed,
-            )  # fmt: skip
+                numbered=True,
+                replayed=replayed,
+            )
         self.say(
             wire.Step(step, self.t_ns, STEP_NS, input_bytes=2 * MIB, input_shapes=((8, 1024),), phases=4),
-            numbered=True, replayed=replayed,
-        )  # fmt: skip
+            numbered=True,
+            replayed=replayed,
+        )
         return self
 
     def steps(self, first: int, count: int, **how: object) -> Run:
@@ -131,16 +186,27 @@ class Run:
         context = 540 * MIB
         reserved = self.reserved
         fields: dict[str, object] = {
-            "uuid": self.uuid, "name": self.device, "total": self.total, "free": self.total - reserved - context,
-            "used": reserved + context, "processes": (wire.DeviceProcess(self.pid, reserved + context, "python"),),
-            "utilization_percent": 83, "temperature_c": 61, "power_mw": 412_000, "power_limit_mw": 700_000,
-        }  # fmt: skip
+            "uuid": self.uuid,
+            "name": self.device,
+            "total": self.total,
+            "free": self.total - reserved - context,
+            "used": reserved + context,
+            "processes": (wire.DeviceProcess(self.pid, reserved + context, "python"),),
+            "utilization_percent": 83,
+            "temperature_c": 61,
+            "power_mw": 412_000,
+            "power_limit_mw": 700_000,
+        }
         children = tuple(wire.ChildProcess(self.pid + i, "python", 310 * MIB) for i in range(1, 5))
         host = wire.Host(
-            "node1", self.t_ns, driver="580.1", devices=(wire.DeviceReading(**{**fields, **changes}),),  # type: ignore[arg-type]
+            "node1",
+            self.t_ns,
+            driver="580.1",
+            devices=(wire.DeviceReading(**{**fields, **changes}),),  # type: ignore[arg-type]
             processes=(wire.ProcessReading(self.pid, round(3.2 * GIB), 104.0, 60, children),),
-            memory_total=256 * GIB, memory_available=190 * GIB,
-        )  # fmt: skip
+            memory_total=256 * GIB,
+            memory_available=190 * GIB,
+        )
         self.events.append(wire.Received("host:node1", START_NS + self.t_ns, host))
         return self
 
@@ -191,6 +257,11 @@ class Reader:
     def clock(self) -> int:
         return self.now_ns
 
+    @property
+    def taken(self) -> bool:
+        """Everything was handed to the app."""
+        return self._queue.empty()
+
 
 MakeApp = Callable[..., MonitorApp]
 
@@ -206,15 +277,37 @@ def reader_of() -> Callable[..., Reader]:
 
 
 @pytest.fixture
-def app_of() -> MakeApp:
+def readers() -> list[Reader]:
+    return []
+
+
+@pytest.fixture
+def app_of(readers: list[Reader]) -> MakeApp:
     """An app that plays the runs; its clock stands where they end."""
 
     def make(*runs: Run, reader: Reader | None = None, **options: object) -> MonitorApp:
         reader = reader or Reader(*runs)
         made = Options(**options)  # type: ignore[arg-type]
-        return MonitorApp(lambda: reader(), clock=reader.clock, options=made)
+        app = MonitorApp(lambda: reader(), clock=reader.clock, options=made)
+        readers.append(reader)
+        return app
 
     return make
+
+
+@pytest.fixture
+def settled(app_of: MakeApp, readers: list[Reader]) -> Callable[[Pilot[int]], Awaitable[None]]:
+    """Waits until the app has taken every event and drawn it, however busy the machine is."""
+
+    async def wait(pilot: Pilot[int]) -> None:
+        while not all(reader.taken for reader in readers):
+            await pilot.pause(0.02)
+        await pilot.pause()
+        for _ in range(3):  # heights may follow what is shown
+            pilot.app.redraw()  # type: ignore[attr-defined]
+            await pilot.pause(0.05)
+
+    return wait
 
 
 @pytest.fixture

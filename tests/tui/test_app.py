@@ -155,6 +155,13 @@ async def test_enter_on_a_rank_opens_it_on_the_overview(app_of, new_run) -> None
         assert "pid 601 · rank 1 of 3" in text_of(app)
 
 
+async def test_the_first_rank_is_shown_whichever_is_heard_first(app_of, new_run) -> None:
+    app = app_of(*(new_run(rank=i, world_size=3, pid=600 + i).usual(20) for i in (2, 0, 1)))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause(0.6)
+        assert "pid 600 · rank 0 of 3" in text_of(app)
+
+
 async def test_one_rank_has_no_ranks_screen(app_of, new_run) -> None:
     app = app_of(new_run().usual(20))
     async with app.run_test(size=(120, 40)) as pilot:

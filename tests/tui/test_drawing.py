@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from gpumon.analysis import Reporter
@@ -18,6 +20,7 @@ from gpumon.tui.widgets.host_line import host_facts
 from gpumon.tui.widgets.panel import Panel
 from gpumon.tui.widgets.phase_table import fold, phase_lines, phases
 from gpumon.tui.widgets.timeline import Series, fill
+from gpumon_agent import wire
 
 GIB = 1 << 30
 
@@ -149,7 +152,16 @@ def test_the_device_panel_keeps_its_size(store_of, new_run, room):
 def test_phases_tile_the_step(store_of, new_run):
     rows = phases(view_of(store_of(new_run().usual(20)))).rows
     assert [r.phase for r in rows] == ["between", "forward", "backward", "optimizer"]
-    assert all(later.start == earlier.end for earlier, later in zip(rows, rows[1:], strict=False))
+    assert all(later.start == earlier.end for earlier, later in pairwise(rows))
+
+
+def test_a_step_whose_figures_were_not_read_gives_way_to_one_that_has_them(store_of, new_run):
+    run = new_run().usual(20)
+    run.say(wire.Phase(12_432, "forward", 0, 0, run.t_ns, 1), numbered=True)
+    run.say(wire.Step(12_432, run.t_ns, 1, phases=1), numbered=True)
+    shown = phases(view_of(store_of(run)))
+    assert shown.step == 12_431
+    assert all(row.end is not None for row in shown.rows)
 
 
 def test_columns_drop_from_the_least_wanted_on(store_of, new_run):

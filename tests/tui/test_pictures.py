@@ -14,78 +14,82 @@ GIB = 1 << 30
 Settle = Callable[..., Any]
 
 
-async def settled(pilot: Pilot[Any]) -> None:
-    await pilot.pause(0.6)
+@pytest.fixture
+def pressing(settled: Settle) -> Callable[..., Settle]:
+    """Presses keys once everything is drawn, and waits again."""
 
+    def keys(*pressed: str) -> Settle:
+        async def run(pilot: Pilot[Any]) -> None:
+            await settled(pilot)
+            for key in pressed:
+                await pilot.press(key)
+                await pilot.pause(0.1)
+            await settled(pilot)
 
-def pressing(*keys: str) -> Settle:
-    async def run(pilot: Pilot[Any]) -> None:
-        await settled(pilot)
-        await pilot.press(*keys)
-        await pilot.pause(0.4)
+        return run
 
-    return run
+    return keys
 
 
 @pytest.mark.parametrize("theme", ["gpumon-dark", "gpumon-light", "gpumon-ansi"])
 @pytest.mark.parametrize("size", [LARGE, SMALL], ids=["120x40", "80x24"])
-def test_overview(snap_compare, app_of, new_run, size, theme) -> None:
+def test_overview(snap_compare, app_of, new_run, size, theme, settled) -> None:
     assert snap_compare(app_of(new_run().usual(), theme=theme), terminal_size=size, run_before=settled)
 
 
-def test_overview_in_ascii(snap_compare, app_of, new_run) -> None:
+def test_overview_in_ascii(snap_compare, app_of, new_run, settled) -> None:
     assert snap_compare(app_of(new_run().usual(), ascii=True), terminal_size=SMALL, run_before=settled)
 
 
-def test_overview_without_colour(snap_compare, app_of, new_run, monkeypatch) -> None:
+def test_overview_without_colour(snap_compare, app_of, new_run, monkeypatch, settled) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     assert snap_compare(app_of(new_run().usual()), terminal_size=LARGE, run_before=settled)
 
 
 @pytest.mark.parametrize("size", [(20, 5), (46, 14), (60, 30), (200, 60)], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_overview_at_other_sizes(snap_compare, app_of, new_run, size) -> None:
+def test_overview_at_other_sizes(snap_compare, app_of, new_run, size, settled) -> None:
     assert snap_compare(app_of(new_run().usual()), terminal_size=size, run_before=settled)
 
 
-def test_nothing_heard_yet(snap_compare, app_of) -> None:
+def test_nothing_heard_yet(snap_compare, app_of, settled) -> None:
     assert snap_compare(app_of(), terminal_size=LARGE, run_before=settled)
 
 
-def test_before_the_first_step(snap_compare, app_of, new_run) -> None:
+def test_before_the_first_step(snap_compare, app_of, new_run, settled) -> None:
     assert snap_compare(app_of(new_run().hello().model().synced()), terminal_size=LARGE, run_before=settled)
 
 
-def test_an_exception_ended_it(snap_compare, app_of, new_run) -> None:
+def test_an_exception_ended_it(snap_compare, app_of, new_run, settled) -> None:
     run = new_run().usual()
     run.goodbye("exception", 12_432, "backward", "RuntimeError: shapes do not match")
     assert snap_compare(app_of(run), terminal_size=LARGE, run_before=settled)
 
 
-def test_a_leak_and_an_oom(snap_compare, app_of, new_run) -> None:
+def test_a_leak_and_an_oom(snap_compare, app_of, new_run, settled) -> None:
     run = new_run().leaking()
     assert snap_compare(app_of(run), terminal_size=LARGE, run_before=settled)
 
 
 @pytest.mark.parametrize("size", [LARGE, SMALL], ids=["120x40", "80x24"])
-def test_ranks(snap_compare, app_of, new_run, size) -> None:
+def test_ranks(snap_compare, app_of, new_run, size, pressing) -> None:
     runs = [new_run(rank=i, world_size=8, pid=5000 + i, extra=(i == 5) * 3 * GIB).usual(60) for i in range(8)]
     assert snap_compare(app_of(*runs), terminal_size=size, run_before=pressing("2", "down", "down"))
 
 
-def test_log(snap_compare, app_of, new_run) -> None:
+def test_log(snap_compare, app_of, new_run, pressing) -> None:
     run = new_run().usual().notice("torch.compile graphs replay: phases inside cannot be seen")
     run.goodbye("finished", 12_432, "optimizer")
     assert snap_compare(app_of(run), terminal_size=LARGE, run_before=pressing("7"))
 
 
 @pytest.mark.parametrize("size", [LARGE, SMALL], ids=["120x40", "80x24"])
-def test_help(snap_compare, app_of, new_run, size) -> None:
+def test_help(snap_compare, app_of, new_run, size, pressing) -> None:
     assert snap_compare(app_of(new_run().usual()), terminal_size=size, run_before=pressing("question_mark"))
 
 
-def test_explanation_of_the_device(snap_compare, app_of, new_run) -> None:
+def test_explanation_of_the_device(snap_compare, app_of, new_run, pressing) -> None:
     assert snap_compare(app_of(new_run().usual()), terminal_size=LARGE, run_before=pressing("tab", "e"))
 
 
-def test_a_small_run_on_a_large_device(snap_compare, app_of, new_run) -> None:
+def test_a_small_run_on_a_large_device(snap_compare, app_of, new_run, settled) -> None:
     assert snap_compare(app_of(new_run(shrink=64).usual()), terminal_size=LARGE, run_before=settled)

@@ -76,7 +76,7 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
     if room >= 50:
         peak.append((f"  in {f.phase}", "dim"))
     lines.append(fit(peak, room))
-    left_over = size(f.headroom) if f.headroom is not None else "n/a (device total not known)"
+    left_over = size(f.headroom) if f.headroom is not None else "n/a (no matching reading of the driver)"
     lines.append(
         fit(
             [(f"   {'headroom':<{pad - 3}}", "dim"), (left_over, _ROLE[word] if word and word != "fits" else "strong")],

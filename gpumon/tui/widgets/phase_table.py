@@ -15,6 +15,9 @@ from gpumon_agent import wire
 LONG_STEP_NS = 500_000_000
 """A step slower than this is shown as it goes, phase by phase; a faster one when it closed."""
 
+LOOK_BACK = 256
+"""Steps in which one with figures is looked for."""
+
 _NOTES = (
     (wire.ABORTED, "aborted by an exception"),
     (wire.OVERLAPPED, "threads overlap"),
@@ -58,6 +61,7 @@ class Phases:
     rows: tuple[Row, ...]
     live: str | None
     live_s: int | None  # whole seconds in the live phase, once that is long
+    every: int = 1  # the agent reads the allocator on every so many steps
 
 
 def rows_of(record: StepRecord, before: StepRecord | None, device: int) -> list[Row]:
@@ -75,8 +79,10 @@ def phases(view: View) -> Phases:
     rank, device = view.rank, view.index
     if rank is None or device is None:
         return Phases(None, False, (), None, None)
-    closed = rank.steps[-1] if rank.steps else None
-    before = rank.steps[-2] if len(rank.steps) > 1 else None
+    at = _newest_read(rank, device)
+    closed = rank.steps[at] if rank.steps else None
+    before = rank.steps[at - 1] if len(rank.steps) > -at else None
+    every = rank.heartbeat.sample_every if rank.heartbeat and at < -1 else 1
     rows = rows_of(closed, before, device) if closed else []
     step, running = (closed.step if closed else None), False
     open_ = rank.open_step
@@ -87,7 +93,16 @@ def phases(view: View) -> Phases:
         rest = [_past(r) for r in rows if (r.phase, r.index) not in seen]
         rows, step, running = new + rest, open_.step, True
     live, live_s = _live(rank, view.frame.unix_ns)
-    return Phases(step, running, tuple(rows), live, live_s)
+    return Phases(step, running, tuple(rows), live, live_s, every)
+
+
+def _newest_read(rank: RankFrame, device: int) -> int:
+    """Index from the end of the newest step whose figures were read: the agent, to keep its budget, may skip some."""
+    for back in range(1, min(len(rank.steps), LOOK_BACK) + 1):
+        here = rank.steps[-back].on(device)
+        if here and all(p.allocated is not None for p in here):
+            return -back
+    return -1
 
 
 def _past(row: Row) -> Row:
@@ -170,7 +185,8 @@ def phase_lines(p: Phases, room: int, height: int, glyphs: Glyphs, title: str) -
         lines.append(((f" {glyphs.now} ", "good"), (p.live, "strong"), (f" now{since}", "dim")))
     if len(lines) < height and where:
         long = f" · {p.live} for {p.live_s} s" if p.live_s and p.live in known else ""
-        lines.append(((f"   {where}{long}", "dim"),))
+        seldom = f" · read every {p.every} steps, for speed" if p.every > 1 else ""
+        lines.append(((f"   {where}{long}{seldom}", "dim"),))
     measured = [r for r in rows if r.peak is not None and r.end is not None]
     if measured and height >= len(lines) + len(measured) + 2 and room >= name_room + 12:
         lines += [EMPTY, *_ranges(measured, rows, name_room, room - name_room - 3, glyphs)]
