@@ -119,6 +119,17 @@ class Timeline(Panel):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._series = Series()
+        self._shown: object = None
+        self._waited = False
+
+    def show(self, view: View) -> None:
+        """Only new steps: at every second turn, once a second. A plot that moves is the dearest thing on the screen."""
+        shown = (view.rank.source, view.rank.status) if view.rank else None, view.index, view.span, view.paused
+        if shown == self._shown and not self._waited:
+            self._waited = True
+            return
+        self._shown, self._waited = shown, False
+        super().show(view)
 
     def pick(self, view: View) -> History:
         if view.rank is None or view.index is None:
