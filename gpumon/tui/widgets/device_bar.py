@@ -123,7 +123,7 @@ def bar(shown: list[tuple[str, int]], total: int, room: int, glyphs: Glyphs) -> 
 
 def _legend(shown: list[tuple[str, int]], glyphs: Glyphs, label: int = 0) -> list[Line]:
     """The unit first (below the bars' names, `label` cells wide), then sign, line and figure of each."""
-    unit = unit_for(*(value for _, value in shown))
+    unit = unit_for(*(value for name, value in shown if name))
     items: list[Line] = []
     small = sum(value for name, value in shown if name not in ("", *DRIVER)) // SMALL
     for name, value in shown:

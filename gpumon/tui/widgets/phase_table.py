@@ -171,7 +171,9 @@ def phase_lines(p: Phases, room: int, height: int, glyphs: Glyphs, title: str) -
     dropped = sorted(range(5), key=lambda i: -wanted[i][1])[:fits] if fits < 5 else range(5)
     shown = sorted(dropped)
     where = f"step {p.step:,}{' …' if p.running and glyphs.braille else ''}" if p.step is not None else ""
-    head: list[Span] = [(left(f" Phases {unit.name if rows else ''}", name_room), title)]
+    head: list[Span] = [
+        (left(f" Phases {unit.name if any(r.end is not None for r in rows) else ''}", name_room), title)
+    ]
     head += [(right(wanted[i][0], _NUMBER), "dim") for i in shown]
     lines: list[Line] = [tuple(head)]
     if not rows:
