@@ -30,7 +30,7 @@ from torch.nn.modules.module import (
 )
 from torch.optim import Optimizer
 
-from .guard import Guard
+from .guard import Guard, leave_no_frame
 from .wrappers import is_wrapper
 
 _SIBLINGS_MAX = 4
@@ -126,8 +126,7 @@ class Finder:
             try:
                 original(self, *args, **kwargs)
             except BaseException as error:
-                if error.__traceback__ is not None:
-                    error.__traceback__ = error.__traceback__.tb_next  # the user's traceback as if we were not here
+                leave_no_frame(error)
                 raise
             after(self)
 

@@ -62,5 +62,13 @@ def leave_no_frame(error: BaseException) -> None:
 
     So the user's traceback is the one of the unwatched script, printed or formatted.
     """
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next
+    if error.__traceback__ is None:
+        return
+    error.__traceback__ = rest = error.__traceback__.tb_next
+    if sys.version_info < (3, 11):  # there a bare `raise` takes the handler's traceback, not the exception's
+        import ctypes
+
+        state = (type(error), error, rest)
+        for each in state:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))  # the call takes them over
+        ctypes.pythonapi.PyErr_SetExcInfo(*map(ctypes.py_object, state))

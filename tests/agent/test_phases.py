@@ -79,6 +79,7 @@ def test_accumulation_repeats_forward_and_backward_in_one_step(watch: Any) -> No
     assert watch.steps()[0].input_shapes == ((2, 4), (2, 4))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")  # checkpoint() of torch 2.4
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_recomputed_forward_belongs_to_backward(watch: Any, reentrant: bool) -> None:
     class Checkpointed(Net):
@@ -93,6 +94,7 @@ def test_a_recomputed_forward_belongs_to_backward(watch: Any, reentrant: bool) -
     assert watch.words()[1] == ["between", "forward", "backward recomputed", "optimizer"]
 
 
+@pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")  # checkpoint() of torch 2.4
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_root_that_is_itself_recomputed_shows_no_second_forward(watch: Any, reentrant: bool) -> None:
     model, optimizer = build()
@@ -166,6 +168,7 @@ def test_an_optimizer_inside_another_counts_once(watch: Any) -> None:
     assert watch.words() == [FIRST, STEP, STEP]
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")  # LBFGS of torch 2.8
 def test_lbfgs_runs_forward_and_backward_inside_its_step(watch: Any) -> None:
     model = Net()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=2)

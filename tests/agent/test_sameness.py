@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import os
 import pickle
 import subprocess
 import sys
@@ -305,7 +306,7 @@ Fails.apply(model(torch.ones(2, 4))).sum().backward()
             text=True,
             timeout=100,
             check=False,
-            env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path), "WATCHED": watched},
+            env={**os.environ, "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path), "WATCHED": watched},
         )
         told.append((done.returncode, done.stdout, done.stderr))
     assert told[0] == told[1]
