@@ -9,6 +9,7 @@ import json
 import os
 import runpy
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ def main() -> None:
         agent = getattr(sys.modules.get("gpumon_agent.agent"), "_agent", None)
         if agent is not None and torch.cuda.is_initialized():
             device = torch.device("cuda", torch.cuda.current_device())
+            if phase == "between" and torch.distributed.is_initialized():
+                time.sleep(0.5)  # NCCL's watchdog keeps the buckets from before the rebuild until it looks again
             owners = agent.inventory.owners(device)
             requested = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
             rank = int(os.environ.get("RANK", "0"))

@@ -16,8 +16,7 @@ HERE = Path(__file__).resolve().parent
 def looked_at(virtual_gpu, *words, devices=1, launcher=()) -> list[dict[str, Any]]:
     """The lines of one rank's `beside.py`."""
     environment = {
-        # without lag, or what was freed while another stream may still use it counts for a while
-        **virtual_gpu(devices=devices, stream_delay=0).environment,
+        **virtual_gpu(devices=devices).environment,
         "GPUMON_GOVERNOR": "off",
         "CUBLAS_WORKSPACE_CONFIG": ":0:0",  # before 2.15 torch keeps its workspaces, owned by nobody
     }
