@@ -52,6 +52,8 @@ def run(virtual_gpu: Any, tmp_path: Path) -> Run:
             timeout=150,
             check=False,
         )
+        if "cannot import name 'fully_shard'" in done.stderr:
+            pytest.skip("this torch has FSDP2 only in its private modules")
         assert (done.returncode != 0) == bool(scenario.fails), done.stderr
         recorded = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(scenario.ranks)]
         assert not any(rank["failures"] for rank in recorded), done.stderr

@@ -22,6 +22,8 @@ def looked_at(virtual_gpu, *words, devices=1, launcher=()) -> list[dict[str, Any
     }
     command = [sys.executable, "-m", "gpumon", "run", *launcher, str(HERE / "beside.py"), *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170)
+    if "cannot import name 'fully_shard'" in done.stderr:
+        pytest.skip("this torch has FSDP2 only in its private modules")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank"')]
     return [line for line in lines if line["rank"] == 0]
