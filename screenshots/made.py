@@ -80,9 +80,7 @@ def record(scene: Scene, folder: Path) -> Path:
     words = [str(SCENARIOS / word) if word.endswith(".py") else word for word in scene.command]
     words[:1] = [str(Path(python).parent / "torchrun")] if words[0] == "torchrun" else words[:1]
     path = folder / "recording"
-    train = subprocess.Popen(
-        [*on_devices, python, "-m", "gpumon", "run", *words], stdout=subprocess.DEVNULL, start_new_session=True
-    )
+    train = subprocess.Popen([*on_devices, python, "-m", "gpumon", "run", *words], stdout=subprocess.DEVNULL)
     recorder = None
     try:
         deadline = time.monotonic() + PATIENCE_S
@@ -105,8 +103,8 @@ def record(scene: Scene, folder: Path) -> Path:
             recorder.kill()
             recorder.wait()
         if train.poll() is None:
-            os.killpg(train.pid, signal.SIGKILL)
-        train.wait()
+            train.terminate()  # torchrun ends its ranks, which are in sessions of their own
+        train.wait(PATIENCE_S)
     return path
 
 

@@ -299,6 +299,8 @@ class Agent:
             probe.stop()
         self._farewell.remove()
         step, phase, _ = self.recorder.now
+        if reason == "exception" and self.phases.aborted is not None:
+            phase = self.phases.aborted
         goodbye = wire.Goodbye(reason, time.monotonic_ns(), step, phase, detail)
         self.recorder.append(goodbye)
         self.publisher.close(goodbye)

@@ -109,6 +109,7 @@ class Phases:
         self._pending = False  # optimizers take turns: the step waits for the next event
         self._due = False  # an optimizer stepped inside the engine: the step closes with it
         self._ended_ns = 0
+        self.aborted: str | None = None  # the phase that an exception ended, until the next one closes
         recorder.now = (0, LOAD, opened_ns)
         self._begin_step()
 
@@ -351,6 +352,7 @@ class Phases:
                 self._read_ledger(step, label, index, where, r)
                 ledger_ns += monotonic_ns() - began
         self._opened_ns = now
+        self.aborted = label if flags & ABORTED else None
         self._recorder.now = (step, following, now)
         governor.ledger_ns += ledger_ns
         cost = monotonic_ns() - now - ledger_ns

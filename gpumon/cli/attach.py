@@ -61,9 +61,9 @@ def command(
     """
     if not as_json and (steps or seconds):
         raise click.UsageError("--steps and --for go with --json: the screen stays until you quit it")
-    if not as_json and not once:
-        need_a_terminal(NO_TERMINAL)
     if wait:
+        if not as_json and not once:
+            need_a_terminal(NO_TERMINAL)
         _wait_for(target)
     if as_json:
         from gpumon.cli.attach_json import attach_json
@@ -89,6 +89,7 @@ def command(
         from gpumon.tui.once import print_live
 
         raise click.exceptions.Exit(print_live(descriptors, look, this_machine))
+    need_a_terminal(NO_TERMINAL)
     from gpumon.tui.app import MonitorApp
 
     feed = (lambda: link.subscribe(descriptors, follow=True)) if descriptors else None
@@ -169,5 +170,5 @@ def need_a_terminal(why_not: str) -> None:
 
 
 def sentence(text: str) -> str:
-    """As a sentence for a person."""
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+    """As a sentence for a person. It may begin with a file's name: the first letter stays as it is."""
+    return text + ("" if text.endswith((".", "!", "?")) else ".")

@@ -51,6 +51,7 @@ class Connection:
     def __init__(self, owner: Owner, descriptor: Descriptor) -> None:
         self.descriptor = descriptor
         self.feed = Feed(descriptor.nonce)
+        self._phase: wire.Phase | None = None  # the newest
         self.ended = False
         self._owner = owner
         self._began = self._heard = time.monotonic()
@@ -125,7 +126,9 @@ class Connection:
             self._asked = self._heard  # it is on its way: patience begins anew
         for received in self.feed.take(packet, time.time_ns(), answer=answer):
             self._owner.put(received)
-            if isinstance(received.event, wire.Hello):
+            if isinstance(received.event, wire.Phase):
+                self._phase = received.event
+            elif isinstance(received.event, wire.Hello):
                 self._owner.know(received.event)
             elif isinstance(received.event, wire.Synced):
                 self._channel.withdraw()
@@ -203,9 +206,12 @@ class Connection:
 
     def _say_goodbye(self, reason: str, detail: str) -> None:
         """In the agent's stead, with the place where it was last heard."""
-        beat = self.feed.heartbeat
-        goodbye = wire.Goodbye(
-            reason, beat.t_ns if beat else 0, beat.step if beat else None, beat.phase if beat else None, detail
+        last = [event for event in (self.feed.heartbeat, self._phase) if event is not None]
+        newest = max(last, key=lambda event: event.t_ns, default=None)
+        goodbye = (
+            wire.Goodbye(reason, newest.t_ns, newest.step, newest.phase, detail)
+            if newest is not None
+            else wire.Goodbye(reason, 0, detail=detail)
         )
         self._owner.put(Received(self.feed.source, time.time_ns(), goodbye))
         self._end()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -122,7 +121,15 @@ def test_a_governor_that_is_off_samples_every_step() -> None:
         ("gpumon_agent.stop()", "stopped", ""),
     ],
 )
-def test_the_last_words_name_the_reason(tmp_path: Path, ending: str, reason: str, detail: str) -> None:
+def test_the_last_words_name_the_reason(ending: str, reason: str, detail: str) -> None:
+    assert last_words(ending) == f"{reason}|backward|{detail}\n"
+
+
+def test_the_last_words_name_the_phase_that_the_exception_ended() -> None:
+    assert last_words("model(None)").startswith("exception|forward|TypeError")
+
+
+def last_words(ending: str) -> str:
     script = f"""
 import atexit, gpumon_agent, torch
 from gpumon_agent import agent
@@ -137,4 +144,4 @@ model(torch.ones(2, 4))
 {ending}
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
-    assert done.stdout == f"{reason}|backward|{detail}\n"
+    return done.stdout

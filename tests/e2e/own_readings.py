@@ -9,12 +9,13 @@ import argparse
 import json
 import random
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
 
 parser = argparse.ArgumentParser()
-parser.add_argument("figures")
+parser.add_argument("figures", type=Path)
 parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--micro-batches", type=int, default=1)
 parser.add_argument("--reset", choices=("never", "boundary", "sometimes"), default="boundary")
@@ -39,7 +40,7 @@ model = nn.Sequential(nn.Embedding(1000, 256), *(Block(256) for _ in range(4)), 
 optimizer = torch.optim.AdamW(model.parameters())
 chance = random.Random(7)
 
-with open(options.figures, "w") as figures:
+with options.figures.open("w") as figures:
 
     def read(phase: str) -> None:
         stats = torch.cuda.memory_stats()

@@ -40,7 +40,7 @@ def attach(environment: dict[str, str], job: str, *options: str, within_s: float
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_every_figure_of_every_phase_is_what_the_script_read_itself(virtual_gpu, tmp_path, micro_batches):
-    environment = virtual_gpu(profile="a100-40").environment
+    environment = {**virtual_gpu(profile="a100-40").environment, "GPUMON_GOVERNOR": "off"}
     own = tmp_path / "own.jsonl"
     command = [SCRIPT, own, "--steps", 25, "--pause", 0.1, "--micro-batches", micro_batches]
     with subprocess.Popen([*GPUMON, "run", "--name", "own", *map(str, command)], env=environment) as training:

@@ -174,7 +174,7 @@ def test_a_truncated_recording_is_played_as_far_as_it_goes_and_the_log_says_so(i
     terminal.read_until("damaged or cut off")
 
 
-@pytest.mark.parametrize("arguments", [["attach"], ["attach", "123"], ["replay", "FILE"]])
+@pytest.mark.parametrize("arguments", [["attach", "--wait"], ["replay", "FILE"]])
 def test_without_a_terminal_one_sentence_says_what_to_use(recording, arguments) -> None:
     asked = [str(recording) if word == "FILE" else word for word in arguments]
     done = subprocess.run(
@@ -197,9 +197,9 @@ def test_a_picture_as_text_goes_into_a_pipe(recording) -> None:
 
 def test_attach_names_what_is_wrong_and_what_to_do(in_terminal, tmp_path) -> None:
     tmp_path.chmod(0o700)
-    terminal = in_terminal("attach", XDG_RUNTIME_DIR=str(tmp_path))
+    terminal = in_terminal("attach", XDG_RUNTIME_DIR=str(tmp_path), TMPDIR=str(tmp_path))
     assert terminal.ended() == 1
-    assert "Error: No job with a gpumon agent runs here" in terminal.output
+    assert "Error: no job with a gpumon agent runs here" in terminal.output
     assert "gpumon run train.py" in terminal.output
 
 
