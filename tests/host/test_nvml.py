@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 
@@ -83,7 +85,7 @@ def test_a_process_holds_what_it_reserved_and_its_context(virtual_gpu):
         devices = by_uuid(gpu)
         held = devices[uuid]
     (process,) = held.processes
-    assert (process.pid, process.bytes, process.name) == (pid, reserved + 450 * MIB, "python")
+    assert (process.pid, process.bytes, process.name) == (pid, reserved + 450 * MIB, Path(sys.executable).name)
     assert held.used == process.bytes
     assert held.total == 16 * 1024 * MIB
     assert {u: d.processes for u, d in devices.items() if u != uuid} == {u: () for u in devices if u != uuid}

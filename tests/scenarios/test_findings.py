@@ -130,5 +130,7 @@ def test_host_memory_grows_by_a_mebibyte_a_step(run_scenario, name):
         lines = [line["workers"][0] if line["workers"] else line["rss"] for line in run.steps()[1:]]
         return lines[40] - lines[10]
 
-    assert 0.9 * 30 * MIB < grown(run_scenario(BY_NAME[name])) < 1.3 * 30 * MIB
-    assert grown(run_scenario(BY_NAME[f"{name}-clean"])) < 4 * MIB
+    # never less; more where the C library takes a new arena meanwhile, which a clean run may do as well
+    clean = grown(run_scenario(BY_NAME[f"{name}-clean"]))
+    assert grown(run_scenario(BY_NAME[name])) > max(0.9 * 30 * MIB, clean + 20 * MIB)
+    assert clean < 8 * MIB

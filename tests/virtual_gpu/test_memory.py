@@ -17,6 +17,21 @@ WORKSPACE = 8_519_680
 FIRST_TO_RETURN_WORKSPACES = (2, 15)
 
 
+def test_addresses_follow_from_the_allocations_alone(virtual_gpu):
+    def allocate(mapped):
+        import mmap
+
+        import torch
+
+        kept = [mmap.mmap(-1, 1 << 22) for _ in range(mapped)]
+        blocks = [torch.empty(n << 20, dtype=torch.uint8, device="cuda") for n in (1, 3, 30, 11)]
+        print([block.data_ptr() for block in blocks])
+        del kept
+
+    gpu = virtual_gpu()
+    assert gpu.run(allocate, 0).stdout == gpu.run(allocate, 7).stdout
+
+
 def test_an_mlp_holds_exactly_its_bytes_at_the_end_of_each_phase(virtual_gpu):
     def train():
         import json

@@ -79,8 +79,17 @@ int vgpu_is_device(const void *pointer, region *out) {
 
 /* ---- device memory */
 
+/* Where the next range of address space is asked for. The allocator chooses among equal free blocks by address: only
+ * if addresses follow from the allocations alone, and not from where the process happened to map other things, do two
+ * runs of one script agree to the byte. Ranges ascend and are not used again. */
+static uintptr_t next_address = 0x100000000000;
+
 /* Address space aligned to 2 MiB, as the driver's is; the kernel commits a page when it is written. */
 void *vgpu_map_pages(size_t size, int protection) {
+  void *hint = (void *)__atomic_fetch_add(&next_address, vgpu_round_up(size, PAGE_2M), __ATOMIC_RELAXED);
+  void *pages = mmap(hint, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (pages == hint) return pages;
+  if (pages != MAP_FAILED) munmap(pages, size); /* taken, or beyond the address space: anywhere, then */
   size_t wanted = size + PAGE_2M;
   char *start = mmap(0, wanted, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (start == MAP_FAILED) return 0;
