@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import deque
 from itertools import count
 
 from .wire import LOAD, NumberedEvent
 
 EVENTS_MAX = 16_384  # some 5 MiB; the publisher empties it twenty times a second
+
+_alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 class Recorder:
@@ -22,13 +25,14 @@ class Recorder:
         self.last_seq = -1
         self.now: tuple[int, str, int] = (0, LOAD, 0)
         """Step, phase and its beginning (monotonic ns). Swapped whole, so that any thread may read it."""
-        self._pid = os.getpid()
+        self._inert = False  # in a forked child; a flag, for asking the kernel who we are costs a system call
         self._events: deque[tuple[int, NumberedEvent]] = deque(maxlen=limit)
         self._limit = limit
         self._numbers = count()  # its next() is atomic: two training threads never share a number
+        _alive.add(self)
 
     def append(self, event: NumberedEvent) -> None:
-        if os.getpid() != self._pid:
+        if self._inert:
             return
         events = self._events
         if len(events) >= self._limit:
@@ -45,3 +49,11 @@ class Recorder:
                 drained.append(pop())
         except IndexError:  # the deque's own word for empty; asking for its length first would race
             return drained
+
+
+def _silence_in_child() -> None:
+    for recorder in list(_alive):
+        recorder._inert = True
+
+
+os.register_at_fork(after_in_child=_silence_in_child)

@@ -244,7 +244,9 @@ class Phase(_Message, frozen=True, tag="phase"):
     rss: Bytes | None = None  # host memory of the process, where the backend is the CPU
 
     def __post_init__(self) -> None:
-        _clean_fields(self, "phase")
+        phase = self.phase
+        if not (phase.isascii() and phase.isprintable() and len(phase) <= NAME_CHARS_MAX):  # made at every boundary
+            _clean_fields(self, "phase")
 
 
 class Step(_Message, frozen=True, tag="step"):
