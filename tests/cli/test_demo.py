@@ -139,7 +139,7 @@ def test_the_screen_appears_and_q_ends_both(env):
 def test_no_terminal_is_said_before_anything_starts(env):
     shown = demo(env)
     assert shown.returncode == 1
-    assert shown.stderr == "Error: This is not a terminal, and the screen needs one; use --json.\n"
+    assert shown.stderr == "Error: this is not a terminal, and the screen needs one; use --json.\n"
 
 
 def test_steps_without_json_is_a_wrong_argument(env):
