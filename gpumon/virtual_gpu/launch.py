@@ -97,7 +97,11 @@ def environment(
         _sweep()
     name = session or new_session()
     session_file(name)
-    folder = build(python)
+    faults = dict(nvml_faults or {})
+    if hide is not None:
+        faults["hide"] = hide
+    fault_text = _fault_text(faults)
+    folder = build(python)  # the last that may fail: what was asked for wrongly is told first
     variables = {
         **os.environ,
         "VGPU_SESSION": name,
@@ -106,14 +110,11 @@ def environment(
         "LD_PRELOAD": _prepend(f"{folder}/libcuda.so.1:{folder}/libnvidia-ml.so.1", "LD_PRELOAD"),
         "LD_LIBRARY_PATH": _prepend(str(folder), "LD_LIBRARY_PATH"),
     }
-    faults = dict(nvml_faults or {})
-    if hide is not None:
-        faults["hide"] = hide
     optional = {
         "VGPU_CUDA_ORDER": ",".join(map(str, cuda_order)) if cuda_order is not None else None,
         "VGPU_STREAM_DELAY": str(stream_delay) if stream_delay is not None else None,
         "VGPU_NCCL_BYTES": str(parse(nccl_buffers)) if nccl_buffers is not None else None,
-        "VGPU_NVML_FAULTS": _fault_text(faults) or None,
+        "VGPU_NVML_FAULTS": fault_text or None,
     }
     for variable, value in optional.items():
         variables.pop(variable, None)
