@@ -63,7 +63,10 @@ def listing() -> frozenset[Path]:
 
 
 def discover() -> list[Descriptor]:
-    """Every agent of this user, oldest first, ranks in order. Files that dead ones left behind are removed."""
+    """Every agent of this user: jobs by their oldest start, the ranks of each in order.
+
+    Files that dead ones left behind are removed.
+    """
     found: dict[str, Descriptor] = {}
     for directory in endpoint.candidates():
         for path in _safe_listing(directory):
@@ -77,7 +80,8 @@ def discover() -> list[Descriptor]:
                     found.setdefault(descriptor.nonce, descriptor)
             elif path.suffix in (".sock", ".new") and not path.with_suffix(".json").exists():
                 _reap_leftover(path)
-    return sorted(found.values(), key=lambda d: (d.unix_ns, d.rank if d.rank is not None else -1, d.pid))
+    oldest_first = sorted(found.values(), key=lambda d: (d.unix_ns, d.pid))
+    return [descriptor for job in jobs(oldest_first) for descriptor in job.descriptors]
 
 
 def jobs(descriptors: Iterable[Descriptor]) -> list[Job]:

@@ -75,6 +75,20 @@ def test_a_live_process_is_listed(leave: Callable[..., Path]) -> None:
     assert [descriptor.name for descriptor in link.discover()] == ["left.py"]
 
 
+def test_jobs_are_listed_by_their_oldest_start_and_ranks_by_number(leave: Callable[..., Path]) -> None:
+    def began(second: int, name: str, rank: int | None = None, run_id: str | None = None) -> None:
+        leave(unix_ns=second * 10**9, name=name, rank=rank, run_id=run_id, nonce=f"{second}" * 16)
+
+    began(4, "alone")
+    began(3, "ranks", rank=2, run_id="a")
+    began(5, "ranks", rank=1, run_id="a")
+    began(6, "ranks", rank=0, run_id="a")
+    began(2, "first")
+    assert [(d.name, d.rank) for d in link.discover()] == [
+        ("first", None), ("ranks", 0), ("ranks", 1), ("ranks", 2), ("alone", None),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": 1}', b"\xff" * 200_000])
 def test_a_file_that_is_no_descriptor_is_left_alone(runtime: Path, content: bytes) -> None:
     runtime.mkdir(0o700)
