@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ContextDecorator
 from pathlib import Path
-from statistics import median
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -174,11 +173,8 @@ class Agent:
             from .peaks import Peaks
             from .probe.cuda import CudaProbe
 
-            peaks = Peaks(bounds=self._bounds, own_threads=self._own_threads)
+            peaks = Peaks(bounds=self._bounds, own_threads=self._publishers)
             self._probes["cuda"] = CudaProbe(peaks, self.guard.protect("oom", self._oom))
-
-    def _own_threads(self) -> int:
-        return self._publishers
 
     # ------------------------------------------------------------------------------------------- during the training
 
@@ -235,7 +231,6 @@ class Agent:
     def heartbeat(self) -> wire.Heartbeat:
         now = time.monotonic_ns()
         step, phase, since = self.recorder.now
-        costs = [cost for cost in self.phases.costs if cost]
         return wire.Heartbeat(
             now,
             step,
@@ -243,7 +238,7 @@ class Agent:
             max(0, now - since),
             self.recorder.dropped,
             self.governor.sample_every,
-            int(median(costs)) if costs else None,
+            self.governor.boundary_cost_ns,
             _rss(),
             tuple(index for _, index, _ in self.phases.readers or ()),
         )

@@ -22,9 +22,11 @@ class Governor:
 
     __slots__ = (
         "_boundary",
+        "_costs",
         "_durations",
         "_ledgers",
         "_off",
+        "boundaries",
         "boundary_ns",
         "ledger",
         "ledger_at_end_only",
@@ -38,7 +40,8 @@ class Governor:
     def __init__(self, *, off: bool = False) -> None:
         self._off = off
         self.steps = 0
-        self.boundary_ns = 0  # spent in boundaries of the present step, raw reads included
+        self.boundaries = 0  # of the present step
+        self.boundary_ns = 0  # spent in them, raw reads included
         self.ledger_ns = 0
         self.read_every = 1
         self.ledger_every = 1
@@ -48,6 +51,13 @@ class Governor:
         self._durations: deque[int] = deque(maxlen=200)
         self._boundary: deque[int] = deque(maxlen=200)  # of steps that read at each boundary
         self._ledgers: deque[int] = deque(maxlen=32)
+        self._costs: deque[int] = deque(maxlen=64)  # of one boundary, step by step
+
+    @property
+    def boundary_cost_ns(self) -> int | None:
+        """What a boundary cost in the median of the last steps that read the allocator."""
+        costs = sorted(self._costs.copy())  # read by the publisher's thread
+        return costs[len(costs) // 2] if costs else None
 
     @property
     def sample_every(self) -> int:
@@ -57,6 +67,8 @@ class Governor:
         """A sentence where something changed that a viewer should be told."""
         self.steps += 1
         said = None
+        if self.reads and self.boundaries:
+            self._costs.append(self.boundary_ns // self.boundaries)
         if not self._off:
             if self.steps > 1:  # the first holds loading
                 self._durations.append(duration_ns)
@@ -68,7 +80,7 @@ class Governor:
                 said = self._decide()
             self.reads = not self.steps % self.read_every
             self.ledger = self.reads and not self.steps % self.ledger_every
-        self.boundary_ns = self.ledger_ns = 0
+        self.boundaries = self.boundary_ns = self.ledger_ns = 0
         return said
 
     def _decide(self) -> str | None:

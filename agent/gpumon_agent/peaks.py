@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import _thread
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 from .guard import leave_no_frame
@@ -35,6 +36,8 @@ _NAMES = (
 _OVERSIZE = ("oversize_allocations", "oversize_segments")
 _POOLS = ("all", "small_pool", "large_pool")
 _PRIVATE = "reserved_bytes_by_private_pools"
+_folded: Callable[[Stats], tuple[dict[str, Stats], ...]] = itemgetter(*_NAMES)
+_reading: Callable[[type[Reading], tuple[Any, ...]], Reading] = tuple.__new__  # without the detour through __new__
 _QUIET_CHECKS = 256  # after so many checks without a foreign allocation, check one boundary in sixteen
 
 
@@ -60,23 +63,25 @@ class _Shadow:
         """Raise the shadow to the peaks in `stats`. Written flat: it runs at every boundary."""
         peaks = self.peaks
         i = 0
-        for name in _NAMES:
-            stat = stats.get(name)
-            if stat is not None:
-                peak = stat["all"]["peak"]
-                if peak > peaks[i]:
-                    peaks[i] = peak
-                peak = stat["small_pool"]["peak"]
-                if peak > peaks[i + 1]:
-                    peaks[i + 1] = peak
-                peak = stat["large_pool"]["peak"]
-                if peak > peaks[i + 2]:
-                    peaks[i + 2] = peak
+        for stat in _folded(stats):
+            both, small, large = stat.values()  # torch fills them in the order of _POOLS
+            peak = both["peak"]
+            if peak > peaks[i]:
+                peaks[i] = peak
+            peak = small["peak"]
+            if peak > peaks[i + 1]:
+                peaks[i + 1] = peak
+            peak = large["peak"]
+            if peak > peaks[i + 2]:
+                peaks[i + 2] = peak
             i += 3
-        for i, name in enumerate(_OVERSIZE):
-            peak = stats[name]["peak"]
-            if peak > self.oversize[i]:
-                self.oversize[i] = peak
+        oversize = self.oversize
+        peak = stats["oversize_allocations"]["peak"]
+        if peak > oversize[0]:
+            oversize[0] = peak
+        peak = stats["oversize_segments"]["peak"]
+        if peak > oversize[1]:
+            oversize[1] = peak
         private = stats.get(_PRIVATE)
         if private or self.private:
             self._fold_private(private or {})
@@ -91,11 +96,10 @@ class _Shadow:
     def lift(self, stats: Stats) -> None:
         """Raise the peaks in `stats` to the shadow's: what the user would have read."""
         peaks = iter(self.peaks)
-        for name in _NAMES:
-            stat = stats.get(name)
+        for stat in _folded(stats):
             for pool in _POOLS:
                 peak = next(peaks)
-                if stat is not None and peak > stat[pool]["peak"]:
+                if peak > stat[pool]["peak"]:
                     stat[pool]["peak"] = peak
         for name, peak in zip(_OVERSIZE, self.oversize, strict=True):
             if peak > stats[name]["peak"]:
@@ -109,14 +113,14 @@ class _Shadow:
 class Peaks:
     """Reads the CUDA (or ROCm) allocator at boundaries. Wraps torch's readers unless `bounds`: then it never resets."""
 
-    def __init__(self, *, bounds: bool = False, own_threads: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, *, bounds: bool = False, own_threads: int = 0) -> None:
         from torch import _C
 
         self._C = _C
         self.bounds = bounds
         self.read: Callable[[int], Stats] = _C._cuda_memoryStats
         self.reset: Callable[[int], None] = _C._cuda_resetPeakMemoryStats
-        self._own_threads = own_threads
+        self.own_threads = own_threads  # of those that Python counts
         self._shadows: dict[int, _Shadow] = {}
         self._replaced: dict[str, Callable[..., Any]] = {}
         if not bounds:
@@ -181,46 +185,47 @@ class Peaks:
         While other Python threads run, a second read tells whether one of them allocated between the two calls: its
         peak may be lost, so the reading is marked a bound. After 256 quiet checks every sixteenth boundary is checked.
         """
-        if self.bounds:
-            return _reading(self.read(device), 0, 0, BOUND)
         shadow = self._shadows.get(device)
         if shadow is None:
             shadow = self._shadows[device] = _Shadow()
         resets = shadow.resets
         stats = self.read(device)
-        shadow.fold(stats)  # before the reset, or a reader in another thread would see the peak missing
-        self.reset(device)
-        if resets != shadow.resets:
-            shadow.drop()
-        carried, carried_reserved = shadow.carried, shadow.carried_reserved
-        shadow.carried = shadow.carried_reserved = 0
+        allocated = stats["allocated_bytes"]["all"]
+        reserved = stats["reserved_bytes"]["all"]
+        peak, reserved_peak = allocated["peak"], reserved["peak"]
         flags = 0
-        if _thread._count() > self._own_threads():
-            shadow.boundaries += 1
-            if shadow.quiet < _QUIET_CHECKS or not shadow.boundaries & 15:
-                after = self.read(device)
-                if after["allocation"]["all"]["allocated"] != stats["allocation"]["all"]["allocated"]:
-                    flags, shadow.quiet = BOUND, 0
-                else:
-                    shadow.quiet += 1
-        return _reading(stats, carried, carried_reserved, flags)
-
-
-def _reading(stats: Stats, carried: int, carried_reserved: int, flags: int) -> Reading:
-    allocated = stats["allocated_bytes"]["all"]
-    reserved = stats["reserved_bytes"]["all"]
-    requested = stats.get("requested_bytes")
-    peak, reserved_peak = allocated["peak"], reserved["peak"]
-    return Reading(
-        allocated["current"],
-        peak if peak > carried else carried,
-        reserved["current"],
-        reserved_peak if reserved_peak > carried_reserved else carried_reserved,
-        stats["active_bytes"]["all"]["current"],
-        stats["inactive_split_bytes"]["all"]["current"],
-        None if requested is None else requested["all"]["current"],
-        stats["allocation"]["all"]["current"],
-        stats["num_alloc_retries"],
-        stats["num_ooms"],
-        flags,
-    )
+        if self.bounds:
+            flags = BOUND
+        else:
+            shadow.fold(stats)  # before the reset, or a reader in another thread would see the peak missing
+            self.reset(device)
+            if resets != shadow.resets:
+                shadow.drop()
+            if shadow.carried or shadow.carried_reserved:
+                peak, reserved_peak = max(peak, shadow.carried), max(reserved_peak, shadow.carried_reserved)
+                shadow.carried = shadow.carried_reserved = 0
+            if _thread._count() > self.own_threads:
+                shadow.boundaries += 1
+                if shadow.quiet < _QUIET_CHECKS or not shadow.boundaries & 15:
+                    after = self.read(device)
+                    if after["allocation"]["all"]["allocated"] != stats["allocation"]["all"]["allocated"]:
+                        flags, shadow.quiet = BOUND, 0
+                    else:
+                        shadow.quiet += 1
+        return _reading(
+            Reading,
+            (
+                allocated["current"],
+                peak,
+                reserved["current"],
+                reserved_peak,
+                stats["active_bytes"]["all"]["current"],
+                stats["inactive_split_bytes"]["all"]["current"],
+                stats["requested_bytes"]["all"]["current"],
+                stats["allocation"]["all"]["current"],
+                stats["num_alloc_retries"],
+                stats["num_ooms"],
+                flags,
+                None,
+            ),
+        )

@@ -90,8 +90,6 @@ class Phases:
     ) -> None:
         self.step = 0
         self.readers: tuple[Reader, ...] | None = None  # None: not looked for yet
-        self.costs = [0] * 64  # of the last boundaries, ns: a ring, read by the heartbeat
-        self._boundaries = 0
         self._recorder = recorder
         self._append = recorder.append
         self._governor = governor
@@ -309,8 +307,9 @@ class Phases:
         now = monotonic_ns()
         step = self.step
         governor = self._governor
-        flags |= self._flags
-        self._flags = 0
+        if self._flags:
+            flags |= self._flags
+            self._flags = 0
         if self._overlap_left:
             self._overlap_left -= 1
             flags |= OVERLAPPED
@@ -320,16 +319,15 @@ class Phases:
         if not fold:
             counts[label] = index + 1
             self._windows += 1
-        ends = label == OPTIMIZER or bool(self._names)
-        # on a step that is not read, the last window is, or the next sampled one would begin with old peaks
-        reads = governor.reads or ends
+        reads = governor.reads
+        if not reads and (label == OPTIMIZER or self._names):
+            reads = True  # the last window of a step that is not read: else the next sampled one began with old peaks
+            flags |= BOUND
         ledger = governor.ledger and not fold and (label == OPTIMIZER or not governor.ledger_at_end_only)
         if ledger:
             flags |= SAMPLED
-        if reads and not governor.reads:
-            flags |= BOUND
         ledger_ns = 0
-        opened = self._opened_ns
+        duration = now - self._opened_ns
         readers = self.readers
         if readers is None:
             readers = self.readers = self._find_readers()
@@ -339,7 +337,7 @@ class Phases:
             if flags & OVERLAPPED:
                 peak = reserved_peak = None
             phase = Phase(
-                step, label, index, device, now, now - opened,
+                step, label, index, device, now, duration,
                 r[0], peak, r[2], reserved_peak, r[4], r[5], r[6], r[7], r[8], r[9], flags | r[10], r[11],
             )  # fmt: skip
             if fold:
@@ -354,11 +352,10 @@ class Phases:
         self._opened_ns = now
         self.aborted = label if flags & ABORTED else None
         self._recorder.now = (step, following, now)
-        governor.ledger_ns += ledger_ns
-        cost = monotonic_ns() - now - ledger_ns
-        governor.boundary_ns += cost
-        self.costs[self._boundaries & 63] = cost
-        self._boundaries += 1
+        if ledger_ns:
+            governor.ledger_ns += ledger_ns
+        governor.boundaries += 1
+        governor.boundary_ns += monotonic_ns() - now - ledger_ns
 
     def _fold(self, phase: Phase) -> None:
         """More windows than a step may have: those that follow become one a label, with the largest peak."""
