@@ -211,10 +211,14 @@ def _room(
     """What the process can have: by a reading that fell into a steady state, else cautiously by the newest one.
 
     Its own allocations do not change the sum of reserved and free, so it stands until a later reading can be placed.
+    On the CPU it is what the machine has available, and the least that the process held while that was read.
     """
     newest = learnt.newest
     if newest is None or rank.status == "ended":
         return None
+    described = ledger.device_of(rank, learnt.index)
+    if described is not None and described.kind == "cpu" and rank.host and rank.host.memory_available is not None:
+        return Room(min(newest.start, newest.end) + rank.host.memory_available)
     if driver is not None and driver.free is not None:
         learnt.available = driver.reserved + driver.free
     elif reading is not None and reading.free is not None:

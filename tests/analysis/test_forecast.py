@@ -196,3 +196,21 @@ def test_headroom_stands_while_a_long_phase_lets_no_reading_be_placed() -> None:
         assert now is not None
         assert known is not None
         assert now.headroom == known.headroom
+
+
+@pytest.mark.parametrize(("available", "likely"), [(64 * GIB, False), (0, True)])
+def test_on_the_cpu_the_room_is_what_the_machine_has_available_and_what_is_held_anyway(
+    available: int, likely: bool
+) -> None:
+    run = Run()
+    hello = replace(run.hello(), backend="cpu", devices=(wire.Device(0, None, "x86_64", 96 * GIB, "cpu"),))
+    host = wire.Host("box", run.time_ns(8), memory_total=96 * GIB, memory_available=available)
+    read = wire.Received("host:box", run.unix_ns(8), host)
+    steps = (run.step(k) for k in range(9))
+    store = apply([wire.Received(run.nonce, run.unix_ns(-1), hello)], *steps, [read])
+    report = Reporter().report(store.frame(run.unix_ns(8)))[0].devices[0]
+    assert report.capacity == 96 * GIB
+    assert report.forecast is not None
+    assert report.forecast.headroom == run.start(8) + available - report.forecast.next_peak
+    assert report.forecast.p_oom is not None
+    assert (report.forecast.p_oom > 0.5) == likely
