@@ -67,6 +67,7 @@ class Publisher:
         self._homeless = False  # told already that there is no place for the socket
         self._pid = os.getpid()
         self._announce = False
+        self._says: deque[tuple[wire.Event, ...]] = deque(maxlen=_REQUESTS_MAX)
         self._redescribe = False
         self._closing = False
         self._goodbye: wire.Goodbye | None = None
@@ -95,6 +96,10 @@ class Publisher:
             )
             self._redescribe = True
         self._announce = True
+
+    def say(self, events: tuple[wire.Event, ...]) -> None:
+        """This part of the static picture changed: viewers get it with the next flush."""
+        self._says.append(events)
 
     def close(self, goodbye: wire.Goodbye | None = None) -> None:
         """Sends what is left and `goodbye`, removes socket and descriptor. Takes at most 250 ms; then lets go."""
@@ -219,6 +224,10 @@ class Publisher:
             self._announce = False
             if self._watched:
                 self._send(publish, self._picture() or ())
+        while self._says:
+            said = self._says.popleft()
+            if self._watched:
+                self._send(publish, said)
         if self._watched:
             for packet in wire.pack(encoded, replayed=False):
                 self._put(publish, wire.frame(packet))

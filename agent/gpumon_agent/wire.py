@@ -3,7 +3,7 @@
 A frame is a topic (`LIVE`; `SNAPSHOT` or `GLANCE` and the asking viewer's nonce) followed by one msgpack `Packet`. A
 packet carries events. Events that belong to the stream of the run (`Phase`, `Step`, `Ledger`, ...) are numbered by the
 agent's recorder; a gap in the numbers means events were dropped. Events that describe (`Hello`, `Model`,
-`Module`, `Heartbeat`, ...) carry no number: the newest one replaces the older.
+`Module`, `Layers`, `Heartbeat`, ...) carry no number: the newest one replaces the older.
 
 Bytes are ints. A figure that is not known is None, never 0. Clocks: `*_ns` are the agent's monotonic clock unless
 the name says `unix`; `Hello.clock` relates the two.
@@ -27,6 +27,7 @@ NONCE_BYTES = 8
 FRAME_BYTES_MAX = 64 * 1024
 EVENT_BYTES_MAX = FRAME_BYTES_MAX - 256  # topic, nonce and the packet's own header
 NAME_CHARS_MAX = 120
+LAYERS_PER_PART = 48  # with names as long as they may be, four bytes a character, still within a frame
 TEXT_CHARS_MAX = 4096  # messages of exceptions, commands
 
 Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
@@ -286,9 +287,43 @@ class Ledger(_Message, frozen=True, tag="ledger"):
     checkpoints: Bytes | None = None
     peak: bool = False
     module: Text | None = None  # at a peak: the module that was running
+    other_models: Bytes | None = None  # weights and buffers of models that nobody watches: an EMA, a teacher
+    hidden: Annotated[tuple[Text, ...], Meta(max_length=16)] = ()  # who keeps bytes where nobody can look: by name
 
     def __post_init__(self) -> None:
         _clean_fields(self, "phase", "module")
+        if self.hidden:
+            msgspec.structs.force_setattr(self, "hidden", tuple(clean(name) for name in self.hidden))
+
+
+class Layer(_Message, frozen=True):
+    """What one module keeps on one device beside its parameters and buffers (those are in its `Module`).
+
+    Its own only, not its children's; storage bytes, each storage counted by one module.
+    """
+
+    path: Text  # "" is the root itself
+    kind: Text
+    gradients: Bytes | None = None
+    optimizer: Bytes | None = None
+    activations: Bytes | None = None  # None where the graph was not walked
+
+    def __post_init__(self) -> None:
+        _clean_fields(self, "path", "kind")
+
+
+class Layers(_Message, frozen=True, tag="layers"):
+    """A model module by module, in a step that was sampled: gradients and state at its end, activations as its forward
+    ended. Modules that keep nothing are left out. Newer parts with the same model and device replace the older.
+    """
+
+    model: int
+    device: int
+    step: int
+    part: int  # counted from 0
+    parts: int
+    layers: Annotated[tuple[Layer, ...], Meta(max_length=LAYERS_PER_PART)]
+    elsewhere: Bytes | None = None  # activations of no module of this model: the loss's, say; with the last part
 
 
 class Oom(_Message, frozen=True, tag="oom"):
@@ -429,7 +464,22 @@ class Host(_Message, frozen=True, tag="host"):
 
 
 NumberedEvent = Phase | Step | Ledger | Oom | Notice | Goodbye
-Event = Hello | Model | Module | Phase | Step | Ledger | Oom | Notice | Goodbye | Heartbeat | Synced | Host
+Event = Hello | Model | Module | Phase | Step | Ledger | Oom | Notice | Goodbye | Heartbeat | Synced | Host | Layers
+
+
+def layers(
+    model: int, device: int, step: int, each: Iterable[Layer], elsewhere: int | None = None
+) -> tuple[Layers, ...]:
+    """The messages that carry the layers of one model: at least one, each small enough for a frame."""
+    every = tuple(each)
+    starts = range(0, max(1, len(every)), LAYERS_PER_PART)
+    return tuple(
+        Layers(
+            model, device, step, part, len(starts), every[at : at + LAYERS_PER_PART],
+            elsewhere if part == len(starts) - 1 else None,
+        )
+        for part, at in enumerate(starts)
+    )  # fmt: skip
 
 
 class Packet(_Message, frozen=True):

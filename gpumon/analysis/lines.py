@@ -15,6 +15,7 @@ OWNERS = (
     "temporaries",
     "workspaces",
     "checkpoints",
+    "other_models",
 )
 """Lines that name an owner."""
 
@@ -44,6 +45,7 @@ class Lines:
     temporaries: int | None = None
     workspaces: int | None = None
     checkpoints: int | None = None
+    other_models: int | None = None
     unexplained: int | None = None
     unattributed: int | None = None
     rounding: int | None = None

@@ -7,12 +7,14 @@ the agent's moment on that clock). A field that is not known is null, never 0.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
 import msgspec
 
 from gpumon.analysis import ledger
+from gpumon.analysis.layers import FIGURES, Layer, Tree
 from gpumon.analysis.lines import DeviceReport, Estimate, Finding, Forecast, Lines, Peak
 from gpumon.session.frame import HostSample, ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
@@ -144,6 +146,28 @@ def _phase(record: StepRecord, phase: wire.Phase) -> Object:
     if owners is not None:
         obj["ledger"] = _lines(ledger.lines(phase, owners))
     return obj
+
+
+def layers(rank: RankFrame, tree: Tree, unix_ns: int) -> Object:
+    """What every module of a model keeps by itself, in the order in which the model holds them."""
+    return {
+        **_head("layers", unix_ns, rank),
+        "step": tree.step,
+        "model": tree.model,
+        "device": tree.device,
+        "by_module": [
+            {"path": layer.path, "kind": layer.kind, **{name: getattr(layer.own, name) for name in FIGURES}}
+            for layer in _own(tree.root)
+        ],
+        "elsewhere": tree.elsewhere,
+    }
+
+
+def _own(layer: Layer) -> Iterator[Layer]:
+    if layer.own.total:
+        yield layer
+    for child in layer.children:
+        yield from _own(child)
 
 
 def finding(rank: RankFrame, found: Finding, unix_ns: int) -> Object:

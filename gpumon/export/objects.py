@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gpumon.analysis import Reporter
+from gpumon.analysis.layers import trees
 from gpumon.analysis.lines import Finding
 from gpumon.export import jsonl
-from gpumon.session.frame import HostSample, RankFrame, StepRecord
+from gpumon.session.frame import HostSample, LayersRecord, RankFrame, StepRecord
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import wire
 
@@ -39,6 +40,7 @@ class _Said:
     hello: wire.Hello | None = None
     models: dict[int, int] = field(default_factory=dict)  # model → revision
     step: StepRecord | None = None
+    layers: dict[tuple[int, int], LayersRecord] = field(default_factory=dict)  # by model and device
     findings: dict[tuple[str, int | None], str] = field(default_factory=dict)  # (code, since) → state
     ended: bool = False
 
@@ -74,6 +76,8 @@ class Objects:
             yield from self._models(rank, said, received, whole=isinstance(event, wire.Synced))
         elif isinstance(event, wire.Step):
             yield from self._step(rank, said, received, event)
+        elif isinstance(event, wire.Layers):
+            yield from self._layers(rank, said, received)
         elif isinstance(event, wire.Oom):
             yield Stated(rank.source, jsonl.oom(rank, event), live)
         elif isinstance(event, wire.Goodbye) and not said.ended:
@@ -88,6 +92,15 @@ class Objects:
                 said.models[record.model.model] = record.model.revision
                 obj = jsonl.model(rank, record, received.unix_ns)
                 yield Stated(rank.source, obj, not received.replayed, record.model.model)
+
+    def _layers(self, rank: RankFrame, said: _Said, received: wire.Received) -> Iterator[Stated]:
+        """Sets of layers whose parts have all arrived."""
+        fresh = {(r.model, r.device): r for r in rank.layers if said.layers.get((r.model, r.device)) is not r}
+        said.layers.update(fresh)
+        for tree in trees(rank) if fresh else ():
+            if (tree.model, tree.device) in fresh:
+                obj = jsonl.layers(rank, tree, received.unix_ns)
+                yield Stated(rank.source, obj, not received.replayed, tree.model)
 
     def _step(self, rank: RankFrame, said: _Said, received: wire.Received, event: wire.Step) -> Iterator[Stated]:
         newest = rank.steps[-1]

@@ -42,6 +42,17 @@ class ModelRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class LayersRecord:
+    """What the modules of one model keep on one device, in the newest step that was read so: all its parts."""
+
+    model: int
+    device: int
+    step: int
+    layers: tuple[wire.Layer, ...]
+    elsewhere: int | None = None  # activations of no module of the model
+
+
+@dataclass(frozen=True, slots=True)
 class HostSample:
     """One reading of a machine and when it arrived (receiver's clock)."""
 
@@ -69,6 +80,7 @@ class RankFrame:
     host: wire.Host | None = None  # newest reading of the machine this rank runs on
     host_unix_ns: int | None = None
     host_samples: tuple[HostSample, ...] = ()  # the readings of the last minutes, oldest first, the newest included
+    layers: tuple[LayersRecord, ...] = ()  # one a model and device, in that order
 
     @property
     def label(self) -> str:

@@ -17,6 +17,7 @@ class StoreLimits:
     notices: int = 64
     modules: int = 65_536  # a model
     models: int = 64
+    layers: int = 65_536  # of a model on a device
     host_samples: int = 600  # a machine; ten minutes at one reading a second
     gaps: int = 64  # intervals of lost numbers a rank that a late snapshot may still fill
     ended: int = 64  # ranks that said goodbye

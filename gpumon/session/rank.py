@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import replace
 from itertools import pairwise
 
-from gpumon.session.frame import SILENT_AFTER_NS, HostSample, ModelRecord, RankFrame, Status, StepRecord
+from gpumon.session.frame import SILENT_AFTER_NS, HostSample, LayersRecord, ModelRecord, RankFrame, Status, StepRecord
 from gpumon.session.limits import StoreLimits
 from gpumon.session.numbers import Numbers
 from gpumon_agent import wire
@@ -26,6 +26,16 @@ class _OpenStep:
         self.ledgers: list[wire.Ledger] = []
         self.first_seq = seq  # below 0 until a numbered event joins: the static picture's ledger has no number
         self.replayed = replayed
+
+
+class _Arriving:
+    """The parts of one set of layers."""
+
+    __slots__ = ("parts", "step")
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.parts: dict[int, wire.Layers] = {}
 
 
 class Rank:
@@ -48,6 +58,9 @@ class Rank:
         self.oom: wire.Oom | None = None
         self.notices: deque[wire.Notice] = deque(maxlen=limits.notices)
         self.goodbye: wire.Goodbye | None = None
+        self.layers: dict[tuple[int, int], LayersRecord] = {}  # by model and device
+        self._layers_parts: dict[tuple[int, int], _Arriving] = {}  # likewise, of the newest step heard of
+        self._layers_view: tuple[LayersRecord, ...] | None = ()
         self._steps_view: tuple[StepRecord, ...] | None = ()
         self._models_view: tuple[ModelRecord, ...] | None = ()
 
@@ -85,6 +98,8 @@ class Rank:
             if (known is None or known.revision == event.revision) and len(modules) < self.limits.modules:
                 modules[event.path] = event
                 self._models_view = None
+        elif isinstance(event, wire.Layers):
+            self._layers(event)
         elif isinstance(event, wire.Synced):
             self.synced = True
             self.catching_up = False
@@ -105,6 +120,26 @@ class Rank:
         self.modules[event.model] = {p: m for p, m in modules.items() if m.revision == event.revision}
         self.models[event.model] = event
         self._models_view = None
+
+    def _layers(self, event: wire.Layers) -> None:
+        """Shown when all parts of a step's set are there, in whatever order; a newer step's set takes its place."""
+        key = (event.model, event.device)
+        known = self.layers.get(key)
+        if known is None and len(self.layers) >= self.limits.models:
+            return
+        arriving = self._layers_parts.get(key)
+        newest = arriving.step if arriving is not None else known.step if known is not None else -1
+        if event.step < newest or event.parts * wire.LAYERS_PER_PART > self.limits.layers:
+            return
+        if arriving is None or event.step > arriving.step:
+            arriving = self._layers_parts[key] = _Arriving(event.step)
+        arriving.parts[event.part] = event
+        if len(arriving.parts) < event.parts:
+            return
+        parts = [arriving.parts[part] for part in sorted(arriving.parts)]
+        layers = tuple(layer for part in parts for layer in part.layers)
+        self.layers[key] = LayersRecord(event.model, event.device, event.step, layers, parts[-1].elsewhere)
+        self._layers_view = None
 
     def _join(self, step: int, received: wire.Received) -> _OpenStep:
         """The open step of that number; when it has closed already, a fresh one that `_settle` merges into it."""
@@ -194,6 +229,8 @@ class Rank:
                 ModelRecord(model, tuple(self.modules.get(index, {}).values()))
                 for index, model in sorted(self.models.items())
             )
+        if self._layers_view is None:
+            self._layers_view = tuple(record for _, record in sorted(self.layers.items()))
         newest = samples[-1] if samples else None
         return RankFrame(
             source=self.source,
@@ -212,6 +249,7 @@ class Rank:
             host=newest.host if newest else None,
             host_unix_ns=newest.unix_ns if newest else None,
             host_samples=samples,
+            layers=self._layers_view,
         )
 
     def _open_step(self) -> StepRecord | None:

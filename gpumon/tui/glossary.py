@@ -36,6 +36,7 @@ _TERMS = (
     Term("temporaries", "Alive at the peak only: intermediate results of the operation that was running."),
     Term("workspaces", "Scratch space of libraries (cuBLAS, cuDNN)."),
     Term("checkpoints", "Tensors of a loaded checkpoint that are still alive."),
+    Term("other models", "Weights and buffers of models in the process that nobody watches: an EMA, a teacher."),
     Term("unexplained", "Allocated, and gpumon cannot name the owner. Never spread over the other lines."),
     Term("unattributed", "On steps that were not sampled: activations and unexplained together."),
     Term("phase", "load, forward, backward, optimizer, between, eval, or a name the script gives. Phases follow each"

@@ -19,7 +19,7 @@ from gpumon.export.objects import Objects
 from gpumon_agent import wire
 
 SCHEMA = json.loads((json_examples.ROOT / "docs" / "json.schema.json").read_text(encoding="utf-8"))
-KINDS = ("hello", "model", "step", "finding", "host", "oom", "goodbye")
+KINDS = ("hello", "model", "layers", "step", "finding", "host", "oom", "goodbye")
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,10 @@ def eventful(run: Run, steps: int = 30) -> list[wire.Received]:
     events = list(run.stream(steps, host_every=2))
     oom = wire.Oom(steps, "forward", 0, run.time_ns(steps), 9 * GIB, 40 * GIB, GIB, 30 * GIB, 31 * GIB, "CUDA …")
     goodbye = wire.Goodbye("exception", run.time_ns(steps), steps, "forward")
+    events += [
+        run.received(each, steps)
+        for each in wire.layers(0, 0, steps, (wire.Layer("act", "GELU", None, None, MIB),), 512)
+    ]
     return [*events, run.received(oom, steps), run.received(goodbye, steps)]
 
 
@@ -92,7 +96,7 @@ def test_the_page_shows_real_output() -> None:
     page = json_examples.PAGE.read_text(encoding="utf-8")
     assert page == json_examples.page(page), "python tests/_shared/json_examples.py writes the examples"
     shown = {found[2] for found in json_examples.BLOCK.finditer(page)}
-    assert shown == set(KINDS)
+    assert shown == set(KINDS) - {"layers"}  # recorded before there were any
 
 
 def test_the_recorded_session_is_valid_throughout(validator: jsonschema.Draft202012Validator) -> None:
@@ -152,3 +156,19 @@ def test_numbers_survive_a_reader_that_is_not_python() -> None:
     for each in every_kind():
         assert "NaN" not in json.dumps(each)
         assert "Infinity" not in json.dumps(each)
+
+
+def test_layers_are_stated_when_all_parts_came_and_join_what_the_model_tells() -> None:
+    run = Run()
+    kept = [wire.Layer("body", "Linear", 7, 14, None)]
+    kept += [wire.Layer(f"act.{i}", "GELU", None, None, i + 1) for i in range(60)]
+    parts = wire.layers(0, 0, 3, kept, 4)
+    assert len(parts) == 2
+    stream = [*run.picture(), *(run.received(part, 3) for part in parts)]
+    stated = [each for each in objects(stream) if each["type"] == "layers"]
+    assert len(stated) == 1
+    body, first, *_ = stated[0]["by_module"]
+    assert body == {"path": "body", "kind": "Linear", "weights": run.weights, "buffers": 0, "gradients": 7,
+                    "optimizer": 14, "activations": None}  # fmt: skip
+    assert (first["path"], first["weights"], first["activations"]) == ("act.0", None, 1)
+    assert (stated[0]["step"], stated[0]["elsewhere"]) == (3, 4)

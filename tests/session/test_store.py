@@ -202,3 +202,25 @@ def test_received_and_lost_numbers_always_add_up(order: list[int]) -> None:
     assert all(numbers.take(seq) for seq in half)
     assert not any(numbers.take(seq) for seq in half)
     assert numbers.lost() == max(half) - min(half) + 1 - len(half)
+
+
+def test_layers_show_when_all_parts_came_in_any_order_and_older_ones_do_not_return() -> None:
+    run = Run()
+    store = apply(run.picture())
+
+    def tell(part: wire.Layers) -> list[int]:
+        store.apply(run.received(part, part.step))
+        return [record.step for record in store.frame(0).ranks[0].layers]
+
+    first, second = wire.layers(0, 0, 4, [wire.Layer(f"m{i}", "X", i) for i in range(90)])
+    assert tell(second) == []
+    assert tell(first) == [4]
+    (older,) = wire.layers(0, 0, 3, [wire.Layer("m", "X", 1)])
+    assert tell(older) == [4]
+    record = store.frame(0).ranks[0].layers[0]
+    assert [layer.gradients for layer in record.layers] == list(range(90))
+    lost, arrived = wire.layers(0, 0, 5, [wire.Layer(f"m{i}", "X", i) for i in range(90)])
+    assert tell(arrived) == [4]  # half a set is not shown
+    (newer,) = wire.layers(0, 0, 6, [])
+    assert tell(newer) == [6]
+    assert tell(lost) == [6]

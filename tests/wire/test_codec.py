@@ -139,3 +139,10 @@ def test_a_newer_minor_versions_fields_are_skipped() -> None:
     hello = msgspec.msgpack.decode(wire.encode_event(HELLO))
     packet = [-1, True, [[*hello, "a field of the future", {"and": ["another"]}]], "and one of Packet's"]
     assert wire.decode_frame(LIVE + msgspec.msgpack.encode(packet)).events == (HELLO,)
+
+
+def test_layers_with_the_longest_names_fit_a_frame() -> None:
+    longest = "\N{PILE OF POO}" * wire.NAME_CHARS_MAX
+    parts = wire.layers(63, 63, 10**9, [wire.Layer(longest, longest, 1 << 60, 1 << 60, 1 << 60)] * 100, 1 << 60)
+    assert [len(part.layers) for part in parts] == [48, 48, 4]
+    assert max(len(wire.encode_event(part)) for part in parts) <= wire.EVENT_BYTES_MAX

@@ -12,7 +12,7 @@ from gpumon.tui.view import View, age, device_name, device_of, verdict
 from gpumon.tui.widgets.panel import Panel
 
 ORDER = (*OWNERS, *REST, *DRIVER)
-LABELS = {"other_processes": "other processes", "optimizer": "optimizer"}
+LABELS = {"other_processes": "other processes", "other_models": "other models", "optimizer": "optimizer"}
 SMALL = 4096
 """A line below 1/4096 of what is reserved is left out of the legend (the explanation has it, to the byte)."""
 
@@ -56,7 +56,7 @@ class DeviceBar(Panel):
     TERMS = (
         "allocated", "reserved", "slack", "rounding", "context", "other processes", "free", "weights", "buffers",
         "gradients", "optimizer", "buckets", "inputs", "activations", "unattributed", "unexplained", "workspaces",
-        "temporaries", "checkpoints", "sampled",
+        "temporaries", "checkpoints", "other models", "sampled",
     )  # fmt: skip
 
     def pick(self, view: View) -> Bars:

@@ -1,0 +1,143 @@
+"""A watched model as a tree of modules, each with the bytes it keeps itself and those of all below it.
+
+Model. `wire.Module` tells parameters and buffers of every module that owns some, `wire.Layers` (of the newest step that
+was read so) gradients, optimizer state and activations; a path that neither names is there only because something
+below it is. Each storage is counted by one module, so the root's totals are the sums of the own figures.
+
+Cost: O(modules × depth), once a `LayersRecord` or `ModelRecord`: the screen keeps what it was given.
+
+Known limitations. A module that was called twice has both calls' activations. What autograd saved for no module of
+the model (a loss function's input) is `Tree.elsewhere`. Activations are None on every line until a step was sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gpumon.session.frame import RankFrame
+from gpumon_agent import wire
+
+FIGURES = ("weights", "buffers", "gradients", "optimizer", "activations")
+"""Names of the ledger's lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Bytes; None where not known."""
+
+    weights: int | None = None
+    buffers: int | None = None
+    gradients: int | None = None
+    optimizer: int | None = None
+    activations: int | None = None
+
+    @property
+    def total(self) -> int:
+        """What is known of it, together."""
+        return sum(value for name in FIGURES if (value := getattr(self, name)) is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One module. `children` in the order in which the model holds them."""
+
+    path: str  # "" is the root
+    name: str  # the last part of the path; the root's is its class
+    kind: str | None
+    elements: int  # parameters by count, of this module alone, tied ones where they turn up first
+    own: Figures
+    whole: Figures  # with everything below
+    shared_with: str | None = None
+    children: tuple[Layer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """One model on one device. `step`: of the newest reading of gradients, state and activations; None before one."""
+
+    model: int
+    device: int
+    step: int | None
+    root: Layer
+    elsewhere: int | None  # activations of no module of the model
+
+
+class _Node:
+    __slots__ = ("buffers", "children", "elements", "kept", "kind", "shared_with", "weights")
+
+    def __init__(self) -> None:
+        self.kind: str | None = None
+        self.elements = 0
+        self.weights: int | None = None
+        self.buffers: int | None = None
+        self.kept: tuple[int | None, int | None, int | None] = (None, None, None)
+        self.shared_with: str | None = None
+        self.children: dict[str, _Node] = {}
+
+
+def trees(rank: RankFrame) -> tuple[Tree, ...]:
+    """Of every watched model and every device it is on."""
+    return tuple(
+        _tree(rank, index, device)
+        for index, record in enumerate(rank.models)
+        for device in record.model.devices or (0,)
+    )
+
+
+def _tree(rank: RankFrame, index: int, device: int) -> Tree:
+    record = rank.models[index]
+    model = record.model.model
+    read = next((each for each in rank.layers if each.model == model and each.device == device), None)
+    root = _Node()
+    root.kind = record.model.kind
+    for entry in merged(record.modules, read.layers if read is not None else ()):
+        node = _at(root, entry.path)
+        node.kind = entry.kind
+        if isinstance(entry, wire.Module):
+            node.elements = entry.parameters
+            node.weights, node.buffers = entry.parameter_bytes, entry.buffer_bytes
+            node.shared_with = entry.shared_with
+        else:
+            node.kept = (entry.gradients, entry.optimizer, entry.activations)
+    return Tree(
+        model=model,
+        device=device,
+        step=read.step if read is not None else None,
+        root=_layer("", record.model.kind, root),
+        elsewhere=read.elsewhere if read is not None else None,
+    )
+
+
+def merged(modules: Sequence[wire.Module], layers: Sequence[wire.Layer]) -> Iterator[wire.Module | wire.Layer]:
+    """Both in the one order that each of them is a part of: as the model holds its modules."""
+    described = {module.path for module in modules}
+    waiting = iter(modules)
+    for layer in layers:
+        if layer.path in described:
+            for module in waiting:
+                yield module
+                if module.path == layer.path:
+                    break
+        yield layer
+    yield from waiting
+
+
+def _at(root: _Node, path: str) -> _Node:
+    node = root
+    for part in path.split(".") if path else ():
+        node = node.children.setdefault(part, _Node())
+    return node
+
+
+def _layer(path: str, name: str, node: _Node) -> Layer:
+    children = tuple(_layer(f"{path}.{part}" if path else part, part, child) for part, child in node.children.items())
+    own = Figures(node.weights, node.buffers, *node.kept)
+    below = [own, *(child.whole for child in children)]
+    whole = Figures(*(_sum([getattr(figures, name) for figures in below]) for name in FIGURES))
+    return Layer(path, name, node.kind, node.elements, own, whole, node.shared_with, children)
+
+
+def _sum(values: list[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
