@@ -336,14 +336,14 @@ class Phases:
             peak, reserved_peak = r[1], r[3]
             if flags & OVERLAPPED:
                 peak = reserved_peak = None
-            phase = Phase(
+            fields = (
                 step, label, index, device, now, duration,
                 r[0], peak, r[2], reserved_peak, r[4], r[5], r[6], r[7], r[8], r[9], flags | r[10], r[11],
             )  # fmt: skip
             if fold:
-                self._fold(phase)
+                self._fold(Phase(*fields))
                 continue
-            self._append(phase)
+            self._append(fields)
             self._events += 1
             if ledger:
                 began = monotonic_ns()

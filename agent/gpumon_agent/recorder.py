@@ -6,8 +6,9 @@ import os
 import weakref
 from collections import deque
 from itertools import count
+from typing import Any
 
-from .wire import LOAD, NumberedEvent
+from .wire import LOAD, NumberedEvent, Phase
 
 EVENTS_MAX = 16_384  # some 5 MiB; the publisher empties it twenty times a second
 
@@ -26,12 +27,13 @@ class Recorder:
         self.now: tuple[int, str, int] = (0, LOAD, 0)
         """Step, phase and its beginning (monotonic ns). Swapped whole, so that any thread may read it."""
         self._inert = False  # in a forked child; a flag, for asking the kernel who we are costs a system call
-        self._events: deque[tuple[int, NumberedEvent]] = deque(maxlen=limit)
+        self._events: deque[tuple[int, NumberedEvent | tuple[Any, ...]]] = deque(maxlen=limit)
         self._limit = limit
         self._numbers = count()  # its next() is atomic: two training threads never share a number
         _alive.add(self)
 
-    def append(self, event: NumberedEvent) -> None:
+    def append(self, event: NumberedEvent | tuple[Any, ...]) -> None:
+        """A plain tuple is a Phase's fields: to make one, and check it, is left to the publisher."""
         if self._inert:
             return
         events = self._events
@@ -42,11 +44,12 @@ class Recorder:
 
     def drain(self) -> list[tuple[int, NumberedEvent]]:
         """Everything appended since the last call, in order. For the one draining thread."""
-        drained = []
+        drained: list[tuple[int, NumberedEvent]] = []
         pop = self._events.popleft
         try:
             while True:
-                drained.append(pop())
+                seq, event = pop()
+                drained.append((seq, Phase(*event) if isinstance(event, tuple) else event))
         except IndexError:  # the deque's own word for empty; asking for its length first would race
             return drained
 
