@@ -56,7 +56,7 @@ class DeviceBar(Panel):
     TERMS = (
         "allocated", "reserved", "slack", "rounding", "context", "other processes", "free", "weights", "buffers",
         "gradients", "optimizer", "buckets", "inputs", "activations", "unattributed", "unexplained", "workspaces",
-        "temporaries", "checkpoints", "other models", "sampled",
+        "temporaries", "checkpoints", "sampled",
     )  # fmt: skip
 
     def pick(self, view: View) -> Bars:
