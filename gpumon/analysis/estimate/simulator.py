@@ -1,0 +1,459 @@
+"""PyTorch's CUDA caching allocator without a device: which blocks, splits and segments a series of requests makes.
+
+Model. Sizes are rounded to 512 B. Requests up to 1 MiB come from 2 MiB segments, up to 10 MiB from 20 MiB segments,
+larger ones from a segment of their own, rounded to 2 MiB. The smallest free block of the stream that fits is taken, of
+equals the one at the lowest address; it is split if the rest is worth keeping (512 B in the small pool and in
+expandable segments, more than 1 MiB elsewhere), and a rest that is not split off counts as allocated. A freed block
+merges with free neighbours. When the device has no more, cached segments without an allocated block are given back and
+the request is tried once more. Segments get ascending addresses that are not used again.
+
+Source. c10/cuda/CUDACachingAllocator.cpp; compared with PyTorch's own allocator after every operation, to the byte
+(tests/analysis/test_simulator.py).
+Cost. O(log blocks) a request, some µs; memory for what is live. One file, as every rule below changes the same blocks.
+
+Known limitations. Blocks lent to other streams (record_stream) are free as soon as they are freed, so active equals
+allocated. Private pools (CUDA graphs, MemPool), garbage_collection_threshold and the cudaMallocAsync backend are left
+out. A real driver may place segments in another order, which decides between equal blocks only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+MIB = 1 << 20
+SMALLEST = 512
+SMALL = MIB  # the largest request the small pool serves
+SMALL_SEGMENT = 2 * MIB
+LARGE = 10 * MIB  # from here on a request gets a segment of its own
+LARGE_SEGMENT = 20 * MIB
+ROUND_SEGMENT = 2 * MIB
+_FIRST_ADDRESS = 1 << 44
+_UNLIMITED = 1 << 62
+
+
+class OutOfMemory(Exception):
+    """The device has no room, not even after cached segments were given back. All figures in bytes."""
+
+    def __init__(self, requested: int, capacity: int, allocated: int, reserved: int) -> None:
+        super().__init__(f"{requested} B do not fit: {allocated} of {reserved} B reserved are allocated, of {capacity}")
+        self.requested = requested
+        self.capacity = capacity
+        self.allocated = allocated
+        self.reserved = reserved
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The allocator's figures, bytes, by the names of `torch.cuda.memory_stats`."""
+
+    allocated: int
+    requested: int
+    reserved: int
+    active: int
+    inactive_split: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One range the device gave, with its blocks in order: (address, bytes, bytes requested, allocated)."""
+
+    address: int
+    size: int
+    stream: int
+    large: bool
+    expandable: bool
+    blocks: tuple[tuple[int, int, int, bool], ...]
+
+
+class _Pool:
+    """Free blocks of one kind, ordered by stream, size and address."""
+
+    __slots__ = ("free", "segment", "small", "unmapped")
+
+    def __init__(self, small: bool) -> None:
+        self.small = small
+        self.segment = SMALL_SEGMENT if small else LARGE_SEGMENT  # what an expandable segment grows by
+        self.free: list[tuple[int, int, int, Block]] = []
+        self.unmapped: list[tuple[int, int, Block]] = []
+
+    def add(self, block: Block) -> None:
+        if block.mapped:
+            insort(self.free, (block.stream, block.size, block.address, block))
+        else:
+            insort(self.unmapped, (block.stream, block.address, block))
+
+    def remove(self, block: Block) -> None:
+        if block.mapped:
+            del self.free[bisect_left(self.free, (block.stream, block.size, block.address))]
+        else:
+            del self.unmapped[bisect_left(self.unmapped, (block.stream, block.address))]
+
+    def first(self, stream: int, size: int) -> int:
+        """Index of the smallest block of the stream, or of a later one, that has the size."""
+        return bisect_left(self.free, (stream, size, 0))
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A piece of a segment, in bytes; `free` it where it was allocated."""
+
+    address: int
+    size: int
+    stream: int
+    pool: _Pool
+    requested: int = 0
+    allocated: bool = False
+    mapped: bool = True
+    base: int | None = None  # where its expandable segment begins; None in an ordinary one
+    previous: Block | None = None
+    next: Block | None = None
+
+    @property
+    def is_split(self) -> bool:
+        return self.previous is not None or self.next is not None
+
+    def insert_after(self, before: Block | None) -> None:
+        """Into the chain of its segment, behind `before`, or ahead of all."""
+        self.previous = before
+        if before is not None:
+            self.next, before.next = before.next, self
+        if self.next is not None:
+            self.next.previous = self
+
+
+@dataclass(slots=True)
+class _Stat:
+    current: int = 0
+    peak: int = 0
+
+    def add(self, amount: int) -> None:
+        self.current += amount
+        if self.current > self.peak:
+            self.peak = self.current
+
+
+@dataclass
+class Allocator:
+    """One device's allocator. `capacity`: bytes that it may reserve, that is the device's without contexts and other
+    processes; None: no limit. The other settings are those of PYTORCH_CUDA_ALLOC_CONF, in bytes."""
+
+    capacity: int | None = None
+    expandable_segments: bool = False
+    max_split_size: int | None = None
+    roundup_power2_divisions: int = 0
+    total: int | None = None  # the device's bytes: an expandable segment reserves addresses for 9/8 of them
+    retries: int = field(default=0, init=False)
+    """How often cached segments were given back because the device had no room: `num_alloc_retries`."""
+
+    def __post_init__(self) -> None:
+        self._limit = _UNLIMITED if self.capacity is None else self.capacity
+        self._largest_split = _UNLIMITED if self.max_split_size is None else self.max_split_size
+        self._small, self._large = _Pool(small=True), _Pool(small=False)
+        self._live: set[Block] = set()
+        self._next_address = _FIRST_ADDRESS
+        self._allocated, self._requested, self._reserved, self._inactive_split = _Stat(), _Stat(), _Stat(), _Stat()
+        self._stats = (self._allocated, self._requested, self._reserved, self._inactive_split)
+
+    @property
+    def allocated(self) -> int:
+        return self._allocated.current
+
+    @property
+    def requested(self) -> int:
+        return self._requested.current
+
+    @property
+    def reserved(self) -> int:
+        return self._reserved.current
+
+    @property
+    def active(self) -> int:
+        return self._allocated.current
+
+    @property
+    def inactive_split(self) -> int:
+        return self._inactive_split.current
+
+    @property
+    def figures(self) -> Figures:
+        """What stands now."""
+        allocated, requested, reserved, inactive_split = (stat.current for stat in self._stats)
+        return Figures(allocated, requested, reserved, allocated, inactive_split)
+
+    @property
+    def peaks(self) -> Figures:
+        """The highest of each since the start or the last `reset_peaks`; not of one moment."""
+        allocated, requested, reserved, inactive_split = (stat.peak for stat in self._stats)
+        return Figures(allocated, requested, reserved, allocated, inactive_split)
+
+    def reset_peaks(self) -> None:
+        for stat in self._stats:
+            stat.peak = stat.current
+
+    def malloc(self, size: int, stream: int = 0) -> Block:
+        """A block for `size` > 0 bytes. Raises OutOfMemory."""
+        rounded = self.round(size)
+        pool = self._small if rounded <= SMALL else self._large
+        block = self._cached(pool, stream, rounded) or self._fresh(pool, stream, rounded)
+        return self._hand_out(block, rounded, size)
+
+    def free(self, block: Block) -> None:
+        """Give a block back. ValueError: it was given back before."""
+        if not block.allocated:
+            raise ValueError(f"the block at {block.address:#x} is not allocated")
+        size, requested, pool = block.size, block.requested, block.pool
+        block.allocated = False
+        block.requested = 0
+        self._live.remove(block)
+        subsumed = self._merge(block, block.previous) + self._merge(block, block.next)
+        pool.add(block)
+        if block.base is None:
+            self._inactive_split.add((block.size if block.is_split else 0) - subsumed)
+        self._allocated.add(-size)
+        self._requested.add(-requested)
+
+    def empty_cache(self) -> None:
+        """Give segments without an allocated block back to the device, of expandable ones whole pages."""
+        for pool in (self._large, self._small):
+            growing: list[Block] = []
+            for *_, block in tuple(pool.free):
+                if block.base is not None:
+                    growing.append(block)
+                elif not block.is_split:
+                    self._release(block)
+            for block in growing:
+                self._unmap(block)
+                if not block.mapped and not block.is_split:
+                    pool.remove(block)
+
+    def segments(self) -> tuple[Segment, ...]:
+        """The map, by address; an expandable segment is one entry for each range that is mapped."""
+        cached = [entry[-1] for pool in (self._small, self._large) for entry in pool.free]
+        heads = [b for b in (*cached, *self._live) if b.previous is None or not b.previous.mapped]
+        return tuple(_segment(head) for head in sorted(heads, key=lambda block: block.address))
+
+    def round(self, size: int) -> int:
+        """Bytes a block for a request of `size` has at least."""
+        if size < SMALLEST:
+            return SMALLEST
+        divisions = self.roundup_power2_divisions
+        if divisions > 1 and size > SMALLEST * divisions:
+            floor = 1 << (size.bit_length() - 1)
+            step = floor >> (divisions.bit_length() - 1)
+            return _up(size, step) if step else 2 * floor
+        return _up(size, SMALLEST)
+
+    def _cached(self, pool: _Pool, stream: int, size: int) -> Block | None:
+        """The best free block, taken out of its pool."""
+        index = pool.first(stream, size)
+        if index == len(pool.free) or pool.free[index][0] != stream:
+            return None
+        block = pool.free[index][-1]
+        if block.base is not None:  # it counts with what it may grow by
+            for *_, other in pool.free[index + 1 :]:
+                if other.stream != stream or _growable(other) >= _growable(block):
+                    break
+                block = other
+        if size < self._largest_split <= block.size:
+            return None
+        if size >= self._largest_split and block.size >= size + LARGE_SEGMENT:
+            return None
+        pool.remove(block)
+        return block
+
+    def _fresh(self, pool: _Pool, stream: int, size: int) -> Block:
+        """A block from the device, which may have to take cached ones back first."""
+        block = self._from_device(pool, stream, size)
+        if block is None and self._release_oversize(pool, stream, size):
+            block = self._from_device(pool, stream, size)
+        if block is None:
+            self.empty_cache()
+            self.retries += 1
+            block = self._from_device(pool, stream, size)
+        if block is None:
+            raise OutOfMemory(_segment_size(size), self._limit, self.allocated, self.reserved)
+        return block
+
+    def _from_device(self, pool: _Pool, stream: int, size: int) -> Block | None:
+        if self.expandable_segments:
+            return self._grow(pool, stream, size)
+        wanted = _segment_size(size)
+        if self.reserved + wanted > self._limit:
+            return None
+        self._reserved.add(wanted)
+        return Block(self._place(wanted), wanted, stream, pool)
+
+    def _hand_out(self, block: Block, size: int, requested: int) -> Block:
+        rest = block.size - size
+        was_split = block.is_split
+        if block.pool.small or self.expandable_segments:
+            split = rest >= SMALLEST
+        else:
+            split = size < self._largest_split and rest > SMALL
+        if split:
+            remaining = block
+            block = Block(remaining.address, size, remaining.stream, remaining.pool, base=remaining.base)
+            block.next = remaining
+            block.insert_after(remaining.previous)
+            remaining.address += size
+            remaining.size = rest
+            remaining.pool.add(remaining)
+        if block.base is None:
+            if was_split:
+                self._inactive_split.add(-block.size)
+            elif split:
+                self._inactive_split.add(rest)
+        block.allocated = True
+        block.requested = requested
+        self._live.add(block)
+        self._allocated.add(block.size)
+        self._requested.add(requested)
+        return block
+
+    def _merge(self, block: Block, other: Block | None) -> int:
+        """Take a free neighbour in, if it is one. Returns its bytes."""
+        if other is None or other.allocated or other.mapped != block.mapped:
+            return 0
+        other.pool.remove(other)
+        if block.previous is other:
+            block.address = other.address
+            block.previous = other.previous
+            if block.previous is not None:
+                block.previous.next = block
+        else:
+            block.next = other.next
+            if block.next is not None:
+                block.next.previous = block
+        block.size += other.size
+        return other.size
+
+    def _release(self, block: Block) -> None:
+        block.pool.remove(block)
+        self._reserved.add(-block.size)
+
+    def _release_oversize(self, pool: _Pool, stream: int, size: int) -> bool:
+        """With a max_split_size, larger blocks are given back one by one before everything is."""
+        if self.max_split_size is None:
+            return False
+        wanted = max(size, self.max_split_size)
+        index = pool.first(stream, wanted)
+        if index < len(pool.free) and pool.free[index][0] == stream:
+            self._release(pool.free[index][-1])
+            return True
+        released = 0
+        while released < wanted and index:
+            index -= 1
+            block = pool.free[index][-1]
+            if block.size < self.max_split_size or block.stream != stream:
+                break
+            released += block.size
+            self._release(block)
+        return released >= wanted
+
+    def _place(self, size: int) -> int:
+        address = self._next_address
+        self._next_address += _up(size, ROUND_SEGMENT)
+        return address
+
+    # -- expandable segments: a long range of addresses, mapped page by page as it is needed
+
+    def _grow(self, pool: _Pool, stream: int, size: int) -> Block | None:
+        block = self._expandable(pool, stream, size)
+        if not block.mapped and not self._map(block, min(block.size, size)):
+            return None
+        while block.size < size:
+            following = block.next
+            if following is None:
+                raise AssertionError("a range that was found long enough ends early")
+            if not self._map(following, min(size - block.size, following.size)):
+                return None
+            block = following
+        pool.remove(block)
+        return block
+
+    def _expandable(self, pool: _Pool, stream: int, size: int) -> Block:
+        """The lowest free or unmapped block behind which there are addresses enough; a new segment if there is none."""
+        start = bisect_left(pool.unmapped, (stream, 0))
+        for owner, _, unmapped in pool.unmapped[start:]:
+            if owner != stream:
+                break
+            first = unmapped
+            if first.previous is not None and not first.previous.allocated:
+                first = first.previous
+            room, here = 0, first
+            while room < size and here is not None and not here.allocated:
+                room += here.size
+                here = here.next  # type: ignore[assignment]
+            if room >= size:
+                return first
+        device = self._limit if self.total is None else self.total
+        total = _up(min(device + device // 8, 1 << 60), pool.segment)
+        address = self._place(total)
+        block = Block(address, total, stream, pool, mapped=False, base=address)
+        pool.add(block)
+        return block
+
+    def _map(self, block: Block, size: int) -> bool:
+        wanted = _up(size, block.pool.segment)
+        if self.reserved + wanted > self._limit:
+            return False
+        pool = block.pool
+        pool.remove(block)
+        block.mapped = True
+        if wanted < block.size:
+            rest = Block(block.address + wanted, block.size - wanted, block.stream, pool, mapped=False, base=block.base)
+            rest.insert_after(block)
+            pool.add(rest)
+            block.size = wanted
+        self._merge(block, block.previous)
+        self._merge(block, block.next)
+        pool.add(block)
+        self._reserved.add(wanted)
+        return True
+
+    def _unmap(self, block: Block) -> None:
+        base, pool = block.base or 0, block.pool
+        start = base + _up(block.address - base, pool.segment)
+        end = block.address + block.size - (block.address + block.size - base) % pool.segment
+        if start >= end:
+            return
+        pool.remove(block)
+        if before := start - block.address:
+            free = Block(block.address, before, block.stream, pool, base=base)
+            free.next = block
+            free.insert_after(block.previous)
+            pool.add(free)
+        if after := block.address + block.size - end:
+            free = Block(end, after, block.stream, pool, base=base)
+            free.insert_after(block)
+            pool.add(free)
+        block.address, block.size, block.mapped = start, end - start, False
+        self._merge(block, block.previous)
+        self._merge(block, block.next)
+        pool.add(block)
+        self._reserved.add(start - end)
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+def _segment_size(size: int) -> int:
+    if size <= SMALL:
+        return SMALL_SEGMENT
+    return LARGE_SEGMENT if size < LARGE else _up(size, ROUND_SEGMENT)
+
+
+def _growable(block: Block) -> int:
+    return block.size + (block.next.size if block.next is not None and not block.next.mapped else 0)
+
+
+def _segment(head: Block) -> Segment:
+    blocks: list[tuple[int, int, int, bool]] = []
+    block: Block | None = head
+    while block is not None and block.mapped:
+        blocks.append((block.address, block.size, block.requested, block.allocated))
+        block = block.next
+    size = sum(size for _, size, *_ in blocks)
+    return Segment(head.address, size, head.stream, not head.pool.small, head.base is not None, tuple(blocks))
