@@ -6,7 +6,7 @@ Figures inside one table or sentence that are compared with each other should sh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MINUS = "−"  # as wide as "+", unlike "-"
 NOT_KNOWN = "n/a"
@@ -14,10 +14,11 @@ NOT_KNOWN = "n/a"
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A binary unit of bytes."""
+    """A binary unit of bytes, and after the point so many digits that the figures written in it tell something."""
 
     name: str
     bytes: int
+    digits: int = 1
 
 
 B, KIB, MIB, GIB, TIB = (Unit(name, 1 << (10 * power)) for power, name in enumerate(("B", "KiB", "MiB", "GiB", "TiB")))
@@ -25,41 +26,40 @@ UNITS = (B, KIB, MIB, GIB, TIB)
 
 
 def unit_for(*values: int | None) -> Unit:
-    """The unit in which the largest of the values has one to four digits before the point."""
+    """The unit in which the largest of the values has one to four digits before the point; below 100 two after it."""
     largest = max((abs(value) for value in values if value is not None), default=0)
     for unit in reversed(UNITS):
         if largest >= unit.bytes:
-            return unit
+            return replace(unit, digits=2) if largest < 100 * unit.bytes and unit is not B else unit
     return B
 
 
 def in_unit(value: int | None, unit: Unit, *, sign: bool = False) -> str:
-    """The number alone, one decimal ("61.2"); two where one would show 0.0 for a figure that is not zero."""
+    """The number alone, with the unit's digits ("61.24"); two where one would show 0.0 for what is not zero."""
     if value is None:
         return NOT_KNOWN
-    if unit is B:
+    if unit.name == B.name:
         text = f"{abs(value):,}"
     else:
         scaled = abs(value) / unit.bytes
-        text = f"{scaled:,.2f}" if value and scaled < 0.05 else f"{scaled:,.1f}"
+        text = f"{scaled:,.{2 if value and scaled < 0.05 else unit.digits}f}"
         if value and text == "0.00":
             text = "<0.01"
     return _signed(value, text, sign)
 
 
 def size(value: int | None, *, sign: bool = False) -> str:
-    """Bytes with their unit: "512 B", "4.0 MiB", "61.2 GiB", "139.8 GiB"; `sign` puts a + before what is above 0."""
+    """Bytes with their unit, three digits or more: "512 B", "4.00 MiB", "61.2 GiB"; `sign` puts a + before growth."""
     if value is None:
         return NOT_KNOWN
-    unit = unit_for(value)
-    index = UNITS.index(unit)
-    if unit is not B and unit is not TIB and round(abs(value) / unit.bytes, 1) >= 1024:  # 1024.0 MiB is 1.0 GiB
-        unit = UNITS[index + 1]
+    unit = next((unit for unit in UNITS if round(abs(value) / unit.bytes, 1) < 1024), TIB)  # 1024.0 MiB is 1 GiB
+    if unit is not B and round(abs(value) / unit.bytes, 2) < 10:
+        unit = replace(unit, digits=2)
     return f"{in_unit(value, unit, sign=sign)} {unit.name}"
 
 
 def signed(value: int | None) -> str:
-    """A difference: "+4.0 MiB", "−11.8 GiB", "0 B"."""
+    """A difference: "+4.00 MiB", "−11.8 GiB", "0 B"."""
     return size(value, sign=True)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Literal
 
 from gpumon.analysis import ledger
-from gpumon.analysis.lines import DeviceReport, Forecast, RankReport
+from gpumon.analysis.lines import DeviceReport, RankReport
 from gpumon.analysis.units import duration
 from gpumon.session.frame import Frame, RankFrame
 from gpumon_agent import wire
@@ -17,14 +16,6 @@ SPANS = (20, 50, 100, 200, 500, 1000, 2000)
 """How many steps the timeline can show."""
 
 DEFAULT_SPAN = 200
-
-Verdict = Literal["fits", "tight", "oom-ahead"]
-
-TIGHT_FRACTION = 0.05
-"""Less of the device than this left above the forecast's upper end: tight."""
-
-OOM_LIKELY = 0.5
-TIGHT_P_OOM = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +98,6 @@ def newest_step(rank: RankFrame) -> int | None:
     if rank.steps:
         return rank.steps[-1].step
     return rank.heartbeat.step if rank.heartbeat else None
-
-
-def verdict(forecast: Forecast, capacity: int | None) -> Verdict | None:
-    """Whether the next iteration fits; None where the device's total is not known.
-
-    oom-ahead: an allocation fails more likely than not. tight: its upper end leaves under 5 % of the device, or the
-    probability of failing exceeds 1 %.
-    """
-    if forecast.headroom is None or capacity is None:
-        return None
-    if forecast.headroom < 0 or (forecast.p_oom or 0.0) >= OOM_LIKELY:
-        return "oom-ahead"
-    spare = forecast.headroom - (forecast.high - forecast.next_peak)
-    return "tight" if spare < TIGHT_FRACTION * capacity or (forecast.p_oom or 0.0) > TIGHT_P_OOM else "fits"
 
 
 def ending(rank: RankFrame) -> str | None:

@@ -18,12 +18,14 @@ MIB = 1 << 20
         (None, "n/a"),
         (0, "0 B"),
         (512, "512 B"),
-        (1024, "1.0 KiB"),
-        (4 * MIB, "4.0 MiB"),
+        (1024, "1.00 KiB"),
+        (4 * MIB, "4.00 MiB"),
         (round(61.2 * GIB), "61.2 GiB"),
-        (GIB - 1, "1.0 GiB"),
+        (GIB - 1, "1.00 GiB"),
+        (round(9.996 * GIB), "10.0 GiB"),
+        (round(0.315 * GIB), "322.6 MiB"),
         (-round(11.8 * GIB), "−11.8 GiB"),
-        (2000 * GIB, "2.0 TiB"),
+        (2000 * GIB, "1.95 TiB"),
     ],
 )
 def test_size(value: int | None, text: str) -> None:
@@ -31,14 +33,17 @@ def test_size(value: int | None, text: str) -> None:
 
 
 def test_a_difference_carries_its_sign() -> None:
-    assert (units.signed(4 * MIB), units.signed(-MIB), units.signed(0)) == ("+4.0 MiB", "−1.0 MiB", "0 B")
+    assert (units.signed(4 * MIB), units.signed(-MIB), units.signed(0)) == ("+4.00 MiB", "−1.00 MiB", "0 B")
 
 
-def test_figures_that_are_compared_share_a_unit() -> None:
+def test_figures_that_are_compared_share_a_unit_and_its_digits() -> None:
     unit = units.unit_for(36 * GIB, 300 * MIB, None, 0)
-    assert unit is units.GIB
+    assert unit.bytes == GIB
     assert [units.in_unit(v, unit) for v in (36 * GIB, 300 * MIB, 5 * MIB, MIB, 0)] == [
-        "36.0", "0.3", "<0.01", "<0.01", "0.0",
+        "36.00", "0.29", "<0.01", "<0.01", "0.00",
+    ]  # fmt: skip
+    assert [units.in_unit(v, units.unit_for(140 * GIB)) for v in (140 * GIB, 300 * MIB, 30 * MIB)] == [
+        "140.0", "0.3", "0.03",
     ]  # fmt: skip
 
 

@@ -8,11 +8,12 @@ import pytest
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.lines import Finding, Forecast, Lines
+from gpumon.analysis.verdict import verdict
 from gpumon.tui.glossary import TERMS
 from gpumon.tui.ink import ANSI, ASCII, DARK, LIGHT, UNICODE
 from gpumon.tui.plot import Curve, columns, plot
 from gpumon.tui.spans import cells, clip, fit, flow, plain, spread, width
-from gpumon.tui.view import choose, ending, verdict
+from gpumon.tui.view import choose, ending
 from gpumon.tui.widgets.device_bar import ORDER, bar, bars, device_lines, sums
 from gpumon.tui.widgets.findings_strip import Findings, finding_lines
 from gpumon.tui.widgets.header import header_lines, heading
@@ -265,4 +266,4 @@ def test_findings_stand_in_order_of_weight_and_stay_in_their_line():
     )
     lines = finding_lines(Findings(found, None, True), 70, 4, UNICODE, "")
     assert all(width(line) <= 70 for line in lines)
-    assert "tensor-leak  +4.0 MiB/step since 1" in plain(lines)
+    assert "tensor-leak  +4.00 MiB/step since 1" in plain(lines)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from gpumon.analysis.lines import DRIVER, OWNERS, REST, Forecast, Lines, Peak
 from gpumon.analysis.units import Unit, in_unit, size, unit_for
+from gpumon.analysis.verdict import verdict
 from gpumon.tui.ink import Glyphs, line_role
 from gpumon.tui.spans import Line, Span, fit, flow, left, spread
-from gpumon.tui.view import View, age, device_name, device_of, verdict
+from gpumon.tui.view import View, age, device_name, device_of
 from gpumon.tui.widgets.panel import Panel
 
 ORDER = (*OWNERS, *REST, *DRIVER)

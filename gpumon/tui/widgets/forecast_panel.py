@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from gpumon.analysis.lines import Forecast
 from gpumon.analysis.units import in_unit, size, unit_for
+from gpumon.analysis.verdict import verdict
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.spans import Line, Span, fit
-from gpumon.tui.view import View, verdict
+from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 
 _ROLE = {"fits": "good", "tight": "warn", "oom-ahead": "bad"}

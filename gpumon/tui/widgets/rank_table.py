@@ -10,9 +10,10 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from gpumon.analysis.units import NOT_KNOWN, in_unit, pace, unit_for
+from gpumon.analysis.verdict import verdict
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.spans import Line, Span, cells, left, right
-from gpumon.tui.view import View, device_name, newest_step, verdict
+from gpumon.tui.view import View, device_name, newest_step
 from gpumon.tui.widgets.panel import Panel
 
 
