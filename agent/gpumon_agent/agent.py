@@ -83,7 +83,12 @@ class Agent:
             opened_ns=opened_ns,
         )
         self.hooks = Hooks(
-            self.phases, self.guard, inputs=self.inventory.inputs, rooted=self._rooted, entered=self.look_for_devices
+            self.phases,
+            self.guard,
+            inputs=self.inventory.inputs,
+            rooted=self._rooted,
+            entered=self.look_for_devices,
+            notice=self.notice,
         )
         self.publisher = Publisher(self.recorder, self.picture, self.heartbeat, self._descriptor)
         self._farewell = farewell.Farewell(self.leave)

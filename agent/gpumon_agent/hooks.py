@@ -21,6 +21,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils import checkpoint
 from torch.utils.hooks import RemovableHandle
 
+from .cuda_graphs import Graphs
 from .guard import Guard, leave_no_frame
 from .phases import Inputs, Phases
 
@@ -60,6 +61,7 @@ class Hooks:
         inputs: Callable[..., Inputs],
         rooted: Callable[[Module], None],
         entered: Callable[[], None],
+        notice: Callable[[str], None],
     ) -> None:
         self.fires = True
         self._phases = phases
@@ -69,6 +71,7 @@ class Hooks:
         self._roots: dict[int, _Root] = {}
         self._restore: list[Callable[[], None]] = []
         self._inputs = inputs
+        self._graphs = Graphs(self, phases, guard, notice)
         self._install()
 
     def remove(self) -> None:
@@ -83,6 +86,20 @@ class Hooks:
     def mute(self) -> None:
         """In a forked child: every hook stays where it is and does nothing."""
         self.fires = False
+
+    def step_aside(self) -> Callable[[], None]:
+        """No hook fires, and the roots have none, until what is returned is called."""
+        fired, self.fires = self.fires, False
+        roots = list(self._roots.values())
+        for root in roots:
+            root.remove()
+
+        def come_back() -> None:
+            for root in roots:
+                root.attach()
+            self.fires = fired
+
+        return come_back
 
     def _install(self) -> None:
         protect = self._guard.protect
@@ -101,6 +118,7 @@ class Hooks:
         self._replace(scaler, "step", self._around_scaler(scaler.step))
         self._replace(Module, "compile", self._around_compile(Module.compile))
         self._mark_recomputation()
+        self._graphs.install(self._replace)
 
     def _replace(self, owner: Any, name: str, new: Any) -> None:
         old = owner.__dict__[name]
@@ -196,6 +214,7 @@ class Hooks:
 
     def _step_ends(self, optimizer: Any) -> None:
         self._phases.optimizer_ends(optimizer, in_engine=_graph_task() != -1)
+        self._graphs.optimizer_stepped()
 
     def _around_scaler(self, original: Callable[..., Any]) -> Callable[..., Any]:
         phases = self._phases

@@ -32,6 +32,7 @@ from .wire import (
     BOUND,
     EVAL,
     FORWARD,
+    GRAPH_REPLAY,
     INFERRED,
     LOAD,
     MERGED,
@@ -54,6 +55,7 @@ Inputs = tuple[int, Sequence[tuple[int, ...]]]
 _OVERLAP_WINDOWS = 64  # after two threads met, so many windows stay marked
 _MERGED_NS = 2_000_000_000  # a step that never closes (evaluation only) still shows its folded windows this often
 _SHAPES_MAX = 64
+_LAST = (OPTIMIZER, GRAPH_REPLAY)  # windows that may close a step
 _UNREAD = Reading()
 
 
@@ -259,6 +261,25 @@ class Phases:
     def in_optimizer(self) -> bool:
         return bool(self._here().optimizers)
 
+    def replay_begins(self) -> bool:
+        """A CUDA graph is about to run. False: inside a phase, to which it belongs."""
+        if self._here().busy:
+            return False
+        if self._pending:
+            self._close_step()
+        if not self._names:
+            self._close(BETWEEN if self._loaded else LOAD, GRAPH_REPLAY)
+        return True
+
+    def replay_ends(self, *, steps: bool) -> None:
+        """`steps`: an optimizer stepped as the graph was captured, so each replay closes a step."""
+        name = self._names[-1] if self._names else None
+        if steps or name is None:
+            self._close(name or GRAPH_REPLAY, name or BETWEEN, INFERRED)
+        if steps:
+            self._ended_ns = self._opened_ns
+            self._close_step()
+
     def user_begins(self, name: str) -> None:
         if self._pending:
             self._close_step()
@@ -320,7 +341,7 @@ class Phases:
             counts[label] = index + 1
             self._windows += 1
         reads = governor.reads
-        if not reads and (label == OPTIMIZER or self._names):
+        if not reads and (label in _LAST or self._names):
             reads = True  # the last window of a step that is not read: else the next sampled one began with old peaks
             flags |= BOUND
         ledger = governor.ledger and not fold and (label == OPTIMIZER or not governor.ledger_at_end_only)
@@ -336,6 +357,8 @@ class Phases:
             peak, reserved_peak = r[1], r[3]
             if flags & OVERLAPPED:
                 peak = reserved_peak = None
+            elif label is GRAPH_REPLAY:  # the allocator's counters do not move while a graph runs
+                peak = None
             fields = (
                 step, label, index, device, now, duration,
                 r[0], peak, r[2], reserved_peak, r[4], r[5], r[6], r[7], r[8], r[9], flags | r[10], r[11],

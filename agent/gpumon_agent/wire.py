@@ -216,6 +216,7 @@ MERGED = 128  # several occurrences folded into one, after `PHASES_PER_STEP_MAX`
 PHASES_PER_STEP_MAX = 256
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER, BETWEEN, EVAL = "load", "forward", "backward", "optimizer", "between", "eval"
+GRAPH_REPLAY = "graph replay"  # of a CUDA graph: what runs in it is not seen, and its peak is not counted
 
 
 class Phase(_Message, frozen=True, tag="phase"):

@@ -113,6 +113,8 @@ def peak(record: StepRecord, device: int) -> Peak | None:
     """The step's highest moment on a device: the phase with the largest `allocated_peak` (the first of equals)."""
     highest: wire.Phase | None = None
     for phase in record.phases:
+        if phase.device == device and phase.phase == wire.GRAPH_REPLAY:
+            return None  # the step's highest moment may lie in what nobody saw
         if phase.device != device or phase.allocated_peak is None:
             continue
         if highest is None or highest.allocated_peak is None or phase.allocated_peak > highest.allocated_peak:
