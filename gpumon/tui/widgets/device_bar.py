@@ -163,7 +163,13 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
         if b.peak.module and not short:
             summary.append((f" in {b.peak.module}", "dim"))
     elif held is not None:
-        summary += [(size(held), "strong"), (" by owner; the allocator does not count on this device", "dim")]
+        counts = b.now is not None and b.now.allocated is not None
+        why = (
+            "reserved; the step's peak was not seen"
+            if counts
+            else "by owner; the allocator does not count on this device"
+        )
+        summary += [(size(held), "strong"), (f" {why}", "dim")]
     if b.rss is not None and peak is None:
         summary.append((f"   RSS {size(b.rss)}", "text"))
     fate: list[Span] = []
