@@ -1,0 +1,112 @@
+"""A model described by its tensors: names, shapes, bytes an element, which are trained, which are one and the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A parameter or buffer. `tied_to`: the parameter whose storage this name shares (it has no bytes of its own)."""
+
+    name: str
+    shape: tuple[int, ...]
+    width: int = 4  # bytes an element
+    trainable: bool = True
+    tied_to: str | None = None
+    sparse: bool = False  # its gradient has the rows that were looked up only
+
+    @property
+    def count(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return 0 if self.tied_to else self.count * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Tensors by name. Counts are of distinct storages: a tied weight counts once."""
+
+    name: str
+    parameters: tuple[Tensor, ...]
+    buffers: tuple[Tensor, ...] = ()
+
+    @property
+    def own(self) -> tuple[Tensor, ...]:
+        """Parameters with a storage of their own, in the model's order."""
+        return tuple(tensor for tensor in self.parameters if not tensor.tied_to)
+
+    @property
+    def trained(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for tensor in self.own if tensor.trainable)
+
+    @property
+    def count(self) -> int:
+        return sum(tensor.count for tensor in self.own)
+
+    @property
+    def trained_count(self) -> int:
+        return sum(tensor.count for tensor in self.trained)
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.bytes for tensor in self.own)
+
+    @property
+    def buffer_bytes(self) -> int:
+        return sum(tensor.bytes for tensor in self.buffers)
+
+    def in_width(self, width: int) -> Model:
+        """The same with parameters of `width` bytes an element."""
+        return replace(self, parameters=tuple(replace(tensor, width=width) for tensor in self.parameters))
+
+    def layers(self) -> Iterator[tuple[str, int]]:
+        """(path, parameters) with the numbered layers folded ("encoder.layer.*12"), in the model's order."""
+        found: dict[str, int] = {}
+        numbers: dict[str, set[str]] = {}
+        for tensor in self.own:
+            path = tensor.name.rpartition(".")[0] or tensor.name
+            folded, *index = _fold(path)
+            found[folded] = found.get(folded, 0) + tensor.count
+            numbers.setdefault(folded, set()).update(index)
+        for path, count in found.items():
+            times = len(numbers[path])
+            yield (path.replace("*", f"*{times}", 1) if times else path), count
+
+
+_NUMBERED = re.compile(r"^(.*?\.)?(\d+)(?=\.|$)")
+
+
+def _fold(path: str) -> tuple[str, ...]:
+    match = _NUMBERED.match(path)
+    if match is None:
+        return (path,)
+    return f"{match[1] or ''}*{path[match.end() :]}", match[2]
+
+
+class NotAModel(ValueError):
+    """What was given does not describe a model; the text says why and what to do."""
+
+
+def from_shapes(shapes: Mapping[str, Sequence[int]], name: str = "parameters") -> Model:
+    """From {name: shape}, all fp32 and trained. Raises NotAModel for anything else."""
+    tensors = []
+    for key, shape in shapes.items():
+        if not isinstance(shape, Sequence) or isinstance(shape, str):
+            raise NotAModel(f"{key!r} has no shape: parameters are written as {{name: [rows, columns]}}")
+        if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in shape):
+            raise NotAModel(f"the shape of {key!r} is not a list of whole numbers: {list(shape)!r}")
+        tensors.append(Tensor(key, tuple(shape)))
+    if not tensors:
+        raise NotAModel("no parameter is described: write {name: [rows, columns]}")
+    return Model(name, tuple(tensors))
+
+
+def of_count(count: int) -> Model:
+    """A model of which only the number of parameters is known."""
+    return Model(f"{count:,} parameters", (Tensor("parameters", (count,)),))

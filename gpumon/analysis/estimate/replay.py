@@ -1,0 +1,224 @@
+"""Plays a model's load and its first two iterations against the allocator simulator.
+
+Model. Load: every parameter and buffer. Then twice: inputs, forward and backward of a `Tape` (estimate.autograd),
+optimizer. The first iteration makes the optimizer's state; the second is like all that follow. Outputs live until the
+optimizer has stepped, gradients until then too unless zero_grad keeps them.
+
+DDP's buckets (torch/csrc/distributed/c10d/reducer.cpp) hold one copy of all gradients, which views share. ZeRO
+(arXiv 1910.02054) leaves 1/N of the states (stage 1), gradients (2) and weights (3) on a rank; a layer whose weights
+are shards is gathered while it runs, the next one with it, and its gradients are whole until it is done.
+
+Cost. About 10 µs an allocation: 30 ms for a transformer of 24 layers.
+
+Known limitations. One stream: no memory waits for another. What belongs to no layer (embedding, head) of a sharded
+model is taken to be whole while forward and backward run. Communication buffers of DeepSpeed are not modelled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpumon.analysis.estimate.autograd import Pass
+from gpumon.analysis.estimate.memory import Memory, PhaseBytes, Storage
+from gpumon.analysis.estimate.model import Model, Tensor
+from gpumon.analysis.estimate.optimizers import needs
+from gpumon.analysis.estimate.tape import FLOAT, Tape
+from gpumon.analysis.estimate.workload import NONE, Workload
+from gpumon_agent import wire
+
+EIGHT_BIT_FROM, EIGHT_BIT_BLOCK = 4096, 256
+"""bitsandbytes leaves tensors of fewer elements in fp32, and keeps one fp32 scale a block of the others."""
+
+
+@dataclass
+class Replay:
+    """One run of a model, with a tape where its forward is known."""
+
+    model: Model
+    workload: Workload
+    tape: Tape | None = None
+    memory: Memory = field(default_factory=Memory)
+    _gradients: dict[str, Storage] = field(default_factory=dict)  # complete ones
+    _whole: list[Tensor] = field(default_factory=list)  # gradients of the running layer, not yet reduced to shards
+    _gathered: list[Storage] = field(default_factory=list)
+    _prepared: bool = False
+
+    def __post_init__(self) -> None:
+        work = self.workload
+        self._absent = frozenset(self.tape.tables if self.tape and work.embedding_on_cpu else ())
+        self._parameters = [tensor for tensor in self.model.own if tensor.name not in self._absent]
+        self._trained = [tensor for tensor in self._parameters if tensor.trainable]
+        self._shards_of = {part: work.shards if work.zero >= stage else 1 for part, stage in _STAGES.items()}
+        self._layer_bytes = self._weights_by_layer()
+
+    def run(self) -> list[PhaseBytes]:
+        """Load and two iterations (one without training). Raises simulator.OutOfMemory if the allocator has a limit."""
+        for tensor in self._parameters:
+            self.memory.take(_share(tensor.bytes, self._shards_of["weights"]), "weights")
+        for tensor in self.model.buffers:
+            self.memory.take(tensor.bytes, "buffers")
+        self.memory.close(wire.LOAD)
+        if self._has_buckets:
+            self.memory.take(sum(self._gradient_bytes(tensor) for tensor in self._trained), "buckets")
+        for iteration in (1,) if self.workload.inference else (1, 2):
+            self.memory.iteration = iteration
+            self._iterate()
+        return self.memory.phases
+
+    # ----------------------------------------------------------------------------------------------------- iteration
+
+    def _iterate(self) -> None:
+        memory, work = self.memory, self.workload
+        inputs = [memory.take(value.bytes, "inputs") for value in self.tape.inputs] if self.tape else []
+        memory.close(wire.BETWEEN)
+        outputs: list[Storage] = []
+        for _ in range(min(2, work.accumulation)):  # the third is like the second
+            outputs = self._pass(outputs)
+        if not work.inference:
+            self._step()
+            memory.close(wire.OPTIMIZER)
+            if work.set_to_none:
+                self._drop_all(list(self._gradients.values()))
+                self._gradients.clear()
+        self._drop_all([*outputs, *inputs])
+
+    def _pass(self, before: list[Storage]) -> list[Storage]:
+        """Forward and backward; `before`: outputs of the micro-batch before, alive until this forward returns."""
+        memory = self.memory
+        if self.tape is None:
+            if not self.workload.inference:
+                for tensor in self._trained:
+                    self._deposit(tensor, memory.take(self._gradient_bytes(tensor), "gradients"))
+                self._reduce()
+                memory.close(wire.BACKWARD)
+            return before
+        run = Pass(memory, self.tape, self.workload.checkpointing and not self.workload.inference, self._absent)
+        root = self._gather(None)
+        outputs = run.forward(self._enter)
+        self._enter(None)
+        self._drop_all(before)
+        memory.close(wire.FORWARD)
+        if not self.workload.inference:
+            run.backward(self._deposit, self._enter)
+            self._enter(None)
+            self._drop_all(root)
+            memory.close(wire.BACKWARD)
+        else:
+            self._drop_all(root)
+        return outputs
+
+    # ----------------------------------------------------------------------------------------------------- gradients
+
+    def _deposit(self, tensor: Tensor, fresh: Storage) -> None:
+        """A complete gradient: kept, added to the one that stands, or copied into its bucket."""
+        if self._has_buckets and self.workload.bucket_views:
+            self.memory.drop(fresh)
+        elif self._shards_of["gradients"] > 1:
+            self._whole.append(tensor)
+            self._gathered.append(fresh)
+        elif tensor.name in self._gradients:
+            self.memory.drop(fresh)
+        else:
+            self._gradients[tensor.name] = fresh
+
+    def _reduce(self) -> None:
+        """What a sharded layer leaves of its gradients when it is done."""
+        for tensor in self._whole:
+            if tensor.name not in self._gradients:
+                size = _share(self._gradient_bytes(tensor), self._shards_of["gradients"])
+                self._gradients[tensor.name] = self.memory.take(size, "gradients")
+        self._whole.clear()
+        self._drop_all(self._gathered)
+        self._gathered.clear()
+
+    def _gradient_bytes(self, tensor: Tensor) -> int:
+        return tensor.count * min(tensor.width, self.workload.precision.gradients)
+
+    @property
+    def _has_buckets(self) -> bool:
+        return self.workload.world_size > 1 and not self.workload.zero and not self.workload.inference
+
+    # ------------------------------------------------------------------------------------------------ sharded weights
+
+    def _enter(self, layer: int | None) -> None:
+        """A layer begins: what the one before had gathered goes, this one's weights and the next one's come."""
+        self._reduce()
+        if layer is not None:
+            self._gathered += self._gather(layer)
+
+    def _gather(self, layer: int | None) -> list[Storage]:
+        if self._shards_of["weights"] == 1:
+            return []
+        copies = 1 if layer is None else 2  # the next layer is fetched ahead
+        return [self.memory.take(copies * self._layer_bytes.get(layer, 0), "buckets")]
+
+    def _weights_by_layer(self) -> dict[int | None, int]:
+        found: dict[int | None, dict[str, int]] = {}
+        for op in self.tape.ops if self.tape else ():
+            found.setdefault(op.block, {}).update({w.name: w.bytes for w in op.weights if w.name not in self._absent})
+        return {layer: sum(weights.values()) for layer, weights in found.items()}
+
+    # ----------------------------------------------------------------------------------------------------- optimizer
+
+    def _step(self) -> None:
+        work = self.workload
+        if work.optimizer.name == NONE or not self._trained:
+            return
+        shards = self._shards_of["optimizer"]
+        sizes = [tensor.count * work.precision.state for tensor in self._trained]
+        if shards > 1:
+            sizes = [_share(sum(sizes), shards)]
+        elements = [size // work.precision.state for size in sizes]
+        if not self._prepared:
+            self._prepared = True
+            for count in elements:
+                for size in state_tensors(work, count):
+                    self.memory.take(size, "optimizer")
+        self._temporaries(sizes)
+
+    def _temporaries(self, sizes: list[int]) -> None:
+        """What a step needs for a moment: whole lists of tensors (foreach), a few tensors (loop), nothing (fused)."""
+        work = self.workload
+        if work.optimizer.form == "fused" or work.optimizer.eight_bit:
+            return
+        known = needs(work.optimizer.described(1, FLOAT))
+        if work.optimizer.form == "foreach":
+            held = [self.memory.take(size, "temporaries") for size in _times(sizes, known.foreach or 0)]
+            self._drop_all(held)
+            return
+        for size in sizes:
+            self._drop_all([self.memory.take(part, "temporaries") for part in _times([size], known.loop_tensors or 0)])
+
+    def _drop_all(self, storages: list[Storage]) -> None:
+        for storage in storages:
+            self.memory.drop(storage)
+
+
+_STAGES = {"optimizer": 1, "gradients": 2, "weights": 3}
+"""From which stage of ZeRO on a rank has its share only."""
+
+
+def state_tensors(work: Workload, count: int) -> list[int]:
+    """Bytes of each tensor of state for a parameter of `count` elements, the fp32 master copy first."""
+    optimizer, precision = work.optimizer, work.precision
+    sizes = [count * precision.master] if precision.master else []
+    if optimizer.eight_bit:
+        if count < EIGHT_BIT_FROM:
+            return [*sizes, 4 * count, 4 * count]
+        blocks = -(-count // EIGHT_BIT_BLOCK)
+        return [*sizes, count, count, FLOAT * blocks, FLOAT * blocks]
+    state = needs(optimizer.described(count, count)).state or 0
+    sizes += _times([count * precision.state], state)
+    if optimizer.form == "fused" and optimizer.name != "sgd":
+        sizes.append(FLOAT)  # the step's number, on the device
+    return sizes
+
+
+def _times(sizes: list[int], multiple: float) -> list[int]:
+    """Every size as often as `multiple` says, and a part of it for the fraction."""
+    whole, part = int(multiple), multiple % 1
+    return [size for size in sizes for _ in range(whole)] + [round(size * part) for size in sizes if part]
+
+
+def _share(size: int, shards: int) -> int:
+    return -(-size // shards)

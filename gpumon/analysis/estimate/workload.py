@@ -1,0 +1,136 @@
+"""What is done with a model: batch, length, numbers, optimizer, ranks; and how a person writes them."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+
+from gpumon.analysis.estimate.tape import FLOAT, HALF, Numbers
+from gpumon_agent import wire
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bytes of a parameter by what they are for, and how products are computed."""
+
+    name: str
+    weights: int
+    gradients: int
+    master: int  # an fp32 copy that the optimizer updates instead
+    state: int  # bytes an element of optimizer state
+    autocast: bool = False
+    says: str = ""
+
+    @property
+    def numbers(self) -> Numbers:
+        return Numbers(self.weights, self.autocast)
+
+
+PRECISIONS = {
+    p.name: p
+    for p in (
+        Precision("fp32", FLOAT, FLOAT, 0, FLOAT, says="everything in fp32"),
+        Precision("bf16-autocast", FLOAT, FLOAT, 0, FLOAT, True, "fp32 weights, products in bf16 on casts of them"),
+        Precision("fp16-autocast", FLOAT, FLOAT, 0, FLOAT, True, "fp32 weights, products in fp16 on casts of them"),
+        Precision("bf16", HALF, HALF, 0, HALF, says="everything in bf16, the optimizer's state too"),
+        Precision("fp16", HALF, HALF, 0, HALF, says="everything in fp16, the optimizer's state too"),
+        Precision("bf16-master", HALF, HALF, FLOAT, FLOAT, says="bf16 weights and gradients, fp32 master and state"),
+        Precision("fp16-master", HALF, HALF, FLOAT, FLOAT, says="fp16 weights and gradients, fp32 master and state"),
+    )
+}
+"""By the names `--precision` takes. "master" is what DeepSpeed and Megatron do: 2 + 2 + 12 bytes a parameter with Adam
+(ZeRO, arXiv 1910.02054, section 3.1); autocast is 4 + 2 (the casts) + 4 + 8 = 18."""
+
+_CLASSES = (
+    "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "ASGD", "Rprop", "RMSprop", "Muon",
+    "SparseAdam", "Adafactor", "LBFGS",
+)  # fmt: skip
+OPTIMIZERS = {kind.lower(): kind for kind in _CLASSES}
+EIGHT_BIT = {"adam8bit": "Adam", "adamw8bit": "AdamW"}
+NONE = "none"
+FORMS = ("foreach", "fused", "loop")
+FUSED = ("sgd", "adam", "adamw", "adagrad")
+NO_FOREACH = ("muon", "sparseadam", "lbfgs")
+
+
+class Unknown(ValueError):
+    """A name that means nothing here; the text lists what does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """An optimizer by torch's name in lower case. `form`: foreach (torch's default on a GPU), fused or loop."""
+
+    name: str = "adamw"
+    form: str = "foreach"
+    settings: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Optimizer:
+        """From "adamw", "adamw:fused", "sgd,momentum=0.9", "adamw8bit", "none". Raises Unknown."""
+        head, *settings = text.strip().split(",")
+        name, _, form = head.partition(":")
+        name = name.strip().lower()
+        if name not in (*OPTIMIZERS, *EIGHT_BIT, NONE):
+            near = difflib.get_close_matches(name, (*OPTIMIZERS, *EIGHT_BIT), 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join((*OPTIMIZERS, *EIGHT_BIT, NONE))}"
+            raise Unknown(f"no optimizer is called {name!r}: {hint}")
+        default = "loop" if name in (*NO_FOREACH, *EIGHT_BIT) else "foreach"
+        form = form.strip().lower() or default
+        if form not in FORMS:
+            raise Unknown(f"{form!r} is no way an optimizer steps: write {name}:foreach, {name}:fused or {name}:loop")
+        if form == "fused" and name not in FUSED:
+            raise Unknown(f"torch has no fused {name}: fused are {', '.join(FUSED)}")
+        if form == "foreach" and default == "loop":
+            raise Unknown(f"{name} has no foreach form: write {name}")
+        pairs = []
+        for setting in settings:
+            key, equals, value = setting.partition("=")
+            if not equals or not key.strip() or not value.strip():
+                raise Unknown(f"{setting!r} is not a setting: write {name},momentum=0.9")
+            pairs.append((key.strip(), value.strip()))
+        return cls(name, form, tuple(pairs))
+
+    @property
+    def says(self) -> str:
+        return self.name if self.form == "loop" or self.name == NONE else f"{self.name} ({self.form})"
+
+    @property
+    def eight_bit(self) -> bool:
+        return self.name in EIGHT_BIT
+
+    def described(self, count: int, size: int) -> wire.Optimizer:
+        """As an agent would describe it, for `count` parameters of `size` bytes."""
+        kind = OPTIMIZERS.get(self.name) or EIGHT_BIT[self.name]
+        defaults = {"weight_decay": "0.01"} if kind == "AdamW" else {}
+        settings = {**defaults, **dict(self.settings)}
+        foreach, fused = self.form == "foreach", self.form == "fused"
+        return wire.Optimizer(kind, count, size, None, foreach, fused, settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What one rank does in an iteration.
+
+    `batch`: samples of one forward; `accumulation`: forwards before the optimizer steps. `zero`: None is DDP (or
+    one rank), 1 to 3 the stages of ZeRO; 3 is what FSDP does. `kv_cache`: tokens whose keys and values are kept.
+    """
+
+    batch: int = 1
+    sequence: int = 512
+    precision: Precision = field(default_factory=lambda: PRECISIONS["fp32"])
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    world_size: int = 1
+    zero: int = 0
+    accumulation: int = 1
+    checkpointing: bool = False
+    bucket_views: bool = False
+    set_to_none: bool = True
+    inference: bool = False
+    kv_cache: int = 0
+    attention: str = "sdpa"
+    embedding_on_cpu: bool = False
+
+    @property
+    def shards(self) -> int:
+        return self.world_size if self.zero else 1
