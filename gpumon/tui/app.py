@@ -23,6 +23,7 @@ from gpumon.tui.feed import Choice, Feed, HostFeed, Pace, closing
 from gpumon.tui.ink import ASCII, NONE, UNICODE, Glyphs, Palette
 from gpumon.tui.screens.base import MonitorScreen
 from gpumon.tui.screens.choose import ChooseScreen
+from gpumon.tui.screens.layers import LayersScreen
 from gpumon.tui.screens.log import LogScreen
 from gpumon.tui.screens.overview import OverviewScreen
 from gpumon.tui.screens.ranks import RanksScreen
@@ -65,6 +66,7 @@ class MonitorApp(App[int]):
     MODES: ClassVar[dict[str, Callable[[], Screen[None]]]] = {  # type: ignore[assignment]
         "overview": OverviewScreen,
         "ranks": RanksScreen,
+        "layers": LayersScreen,
         "log": LogScreen,
     }
     DEFAULT_MODE = "overview"
@@ -77,6 +79,7 @@ class MonitorApp(App[int]):
         Binding("space", "pause", "Pause", id="app.pause", tooltip="Hold the picture still; listening goes on"),
         Binding("1", "mode('overview')", "Overview", id="app.overview", tooltip="The Overview screen"),
         Binding("2", "mode('ranks')", "Ranks", id="app.ranks", tooltip="The Ranks screen: all ranks in one table"),
+        Binding("3", "mode('layers')", "Layers", id="app.layers", tooltip="The Layers screen: module by module"),
         Binding("7", "mode('log')", "Log", id="app.log", tooltip="The Log screen: notices, lost events, messages"),
         Binding("t", "theme", "Theme", id="app.theme", tooltip="Dark, light, or the terminal's own colours"),
         Binding("greater_than_sign", "speed(2)", "Speed", id="replay.faster", key_display="</>",

@@ -39,6 +39,12 @@ _TERMS = (
     Term("other models", "Weights and buffers of models in the process that nobody watches: an EMA, a teacher."),
     Term("unexplained", "Allocated, and gpumon cannot name the owner. Never spread over the other lines."),
     Term("unattributed", "On steps that were not sampled: activations and unexplained together."),
+    Term("module", "A torch.nn.Module of the watched model, by its path. Figures of an open one, and of one that holds"
+                   " others, are with everything below it."),
+    Term("parameters", "How many numbers the module's parameters are; tied ones count where they turn up first."),
+    Term("tied", "The module's parameters are another module's too (= its path), and are counted there, once."),
+    Term("total", "All bytes of the line that are known.", "weights + buffers + gradients + optimizer + activations"),
+    Term("share", "How much of the whole model's total this line has."),
     Term("phase", "load, forward, backward, optimizer, between, eval, or a name the script gives. Phases follow each"
                   " other without a gap: each starts where the one before it ended."),
     Term("start", "Allocated as the phase began.", "end of the phase before it"),

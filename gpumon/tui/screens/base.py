@@ -1,9 +1,10 @@
-"""What all screens share: they hand a View to their panels."""
+"""What screens share: they hand a View to their panels, and explain the panel that has the focus."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
+from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from gpumon.tui.view import View
@@ -15,6 +16,15 @@ if TYPE_CHECKING:
 
 class MonitorScreen(Screen[None]):
     """A screen made of panels."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("e", "explain", "Explain", id="screen.explain",
+                tooltip="What the figures of the focused panel, or of its chosen line, mean: formulas, every byte"),
+        Binding("tab", "app.focus_next", "Next panel", show=False, id="screen.next_panel",
+                tooltip="Focus the next panel"),
+        Binding("shift+tab", "app.focus_previous", "Previous panel", show=False, id="screen.previous_panel",
+                tooltip="Focus the panel before"),
+    ]  # fmt: skip
 
     @property
     def monitor(self) -> MonitorApp:
@@ -28,3 +38,41 @@ class MonitorScreen(Screen[None]):
 
     def on_screen_resume(self) -> None:
         self.monitor.redraw()
+
+    def explained(self) -> Panel | None:
+        """The panel that `e` explains: the focused one, else the first that has something to say."""
+        if isinstance(self.focused, Panel):
+            return self.focused
+        return next((panel for panel in self.query(Panel) if panel.NAME), None)
+
+    def action_explain(self) -> None:
+        from gpumon.tui.screens.help import ExplainScreen
+
+        panel = self.explained()
+        if panel is not None:
+            self.app.push_screen(ExplainScreen(panel))
+
+
+class RankScreen(MonitorScreen):
+    """A screen about one rank and one of its devices."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "rank(-1)", "Previous rank", show=False, id="screen.previous_rank",
+                tooltip="Show the rank before this one"),
+        Binding("right", "rank(1)", "Rank", id="screen.next_rank", key_display="←/→", tooltip="Show the next rank"),
+        Binding("d", "device", "Device", id="screen.device", tooltip="Show the process's next device"),
+    ]  # fmt: skip
+
+    def action_rank(self, by: int) -> None:
+        self.monitor.next_rank(by)
+
+    def action_device(self) -> None:
+        self.monitor.next_device()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "rank":
+            return len(self.monitor.view.frame.ranks) > 1
+        if action == "device":
+            report = self.monitor.view.report
+            return report is not None and len(report.devices) > 1
+        return True

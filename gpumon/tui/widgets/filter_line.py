@@ -1,0 +1,34 @@
+"""A line to type a filter into. Imported when it is asked for: an input field costs time and memory."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widgets import Input
+
+
+class FilterLine(Input):
+    """Filters as one types. Enter keeps what it says, esc drops it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter,down", "done(True)", "Keep", id="filter.keep", tooltip="Keep the filter, back to the list"),
+        Binding("escape", "done(False)", "Drop", id="filter.drop", key_display="esc", tooltip="Drop the filter"),
+    ]
+
+    class Done(Message):
+        """The person has finished typing."""
+
+        def __init__(self, kept: bool) -> None:
+            super().__init__()
+            self.kept = kept
+
+    def __init__(self, value: str, *, id: str | None = None) -> None:
+        super().__init__(value, placeholder="part of a path or kind", compact=True, select_on_focus=False, id=id)
+
+    def on_mount(self) -> None:
+        self.focus()
+
+    def action_done(self, kept: bool) -> None:
+        self.post_message(self.Done(kept))

@@ -1,0 +1,197 @@
+"""The modules of a tree as rows: which are open, in which order, and which a filter leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpumon.analysis.layers import FIGURES, Figures, Layer, Tree
+
+Key = tuple[int, str]
+"""Which tree, and the module's path in it."""
+
+ORDERS = ("model", "parameters", *FIGURES, "total")
+"""By what siblings are sorted: as the model holds them, or by a column, largest first."""
+
+OUTSIDE = "\0outside"
+"""Path of the row for activations of no module. No name holds a NUL: they are cleaned when decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One module as it is shown. `figures`: with everything below, in the flat list its own."""
+
+    key: Key
+    layer: Layer
+    depth: int
+    parameters: int
+    figures: Figures
+    open: bool = False
+    matched: bool = True
+
+    @property
+    def leaf(self) -> bool:
+        return not self.layer.children
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How the person wants to see the modules."""
+
+    opened: frozenset[Key] = frozenset()
+    order: str = "model"
+    upwards: bool = False
+    """Smallest first."""
+    flat: bool = False
+    wanted: str = ""
+    """Part of a path or kind, whatever its case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What is shown, and of it the sum: of the modules that match, each byte once."""
+
+    rows: tuple[Row, ...]
+    modules: int  # of the trees
+    matches: int
+    total: Figures
+    parameters: int
+
+
+def rows_of(trees: Sequence[Tree], choice: Choice) -> Rows:
+    """Cost: O(modules), and their sorting."""
+    roots = [_with_outside(tree) for tree in trees]
+    counts: dict[Key, int] = {}
+    for at, root in enumerate(roots):
+        _count(root, at, counts)
+    wanted = choice.wanted.casefold()
+    matched = {
+        (at, layer.path)
+        for at, root in enumerate(roots)
+        for layer in _walk(root)
+        if not wanted or wanted in layer.path.casefold() or wanted in (layer.kind or "").casefold()
+    }
+    rows: list[Row] = []
+    tops: list[Row] = []
+    for at, root in enumerate(roots):
+        if choice.flat:
+            flat = [_own(at, layer) for layer in _walk(root) if layer.own.total or layer.elements]
+            rows += sorted((row for row in flat if row.key in matched), key=_by(choice), reverse=_down(choice))
+            tops = rows
+        else:
+            _grow(root, at, 0, choice, matched, counts, rows)
+            tops += _topmost(root, at, matched, counts)
+    return Rows(
+        rows=tuple(rows),
+        modules=sum(1 for _, path in counts if path != OUTSIDE),
+        matches=sum(1 for _, path in matched if path != OUTSIDE),
+        total=_together([row.figures for row in tops]),
+        parameters=sum(row.parameters for row in tops),
+    )
+
+
+def opened_at_first(trees: Sequence[Tree], room: int) -> frozenset[Key]:
+    """Level by level as many as there is room for; what holds one thing only is opened for nothing."""
+    opened: set[Key] = {(at, "") for at, tree in enumerate(trees) if tree.root.children}
+    level = [(at, child) for at, tree in enumerate(trees) for child in tree.root.children]
+    used = len(trees) + len(level)
+    while level:
+        below = [(at, child) for at, layer in level for child in layer.children]
+        if not below or used + len(below) > room:
+            break
+        opened |= {(at, layer.path) for at, layer in level if layer.children}
+        used += len(below)
+        level = below
+    return frozenset(opened)
+
+
+def all_keys(trees: Sequence[Tree]) -> frozenset[Key]:
+    """Of every module that has others below."""
+    return frozenset((at, layer.path) for at, tree in enumerate(trees) for layer in _walk(tree.root) if layer.children)
+
+
+def _walk(layer: Layer) -> Iterator[Layer]:
+    yield layer
+    for child in layer.children:
+        yield from _walk(child)
+
+
+def _count(layer: Layer, at: int, counts: dict[Key, int]) -> int:
+    """Parameters with everything below."""
+    found = counts[at, layer.path] = layer.elements + sum(_count(child, at, counts) for child in layer.children)
+    return found
+
+
+def _with_outside(tree: Tree) -> Layer:
+    """The root with one child more, where autograd saved something for no module of it."""
+    if not tree.elsewhere:
+        return tree.root
+    figures = Figures(activations=tree.elsewhere)
+    outside = Layer(OUTSIDE, "outside its modules", None, 0, figures, figures)
+    root = tree.root
+    whole = Figures(*(_plus(getattr(root.whole, name), getattr(figures, name)) for name in FIGURES))
+    return Layer(root.path, root.name, root.kind, root.elements, root.own, whole, root.shared_with,
+                 (*root.children, outside))  # fmt: skip
+
+
+def _grow(
+    layer: Layer, at: int, depth: int, choice: Choice, matched: Collection[Key], counts: dict[Key, int], rows: list[Row]
+) -> bool:
+    """Adds the module's row and those below; False where the filter leaves none."""
+    key = (at, layer.path)
+    here = len(rows)
+    opened = bool(layer.children) and (key in choice.opened or bool(choice.wanted))
+    rows.append(_whole(at, layer, depth, counts, opened, matched=key in matched))
+    below = False
+    if opened:
+        children = [_whole(at, child, depth + 1, counts) for child in layer.children]
+        for child in sorted(children, key=_by(choice), reverse=_down(choice)):
+            below |= _grow(child.layer, at, depth + 1, choice, matched, counts, rows)
+    if key in matched or below:
+        return True
+    del rows[here:]
+    return False
+
+
+def _topmost(layer: Layer, at: int, matched: Collection[Key], counts: dict[Key, int]) -> list[Row]:
+    """The modules that match and have none above that does."""
+    if (at, layer.path) in matched:
+        return [_whole(at, layer, 0, counts)]
+    return [row for child in layer.children for row in _topmost(child, at, matched, counts)]
+
+
+def _whole(
+    at: int, layer: Layer, depth: int, counts: dict[Key, int], opened: bool = False, matched: bool = True
+) -> Row:
+    key = (at, layer.path)
+    return Row(key, layer, depth, counts.get(key, 0), layer.whole, opened, matched)
+
+
+def _own(at: int, layer: Layer) -> Row:
+    return Row((at, layer.path), layer, 0, layer.elements, layer.own)
+
+
+def _by(choice: Choice) -> Callable[[Row], int]:
+    order = choice.order
+    if order == "model":
+        return lambda row: 0
+    if order == "parameters":
+        return lambda row: row.parameters
+    return lambda row: getattr(row.figures, order) or 0
+
+
+def _down(choice: Choice) -> bool:
+    return (choice.order != "model") != choice.upwards
+
+
+def _together(figures: Sequence[Figures]) -> Figures:
+    return Figures(*(_sum([getattr(each, name) for each in figures]) for name in FIGURES))
+
+
+def _sum(values: list[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _plus(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one + (other or 0)

@@ -1,0 +1,195 @@
+"""The model as a tree of modules: what each keeps of weights, gradients, optimizer state and activations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+
+from gpumon.analysis.layers import Tree
+from gpumon.analysis.layers import trees as trees_of
+from gpumon.session.frame import LayersRecord, ModelRecord
+from gpumon.tui.ink import Glyphs
+from gpumon.tui.spans import Line
+from gpumon.tui.view import View
+from gpumon.tui.widgets.layer_lines import FOOT, HEADS, Layers, column_at, explanation, layer_lines
+from gpumon.tui.widgets.layer_rows import ORDERS, Choice, Key, Row, Rows, all_keys, opened_at_first, rows_of
+from gpumon.tui.widgets.panel import Panel
+
+
+class LayerTable(Panel):
+    """Modules, one a line, with a cursor."""
+
+    NAME = "Layers"
+    TERMS = ("module", "parameters", "weights", "buffers", "gradients", "optimizer", "activations", "total", "share",
+             "tied", "sampled")  # fmt: skip
+    CALM = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "Up", show=False, id="layers.up", tooltip="The module above"),
+        Binding("down,j", "move(1)", "Down", show=False, id="layers.down", tooltip="The module below"),
+        Binding("pageup", "page(-1)", "Page up", show=False, id="layers.page_up", tooltip="One page up"),
+        Binding("pagedown", "page(1)", "Page down", show=False, id="layers.page_down", tooltip="One page down"),
+        Binding("home,g", "move(-1000000)", "First", show=False, id="layers.first", tooltip="The first module"),
+        Binding("end,G", "move(1000000)", "Last", show=False, id="layers.last", tooltip="The last module"),
+        Binding("enter", "turn_over", "Open", id="layers.toggle", tooltip="Open the module, or close it"),
+        Binding("right,l", "open", "Open", show=False, id="layers.open", tooltip="Open the module"),
+        Binding("left,h", "close", "Close", show=False, id="layers.close",
+                tooltip="Close the module; a closed one: go to the module that holds it"),
+        Binding("asterisk", "open_all", "Open all", show=False, id="layers.open_all", key_display="*",
+                tooltip="Open all modules, or close them again"),
+        Binding("o", "order(1)", "Sort", id="layers.order", tooltip="Sort by the next column, the largest first"),
+        Binding("O", "order(-1)", "Sort back", show=False, id="layers.order_back", tooltip="Sort by the column before"),
+        Binding("i", "turn", "Turn", show=False, id="layers.turn", tooltip="Turn the order: the smallest first"),
+        Binding("f", "flat", "Flat", id="layers.flat",
+                tooltip="One list of all modules, each with what it keeps itself; or the tree again"),
+    ]  # fmt: skip
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._models: tuple[ModelRecord, ...] | None = None
+        self._records: tuple[LayersRecord, ...] | None = None
+        self._trees: tuple[Tree, ...] = ()
+        self._device: int | None = None
+        self._choice: Choice | None = None
+        self._rows: Rows | None = None
+        self._made_of: tuple[object, object] | None = None
+        self._cursor: Key | None = None
+        self._at = 0
+        self._top = 0
+
+    # ----------------------------------------------------------------------------------------------------- what it is
+
+    def pick(self, view: View) -> Layers:
+        rank = view.rank
+        if rank is None:
+            return Layers((), None)
+        if rank.models is not self._models or rank.layers is not self._records or view.index != self._device:
+            self._models, self._records, self._device = rank.models, rank.layers, view.index
+            self._trees = tuple(tree for tree in trees_of(rank) if tree.device == view.index)
+        return Layers(self._trees, view.index)
+
+    @property
+    def rows(self) -> Rows:
+        """Made again only when the trees or the person's choice have changed."""
+        slice_: Layers = self._slice or Layers((), None)
+        if self._choice is None and any(tree.root.children for tree in slice_.trees):
+            self._choice = Choice(opened=opened_at_first(slice_.trees, max(6, self.size.height - HEADS - FOOT)))
+        choice = self._choice or Choice()
+        if self._rows is None or self._made_of != (slice_, choice):
+            self._rows, self._made_of = rows_of(slice_.trees, choice), (slice_, choice)
+        return self._rows
+
+    @property
+    def choice(self) -> Choice:
+        return self._choice or Choice()
+
+    def choose(self, choice: Choice) -> None:
+        """Show it so."""
+        self._choice = choice
+        self._redraw()
+
+    def want(self, text: str) -> None:
+        """Only modules whose path or kind has this in it."""
+        self.choose(replace(self.choice, wanted=text.strip()))
+
+    @property
+    def here(self) -> Row | None:
+        """The row under the cursor."""
+        rows = self.rows.rows
+        return rows[self._at] if self._at < len(rows) else None
+
+    def sums(self) -> list[str]:
+        here = self.here
+        return explanation(here, self._trees[here.key[0]]) if here is not None else []
+
+    # ----------------------------------------------------------------------------------------------- how it looks
+
+    def draw(self, slice_: Layers, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+        rows = self.rows
+        keys = [row.key for row in rows.rows]
+        if self._cursor in keys:
+            self._at = keys.index(self._cursor)
+        self._at = max(0, min(self._at, len(keys) - 1))
+        self._cursor = keys[self._at] if keys else None
+        foot = FOOT if height >= 12 else 0
+        room = max(1, height - HEADS - foot)
+        self._top = max(0, min(self._top, len(keys) - room))
+        self._top = min(max(self._top, self._at - room + 1), self._at)
+        return layer_lines(slice_, rows, self.choice, self._at, self._top, width, height, glyphs)
+
+    def on_click(self, event: events.Click) -> None:
+        """On a heading: sort by it; on a module: go there, and on the chosen one: open or close it."""
+        at = event.get_content_offset(self)
+        if at is None:
+            return
+        if at.y == 1:
+            order = column_at(at.x, self.size.width, self.choice.order)
+            if order is not None:
+                again = self.choice.order == order
+                self.choose(replace(self.choice, order=order, upwards=again and not self.choice.upwards))
+        elif at.y >= HEADS and self._top + at.y - HEADS < len(self.rows.rows):
+            chosen = self._top + at.y - HEADS
+            if chosen == self._at:
+                self.action_turn_over()
+            else:
+                self._go(chosen)
+
+    def on_mouse_scroll_down(self) -> None:
+        self.action_move(3)
+
+    def on_mouse_scroll_up(self) -> None:
+        self.action_move(-3)
+
+    # ------------------------------------------------------------------------------------------------------------ keys
+
+    def _go(self, at: int) -> None:
+        rows = self.rows.rows
+        if rows:
+            self._at = max(0, min(at, len(rows) - 1))
+            self._cursor = rows[self._at].key
+            self._redraw()
+
+    def action_move(self, by: int) -> None:
+        self._go(self._at + by)
+
+    def action_page(self, by: int) -> None:
+        self._go(self._at + by * max(1, self.size.height - HEADS - FOOT - 1))
+
+    def action_turn_over(self) -> None:
+        here = self.here
+        if here is not None and not here.leaf:
+            self.choose(replace(self.choice, opened=self.choice.opened ^ {here.key}))
+
+    def action_open(self) -> None:
+        here = self.here
+        if here is not None and not here.leaf:
+            if here.open:
+                self.action_move(1)
+            else:
+                self.choose(replace(self.choice, opened=self.choice.opened | {here.key}))
+
+    def action_close(self) -> None:
+        here, rows = self.here, self.rows.rows
+        if here is None:
+            return
+        if here.open and not self.choice.wanted:
+            self.choose(replace(self.choice, opened=self.choice.opened - {here.key}))
+            return
+        self._go(next((at for at in range(self._at - 1, -1, -1) if rows[at].depth < here.depth), self._at))
+
+    def action_open_all(self) -> None:
+        every = all_keys(self._trees)
+        roots = frozenset((at, "") for at in range(len(self._trees)))
+        self.choose(replace(self.choice, opened=roots if self.choice.opened >= every else every))
+
+    def action_order(self, by: int) -> None:
+        at = ORDERS.index(self.choice.order) + by
+        self.choose(replace(self.choice, order=ORDERS[at % len(ORDERS)], upwards=False))
+
+    def action_turn(self) -> None:
+        self.choose(replace(self.choice, upwards=not self.choice.upwards))
+
+    def action_flat(self) -> None:
+        self.choose(replace(self.choice, flat=not self.choice.flat))
