@@ -82,6 +82,7 @@ class Estimate:
     peak: int | None
     peak_phase: str | None
     sources: tuple[tuple[str, str], ...] = ()
+    phases: tuple[tuple[str, int], ...] = ()  # phase, its peak
 
 
 @dataclass(frozen=True, slots=True)

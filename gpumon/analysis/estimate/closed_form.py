@@ -142,7 +142,8 @@ def estimate(owners: Owned, learnt: Learnt | None, measured: Lines | None) -> Es
     if state is not None:
         allocated = owners.weights + owners.buffers + owners.gradients + state + owners.buckets
         allocated += learnt.at_optimizer if learnt is not None else (workspaces or 0) + (rounding or 0)
-    peak, phase = _peak(owners, learnt, temporaries)
+    peaks = _peaks(owners, learnt, temporaries)
+    phase, peak = max(peaks, key=lambda each: each[1], default=(None, None))
     if peak is not None:
         sources["peak"] = "exact and learnt"
     return Estimate(
@@ -162,13 +163,13 @@ def estimate(owners: Owned, learnt: Learnt | None, measured: Lines | None) -> Es
         peak=peak,
         peak_phase=phase,
         sources=tuple(sources.items()),
+        phases=peaks,
     )
 
 
-def _peak(owners: Owned, learnt: Learnt | None, temporaries: int | None) -> tuple[int | None, str | None]:
+def _peaks(owners: Owned, learnt: Learnt | None, temporaries: int | None) -> tuple[tuple[str, int], ...]:
     if learnt is None or owners.optimizer is None:
-        return None, None
+        return ()
     stands = owners.weights + owners.buffers + owners.optimizer + owners.buckets
-    candidates = [(stands + learnt.kept + value, name) for name, value in learnt.excess]
-    candidates.append((stands + owners.gradients + learnt.at_optimizer + (temporaries or 0), wire.OPTIMIZER))
-    return max(candidates)
+    optimizer = stands + owners.gradients + learnt.at_optimizer + (temporaries or 0)
+    return (*((name, stands + learnt.kept + value) for name, value in learnt.excess), (wire.OPTIMIZER, optimizer))
