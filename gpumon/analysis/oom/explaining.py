@@ -1,0 +1,161 @@
+"""From a message and what is known of the model to one explanation: verdict, tensor, moment, remedies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from gpumon.analysis import units
+from gpumon.analysis.estimate.model import Tensor
+from gpumon.analysis.oom.figures import shown
+from gpumon.analysis.oom.log import Story
+from gpumon.analysis.oom.remedies import Case, Settings, remedies, room
+from gpumon.analysis.oom.report import OomReport, Suspect
+from gpumon.analysis.oom.suspects import explaining, of_batch, per_row, same_size, vocabulary_of
+from gpumon.analysis.oom.walk import RECIPES, WAYS_IN_WORDS, Recipe, first_step, recipe_of
+from gpumon.analysis.oom.weighing import weigh
+from gpumon.analysis.oom.wording import Message
+from gpumon_agent import wire
+
+DEFAULT_OPTIMIZER = "adamw"
+"""Assumed, and said to be, where a model is given and no optimizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What beside the message is known."""
+
+    tensors: Sequence[Tensor] = ()
+    optimizer: str | None = None  # "adamw", "adamw:fused"
+    batch: int | None = None
+    sequence: int | None = None
+    heads: int | None = None
+    settings: Settings = field(default_factory=Settings)
+    growth: int | None = None  # bytes that stay with every step
+
+
+def explain(story: Story, known: Known | None = None) -> OomReport:
+    """The explanation of the last out-of-memory of a text. Raises ValueError for an optimizer that is not known."""
+    known = known or Known()
+    message = story.message
+    settings = known.settings
+    if message.expandable is not None:
+        settings = replace(settings, expandable=message.expandable)
+    weighed = weigh(message, known.growth)
+    recipe, way = recipe_of(known.optimizer or DEFAULT_OPTIMIZER)
+    suspects, way = _suspects(message, known, recipe, way, story.phase)
+    best = suspects[0] if suspects and suspects[0].explains else None
+    phase = story.phase or (best.phase if best is not None else None)
+    case = Case(
+        message, weighed.verdict, phase, known.tensors,
+        recipe if known.optimizer or (best is not None and best.phase == wire.OPTIMIZER) else None, way, settings,
+    )  # fmt: skip
+    return OomReport(
+        verdict=weighed.verdict,
+        sentence=weighed.sentence,
+        message=message.text,
+        reasons=weighed.reasons,
+        requested=message.requested,
+        missing=weighed.missing,
+        device=message.device,
+        step=None,
+        phase=phase,
+        where=story.where,
+        code=story.code,
+        suspects=tuple(suspects),
+        assumptions=tuple(_assumptions(message, known, best, recipe)),
+        notes=tuple(_notes(message, known, best, case, story)),
+        remedies=remedies(case),
+    )
+
+
+def _suspects(
+    message: Message, known: Known, recipe: Recipe, way: str | None, phase: str | None
+) -> tuple[list[Suspect], str | None]:
+    if message.kind != "allocator" or message.requested is None:
+        return [], way
+    tensors = known.tensors
+    table = vocabulary_of(tensors)
+    found = explaining(message, tensors, recipe, way, phase)
+    if phase not in (wire.OPTIMIZER, wire.LOAD):
+        rows = table.shape[0] if table is not None else None
+        found = of_batch(message, known.batch, known.sequence, rows, known.heads) + found
+    if found:
+        return found[:4], found[0].way or way
+    return same_size(message, tensors), way
+
+
+def _assumptions(message: Message, known: Known, best: Suspect | None, recipe: Recipe) -> list[str]:
+    if best is None or best.phase != wire.OPTIMIZER or best.way is None:
+        return []
+    said = []
+    named = recipe.name if known.optimizer else f"{recipe.name} (none was given)"
+    said.append(f"The optimizer is {named} and {WAYS_IN_WORDS[best.way]}.")
+    for way in recipe.ways:
+        if way == best.way:
+            continue
+        same = [e for e in first_step(known.tensors, recipe, way) if e.tensor == best.tensor and e.what == best.what]
+        if (
+            same
+            and message.allocated is not None
+            and not message.allocated.low <= same[0].stands <= message.allocated.high
+        ):
+            said.append(
+                f"One that {WAYS_IN_WORDS[way]} would ask for it at {shown(same[0].stands)}, "
+                f"{shown(abs(same[0].stands - message.allocated.middle))} "
+                f"{'more' if same[0].stands > message.allocated.middle else 'less'} than the message says."
+            )
+    if all(tensor.width == 4 for tensor in known.tensors):
+        said.append("Parameters are in fp32, in one group, in the order given.")
+    return said
+
+
+def _notes(message: Message, known: Known, best: Suspect | None, case: Case, story: Story) -> list[str]:
+    said: list[str] = []
+    optimizer = case.phase == wire.OPTIMIZER
+    if best is not None and best.phase == wire.OPTIMIZER:
+        said.append(
+            "The batch has nothing to do with it: weights, gradients and states do not grow with it, and by the "
+            "optimizer's step the activations are gone. Batch 1 fails at the same place."
+        )
+    elif optimizer and not known.tensors:
+        said.append(
+            "In optimizer.step the activations are gone: a smaller batch does not help. With --parameters, --config or "
+            "--model it can be told which tensor it is."
+        )
+    if best is not None and best.phase in (wire.OPTIMIZER, wire.LOAD):
+        said += _grows_with(known.tensors, best)
+    space = room(message)
+    if optimizer and best is not None and case.recipe is not None and space is not None and best.way is not None:
+        total = max(e.stands + e.bytes for e in first_step(known.tensors, RECIPES[case.recipe.name], best.way))
+        said.append(
+            f"The first step peaks at {shown(total)} allocated; {shown(space)} is all that PyTorch can have here."
+        )
+    if case.phase is None and message.kind == "allocator":
+        said.append(
+            "The text has no traceback, so the phase is not known: with --log its frames tell it, and with "
+            "--parameters, --config or --model the size can tell the tensor."
+        )
+    if story.times > 1:
+        said.append(f"The text holds {story.times} such messages; this is the last.")
+    if story.progress is not None and story.progress[0] > 1 and case.verdict == "capacity" and not optimizer:
+        done = story.progress[0]
+        said.append(
+            f"It ran {units.count(done)} steps before: a longer batch than those, or something that "
+            "grows with every step."
+        )
+    return said
+
+
+def _grows_with(tensors: Sequence[Tensor], best: Suspect) -> list[str]:
+    table = vocabulary_of(tensors)
+    if table is None or table.shape[0] not in best.tensor.shape:
+        return []
+    rows = table.shape[0]
+    row = per_row(tensors, rows)
+    total = sum(t.count for t in tensors)
+    parts = " + ".join(f"{t.count // rows}" for t in sorted(tensors, key=lambda t: -t.count) if rows in t.shape)
+    return [
+        f"The vocabulary has: {row} parameters a row ({parts}), so its {rows:,} rows are "
+        f"{units.percent(row * rows / total)} of the {total:,} parameters. {total - row * rows:,} remain without it."
+    ]

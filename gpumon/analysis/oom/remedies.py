@@ -1,0 +1,320 @@
+"""What to do about an out-of-memory, as data: what each remedy would save, never one that is on already.
+
+Model. In the optimizer's step everything follows from the model, so each remedy is computed: the peak of the first step
+is walked again with the remedy in place (gpumon.analysis.oom.walk). In forward and backward, what stands beside
+weights, gradients and state is activations, in proportion to the batch. Those that make it fit come first, then by
+bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpumon.analysis.estimate.model import Tensor
+from gpumon.analysis.oom.report import Remedy
+from gpumon.analysis.oom.suspects import per_row, vocabulary_of
+from gpumon.analysis.oom.walk import FOREACH, FUSED, LOOP, REACH, RECIPES, Recipe, peak, standing
+from gpumon.analysis.oom.wording import Message
+from gpumon_agent import wire
+
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is on already. None: not known."""
+
+    expandable: bool | None = None
+    fused: bool | None = None
+    bucket_views: bool | None = None  # None too where there is no DDP
+    set: str = ""  # PYTORCH_CUDA_ALLOC_CONF as it stands, the other options included
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Settings:
+        """From environment variables by name: PYTORCH_CUDA_ALLOC_CONF, or PYTORCH_ALLOC_CONF since 2.9."""
+        values = [environment[n] for n in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF") if environment.get(n)]
+        if not values:
+            return cls()
+        text = values[-1].replace(" ", "")
+        return cls(expandable="expandable_segments:true" in text.lower(), set=text)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is known of the failure."""
+
+    message: Message
+    verdict: str
+    phase: str | None = None
+    tensors: Sequence[Tensor] = ()
+    recipe: Recipe | None = None
+    way: str | None = None
+    settings: Settings = field(default_factory=Settings)
+
+
+def remedies(case: Case) -> tuple[Remedy, ...]:
+    """In order of what serves most."""
+    return tuple(_ordered(_FOR.get(case.verdict, _unknown)(case)))
+
+
+def _ordered(found: Iterator[Remedy]) -> list[Remedy]:
+    return sorted(found, key=lambda r: (not r.enough, -(r.saves or 0) if not r.enough else 0))
+
+
+def room(message: Message) -> int | None:
+    """What PyTorch can surely have in all: what it holds and what the device has free, within its limit."""
+    if message.reserved is None or message.free is None:
+        return None
+    both = (message.reserved + message.free).low
+    return min(both, message.allowed.low) if message.allowed is not None else both
+
+
+# -------------------------------------------------------------------------------------------------------- by verdict
+
+
+def _capacity(case: Case) -> Iterator[Remedy]:
+    if case.phase == wire.OPTIMIZER:
+        yield from _optimizer(case)
+        return
+    if case.phase == wire.LOAD:
+        yield from _loading(case)
+        return
+    yield from _activations(case)
+    yield from _views(case)
+
+
+def _optimizer(case: Case) -> Iterator[Remedy]:
+    """Remedies of the optimizer's step, each walked again. Without a model only their names."""
+    tensors, recipe, way = case.tensors, case.recipe, case.way or LOOP
+    if recipe is None or not tensors:
+        if not case.settings.fused:
+            yield Remedy("fused", "fused=True: an optimizer step without temporaries (AdamW, Adam, SGD, Adagrad)")
+            yield Remedy("foreach", "foreach=False: temporaries of one parameter at a time instead of all")
+        yield Remedy("8-bit", "an 8-bit optimizer (bitsandbytes): 2 bytes of state a parameter instead of 8")
+        return
+    now = peak(tensors, recipe, way)
+    space = room(case.message)
+
+    def walked(code: str, text: str, least: int) -> Iterator[Remedy]:
+        if least < now:
+            yield Remedy(code, text, now - least, None if space is None else least <= space)
+
+    if FUSED in recipe.ways and way != FUSED and not case.settings.fused:
+        yield from walked(
+            "fused", f"{_TORCH[recipe.name]}(..., fused=True): no temporaries", peak(tensors, recipe, FUSED)
+        )
+    if way == FOREACH:
+        text = "foreach=False: the temporaries of one parameter at a time"
+        yield from walked("foreach", text, peak(tensors, recipe, LOOP))
+    if recipe.name in ("adam", "adamw"):
+        text = "an 8-bit optimizer (bitsandbytes' AdamW8bit): its state takes 2 bytes a parameter instead of 8"
+        yield from walked("8-bit", text, peak(tensors, RECIPES["adamw8bit"], REACH))
+    yield from _vocabulary(case, now, space, recipe, way)
+    halves = [replace(tensor, width=2) for tensor in tensors]
+    if all(tensor.width == 4 for tensor in tensors):
+        text = (
+            "weights, gradients and state in bfloat16 (model.bfloat16()), if training bears it; autocast does not help"
+        )
+        yield from walked("bf16", text, peak(halves, recipe, way))
+
+
+_TORCH = {"adam": "torch.optim.Adam", "adamw": "torch.optim.AdamW", "sgd": "torch.optim.SGD",
+          "momentum": "torch.optim.SGD", "adagrad": "torch.optim.Adagrad"}  # fmt: skip
+
+
+def _vocabulary(case: Case, now: int, space: int | None, recipe: Recipe, way: str) -> Iterator[Remedy]:
+    """Fewer rows of the largest table, found by halving the interval; and the table somewhere else."""
+    tensors = case.tensors
+    table = vocabulary_of(tensors)
+    if table is None or 2 * table.count < sum(t.count for t in tensors):
+        return
+    rows = table.shape[0]
+    if space is not None:
+        fits = _most_rows(tensors, rows, space, recipe, way)
+        if 0 < fits < rows:
+            saved = now - peak(with_rows(tensors, rows, fits), recipe, way)
+            text = (
+                f"a vocabulary of at most {fits:,} rows instead of {rows:,} ({rows - fits:,} fewer, at "
+                f"{per_row(tensors, rows)} parameters a row): bin numbers, hash or split rare values"
+            )
+            yield Remedy("vocabulary", text, saved, True)
+    text = f"{_short(table.name)} on the CPU (its weights, gradient and states too)"
+    rest = peak([t for t in tensors if t is not table], recipe, way)
+    yield Remedy("embedding-on-cpu", text, now - rest, None if space is None else rest <= space)
+
+
+def with_rows(tensors: Sequence[Tensor], rows: int, instead: int) -> list[Tensor]:
+    """The model with another size of vocabulary."""
+    return [replace(t, shape=tuple(instead if size == rows else size for size in t.shape)) for t in tensors]
+
+
+def _most_rows(tensors: Sequence[Tensor], rows: int, space: int, recipe: Recipe, way: str) -> int:
+    low, high = 0, rows
+    while low < high:
+        middle = (low + high + 1) // 2
+        if peak(with_rows(tensors, rows, middle), recipe, way) <= space:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _loading(case: Case) -> Iterator[Remedy]:
+    whole = sum(t.bytes for t in case.tensors)
+    space = room(case.message)
+    half = whole // 2 if whole and all(t.width == 4 for t in case.tensors) else None
+    enough = None if half is None or space is None else whole - half <= space
+    yield Remedy("bf16", "weights in bfloat16 (model.bfloat16(), or torch_dtype as it is loaded)", half, enough)
+    yield Remedy("map-location", 'torch.load(..., map_location="cpu"): no second copy of a checkpoint on the device')
+    yield Remedy("shard", "the weights spread over several devices (FSDP, device_map), or over the CPU")
+
+
+def _activations(case: Case) -> Iterator[Remedy]:
+    activations = _beside_owners(case)
+    half = activations // 2 if activations else None
+    missing = case.message.requested
+    short = None
+    if missing is not None and case.message.free is not None and case.message.slack is not None:
+        short = max(0, missing.middle - case.message.free.middle - case.message.slack.middle)
+    enough = None if half is None or short is None else half >= short
+    yield Remedy(
+        "batch", "half the batch, twice the accumulation steps: activations are proportional to it", half, enough
+    )
+    yield Remedy(
+        "checkpointing", "activation checkpointing: keeps one tensor a block, computes the rest again in backward"
+    )
+    yield Remedy("autocast", "torch.autocast(dtype=torch.bfloat16): activations in 16 bits, about half of them")
+    yield Remedy("no-grad", "if this is evaluation: torch.inference_mode(), which keeps no activations at all")
+
+
+def _beside_owners(case: Case) -> int | None:
+    """Allocated beyond weights, gradients and states; the states only if they fit: in the first step there are none."""
+    allocated = case.message.allocated
+    if allocated is None or not case.tensors:
+        return None
+    weights = sum(t.bytes for t in case.tensors)
+    after = standing(case.tensors)
+    states = 0
+    if case.recipe is not None:
+        per_element = [case.recipe.width or t.width for t in case.tensors]
+        states = len(case.recipe.states) * sum(
+            round(t.count * width) for t, width in zip(case.tensors, per_element, strict=True) if t.trainable
+        )
+    for owned in (after + states, weights + states, weights):
+        if owned <= allocated.high:
+            return allocated.middle - owned
+    return None
+
+
+def _views(case: Case) -> Iterator[Remedy]:
+    if case.settings.bucket_views is False:
+        trained = sum(t.bytes for t in case.tensors if t.trainable) or None
+        text = "DistributedDataParallel(..., gradient_as_bucket_view=True): gradients live in the buckets, once"
+        yield Remedy("bucket-view", text, trained)
+
+
+def _fragmentation(case: Case) -> Iterator[Remedy]:
+    slack = case.message.slack
+    asked = case.message.requested
+    enough = slack is not None and asked is not None and slack.middle >= asked.middle
+    if case.message.backend not in ("cuda", "hip"):
+        yield Remedy("shapes", "batches of one shape, padded to a few lengths: blocks can be used again")
+        return
+    if not case.settings.expandable and not case.message.expandable:
+        value = (
+            EXPANDABLE
+            if not case.settings.set
+            else f"PYTORCH_CUDA_ALLOC_CONF={case.settings.set},expandable_segments:True"
+        )
+        old = "" if case.message.new else " (PyTorch 2.1 or newer; before it, max_split_size_mb:128)"
+        saves = slack.middle if slack is not None else None
+        yield Remedy("expandable-segments", f"{value}{old}: segments that grow, so that gaps join", saves, enough)
+    yield Remedy("shapes", "batches of one shape, padded to a few lengths: blocks of one size can be used again")
+    yield Remedy("order", "the largest batch first: its blocks then hold every smaller one")
+    yield Remedy("batch", "a smaller batch, if the peak itself is near the device's size")
+
+
+def _other(case: Case) -> Iterator[Remedy]:
+    held = sum(each.middle for _, each in case.message.others) or None
+    yield Remedy(
+        "end", "end the other process if it is yours (an old run, a notebook's kernel): nvidia-smi names it", held, True
+    )
+    yield Remedy("device", "another device: CUDA_VISIBLE_DEVICES, or LOCAL_RANK where every rank went to device 0")
+
+
+def _leak(case: Case) -> Iterator[Remedy]:
+    yield Remedy("item", "loss.item() (or .detach()) for what is logged or summed: a kept loss keeps its graph")
+    yield Remedy("lists", "lists and dicts that collect outputs, predictions or losses: keep them on the CPU, detached")
+    yield Remedy("watch", "gpumon run …, then the Leaks screen: which tensors grow, created where, held by whom")
+
+
+def _oversized(case: Case) -> Iterator[Remedy]:
+    yield Remedy("shapes", "print the shapes at this line: two operands that broadcast, (N, 1) with (1, N), make N × N")
+    yield Remedy("pieces", "the computation in pieces: chunked distances or attention, scaled_dot_product_attention")
+    yield Remedy("batch", "a smaller batch or a shorter sequence, if the shape is what it should be")
+
+
+def _limit(case: Case) -> Iterator[Remedy]:
+    message = case.message
+    if message.backend == "mps":
+        yield Remedy("watermark", "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 lifts the limit; macOS then swaps, or stalls")
+        yield Remedy("batch", "a smaller batch with gradient accumulation, or activation checkpointing")
+        return
+    free = message.free.middle if message.free is not None else None
+    yield Remedy("fraction", "a larger fraction in torch.cuda.set_per_process_memory_fraction, or none", free, True)
+    yield from _activations(case)
+
+
+def _refused(case: Case) -> Iterator[Remedy]:
+    yield Remedy("again", "run once more with the device to yourself: nvidia-smi, or rocm-smi, tells who else is there")
+    yield Remedy("limits", "the container's, the MIG slice's, or Windows' and WSL's share of the device: raise it")
+    if not case.settings.expandable and not case.message.expandable:
+        yield Remedy("expandable-segments", f"{EXPANDABLE}: asks the driver for small pieces")
+
+
+def _host(case: Case) -> Iterator[Remedy]:
+    if case.message.kind == "shared":
+        yield Remedy(
+            "shm", "docker run --shm-size=8g (or --ipc=host); in Kubernetes a memory-backed /dev/shm", None, True
+        )
+        yield Remedy("workers", "num_workers=0 tells whether it is that: nothing is shared then")
+        return
+    yield Remedy(
+        "workers", "fewer DataLoader workers: each holds its own copy of what the dataset's Python objects become"
+    )
+    yield Remedy(
+        "arrays", "a data set in one array or a memory map (numpy.memmap, Arrow), not in lists of Python objects"
+    )
+    yield Remedy("checkpoint", "torch.load(..., mmap=True): a checkpoint is then read as it is needed")
+
+
+def _unknown(case: Case) -> Iterator[Remedy]:
+    if case.message.backend == "mps":
+        yield from _limit(case)
+        return
+    yield Remedy(
+        "leave-room", "leave room beside PyTorch: torch.cuda.set_per_process_memory_fraction(0.9) before training"
+    )
+    yield Remedy(
+        "batch", "a smaller batch with gradient accumulation: the library's request is small, the device is full"
+    )
+    yield Remedy("shapes", "if the device is not full: CUDA_LAUNCH_BLOCKING=1 shows the operation that really failed")
+
+
+_FOR = {
+    "capacity": _capacity,
+    "fragmentation": _fragmentation,
+    "other-process": _other,
+    "leak": _leak,
+    "oversized": _oversized,
+    "limit": _limit,
+    "refused": _refused,
+    "host": _host,
+    "unknown": _unknown,
+}
+
+
+def _short(name: str) -> str:
+    parts = name.removesuffix(".weight").split(".")
+    return ".".join(parts[-1:])

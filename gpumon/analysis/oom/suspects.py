@@ -1,0 +1,111 @@
+"""Whose size it is: the tensors of a model that a failed request can have been a copy of, and at which event.
+
+Model. The request's size selects tensors; `already allocated` selects among the events of the optimizer's walk, of
+loading, and of the first backward (gpumon.analysis.oom.walk). An event *explains* the message where the walk stands at
+most `LEFT_MAX` below what the message says is allocated: that much may be inputs, workspaces and outputs. Gradients are
+asked for while activations live, so any rest explains them: they are named, but only as possible.
+With batch and sequence, logits and attention scores are tried too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from gpumon.analysis.estimate.model import Tensor
+from gpumon.analysis.oom.figures import Figure
+from gpumon.analysis.oom.report import Suspect
+from gpumon.analysis.oom.walk import FOREACH, LOOP, REACH, Event, Recipe, first_step, gradients, loading
+from gpumon.analysis.oom.wording import SEGMENT_STEP, Message
+from gpumon_agent import wire
+
+LEFT_SHARE = 0.02
+LEFT_LEAST = 96 << 20
+"""What may stand beside the walk: inputs, outputs, workspaces; bytes, or a share of what is allocated."""
+
+SAME_SIZE_MAX = 4
+"""Tensors of one size that are named before it says how many more there are."""
+
+
+def explaining(
+    message: Message, tensors: Sequence[Tensor], recipe: Recipe, way: str | None, phase: str | None = None
+) -> list[Suspect]:
+    """Events whose size and whose standing both agree with the message, best first."""
+    allocated = message.allocated
+    if allocated is None or not tensors:
+        return []
+    found: list[Suspect] = []
+    if phase in (None, wire.OPTIMIZER):
+        for each in (way,) if way else recipe.ways:
+            found += _matching(message, allocated, first_step(tensors, recipe, each), each)
+    if phase in (None, wire.LOAD):
+        found += _matching(message, allocated, loading(tensors), None)
+    found.sort(
+        key=lambda s: (
+            abs(s.left.middle) if s.left else 0,
+            (REACH, LOOP, FOREACH).index(s.way) if s.way in (REACH, LOOP, FOREACH) else 3,
+        )
+    )
+    return found
+
+
+def _matching(message: Message, allocated: Figure, events: Iterable[Event], way: str | None) -> Iterator[Suspect]:
+    most = max(LEFT_LEAST, round(LEFT_SHARE * allocated.middle))
+    for event in events:
+        if not message.may_be(event.bytes):
+            continue
+        left = Figure(allocated.low - event.stands, allocated.high - event.stands)
+        if left.high >= -SEGMENT_STEP and left.low <= most:
+            yield Suspect(event.tensor, event.what, event.phase, event.bytes, event.stands, left, way, explains=True)
+
+
+def same_size(message: Message, tensors: Sequence[Tensor]) -> list[Suspect]:
+    """Tensors of the request's size: a copy of each would be as large, and its gradient is."""
+    allocated = message.allocated
+    backward = {event.tensor.name: event for event in gradients(tensors)}
+    found = []
+    for tensor in tensors:
+        if not tensor.tied_to and message.may_be(tensor.bytes):
+            event = backward.get(tensor.name)
+            possible = event is not None and allocated is not None and event.stands <= allocated.high
+            found.append(
+                Suspect(
+                    tensor,
+                    "gradient" if possible else "a copy",
+                    wire.BACKWARD if possible else None,
+                    tensor.bytes,
+                    event.stands if event else None,
+                )
+            )
+    return found  # fmt: skip
+
+
+def of_batch(
+    message: Message, batch: int | None, sequence: int | None, vocabulary: int | None, heads: int | None
+) -> list[Suspect]:
+    """Logits and attention scores of one batch, in fp32 and in 16 bits."""
+    if batch is None or sequence is None:
+        return []
+    shapes: list[tuple[str, tuple[int, ...]]] = []
+    if vocabulary is not None:
+        shapes.append(("logits", (batch, sequence, vocabulary)))
+        shapes.append(("logits without the last token", (batch, max(1, sequence - 1), vocabulary)))
+    if heads is not None:
+        shapes.append(("attention scores", (batch, heads, sequence, sequence)))
+    found = []
+    for name, shape in shapes:
+        for width in (4, 2):
+            tensor = Tensor(name, shape, width)
+            if message.may_be(tensor.bytes):
+                found.append(Suspect(tensor, "an activation", wire.FORWARD, tensor.bytes, explains=True))
+    return found
+
+
+def vocabulary_of(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The largest table: two dimensions, far more rows than columns, or an embedding by name."""
+    tables = [t for t in tensors if len(t.shape) == 2 and ("embed" in t.name.lower() or t.shape[0] >= 8 * t.shape[1])]
+    return max(tables, key=lambda t: t.count, default=None)
+
+
+def per_row(tensors: Sequence[Tensor], rows: int) -> int:
+    """Parameters that one more row of a table of `rows` rows adds to the whole model."""
+    return sum(t.count // rows for t in tensors if not t.tied_to and rows in t.shape)

@@ -1,0 +1,260 @@
+"""The verdict: capacity, fragmentation, another process, a limit, one oversized request, or a leak, from the figures.
+
+Model. Before PyTorch raises, it has given back every segment that is wholly free and tried again. So what is reserved
+and not allocated then (slack) lies in segments that are partly in use. With r requested, S slack and F free,
+
+    r > total                    oversized: no arrangement holds it
+    F ≥ r, under an own limit    limit: the driver would have given it
+    F ≥ r                        refused: a limit outside PyTorch, or F was read after somebody let go
+    S + F ≥ r                    fragmentation: enough is unused, in pieces that are too small
+    S + F + others ≥ r           other-process: theirs is what is missing
+    else                         capacity: r − S − F is missing even without fragmentation
+
+Each figure is an interval (gpumon.analysis.oom.figures); a verdict that depends on where inside it the truth lies says
+so. Old messages do not name other processes: what is neither free nor reserved is a CUDA context up to CONTEXT_MAX, and
+somebody else's beyond it.
+Known limitations. A leak needs more than one message: `growth`, bytes a step, from a recording or the live run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumon.analysis.oom.figures import Figure, known, shown
+from gpumon.analysis.oom.wording import Message
+
+CONTEXT_MAX = 2 << 30
+"""A CUDA context with its libraries takes 0.3 to 1.8 GiB; more than this outside PyTorch is not ours alone."""
+
+ZERO = known(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A verdict with both sides."""
+
+    verdict: str
+    sentence: str
+    reasons: tuple[str, ...] = ()
+    missing: Figure | None = None
+
+
+def weigh(message: Message, growth: int | None = None) -> Weighed:
+    """The verdict on a message of an allocator; `growth`: bytes that stay with every step, where known."""
+    if message.kind != "allocator":
+        return _without_figures(message)
+    asked = message.requested
+    if asked is None:
+        return Weighed("unknown", f"{_place(message)} is full; the message does not say how much was asked for.")
+    if "per_process_memory_fraction" in message.text:
+        return Weighed(
+            "limit",
+            f"This process's own limit: the {shown(asked.middle)} would exceed its memory fraction.",
+            ("torch.cuda.set_per_process_memory_fraction sets it; the device may have more.",),
+        )
+    if message.total is not None and asked.low > message.total.high:
+        return _oversized(message, asked, message.total)
+    limited = _limited(message, asked)
+    if limited is not None:
+        return limited
+    if message.allocated is None or (message.free is None and message.slack is None):
+        return Weighed("unknown", f"{shown(asked.middle)} could not be had; the message is cut off before its figures.")
+    return _by_room(message, asked, message.slack or ZERO, message.free or ZERO, growth)
+
+
+def _oversized(message: Message, asked: Figure, total: Figure) -> Weighed:
+    side = round((asked.middle / 4) ** 0.5)
+    return Weighed(
+        "oversized",
+        f"One request too large: {shown(asked.middle)} can never fit on {shown(total.middle)}.",
+        (
+            f"In fp32 it is {asked.middle // 4:,} elements, as many as a square of {side:,} × {side:,}: two "
+            "shapes that were broadcast against each other, pairwise distances, an outer product, or a batch or length "
+            "that is not what it should be.",
+        ),
+        asked - total,
+    )
+
+
+def _limited(message: Message, asked: Figure) -> Weighed | None:
+    allowed = message.allowed
+    if allowed is None:
+        return None
+    if message.backend == "mps" and message.process is not None:
+        left = allowed - message.process
+        return Weighed(
+            "limit" if left.low < asked.high else "fragmentation",
+            f"The limit of the MPS backend: {shown(asked.middle)} asked for, {shown(left.middle)} left of "
+            f"{shown(allowed.middle)}.",
+            ("The limit is a share of what macOS recommends, not the whole memory of the machine.",),
+            asked - left,
+        )
+    slack, free = message.slack or ZERO, message.free or ZERO
+    if free.high < asked.low or slack.low >= asked.high:
+        return None
+    return Weighed(
+        "limit",
+        f"This process's own limit: {shown(allowed.middle)} allowed, {shown(free.middle)} free on the device.",
+        (
+            f"Reserved and requested together are above the {shown(allowed.middle)} that "
+            "torch.cuda.set_per_process_memory_fraction leaves to this process.",
+            f"The device itself could still give {shown(free.middle)}.",
+        ),
+        asked - slack - (allowed - (message.reserved or ZERO)),
+    )
+
+
+def _by_room(message: Message, asked: Figure, slack: Figure, free: Figure, growth: int | None) -> Weighed:
+    room = slack + free
+    missing = asked - room
+    if message.allowed is None and free.low >= asked.high:
+        return Weighed(
+            "refused",
+            f"Refused although free: {shown(asked.middle)} asked for, {shown(free.middle)} free as the driver counts.",
+            (
+                "Either a limit outside PyTorch holds (a container, MIG, the share Windows or WSL gives a process, the "
+                "part of an APU's memory set aside for graphics), or another process let go between the failure and "
+                "the message.",
+            ),
+        )
+    if room.high >= asked.low:
+        return _fragmented(message, asked, slack, free, sure=room.low >= asked.high)
+    if growth is not None and growth > 0:
+        return Weighed(
+            "leak",
+            f"A leak: {shown(growth)} more stay allocated with every step, and {shown(missing.middle)} is missing.",
+            (f"{shown(growth)} a step is what did not go away between one iteration and the next.",),
+            missing,
+        )
+    return _others(message, asked, room, missing) or Weighed(
+        "capacity",
+        f"Capacity: {shown(asked.middle)} asked for, {shown(room.middle)} left: {shown(missing.middle)} too little.",
+        _capacity_reasons(message, slack, free, missing),
+        missing,
+    )
+
+
+def _capacity_reasons(message: Message, slack: Figure, free: Figure, missing: Figure) -> tuple[str, ...]:
+    reasons = [
+        f"Free on the device {shown(free.middle)}, reserved but unallocated {shown(slack.middle)}: even if all of it "
+        f"lay in one piece, {shown(missing.middle)} would be missing. Fragmentation is not the cause."
+    ]
+    outside = _outside(message)
+    if outside is not None and outside.middle > 0:
+        reasons.append(
+            f"Outside PyTorch's allocator stand {shown(outside.middle)}, which is what a CUDA context takes."
+        )
+    return tuple(reasons)
+
+
+def _fragmented(message: Message, asked: Figure, slack: Figure, free: Figure, *, sure: bool) -> Weighed:
+    unused = slack + free
+    total, outside = message.total, _outside(message)
+    speaks_for = (
+        f"For fragmentation: {shown(slack.middle)} is reserved but unallocated. PyTorch has given back every segment "
+        f"that was wholly free before it raised, so this lies between live tensors, in pieces smaller than "
+        f"{shown(asked.low)}. With the {shown(free.middle)} that the driver has free, "
+        f"{shown(unused.middle)} is unused, {unused.middle / max(1, asked.middle):.1f} times the request."
+    )
+    against = f"For plain capacity: the driver's {shown(free.middle)} alone is {shown((asked - free).middle)} short"
+    if message.allocated is not None and total is not None:
+        left = total - message.allocated - (outside or ZERO) - asked
+        against += (
+            f", and {shown(message.allocated.middle)} of {shown(total.middle)} is really allocated. With no gaps "
+            f"at all this request would leave {shown(left.middle)} for what comes after it; a peak that grows by more "
+            "than that is capacity's after all."
+        )
+    else:
+        against += "."
+    doubt = () if sure else ("The figures are rounded: it is just about enough, or just about not.",)
+    return Weighed(
+        "fragmentation",
+        f"Fragmentation: {shown(unused.middle)} is unused, but in no piece of {shown(asked.middle)}.",
+        (speaks_for, against, *doubt),
+        ZERO,
+    )
+
+
+def _others(message: Message, asked: Figure, room: Figure, missing: Figure) -> Weighed | None:
+    if message.others:
+        held = ZERO
+        for _, each in message.others:
+            held = held + each
+        if held.high >= missing.low:
+            names = ", ".join(f"{pid} ({shown(each.middle)})" for pid, each in message.others)
+            return Weighed(
+                "other-process",
+                f"Another process: without its {shown(held.middle)} the {shown(asked.middle)} would fit.",
+                (f"On the same device: process {names}.", f"Left for this one: {shown(room.middle)}."),
+                missing,
+            )
+        return None
+    outside = _outside(message)
+    if outside is None or message.process is not None or outside.low - CONTEXT_MAX < missing.low:
+        return None
+    return Weighed(
+        "other-process",
+        f"Another process: {shown(outside.middle)} of the device is neither free nor PyTorch's.",
+        (
+            f"A CUDA context takes up to {shown(CONTEXT_MAX)}; the rest belongs to another process (nvidia-smi names "
+            "it) or to a library in this one.",
+        ),
+        missing,
+    )
+
+
+def _outside(message: Message) -> Figure | None:
+    """Of the device, neither free nor reserved by PyTorch here."""
+    if message.total is None or message.free is None or message.reserved is None:
+        return None
+    return message.total - message.free - message.reserved
+
+
+def _place(message: Message) -> str:
+    return "The device" if message.device is None else f"Device {message.device}"
+
+
+# --------------------------------------------------------------------------------------- messages without figures
+
+
+def _without_figures(message: Message) -> Weighed:
+    asked = shown(message.requested.middle) if message.requested is not None else "what it asked for"
+    if message.kind == "overflow":
+        return Weighed(
+            "oversized",
+            "One request too large: more than 1 EiB, a size that was computed wrongly.",
+            ("A negative or overflowed size: look at the shape that is computed at this line.",),
+        )
+    if message.kind == "host":
+        return Weighed(
+            "host",
+            f"The machine's memory, not the GPU's: {message.source} could not get {asked}.",
+            ("Tensors on the CPU, a data set held in memory, or a checkpoint loaded there.",),
+        )
+    if message.kind == "shared":
+        return Weighed(
+            "host",
+            "Shared memory is full: DataLoader workers hand their batches over through /dev/shm.",
+            ("A container has 64 MiB of it unless told otherwise.",),
+        )
+    if message.kind in ("worker", "killed"):
+        who = "A DataLoader worker" if message.kind == "worker" else "The process"
+        return Weighed(
+            "host",
+            f"{who} was killed: the machine's memory, most likely, not the GPU's.",
+            ("The kernel ends the largest process when memory runs out; `dmesg | grep -i oom` says so if it did.",),
+        )
+    if message.sure:
+        return Weighed(
+            "unknown",
+            f"{message.source} could not get device memory; its message names no figures.",
+            (
+                "Libraries and the driver take memory beside PyTorch's allocator (handles, contexts, workspaces): "
+                "what PyTorch has reserved is not theirs to take.",
+            ),
+        )
+    return Weighed(
+        "unknown",
+        f"{message.source} failed in a way that often, not always, means that memory ran out.",
+        ("If nvidia-smi shows the device nearly full at that moment, it did.",),
+    )

@@ -1,0 +1,96 @@
+"""An explanation as text, 80 columns wide: the verdict in the first line, then what, why, and what to do."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from gpumon.analysis.oom.figures import shown
+from gpumon.analysis.oom.report import OomReport, Suspect
+from gpumon.analysis.oom.suspects import SAME_SIZE_MAX
+
+WIDTH = 80
+
+DTYPES = {4: "fp32", 2: "16-bit", 1: "8-bit", 8: "fp64"}
+
+
+def text(report: OomReport, width: int = WIDTH) -> str:
+    """The whole explanation."""
+    blocks = [_wrap(report.sentence, width)]
+    for heading, lines in (
+        ("What was asked for", list(_what(report))),
+        ("Why", list(report.reasons)),
+        ("What it depends on", list(report.notes)),
+        ("Assumed", list(report.assumptions)),
+        ("What to do, most useful first", list(_remedies(report))),
+    ):
+        if lines:
+            body = "\n".join(_wrap(line, width, "  ") for line in lines)
+            blocks.append(f"{heading}\n{body}")
+    return "\n\n".join(blocks)
+
+
+def _wrap(line: str, width: int, indent: str = "") -> str:
+    hanging = indent + ("   " if line[:2].rstrip(".").isdigit() else "")
+    return textwrap.fill(
+        line, width, initial_indent=indent, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _what(report: OomReport) -> Iterator[str]:
+    explained = [s for s in report.suspects if s.explains]
+    if explained:
+        yield from _explained(explained[0], report)
+    elif report.suspects:
+        yield from _sized(report)
+    elif report.requested is not None:
+        when = f", in {report.phase}" if report.phase else ""
+        yield f"{shown(report.requested.middle)}{when}."
+    if report.where is not None:
+        code = f"  {report.code}" if report.code else ""
+        yield f"Asked for at {report.where}{code}"
+    if report.module is not None:
+        yield f"The module that ran: {report.module}"
+
+
+def name(suspect: Suspect) -> str:
+    """ "word_embeddings (867,813 × 832, fp32, 2.69 GiB)"."""
+    shape = " × ".join(f"{size:,}" for size in suspect.tensor.shape) or "one element"
+    dtype = DTYPES.get(suspect.tensor.width, f"{suspect.tensor.width} bytes each")
+    return f"{suspect.tensor.name} ({shape}, {dtype}, {shown(suspect.bytes)})"
+
+
+def _explained(suspect: Suspect, report: OomReport) -> Iterator[str]:
+    if suspect.phase == "optimizer":
+        yield f"One more copy of {name(suspect)}: its {suspect.what}, in the first optimizer.step."
+    elif suspect.phase == "load":
+        yield f"The weights {name(suspect)}, as the model is put on the device."
+    else:
+        yield f"{name(suspect)}, {suspect.what} of forward."
+    if suspect.stands is not None and suspect.left is not None:
+        parts = (
+            "weights, gradients and the states made so far" if suspect.phase == "optimizer" else "the weights before it"
+        )
+        yield (
+            f"By then {shown(suspect.stands)} stand ({parts}); the message says "
+            f"{shown(suspect.stands + suspect.left.middle)} is allocated. Size and place both agree."
+        )
+
+
+def _sized(report: OomReport) -> Iterator[str]:
+    several = report.suspects
+    named = "; ".join(name(suspect) for suspect in several[:SAME_SIZE_MAX])
+    more = f"; and {len(several) - SAME_SIZE_MAX} more of that size" if len(several) > SAME_SIZE_MAX else ""
+    yield f"As large as {named}{more}."
+    if any(s.what == "gradient" for s in several):
+        yield "It can be its gradient in backward, or a copy; what stands allocated does not single out one moment."
+
+
+def _remedies(report: OomReport) -> Iterator[str]:
+    for number, remedy in enumerate(report.remedies, start=1):
+        gain = []
+        if remedy.saves:
+            gain.append(f"saves {shown(remedy.saves)}")
+        if remedy.enough is not None and remedy.saves:
+            gain.append("enough here" if remedy.enough else "not enough alone")
+        yield f"{number}. {remedy.text}{' [' + ', '.join(gain) + ']' if gain else ''}"
