@@ -229,6 +229,27 @@ def test_importing_the_agent_does_not_import_torch(tmp_path: Path) -> None:
     python(script, tmp_path)
 
 
+def test_no_process_is_started_and_no_warning_is_shown_twice(tmp_path: Path) -> None:
+    script = """
+import sys, warnings
+import gpumon_agent, torch
+sys.addaudithook(lambda event, _: print(event) if event.startswith(("subprocess.", "os.fork", "os.posix_spawn")) else 0)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+gpumon_agent.watch(model, optimizer)
+for _ in range(3):
+    warnings.warn("once for each place")
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+gpumon_agent.stop()
+"""
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=150, check=True)
+    assert done.stdout == ""
+    assert done.stderr.count("once for each place") == 2  # the warning, and the line it points at
+
+
 def test_a_forked_child_is_inert_and_may_watch_for_itself(tmp_path: Path) -> None:
     script = """
 import os, sys, torch

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import platform
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -43,7 +42,7 @@ class CpuProbe:
         )
 
     def devices(self) -> tuple[Device, ...]:
-        name = platform.processor() or platform.machine() or "CPU"
+        name = os.uname().machine  # platform.processor() starts a process, and this is the training thread
         return (Device(0, None, name, os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES, self.kind),)
 
     def stop(self) -> None:
