@@ -30,11 +30,17 @@ class Farewell:
         atexit.unregister(self._exit)
 
     def _exit(self) -> None:
+        uncaught = getattr(sys, "last_value", None)  # set before any hook is called, in a prompt long before the end
+        if uncaught is not None and sys.excepthook is not self._hook and not hasattr(sys, "ps1"):
+            self._ended_by(uncaught)  # a later hook (rich's, the user's) stands in our place and need not call us
         self._leave(self._reason, self._detail)
 
-    def _excepthook(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        if issubclass(kind, KeyboardInterrupt):
+    def _ended_by(self, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt):
             self._reason, self._detail = "signal", "SIGINT"
         else:
             self._reason, self._detail = "exception", told(error)
+
+    def _excepthook(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        self._ended_by(error)
         self._previous(kind, error, traceback)

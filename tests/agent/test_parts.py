@@ -117,6 +117,7 @@ def test_a_governor_that_is_off_samples_every_step() -> None:
     [
         ("pass", "finished", ""),
         ("raise ValueError('mine')", "exception", "ValueError: mine"),
+        ("import sys; sys.excepthook = print; raise ValueError('mine')", "exception", "ValueError: mine"),
         ("raise KeyboardInterrupt", "signal", "SIGINT"),
         ("gpumon_agent.stop()", "stopped", ""),
     ],
@@ -144,4 +145,4 @@ model(torch.ones(2, 4))
 {ending}
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
-    return done.stdout
+    return done.stdout.splitlines(keepends=True)[-1]
