@@ -23,6 +23,7 @@ from gpumon.tui.feed import Choice, Feed, HostFeed, Pace, closing
 from gpumon.tui.ink import ASCII, NONE, UNICODE, Glyphs, Palette
 from gpumon.tui.screens.base import MonitorScreen
 from gpumon.tui.screens.choose import ChooseScreen
+from gpumon.tui.screens.estimate import EstimateScreen
 from gpumon.tui.screens.layers import LayersScreen
 from gpumon.tui.screens.log import LogScreen
 from gpumon.tui.screens.overview import OverviewScreen
@@ -67,6 +68,7 @@ class MonitorApp(App[int]):
         "overview": OverviewScreen,
         "ranks": RanksScreen,
         "layers": LayersScreen,
+        "estimate": EstimateScreen,
         "log": LogScreen,
     }
     DEFAULT_MODE = "overview"
@@ -80,6 +82,7 @@ class MonitorApp(App[int]):
         Binding("1", "mode('overview')", "Overview", id="app.overview", tooltip="The Overview screen"),
         Binding("2", "mode('ranks')", "Ranks", id="app.ranks", tooltip="The Ranks screen: all ranks in one table"),
         Binding("3", "mode('layers')", "Layers", id="app.layers", tooltip="The Layers screen: module by module"),
+        Binding("5", "mode('estimate')", "Estimate", id="app.estimate", tooltip="The Estimate screen: line by line"),
         Binding("7", "mode('log')", "Log", id="app.log", tooltip="The Log screen: notices, lost events, messages"),
         Binding("t", "theme", "Theme", id="app.theme", tooltip="Dark, light, or the terminal's own colours"),
         Binding("greater_than_sign", "speed(2)", "Speed", id="replay.faster", key_display="</>",

@@ -17,6 +17,9 @@ SPANS = (20, 50, 100, 200, 500, 1000, 2000)
 
 DEFAULT_SPAN = 200
 
+LOOK_BACK = 256
+"""Steps in which one with figures is looked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Said:
@@ -98,6 +101,15 @@ def newest_step(rank: RankFrame) -> int | None:
     if rank.steps:
         return rank.steps[-1].step
     return rank.heartbeat.step if rank.heartbeat else None
+
+
+def newest_read(rank: RankFrame, device: int) -> int:
+    """Index from the end of the newest step whose figures were read: the agent, to keep its budget, may skip some."""
+    for back in range(1, min(len(rank.steps), LOOK_BACK) + 1):
+        here = rank.steps[-back].on(device)
+        if here and all(p.allocated is not None for p in here):
+            return -back
+    return -1
 
 
 def ending(rank: RankFrame) -> str | None:

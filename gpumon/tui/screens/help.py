@@ -159,4 +159,4 @@ class ExplainScreen(_Popup):
 
     def page(self) -> Page:
         panel = self._panel
-        return ExplainPage(panel.NAME or "This panel", panel.sums(), panel.TERMS)
+        return ExplainPage(panel.NAME or "This panel", panel.sums(), panel.terms())

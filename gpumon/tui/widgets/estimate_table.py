@@ -4,74 +4,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpumon.analysis.history import StepPeaks, step_peaks
+from gpumon.analysis.comparison import Compared, Comparison, compare
 from gpumon.analysis.units import NOT_KNOWN, in_unit, unit_for
 from gpumon.tui.ink import Glyphs, line_role
 from gpumon.tui.spans import Line, Span, left, right
-from gpumon.tui.view import View
+from gpumon.tui.view import View, newest_read
 from gpumon.tui.widgets.panel import Panel
-from gpumon_agent import wire
-
-OFF_FRACTION = 0.02
-"""A difference above this share of the estimate (and above 1 MiB) is marked."""
-
-OFF_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One line of the table."""
-
-    line: str
-    estimate: int | None
-    measured: int | None
-    source: str
-
-    @property
-    def difference(self) -> int | None:
-        return None if self.estimate is None or self.measured is None else self.measured - self.estimate
-
-    @property
-    def off(self) -> bool:
-        d = self.difference
-        return d is not None and abs(d) > max(OFF_BYTES, OFF_FRACTION * (self.estimate or 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Comparisons:
     """What the table shows."""
 
-    rows: tuple[Comparison, ...]
+    rows: tuple[Compared, ...]
     waiting: bool
 
 
+def compared(view: View) -> Comparison | None:
+    """The newest step that was read beside its estimate."""
+    if view.device is None:
+        return None
+    rank = view.rank
+    record = rank.steps[newest_read(rank, view.device.device)] if rank and rank.steps else None
+    return compare(view.device, record)
+
+
 def comparisons(view: View) -> Comparisons:
-    """Owners are measured at the end of the step; activations and temporaries as the estimate defines them: what
-    forward or backward added to what stood as forward began, what the optimizer added to what stood at its end."""
-    report = view.device
-    if report is None or report.estimate is None:
+    """The lines that have an estimate, the peak last."""
+    found = compared(view)
+    if found is None:
         return Comparisons((), True)
-    estimate, sources = report.estimate, dict(report.estimate.sources)
-    newest = view.rank.steps[-1] if view.rank and view.rank.steps else None
-    added = _added(step_peaks(newest, report.device) if newest else None)
-    rows: list[Comparison] = []
-    for line, value in estimate.lines.known():
-        if line in ("allocated", "reserved", "total", "free") or sources.get(line) == "measured":
-            continue  # a figure that was read is no estimate
-        held = getattr(report.ledger, line) if report.ledger else None
-        rows.append(Comparison(line, value, added.get(line, held), sources.get(line, "")))
-    measured_peak = report.peak.allocated if report.peak else None
-    if estimate.peak is not None or measured_peak is not None:
-        rows.append(Comparison("peak", estimate.peak, measured_peak, sources.get("peak", "").replace(" and ", "+")))
-    return Comparisons(tuple(rows), False)
-
-
-def _added(peaks: StepPeaks | None) -> dict[str, int | None]:
-    if peaks is None:
-        return {"activations": None, "temporaries": None}
-    above = [p.peak - peaks.start for p in peaks.phases if p.phase not in (wire.OPTIMIZER, wire.BETWEEN)]
-    optimizer = next((p.peak - peaks.end for p in peaks.phases if p.phase == wire.OPTIMIZER), None)
-    return {"activations": max(above, default=None), "temporaries": optimizer}
+    rows = [row for row in (*found.owners, *found.added) if row.estimate]
+    return Comparisons((*rows, *([found.peak] if found.peak else ())), False)
 
 
 class EstimateTable(Panel):

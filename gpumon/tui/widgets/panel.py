@@ -48,6 +48,10 @@ class Panel(Widget, can_focus=True):
     def draw(self, slice_: Any, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         raise NotImplementedError
 
+    def terms(self) -> tuple[str, ...]:
+        """The words that explain what is shown now."""
+        return self.TERMS
+
     def sums(self) -> list[str]:
         """The formulas of the panel's figures with the figures put in, for its explanation."""
         return []

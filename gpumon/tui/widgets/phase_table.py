@@ -8,15 +8,12 @@ from gpumon.analysis.units import NOT_KNOWN, Unit, duration, in_unit, unit_for
 from gpumon.session.frame import RankFrame, StepRecord
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.spans import EMPTY, Line, Span, left, right
-from gpumon.tui.view import View
+from gpumon.tui.view import View, newest_read
 from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire
 
 LONG_STEP_NS = 500_000_000
 """A step slower than this is shown as it goes, phase by phase; a faster one when it closed."""
-
-LOOK_BACK = 256
-"""Steps in which one with figures is looked for."""
 
 _NOTES = (
     (wire.ABORTED, "aborted by an exception"),
@@ -79,7 +76,7 @@ def phases(view: View) -> Phases:
     rank, device = view.rank, view.index
     if rank is None or device is None:
         return Phases(None, False, (), None, None)
-    at = _newest_read(rank, device)
+    at = newest_read(rank, device)
     closed = rank.steps[at] if rank.steps else None
     before = rank.steps[at - 1] if len(rank.steps) > -at else None
     every = rank.heartbeat.sample_every if rank.heartbeat and at < -1 else 1
@@ -94,15 +91,6 @@ def phases(view: View) -> Phases:
         rows, step, running = new + rest, open_.step, True
     live, live_s = _live(rank, view.frame.unix_ns)
     return Phases(step, running, tuple(rows), live, live_s, every)
-
-
-def _newest_read(rank: RankFrame, device: int) -> int:
-    """Index from the end of the newest step whose figures were read: the agent, to keep its budget, may skip some."""
-    for back in range(1, min(len(rank.steps), LOOK_BACK) + 1):
-        here = rank.steps[-back].on(device)
-        if here and all(p.allocated is not None for p in here):
-            return -back
-    return -1
 
 
 def _past(row: Row) -> Row:

@@ -1,0 +1,182 @@
+"""A step beside its estimate: line by line, phase by phase, and what the difference means in words.
+
+Model. Owners are measured as the step ends. Activations and temporaries are measured as the estimate defines them: what
+forward or backward added to what stood as forward began, and what the optimizer added to what stands at its end. A line
+whose figure was read, not derived (`measured`), has no estimate; it is listed because the sum needs it.
+
+Cost: O(phases of one step).
+
+Known limitations. On steps whose owners were not read, the ledger carries them over from the newest that was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumon.analysis.history import StepPeaks, step_peaks
+from gpumon.analysis.lines import OWNERS, DeviceReport
+from gpumon.analysis.units import percent, size
+from gpumon.session.frame import StepRecord
+from gpumon_agent import wire
+
+OFF_FRACTION = 0.02
+"""A difference above this share of the estimate (and above `OFF_BYTES`) is worth a word."""
+
+OFF_BYTES = 1 << 20
+
+ADDED = ("activations", "temporaries")
+"""Lines that a step adds for a while; the others stand as it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One figure twice. `source`: of the estimate; "measured" where there is only the reading."""
+
+    line: str
+    estimate: int | None
+    measured: int | None
+    source: str
+
+    @property
+    def difference(self) -> int | None:
+        return None if self.estimate is None or self.measured is None else self.measured - self.estimate
+
+    @property
+    def off(self) -> bool:
+        d = self.difference
+        return d is not None and abs(d) > max(OFF_BYTES, OFF_FRACTION * (self.estimate or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A step beside its estimate. `phases` by their peaks, in the step's order."""
+
+    step: int | None
+    owners: tuple[Compared, ...]
+    allocated: Compared | None  # their sum, as the step ends
+    added: tuple[Compared, ...]
+    phases: tuple[Compared, ...]
+    peak: Compared | None
+    peak_phase: str | None
+    expected_in: str | None  # the phase in which the estimate has the peak
+
+
+def compare(report: DeviceReport, record: StepRecord | None) -> Comparison | None:
+    """`record`: the newest step whose figures were read. None where there is no estimate."""
+    estimate = report.estimate
+    if estimate is None:
+        return None
+    sources = dict(estimate.sources)
+    peaks = step_peaks(record, report.device) if record is not None else None
+    measured = report.ledger
+    owners: list[Compared] = []
+    for line in (*OWNERS, "unexplained", "unattributed", "rounding"):
+        if line in ADDED:
+            continue
+        expected, read = getattr(estimate.lines, line, None), getattr(measured, line) if measured else None
+        source = sources.get(line, "measured")
+        if source == "measured":
+            expected = None
+        if expected or read:
+            owners.append(Compared(line, expected, read, source))
+    allocated = None
+    if estimate.lines.allocated is not None or (measured is not None and measured.allocated is not None):
+        source = "exact+learnt" if estimate.phases else "exact+measured"
+        allocated = Compared("allocated", estimate.lines.allocated, measured.allocated if measured else None, source)
+    highest = report.peak.allocated if report.peak else None
+    peak = None
+    if estimate.peak is not None or highest is not None:
+        peak = Compared("peak", estimate.peak, highest, sources.get("peak", "").replace(" and ", "+"))
+    return Comparison(
+        step=record.step if record is not None else None,
+        owners=tuple(owners),
+        allocated=allocated,
+        added=_added(report, peaks, sources),
+        phases=_phases(report, peaks, sources),
+        peak=peak,
+        peak_phase=report.peak.phase if report.peak else None,
+        expected_in=estimate.peak_phase,
+    )
+
+
+def _added(report: DeviceReport, peaks: StepPeaks | None, sources: dict[str, str]) -> tuple[Compared, ...]:
+    lines = report.estimate.lines if report.estimate else None
+    above: int | None = None
+    brief: int | None = None
+    if peaks is not None:
+        above = max((p.peak - peaks.start for p in peaks.phases if p.phase not in (wire.OPTIMIZER, wire.BETWEEN)),
+                    default=None)  # fmt: skip
+        brief = next((p.peak - peaks.end for p in peaks.phases if p.phase == wire.OPTIMIZER), None)
+    found = (
+        Compared("activations", lines.activations if lines else None, above, sources.get("activations", "")),
+        Compared("temporaries", lines.temporaries if lines else None, brief, sources.get("temporaries", "")),
+    )
+    return tuple(row for row in found if row.estimate or row.measured)
+
+
+def _phases(report: DeviceReport, peaks: StepPeaks | None, sources: dict[str, str]) -> tuple[Compared, ...]:
+    expected = dict(report.estimate.phases) if report.estimate else {}
+    read = {p.phase: p.peak for p in peaks.phases} if peaks is not None else {}
+    order = [*read, *(name for name in expected if name not in read)]
+    return tuple(Compared(name, expected.get(name), read.get(name), _source(name, expected, sources)) for name in order)
+
+
+def _source(phase: str, expected: dict[str, int], sources: dict[str, str]) -> str:
+    if phase not in expected:
+        return "measured"
+    if phase != wire.OPTIMIZER:
+        return "exact+learnt"
+    brief = sources.get("temporaries", "exact")
+    return brief if brief == "exact" else f"exact+{brief}"
+
+
+def remarks(found: Comparison, report: DeviceReport) -> tuple[str, ...]:
+    """What the figures come to, a sentence each."""
+    said = [_on_the_peak(found), _on_the_rest(report), _beyond(report)]
+    return tuple(text for text in said if text)
+
+
+def _on_the_peak(found: Comparison) -> str:
+    peak = found.peak
+    if peak is None or peak.measured is None or found.peak_phase is None:
+        return ""
+    if peak.difference is None:
+        return f"The step peaks at {size(peak.measured)} in {found.peak_phase}; what it should be is not known yet."
+    if not peak.off:
+        return f"The step peaks where the estimate has it: {size(peak.measured)} in {found.peak_phase}."
+    way = "above" if peak.difference > 0 else "below"
+    text = f"The step peaks {size(abs(peak.difference))} {way} the estimate, in {found.peak_phase}"
+    if found.expected_in is not None and found.expected_in != found.peak_phase:
+        text += f" and not in {found.expected_in}"
+    parts = [row for row in (*found.owners, *found.added) if row.off]
+    if not parts:
+        return f"{text}; every line stands as it should at the step's end, so it came and went within the phase."
+    widest = sorted(parts, key=lambda row: -abs(row.difference or 0))[:3]
+    return f"{text}: " + ", ".join(f"{row.line} {size(row.difference, sign=True)}" for row in widest) + "."
+
+
+def _on_the_rest(report: DeviceReport) -> str:
+    lines = report.ledger
+    if lines is None or not lines.allocated:
+        return ""
+    if lines.unexplained is not None:
+        if not lines.unexplained:
+            return "Every byte that is allocated as the step ends has an owner."
+        share = percent(abs(lines.unexplained) / lines.allocated)
+        return f"{size(lines.unexplained)} of what is allocated as the step ends has no owner with a name ({share})."
+    if lines.unattributed:
+        return (
+            f"{size(lines.unattributed)} stand beside the owners; on a step that was not sampled nobody says what of "
+            "them is saved for backward and what is unexplained."
+        )
+    return ""
+
+
+def _beyond(report: DeviceReport) -> str:
+    lines = report.ledger
+    if lines is None or not lines.slack or lines.reserved is None:
+        return ""
+    text = f"The allocator keeps {size(lines.slack)} more than tensors hold (slack), for the next request"
+    if lines.context is not None:
+        text += f"; the driver counts {size(lines.context)} for the process beside it (context)"
+    return text + "."

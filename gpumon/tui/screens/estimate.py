@@ -1,0 +1,21 @@
+"""The estimate beside what was measured, line by line and phase by phase, and whether it fits."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+
+from gpumon.tui.screens.base import RankScreen
+from gpumon.tui.widgets.estimate_page import EstimatePage
+from gpumon.tui.widgets.header import Header
+from gpumon.tui.widgets.key_line import KeyLine
+
+
+class EstimateScreen(RankScreen):
+    """Estimate."""
+
+    AUTO_FOCUS = "#estimated"
+
+    def compose(self) -> ComposeResult:
+        yield Header(id="header")
+        yield EstimatePage(id="estimated")
+        yield KeyLine(id="keys")

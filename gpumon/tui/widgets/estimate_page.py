@@ -1,0 +1,265 @@
+"""Everything that was estimated beside what was measured: owners, what a step adds, the peak of every phase, and words.
+
+One line is chosen; `e` explains it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+
+from gpumon.analysis.comparison import Compared, Comparison, remarks
+from gpumon.analysis.lines import Forecast
+from gpumon.analysis.units import NOT_KNOWN, Unit, exact, in_unit, percent, size, unit_for
+from gpumon.analysis.verdict import Verdict, verdict
+from gpumon.tui.ink import Glyphs, line_role
+from gpumon.tui.spans import EMPTY, Line, Span, fit, left, right, width, words
+from gpumon.tui.view import View, device_name, device_of
+from gpumon.tui.widgets.device_bar import LABELS
+from gpumon.tui.widgets.estimate_table import compared
+from gpumon.tui.widgets.panel import Panel
+
+SOURCES = {
+    "exact": "in closed form, from the model's and the optimizer's description",
+    "learnt": "from the first iterations",
+    "measured": "read, not derived",
+    "bound": "an upper bound in closed form",
+}
+_ROLE = {"fits": "good", "tight": "warn", "oom-ahead": "bad"}
+_WORD = {"fits": "fits", "tight": "tight", "oom-ahead": "OOM ahead"}
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """What the page shows."""
+
+    found: Comparison | None
+    remarks: tuple[str, ...]
+    forecast: Forecast | None
+    capacity: int | None
+    word: Verdict | None
+    device: str
+    why_not: str
+
+
+def estimated(view: View) -> Estimated:
+    device = view.device
+    found = compared(view)
+    if device is None or found is None:
+        return Estimated(None, (), None, None, None, "", _why_not(view))
+    word = verdict(device.forecast, device.capacity) if device.forecast else None
+    name = device_name(device_of(view))
+    return Estimated(found, remarks(found, device), device.forecast, device.capacity, word, name, "")
+
+
+def _why_not(view: View) -> str:
+    if view.rank is None or not view.rank.models:
+        return "known once a model is described"
+    if any(len(record.model.devices) > 1 for record in view.rank.models):
+        return "no estimate: a model is spread over several devices, and described as a whole"
+    return "known once the model is described and a step has closed"
+
+
+class EstimatePage(Panel):
+    """The table with a chosen line."""
+
+    NAME = "Estimate"
+    CALM = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "Up", show=False, id="estimate.up", tooltip="The line above"),
+        Binding("down,j", "move(1)", "Down", show=False, id="estimate.down", tooltip="The line below"),
+        Binding("home,g", "move(-1000)", "First", show=False, id="estimate.first", tooltip="The first line"),
+        Binding("end,G", "move(1000)", "Last", show=False, id="estimate.last", tooltip="The last line"),
+        Binding("enter", "screen.explain", "Explain", show=False, id="estimate.explain", tooltip="Like e"),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._at = 0
+        self._top = 0
+
+    def pick(self, view: View) -> Estimated:
+        return estimated(view)
+
+    @property
+    def rows(self) -> list[Compared]:
+        slice_: Estimated | None = self._slice
+        return rows_of(slice_.found) if slice_ is not None and slice_.found is not None else []
+
+    def terms(self) -> tuple[str, ...]:
+        found: Comparison | None = self._slice.found if self._slice is not None else None
+        rows = self.rows
+        line = rows[self._at].line if self._at < len(rows) else ""
+        phase = found is not None and self._at >= len(rows) - len(found.phases)
+        own = ("phase", "peak") if phase else (LABELS.get(line, line),)
+        return (*own, "estimate", "measured", "difference", "source", "fits · tight · OOM ahead")
+
+    def sums(self) -> list[str]:
+        rows = self.rows
+        return explanation(rows[self._at]) if self._at < len(rows) else []
+
+    def draw(self, slice_: Estimated, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+        self._at = max(0, min(self._at, len(self.rows) - 1))
+        page, chosen = page_lines(slice_, self._at, width, glyphs)
+        if len(page) <= height:
+            return page
+        # what follows the table counts too: at its last line the page's end is shown
+        aim = len(page) - 1 if self._at == len(self.rows) - 1 else chosen
+        self._top = min(self._top, max(0, chosen - 2))
+        self._top = max(self._top, min(aim, chosen + height - 3) - height + 1)
+        return page[self._top : self._top + height]
+
+    def action_move(self, by: int) -> None:
+        self._at = max(0, min(self._at + by, len(self.rows) - 1))
+        self._redraw()
+
+
+def rows_of(found: Comparison) -> list[Compared]:
+    """The lines that can be chosen, from top to bottom."""
+    return [*found.owners, *([found.allocated] if found.allocated else []), *found.added, *found.phases]
+
+
+def page_lines(e: Estimated, chosen: int, room: int, glyphs: Glyphs) -> tuple[list[Line], int]:
+    """All lines, and which of them has the chosen row."""
+    found = e.found
+    if found is None:
+        return [((" Estimate", "title"),), ((f"   {e.why_not}", "dim"),)], 0
+    lines: list[Line] = [_title(e, found, room), *_verdict(e, room, glyphs), EMPTY]
+    unit = unit_for(*(v for row in rows_of(found) for v in (row.estimate, row.measured)))
+    largest = max((v or 0 for row in rows_of(found) for v in (row.estimate, row.measured)), default=0)
+    at = 0
+    where = 0
+    sections = (
+        (f"As a step ends, {unit.name}", (*found.owners, *((found.allocated,) if found.allocated else ()))),
+        ("What a step adds", found.added),
+        ("Peak of each phase", found.phases),
+    )
+    for name, rows in sections:
+        if not rows:
+            continue
+        heads = ("estimate", "measured", "difference") if name is sections[0][0] else ("", "", "")
+        lines.append(_heads(name, heads, room))
+        for row in rows:
+            if at == chosen:
+                where = len(lines)
+            phase = rows is found.phases
+            line = _row(row, unit, at == chosen, phase, phase and row.line == found.peak_phase, room, glyphs)
+            lines.append((*line, *_bar(row, phase, largest, room - width(line), room, glyphs)))
+            at += 1
+        lines.append(EMPTY)
+    for text in e.remarks:
+        lines += [((" ", ""), *row) for row in words(text, "text", room - 2)]
+    told = " · ".join(f"{source}: {what}" for source, what in SOURCES.items() if _used(source, found))
+    lines += [EMPTY, *(((" ", ""), *row) for row in words(told, "dim", room - 2))]
+    return lines, where
+
+
+def _used(source: str, found: Comparison) -> bool:
+    return any(source in row.source.split("+") for row in rows_of(found))
+
+
+def _title(e: Estimated, found: Comparison, room: int) -> Line:
+    line: list[Span] = [(" Estimate vs measured", "title")]
+    if found.step is not None:
+        line.append((f"  step {found.step:,}", "dim"))
+    return fit([*line, (f" on {e.device}", "dim")], room)
+
+
+def _verdict(e: Estimated, room: int, glyphs: Glyphs) -> list[Line]:
+    f = e.forecast
+    if f is None:
+        return [((" the next iteration: known after the first steps", "dim"),)]
+    dash = "–" if glyphs.braille else "-"
+    unit = unit_for(f.high)
+    span = f"{in_unit(f.low, unit)}{dash}{in_unit(f.high, unit)}"
+    line: list[Span] = []
+    if e.word:
+        mark = glyphs.fits if e.word == "fits" else glyphs.warning
+        line.append((f" {mark} {_WORD[e.word]}  ", _ROLE[e.word]))
+    line.append((f"the next iteration peaks at {in_unit(f.next_peak, unit)} {unit.name} ({span}) in {f.phase}", "text"))
+    second: list[Span] = []
+    if e.capacity is not None and f.headroom is not None:
+        second.append((f" {size(f.headroom)} of {size(e.capacity)} stay above it", "text"))
+        if f.max_batch_factor is not None:
+            times = "×" if glyphs.braille else "x"
+            second.append((f" · the batch can grow to {times}{f.max_batch_factor:.1f}", "dim"))
+        if f.p_oom is not None and f.p_oom >= 0.005:
+            second.append((f" · an allocation fails with {percent(f.p_oom)} probability", "bad"))
+    elif e.capacity is None:
+        second.append((" the device's total is not known, so nobody can say whether it fits", "dim"))
+    return [fit(line, room), *([fit(second, room)] if second else [])]
+
+
+_NAME, _NUMBER, _NUMBER_SMALL = 20, 12, 9
+
+
+def _numbers(room: int) -> tuple[int, int, bool]:
+    """Cells of a number, how many numbers, whether the source has room."""
+    number = _NUMBER if room >= 78 else _NUMBER_SMALL
+    fits = max(1, min(3, (room - _NAME) // number))
+    return number, fits, room - _NAME - fits * number >= 14
+
+
+def _heads(name: str, heads: tuple[str, str, str], room: int) -> Line:
+    number, fits, source = _numbers(room)
+    short = tuple("diff" if head == "difference" and number < 11 else head for head in heads)
+    line: list[Span] = [(left(f" {name}", _NAME), "strong")]
+    line += [(right(head, number), "dim") for head in short[3 - fits :]]
+    if source and heads[0]:
+        line.append(("   source", "dim"))
+    return fit(line, room)
+
+
+def _row(row: Compared, unit: Unit, here: bool, phase: bool, top: bool, room: int, glyphs: Glyphs) -> Line:
+    number, fits, source = _numbers(room)
+    glyph = " " if phase else glyphs.lines.get(row.line, " ") if row.line != "allocated" else " "
+    strong = top or row.line == "allocated"
+    role = "cursor" if here else "strong" if strong else "text"
+    name = left(row.line if phase else LABELS.get(row.line, row.line), _NAME - 6)
+    line: list[Span] = [(f" {glyphs.now if here else ' '} ", "key"), (f"{glyph} ", line_role(row.line)), (name, role)]
+    line.append((" ", ""))
+    figures = (
+        (in_unit(row.estimate, unit), "text"),
+        (in_unit(row.measured, unit), "strong" if strong else "text"),
+        (in_unit(row.difference, unit, sign=True), "warn" if row.off else "dim"),
+    )
+    none = "–" if glyphs.braille else "-"
+    for text, said in figures[3 - fits :]:
+        line.append((right(none, number), "dim") if text == NOT_KNOWN else (right(text, number), said))
+    if source:
+        line.append((f"   {row.source}", "dim"))
+        if top:
+            line.append((" · peak" if glyphs.braille else ", peak", "strong"))
+    return fit(line, room)
+
+
+_SOURCE = 25
+"""Cells of the source, before a bar."""
+
+
+def _bar(row: Compared, phase: bool, largest: int, left_over: int, room: int, glyphs: Glyphs) -> Line:
+    """What both have, then what is measured beyond the estimate, or estimated and not there."""
+    number, fits, _ = _numbers(room)
+    start = _NAME + fits * number + _SOURCE
+    cells = min(40, room - start - 1)
+    if cells < 12 or largest <= 0 or row.measured is None:
+        return EMPTY
+    expected = row.measured if row.estimate is None else row.estimate
+    both, more, less = ("━", "╍", "┄") if glyphs.braille else ("=", "+", ".")
+    inner, outer = sorted((round(row.measured * cells / largest), round(expected * cells / largest)))
+    role = "line:allocated" if phase or row.line == "allocated" else line_role(row.line)
+    beyond = (more, "warn") if row.measured > expected else (less, "dim")
+    return ((" " * (start - (room - left_over)), ""), (both * inner, role), (beyond[0] * (outer - inner), beyond[1]))
+
+
+def explanation(row: Compared) -> list[str]:
+    """The chosen line to the byte, and where its estimate comes from."""
+    name = LABELS.get(row.line, row.line)
+    said = [f"{name}: estimate {exact(row.estimate)}, measured {exact(row.measured)}"]
+    if row.difference is not None:
+        share = percent(abs(row.difference) / row.estimate) if row.difference and row.estimate else ""
+        sign = "+" if row.difference > 0 else "−" if row.difference < 0 else ""
+        said.append(f"difference {sign}{abs(row.difference):,} B" + (f" ({share} of the estimate)" if share else ""))
+    return said + [f"{source}: {SOURCES[source]}" for source in row.source.split("+") if source in SOURCES]
