@@ -91,6 +91,7 @@ class Tape:
     inputs: list[Value] = field(default_factory=list)
     held: list[Value] = field(default_factory=list)  # what the outputs keep alive until they are dropped
     kept_keys: list[Value] = field(default_factory=list)  # keys and values among them
+    has_tokens: bool = True  # the sequence is the user's to choose
     tables: list[str] = field(default_factory=list)  # parameters that are only looked up in: embeddings of their own
     _nothing: ClassVar[Value] = Value(0, 0, FLOAT, needs_grad=False)
     _casts: dict[str, Value] = field(default_factory=dict)

@@ -102,6 +102,17 @@ def describe(config: Config, width: int = 4) -> Model:
     return model_of(config, tape)
 
 
+def longest(config: Config) -> int | None:
+    """Tokens the model can be given; None where its positions do not end, or are an image's."""
+    if config.model_type in ("t5", "vit"):
+        return None
+    return config.size("max_position_embeddings", "n_positions", default=_LONGEST.get(config.model_type, 512))
+
+
+_LONGEST = {"gpt2": 1024, "gpt_neox": 2048, "opt": 2048, "llama": 2048, "mistral": 131072, "qwen2": 32768,
+            "qwen3": 32768, "gemma": 8192}  # fmt: skip
+
+
 def model_of(config: Config, tape: Tape) -> Model:
     """The tensors a tape declared."""
     return Model(config.name, tuple(tape.parameters.values()), tuple(tape.buffers.values()))

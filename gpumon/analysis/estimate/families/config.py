@@ -32,6 +32,10 @@ class Config:
     def name(self) -> str:
         return self.architecture or self.model_type
 
+    def having(self, **changes: Any) -> Config:
+        """The same with some values changed."""
+        return Config({**self.content, **changes}, self.where)
+
     def get(self, *names: str, default: Any = None) -> Any:
         """The first of `names` that is there and not null."""
         for name in names:

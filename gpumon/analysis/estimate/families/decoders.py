@@ -177,6 +177,8 @@ def _head(config: Config, tape: Tape, x: Value, word: str, name: str, score: str
     if config.is_for("CausalLM", "LMHead"):
         is_tied = bool(config.get("tie_word_embeddings", default=tied))
         vocabulary = tape.parameters[f"{word}.weight"].shape[0]
+        if tape.cache and not tape.training:  # generate() asks for the last token's logits only
+            x = tape.copy(tape.pick(x, tape.batch))
         logits = tape.linear(x, name, vocabulary, bias=False, tied=f"{word}.weight" if is_tied else None)
         tape.held.append(logits)
         if tape.training:

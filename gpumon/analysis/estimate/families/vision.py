@@ -20,7 +20,7 @@ def vit(config: Config, tape: Tape) -> None:
     root = "" if config.architecture.endswith("Model") else "vit."
     patches = (side // patch) ** 2
     tokens = patches + 1
-    tape.sequence = tokens
+    tape.sequence, tape.has_tokens = tokens, False
     pixels = tape.given(tape.batch, channels * side * side, tape.numbers.weights)
     start = tape.parameter(f"{root}embeddings.cls_token", 1, 1, hidden)
     places = tape.parameter(f"{root}embeddings.position_embeddings", 1, tokens, hidden)

@@ -1,0 +1,235 @@
+"""What a run will need: the peak and its phase, bytes by line, what fits on a device, and what each remedy would save.
+
+Model. A `Subject` gives tensors, and a forward pass where it knows one, for any workload; `estimate.replay` plays them.
+The needed memory is the allocator's reserved bytes at their highest plus the context. Whether a workload fits is tried,
+on a simulated allocator with the device's room: it gives cached segments back before it fails, as PyTorch's does.
+
+Source. estimate.replay and estimate.tape; the rule of thumb is the one that is passed around: 4 bytes × 4 copies
+(weights, gradients, two moments) a parameter, activations, and 2 GB for the rest.
+Cost. One replay for the estimate, about ten for each limit, one for each remedy: 2 s for a transformer of 24 layers.
+
+Known limitations. cuBLAS workspaces and memory inside kernels are left out; the context is assumed, unless measured.
+A remedy is computed alone, not with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from gpumon.analysis.estimate.memory import Memory, PhaseBytes
+from gpumon.analysis.estimate.model import Model
+from gpumon.analysis.estimate.replay import Replay
+from gpumon.analysis.estimate.simulator import Allocator, OutOfMemory
+from gpumon.analysis.estimate.tape import Tape
+from gpumon.analysis.estimate.workload import EIGHT_BIT, FUSED, NONE, PRECISIONS, Optimizer, Workload
+from gpumon_agent import wire
+
+LARGEST_BATCH = 1 << 20
+LONGEST = 1 << 20
+
+
+class Subject(Protocol):
+    """What an estimate is made of."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens the model can be given at most; None where it does not say, or has no tokens."""
+
+    def prepare(self, work: Workload) -> tuple[Model, Tape | None]:
+        """The tensors in this workload's numbers, and the forward pass where it is known."""
+
+    def variants(self) -> Iterator[tuple[str, str, Subject]]:
+        """(code, what was changed, the subject so changed) of changes to the model itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device by name: bytes in all, and what a process costs beside its allocator."""
+
+    name: str
+    total: int
+    context: int
+
+    @property
+    def room(self) -> int:
+        return self.total - self.context
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The estimate of one workload. `phases` are those of every iteration played; `peak` is of allocated bytes."""
+
+    model: Model
+    work: Workload
+    phases: tuple[PhaseBytes, ...]
+    sources: tuple[tuple[str, str], ...]
+    kv_cache: int = 0
+    activations_known: bool = True
+    has_tokens: bool = True
+
+    @property
+    def highest(self) -> PhaseBytes:
+        return max(self.phases, key=lambda phase: phase.peak)
+
+    @property
+    def peak(self) -> int:
+        return self.highest.peak
+
+    @property
+    def reserved(self) -> int:
+        return max(phase.reserved for phase in self.phases)
+
+    @property
+    def steady(self) -> tuple[PhaseBytes, ...]:
+        """The load, and the phases of the last iteration: what every later one looks like."""
+        last = self.phases[-1].iteration
+        return tuple(phase for phase in self.phases if phase.iteration in (0, last) and phase.phase != wire.BETWEEN)
+
+    def phase(self, name: str, iteration: int | None = None) -> PhaseBytes | None:
+        wanted = self.phases[-1].iteration if iteration is None and name != wire.LOAD else iteration or 0
+        return next((p for p in self.phases if p.phase == name and p.iteration == wanted), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One change and what the peak would be with it. `saves` is below 0 where it costs."""
+
+    code: str
+    title: str
+    peak: int
+    saves: int
+    fits: bool | None  # None without a device
+
+
+@dataclass(frozen=True, slots=True)
+class Thumb:
+    """The rule of thumb: its sum, and by how much of the computed need it is off (0.1: a tenth too much)."""
+
+    total: int
+    parameters: int
+    activations: int
+    rest: int
+    off: float
+
+
+def expect(subject: Subject, work: Workload, room: int | None = None) -> Expected:
+    """Plays it. Raises simulator.OutOfMemory if `room` is given and does not do."""
+    model, tape = subject.prepare(work)
+    memory = Memory(Allocator(room))
+    phases = Replay(model, work, tape, memory).run()
+    kept = sum(value.bytes for value in tape.kept_keys) if tape is not None and work.inference else 0
+    return Expected(
+        model, work, tuple(phases), _sources(work, tape), kept, tape is not None, bool(tape and tape.has_tokens)
+    )
+
+
+def _sources(work: Workload, tape: Tape | None) -> tuple[tuple[str, str], ...]:
+    exact = ["weights", "buffers", "gradients", "inputs"]
+    found = dict.fromkeys(exact, "exact")
+    found["optimizer"] = "exact" if work.optimizer.name not in EIGHT_BIT else "closed form"
+    found["buckets"] = "assumed" if work.zero == 3 else "exact"
+    found["temporaries"] = "closed form"
+    if tape is not None:
+        found["activations"] = "closed form"
+    found["rounding"] = found["reserved"] = "simulated"
+    found["context"] = "assumed"
+    return tuple(found.items())
+
+
+def fits(subject: Subject, work: Workload, device: Device) -> bool:
+    """Whether two iterations run on the device."""
+    try:
+        expect(subject, work, device.room)
+    except OutOfMemory:
+        return False
+    return True
+
+
+def largest_batch(subject: Subject, work: Workload, device: Device) -> int:
+    """Samples of one forward that still fit; 0: not even one."""
+    return _largest(lambda batch: fits(subject, replace(work, batch=batch), device), work.batch, LARGEST_BATCH)
+
+
+def longest_sequence(subject: Subject, work: Workload, device: Device) -> int:
+    """Tokens that still fit, at most what the model can be given; 0: not even one."""
+    most = subject.longest or LONGEST
+    return _largest(lambda length: fits(subject, replace(work, sequence=length), device), work.sequence, most)
+
+
+def _largest(good: Callable[[int], bool], start: int, most: int) -> int:
+    """The largest number for which `good` holds, if it holds for all below; by doubling, then halving."""
+    low, high = 0, max(1, min(start, most))
+    while good(high):
+        low = high
+        if high == most:
+            return most
+        high = min(2 * high, most)
+    while high - low > max(1, low // 256):  # within 0.4 %
+        middle = (low + high) // 2
+        if good(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def rule_of_thumb(subject: Subject, expected: Expected) -> Thumb | None:
+    """None where no forward is known: the rule needs the activations of one sample."""
+    work = expected.work
+    if work.inference or not expected.activations_known:
+        return None
+    one = expect(subject, replace(work, batch=1, accumulation=1))
+    each = max((phase.at_peak.activations or 0) for phase in one.phases)
+    parameters, rest = 16 * expected.model.count, 2 * 10**9
+    total = parameters + each * work.batch + rest
+    needed = expected.reserved
+    return Thumb(total, parameters, each * work.batch, rest, total / needed - 1)
+
+
+def remedies(subject: Subject, expected: Expected, device: Device | None = None) -> list[Remedy]:
+    """Every change that is not made yet, the one that saves most first."""
+    found = []
+    for code, title, other, work in _changes(subject, expected):
+        changed = expect(other, work)
+        possible = None if device is None else fits(other, work, device)
+        found.append(Remedy(code, title, changed.peak, expected.peak - changed.peak, possible))
+    return sorted(found, key=lambda remedy: -remedy.saves)
+
+
+def _changes(subject: Subject, expected: Expected) -> Iterator[tuple[str, str, Subject, Workload]]:
+    work = expected.work
+    tape = subject.prepare(replace(work, batch=1))[1]
+    if not work.inference:
+        if tape is not None and not work.checkpointing:
+            yield "checkpointing", "activation checkpointing of every layer", subject, replace(work, checkpointing=True)
+        if tape is not None and work.precision.name == "fp32":
+            yield "autocast", "bf16 autocast", subject, replace(work, precision=PRECISIONS["bf16-autocast"])
+        if work.optimizer.form == "foreach":
+            form = "fused" if work.optimizer.name in FUSED else "loop"
+            better = replace(work.optimizer, form=form)
+            yield form, f"{work.optimizer.name}:{form} instead of foreach", subject, replace(work, optimizer=better)
+        if work.optimizer.name in ("adam", "adamw") and not work.precision.master:
+            small = Optimizer.parse(f"{work.optimizer.name}8bit")
+            yield "8-bit", f"{small.name} (bitsandbytes)", subject, replace(work, optimizer=small)
+        if tape is not None and work.batch > 1:
+            title = f"accumulation, {work.batch} × batch 1"
+            yield "accumulation", title, subject, replace(work, batch=1, accumulation=work.batch * work.accumulation)
+        if work.world_size > 1 and not work.zero and not work.bucket_views:
+            yield "bucket-views", "gradient_as_bucket_view=True", subject, replace(work, bucket_views=True)
+        if not work.set_to_none:
+            yield "set-to-none", "zero_grad(set_to_none=True)", subject, replace(work, set_to_none=True)
+        ranks = work.world_size if work.world_size > 1 else 8
+        for stage in range(work.zero + 1, 4) if work.optimizer.name != NONE else ():
+            name = f"ZeRO {stage} over {ranks} ranks" if stage < 3 else f"FSDP (ZeRO 3) over {ranks} ranks"
+            yield f"zero-{stage}", name, subject, replace(work, world_size=ranks, zero=stage)
+    elif work.precision.name == "fp32":
+        yield "bf16", "weights in bf16", subject, replace(work, precision=PRECISIONS["bf16"])
+    if tape is not None and tape.tables and not work.embedding_on_cpu:
+        yield "embedding-on-cpu", "the embedding on the CPU", subject, replace(work, embedding_on_cpu=True)
+    for code, title, other in subject.variants():
+        yield code, title, other, work

@@ -1,0 +1,66 @@
+"""Everything `gpumon estimate` states about one workload, put together: floor, phases, limits, remedies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gpumon.analysis.estimate import plan
+from gpumon.analysis.estimate.plan import Device, Expected, Remedy, Subject, Thumb
+from gpumon.analysis.estimate.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What still fits on a device."""
+
+    fits: bool
+    floor_fits: bool
+    batch: int | None  # None: no forward is known, so the batch does not count
+    sequence: int | None  # None: no tokens
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateReport:
+    """`floor`: batch 1 and the shortest sequence. `context` is None without a device."""
+
+    subject: Subject
+    expected: Expected
+    floor: Expected
+    thumb: Thumb | None
+    remedies: tuple[Remedy, ...]
+    device: Device | None
+    limits: Limits | None
+
+    @property
+    def context(self) -> int:
+        return self.device.context if self.device is not None else 0
+
+    @property
+    def needed(self) -> int:
+        """Reserved at its highest and the context."""
+        return self.expected.reserved + self.context
+
+
+def make(subject: Subject, work: Workload, device: Device | None, *, brief: bool = False) -> EstimateReport:
+    """`brief` leaves limits and remedies out."""
+    expected = plan.expect(subject, work)
+    least = replace(work, batch=1, accumulation=1, sequence=1 if expected.has_tokens else work.sequence)
+    floor = plan.expect(subject, least)
+    thumb = plan.rule_of_thumb(subject, expected)
+    limits = None
+    if device is not None and not brief:
+        limits = _limits(subject, work, device, least, expected)
+    remedies = () if brief else tuple(plan.remedies(subject, expected, device))
+    return EstimateReport(subject, expected, floor, thumb, remedies, device, limits)
+
+
+def _limits(subject: Subject, work: Workload, device: Device, least: Workload, expected: Expected) -> Limits:
+    if not plan.fits(subject, least, device):
+        return Limits(fits=False, floor_fits=False, batch=0, sequence=0)
+    has_tokens = expected.has_tokens and not work.kv_cache
+    return Limits(
+        fits=plan.fits(subject, work, device),
+        floor_fits=True,
+        batch=plan.largest_batch(subject, work, device) if expected.activations_known else None,
+        sequence=plan.longest_sequence(subject, work, device) if has_tokens else None,
+    )

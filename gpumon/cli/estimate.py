@@ -1,0 +1,260 @@
+"""`gpumon estimate`: what a run will need, before there is a GPU to run it on."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from gpumon.analysis.estimate.model import Model
+    from gpumon.analysis.estimate.plan import Device, Subject
+    from gpumon.analysis.estimate.workload import Optimizer, Precision, Workload
+
+
+def _read_optimizer(_: click.Context, __: click.Parameter, value: str | None) -> Optimizer | None:
+    from gpumon.analysis.estimate.workload import Optimizer, Unknown
+
+    try:
+        return None if value is None else Optimizer.parse(value)
+    except Unknown as reason:
+        raise click.BadParameter(str(reason)) from None
+
+
+def _read_precision(_: click.Context, __: click.Parameter, value: str | None) -> Precision | None:
+    from gpumon.analysis.estimate.workload import PRECISIONS
+
+    if value is not None and value not in PRECISIONS:
+        raise click.BadParameter(f"{value!r} is no precision: choose from {', '.join(PRECISIONS)}")
+    return None if value is None else PRECISIONS[value]
+
+
+def _read_device(_: click.Context, __: click.Parameter, value: str | None) -> Device | None:
+    """A profile of the virtual GPU, or a size."""
+    from gpumon.analysis.estimate.plan import Device
+    from gpumon.virtual_gpu import profiles
+
+    if value is None:
+        return None
+    try:
+        profile = profiles.find(value)
+    except ValueError as reason:
+        raise click.BadParameter(str(reason)) from None
+    if profile.capacity_bytes <= profile.context_bytes:
+        raise click.BadParameter(f"{value!r} is smaller than what a process costs beside its tensors")
+    return Device(value, profile.capacity_bytes, profile.context_bytes)
+
+
+def _read_stages(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """ "2", "0..3" or "0,2"."""
+    if value is None:
+        return None
+    if match := re.fullmatch(r"([0-3])\.\.([0-3])", value):
+        stages = tuple(range(int(match[1]), int(match[2]) + 1))
+    elif re.fullmatch(r"[0-3](,[0-3])*", value):
+        stages = tuple(sorted({int(stage) for stage in value.split(",")}))
+    else:
+        stages = ()
+    if not stages:
+        raise click.BadParameter(f"{value!r} is no stage of ZeRO: write 0, 1, 2, 3 or 0..3")
+    return stages
+
+
+@click.command("estimate")
+@click.option("--config", type=click.Path(path_type=Path), metavar="CONFIG.JSON", help="A Hugging Face configuration.")
+@click.option("--model", metavar="PKG.MODULE:FACTORY", help="Your code: a function that returns the module.")
+@click.option(
+    "--input", "batch_factory", metavar="PKG.MODULE:FACTORY", help="With --model: (batch) → what it is given."
+)
+@click.option("--loss", metavar="PKG.MODULE:FUNCTION", help="With --model: the loss of the output [its .loss, or sum].")
+@click.option("--parameters", metavar="COUNT|SHAPES.JSON", help="A number of parameters, or {name: shape}.")
+@click.option("--compare", nargs=2, type=click.Path(path_type=Path), metavar="A B", help="Two configs, layer by layer.")
+@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Samples of one forward.")
+@click.option("--sequence", type=click.IntRange(min=1), help="Tokens a sample [what the model can be given, ≤ 512].")
+@click.option(
+    "--optimizer",
+    callback=_read_optimizer,
+    metavar="NAME[:fused]",
+    help="Torch's names in lower case, adamw8bit, none [adamw].",
+)
+@click.option(
+    "--precision", callback=_read_precision, metavar="NAME", help="fp32, bf16-autocast, bf16, bf16-master, … [fp32]."
+)
+@click.option(
+    "--device", callback=_read_device, metavar="NAME|SIZE", help="What it is to fit: a100-40, t4, …, or a size."
+)
+@click.option("--world-size", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks.")
+@click.option(
+    "--zero", callback=_read_stages, metavar="STAGE", help="Stage of ZeRO; 3 is FSDP; 0..3 shows all [0: DDP]."
+)
+@click.option("--accumulation", type=click.IntRange(min=1), default=1, show_default=True, help="Forwards a step.")
+@click.option("--checkpointing", is_flag=True, help="Activations are recomputed, layer by layer.")
+@click.option("--attention", type=click.Choice(["sdpa", "eager"]), default="sdpa", show_default=True)
+@click.option("--bucket-views", is_flag=True, help="DDP's gradient_as_bucket_view=True.")
+@click.option("--keep-gradients", is_flag=True, help="zero_grad(set_to_none=False).")
+@click.option("--inference", is_flag=True, help="No gradients, no optimizer.")
+@click.option("--kv-cache", type=click.IntRange(min=1), help="With --inference: tokens generated for, keys kept.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def command(
+    config: Path | None,
+    model: str | None,
+    batch_factory: str | None,
+    loss: str | None,
+    parameters: str | None,
+    compare: tuple[Path, Path] | None,
+    zero: tuple[int, ...] | None,
+    device: Device | None,
+    as_json: bool,
+    **how: Any,
+) -> None:
+    """Say what a run will need: does it fit, where does it peak, and what would help?
+
+    \b
+    gpumon estimate --config config.json --batch 8 --sequence 512 --device a100-40
+    gpumon estimate --model train:make_model --input train:make_batch --batch 8
+    gpumon estimate --parameters 7500000000 --world-size 64 --zero 0..3
+
+    Nothing is allocated and no GPU is needed. Only --model runs code of yours.
+    """
+    from gpumon.analysis.estimate.model import NotAModel
+
+    if sum(map(bool, (config, model, parameters, compare))) != 1:
+        raise click.UsageError("say what to estimate: one of --config, --model, --parameters or --compare")
+    if not model and (batch_factory or loss):
+        raise click.UsageError("--input and --loss go with --model")
+    try:
+        if compare:
+            _compare(*compare, as_json)
+        elif parameters and parameters.replace("_", "").isdigit():
+            _count(int(parameters), zero, device, as_json, how)
+        else:
+            subject = _subject(config, model, batch_factory, loss, parameters)
+            _estimate(subject, _workloads(subject, zero, how), device, as_json)
+    except NotAModel as reason:
+        raise click.ClickException(str(reason)) from None
+
+
+def _subject(
+    config: Path | None, model: str | None, batch_factory: str | None, loss: str | None, parameters: str | None
+) -> Subject:
+    from gpumon.analysis.estimate import families
+    from gpumon.analysis.estimate.subjects import FromConfig, FromTensors
+
+    if config is not None:
+        return FromConfig(families.load(config))
+    if parameters is not None:
+        return FromTensors(_shapes(Path(parameters)))
+    from gpumon.cli.user_code import module_subject
+
+    return module_subject(model or "", batch_factory, loss)
+
+
+def _shapes(path: Path) -> Model:
+    from gpumon.analysis.estimate.model import NotAModel, from_shapes
+
+    try:
+        content = json.loads(path.read_text())
+    except OSError as reason:
+        why = reason.strerror or str(reason)
+        raise NotAModel(f"{path} cannot be read ({why}): write a number of parameters, or a file with shapes") from None
+    except ValueError as reason:
+        raise NotAModel(f"{path} is not JSON: {reason}") from None
+    if not isinstance(content, dict):
+        raise NotAModel(f"{path} holds no object: parameters are written as {{name: [rows, columns]}}")
+    return from_shapes(content, path.name)
+
+
+def _workloads(subject: Subject | None, zero: tuple[int, ...] | None, how: Any) -> list[Workload]:
+    """One workload a stage. Raises UsageError for settings that contradict each other."""
+    from gpumon.analysis.estimate.workload import NONE, PRECISIONS, Optimizer, Workload
+
+    inference, optimizer = how["inference"], how["optimizer"]
+    if optimizer is None:
+        optimizer = Optimizer.parse(NONE if inference else "adamw")
+    if inference and optimizer.name != NONE:
+        raise click.UsageError("--inference has no optimizer: leave --optimizer out, or write --optimizer none")
+    if how["kv_cache"] and not inference:
+        raise click.UsageError("--kv-cache goes with --inference")
+    longest = subject.longest if subject is not None else None
+    sequence = how["sequence"] or min(longest or 512, 512)
+    wanted = how["kv_cache"] or sequence
+    if longest is not None and wanted > longest:
+        raise click.UsageError(f"{wanted} tokens are more than the {longest} this model can be given")
+    stages = zero or (0,)
+    if max(stages) and how["world_size"] == 1:
+        raise click.UsageError("--zero shares a model among ranks: say how many with --world-size")
+    work = Workload(
+        batch=how["batch"],
+        sequence=sequence,
+        precision=how["precision"] or PRECISIONS["fp32"],
+        optimizer=optimizer,
+        world_size=how["world_size"],
+        accumulation=how["accumulation"],
+        checkpointing=how["checkpointing"],
+        bucket_views=how["bucket_views"],
+        set_to_none=not how["keep_gradients"],
+        inference=inference,
+        kv_cache=how["kv_cache"] or 0,
+        attention=how["attention"],
+    )
+    return [replace(work, zero=stage) for stage in stages]
+
+
+def _estimate(subject: Subject, works: list[Workload], device: Device | None, as_json: bool) -> None:
+    """One report, or one row a stage."""
+    from gpumon.analysis.estimate import report
+
+    done = [report.make(subject, work, device, brief=len(works) > 1) for work in works]
+    if as_json:
+        from gpumon.cli.estimate_json import as_object
+
+        for each in done:
+            click.echo(json.dumps(as_object(each)))
+    else:
+        from gpumon.cli.estimate_text import lines, stage_lines
+
+        click.echo("\n".join(lines(done[0]) if len(done) == 1 else stage_lines(done)))
+
+
+def _count(count: int, zero: tuple[int, ...] | None, device: Device | None, as_json: bool, how: Any) -> None:
+    """Only the number of parameters is known: what each rank holds, by the rules of precision, optimizer and stage."""
+    from gpumon.analysis.estimate import sharding
+    from gpumon.analysis.estimate.workload import PRECISIONS
+    from gpumon.cli import estimate_text
+
+    if count < 1:
+        raise click.UsageError("--parameters wants a number above 0")
+    works = _workloads(None, zero, how)
+    if how["precision"] is None:  # with ZeRO, the numbers of its paper; else all of them
+        named = ["fp16-master"] if zero else list(PRECISIONS)
+        works = [replace(work, precision=PRECISIONS[name]) for name in named for work in works]
+    shares = [(work, sharding.per_rank(count, work)) for work in works]
+    known = [(work, share) for work, share in shares if share is not None]
+    if len(known) < len(shares):
+        name = works[0].optimizer.name
+        raise click.UsageError(f"the state of {name} depends on shapes: give --config, --model or {{name: shape}}")
+    if as_json:
+        from gpumon.cli.estimate_json import share_object
+
+        for work, share in known:
+            click.echo(json.dumps(share_object(count, work, share, device)))
+    else:
+        click.echo("\n".join(estimate_text.share_lines(count, known, device)))
+
+
+def _compare(first: Path, second: Path, as_json: bool) -> None:
+    from gpumon.analysis.estimate import families
+    from gpumon.analysis.estimate.comparing import compare
+    from gpumon.cli import estimate_text
+
+    done = compare(families.load(first), families.load(second))
+    if as_json:
+        from gpumon.cli.estimate_json import comparison_object
+
+        click.echo(json.dumps(comparison_object(done)))
+    else:
+        click.echo("\n".join(estimate_text.comparison_lines(done, str(first), str(second))))

@@ -1,0 +1,125 @@
+"""The estimate as JSON objects; docs/estimate.md describes them. Bytes are ints; what is not known is null."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from gpumon.analysis.estimate.comparing import Comparison
+from gpumon.analysis.estimate.memory import PhaseBytes
+from gpumon.analysis.estimate.plan import Device
+from gpumon.analysis.estimate.report import EstimateReport
+from gpumon.analysis.estimate.sharding import Share
+from gpumon.analysis.estimate.workload import Workload
+from gpumon.analysis.lines import OWNERS, Lines
+
+LINES = (*OWNERS, "rounding", "allocated")
+
+
+def as_object(done: EstimateReport) -> dict[str, Any]:
+    """One workload."""
+    expected, device = done.expected, done.device
+    high = expected.highest
+    return {
+        "type": "estimate",
+        "model": done.subject.name,
+        "parameters": expected.model.count,
+        "trainable": expected.model.trained_count,
+        "workload": _workload(expected.work, expected.has_tokens, expected.activations_known),
+        "peak": high.peak,
+        "peak_phase": high.phase,
+        "peak_iteration": high.iteration,
+        "reserved": expected.reserved,
+        "context": device.context if device is not None else None,
+        "needed": done.needed,
+        "ledger_peak": _ledger(high.at_peak),
+        "phases": [_phase(phase) for phase in expected.phases],
+        "sources": dict(expected.sources),
+        "kv_cache": expected.kv_cache if expected.work.kv_cache else None,
+        "floor": {"peak": done.floor.peak, "reserved": done.floor.reserved},
+        "rule_of_thumb": asdict(done.thumb) if done.thumb is not None else None,
+        "device": _device(done),
+        "remedies": [asdict(remedy) for remedy in done.remedies],
+    }
+
+
+def _workload(work: Workload, has_tokens: bool = True, forward: bool = True) -> dict[str, Any]:
+    return {
+        "batch": work.batch if forward else None,
+        "sequence": (work.kv_cache or work.sequence) if forward and has_tokens else None,
+        "precision": work.precision.name,
+        "optimizer": work.optimizer.name,
+        "form": work.optimizer.form,
+        "world_size": work.world_size,
+        "zero": work.zero,
+        "accumulation": work.accumulation,
+        "checkpointing": work.checkpointing,
+        "attention": work.attention if forward else None,
+        "gradient_as_bucket_view": work.bucket_views,
+        "set_to_none": work.set_to_none,
+        "inference": work.inference,
+    }
+
+
+def _ledger(lines: Lines) -> dict[str, int]:
+    return {name: getattr(lines, name) or 0 for name in LINES}
+
+
+def _phase(phase: PhaseBytes) -> dict[str, Any]:
+    return {
+        "iteration": phase.iteration,
+        "phase": phase.phase,
+        "allocated_peak": phase.peak,
+        "allocated": phase.end,
+        "reserved_peak": phase.reserved,
+        "ledger_peak": _ledger(phase.at_peak),
+        "ledger": _ledger(phase.at_end),
+    }
+
+
+def _device(done: EstimateReport) -> dict[str, Any] | None:
+    device, limits = done.device, done.limits
+    if device is None:
+        return None
+    return {
+        "name": device.name,
+        "total": device.total,
+        "context": device.context,
+        "fits": limits.fits if limits else None,
+        "floor_fits": limits.floor_fits if limits else None,
+        "largest_batch": limits.batch if limits else None,
+        "longest_sequence": limits.sequence if limits else None,
+    }
+
+
+def share_object(count: int, work: Workload, share: Share, device: Device | None) -> dict[str, Any]:
+    """What a rank holds of a model of which only the number of parameters is known."""
+    return {
+        "type": "estimate",
+        "model": None,
+        "parameters": count,
+        "trainable": count,
+        "workload": _workload(work, forward=False),
+        "ledger": {
+            "weights": share.weights + share.casts,
+            "gradients": share.gradients,
+            "optimizer": share.optimizer,
+            "activations": None,
+            "allocated": share.total,
+        },
+        "sources": {"weights": "exact", "gradients": "exact", "optimizer": "exact"},
+        "device": None
+        if device is None
+        else {"name": device.name, "total": device.total, "fits": share.total <= device.room},
+    }
+
+
+def comparison_object(done: Comparison) -> dict[str, Any]:
+    """Two models layer by layer."""
+    return {
+        "type": "comparison",
+        "parameters": [done.first, done.second],
+        "vocabulary": done.vocabularies,
+        "parameters_per_entry": done.per_entry,
+        "layers": [asdict(row) for row in done.rows],
+    }

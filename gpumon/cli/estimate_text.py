@@ -1,0 +1,216 @@
+"""The estimate as text, 80 columns wide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from gpumon.analysis.estimate.comparing import Comparison
+from gpumon.analysis.estimate.plan import Device
+from gpumon.analysis.estimate.report import EstimateReport
+from gpumon.analysis.estimate.sharding import Share
+from gpumon.analysis.estimate.workload import Workload
+from gpumon.analysis.lines import OWNERS
+from gpumon.analysis.units import MINUS, Unit, count, in_unit, percent, signed, size, unit_for
+
+NAME, FIGURE = 13, 11
+TITLE = 46
+
+
+def lines(done: EstimateReport) -> Iterator[str]:
+    """The whole estimate of one workload."""
+    expected = done.expected
+    model, work = expected.model, expected.work
+    frozen = model.count - model.trained_count
+    trained = f", {count(model.trained_count)} of them trained" if frozen else ""
+    yield f"{done.subject.name}: {count(model.count)} parameters{trained}"
+    yield _how(work, expected.has_tokens, expected.activations_known)
+    yield ""
+    yield _floor(done)
+    yield _need(done)
+    yield ""
+    yield from _table(done)
+    yield from _limits(done)
+    yield from _remedies(done)
+
+
+def _how(work: Workload, has_tokens: bool, forward: bool) -> str:
+    parts = [work.precision.name, "inference" if work.inference else work.optimizer.says]
+    if forward:
+        tokens = f" × {count(work.kv_cache or work.sequence)} tokens" if has_tokens else ""
+        parts.append(f"batch {count(work.batch)}{tokens}")
+        parts.append(f"{work.attention} attention")
+    if work.accumulation > 1:
+        parts.append(f"{work.accumulation} forwards a step")
+    if work.checkpointing:
+        parts.append("checkpointing")
+    if work.world_size > 1:
+        stage = f"ZeRO {work.zero}" if work.zero else "DDP, bucket views" if work.bucket_views else "DDP"
+        parts.append(f"{work.world_size} ranks, {stage}")
+    return " · ".join(parts)
+
+
+def _floor(done: EstimateReport) -> str:
+    if not done.expected.activations_known:
+        return f"floor   {size(done.floor.reserved + done.context)} with any batch: no forward is known"
+    tokens = ", 1 token" if done.expected.has_tokens else ""
+    text = f"floor   {size(done.floor.reserved + done.context)} with batch 1{tokens}"
+    if done.device is None or done.limits is None:
+        return text
+    return f"{text}: {'fits' if done.limits.floor_fits else 'does not fit'} {_named(done.device)}"
+
+
+def _need(done: EstimateReport) -> str:
+    high = done.expected.highest
+    which = f" of iteration {high.iteration}" if high.iteration == 1 and not done.expected.work.inference else ""
+    context = f", {size(done.context)} context" if done.context else ""
+    text = (
+        f"need    {size(done.needed)}: {size(done.expected.reserved)} reserved{context}; "
+        f"peak {size(high.peak)} in {high.phase}{which}"
+    )
+    kept = done.expected.kv_cache
+    return f"{text}\nkeys    {size(kept)} of it are keys and values kept" if kept else text
+
+
+def _named(device: Device) -> str:
+    return f"{device.name} ({size(device.total)})" if size(device.total) != device.name else device.name
+
+
+def _table(done: EstimateReport) -> Iterator[str]:
+    """Bytes by line at the peak of each phase of a steady iteration."""
+    phases, sources = done.expected.steady, dict(done.expected.sources)
+    unit = unit_for(max(phase.reserved for phase in phases))
+    heading = "".join(phase.phase.rjust(FIGURE) for phase in phases)
+    yield f"{unit.name + ' at peak':<{NAME}}{heading}  source"
+    for name in (*OWNERS, "rounding"):
+        values = [getattr(phase.at_peak, name) or 0 for phase in phases]
+        if any(values):
+            yield _row(name, values, unit, sources.get(name, ""))
+    yield _row("allocated", [phase.peak for phase in phases], unit, "the sum")
+    yield _row("reserved", [phase.reserved for phase in phases], unit, sources["reserved"])
+    yield ""
+    thumb = done.thumb
+    if thumb is not None:
+        off = f"{percent(abs(thumb.off))} too {'much' if thumb.off > 0 else 'little'}"
+        yield f"rule of thumb: 16 B × parameters + activations × batch + 2 GB = {size(thumb.total)}, {off}"
+
+
+def _row(name: str, values: Sequence[int], unit: Unit, source: str) -> str:
+    figures = "".join((in_unit(value, unit) if value else "–").rjust(FIGURE) for value in values)
+    return f"{name:<{NAME}}{figures}  {source}".rstrip()
+
+
+def stage_lines(done: Sequence[EstimateReport]) -> Iterator[str]:
+    """Several stages of ZeRO, one row each: every line at its own highest, and the peak of all together."""
+    first = done[0].expected
+    yield f"{done[0].subject.name}: {count(first.model.count)} parameters · {count(first.work.world_size)} ranks"
+    yield _how(replace(first.work, world_size=1), first.has_tokens, first.activations_known)
+    yield ""
+    highest = [{name: _most(each, name) for name in OWNERS if name != "inputs"} for each in done]
+    names = [name for name in highest[0] if any(lines[name] for lines in highest)]
+    unit = unit_for(max(each.expected.peak for each in done))
+    heading = "".join(_SHORT.get(name, name).rjust(FIGURE - 1) for name in (*names, "peak"))
+    yield f"{unit.name:<8}{heading}"
+    for each, lines_of in zip(done, highest, strict=True):
+        figures = [*(lines_of[name] for name in names), each.expected.peak]
+        text = "".join((in_unit(value, unit) if value else "–").rjust(FIGURE - 1) for value in figures)
+        stage = each.expected.work.zero
+        yield f"{f'ZeRO {stage}' if stage else 'DDP':<8}{text}"
+    yield ""
+    yield "Each line at its highest on a rank, which are not all at one moment; ZeRO 3 is FSDP."
+
+
+_SHORT = {"activations": "saved", "temporaries": "brief"}
+
+
+def _most(done: EstimateReport, name: str) -> int:
+    return max(getattr(phase.at_peak, name) or 0 for phase in done.expected.phases)
+
+
+def _limits(done: EstimateReport) -> Iterator[str]:
+    limits, device, work = done.limits, done.device, done.expected.work
+    if limits is None or device is None:
+        return
+    verdict = "fits" if limits.fits else "does not fit"
+    yield f"{_named(device)}, of which a context takes {size(device.context)} (assumed): {verdict}"
+    most = []
+    if limits.floor_fits and limits.batch is not None:
+        tokens = f" of {count(work.kv_cache or work.sequence)} tokens" if done.expected.has_tokens else ""
+        most.append(f"batch {count(limits.batch)}{tokens}")
+    if limits.floor_fits and limits.sequence is not None:
+        whole = " (all the model can be given)" if limits.sequence == done.subject.longest else ""
+        most.append(f"{count(limits.sequence)} tokens{whole} at batch {count(work.batch)}")
+    if most:
+        yield f"the most that fits: {', or '.join(most)}"
+
+
+def _remedies(done: EstimateReport) -> Iterator[str]:
+    helping = [remedy for remedy in done.remedies if remedy.saves * 200 > done.expected.peak]
+    if helping:
+        yield ""
+        yield f"{'the peak of ' + size(done.expected.peak) + ' would be, with':<{TITLE}}{'peak':>10}"
+    for remedy in helping:
+        fits = "" if remedy.fits is None else "fits" if remedy.fits else "does not fit"
+        title = remedy.title if len(remedy.title) < TITLE - 2 else remedy.title[: TITLE - 4] + "…"
+        yield f"  {title:<{TITLE - 2}}{size(remedy.peak):>10}{signed(-remedy.saves):>12}  {fits}".rstrip()
+    idle = [remedy.title for remedy in done.remedies if remedy not in helping]
+    if idle:
+        yield from _wrapped(f"no help here: {'; '.join(idle)}")
+
+
+def _wrapped(text: str, width: int = 80) -> Iterator[str]:
+    line = ""
+    for word in text.split(" "):
+        if line and len(line) + 1 + len(word) > width:
+            yield line
+            line = "  " + word
+        else:
+            line = f"{line} {word}" if line else word
+    yield line
+
+
+def share_lines(parameters: int, known: Sequence[tuple[Workload, Share]], device: Device | None) -> Iterator[str]:
+    """A table of what a rank holds, one row a workload."""
+    work = known[0][0]
+    what = "inference" if work.inference else work.optimizer.name
+    ranks = f"{work.world_size} ranks" if work.world_size > 1 else "one rank"
+    yield f"{count(parameters)} parameters · {what} · {ranks}: what stands on each, all the time"
+    yield ""
+    unit = unit_for(max(share.total for _, share in known))
+    heading = "".join(name.rjust(FIGURE - 1) for name in ("weights", "gradients", "optimizer", "sum"))
+    yield f"{unit.name:<18}{heading}{'B/parameter':>13}"
+    for work, share in known:
+        stage = f", ZeRO {work.zero}" if work.world_size > 1 else ""
+        figures = (share.weights + share.casts, share.gradients, share.optimizer, share.total)
+        text = "".join((in_unit(value, unit) if value else "–").rjust(FIGURE - 1) for value in figures)
+        text = f"{work.precision.name + stage:<18}{text}{share.total / parameters:>13.4g}"
+        fits = "" if device is None else "fits" if share.total <= device.room else "does not fit"
+        yield f"{text}  {fits}".rstrip()
+    yield ""
+    yield from _wrapped(
+        "Exact, but no more than these: activations, and what a step needs for a moment, come on top. Under autocast "
+        "the casts of all weights are counted with the weights."
+    )
+
+
+def comparison_lines(done: Comparison, first: str, second: str) -> Iterator[str]:
+    """Parameters of either model by layer."""
+    yield f"parameters by layer: A {first}"
+    yield f"                     B {second}"
+    yield ""
+    width = min(max(len(row.layer) for row in done.rows), 38)
+    yield f"{'':<{width}}{'A':>14}{'B':>14}{'B − A':>14}"
+    for row in done.rows:
+        name = row.layer if len(row.layer) <= width else "…" + row.layer[1 - width :]
+        yield f"{name:<{width}}{count(row.first):>14}{count(row.second):>14}{_difference(row.difference):>14}"
+    total = f"{count(done.first):>14}{count(done.second):>14}{_difference(done.second - done.first):>14}"
+    yield f"{'parameters':<{width}}{total}"
+    if done.vocabularies is not None and done.per_entry is not None:
+        one, two = done.vocabularies
+        yield ""
+        sizes = f"{count(one)} and {count(two)} entries"
+        yield f"The vocabulary explains all of it: {sizes} of {count(done.per_entry)} parameters each."
+
+
+def _difference(value: int) -> str:
+    return "–" if not value else f"{'+' if value > 0 else MINUS}{abs(value):,}"

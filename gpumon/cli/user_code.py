@@ -1,0 +1,96 @@
+"""Runs what `--model`, `--input` and `--loss` name; a failure of theirs is told by their own traceback, trimmed."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from gpumon.analysis.estimate.from_module import FromModule
+
+_OURS = (str(Path(__file__).parents[1]), "<frozen ")
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+
+class TheirFailure:
+    """An exception inside is printed without frames of gpumon and of libraries, and ends the command: exit code 1."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if (
+            failure is None
+            or not isinstance(failure, (Exception, SystemExit))
+            or isinstance(failure, click.ClickException)
+        ):
+            return
+        click.echo("".join(_trimmed(failure)), nl=False, err=True)
+        raise click.exceptions.Exit(1) from None
+
+
+def _trimmed(failure: BaseException) -> list[str]:
+    told = traceback.TracebackException.from_exception(failure)
+    link: traceback.TracebackException | None = told
+    while link is not None:
+        theirs = [frame for frame in link.stack if not frame.filename.startswith((*_OURS, *_LIBRARIES))]
+        kept = theirs or [frame for frame in link.stack if not frame.filename.startswith(_OURS)]
+        link.stack = traceback.StackSummary.from_list(kept)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return list(told.format())
+
+
+def find(option: str, named: str) -> Any:
+    """The object that "pkg.module:name" names, imported as from a script in this folder."""
+    module, colon, name = named.partition(":")
+    if not colon or not module or not name:
+        raise click.UsageError(f"{option} is written as package.module:function, not {named!r}")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    with TheirFailure():
+        if not _is_there(module):
+            raise click.ClickException(f"there is no module {module!r} in this folder or among Python's packages")
+        found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, dir(found), 1)
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            raise click.ClickException(f"{module} has no {part!r}{hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise click.ClickException(f"{named} is not a function but a {type(found).__name__}")
+    return found
+
+
+def _is_there(module: str) -> bool:
+    parent = module.rpartition(".")[0]
+    if parent and not _is_there(parent):
+        return False
+    return module in sys.modules or importlib.util.find_spec(module) is not None
+
+
+def module_subject(model: str, batch_factory: str | None, loss: str | None) -> FromModule:
+    """The user's module on the meta device, with what is passed to it where `--input` names that."""
+    if importlib.util.find_spec("torch") is None:
+        raise click.ClickException("--model needs PyTorch, which this Python lacks; get it with: pip install torch")
+    from gpumon.analysis.estimate import from_module
+
+    factory = find("--model", model)
+    batches = find("--input", batch_factory) if batch_factory else None
+    measure = find("--loss", loss) if loss else None
+    with TheirFailure():
+        made = from_module.on_meta(factory)
+    if not from_module.is_module(made):
+        raise click.ClickException(f"{model} returned a {type(made).__name__}, and should return a torch.nn.Module")
+    return from_module.FromModule(made, factory, batches, measure)
