@@ -327,6 +327,18 @@ class Layers(_Message, frozen=True, tag="layers"):
     elsewhere: Bytes | None = None  # activations of no module of this model: the loss's, say; with the last part
 
 
+class Sized(_Message, frozen=True):
+    """A parameter by its size. `width`: bytes an element."""
+
+    path: Text
+    shape: Shape
+    width: int
+    trainable: bool = True
+
+    def __post_init__(self) -> None:
+        _clean_fields(self, "path")
+
+
 class Oom(_Message, frozen=True, tag="oom"):
     """The allocator is about to raise OutOfMemoryError (torch's own observer, before the exception)."""
 
@@ -340,10 +352,14 @@ class Oom(_Message, frozen=True, tag="oom"):
     allocated: Bytes | None = None
     reserved: Bytes | None = None
     message: Text = ""
+    where: Text | None = None  # file.py:LINE of the user's code
+    module: Text | None = None  # path of the module that ran
+    same_size: Annotated[tuple[Sized, ...], Meta(max_length=16)] = ()  # parameters for which as much is asked for
+    report: Text | None = None  # the file on the agent's machine that tells more
 
     def __post_init__(self) -> None:
-        _clean_fields(self, "phase")
-        _clean_fields(self, "message", limit=TEXT_CHARS_MAX)
+        _clean_fields(self, "phase", "where", "module")
+        _clean_fields(self, "message", "report", limit=TEXT_CHARS_MAX)
 
 
 class Notice(_Message, frozen=True, tag="notice"):
