@@ -29,7 +29,7 @@ from . import endpoint, gate, wire
 from .guard import Guard
 from .history import History
 
-FLUSH_S = 0.05
+FLUSH_S = 0.1
 HEARTBEAT_S = 1.0
 CLOSE_S = 0.22  # the promise is 250 ms; the rest is for being woken on a busy machine
 _GOODBYE_S = 0.15  # of CLOSE_S: how long viewers are given to take the last words
@@ -76,10 +76,12 @@ class Publisher:
         self._closed = threading.Event()
         self._watched = False  # somebody subscribed LIVE: with XPUB only the last departure is told
         self._requests: deque[bytes] = deque(maxlen=_REQUESTS_MAX)
+        self._bell = (-1, -1)  # a pipe: a byte in it wakes the thread
 
     # ------------------------------------------------------------------------------------- called by the training side
 
     def start(self) -> None:
+        self._bell = os.pipe()
         self._thread = threading.Thread(target=self._run, name="gpumon-publisher", daemon=True)
         _alive.add(self)
         self._thread.start()
@@ -107,7 +109,10 @@ class Publisher:
             return
         self._goodbye = goodbye
         self._closing = True
-        self._closed.wait(CLOSE_S)
+        os.write(self._bell[1], b"\0")
+        if self._closed.wait(CLOSE_S):  # else the thread may still look at it
+            for end in self._bell:
+                os.close(end)
 
     # ------------------------------------------------------------------------------------------------- its own thread
 
@@ -137,6 +142,7 @@ class Publisher:
         poller = zmq.Poller()
         poller.register(asks, zmq.POLLIN)
         poller.register(publish, zmq.POLLIN)
+        poller.register(self._bell[0], zmq.POLLIN)
         answer: Iterator[bytes] | None = None
         next_flush = next_heartbeat = time.monotonic()
         while not self._closing:
@@ -184,6 +190,7 @@ class Publisher:
     ) -> None:
         """The last words. A viewer that has heard Goodbye unsubscribes, and the last to do so is reported here."""
         end = time.monotonic() + _GOODBYE_S
+        poller.unregister(self._bell[0])
         if self._place is not None:
             self._place.remove()  # nobody new; who is connected stays so
         while answer is not None and self._continue(publish, answer):

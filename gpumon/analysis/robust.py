@@ -6,7 +6,7 @@ No numpy: the viewer is installed without it, and every series here has at most 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,17 +39,10 @@ def theil_sen(points: Sequence[tuple[float, float]], *, at_most: int = 32) -> Tr
     if count > at_most:
         points = [points[round(i * (count - 1) / (at_most - 1))] for i in range(at_most)]
         count = at_most
-    slopes: list[float] = []
-    concordance = 0
-    for i, (x, y) in enumerate(points):
-        for x2, y2 in points[i + 1 :]:
-            if x2 == x:
-                continue
-            slope = (y2 - y) / (x2 - x)
-            slopes.append(slope)
-            concordance += (slope > 0) - (slope < 0)
+    slopes = sorted([(y2 - y) / (x2 - x) for i, (x, y) in enumerate(points) for x2, y2 in points[i + 1 :] if x2 != x])
     if not slopes:
         return None
+    concordance = len(slopes) - bisect_right(slopes, 0.0) - bisect_left(slopes, 0.0)
     return Trend(median(slopes), concordance / math.sqrt(count * (count - 1) * (2 * count + 5) / 18))
 
 
