@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpumon.analysis.oom.report import OomReport
 
 OWNERS = (
     "weights",
@@ -143,3 +147,4 @@ class RankReport:
     devices: tuple[DeviceReport, ...]
     findings: tuple[Finding, ...]
     steps_per_s: float | None
+    oom: OomReport | None = None  # the newest out-of-memory, explained

@@ -71,6 +71,10 @@ _TERMS = (
     Term("batch factor", "The largest batch, as a multiple of the present one, whose peak still fits."),
     Term("finding", "Something that grows, fails or will fail (warning, critical), or a fact worth knowing (info), with"
                     " its evidence and a remedy."),
+    Term("requested", "What the allocation that failed asked for."),
+    Term("verdict", "Why an allocation failed. capacity: what is alive and what is asked for do not fit. fragmentation:"
+                    " enough is unused, in no piece large enough. leak: more stays from step to step. other-process:"
+                    " somebody else's bytes make the difference."),
     Term("RSS", "The process's resident host memory."),
     Term("CPU", "Share of one core: 200 % is two cores busy."),
     Term("workers", "Child processes, such as DataLoader workers."),

@@ -1,8 +1,8 @@
-"""Help made from the bindings, and the explanation of one panel's numbers made from the glossary."""
+"""Pages over a screen: help made from the bindings, a panel's figures explained, an out-of-memory read in full."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -15,6 +15,9 @@ from gpumon.tui.spans import EMPTY, Line, left, words
 from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 from gpumon.tui.widgets.prose import Prose
+
+if TYPE_CHECKING:
+    from gpumon.analysis.oom.report import OomReport
 
 Key = tuple[str, str, str]
 """(group, key as written, what it does)"""
@@ -79,6 +82,25 @@ class ExplainPage(Page):
             lines += [((" ", ""), *row) for row in words(text, "strong", width - 3)]
         for word in terms:
             lines += term_lines(TERMS[word], width)
+        return lines
+
+
+class OomPage(Page):
+    """The whole explanation of an allocation that failed."""
+
+    def __init__(self, report: OomReport) -> None:
+        super().__init__(id="page")
+        self._slice = report
+
+    def compose_lines(self, slice_: OomReport, width: int, glyphs: Glyphs) -> list[Line]:
+        from gpumon.analysis.oom.words import text
+
+        first, *rest = text(slice_, max(24, width - 2)).splitlines()
+        lines: list[Line] = [((" Out of memory", "title"),), EMPTY, ((f" {first}", "strong"),)]
+        lines += [((f" {row}", "text" if row.startswith(" ") else "key"),) for row in rest]
+        if slice_.message:
+            lines += [EMPTY, ((" What PyTorch said", "key"),)]
+            lines += [(("   ", ""), *row) for row in words(slice_.message, "dim", width - 5)]
         return lines
 
 
@@ -148,6 +170,17 @@ class HelpScreen(_Popup):
 
     def page(self) -> Page:
         return HelpPage(self._keys)
+
+
+class OomScreen(_Popup):
+    """`o`"""
+
+    def __init__(self, report: OomReport) -> None:
+        super().__init__()
+        self._report = report
+
+    def page(self) -> Page:
+        return OomPage(self._report)
 
 
 class ExplainScreen(_Popup):

@@ -23,7 +23,7 @@ class Findings:
     """What the strip shows."""
 
     findings: tuple[Finding, ...]
-    oom: wire.Oom | None
+    oom: wire.Oom | None  # where nothing explains it yet
     known: bool  # there are steps to judge by
 
 
@@ -31,7 +31,8 @@ def findings(view: View) -> Findings:
     rank = view.rank
     found = view.report.findings if view.report else ()
     order = sorted(found, key=lambda f: (f.state != "open", -SEVERITIES.index(f.severity), -(f.bytes or 0)))
-    return Findings(tuple(order), rank.oom if rank else None, bool(rank and rank.steps))
+    explained = view.report is not None and view.report.oom is not None
+    return Findings(tuple(order), rank.oom if rank and not explained else None, bool(rank and rank.steps))
 
 
 class FindingsStrip(Panel):

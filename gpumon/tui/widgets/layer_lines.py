@@ -24,7 +24,7 @@ _COLUMNS = (
     ("buffers", "buffers", 9, 7),
     ("gradients", "gradients", 10, 3),
     ("optimizer", "optimizer", 10, 2),
-    ("activations", "activations", 12, 1),
+    ("activations", "activations", 13, 1),
     ("total", "total", 10, 0),
     ("share", "share", 8, 4),
     ("bar", "", 14, 4),
@@ -83,14 +83,14 @@ def layer_lines(
     # a row that is open is the sum of those below it: bars and the unit go by what is not
     parts = [row for row in rows.rows if not row.open or choice.flat]
     largest = max((row.figures.total for row in parts), default=0)
-    unit = unit_for(largest)
+    unit = unit_for(largest // 8)  # most modules are far smaller than the largest
     whole = sum(tree.root.whole.total + (tree.elsewhere or 0) for tree in layers.trees)
     p = place(room, choice.order)
-    lines = [_title(layers, rows, choice, room, glyphs), _heads(p, choice, unit, glyphs)]
+    lines = [_title(layers, rows, choice, room, glyphs), fit(_heads(p, choice, unit, glyphs), room)]
     foot = FOOT if height >= 12 else 0
     for at in range(top, min(len(rows.rows), top + max(1, height - HEADS - foot))):
         row = rows.rows[at]
-        lines.append(_row(row, p, choice, unit, largest, whole, at == cursor, glyphs))
+        lines.append(fit(_row(row, p, choice, unit, largest, whole, at == cursor, glyphs), room))
     if foot and cursor < len(rows.rows):
         lines += [((" ", ""),)] * (height - foot - len(lines))
         lines += _foot(rows.rows[cursor], room, glyphs)

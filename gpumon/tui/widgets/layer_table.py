@@ -86,7 +86,9 @@ class LayerTable(Panel):
         return self._choice or Choice()
 
     def choose(self, choice: Choice) -> None:
-        """Show it so."""
+        """Show it so. In another order, or with others left out, one looks from the top on."""
+        if replace(choice, opened=self.choice.opened) != self.choice:
+            self._cursor, self._at = None, 0
         self._choice = choice
         self._redraw()
 
