@@ -9,6 +9,7 @@ first live events), the rank is learnt again from its newest `LEARNT_STEPS`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gpumon.analysis import ledger
 from gpumon.analysis.estimate import closed_form
@@ -20,6 +21,9 @@ from gpumon.analysis.lines import DeviceReport, Estimate, Lines, RankReport
 from gpumon.analysis.tracker import Tracker
 from gpumon.session.frame import Frame, ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
+
+if TYPE_CHECKING:
+    from gpumon.analysis.oom.report import OomReport
 
 LEARNT_STEPS = 256
 """Newest steps a rank is learnt from when it is met, or met again; every model's own window is shorter."""
@@ -116,7 +120,14 @@ class Reporter:
         """The report of one rank."""
         state = self._ranks.setdefault(rank.source, _Rank())
         newest = rank.steps[-1] if rank.steps else None
-        key = (id(newest), len(rank.steps), rank.host_unix_ns, rank.models, id(rank.open_step) if not newest else 0)
+        key = (
+            id(newest),
+            len(rank.steps),
+            rank.host_unix_ns,
+            rank.models,
+            id(rank.open_step) if not newest else 0,
+            rank.oom,
+        )
         if state.report is None or key != state.key:
             state.follow(rank)
             state.pid, state.job = rank.hello.pid, rank.hello.run_id
@@ -132,7 +143,7 @@ class Reporter:
             for device in devices:
                 self._look(rank, state, device, newest)
             state.looked_at = newest.step
-        return RankReport(rank.source, devices, state.tracker.findings(), steps_per_s(rank.steps))
+        return RankReport(rank.source, devices, state.tracker.findings(), steps_per_s(rank.steps), _oom(rank, devices))
 
     def _look(self, rank: RankFrame, state: _Rank, report: DeviceReport, record: StepRecord) -> None:
         learnt = state.devices.get(report.device)
@@ -196,6 +207,15 @@ def _device_report(rank: RankFrame, index: int, state: _Rank) -> DeviceReport:
         capacity=_capacity(described, reading),
         device_used=_used(reading),
     )
+
+
+def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...]) -> OomReport | None:
+    if rank.oom is None:
+        return None
+    from gpumon.analysis.oom.live import of_rank  # when it happens is early enough
+
+    here = (device.forecast for device in devices if device.device == rank.oom.device and device.forecast)
+    return of_rank(rank, next((f.bytes_per_step for f in here if f.growth == "kept"), None))
 
 
 def _estimate(owners: Owned | None, learnt: _Device | None, lines: Lines | None) -> Estimate | None:

@@ -66,3 +66,4 @@ class OomReport:
     notes: tuple[str, ...] = ()  # what it grows with, and what has nothing to do with it
     remedies: tuple[Remedy, ...] = ()
     lines: Lines | None = None  # the ledger at that moment
+    file: str | None = None  # the report on the trainer's disk

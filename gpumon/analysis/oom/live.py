@@ -1,0 +1,176 @@
+"""An out-of-memory that was watched: from the event (live, or in a recording) or the report on disk to an explanation.
+
+Figures are exact here, the phase is known, and the settings are the process's own. The event names parameters of the
+request's size; the report on disk holds every parameter's shape, so that the optimizer's walk can be made.
+Known limitations. The observer is told the process's limit in place of the device's total where a memory fraction is
+set. With cudaMallocAsync PyTorch calls no observer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpumon.analysis.estimate.model import Tensor
+from gpumon.analysis.lines import OWNERS, Lines
+from gpumon.analysis.oom.explaining import Known, explain
+from gpumon.analysis.oom.figures import Figure, known
+from gpumon.analysis.oom.log import Story
+from gpumon.analysis.oom.remedies import Settings
+from gpumon.analysis.oom.report import OomReport, Suspect
+from gpumon.analysis.oom.walk import FOREACH, FUSED, LOOP, RECIPES
+from gpumon.analysis.oom.wording import Message
+from gpumon.session.frame import RankFrame
+from gpumon_agent import wire
+from gpumon_agent.blackbox import Report
+
+
+def of_rank(rank: RankFrame, growth: int | None = None) -> OomReport | None:
+    """The newest out-of-memory of a rank. `growth`: bytes that stay with every step, where a trend was seen."""
+    event = rank.oom
+    if event is None:
+        return None
+    hello = rank.hello
+    total = next((device.total_bytes for device in hello.devices if device.index == event.device), None)
+    message = replace(
+        _message(event, total, hello.backend),
+        others=_others(rank, event.device),
+    )
+    report = explain(
+        Story(message, phase=event.phase),
+        Known(settings=_settings(hello.settings, rank), growth=growth),
+    )
+    suspects = tuple(
+        Suspect(Tensor(each.path, each.shape, each.width, each.trainable), "a copy", event.phase, _bytes(each))
+        for each in event.same_size
+    )
+    return replace(
+        report,
+        step=event.step,
+        module=event.module,
+        where=event.where,
+        suspects=suspects,
+        lines=_lines(event, _newest_ledger(rank, event.device), total),
+        file=event.report,
+    )
+
+
+def of_file(report: Report, file: str | None = None) -> OomReport:
+    """From the report that a trainer left on disk."""
+    event = wire.Oom(
+        report.step, report.phase, report.device, 0, report.requested, report.total, report.free, report.allocated,
+        report.reserved, report.message,
+    )  # fmt: skip
+    tensors = tuple(Tensor(name, p.shape, p.width, p.trainable) for name, p in report.parameters.items())
+    whole = explain(
+        Story(_message(event, report.device_total, report.backend), phase=report.phase),
+        Known(
+            tensors=tensors,
+            optimizer=_optimizer(report),
+            settings=replace(
+                Settings.read(report.settings), fused=any(each.fused for each in report.optimizers) or None
+            ),
+        ),
+    )
+    return replace(
+        whole,
+        step=report.step,
+        module=report.module,
+        where=report.where,
+        lines=_lines(event, None, report.device_total, report.ledger),
+        file=file,
+    )
+
+
+def _message(event: wire.Oom, total: int | None, backend: str) -> Message:
+    whole = total or event.total
+    limited = event.total is not None and whole is not None and event.total < whole
+    return Message(
+        text=event.message,
+        kind="allocator",
+        backend=backend,
+        device=event.device,
+        requested=known(event.requested),
+        total=_known(whole),
+        free=_known(event.free),
+        allocated=_known(event.allocated),
+        reserved=_known(event.reserved),
+        allowed=_known(event.total) if limited else None,
+        new=True,
+    )
+
+
+def _known(count: int | None) -> Figure | None:
+    return None if count is None else known(count)
+
+
+def _others(rank: RankFrame, device: int) -> tuple[tuple[int, Figure], ...]:
+    """Other processes on the device, at the newest reading of the host."""
+    described = next((each for each in rank.hello.devices if each.index == device), None)
+    if described is None or described.uuid is None or rank.host is None:
+        return ()
+    reading = next((each for each in rank.host.devices if each.uuid == described.uuid), None)
+    if reading is None or reading.processes is None or all(p.pid != rank.hello.pid for p in reading.processes):
+        return ()  # in a container the driver's pids are not ours: whose bytes they are cannot be told
+    return tuple((p.pid, known(p.bytes)) for p in reading.processes if p.pid != rank.hello.pid and p.bytes)
+
+
+def _settings(environment: dict[str, str], rank: RankFrame) -> Settings:
+    optimizers = [o for record in rank.models for o in record.model.optimizers]
+    parallel = [record.model.parallel for record in rank.models if record.model.parallel is not None]
+    views = [each.gradient_as_bucket_view for each in parallel if each.kind == "ddp"]
+    return replace(
+        Settings.read(environment),
+        fused=any(o.fused for o in optimizers) or None,
+        bucket_views=views[0] if views else None,
+    )
+
+
+def _optimizer(report: Report) -> str | None:
+    """As `--optimizer` takes it; None for one whose walk is not known."""
+    if len(report.optimizers) != 1:
+        return None
+    (optimizer,) = report.optimizers
+    name = optimizer.kind.lower()
+    if name == "sgd" and optimizer.settings.get("momentum", "0") not in ("0", "0.0", "None"):
+        name = "momentum"
+    recipe = RECIPES.get(name)
+    if recipe is None:
+        return None
+    way = FUSED if optimizer.fused else FOREACH if optimizer.foreach else LOOP
+    return f"{name}:{way}" if way in recipe.ways else name
+
+
+def _newest_ledger(rank: RankFrame, device: int) -> wire.Ledger | None:
+    records = [*rank.steps[-2:], *([rank.open_step] if rank.open_step is not None else [])]
+    ledgers = [each for record in records for each in record.ledgers if each.device == device and not each.peak]
+    return ledgers[-1] if ledgers else None
+
+
+_LASTING = ("weights", "buffers", "optimizer", "buckets", "checkpoints", "other_models")
+"""Owners that stand between a boundary and the failure after it; the rest may have come or gone."""
+
+
+def _lines(event: wire.Oom, ledger: wire.Ledger | None, total: int | None, told: dict[str, int] | None = None) -> Lines:
+    """The ledger at that moment: owners of the newest boundary that last, the allocator's figures of the event."""
+    owners: dict[str, int] = {}
+    for name in OWNERS:
+        value = getattr(ledger, name, None) if told is None else told.get(name)
+        if name in _LASTING and value is not None:
+            owners[name] = value
+    named = sum(owners.values())
+    return Lines(
+        **owners,
+        unattributed=None if event.allocated is None or not owners else event.allocated - named,
+        slack=None if event.reserved is None or event.allocated is None else event.reserved - event.allocated,
+        allocated=event.allocated,
+        reserved=event.reserved,
+        free=event.free,
+        total=total or event.total,
+    )
+
+
+def _bytes(each: wire.Sized) -> int:
+    count = each.width
+    for size in each.shape:
+        count *= size
+    return count
