@@ -16,13 +16,13 @@ from . import endpoint, farewell, wire
 from ._version import __version__
 from .governor import Governor
 from .guard import Guard
+from .lastwords import LastWords
 from .phases import Phases, Reader
-from .probe import Probe, Reading
+from .probe import Probe
 from .publisher import Publisher
 from .recorder import Recorder
 
 if TYPE_CHECKING:
-    import torch
     from torch.nn import Module
     from torch.optim import Optimizer
 
@@ -37,8 +37,8 @@ class Agent:
 
     def __init__(self, name: str | None = None, *, tracker: StorageTracker | None = None, publish: bool = True) -> None:
         from . import describe
+        from .accounts import Accounts
         from .hooks import Hooks
-        from .inventory import Inventory
         from .wrappers import unwrapped
 
         opened_ns = time.monotonic_ns()
@@ -46,7 +46,6 @@ class Agent:
         self.recorder = Recorder()
         self.governor = Governor(off=os.environ.get("GPUMON_GOVERNOR") == "off")
         self.guard = Guard(self.notice)
-        self.inventory = Inventory()
         self._describe = describe
         self._unwrapped = unwrapped
         self._bounds = os.environ.get("GPUMON_PEAKS") == "bounds"
@@ -59,7 +58,6 @@ class Agent:
 
             self._tracker = StorageTracker()
             self._tracker.start()
-        self._ledgers: dict[int, wire.Ledger] = {}
         self._new_roots: list[weakref.ref[Module]] = []
         self._devices: tuple[wire.Device, ...] = ()
         self._describing: Iterator[bool] | None = None
@@ -74,11 +72,22 @@ class Agent:
         )
         self._clock = wire.Clock(time.monotonic_ns(), time.time_ns())
         self._probe_cuda()
+        self.accounts = accounts = Accounts(
+            self.recorder,
+            self.governor,
+            lambda: [(watched.index, model) for watched in self._models if (model := watched.model()) is not None],
+            say=lambda events: self.publisher.say(events),
+            tell=self.notice,
+            limited=os.environ.get("GPUMON_GOVERNOR") != "off",
+        )
+        self.inventory = accounts.inventory
+        self.last_words = self._last_words()
         self.phases = Phases(
             self.recorder,
             self.governor,
             find_readers=self._find_readers,
-            read_ledger=self.guard.protect("ledger", self._read_ledger),
+            read_ledger=self.guard.protect("ledger", accounts.boundary),
+            step_closes=self.guard.protect("peak", accounts.close_step),
             step_closed=self.guard.protect("description", self._step_closed),
             opened_ns=opened_ns,
         )
@@ -89,6 +98,7 @@ class Agent:
             rooted=self._rooted,
             entered=self.look_for_devices,
             notice=self.notice,
+            graph=accounts,
         )
         self.publisher = Publisher(self.recorder, self.picture, self.heartbeat, self._descriptor)
         self._farewell = farewell.Farewell(self.leave)
@@ -107,6 +117,7 @@ class Agent:
             watched = _Watched(len(self._models), model, name or self._descriptor.name, found)
             self._models.append(watched)
             self.hooks.watch(model)
+            self.accounts.changed()
         watched.add(optimizers)
         self.inventory.watch(model, optimizers)
         for each in optimizers:
@@ -128,6 +139,7 @@ class Agent:
             for watched in self._models:
                 if watched.wrapped_by(module, self._unwrapped):
                     self.inventory.watch(module)
+                    self.accounts.changed()
                     self._describing = watched.describe(self._describe)
 
     def look_for_devices(self) -> None:
@@ -183,28 +195,8 @@ class Agent:
 
     # ------------------------------------------------------------------------------------------- during the training
 
-    def _read_ledger(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
-        device = where.index
-        owners = self.inventory.owners(where, fresh=phase == wire.OPTIMIZER or step == 0)
-        ledger = wire.Ledger(
-            step,
-            phase,
-            index,
-            device,
-            reading.allocated,
-            reading.requested,
-            reading.reserved,
-            owners.weights,
-            owners.buffers,
-            owners.gradients,
-            owners.optimizer,
-            owners.buckets,
-            owners.inputs,
-        )
-        self._ledgers[device] = ledger
-        self.recorder.append(ledger)
-
     def _step_closed(self, step: int) -> None:
+        self.accounts.begin_step()
         if step in _REDESCRIBED_AFTER:
             self._describing = _each(watched.describe(self._describe) for watched in self._models)
         elif not step % _DEVICES_LOOKED_FOR_EVERY:
@@ -217,8 +209,16 @@ class Agent:
         step, phase, _ = self.recorder.now
         probe = self._probes["cuda"]
         allocated, reserved = probe.now(device)  # type: ignore[attr-defined]
-        self.recorder.append(
-            wire.Oom(step, phase, device, time.monotonic_ns(), requested, total, free, allocated, reserved)
+        oom = wire.Oom(step, phase, device, time.monotonic_ns(), requested, total, free, allocated, reserved)
+        self.recorder.append(self.last_words.of(oom))
+
+    def _last_words(self) -> LastWords:
+        return LastWords(
+            self.guard,
+            self.notice,
+            self._hello,
+            lambda: [(model, watched.whole) for watched in self._models if (model := watched.model()) is not None],
+            lambda: self.accounts.ledgers,
         )
 
     def notice(self, text: str) -> None:
@@ -230,7 +230,9 @@ class Agent:
         events: list[wire.Event] = [self._hello()]
         for watched in self._models:
             events += watched.described
-        events += self._ledgers.copy().values()
+        events += self.accounts.ledgers.copy().values()
+        for layers in self.accounts.layers.copy().values():
+            events += layers
         return events
 
     def heartbeat(self) -> wire.Heartbeat:
@@ -295,6 +297,7 @@ class Agent:
             _agent = None
         self.guard.protect("goodbye", self.phases.finish)()
         self.hooks.remove()
+        self.accounts.stop()
         for probe in self._probes.values():
             probe.stop()
         self._farewell.remove()
@@ -308,6 +311,7 @@ class Agent:
     def disown(self) -> None:
         """In a forked child: the hooks are the parent's. Puts back what is torch's, touches no socket."""
         self.hooks.remove()
+        self.accounts.stop()
         for probe in self._probes.values():
             probe.stop()
         self._farewell.remove()
@@ -325,6 +329,11 @@ class _Watched:
         self._inner = self.model
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._revision = 0
+
+    @property
+    def whole(self) -> wire.Model | None:
+        """The model's own message of the newest description."""
+        return next((each for each in self.described if isinstance(each, wire.Model)), None)
 
     def covers(self, model: Module) -> bool:
         return model in (self.model(), self._inner())

@@ -159,22 +159,23 @@ def optimizer(optimizer: Optimizer) -> wire.Optimizer:
 def state_tensors(optimizer: Optimizer) -> Iterator[Tensor]:
     """Every tensor an optimizer keeps: its state, at any depth, and settings that are tensors (a capturable lr)."""
     for state in optimizer.state.values():
-        yield from _tensors(state)
+        yield from tensors_within(state)
     for group in optimizer.param_groups:
         for key, value in group.items():
             if key != "params":
-                yield from _tensors(value)
+                yield from tensors_within(value)
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
+def tensors_within(value: object) -> Iterator[Tensor]:
+    """The tensors in dicts, lists and tuples, at any depth."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
         for each in value.values():
-            yield from _tensors(each)
+            yield from tensors_within(each)
     elif isinstance(value, (list, tuple)):
         for each in value:
-            yield from _tensors(each)
+            yield from tensors_within(each)
 
 
 def _resolve(group: dict[str, Any]) -> tuple[bool | None, bool | None]:

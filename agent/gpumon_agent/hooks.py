@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn import Module
@@ -33,6 +33,14 @@ _HOOKED = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hoo
 _STEP_CODE = Optimizer.profile_hook_step(lambda: None).__code__  # of the frame around every optimizer's step
 _COMPILED = "OptimizedModule"
 _WRAPPERS = (_COMPILED, "DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "DeepSpeedEngine")
+
+
+class Graph(Protocol):
+    """Who looks at what autograd recorded, at the two moments when it is whole."""
+
+    def forward_ends(self, output: object) -> None: ...
+
+    def backward_begins(self, roots: Any) -> None: ...
 
 
 class _Hooks(OrderedDict[int, Any]):
@@ -61,6 +69,7 @@ class Hooks:
         inputs: Callable[..., Inputs],
         rooted: Callable[[Module], None],
         entered: Callable[[], None],
+        graph: Graph,
         notice: Callable[[str], None],
     ) -> None:
         self.fires = True
@@ -71,6 +80,8 @@ class Hooks:
         self._roots: dict[int, _Root] = {}
         self._restore: list[Callable[[], None]] = []
         self._inputs = inputs
+        self._forward_made = guard.protect("activations", graph.forward_ends)
+        self._backward_takes = guard.protect("activations", graph.backward_begins)
         self._graphs = Graphs(self, phases, guard, notice)
         self._install()
 
@@ -135,10 +146,13 @@ class Hooks:
     def _around_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
         begins = self._guard.protect("backward", self._phases.engine_begins)
         ends = self._guard.protect("backward", self._phases.engine_ends)
+        takes = self._backward_takes
 
         @functools.wraps(original)
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or not self.fires or _graph_task() != -1 or not begins():
+            if _is_compiling() or not self.fires or _graph_task() != -1:
+                return original(*args, **kwargs)
+            if not begins(lambda: takes(args[0])):
                 return original(*args, **kwargs)
             try:
                 result = original(*args, **kwargs)
@@ -350,7 +364,7 @@ class _Root:
             if _is_compiling():
                 return
             if held() is module:
-                ends()
+                ends(output)
 
         ours: dict[str, Any] = dict.fromkeys(_HOOKED, True)
         ours["_forward_pre_hooks"], ours["_forward_hooks"] = pre_hook, post_hook
@@ -389,10 +403,10 @@ class _Root:
             try:
                 result = inner(*args, **kwargs)
             except BaseException as error:
-                ends(True)
+                ends(None, True)
                 leave_no_frame(error)
                 raise
-            ends(False)
+            ends(result, False)
             return result
 
         module.__dict__["_compiled_call_impl"] = compiled_call
@@ -424,12 +438,15 @@ class _Root:
             inputs=lambda: hooks._inputs(args, kwargs),
         )
 
-    def _forward_ends(self, aborted: bool | None = None) -> None:
+    def _forward_ends(self, output: Any, aborted: bool | None = None) -> None:
         if not self._hooks.fires or _graph_task() != -1:
             return
         if aborted is None:  # an always-called hook learns of an exception only by asking the interpreter
             aborted = id(sys.exc_info()[1]) != self._raising
-        self._hooks._phases.forward_ends(self._key, gradients=torch.is_grad_enabled(), aborted=aborted)
+        made = self._hooks._forward_made
+        self._hooks._phases.forward_ends(
+            self._key, gradients=torch.is_grad_enabled(), aborted=aborted, look=lambda: made(output)
+        )
 
 
 def _steps_running() -> int:

@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from .describe import bucket_sizes, ddp_logging, state_tensors
+from .describe import bucket_sizes, ddp_logging, state_tensors, tensors_within
 from .storages import storages
 
-_INPUT_DEPTH_MAX = 6
+INPUT_DEPTH_MAX = 6
 _LIST_EVERY_FRESH = 64
 _STATE_EVERY_FRESH = 16
 _BUCKETS_SETTLE_LOOKS = 64  # DDP rebuilds its buckets in its second forward and logs it in the third
@@ -75,6 +75,8 @@ class Inventory:
         self._ddp: list[weakref.ref[Module]] = []
         self._sharded: list[weakref.ref[Any]] = []  # FSDP2's own record of a parameter
         self._views: set[int] = set()  # ids of parameters whose gradients are views of DDP buckets
+        self.claimed: set[int] = set()
+        """Identities of the storages that the newest call of `owners` counted."""
 
     def watch(self, model: Module, optimizers: Iterable[Optimizer] = ()) -> None:
         """Counts `model` and `optimizers` too, each once however often it is given."""
@@ -94,7 +96,7 @@ class Inventory:
 
     def inputs(self, *batch: object) -> tuple[int, list[tuple[int, ...]]]:
         """Notes, weakly, the tensors handed to a root's forward; their storage bytes and their shapes."""
-        tensors = list(_tensors_in(batch, _INPUT_DEPTH_MAX))
+        tensors = list(tensors_in(batch, INPUT_DEPTH_MAX))
         self._inputs = [weakref.ref(tensor) for tensor in tensors]
         sizes = {identity: nbytes for tensor in tensors for identity, nbytes, _ in storages(tensor)}
         return sum(sizes.values()), [tuple(tensor.shape) for tensor in tensors]
@@ -113,6 +115,7 @@ class Inventory:
         state = self._state_sum(model.claimed, index, fresh)
         claimed = gathered.union(model.claimed, state.claimed)
         gradients, viewed = self._gradients(parameters, claimed, index)
+        self.claimed = claimed
         return Owners(
             weights=model.weights,
             buffers=model.buffers,
@@ -122,16 +125,46 @@ class Inventory:
             inputs=_add(_alive(self._inputs), claimed, index),
         )
 
+    def held(self, *, lasting: bool = True) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+        """(line of the ledger, tensor, the parameter it is a gradient of) in the order in which storages are claimed.
+
+        `lasting` False: without what stays where it is from step to step (weights, buffers, optimizer state).
+        """
+        yield from (("buckets", tensor, None) for tensor in self._gathered())
+        parameters = self._parameters()
+        if lasting:
+            yield from (("weights", parameter, None) for parameter in parameters)
+            yield from (("buffers", buffer, None) for buffer in self._each_buffer())
+            for optimizer in _alive(self._optimizers):
+                yield from (("optimizer", tensor, None) for tensor in state_tensors(optimizer))
+        views = self._views
+        for parameter in parameters:
+            if (gradient := parameter.grad) is not None:
+                yield ("buckets" if id(parameter) in views else "gradients"), gradient, parameter
+        yield from (("inputs", tensor, None) for tensor in _alive(self._inputs))
+
+    def kept_for(self) -> Iterator[tuple[Tensor, Tensor, str]]:
+        """(parameter, tensor, "gradients" or "optimizer") of what is kept for each parameter."""
+        for parameter in self._parameters():
+            if (gradient := parameter.grad) is not None:
+                yield parameter, gradient, "gradients"
+        for optimizer in _alive(self._optimizers):
+            for parameter, state in optimizer.state.items():
+                if isinstance(parameter, Tensor):
+                    for tensor in tensors_within(state):
+                        yield parameter, tensor, "optimizer"
+
+    def _each_buffer(self) -> Iterator[Tensor]:
+        for module in _alive(self._modules):
+            yield from (buffer for buffer in module._buffers.values() if buffer is not None)
+
     def _model_sum(self, parameters: list[Tensor], gathered: set[int], index: int, fresh: bool) -> _Kept:
         kept = self._model_sums.get(index)
         mark = (_place(parameters[0]) if parameters else None, len(parameters))
         if kept is None or fresh or kept.mark != mark:
             claimed = gathered.copy()
             weights = _add(parameters, claimed, index)
-            buffers = [
-                buffer for module in _alive(self._modules) for buffer in module._buffers.values() if buffer is not None
-            ]
-            buffer_bytes = _add(buffers, claimed, index)
+            buffer_bytes = _add(self._each_buffer(), claimed, index)
             kept = _Kept(mark, frozenset(claimed - gathered), weights, buffer_bytes)
             self._model_sums[index] = kept
         return kept
@@ -164,7 +197,7 @@ class Inventory:
                     self._ddp.append(weakref.ref(module))
                     if getattr(module, "gradient_as_bucket_view", False):
                         self._views.update(id(parameter) for parameter in module.parameters())
-                self._sharded += [weakref.ref(each) for each in _fsdp_parameters(module)]
+                self._sharded += [weakref.ref(each) for each in fsdp_parameters(module)]
         owned = {id(parameter) for parameter in self._parameters()}
         for optimizer in _alive(self._optimizers):
             for group in optimizer.param_groups:
@@ -255,7 +288,7 @@ def _state_mark(optimizer: Optimizer) -> object:
     return (id(state), len(state), places)
 
 
-def _fsdp_parameters(module: Module) -> Iterable[Any]:
+def fsdp_parameters(module: Module) -> Iterable[Any]:
     """FSDP2's records of the parameters that `module` shards; none for other modules and other versions of torch."""
     read = getattr(module, "_get_fsdp_state", None)
     if read is None:
@@ -265,7 +298,7 @@ def _fsdp_parameters(module: Module) -> Iterable[Any]:
     return [each for group in groups if group is not None for each in group.fsdp_params]
 
 
-def _tensors_in(value: object, depth: int) -> Iterator[Tensor]:
+def tensors_in(value: object, depth: int) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif depth:
@@ -277,4 +310,4 @@ def _tensors_in(value: object, depth: int) -> Iterator[Tensor]:
         elif is_dataclass(value) and not isinstance(value, type):
             inner = [getattr(value, field.name) for field in fields(value)]
         for each in inner:
-            yield from _tensors_in(each, depth - 1)
+            yield from tensors_in(each, depth - 1)

@@ -87,6 +87,7 @@ class Phases:
         *,
         find_readers: Callable[[], tuple[Reader, ...]],
         read_ledger: Callable[[int, str, int, Any, Reading], object],
+        step_closes: Callable[[int], object],
         step_closed: Callable[[int], object],
         opened_ns: int,
     ) -> None:
@@ -97,6 +98,7 @@ class Phases:
         self._governor = governor
         self._find_readers = find_readers
         self._read_ledger = read_ledger
+        self._step_closes = step_closes  # before the Step is told
         self._step_closed = step_closed
         self._owner = get_ident()
         self._thread = _Thread()
@@ -155,7 +157,8 @@ class Phases:
             self._close(BETWEEN if self._loaded else LOAD, thread.label)
         self._loaded = True
 
-    def forward_ends(self, root: int, *, gradients: bool, aborted: bool) -> None:
+    def forward_ends(self, root: int, *, gradients: bool, aborted: bool, look: Callable[[], object] = int) -> None:
+        """`look` sees the graph that the forward made, before the window closes."""
         thread = self._here()
         forwards = thread.forwards
         if root not in forwards:
@@ -163,17 +166,23 @@ class Phases:
         del forwards[forwards.index(root) :]
         if forwards:
             return
+        if gradients and not aborted:
+            look()
         self._observed = self._observed or gradients
         if not self._names:
             self._close(thread.label, BACKWARD if gradients else BETWEEN, ABORTED if aborted else 0)
 
-    def engine_begins(self) -> bool:
-        """False: this call is part of a forward (a compiler traces) or of another engine call."""
+    def engine_begins(self, look: Callable[[], object] = int) -> bool:
+        """False: this call is part of a forward (a compiler traces) or of another engine call.
+
+        `look` sees the graph that it starts from.
+        """
         thread = self._here()
         if thread.forwards or thread.engine:
             return False
         if self._pending:
             self._close_step()
+        look()
         thread.engine = True
         if not self._observed and not self._names:
             self._close(FORWARD, BACKWARD, INFERRED)
@@ -413,6 +422,7 @@ class Phases:
         ended = self._ended_ns
         duration = ended - self._step_opened_ns
         step = self.step
+        self._step_closes(step)
         self._append(
             Step(
                 step,

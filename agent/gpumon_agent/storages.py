@@ -51,6 +51,15 @@ def storages(tensor: Tensor) -> Iterator[tuple[int, int, torch.device]]:
         yield storage._cdata, storage.nbytes(), part.device
 
 
+def addresses(tensor: Tensor) -> Iterator[tuple[int, int, int]]:
+    """(address, bytes, device) of each storage behind `tensor` that has any; the device as `Tensor.get_device()`."""
+    for part in plain(tensor):
+        storage = part.untyped_storage()
+        nbytes = storage.nbytes()
+        if nbytes:
+            yield storage.data_ptr(), nbytes, part.get_device()
+
+
 def elements(tensor: Tensor) -> int:
     """How many elements of `tensor` this process holds: of a DTensor, its local shard's."""
     local = getattr(tensor, "_local_tensor", None)

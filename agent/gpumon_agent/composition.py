@@ -1,0 +1,246 @@
+"""What was alive at a step's highest moment: one phase of allocator history, without stacks, replayed.
+
+Model. The phase that made the last step's peak is expected to make this one's. As it begins, PyTorch's own history of
+allocations is switched on and the addresses of what owners hold are noted; as it ends, history and owners are read
+again, and history is switched off. From what was requested at the phase's beginning every event adds or subtracts its
+requested bytes; the largest sum is the peak. A block that was alive then belongs
+
+- to the owner that held its address as the phase began, if it stood there since;
+- else to the owner that holds it as the phase ends, if it stood there until then;
+- else, if it was made and freed within the phase, to what autograd saved in it (of the loss), or to `temporaries`.
+
+What is left of `requested` is *unexplained*. The module that was running: forward allocates what each module saves in
+the modules' order, backward frees it and makes gradients in the opposite order, so the nearest such events before and
+after the peak tell two modules; the answer is the innermost module around both, None where one of them is missing.
+
+Source: `torch.cuda.memory._record_memory_history`; the sizes in its trace are requested bytes.
+Cost: 0.2 µs an allocation while it records; 1 µs an event to read and replay: benchmarks/inventory.py.
+Known limitations. History that the user records is left alone: no composition then. With several devices, only the
+first is looked at. The largest sum of requested bytes is taken for the peak of allocated ones: they differ by rounding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from .graph import Place
+
+ENTRIES_MAX = 100_000
+"""of the trace: a phase with more events is given up"""
+
+
+class Block(NamedTuple):
+    """Whose the bytes at an address are."""
+
+    line: str
+    nbytes: int
+    place: Place | None = None
+
+
+Blocks = dict[int, Block]
+"""by address"""
+
+
+class Composition(NamedTuple):
+    """A peak, taken apart: requested bytes."""
+
+    requested: int
+    lines: dict[str, int]
+    module: str | None
+
+
+class History:
+    """PyTorch's history of allocations, ours for the length of one phase; invisible to whoever reads or records it.
+
+    While ours runs, the functions through which others record or read history are replaced: the first such call ends
+    ours and goes through to the original.
+    """
+
+    def __init__(self) -> None:
+        self._C: Any = torch._C
+        self._record = getattr(torch._C, "_cuda_record_memory_history", None)
+        self._enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+        self._snapshot = getattr(torch._C, "_cuda_memorySnapshot", None)
+        self._replaced: dict[str, Any] = {}
+        self.recording = False
+
+    def begin(self) -> bool:
+        """False where this torch has no such history, or somebody records already."""
+        if self._record is None or self._enabled is None or self._snapshot is None or self.recording:
+            return False
+        if self._enabled():
+            return False
+        self._switch(True)
+        for name in ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy", "_cuda_memorySnapshot"):
+            original = getattr(self._C, name, None)
+            if original is not None:
+                self._replaced[name] = original
+                setattr(self._C, name, self._giving_way(original))
+        if self._enabled is not None:
+            self._replaced["_cuda_isHistoryEnabled"] = self._enabled
+            self._C._cuda_isHistoryEnabled = lambda: False
+        return True
+
+    def end(self, device: int) -> list[dict[str, Any]] | None:
+        """The events since `begin`, oldest first. None where somebody else took over, or there were too many."""
+        if not self.recording:
+            return None
+        assert self._snapshot is not None
+        trace = self._snapshot(None)["device_traces"][device]
+        self.stop()
+        return None if len(trace) >= ENTRIES_MAX else trace
+
+    def stop(self) -> None:
+        """Switches it off and puts back what was replaced; nothing of ours stays recorded."""
+        if not self.recording:
+            return
+        for name, original in self._replaced.items():
+            setattr(self._C, name, original)
+        self._replaced.clear()
+        self._switch(False)
+
+    def _switch(self, on: bool) -> None:
+        assert self._record is not None
+        arguments: list[Any] = ["all" if on else None, None, "python", ENTRIES_MAX]
+        for more in _MORE:
+            try:
+                self._record(*arguments, *more)
+            except TypeError:  # another version's arguments
+                continue
+            self.recording = on
+            return
+        raise RuntimeError("this torch's history of allocations takes arguments that are not known here")
+
+    def _giving_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def give_way(*args: Any, **kwargs: Any) -> Any:
+            self.stop()
+            return original(*args, **kwargs)
+
+        return give_way
+
+
+_SKIPPED = ["free_requested", "segment_alloc", "segment_free", "segment_map", "segment_unmap"]
+_MORE: tuple[tuple[Any, ...], ...] = (
+    (True, False, False, _SKIPPED, False, True),  # clear the history, two we leave off, skip, pinned memory, CUDA: 2.15
+    (True, False, False, _SKIPPED),
+    (True, False, False),
+    (True, False),
+    (True,),
+    (),  # torch 2.4
+)
+"""What follows the four arguments that every version takes, newest first."""
+
+
+def compose(
+    trace: Iterable[dict[str, Any]],
+    requested: int,
+    before: Blocks,
+    after: Blocks,
+    saved: Blocks,
+    *,
+    forward: bool,
+) -> Composition:
+    """The peak of one phase; see the module.
+
+    `requested`: bytes as it began. `before`, `after`: whose the blocks are at its beginning and its end; `saved`: those
+    that autograd saved within it, all of them alive at one moment, and that may be gone by its end.
+    """
+    events = [(e["action"], e["addr"], e["size"]) for e in trace if e["action"] in ("alloc", "free_completed")]
+    current = peak = requested
+    at = -1
+    for index, (action, _, size) in enumerate(events):
+        if action == "alloc":
+            current += size
+            if current > peak:
+                peak, at = current, index
+        else:
+            current -= size
+    first: dict[int, int] = {}  # address → its first event, if that is an alloc
+    last: dict[int, int] = {}  # address → its newest event, if that is an alloc: alive at the end
+    alive: dict[int, int] = {}  # address → the event that made it, of those made in the phase and alive at the peak
+    gone: set[int] = set()  # addresses that stood at the beginning and were freed before the peak
+    freed: dict[int, int] = {}  # address → when, of those alive at the peak
+    for index, (action, address, _) in enumerate(events):
+        if action == "alloc":
+            last[address] = index
+            first.setdefault(address, index)
+            if index <= at:
+                alive[address] = index
+        else:
+            last.pop(address, None)
+            first.setdefault(address, -1)
+            if index > at:
+                freed.setdefault(address, index)
+            elif alive.pop(address, None) is None:
+                gone.add(address)
+    together = max((first[address] for address in saved if first.get(address, -1) >= 0), default=-1)
+    lines: Counter[str] = Counter()
+    for address, block in before.items():
+        if address not in gone:
+            lines[block.line] += block.nbytes
+    for address, index in alive.items():
+        if last.get(address) == index:
+            owner = after.get(address)
+            if owner is not None:
+                lines[owner.line] += events[index][2]
+        elif address in saved and index <= together < freed[address]:
+            lines["activations"] += events[index][2]
+        else:
+            lines["temporaries"] += events[index][2]
+    return Composition(peak, dict(lines), _running(events, at, before, after, saved, last, forward=forward))
+
+
+def _running(
+    events: list[tuple[str, int, int]],
+    at: int,
+    before: Blocks,
+    after: Blocks,
+    saved: Blocks,
+    last: dict[int, int],
+    *,
+    forward: bool,
+) -> str | None:
+    """The innermost module around the nearest events that tell a module, before and after the peak."""
+    freed: set[int] = set()
+
+    def told(index: int) -> Block | None:
+        action, address, _ = events[index]
+        if action == "alloc":
+            if last.get(address) != index:
+                return None
+            block = after.get(address)
+            return block if block is not None and block.line == ("activations" if forward else "gradients") else None
+        if forward or address in freed:
+            return None
+        freed.add(address)
+        block = before.get(address) or saved.get(address)
+        return block if block is not None and block.line == "activations" else None
+
+    earlier = later = None
+    for index in range(len(events)):
+        block = told(index)
+        if block is None:
+            continue
+        if index <= at:
+            earlier = block
+        if index >= at:
+            later = block
+            break
+    if earlier is None or later is None or earlier.place is None or later.place is None:
+        return None
+    if earlier.place[0] != later.place[0]:
+        return None
+    return _around(earlier.place[1], later.place[1]) or None
+
+
+def _around(left: str, right: str) -> str:
+    common = []
+    for a, b in zip(left.split("."), right.split("."), strict=False):
+        if a != b:
+            break
+        common.append(a)
+    return ".".join(common)
