@@ -42,11 +42,19 @@ class Guard:
         count = self.failures[part] = self.failures[part] + 1
         text = f"{part}: {told(error)}"
         if count == 1:
-            print(f"gpumon: {text} (training is not affected)", file=sys.stderr)
+            say(f"{text} (training is not affected)")
         elif count == FAILURES_MAX:
             text += f"; switched off after {count} failures"
         if count in (1, FAILURES_MAX):
             self._tell(text)
+
+
+def say(text: str) -> None:
+    """One line in the training's terminal. Where stderr is closed, or what somebody put in its place raises: nothing."""
+    try:
+        sys.stderr.write(f"gpumon: {text}\n")
+    except Exception:  # noqa: BLE001  a training may have replaced it by anything
+        return
 
 
 def told(error: BaseException) -> str:

@@ -11,7 +11,6 @@ the training thread. `benchmarks/link.py` measures both.
 from __future__ import annotations
 
 import atexit
-import logging
 import math
 import os
 import threading
@@ -26,7 +25,7 @@ import msgspec
 import zmq
 
 from . import endpoint, gate, wire
-from .guard import Guard
+from .guard import Guard, say
 from .history import History
 
 FLUSH_S = 0.1
@@ -35,7 +34,6 @@ CLOSE_S = 0.22  # the promise is 250 ms; the rest is for being woken on a busy m
 _GOODBYE_S = 0.15  # of CLOSE_S: how long viewers are given to take the last words
 _SNAPSHOT_FRAMES_A_TURN = 8  # then the thread polls again: the interpreter's lock is never held for long
 _REQUESTS_MAX = 64  # snapshots owed at one time; a viewer whose request was dropped asks again
-_log = logging.getLogger("gpumon_agent")
 _alive: weakref.WeakSet[Publisher] = weakref.WeakSet()
 
 
@@ -130,7 +128,7 @@ class Publisher:
                 publish.close(linger=0)
                 asks.close(linger=0)
         except zmq.ZMQError as error:
-            _log.warning("gpumon: no viewer can attach to this process: %s", error)
+            say(f"no viewer can attach to this process: {error}")
         finally:
             if self._place is not None:
                 self._place.remove()
@@ -182,7 +180,7 @@ class Publisher:
             self._homeless = False
         except (endpoint.Unavailable, zmq.ZMQError) as error:
             if not self._homeless:
-                _log.warning("gpumon: no viewer can attach to this process: %s", error)
+                say(f"no viewer can attach to this process: {error}")
             self._homeless = True
 
     def _leave(

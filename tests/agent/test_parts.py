@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -32,6 +34,16 @@ def test_a_failing_part_is_told_once_and_switched_off(capfd: pytest.CaptureFixtu
     assert capfd.readouterr().err == "gpumon: hook: ValueError: two lines (training is not affected)\n"
     assert len(told) == 2
     assert "switched off" in told[1]
+
+
+@pytest.mark.parametrize("stderr", [None, open, io.StringIO])
+def test_a_failure_that_cannot_be_told_stays_inside(stderr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = None
+    if stderr is not None:
+        closed = stderr(os.devnull, "w") if stderr is open else stderr()
+        closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    assert Guard(lambda text: None).protect("hook", lambda: 1 // 0)() is None
 
 
 def test_what_the_user_raises_passes_the_guard() -> None:
