@@ -24,6 +24,7 @@ from gpumon.tui.widgets.findings_strip import finding_lines, findings
 from gpumon.tui.widgets.forecast_panel import forecast_lines, outlook
 from gpumon.tui.widgets.header import header_lines, heading
 from gpumon.tui.widgets.host_line import host_facts, host_lines
+from gpumon.tui.widgets.oom_panel import oom_lines
 from gpumon.tui.widgets.phase_table import phase_lines, phases
 from gpumon_agent import wire
 
@@ -44,8 +45,9 @@ def picture(view: View, columns: int, glyphs: Glyphs) -> str:
     lines: list[Line] = [
         *header_lines(heading(view), columns, glyphs),
         EMPTY,
-        *device_lines(bars(view), columns, 6, glyphs, ""),
+        *device_lines(bars(view), columns, 8, glyphs, ""),
         EMPTY,
+        *_oom(view, columns, glyphs),
         *_beside(left, right, half),
         EMPTY,
         *estimate_lines(comparisons(view), columns, 12, glyphs, ""),
@@ -54,6 +56,11 @@ def picture(view: View, columns: int, glyphs: Glyphs) -> str:
         *host_lines(host_facts(view), columns, 3, ""),
     ]
     return plain(lines)
+
+
+def _oom(view: View, columns: int, glyphs: Glyphs) -> list[Line]:
+    report = view.report.oom if view.report else None
+    return [] if report is None else [*oom_lines(report, columns, 12, glyphs), EMPTY]
 
 
 def _beside(left: Sequence[Line], right: Sequence[Line], room: int) -> list[Line]:

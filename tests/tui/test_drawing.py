@@ -267,3 +267,21 @@ def test_findings_stand_in_order_of_weight_and_stay_in_their_line():
     lines = finding_lines(Findings(found, None, True), 70, 4, UNICODE, "")
     assert all(width(line) <= 70 for line in lines)
     assert "tensor-leak  +4.00 MiB/step since 1" in plain(lines)
+
+
+def test_what_was_alive_at_the_peak_is_one_line_at_any_width(store_of, new_run):
+    shown = bars(view_of(store_of(new_run().usual(20))))
+    assert shown.peak.lines is not None
+    for room in (100, 120, 200):
+        lines = device_lines(shown, room, 9, UNICODE, "title")
+        alive = plain(lines[-1:])
+        assert alive.lstrip().startswith("peak")
+        assert "activations 12.2" in alive
+        assert len([line for line in lines if plain([line]).lstrip().startswith("peak")]) == 2  # the bar and this
+
+
+def test_what_has_no_room_at_the_peak_is_told_together(store_of, new_run):
+    shown = bars(view_of(store_of(new_run().usual(20))))
+    narrow = plain(device_lines(shown, 80, 9, UNICODE, "title")[-1:])
+    assert "other " in narrow
+    assert "rounding" not in narrow

@@ -76,6 +76,61 @@ def test_ranks(snap_compare, app_of, new_run, size, pressing) -> None:
     assert snap_compare(app_of(*runs), terminal_size=size, run_before=pressing("2", "down", "down"))
 
 
+def in_detail(new_run) -> Any:
+    """A run whose modules are known, and what they kept in its newest step."""
+    run = new_run().hello().modules().steps(12_192, 239).host().step(12_431).layers(12_431)
+    return run.beat(12_432, "forward").synced().host()
+
+
+@pytest.mark.parametrize("theme", ["gpumon-dark", "gpumon-light"])
+@pytest.mark.parametrize("size", [LARGE, SMALL], ids=["120x40", "80x24"])
+def test_layers(snap_compare, app_of, new_run, size, theme, pressing) -> None:
+    app = app_of(in_detail(new_run), theme=theme)
+    assert snap_compare(app, terminal_size=size, run_before=pressing("3", "down", "down", "down", "down", "enter"))
+
+
+def test_layers_flat_by_activations(snap_compare, app_of, new_run, pressing) -> None:
+    keys = ("3", "f", *"oooooo")
+    assert snap_compare(app_of(in_detail(new_run)), terminal_size=LARGE, run_before=pressing(*keys))
+
+
+def test_layers_filtered(snap_compare, app_of, new_run, pressing) -> None:
+    keys = ("3", "slash", *"attention")
+    assert snap_compare(app_of(in_detail(new_run)), terminal_size=LARGE, run_before=pressing(*keys))
+
+
+def test_layers_in_ascii(snap_compare, app_of, new_run, pressing) -> None:
+    assert snap_compare(app_of(in_detail(new_run), ascii=True), terminal_size=SMALL, run_before=pressing("3"))
+
+
+def test_layers_before_a_step_was_sampled(snap_compare, app_of, new_run, pressing) -> None:
+    run = new_run().hello().modules().steps(0, 5, sampled=False).synced()
+    assert snap_compare(app_of(run), terminal_size=LARGE, run_before=pressing("3"))
+
+
+@pytest.mark.parametrize("theme", ["gpumon-dark", "gpumon-ansi"])
+@pytest.mark.parametrize("size", [LARGE, SMALL], ids=["120x40", "80x24"])
+def test_estimate(snap_compare, app_of, new_run, size, theme, pressing) -> None:
+    app = app_of(new_run().usual(), theme=theme)
+    assert snap_compare(app, terminal_size=size, run_before=pressing("5", "down", "down"))
+
+
+def test_estimate_without_colour(snap_compare, app_of, new_run, monkeypatch, pressing) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert snap_compare(app_of(new_run().usual()), terminal_size=LARGE, run_before=pressing("5"))
+
+
+def test_an_estimated_line_explained(snap_compare, app_of, new_run, pressing) -> None:
+    keys = ("5", *["down"] * 6, "e")
+    assert snap_compare(app_of(new_run().usual()), terminal_size=LARGE, run_before=pressing(*keys))
+
+
+@pytest.mark.parametrize("key", ["1", "3", "5", "7"])
+@pytest.mark.parametrize("size", [(40, 12), (20, 5)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_small_terminals(snap_compare, app_of, new_run, size, key, pressing) -> None:
+    assert snap_compare(app_of(in_detail(new_run)), terminal_size=size, run_before=pressing(key, "down", "end"))
+
+
 def test_log(snap_compare, app_of, new_run, pressing) -> None:
     run = new_run().usual().notice("torch.compile graphs replay: phases inside cannot be seen")
     run.goodbye("finished", 12_432, "optimizer")

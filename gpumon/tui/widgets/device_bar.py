@@ -129,9 +129,7 @@ def _legend(shown: list[tuple[str, int]], glyphs: Glyphs, label: int = 0) -> lis
     small = sum(value for name, value in shown if name not in ("", *DRIVER)) // SMALL
     for name, value in shown:
         if name and (abs(value) > small or name == "free"):
-            word = LABELS.get(name, name)
-            number = in_unit(value, unit) if abs(value) >= unit.bytes // 20 else size(value)
-            items.append(((f"{glyphs.lines[name]} ", line_role(name)), (f"{word} ", "dim"), (number, "text")))
+            items.append(_item(name, value, unit, glyphs))
     if items:
         items[0] = ((" " + left(unit.name, max(label, len(unit.name) + 1)), "dim"), *items[0])
     return items
@@ -197,9 +195,10 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
     if b.stale_s is not None:
         items.append(((f"driver's figures {age(b.stale_s)} old", "warn"),))
     legend = flow(items, room - 2, indent=1 + label)
+    alive = _alive(b.peak, label, room, glyphs) if b.peak is not None and b.peak.lines is not None else []
     space = height - 1
     if space >= 2 + len(legend):
-        return [*lines, *bar_rows, *legend]
+        return [*lines, *bar_rows, *legend, *alive][:height]
     # short: the bar that says most, then as much legend as there is room
     keep = bar_rows[:1] if space >= 1 else []
     lines += keep
@@ -213,6 +212,29 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
                 break
             largest.pop()
     return lines + legend[: max(0, room_left)]
+
+
+def _alive(peak: Peak, label: int, room: int, glyphs: Glyphs) -> list[Line]:
+    """What was alive at the peak, in one line; what has no room is told together."""
+    shown = _peak_parts(peak, None)
+    unit = unit_for(*(value for _, value in shown))
+    head: Span = (" " + left("peak", label), "dim")
+    by_size = sorted(shown, key=lambda part: -abs(part[1]))
+    for kept in range(len(shown), 0, -1):
+        items = [_item(name, value, unit, glyphs) for name, value in shown if (name, value) in by_size[:kept]]
+        rest = sum(value for _, value in by_size[kept:])
+        if rest:
+            items.append((("other ", "dim"), (size(rest), "text")))
+        (line, *more) = flow(items, room - label - 2)
+        if not more:
+            return [(head, *line)]
+    return []
+
+
+def _item(name: str, value: int, unit: Unit, glyphs: Glyphs) -> Line:
+    """Sign, line and figure."""
+    number = in_unit(value, unit) if abs(value) >= unit.bytes // 20 else size(value)
+    return ((f"{glyphs.lines[name]} ", line_role(name)), (f"{LABELS.get(name, name)} ", "dim"), (number, "text"))
 
 
 def _full_scale(b: Bars, now_shown: list[tuple[str, int]], total: int) -> int:

@@ -91,9 +91,11 @@ class EstimatePage(Panel):
     def terms(self) -> tuple[str, ...]:
         found: Comparison | None = self._slice.found if self._slice is not None else None
         rows = self.rows
-        line = rows[self._at].line if self._at < len(rows) else ""
-        phase = found is not None and self._at >= len(rows) - len(found.phases)
-        own = ("phase", "peak") if phase else (LABELS.get(line, line),)
+        own: tuple[str, ...] = ()
+        if found is not None and self._at < len(rows):
+            phase = self._at >= len(rows) - len(found.phases)
+            line = rows[self._at].line
+            own = ("phase", "peak") if phase else (LABELS.get(line, line),)
         return (*own, "estimate", "measured", "difference", "source", "fits · tight · OOM ahead")
 
     def sums(self) -> list[str]:

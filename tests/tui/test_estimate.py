@@ -1,0 +1,123 @@
+"""The Estimate screen: lines and phases beside what was measured, chosen, explained, and said in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumon.analysis import Reporter
+from gpumon.analysis.comparison import Compared, compare, remarks
+from gpumon.analysis.lines import DeviceReport, Estimate, Lines, Peak
+from gpumon.tui.glossary import TERMS
+from gpumon.tui.ink import ASCII, UNICODE
+from gpumon.tui.spans import plain, width
+from gpumon.tui.view import choose
+from gpumon.tui.widgets.device_bar import LABELS, ORDER
+from gpumon.tui.widgets.estimate_page import EstimatePage, estimated, page_lines
+from gpumon_agent import wire
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def view_of(store):
+    frame = store.frame(1_790_000_000_000_000_000 + 10**12)
+    return choose(frame, Reporter().report(frame), None, None)
+
+
+def report(estimate: Estimate, ledger: Lines, peak: int, phase: str = "backward") -> DeviceReport:
+    return DeviceReport(0, ledger, None, Peak(9, phase, 0, peak), estimate, None, 40 * GIB, None)
+
+
+def test_every_phase_is_beside_its_estimate(store_of, new_run):
+    found = estimated(view_of(store_of(new_run().usual(20)))).found
+    assert [row.line for row in found.phases] == ["between", "forward", "backward", "optimizer"]
+    assert [row.off for row in found.phases[:3]] == [False] * 3
+    assert [row.source for row in found.phases] == ["measured", "exact+learnt", "exact+learnt", "exact"]
+    assert found.peak_phase == "backward"
+
+
+def test_what_was_only_read_has_no_estimate():
+    estimate = Estimate(
+        Lines(weights=GIB, workspaces=5), None, None, (("weights", "exact"), ("workspaces", "measured"))
+    )
+    found = compare(report(estimate, Lines(weights=GIB, workspaces=5), GIB), None)
+    assert found.owners == (Compared("weights", GIB, GIB, "exact"), Compared("workspaces", None, 5, "measured"))
+
+
+def test_a_peak_off_its_estimate_names_the_lines_that_make_it():
+    sources = (("weights", "exact"), ("gradients", "exact"))
+    estimate = Estimate(Lines(weights=GIB, gradients=GIB), 4 * GIB, "forward", sources)
+    device = report(estimate, Lines(weights=GIB, gradients=3 * GIB, allocated=4 * GIB, unexplained=0), 6 * GIB)
+    said = remarks(compare(device, None), device)
+    assert said[0] == (
+        "The step peaks 2.00 GiB above the estimate, in backward and not in forward: gradients +2.00 GiB."
+    )
+    assert said[1] == "Every byte that is allocated as the step ends has an owner."
+
+
+def test_a_step_at_its_estimate_says_so(store_of, new_run):
+    view = view_of(store_of(new_run().usual(20)))
+    assert estimated(view).remarks[0].startswith("The step peaks where the estimate has it: 61.")
+
+
+def test_figures_are_those_of_the_newest_step_that_was_read(store_of, new_run):
+    run = new_run().usual(20)
+    run.say(wire.Phase(12_432, "forward", 0, 0, run.t_ns, 1), numbered=True)
+    run.say(wire.Step(12_432, run.t_ns, 1, phases=1), numbered=True)
+    found = estimated(view_of(store_of(run))).found
+    assert found.step == 12_431
+    assert all(row.measured is not None for row in (*found.added, *found.phases))
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
+def test_the_page_keeps_its_width(store_of, new_run, glyphs):
+    shown = estimated(view_of(store_of(new_run().usual(20))))
+    for room in (20, 40, 80, 120, 200):
+        lines, chosen = page_lines(shown, 3, room, glyphs)
+        assert all(width(line) <= room for line in lines)
+        assert glyphs.now in plain(lines[chosen : chosen + 1])
+
+
+def test_every_line_of_the_ledger_has_its_word_in_the_glossary():
+    assert {LABELS.get(line, line) for line in (*ORDER, "allocated")} <= set(TERMS)
+
+
+def text_of(app) -> str:
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+async def test_the_chosen_line_is_explained_to_the_byte(app_of, new_run, settled) -> None:
+    app = app_of(new_run().usual(20))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        await pilot.press("5")
+        await settled(pilot)
+        await pilot.press("down", "e")
+        await settled(pilot)
+        w = round(12.1 * GIB)
+        assert f"gradients: estimate {w:,} B, measured {w:,} B" in text_of(app)
+        assert "exact: in closed form" in text_of(app)
+
+
+async def test_on_a_small_screen_the_last_line_brings_the_words_with_it(app_of, new_run, settled) -> None:
+    app = app_of(new_run().usual(20))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await pilot.press("5")
+        await settled(pilot)
+        assert "The step peaks where" not in text_of(app)
+        await pilot.press("end")
+        await settled(pilot)
+        assert "measured: read, not derived" in text_of(app)
+        await pilot.press("home")
+        assert app.screen.query_one(EstimatePage)._at == 0
+
+
+async def test_before_a_model_is_known_it_says_what_is_missing(app_of, new_run, settled) -> None:
+    app = app_of(new_run().hello().steps(0, 3).synced())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await pilot.press("5")
+        await settled(pilot)
+        assert "known once a model is described" in text_of(app)
+        await pilot.press("down", "end", "e")
