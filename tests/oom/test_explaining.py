@@ -64,7 +64,7 @@ def test_the_case_everyone_should_recognise() -> None:
     assert shown(suspect.stands) == "12.31 GiB"
     said = " ".join(report.assumptions)
     assert "transformers' own AdamW" in said
-    assert "foreach=False would ask for it at 13.03 GiB" in said
+    assert "foreach=False, would ask for it at 13.03 GiB: " in said
     notes = " ".join(report.notes)
     assert "The batch has nothing to do with it" in notes
     assert "897 parameters a row (832 + 64 + 1)" in notes

@@ -20,6 +20,9 @@ from gpumon_agent import wire
 DEFAULT_OPTIMIZER = "adamw"
 """Assumed, and said to be, where a model is given and no optimizer."""
 
+SAME_BYTES = 8 << 20
+"""Ways whose figures differ by less are not told apart."""
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -63,7 +66,7 @@ def explain(story: Story, known: Known | None = None) -> OomReport:
         where=story.where,
         code=story.code,
         suspects=tuple(suspects),
-        assumptions=tuple(_assumptions(message, known, best, recipe)),
+        assumptions=tuple(_assumptions(known, best, recipe)),
         notes=tuple(_notes(message, known, best, case, story)),
         remedies=remedies(case),
     )
@@ -85,25 +88,19 @@ def _suspects(
     return same_size(message, tensors), way
 
 
-def _assumptions(message: Message, known: Known, best: Suspect | None, recipe: Recipe) -> list[str]:
-    if best is None or best.phase != wire.OPTIMIZER or best.way is None:
+def _assumptions(known: Known, best: Suspect | None, recipe: Recipe) -> list[str]:
+    """What the walk takes for granted, and what another way of writing the optimizer would have shown instead."""
+    if best is None or best.phase != wire.OPTIMIZER or best.way is None or best.stands is None:
         return []
-    said = []
     named = recipe.name if known.optimizer else f"{recipe.name} (none was given)"
-    said.append(f"The optimizer is {named} and {WAYS_IN_WORDS[best.way]}.")
+    said = [f"The optimizer is {named} and {WAYS_IN_WORDS[best.way]}."]
     for way in recipe.ways:
-        if way == best.way:
-            continue
-        same = [e for e in first_step(known.tensors, recipe, way) if e.tensor == best.tensor and e.what == best.what]
-        if (
-            same
-            and message.allocated is not None
-            and not message.allocated.low <= same[0].stands <= message.allocated.high
-        ):
+        events = first_step(known.tensors, recipe, way)
+        same = next((e for e in events if e.tensor == best.tensor and e.what == best.what), None)
+        if same is not None and abs(same.stands - best.stands) > SAME_BYTES:
             said.append(
-                f"One that {WAYS_IN_WORDS[way]} would ask for it at {shown(same[0].stands)}, "
-                f"{shown(abs(same[0].stands - message.allocated.middle))} "
-                f"{'more' if same[0].stands > message.allocated.middle else 'less'} than the message says."
+                f"One that {WAYS_IN_WORDS[way]}, would ask for it at {shown(same.stands)}: "
+                f"{shown(abs(same.stands - best.stands))} {'more' if same.stands > best.stands else 'less'}."
             )
     if all(tensor.width == 4 for tensor in known.tensors):
         said.append("Parameters are in fp32, in one group, in the order given.")

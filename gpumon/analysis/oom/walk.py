@@ -23,6 +23,7 @@ device (fused, 512 B each) are left out.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -97,9 +98,15 @@ def counted(count: int) -> int:
 
 
 def recipe_of(text: str) -> tuple[Recipe, str | None]:
-    """ "adamw:fused" → its recipe and its way, None where none is named. Raises ValueError with one sentence."""
-    name, _, way = text.lower().partition(":")
-    recipe = RECIPES.get({"sgd-momentum": "momentum", "adam8bit": "adamw8bit"}.get(name, name))
+    """ "adamw:fused" → its recipe and its way, None where none is named; "sgd,momentum=0.9" is `momentum`.
+
+    Raises ValueError with one sentence.
+    """
+    head, *settings = text.lower().replace(" ", "").split(",")
+    name, _, way = head.partition(":")
+    if name == "sgd" and any(re.fullmatch(r"momentum=0*\.?\d*[1-9]\d*", each) for each in settings):
+        name = "momentum"
+    recipe = RECIPES.get("adamw8bit" if name == "adam8bit" else name)
     if recipe is None:
         raise ValueError(f"the optimizer {name!r} is not known here; known are {', '.join(RECIPES)}")
     if way and way not in recipe.ways:

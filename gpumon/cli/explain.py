@@ -1,0 +1,215 @@
+"""`gpumon explain`: a message, a log, a recording or the last report on disk, read back as what failed and why."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from gpumon.analysis.estimate.model import Tensor
+    from gpumon.analysis.oom.explaining import Known
+    from gpumon.analysis.oom.report import OomReport
+
+LOG_BYTES_MAX = 64 << 20
+"""Of a longer log the end is read: the last out-of-memory is there."""
+
+_CODE = re.compile(r"[a-z]+(?:-[a-z]+)+")
+
+
+@click.command("explain")
+@click.argument("text", required=False, metavar="[MESSAGE|CODE|-]")
+@click.option("--log", type=click.Path(path_type=Path), metavar="FILE", help="The last out-of-memory of a log.")
+@click.option("--session", type=click.Path(path_type=Path), metavar="FILE", help="A recording made by gpumon record.")
+@click.option("--last", is_flag=True, help="The newest report that a watched training left on this machine.")
+@click.option("--parameters", type=click.Path(path_type=Path), metavar="FILE", help="The model as JSON: {name: shape}.")
+@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="The model's Hugging Face config.json.")
+@click.option("--model", metavar="PKG.MODULE:FACTORY", help="A function of yours that returns the model.")
+@click.option("--optimizer", metavar="NAME[:foreach|fused|loop|reach]", help="adamw, adam, sgd, momentum, rmsprop, …")
+@click.option("--batch", type=click.IntRange(min=1), help="To recognise logits and attention scores.")
+@click.option("--sequence", type=click.IntRange(min=1), help="Tokens a sample, likewise.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def command(
+    text: str | None,
+    log: Path | None,
+    session: Path | None,
+    last: bool,
+    parameters: Path | None,
+    config: Path | None,
+    model: str | None,
+    optimizer: str | None,
+    batch: int | None,
+    sequence: int | None,
+    as_json: bool,
+) -> None:
+    """Read an out-of-memory back as what failed, when, and why; or tell what a finding's CODE means.
+
+    \b
+    gpumon explain "CUDA out of memory. Tried to allocate 2.69 GiB (GPU 0; …"
+    gpumon explain --log train.log --config config.json --optimizer adamw
+    gpumon explain --last
+    gpumon explain foreach-peak
+
+    The message alone gives the verdict; its traceback the phase; the model the tensor. Figures that the message rounds
+    are taken as the interval they stand for. Only --model runs code of yours.
+    """
+    sources = [each for each in (text, log, session, last or None) if each is not None]
+    if len(sources) > 1:
+        raise click.UsageError("one at a time: a message, --log, --session or --last")
+    if not sources and sys.stdin.isatty():
+        raise click.UsageError(
+            'give the message in quotes, or --log FILE, --session FILE, --last; "-" reads it from a pipe'
+        )
+    if text is not None and _CODE.fullmatch(text):
+        _page(text)
+        return
+    if sum(each is not None for each in (parameters, config, model)) > 1:
+        raise click.UsageError("one description of the model at a time: --parameters, --config or --model")
+    from gpumon.analysis.oom.explaining import Known
+
+    tensors, heads = _tensors(parameters, config, model)
+    known = Known(tensors, optimizer, batch, sequence, heads)
+    try:
+        reports = _reports(text, log, session, last, known)
+    except ValueError as reason:  # an optimizer that is not known
+        raise click.UsageError(str(reason)) from None
+    _print(reports, as_json)
+
+
+def _reports(text: str | None, log: Path | None, session: Path | None, last: bool, known: Known) -> list[OomReport]:
+    if session is not None:
+        return _of_session(session)
+    if last:
+        return [_of_disk()]
+    if log is not None:
+        return [_of_text(_tail(log), known, f"{log} tells of no out-of-memory")]
+    if text is None or text == "-":
+        return [_of_text(sys.stdin.read(), known, "no out-of-memory in what came through the pipe")]
+    why = 'no out-of-memory in this text: paste PyTorch\'s message from "Tried to allocate" on'
+    if " " not in text and Path(text).is_file():
+        why = f"{text} is a file; read it with: gpumon explain --log {text}"
+    return [_of_text(text, known, why)]
+
+
+def _of_text(text: str, known: Known, otherwise: str) -> OomReport:
+    from gpumon.analysis.oom.explaining import explain
+    from gpumon.analysis.oom.log import read
+
+    story = read(text)
+    if story is None:
+        raise click.ClickException(otherwise)
+    return explain(story, known)
+
+
+def _of_disk() -> OomReport:
+    from gpumon.analysis.oom.live import of_file
+    from gpumon_agent import blackbox
+
+    found = blackbox.newest()
+    if found is None:
+        places = " or ".join(map(str, blackbox.directories()))
+        raise click.ClickException(f"no report in {places}: a training started with `gpumon run` leaves one there")
+    path, report = found
+    return of_file(report, str(path))
+
+
+def _of_session(path: Path) -> list[OomReport]:
+    """One a rank that ran out of memory, in the order of ranks."""
+    from gpumon import link
+    from gpumon.analysis import Reporter
+    from gpumon.analysis.oom.explaining import explain
+    from gpumon.analysis.oom.log import read
+    from gpumon.session.store import SessionStore
+
+    store, heard = SessionStore(replaying=True), 0
+    try:
+        for received in link.replay(path):
+            store.apply(received)
+            heard = received.unix_ns
+    except link.LinkError as error:
+        raise click.ClickException(str(error)) from None
+    frame = store.frame(heard)
+    told = zip(frame.ranks, Reporter().report(frame), strict=True)
+    found = []
+    for rank, report in told:
+        if report.oom is not None:
+            found.append(report.oom)
+        elif rank.goodbye is not None and (story := read(rank.goodbye.detail)) is not None:
+            found.append(explain(story))
+    if not found:
+        raise click.ClickException(f"nothing ran out of memory in {path}")
+    return found
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LOG_BYTES_MAX))
+            return file.read().decode(errors="replace")
+    except OSError as reason:
+        raise click.ClickException(f"{path}: {reason.strerror}") from None
+
+
+def _tensors(parameters: Path | None, config: Path | None, model: str | None) -> tuple[Sequence[Tensor], int | None]:
+    """The model's parameters, and its attention heads where a config tells."""
+    from gpumon.analysis.estimate.model import NotAModel, from_shapes
+
+    try:
+        if parameters is not None:
+            return from_shapes(_shapes(parameters), parameters.name).own, None
+        if config is not None:
+            from gpumon.analysis.estimate import families
+
+            read = families.load(config)
+            heads = read.get("num_attention_heads", "n_head", "num_heads")
+            return families.describe(read).own, heads if isinstance(heads, int) else None
+    except NotAModel as reason:
+        raise click.ClickException(str(reason)) from None
+    if model is not None:
+        from gpumon.analysis.estimate.from_module import describe
+        from gpumon.cli.user_code import module_subject
+
+        return describe(module_subject(model, None, None).module).own, None
+    return (), None
+
+
+def _shapes(path: Path) -> dict[str, list[int]]:
+    from gpumon.analysis.estimate.model import NotAModel
+
+    try:
+        found = json.loads(path.read_text())
+    except OSError as reason:
+        raise NotAModel(f"{path}: {reason.strerror}") from None
+    except ValueError as reason:
+        raise NotAModel(f"{path} is not JSON: {reason}") from None
+    if not isinstance(found, dict):
+        raise NotAModel(f"{path} holds no {{name: shape}}")
+    return found
+
+
+def _print(reports: list[OomReport], as_json: bool) -> None:
+    if as_json:
+        from gpumon.export.explained import message
+
+        for report in reports:
+            click.echo(json.dumps(message(report), ensure_ascii=False))
+        return
+    from gpumon.analysis.oom.words import text
+
+    click.echo("\n\n".join(text(report) for report in reports))
+
+
+def _page(code: str) -> None:
+    from gpumon.analysis.findings import CATALOGUE
+
+    known = {rule.code: rule for rule, _ in CATALOGUE}
+    if code not in known:
+        raise click.ClickException(f"no finding is called {code!r}; there are {', '.join(sorted(known))}")
+    from gpumon.analysis.pages import page
+
+    click.echo(page(known[code]))

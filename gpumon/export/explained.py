@@ -1,0 +1,59 @@
+"""An out-of-memory as a JSON object: the part of it that `gpumon explain --json` and `gpumon attach --json` share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpumon.analysis.oom.figures import Figure
+from gpumon.analysis.oom.report import OomReport, Suspect
+
+Object = dict[str, Any]
+
+
+def explained(report: OomReport) -> Object:
+    """Figures that a message rounded are [least, most] bytes; remedies come in order of what serves most."""
+    return {
+        "verdict": report.verdict,
+        "sentence": report.sentence,
+        "reasons": list(report.reasons),
+        "notes": list(report.notes),
+        "assumptions": list(report.assumptions),
+        "missing": _figure(report.missing),
+        "where": report.where,
+        "suspects": [_suspect(each) for each in report.suspects],
+        "remedies": [remedy.text for remedy in report.remedies],
+        "saves": [remedy.saves for remedy in report.remedies],
+        "enough": [remedy.enough for remedy in report.remedies],
+        "report": report.file,
+    }
+
+
+def message(report: OomReport) -> Object:
+    """Of a message alone, without a process behind it."""
+    return {
+        "type": "explanation",
+        "message": report.message,
+        "device": report.device,
+        "step": report.step,
+        "phase": report.phase,
+        "module": report.module,
+        "requested": _figure(report.requested),
+        **explained(report),
+    }
+
+
+def _figure(figure: Figure | None) -> list[int] | None:
+    return None if figure is None else [figure.low, figure.high]
+
+
+def _suspect(suspect: Suspect) -> Object:
+    return {
+        "name": suspect.tensor.name,
+        "shape": list(suspect.tensor.shape),
+        "bytes": suspect.bytes,
+        "what": suspect.what,
+        "phase": suspect.phase,
+        "stands": suspect.stands,
+        "optimizer": suspect.way,
+        "explains": suspect.explains,
+    }
