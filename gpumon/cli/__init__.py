@@ -18,6 +18,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "record": ("gpumon.cli.record", "Write what an agent says to a file."),
     "replay": ("gpumon.cli.replay", "Play a recorded file back on the same screens."),
     "estimate": ("gpumon.cli.estimate", "Say what a run will need, before there is a GPU to run it on."),
+    "explain": ("gpumon.cli.explain", "Read an out-of-memory back as what failed, when and why."),
     "demo": ("gpumon.cli.demo", "Train a small model here and watch it."),
     "doctor": ("gpumon.cli.doctor", "Say what gpumon sees on this machine, and what is missing."),
 }
