@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
+import os
+import sys
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -20,6 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "estimate": ("gpumon.cli.estimate", "Say what a run will need, before there is a GPU to run it on."),
     "explain": ("gpumon.cli.explain", "Read an out-of-memory back as what failed, when and why."),
     "demo": ("gpumon.cli.demo", "Train a small model here and watch it."),
+    "dryrun": ("gpumon.cli.dryrun", "Run a script on a virtual GPU: does it fit, and where does it peak?"),
     "doctor": ("gpumon.cli.doctor", "Say what gpumon sees on this machine, and what is missing."),
 }
 """Verb → the module whose `command` it is, and its line in the help (stated here, so that help imports no verb)."""
@@ -27,6 +33,19 @@ VERBS: dict[str, tuple[str, str]] = {
 
 class LazyGroup(click.Group):
     """A group whose commands are named by `VERBS` and imported one at a time."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """As click's, which knows a closed pipe, but neither a full disk nor a stdout that was never open."""
+        if sys.stdout is None:
+            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (until the process ends)
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or error.filename is not None:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more as it ends
+            click.echo(f"Error: the output cannot be written: {error.strerror}.", err=True)
+            sys.exit(1)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)

@@ -61,6 +61,31 @@ def test_a_mistyped_verb_is_answered_with_the_nearest():
     assert "No such command 'atach'. Did you mean 'attach'?" in shown.stderr
 
 
+@pytest.mark.parametrize("verb", ["--help", "doctor"])
+def test_a_full_disk_behind_the_output_is_one_sentence(verb):
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -m gpumon "$1" >/dev/full', sys.executable, verb],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "Error: the output cannot be written: No space left on device.\n")
+
+
+@pytest.mark.parametrize("verb", ["--help", "doctor"])
+def test_a_closed_output_is_written_to_nobody(verb):
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -m gpumon "$1" >&-', sys.executable, verb],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def completing(**env: str) -> str:
     """What the shell hears when it asks the entry point `gpumon`."""
     code = "from gpumon.cli import main; main(prog_name='gpumon')"
