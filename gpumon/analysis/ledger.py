@@ -30,11 +30,12 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpumon.analysis.lines import OWNERS, Lines, Peak
+from gpumon.analysis.lines import OWNERS, Lines, Peak, Read
+from gpumon.analysis.units import size
 from gpumon.session.frame import HostSample, RankFrame, StepRecord
 from gpumon_agent import wire
 
-LASTING = ("weights", "buffers", "gradients", "optimizer", "buckets", "workspaces")
+LASTING = ("weights", "buffers", "gradients", "optimizer", "buckets", "workspaces", "other_models")
 """Owners that hold the same bytes at the same boundary of the next step."""
 
 READINGS_LOOKED_AT = 16
@@ -142,6 +143,25 @@ def peak_lines(composition: wire.Ledger) -> Lines:
         rounding=_difference(composition.allocated, composition.requested),
         allocated=composition.allocated,
     )
+
+
+def read(record: StepRecord, device: int) -> Read | None:
+    """The ledger at a step's end if its owners were read; without the driver's lines."""
+    end = boundary(record, device)
+    owners = ledger_of(record, end) if end is not None else None
+    found = lines(end, owners) if end is not None and owners is not None else None
+    return None if found is None or owners is None else Read(record.step, found, owners.hidden)
+
+
+def told(peak: Peak) -> str:
+    """A peak in one line: how high, where, and what was alive, largest first."""
+    where = f"{peak.phase} of step {peak.step}" + (f", in {peak.module}" if peak.module else "")
+    head = f"{size(peak.allocated)} in {where}"
+    if peak.lines is None:
+        return f"{head}: not taken apart"
+    parts = [(name, value) for name, value in peak.lines.known() if name in (*OWNERS, "unexplained", "rounding")]
+    parts.sort(key=lambda part: -abs(part[1]))
+    return f"{head}: " + ", ".join(f"{name.replace('_', ' ')} {size(value)}" for name, value in parts)
 
 
 # ------------------------------------------------------------------------------------------------- the driver's side

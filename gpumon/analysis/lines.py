@@ -126,6 +126,15 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Read:
+    """The newest step whose owners were read, which is not always the newest step: fast ones are sampled."""
+
+    step: int
+    lines: Lines  # at its end
+    hidden: tuple[str, ...] = ()  # who keeps bytes where nobody can look, by name: part of `unexplained`
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceReport:
     """Everything gpumon states about one device of one rank."""
 
@@ -137,6 +146,8 @@ class DeviceReport:
     forecast: Forecast | None
     capacity: int | None  # the device's total
     device_used: int | None  # the driver's figure now, all processes
+    read: Read | None = None  # the newest ledger with owners
+    composed: Peak | None = None  # the newest peak that was taken apart
 
 
 @dataclass(frozen=True, slots=True)

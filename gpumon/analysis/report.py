@@ -17,7 +17,7 @@ from gpumon.analysis.estimate.closed_form import LEARNING_STEPS, Owned
 from gpumon.analysis.findings import Look, retries
 from gpumon.analysis.forecast import Forecaster, Room
 from gpumon.analysis.history import StepPeaks, step_peaks
-from gpumon.analysis.lines import DeviceReport, Estimate, Lines, RankReport
+from gpumon.analysis.lines import DeviceReport, Estimate, Lines, Peak, RankReport, Read
 from gpumon.analysis.tracker import Tracker
 from gpumon.session.frame import Frame, ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
@@ -41,6 +41,8 @@ class _Device:
     first: list[StepPeaks] = field(default_factory=list)  # what the estimate learns from
     newest: StepPeaks | None = None
     forecaster: Forecaster = field(default_factory=Forecaster)
+    read: Read | None = None  # the newest ledger with owners
+    composed: Peak | None = None  # the newest peak that was taken apart
     retries: int | None = None  # at the look before the newest
     available: int | None = None  # reserved and free together, at the newest reading that could be placed
 
@@ -51,6 +53,10 @@ class _Device:
             if len(self.first) < LEARNING_STEPS and not figures.skipped:
                 self.first.append(figures)
             self.forecaster.observe(figures, owners.gradients if owners is not None else None)
+        self.read = ledger.read(record, self.index) or self.read
+        peak = ledger.peak(record, self.index)
+        if peak is not None and peak.lines is not None:
+            self.composed = peak
         end = ledger.boundary(record, self.index)
         if end is None:
             return
@@ -206,6 +212,8 @@ def _device_report(rank: RankFrame, index: int, state: _Rank) -> DeviceReport:
         forecast=learnt.forecaster.forecast(_room(rank, learnt, driver, reading)) if learnt else None,
         capacity=_capacity(described, reading),
         device_used=_used(reading),
+        read=learnt.read if learnt else None,
+        composed=learnt.composed if learnt else None,
     )
 
 

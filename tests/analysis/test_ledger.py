@@ -139,3 +139,35 @@ def test_the_peak_names_its_phase() -> None:
     peak = report(apply(run.stream(5)).frame(0))[0].devices[0].peak
     assert peak is not None
     assert (peak.step, peak.phase, peak.allocated) == (4, "backward", run.peak(4))
+
+
+def test_of_fast_runs_the_newest_read_ledger_is_offered_with_its_step() -> None:
+    run = Run(sampled_every=7)
+    (device,) = report(apply(run.stream(12)).frame(0))[0].devices
+    assert device.ledger is not None
+    assert device.ledger.gradients is not None  # carried, and the rest told as one
+    assert device.ledger.unexplained is None
+    assert device.read is not None
+    assert (device.read.step, device.read.lines.activations, device.read.lines.unattributed) == (7, 0, None)
+    assert device.read.lines.gradients == run.weights
+
+
+def test_a_composed_peak_stays_until_the_next_and_is_told_in_one_line() -> None:
+    run = Run()
+    events = list(run.stream(3))
+    peak = run.peaks(1)["backward"]
+    composed = wire.Ledger(
+        1, "backward", 0, 0, peak, peak - run.rounding, None, run.weights, 0, 0, run.state, 0, run.input_bytes(1),
+        activations=300 * MIB, temporaries=24 * MIB, peak=True, module="blocks.3",
+    )  # fmt: skip
+    at = next(i for i, r in enumerate(events) if isinstance(r.event, wire.Step) and r.event.step == 1)
+    events.insert(at, wire.Received(run.nonce, events[at].unix_ns, composed))
+    (device,) = report(apply(events).frame(0))[0].devices
+    assert device.peak is not None
+    assert device.peak.lines is None  # the newest step's was not
+    assert device.composed is not None
+    assert device.composed.step == 1
+    assert ledger.told(device.composed) == (
+        "625.1 MiB in backward of step 1, in blocks.3: activations 300.0 MiB, optimizer 200.0 MiB, weights 100.0 MiB, "
+        "temporaries 24.0 MiB, unexplained 1.00 MiB, inputs 64.0 KiB, rounding 1,000 B"
+    )
