@@ -16,6 +16,8 @@ import msgspec
 from gpumon.analysis import ledger
 from gpumon.analysis.layers import FIGURES, Layer, Tree
 from gpumon.analysis.lines import DeviceReport, Estimate, Finding, Forecast, Lines, Peak
+from gpumon.analysis.oom.report import OomReport
+from gpumon.export.explained import explained
 from gpumon.session.frame import HostSample, ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
 
@@ -214,37 +216,17 @@ def _device(device: wire.DeviceReading, our_pids: frozenset[int]) -> Object:
     }
 
 
-def oom(rank: RankFrame, event: wire.Oom) -> Object:
-    slack = None if event.reserved is None or event.allocated is None else event.reserved - event.allocated
-    verdict = None if slack is None else "capacity" if slack < event.requested else "fragmentation"
-    remedies = []
-    if verdict == "fragmentation" and not _expandable(rank):
-        remedies.append("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
-    if verdict == "capacity":
-        remedies.append("a smaller batch with gradient accumulation, activation checkpointing, or autocast")
+def oom(rank: RankFrame, event: wire.Oom, report: OomReport) -> Object:
     return {
         **_head("oom", rank.unix_ns(event.t_ns), rank),
         "step": event.step,
         "phase": event.phase,
-        "module": None,
+        "module": event.module,
         "requested": event.requested,
         "message": event.message,
-        "ledger": _lines(
-            Lines(
-                slack=slack,
-                allocated=event.allocated,
-                reserved=event.reserved,
-                free=event.free,
-                total=event.total,
-            )
-        ),
-        "verdict": verdict,
-        "remedies": remedies,
+        "ledger": _lines(report.lines),
+        **explained(report),
     }
-
-
-def _expandable(rank: RankFrame) -> bool:
-    return any("expandable_segments:true" in value.replace(" ", "").lower() for value in rank.hello.settings.values())
 
 
 def goodbye(rank: RankFrame, event: wire.Goodbye, unix_ns: int) -> Object:

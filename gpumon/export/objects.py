@@ -79,7 +79,9 @@ class Objects:
         elif isinstance(event, wire.Layers):
             yield from self._layers(rank, said, received)
         elif isinstance(event, wire.Oom):
-            yield Stated(rank.source, jsonl.oom(rank, event), live)
+            report = self._reporter.rank(rank).oom
+            if report is not None:
+                yield Stated(rank.source, jsonl.oom(rank, event, report), live)
         elif isinstance(event, wire.Goodbye) and not said.ended:
             said.ended = True
             yield Stated(rank.source, jsonl.goodbye(rank, event, received.unix_ns), live)
