@@ -201,6 +201,10 @@ class Connection:
         return self._has_left() if alive is None else not alive
 
     def _lost(self) -> None:
+        if self.feed.hello is None:  # nothing was said that a goodbye could end
+            what = f"process {self.descriptor.pid} ended before it was heard"
+            self._owner.fail(self, NotAnswering(what, "attach sooner, or record it from its start"))
+            return
         text = f"process {self.descriptor.pid} is gone, and no last word of it reached this viewer"
         self._say_goodbye("lost", text)
 

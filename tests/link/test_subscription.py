@@ -153,6 +153,14 @@ async def test_a_killed_agent_is_told_as_lost_with_where_it_stood(start: Start) 
     assert not agent.socket.exists()
 
 
+async def test_a_process_that_ended_before_its_first_word_is_an_error_not_an_empty_answer(start: Start) -> None:
+    agent = start()
+    found = link.resolve()
+    agent.kill()
+    with pytest.raises(link.LinkError, match=f"process {agent.pid} ended before it was heard; .*"):
+        await collect(is_a(wire.Goodbye), found)
+
+
 async def test_a_stopped_agent_is_silent_but_not_lost(start: Start) -> None:
     agent = start()
     watching = asyncio.create_task(collect(is_a(wire.Goodbye), link.resolve(), seconds=20))
