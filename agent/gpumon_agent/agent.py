@@ -267,7 +267,7 @@ class Agent:
             argv=d.argv,
             python=sys.version.split()[0],
             clock=self._clock,
-            backend=devices[0].kind if devices else "cpu",
+            backend=devices[0].kind if devices else "",
             torch=str(torch.__version__),
             devices=devices,
             rank=d.rank,

@@ -112,7 +112,7 @@ class Hello(_Message, frozen=True, tag="hello"):
     argv: Few
     python: Text
     clock: Clock
-    backend: Text = "cpu"  # cuda | hip | cpu | mps | xpu | …
+    backend: Text = ""  # cuda | hip | cpu | mps | xpu | …; empty until a model's device is known
     torch: Text | None = None
     devices: Annotated[tuple[Device, ...], Meta(max_length=64)] = ()
     rank: int | None = None

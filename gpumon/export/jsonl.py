@@ -39,7 +39,7 @@ def hello(rank: RankFrame, unix_ns: int) -> Object:
         "host": said.host,
         "argv": list(said.argv),
         "torch": said.torch,
-        "backend": said.backend,
+        "backend": said.backend or None,
         "devices": [{"index": d.index, "uuid": d.uuid, "name": d.name, "total": d.total_bytes} for d in said.devices],
         "world_size": said.world_size,
         "protocol": f"{said.protocol[0]}.{said.protocol[1]}",

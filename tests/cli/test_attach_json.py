@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 
-def train(steps: int, pause_s: float) -> None:
+def train(steps: int, pause_s: float, load_s: float = 0.0) -> None:
     """Prints step, allocated and reserved at the end of each optimizer step, as the script itself reads them."""
     import time
 
@@ -27,6 +27,9 @@ def train(steps: int, pause_s: float) -> None:
     model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     gpumon_agent.watch(model, optimizer, name="watched")
+    if load_s:
+        print("loading", flush=True)
+        time.sleep(load_s)
     for step in range(steps):
         model(torch.zeros(32, 256, device="cuda")).sum().backward()
         optimizer.step()
@@ -44,9 +47,9 @@ class Session:
         self.target = ""
         self._started: list[subprocess.Popen[str]] = []
 
-    def train(self, steps: int, pause_s: float = 0.03) -> subprocess.Popen[str]:
-        """A training whose first step is done. What attaches afterwards means this one, whatever else runs here."""
-        process = self._start(self.gpu.command(train, steps, pause_s))
+    def train(self, steps: int, pause_s: float = 0.03, load_s: float = 0.0) -> subprocess.Popen[str]:
+        """A training whose first step is done, or that loads. What attaches means this one, whatever else runs here."""
+        process = self._start(self.gpu.command(train, steps, pause_s, load_s))
         assert process.stdout is not None
         assert process.stdout.readline()
         self.target = str(process.pid)
@@ -103,6 +106,13 @@ def test_once_prints_hello_model_and_the_newest_step(session: Session) -> None:
     made = session.objects("--once")
     assert [each["type"] for each in made] == ["hello", "model", "step"]
     assert made[2]["step"] > 0
+
+
+def test_a_backend_is_null_until_it_is_known(session: Session) -> None:
+    session.train(400, load_s=4.0)
+    made = session.objects("--steps", "1")
+    hellos = [each for each in made if each["type"] == "hello"]
+    assert [(hello["backend"], len(hello["devices"])) for hello in hellos] == [(None, 0), ("cuda", 1)]
 
 
 def test_for_ends_after_so_many_seconds(session: Session) -> None:
