@@ -17,7 +17,8 @@ from . import wire
 from .activations import Activations, Alive
 from .composition import Block, Blocks, History, compose
 from .graph import Place, Places
-from .inventory import INPUT_DEPTH_MAX, Inventory, tensors_in
+from .inventory import INPUT_DEPTH_MAX, Inventory, claim, tensors_in
+from .others import Others
 from .probe import Reading
 from .recorder import Recorder
 from .storages import addresses, storages
@@ -68,6 +69,7 @@ class Accounts:
         self._places = Places()
         self._places_left = 0
         self._activations = Activations(self._current_places, tell, limited=limited)
+        self._others = Others(models, tell)
         self._by_place: dict[int, dict[Place | None, int]] = {}  # of the step's fullest moment, by device
         self._layers_due_ns = 0
         self._layers_wanted = True  # in this step; with the governor on, never in two sampled ones in a row
@@ -76,6 +78,7 @@ class Accounts:
 
     def changed(self) -> None:
         """A model was added, or wrapped."""
+        self._others.changed()
         self._places_left = 0
 
     def begin_step(self) -> None:
@@ -118,7 +121,10 @@ class Accounts:
     def boundary(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
         """A phase closed on a device: its ledger."""
         device = _index(where)
-        owners = self.inventory.owners(where, fresh=phase == wire.OPTIMIZER or step == 0)
+        fresh = phase == wire.OPTIMIZER or step == 0
+        owners = self.inventory.owners(where, fresh=fresh)
+        others = self._others.tensors(look=fresh)
+        other_models = None if others is None else claim(others, self.inventory.claimed, device)
         saved = self._activations.alive(device, self.inventory.claimed)
         self._note_places(device, saved)
         ledger = wire.Ledger(
@@ -131,6 +137,7 @@ class Accounts:
             reading.reserved,
             *owners,
             activations=sum(each.nbytes for each in saved) if self._activations.known else None,
+            other_models=other_models,
             hidden=tuple(self._activations.hidden)[:16],
         )
         self.ledgers[ledger.device] = ledger
@@ -306,6 +313,8 @@ class _PeakWatch:
         known: dict[str, int | None] = {line: lines.get(line, 0) for line in _COMPOSED}
         if not self._accounts._activations.known:
             known["activations"] = None
+        if ended.other_models is not None:
+            known["other_models"] = lines.get("other_models", 0)
         return wire.Ledger(
             ended.step,
             ended.phase,
@@ -336,6 +345,10 @@ class _PeakWatch:
         if fresh:
             self._lasting = {a: b for a, b in blocks.items() if b.line in ("weights", "buffers", "optimizer")}
             self._lasting_sums, self._lasting_uses = sums, 0
+        for tensor in self._accounts._others.tensors(look=False) or ():
+            for address, nbytes, where in addresses(tensor):
+                if where == device:
+                    blocks.setdefault(address, Block("other_models", nbytes))
         for each in saved:
             blocks.setdefault(each.address, Block("activations", each.nbytes, each.place))
         return blocks

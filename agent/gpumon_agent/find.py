@@ -36,6 +36,7 @@ from .wrappers import is_wrapper
 _SIBLINGS_MAX = 4
 _LEVELS_MAX = 6
 _FORWARD_MISSING = Module.forward
+_installed: weakref.WeakSet[Finder] = weakref.WeakSet()
 
 
 class Watcher(Protocol):
@@ -117,6 +118,7 @@ class Finder:
         self._restore.clear()
         self._noted.clear()
         self._entries.clear()
+        _installed.discard(self)
 
     def _wrap(self, owner: type, name: str, after: Callable[[Any], object]) -> None:
         original = owner.__dict__[name]
@@ -158,7 +160,7 @@ class Finder:
 
     def _optimizer_built(self, optimizer: Optimizer) -> None:
         parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        tops = [top for top in self._tops() if _owns(top, parameters)]
+        tops = [top for top in self.tops() if _owns(top, parameters)]
         if not tops:
             self._watcher.homeless(optimizer)
             return
@@ -175,7 +177,8 @@ class Finder:
                 break
         return search
 
-    def _tops(self) -> Iterator[Module]:
+    def tops(self) -> Iterator[Module]:
+        """The noted modules that are no other's child."""
         noted = list(self._noted.values())
         children = {id(child) for module in noted for child in module._modules.values()}
         return (module for module in noted if id(module) not in children)
@@ -204,7 +207,14 @@ class Finder:
 
 def install(watcher: Watcher) -> Finder:
     """From here on `watcher` is told of every root and optimizer that turn up."""
-    return Finder(watcher)
+    finder = Finder(watcher)
+    _installed.add(finder)
+    return finder
+
+
+def tops() -> list[Module] | None:
+    """The modules of this process that are no other's child, as far as they were seen built. None: nobody looks."""
+    return [top for finder in _installed for top in finder.tops()] if _installed else None
 
 
 def _alive(references: list[weakref.ref[Module]]) -> Iterator[Module]:

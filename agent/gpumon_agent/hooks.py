@@ -160,6 +160,8 @@ class Hooks:
                 ends(aborted=True)
                 leave_no_frame(error)
                 raise
+            if result:  # gradients asked for, which have a graph of their own under create_graph
+                takes(result)
             ends(aborted=False)
             return result
 

@@ -110,7 +110,7 @@ class Inventory:
         self._until_list -= fresh
         parameters = self._parameters()
         gathered: set[int] = set()  # while FSDP2 has a parameter gathered, it stands in the module in its shard's place
-        gathered_bytes = _add(self._gathered(), gathered, index)
+        gathered_bytes = claim(self._gathered(), gathered, index)
         model = self._model_sum(parameters, gathered, index, fresh)
         state = self._state_sum(model.claimed, index, fresh)
         claimed = gathered.union(model.claimed, state.claimed)
@@ -122,7 +122,7 @@ class Inventory:
             gradients=gradients,
             optimizer=state.state,
             buckets=gathered_bytes + max(self._bucket_bytes(index), viewed),
-            inputs=_add(_alive(self._inputs), claimed, index),
+            inputs=claim(_alive(self._inputs), claimed, index),
         )
 
     def held(self, *, lasting: bool = True) -> Iterator[tuple[str, Tensor, Tensor | None]]:
@@ -163,8 +163,8 @@ class Inventory:
         mark = (_place(parameters[0]) if parameters else None, len(parameters))
         if kept is None or fresh or kept.mark != mark:
             claimed = gathered.copy()
-            weights = _add(parameters, claimed, index)
-            buffer_bytes = _add(self._each_buffer(), claimed, index)
+            weights = claim(parameters, claimed, index)
+            buffer_bytes = claim(self._each_buffer(), claimed, index)
             kept = _Kept(mark, frozenset(claimed - gathered), weights, buffer_bytes)
             self._model_sums[index] = kept
         return kept
@@ -177,7 +177,7 @@ class Inventory:
         if kept is None or kept.mark != mark or None in mark or self._state_uses >= _STATE_EVERY_FRESH:
             self._state_uses = 0
             claimed = set(claimed_before)
-            total = sum(_add(state_tensors(optimizer), claimed, index) for optimizer in optimizers)
+            total = sum(claim(state_tensors(optimizer), claimed, index) for optimizer in optimizers)
             kept = self._state_sums[index] = _Kept(mark, frozenset(claimed - claimed_before), state=total)
         return kept
 
@@ -228,7 +228,7 @@ class Inventory:
             gradient = getattr(sharded, "unsharded_accumulated_grad", None)  # no_sync: not yet reduced
             if gradient is not None:
                 owned.append(gradient)
-        return _add(owned, claimed, index), _add(viewed, claimed, index)
+        return claim(owned, claimed, index), claim(viewed, claimed, index)
 
     def _bucket_bytes(self, index: int) -> int:
         """DDP's own figures. Where gradients are views of the buckets, those views may show more in the meantime."""
@@ -255,7 +255,7 @@ def _alive(references: Iterable[weakref.ref[T]]) -> Iterator[T]:
     return (target for reference in references if (target := reference()) is not None)
 
 
-def _add(tensors: Iterable[Tensor], claimed: set[int], index: int) -> int:
+def claim(tensors: Iterable[Tensor], claimed: set[int], index: int) -> int:
     """Bytes of the storages behind `tensors`, on one device, that nobody has claimed yet; claims them."""
     total = 0
     for tensor in tensors:
