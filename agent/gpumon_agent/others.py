@@ -1,4 +1,4 @@
-"""Models on the device that nobody watches (an EMA, a teacher, a frozen copy): their weights and buffers, and who."""
+"""Models on the device that nobody watches (an EMA, a teacher, a frozen copy): their weights and buffers, and who.
 
 Model. `find` notes every module as it is built, copied or unpickled, while it is installed (`gpumon run`); those that
 are no other's child and neither watched nor around or inside a watched one are the others. A model whose parameters
