@@ -151,6 +151,10 @@ class Agent:
             cuda.observe_oom()  # type: ignore[attr-defined]
         self.publisher.announce()
 
+    def device_taken(self) -> None:
+        """CUDA has just been initialized: an allocation may fail long before a model is known."""
+        self._probes["cuda"].observe_oom(began=True)  # type: ignore[attr-defined]
+
     def _find_readers(self) -> tuple[Reader, ...]:
         """The devices the models live on; where they are on none, the one CUDA computes on (offloading), or the CPU."""
         import torch

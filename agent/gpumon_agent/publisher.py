@@ -33,6 +33,7 @@ HEARTBEAT_S = 1.0
 CLOSE_S = 0.22  # the promise is 250 ms; the rest is for being woken on a busy machine
 _GOODBYE_S = 0.15  # of CLOSE_S: how long viewers are given to take the last words
 _SNAPSHOT_FRAMES_A_TURN = 8  # then the thread polls again: the interpreter's lock is never held for long
+_VIEWER_AWAITED_S = 30.0  # where GPUMON_AWAIT_VIEWER is 1: a dry run may be over before anybody could attach
 _REQUESTS_MAX = 64  # snapshots owed at one time; a viewer whose request was dropped asks again
 _alive: weakref.WeakSet[Publisher] = weakref.WeakSet()
 
@@ -72,6 +73,7 @@ class Publisher:
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
         self._closed = threading.Event()
+        self._answered = threading.Event()  # a viewer has the whole picture, or none will come
         self._watched = False  # somebody subscribed LIVE: with XPUB only the last departure is told
         self._requests: deque[bytes] = deque(maxlen=_REQUESTS_MAX)
         self._bell = (-1, -1)  # a pipe: a byte in it wakes the thread
@@ -83,6 +85,8 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="gpumon-publisher", daemon=True)
         _alive.add(self)
         self._thread.start()
+        if os.environ.get("GPUMON_AWAIT_VIEWER") == "1":
+            self._answered.wait(_VIEWER_AWAITED_S)
 
     def wait_ready(self, seconds: float) -> bool:
         """Whether viewers can attach now."""
@@ -134,6 +138,7 @@ class Publisher:
                 self._place.remove()
             self._closed.set()
             self._ready.set()
+            self._answered.set()
             context.term()  # after the words above: nobody waits for it. Left to the collector it would warn
 
     def _serve(self, asks: zmq.Socket[bytes], publish: zmq.Socket[bytes]) -> None:
@@ -163,6 +168,7 @@ class Publisher:
                 answer = self._answer(self._requests.popleft())
             if answer is not None and not self._continue(publish, answer):
                 answer = None
+                self._answered.set()
         self._leave(asks, publish, poller, answer)
 
     def _settle(self, publish: zmq.Socket[bytes]) -> None:

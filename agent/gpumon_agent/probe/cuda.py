@@ -42,13 +42,15 @@ class CudaProbe:
         stats = self._peaks.read(device)
         return stats["allocated_bytes"]["all"]["current"], stats["reserved_bytes"]["all"]["current"]
 
-    def observe_oom(self) -> None:
+    def observe_oom(self, *, began: bool = False) -> None:
         """Be told before OutOfMemoryError is raised. torch attaches to devices that exist: call after CUDA began.
+
+        `began`: it has, though torch says so only when everybody who waited for it was called.
 
         torch cannot detach an observer: after `stop()` ours stays and does nothing.
         """
         attach = getattr(self._torch._C, "_cuda_attach_out_of_memory_observer", None)
-        if attach is None or self._observing or not self._torch.cuda.is_initialized():
+        if attach is None or self._observing or not (began or self._torch.cuda.is_initialized()):
             return
         self._observing = True
 

@@ -55,7 +55,7 @@ def _begin() -> None:
 def _device_taken() -> None:
     """CUDA has just been initialized: whoever looks for the process now finds it, long before it trains."""
     if _finders and not _is_loader_worker():
-        _agent()
+        _agent().device_taken()
 
 
 def _is_loader_worker() -> bool:
