@@ -9,5 +9,16 @@ from __future__ import annotations
 from gpumon.virtual_gpu.building import Unavailable, build
 from gpumon.virtual_gpu.launch import environment, new_session, remove_session, set_faults
 from gpumon.virtual_gpu.profiles import PROFILES
+from gpumon.virtual_gpu.records import Record, records
 
-__all__ = ["PROFILES", "Unavailable", "build", "environment", "new_session", "remove_session", "set_faults"]
+__all__ = [
+    "PROFILES",
+    "Record",
+    "Unavailable",
+    "build",
+    "environment",
+    "new_session",
+    "records",
+    "remove_session",
+    "set_faults",
+]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from gpumon.virtual_gpu.sizes import parse
+
 _MIB = 2**20
 
 _MIG_EIGHTHS = {"1g": 1, "2g": 2, "3g": 4, "4g": 4, "7g": 8}
@@ -53,10 +55,20 @@ PROFILES: dict[str, Profile] = {
 
 
 def find(name: str) -> Profile:
-    """The profile of that name. Raises ValueError naming the ones there are."""
-    if name not in PROFILES:
-        raise ValueError(f"{name!r} is not a device profile: choose from {', '.join(PROFILES)}")
-    return PROFILES[name]
+    """The profile of that name, or for a size ("16 GiB") a device of that capacity, otherwise like an A100.
+
+    Raises ValueError naming the ones there are.
+    """
+    if name in PROFILES:
+        return PROFILES[name]
+    try:
+        capacity = parse(name)
+    except ValueError:
+        known = ", ".join(PROFILES)
+        raise ValueError(f"{name!r} is not a device profile: choose from {known}, or a size, such as 16GiB") from None
+    if capacity < _MIB:
+        raise ValueError(f"{name!r} is a device of {capacity} bytes: write its unit, such as 16GiB")
+    return replace(PROFILES["a100-80"], name=f"Virtual {name.strip()}", capacity_bytes=capacity)
 
 
 def mig_names(profile: Profile) -> dict[str, str]:

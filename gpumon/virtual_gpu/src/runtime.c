@@ -102,6 +102,18 @@ int vgpu_fail(int status) {
   return status;
 }
 
+/* Keeps the device's record, after it gave something. */
+static void note_highest(int device) {
+  device_record *record = &vgpu_table->record[device];
+  uint64_t used = table_used(vgpu_table, device);
+  if (used <= record->used) return;
+  record->used = used;
+  record->contexts = 0;
+  for (int i = 0; i < MAX_PROCESSES; i++) {
+    if (vgpu_table->process[i].pid) record->contexts += vgpu_table->process[i].context[device];
+  }
+}
+
 static int charge_locked(int device, int64_t bytes) {
   if (!process) process = table_enter(vgpu_table);
   if (!process) return ERROR_OUT_OF_MEMORY;
@@ -110,7 +122,11 @@ static int charge_locked(int device, int64_t bytes) {
   uint64_t need = (bytes > 0 ? (uint64_t)bytes : 0) + (first ? info->context : 0);
   if (need) {
     table_reap(vgpu_table); /* the memory of a process that was killed is free */
-    if (table_used(vgpu_table, device) + need > info->total) return ERROR_OUT_OF_MEMORY;
+    if (table_used(vgpu_table, device) + need > info->total) {
+      vgpu_table->record[device].refusals++;
+      vgpu_table->record[device].refused_bytes = need;
+      return ERROR_OUT_OF_MEMORY;
+    }
   }
   if (first) {
     process->has_context[device] = 1;
@@ -119,6 +135,7 @@ static int charge_locked(int device, int64_t bytes) {
   }
   process->held[device] += bytes;
   if (process->held[device] > process->peak[device]) process->peak[device] = process->held[device];
+  if (need) note_highest(device);
   return SUCCESS;
 }
 

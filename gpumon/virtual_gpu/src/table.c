@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MAGIC 0x56475034u
+#define MAGIC 0x56475035u
 
 const char *setting(const char *name, const char *otherwise) {
   const char *value = getenv(name);

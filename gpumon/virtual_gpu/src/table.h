@@ -29,6 +29,14 @@ typedef struct {
   uint64_t board_total; /* capacity of the whole board, bytes */
 } device_info;
 
+/* What a device gave at most, and what it refused, since the session began: outlives the processes. */
+typedef struct {
+  uint64_t used;          /* the most that all processes together held, contexts included, bytes */
+  uint64_t contexts;      /* of which contexts, at that moment */
+  uint64_t refusals;      /* allocations it could not give; PyTorch frees its cached blocks and asks again */
+  uint64_t refused_bytes; /* the newest of them, whole pages */
+} device_record;
+
 typedef struct {
   int pid;
   uint64_t start;                  /* start time from /proc/<pid>/stat: guards against reuse of the pid */
@@ -47,6 +55,7 @@ typedef struct {
   int cuda_order[MAX_DEVICES]; /* CUDA ordinal -> device, unless CUDA_DEVICE_ORDER=PCI_BUS_ID; NVML's is the identity */
   char faults[MAX_FAULT_TEXT]; /* "nvmlDeviceGetPowerUsage=na,lost=0,...": what goes wrong from now on */
   device_info device[MAX_DEVICES];
+  device_record record[MAX_DEVICES];
   process_info process[MAX_PROCESSES];
 } shared_table;
 

@@ -1,0 +1,23 @@
+/* What a session's devices gave at most: read by Python through this library, also when every process has ended. */
+#include <sys/mman.h>
+
+#include "nvml.h"
+
+/* record: capacity, used, contexts, refusals, refused_bytes of a device. 0 where there is no such table or device. */
+API int vgpu_read_record(const char *session, int device, uint64_t record[5]) {
+  shared_table *table = table_open(session, 0);
+  if (!table) return 0;
+  table_lock(table);
+  int known = device >= 0 && device < table->devices;
+  if (known) {
+    const device_record *kept = &table->record[device];
+    record[0] = table->device[device].total;
+    record[1] = kept->used;
+    record[2] = kept->contexts;
+    record[3] = kept->refusals;
+    record[4] = kept->refused_bytes;
+  }
+  table_unlock(table);
+  munmap(table, sizeof *table);
+  return known;
+}
