@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "estimate": ("gpumon.cli.estimate", "Say what a run will need, before there is a GPU to run it on."),
     "explain": ("gpumon.cli.explain", "Read an out-of-memory back as what failed, when and why."),
     "demo": ("gpumon.cli.demo", "Train a small model here and watch it."),
+    "dryrun": ("gpumon.cli.dryrun", "Run a script on a virtual GPU: does it fit, and where does it peak?"),
     "doctor": ("gpumon.cli.doctor", "Say what gpumon sees on this machine, and what is missing."),
 }
 """Verb → the module whose `command` it is, and its line in the help (stated here, so that help imports no verb)."""

@@ -49,7 +49,7 @@ def run(
     if not wanted:
         return _sorry(f"no rank {rank} in this job; it has {', '.join(str(t.rank) for t in targets)}")
     until = Until(once=once, steps=steps, seconds=seconds, ranks=len(wanted))
-    return _run(lambda: _live(wanted), Objects(rank=rank), until)
+    return print_objects(lambda: _live(wanted), Objects(rank=rank), until)
 
 
 def run_replay(
@@ -68,7 +68,7 @@ def run_replay(
     except link.LinkError as error:
         return _sorry(str(error))
     until = Until(once=once, steps=steps, seconds=seconds, ranks=None)
-    code = _run(lambda: aiter(replay), Objects(replaying=True, rank=rank), until)
+    code = print_objects(lambda: aiter(replay), Objects(replaying=True, rank=rank), until)
     if replay.cut is not None:
         print(f"gpumon: {replay.cut}", file=sys.stderr)
     return code
@@ -140,7 +140,8 @@ def _rank_of(kept: dict[tuple[str, int], Stated]) -> tuple[int, int]:
 # --------------------------------------------------------------------------------------------------------- the runner
 
 
-def _run(stream: Callable[[], AsyncIterator[wire.Received]], objects: Objects, until: Until) -> int:
+def print_objects(stream: Callable[[], AsyncIterator[wire.Received]], objects: Objects, until: Until) -> int:
+    """Until the stream ends or there is enough. Returns the exit code."""
     from gpumon import link
 
     try:

@@ -17,6 +17,7 @@ from gpumon.analysis import ledger
 from gpumon.analysis.layers import FIGURES, Layer, Tree
 from gpumon.analysis.lines import DeviceReport, Estimate, Finding, Forecast, Lines, Peak
 from gpumon.analysis.oom.report import OomReport
+from gpumon.analysis.trial import Highest, Outcome
 from gpumon.export.explained import explained
 from gpumon.session.frame import HostSample, ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
@@ -231,6 +232,66 @@ def oom(rank: RankFrame, event: wire.Oom, report: OomReport) -> Object:
 
 def goodbye(rank: RankFrame, event: wire.Goodbye, unix_ns: int) -> Object:
     return {**_head("goodbye", unix_ns, rank), "reason": event.reason, "step": event.step, "phase": event.phase}
+
+
+def verdict(outcome: Outcome, not_modelled: str, unix_ns: int) -> Object:
+    """The last object of a dry run, about the whole job: no rank's, no process's."""
+    return {
+        "type": "verdict",
+        "t": _seconds(unix_ns),
+        "rank": None,
+        "pid": None,
+        "fits": outcome.fits,
+        "ended": outcome.ended,
+        "exit_code": outcome.exit_code,
+        "error": outcome.error or None,
+        "steps": outcome.steps,
+        "devices": [
+            {
+                "name": device.name,
+                "capacity": device.capacity,
+                "reserved": device.reserved,
+                "context": device.context,
+                "margin": device.margin,
+            }
+            for device in outcome.devices
+        ],
+        "peaks": [_highest(highest) for highest in outcome.highest],
+        "failed": [
+            {
+                "rank": failed.rank,
+                "device": failed.oom.device,
+                "step": failed.oom.step,
+                "phase": failed.oom.phase,
+                "requested": failed.oom.requested,
+                "allocated": failed.oom.allocated,
+                "reserved": failed.oom.reserved,
+                "free": failed.oom.free,
+                "survived": failed.survived,
+            }
+            for failed in outcome.failed
+        ],
+        "forecast": _forecast(outcome.forecast),
+        "findings": sorted({found.code for found in outcome.findings}),
+        "not_modelled": not_modelled,
+    }
+
+
+def _highest(highest: Highest) -> Object:
+    return {
+        "rank": highest.rank,
+        "pid": highest.pid,
+        "device": highest.device,
+        "step": highest.step,
+        "phase": highest.phase,
+        "module": highest.module,
+        "allocated": highest.allocated,
+        "reserved": highest.reserved,
+        "ledger": _lines(highest.lines),
+        "ledger_of": highest.lines_of,
+        "ledger_step": highest.lines_step,
+        "ledger_phase": highest.lines_phase,
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------- parts

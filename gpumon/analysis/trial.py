@@ -1,0 +1,226 @@
+"""What a dry run showed: whether the script fits the device, where it peaked, and what was alive there.
+
+A `Trial` is fed every message of the run, in the order `link` yields them, and keeps what the verdict needs: the
+highest moment of each rank and device, the lines of the ledger nearest to it, and every allocation that failed. How
+much of a device was in use at most (all processes and contexts together) comes from the device itself at the end, so
+
+    margin = capacity − most in use = capacity − reserved − context
+
+is exact, also where no rank told anything. Reserved is here what all processes took from the device beside contexts.
+
+An out-of-memory error that the script survives (a search for the largest batch) does not count: it does unless the rank
+closed a step after it.
+Cost: one report a closed step. Memory: one record a rank and device.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gpumon.analysis import ledger
+from gpumon.analysis.lines import Finding, Forecast, Lines, Peak
+from gpumon.analysis.report import Reporter
+from gpumon.session.store import SessionStore, StoreLimits
+from gpumon_agent import wire
+
+NEAR = 0.99
+"""A step's peak with this share of the highest speaks of it too: of a steady run, only some steps are taken apart."""
+
+Ended = Literal["finished", "steps", "left", "failed"]
+"""The script ended by itself, exit code 0; after the steps asked for; because the viewer left; in any other way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A device and what of it was in use at the highest moment. Bytes."""
+
+    name: str
+    capacity: int
+    used: int
+    context: int  # of all processes
+
+    @property
+    def reserved(self) -> int:
+        return self.used - self.context
+
+    @property
+    def margin(self) -> int:
+        return self.capacity - self.used
+
+
+@dataclass(frozen=True, slots=True)
+class Highest:
+    """The highest moment of one rank on one device: a phase's peak, or where an allocation failed."""
+
+    rank: int | None
+    pid: int
+    device: int
+    step: int
+    phase: str
+    allocated: int
+    reserved: int | None  # the rank's highest, which may stand at another moment
+    module: str | None = None
+    lines: Lines | None = None
+    lines_step: int | None = None
+    lines_of: Literal["peak", "end"] | None = None  # of the step's peak, or of the end of its phase
+    lines_phase: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An allocation that failed."""
+
+    rank: int | None
+    oom: wire.Oom
+    survived: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The verdict. `fits` is None where the run cannot tell: the script failed by itself, or used no device."""
+
+    fits: bool | None
+    ended: Ended
+    exit_code: int | None  # the script's; negative: that signal's; None: it was ended from outside
+    steps: int  # closed by every rank that trains
+    devices: tuple[Space, ...]
+    highest: tuple[Highest, ...]  # in order of rank
+    failed: tuple[Failed, ...]
+    findings: tuple[Finding, ...] = ()  # open ones of all ranks that warn
+    forecast: Forecast | None = None  # of the rank with the highest peak
+    error: str = ""  # what a rank said it died of: "ValueError: …"
+
+    @property
+    def tightest(self) -> Space | None:
+        """The device with the least room left."""
+        return min(self.devices, key=lambda device: device.margin, default=None)
+
+    @property
+    def peak(self) -> Highest | None:
+        """The highest of all ranks."""
+        return max(self.highest, key=lambda highest: highest.allocated, default=None)
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One rank on one device."""
+
+    top: wire.Phase | wire.Oom | None = None
+    allocated: int = 0  # then
+    reserved: int | None = None
+    peak: Peak | None = None  # the highest with lines
+    end: tuple[int, str, Lines] | None = None  # newest ledger of a boundary: step, phase
+    forecast: Forecast | None = None
+
+    def rises(self, top: wire.Phase | wire.Oom, allocated: int | None, reserved: int | None) -> None:
+        if allocated is not None and (self.top is None or allocated > self.allocated):
+            self.top, self.allocated = top, allocated
+        if reserved is not None:
+            self.reserved = max(self.reserved or 0, reserved)
+
+
+class Trial:
+    """Follows one run; see the module."""
+
+    def __init__(self) -> None:
+        self._store = SessionStore(StoreLimits(steps=64))
+        self._reporter = Reporter()
+        self._followed: dict[tuple[str, int], _Followed] = {}
+        self._failed: dict[str, list[wire.Oom]] = {}
+        self._survived: dict[str, int] = {}  # how many of them
+        self._steps: dict[str, int] = {}
+        self._findings: dict[str, tuple[Finding, ...]] = {}
+        self._error = ""
+
+    @property
+    def steps(self) -> int:
+        """Closed by every rank that has closed one."""
+        return min(self._steps.values(), default=0)
+
+    def take(self, received: wire.Received) -> None:
+        """One message of an agent, or one reading of the machine."""
+        self._store.apply(received)
+        source, event = received.source, received.event
+        if isinstance(event, wire.Phase):
+            self._on(source, event.device).rises(event, event.allocated_peak, event.reserved_peak)
+        elif isinstance(event, wire.Step):
+            self._steps[source] = self._steps.get(source, 0) + 1
+            self._survived[source] = len(self._failed.get(source, ()))
+            self._look(received)
+        elif isinstance(event, wire.Oom):
+            self._failed.setdefault(source, []).append(event)
+            self._on(source, event.device).rises(event, event.allocated, event.reserved)
+            self._look(received)
+        elif isinstance(event, wire.Goodbye) and event.reason == "exception":
+            self._error = self._error or event.detail
+
+    def _on(self, source: str, device: int) -> _Followed:
+        return self._followed.setdefault((source, device), _Followed())
+
+    def _look(self, received: wire.Received) -> None:
+        rank = self._store.rank(received.source, received.unix_ns)
+        if rank is None:
+            return
+        report = self._reporter.rank(rank)
+        self._findings[rank.source] = report.findings
+        for device in report.devices:
+            followed = self._on(rank.source, device.device)
+            peak = device.peak
+            if peak and peak.lines and (followed.peak is None or peak.allocated > followed.peak.allocated):
+                followed.peak = peak
+            record = rank.steps[-1] if rank.steps else rank.open_step
+            end = ledger.boundary(record, device.device) if record is not None else None
+            if device.ledger is not None and end is not None:
+                followed.end = (end.step, end.phase, device.ledger)
+            followed.forecast = device.forecast
+
+    def outcome(self, ended: Ended, exit_code: int | None, devices: tuple[Space, ...]) -> Outcome:
+        """The verdict, once the script has ended. `devices`: what was in use of each at most."""
+        frame = self._store.frame(time.time_ns())
+        hellos = {rank.source: rank.hello for rank in frame.ranks}
+        highest = [
+            (_highest(hellos[source], followed.top, followed), followed)
+            for (source, _), followed in self._followed.items()
+            if source in hellos and followed.top is not None
+        ]
+        failed = tuple(
+            Failed(hellos[source].rank, oom, at < self._survived.get(source, 0))
+            for source, ooms in self._failed.items()
+            if source in hellos
+            for at, oom in enumerate(ooms)
+        )
+        _, tallest = max(highest, key=lambda pair: pair[0].allocated, default=(None, None))
+        return Outcome(
+            _fits(ended, failed, devices),
+            ended,
+            exit_code,
+            self.steps,
+            devices,
+            tuple(sorted((h for h, _ in highest), key=lambda h: (h.rank or 0, h.pid, h.device))),
+            failed,
+            tuple(f for found in self._findings.values() for f in found if f.state == "open" and f.severity != "info"),
+            tallest.forecast if tallest is not None else None,
+            self._error,
+        )
+
+
+def _fits(ended: Ended, failed: tuple[Failed, ...], devices: tuple[Space, ...]) -> bool | None:
+    if any(not each.survived for each in failed):
+        return False
+    return True if ended != "failed" and any(device.used for device in devices) else None
+
+
+def _highest(hello: wire.Hello, top: wire.Phase | wire.Oom, followed: _Followed) -> Highest:
+    allocated, reserved = followed.allocated, followed.reserved
+    highest = Highest(hello.rank, hello.pid, top.device, top.step, top.phase, allocated, reserved)
+    peak = followed.peak
+    if peak is not None and peak.allocated >= NEAR * allocated:
+        return replace(
+            highest, module=peak.module, lines=peak.lines, lines_step=peak.step, lines_of="peak", lines_phase=peak.phase
+        )
+    if followed.end is not None:
+        step, phase, lines = followed.end
+        return replace(highest, lines=lines, lines_step=step, lines_of="end", lines_phase=phase)
+    return highest

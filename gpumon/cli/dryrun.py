@@ -1,0 +1,180 @@
+"""`gpumon dryrun`: the user's unmodified script on virtual devices, watched, and a verdict: does it fit?"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpumon.cli.attach import looks
+from gpumon.virtual_gpu.profiles import PROFILES
+from gpumon_agent.shim import launch
+
+if TYPE_CHECKING:
+    from gpumon.analysis.trial import Outcome
+    from gpumon.cli.virtual_run import VirtualRun
+    from gpumon.tui.app import Options
+
+NOT_MODELLED = (
+    "Values mean nothing (only shapes and bytes are computed), so losses are zeros and a shape that depends on values "
+    "comes out empty. cuFFT, cuSOLVER, cuSPARSE and cuDNN's RNNs are not there and fail by name. Kernels take no time. "
+    "A context's bytes are assumed (--context); what NCCL and cuDNN take beside PyTorch's allocator is not counted."
+)
+"""From gpumon/virtual_gpu/README.md, which says more."""
+
+FAILED_OUTPUT_BYTES = 64 << 10
+"""So much of a failed script's output is shown when the screen has closed."""
+
+INTERRUPTED = 128 + signal.SIGINT
+
+DEVICES = ", ".join(PROFILES)
+
+
+@click.command(
+    "dryrun",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    options_metavar="--device NAME|SIZE [OPTIONS]",
+)
+@click.option("--device", required=True, metavar="NAME|SIZE", help=f"{DEVICES}, or a size such as '16 GiB'.")
+@click.option("--devices", type=click.IntRange(1, 16), default=1, show_default=True, help="How many, as for torchrun.")
+@click.option(
+    "--context", metavar="SIZE", help="What a process costs a device beside its allocator.  [default: 450MiB]"
+)
+@click.option("--steps", type=click.IntRange(min=1), help="End the script when every rank has done so many.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object a line instead of the screen; the last: verdict."
+)
+@click.option("--no-screen", is_flag=True, help="The script's own output, then the verdict.")
+@looks
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND…")
+def command(
+    device: str, devices: int, context: str | None, steps: int | None, as_json: bool, no_screen: bool,
+    light: bool, ansi: bool, plain: bool, command: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Run a training script, its code unchanged, on a GPU that is not there, and say whether it fits.
+
+    \b
+    gpumon dryrun --device a100-40 train.py --epochs 1
+    gpumon dryrun --device "16 GiB" --steps 5 -m pkg.train
+    gpumon dryrun --device a100-80 --devices 8 torchrun --nproc-per-node 8 train.py
+
+    PyTorch's own CUDA allocator, autograd and optimizers run on the CPU machine; only kernels do nothing. Exit code 0:
+    it fits. 1: it does not, or it could not be run. A script that fails by itself keeps its traceback and exit code.
+    """
+    from gpumon.cli.attach import options
+
+    screen = None if as_json or no_screen else options(light, ansi, plain)
+    raise click.exceptions.Exit(dryrun(command, device, devices, context, steps, screen=screen, as_json=as_json))
+
+
+def dryrun(
+    words: Sequence[str],
+    device: str,
+    devices: int = 1,
+    context: str | None = None,
+    steps: int | None = None,
+    *,
+    screen: Options | None = None,
+    as_json: bool = False,
+) -> int:
+    """Runs the command, shows it (`screen`, or `as_json`, or its own output), prints the verdict; the exit code."""
+    from gpumon.cli.attach import need_a_terminal
+    from gpumon.cli.virtual_run import VirtualRun
+
+    if screen is not None:
+        need_a_terminal("this is not a terminal, and the screen needs one; use --json or --no-screen")
+    argv, environment = prepare(words, device, devices, context)
+    with tempfile.TemporaryFile() as kept:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the script is ended too
+        out, err = (kept.fileno(), kept.fileno()) if screen is not None else (2, 2) if as_json else (1, 2)
+        with VirtualRun(argv, environment, out=out, err=err, steps=steps) as run:
+            try:
+                code = _watch(run, screen, as_json, steps)
+            except KeyboardInterrupt:
+                code = INTERRUPTED
+            run.end("left")
+            outcome = run.outcome()
+        if screen is not None and outcome.ended == "failed":
+            kept.seek(max(0, kept.seek(0, os.SEEK_END) - FAILED_OUTPUT_BYTES))
+            sys.stderr.buffer.write(kept.read())
+            sys.stderr.flush()
+    for note in run.notes:
+        click.echo(f"gpumon: {note}.", err=True)
+    _tell(outcome, as_json)
+    return code or exit_code(outcome)
+
+
+def prepare(words: Sequence[str], device: str, devices: int, context: str | None) -> tuple[list[str], dict[str, str]]:
+    """The real argv, and the environment of a new session, with the agent on its way in. Raises click's errors."""
+    from gpumon import virtual_gpu
+
+    try:
+        argv = launch.command(words)
+        python = argv[0] if Path(argv[0]).name.startswith("python") else launch.python()
+        inner = virtual_gpu.environment(devices, device, context=context, python=python)
+    except launch.Refused as refusal:
+        kind = click.UsageError if refusal.exit_code == 2 else click.ClickException
+        raise kind(str(refusal)) from refusal
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    except virtual_gpu.Unavailable as error:
+        raise click.ClickException(str(error)) from error
+    inner.pop("CUDA_VISIBLE_DEVICES", None)  # it names this machine's devices, if it has any
+    os.environ.update({name: value for name, value in inner.items() if name.startswith(("VGPU_", "LD_"))})
+    return argv, launch.environment(inner)
+
+
+def _watch(run: VirtualRun, screen: Options | None, as_json: bool, steps: int | None) -> int:
+    """Follows the run to its end. Returns an exit code: above 0 if the output failed or ctrl-c ended it."""
+    if as_json:
+        from gpumon.cli.attach_json import Until, print_objects
+        from gpumon.export.objects import Objects
+
+        until = Until(once=False, steps=steps, seconds=None, ranks=None)
+        return print_objects(lambda: run.messages(machine=True), Objects(), until)
+    if screen is None:
+        asyncio.run(_listen(run))
+        return 0
+    click.echo("Starting the script on a virtual GPU (it imports torch first) …", err=True)
+    if not run.await_agent():
+        return 0
+    from gpumon.cli import attach
+    from gpumon.tui.app import MonitorApp
+
+    return attach.run(
+        MonitorApp(lambda: run.messages(machine=False), host=run.machine, options=screen, watch_terminal=True)
+    )
+
+
+async def _listen(run: VirtualRun) -> None:
+    async for _ in run.messages(machine=True):
+        pass
+
+
+def exit_code(outcome: Outcome) -> int:
+    """0: it fits. 1: it does not. A script that failed by itself: its own, 128 + the signal's number if by one."""
+    if outcome.fits is False:
+        return 1
+    if outcome.ended == "failed" and outcome.exit_code is not None:
+        return outcome.exit_code if outcome.exit_code > 0 else 128 - outcome.exit_code
+    return 0
+
+
+def _tell(outcome: Outcome, as_json: bool) -> None:
+    if as_json:
+        from gpumon.export import jsonl
+
+        sys.stdout.buffer.write(jsonl.line(jsonl.verdict(outcome, NOT_MODELLED, time.time_ns())))
+        sys.stdout.flush()
+    else:
+        from gpumon.cli.verdict import lines
+
+        click.echo("\n".join(lines(outcome, NOT_MODELLED)))

@@ -1,0 +1,108 @@
+"""A dry run's verdict as text: one statement a line, the answer first."""
+
+from __future__ import annotations
+
+import textwrap
+
+from gpumon.analysis.lines import DRIVER, Lines
+from gpumon.analysis.trial import Failed, Highest, Outcome, Space
+from gpumon.analysis.units import count, size
+
+WIDTH = 100
+LABEL = 12
+SMALL = 1000
+"""Lines below a thousandth of the peak are left out."""
+
+NOT_ALIVE = ("allocated", "reserved", "total", "slack", *DRIVER)
+
+
+def lines(outcome: Outcome, not_modelled: str) -> list[str]:
+    """Lines of at most `WIDTH` cells."""
+    stated = [("verdict", _answer(outcome)), ("ended", _ended(outcome))]
+    failed = next((each for each in outcome.failed if not each.survived), None)
+    if failed is not None:
+        stated.append(("failed", _failure(failed)))
+    peak = outcome.peak
+    if peak is not None:
+        stated.append(("peak", _where(peak)))
+        if peak.lines is not None:
+            stated.append(("alive", _alive(peak, peak.lines)))
+    several = len(outcome.devices) > 1
+    stated += [(f"device {at}" if several else "margin", _margin(device)) for at, device in enumerate(outcome.devices)]
+    stated += [("finding", f"{finding.title} ({finding.code})") for finding in outcome.findings]
+    if outcome.forecast is not None and outcome.forecast.steps_to_oom is not None:
+        grows = size(outcome.forecast.bytes_per_step)
+        stated.append(
+            ("ahead", f"it grows by {grows} a step: out of memory in {outcome.forecast.steps_to_oom:,} steps")
+        )
+    stated.append(("not modelled", not_modelled))
+    return ["", *(line for label, text in stated for line in _wrapped(label, text))]
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=label.ljust(LABEL) + "  ", subsequent_indent=" " * (LABEL + 2),
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _answer(outcome: Outcome) -> str:
+    device = outcome.tightest
+    name = "the device" if device is None else f"{device.name} ({size(device.capacity)})"
+    if outcome.fits is None:
+        why = "the script failed by itself" if outcome.ended == "failed" else "the script used no GPU"
+        return f"unknown: {why}, not for want of memory" if outcome.ended == "failed" else f"unknown: {why}"
+    if not outcome.fits:
+        return f"does not fit {name}"
+    return f"fits {name}" if outcome.steps else f"fits {name} as far as it went: no training step was seen"
+
+
+def _ended(outcome: Outcome) -> str:
+    steps = f"{count(outcome.steps)} step{'' if outcome.steps == 1 else 's'}"
+    if outcome.ended == "finished":
+        return f"by itself, after {steps}"
+    if outcome.ended == "steps":
+        return f"from here, as --steps asked for; {steps} had run"
+    if outcome.ended == "left":
+        return f"from here, because you left; {steps} had run, and the verdict is about these"
+    code = outcome.exit_code or 0
+    how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+    if outcome.fits is False:
+        return f"{how}, after {steps}"
+    said = f": {textwrap.shorten(outcome.error, 2 * WIDTH, placeholder=' …')}" if outcome.error else ""
+    return f"{how}, its own, after {steps}{said}"
+
+
+def _failure(failed: Failed) -> str:
+    oom = failed.oom
+    who = f"rank {failed.rank}, " if failed.rank is not None else ""
+    text = f"{who}step {oom.step}, {oom.phase}: asked for {size(oom.requested)}"
+    if oom.allocated is not None and oom.reserved is not None:
+        text += f" with {size(oom.allocated)} allocated, {size(oom.reserved)} reserved"
+    return text + (f" and {size(oom.free)} free on the device" if oom.free is not None else "")
+
+
+def _where(peak: Highest) -> str:
+    who = f"rank {peak.rank}, " if peak.rank is not None else ""
+    inside = f", in {peak.module}" if peak.module else ""
+    reserved = f", {size(peak.reserved)} reserved" if peak.reserved is not None else ""
+    return f"{size(peak.allocated)} allocated{reserved}: {who}step {peak.step}, {peak.phase}{inside}"
+
+
+def _alive(peak: Highest, alive: Lines) -> str:
+    named = ", ".join(
+        f"{name.replace('_', ' ')} {size(value)}"
+        for name, value in alive.known()
+        if name not in NOT_ALIVE and value * SMALL >= peak.allocated
+    )
+    when = "peak" if peak.lines_of == "peak" else f"{peak.lines_phase}'s end"
+    return f"{named} (step {peak.lines_step}, {when})"
+
+
+def _margin(device: Space) -> str:
+    if not device.used:
+        return f"{device.name}: not used"
+    return (
+        f"{size(device.margin)} left of {size(device.capacity)} at the highest moment: "
+        f"{size(device.reserved)} reserved, {size(device.context)} context"
+    )

@@ -1,0 +1,225 @@
+"""One run of a user's command on virtual devices: started, listened to, ended, and what its devices gave at most."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from gpumon import link, virtual_gpu
+from gpumon.analysis.trial import Ended, Outcome, Space, Trial
+from gpumon.cli.tied import tied
+from gpumon_agent import wire
+from gpumon_agent.endpoint import Descriptor
+
+LOOK_S = 0.05
+"""Between two looks for agents that began. They wait for us."""
+
+LAST_WORDS_S = 3.0
+"""How long agents are listened to whose command has ended."""
+
+POLITE_S = 10.0
+FIRM_S = 5.0
+"""How long a command has to end after SIGINT, and then after SIGTERM."""
+
+
+class VirtualRun:
+    """`argv` in a process group of its own, with every agent of its session followed by a `Trial`.
+
+    `environment` is that of gpumon.virtual_gpu, with the agent on its way in. Its stdout and stderr are copied to the
+    file descriptors `out` and `err`, until it is ended from here: what it has to say about that is nobody's concern.
+    As a context: the command is ended, if it has not, and its session removed.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], environment: Mapping[str, str], *, out: int, err: int, steps: int | None = None
+    ) -> None:
+        self.trial = Trial()
+        self.notes: list[str] = []
+        """What could not be listened to, and why."""
+        self._argv = list(argv)
+        self._environment = {**environment, "GPUMON_AWAIT_VIEWER": "1", "GPUMON_GOVERNOR": "off"}
+        self._session = environment["VGPU_SESSION"]
+        self._steps = steps
+        self._ended: Ended | None = None  # why it was ended from here
+        self._ending: threading.Thread | None = None
+        self._targets = (out, err)
+        self._copies: list[threading.Thread] = []
+        self._pids: set[int] = set()
+
+    def __enter__(self) -> VirtualRun:
+        # started in a shell's background we are told to ignore Ctrl-C, but the command is to be ended by one
+        previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.process = subprocess.Popen(
+            tied(self._argv),
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # the terminal's Ctrl-C is for us: we end it, and say what was seen
+        )
+        signal.signal(signal.SIGINT, previous)
+        for pipe, target in zip((self.process.stdout, self.process.stderr), self._targets, strict=True):
+            assert pipe is not None
+            self._copies.append(threading.Thread(target=self._copy, args=(pipe, target), daemon=True))
+            self._copies[-1].start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end("left")
+        virtual_gpu.remove_session(self._session)
+
+    # -------------------------------------------------------------------------------------------------- listening
+
+    async def messages(self, *, machine: bool) -> AsyncGenerator[wire.Received, None]:
+        """What all its agents say, and with `machine` the readings too, until the command has ended.
+
+        It is ended when every rank has done its steps.
+        """
+        waiting: asyncio.Queue[wire.Received | None] = asyncio.Queue(maxsize=1024)
+        tasks = [asyncio.create_task(self._follow(waiting))]
+        if machine:
+            tasks.append(asyncio.create_task(self._read_machine(waiting)))
+        try:
+            while (received := await waiting.get()) is not None:
+                self.trial.take(received)
+                yield received
+                if self._steps is not None and self.trial.steps >= self._steps:
+                    self.end_soon("steps")
+            await tasks[0]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read_machine(self, waiting: asyncio.Queue[wire.Received | None]) -> None:
+        async with contextlib.aclosing(self.machine(lambda: self._pids)) as readings:
+            async for received in readings:
+                await waiting.put(received)
+
+    async def _follow(self, waiting: asyncio.Queue[wire.Received | None]) -> None:
+        """One subscription a job of the session, for as long as the command runs and its last words take."""
+        jobs: dict[tuple[object, ...], asyncio.Task[None]] = {}
+        deadline: float | None = None
+        try:
+            while True:
+                if self.process.poll() is not None:
+                    deadline = deadline or time.monotonic() + LAST_WORDS_S
+                    if all(task.done() for task in jobs.values()) or time.monotonic() > deadline:
+                        break
+                found: dict[tuple[object, ...], list[Descriptor]] = {}
+                for descriptor in self._agents():
+                    found.setdefault(descriptor.key, []).append(descriptor)
+                for key in found.keys() - jobs.keys():
+                    jobs[key] = asyncio.create_task(self._listen(found[key], waiting))
+                await asyncio.sleep(LOOK_S)
+        finally:
+            for task in jobs.values():
+                task.cancel()
+            await asyncio.gather(*jobs.values(), return_exceptions=True)
+        await waiting.put(None)
+
+    async def _listen(self, descriptors: list[Descriptor], waiting: asyncio.Queue[wire.Received | None]) -> None:
+        try:
+            async with contextlib.aclosing(link.subscribe(descriptors)) as stream:
+                async for received in stream:
+                    if isinstance(received.event, wire.Hello):
+                        self._pids.add(received.event.pid)
+                    await waiting.put(received)
+        except link.LinkError as error:
+            self.notes.append(str(error))
+
+    def _agents(self) -> list[Descriptor]:
+        """The agents whose processes were started in this session."""
+        return [descriptor for descriptor in link.discover() if _session_of(descriptor.pid) == self._session]
+
+    def await_agent(self) -> bool:
+        """Returns when there is an agent to listen to; False if the command ended before."""
+        while not self._agents():
+            if self.process.poll() is not None:
+                return False
+            time.sleep(LOOK_S)
+        return True
+
+    async def machine(self, pids: Callable[[], Collection[int]]) -> AsyncGenerator[wire.Received, None]:
+        """Readings of this machine. Its driver is the virtual one where this process's environment is the session's."""
+        from gpumon.host import Sampler
+
+        async with Sampler(pids) as sampler:
+            async for received in sampler:
+                yield received
+
+    # ----------------------------------------------------------------------------------------------------- the end
+
+    def end_soon(self, why: Ended) -> None:
+        """Ends the command without waiting for it."""
+        if self._ending is None and self.process.poll() is None:
+            self._ended = why
+            self._ending = threading.Thread(target=self._end, daemon=True)
+            self._ending.start()
+
+    def end(self, why: Ended) -> None:
+        """Returns when it has ended and all it said was copied."""
+        self.end_soon(why)
+        if self._ending is not None:
+            self._ending.join()
+        for copy in self._copies:
+            copy.join(LAST_WORDS_S)  # an orphan of the command may hold its pipes for ever
+
+    def _end(self) -> None:
+        """As Ctrl-C would, then firmly, then by force."""
+        self.process.send_signal(signal.SIGINT)
+        for patience, number in ((POLITE_S, signal.SIGTERM), (FIRM_S, signal.SIGKILL)):
+            try:
+                self.process.wait(patience)
+                break
+            except subprocess.TimeoutExpired:
+                self._signal_all(number)
+        self.process.wait()
+        self._signal_all(signal.SIGKILL)
+
+    def _signal_all(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def _copy(self, pipe: IO[bytes], target: int) -> None:
+        readable = True
+        while data := os.read(pipe.fileno(), 65536):
+            try:
+                while data and readable and self._ended is None:
+                    data = data[os.write(target, data) :]
+            except OSError:  # whoever read has enough: the command must not wait for them
+                readable = False
+
+    def outcome(self) -> Outcome:
+        """The verdict, once it has ended."""
+        code = self.process.returncode
+        ended: Ended = self._ended or ("finished" if code == 0 else "failed")
+        devices = tuple(
+            Space(name, record.capacity, record.used, record.contexts)
+            for name, record in zip(_names(self._environment), virtual_gpu.records(self._session), strict=False)
+        )
+        return self.trial.outcome(ended, None if self._ended else code, devices)
+
+
+def _names(environment: Mapping[str, str]) -> list[str]:
+    return [device.partition("|")[0] for device in environment["VGPU_DEVICES"].split(";")]
+
+
+def _session_of(pid: int) -> str | None:
+    """The virtual GPU's session that a process was started in; None where that cannot be read."""
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    prefix = b"VGPU_SESSION="
+    return next((entry.removeprefix(prefix).decode() for entry in entries if entry.startswith(prefix)), None)
