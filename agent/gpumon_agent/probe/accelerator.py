@@ -46,8 +46,8 @@ class AcceleratorProbe:
         )
 
     def _mps(self) -> Reading:
-        mps: Any = getattr(self._torch, "mps", None)
-        if mps is None:
+        mps: Any = self._torch.mps
+        if not self._torch.backends.mps.is_available():
             return Reading()
         return Reading(allocated=mps.current_allocated_memory(), reserved=mps.driver_allocated_memory())
 
