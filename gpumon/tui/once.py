@@ -101,9 +101,13 @@ async def _gather(events: AsyncIterator[wire.Received], store: SessionStore, hos
     deadline = time.monotonic() + PATIENCE_S
     try:
         async with closing(events) as heard:
-            while time.monotonic() < deadline:
+            while True:
+                left = max(0.0, deadline - time.monotonic()) if store.frame(time.time_ns()).ranks else None
+                if left == 0.0:
+                    return
                 next_event = asyncio.ensure_future(anext(heard))
-                done, _ = await asyncio.wait({next_event}, timeout=max(0.0, deadline - time.monotonic()))
+                # before the first word the link decides: it knows how long to wait, and says why nothing came
+                done, _ = await asyncio.wait({next_event}, timeout=left)
                 if not done:
                     next_event.cancel()
                     await asyncio.gather(next_event, return_exceptions=True)
