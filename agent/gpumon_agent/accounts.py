@@ -22,6 +22,7 @@ from .others import Others
 from .probe import Reading
 from .recorder import Recorder
 from .storages import addresses, storages
+from .workspaces import Workspaces
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 LAYERS_EVERY_NS = 1_000_000_000
 PLACES_EVERY_STEPS = 64
+_LOOKS = 8  # steps at whose end workspaces are looked for; later only with the layers
 _CPU = -1
 _NOTHING: Counter[str] = Counter()
 
@@ -70,6 +72,7 @@ class Accounts:
         self._places_left = 0
         self._activations = Activations(self._current_places, tell, limited=limited)
         self._others = Others(models, tell)
+        self._workspaces = Workspaces()
         self._by_place: dict[int, dict[Place | None, int]] = {}  # of the step's fullest moment, by device
         self._layers_due_ns = 0
         self._layers_wanted = True  # in this step; with the governor on, never in two sampled ones in a row
@@ -100,11 +103,15 @@ class Accounts:
     def backward_begins(self, roots: Iterable[object]) -> None:
         self._walk(list(roots))
 
-    def _walk(self, roots: list[object]) -> None:
+    def backward_returns(self, gradients: Iterable[object]) -> None:
+        """With `create_graph` they have a graph of their own, made in the engine's threads."""
+        self._walk(list(gradients), whole=True)
+
+    def _walk(self, roots: list[object], *, whole: bool = False) -> None:
         if not self._cost.ledger:
             return
         began = monotonic_ns()
-        self._activations.walk(roots)
+        self._activations.walk(roots, whole=whole)
         self._peak.graph_walked()
         self._cost.ledger_ns += monotonic_ns() - began
 
@@ -127,6 +134,8 @@ class Accounts:
         other_models = None if others is None else claim(others, self.inventory.claimed, device)
         saved = self._activations.alive(device, self.inventory.claimed)
         self._note_places(device, saved)
+        if where.type == "cuda" and (step == 0 or (phase == wire.OPTIMIZER and (step < _LOOKS or self._layers_wanted))):
+            self._workspaces.look(device, lambda: self._addresses(saved))
         ledger = wire.Ledger(
             step,
             phase,
@@ -137,6 +146,7 @@ class Accounts:
             reading.reserved,
             *owners,
             activations=sum(each.nbytes for each in saved) if self._activations.known else None,
+            workspaces=self._workspaces.bytes(device),
             other_models=other_models,
             hidden=tuple(self._activations.hidden)[:16],
         )
@@ -145,6 +155,12 @@ class Accounts:
         if phase == wire.OPTIMIZER and self._layers_wanted:
             self._kept = self._kept_by_place()
         self._peak.phase_ended(ledger, reading.allocated_peak, device, saved)
+
+    def _addresses(self, saved: list[Alive]) -> set[int]:
+        """Where what is owned or saved stands, on any device."""
+        held = {address for _, tensor, _ in self.inventory.held() for address, _, _ in addresses(tensor)}
+        held.update(each.address for each in saved)
+        return held
 
     def close_step(self, step: int) -> None:
         """Before the step is told."""
@@ -313,8 +329,9 @@ class _PeakWatch:
         known: dict[str, int | None] = {line: lines.get(line, 0) for line in _COMPOSED}
         if not self._accounts._activations.known:
             known["activations"] = None
-        if ended.other_models is not None:
-            known["other_models"] = lines.get("other_models", 0)
+        for line in ("other_models", "workspaces"):
+            if getattr(ended, line) is not None:
+                known[line] = lines.get(line, 0)
         return wire.Ledger(
             ended.step,
             ended.phase,
@@ -349,6 +366,8 @@ class _PeakWatch:
             for address, nbytes, where in addresses(tensor):
                 if where == device:
                     blocks.setdefault(address, Block("other_models", nbytes))
+        for address, nbytes in self._accounts._workspaces.addresses.get(device, {}).items():
+            blocks.setdefault(address, Block("workspaces", nbytes))
         for each in saved:
             blocks.setdefault(each.address, Block("activations", each.nbytes, each.place))
         return blocks

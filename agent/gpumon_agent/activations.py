@@ -65,13 +65,16 @@ class Activations:
         self.hidden.clear()
         self._walked = (0, -1)
 
-    def walk(self, roots: Iterable[object]) -> None:
-        """Notes what the graphs behind `roots` keep, as far as they were not walked before in this step."""
+    def walk(self, roots: Iterable[object], *, whole: bool = False) -> None:
+        """Notes what the graphs behind `roots` keep, as far as they were not walked before in this step.
+
+        `whole`: with what was, for nodes made in different threads cannot be put in order.
+        """
         if not self.known:
             return
         roots = list(roots)
         thread = get_ident()
-        after = self._walked[1] if self._walked[0] == thread else -1
+        after = self._walked[1] if self._walked[0] == thread and not whole else -1
         try:
             walk = Walk(roots, self._places(), after=after, budget_ns=self._budget_ns)
         except TooLarge:

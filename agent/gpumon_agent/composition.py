@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .graph import Place
+from .workspaces import snapshot
 
 ENTRIES_MAX = 100_000
 """of the trace: a phase with more events is given up"""
@@ -89,8 +90,7 @@ class History:
         """The events since `begin`, oldest first. None where somebody else took over, or there were too many."""
         if not self.recording:
             return None
-        assert self._snapshot is not None
-        trace = self._snapshot(None)["device_traces"][device]
+        trace = snapshot(self._snapshot)["device_traces"][device]
         self.stop()
         return None if len(trace) >= ENTRIES_MAX else trace
 

@@ -42,6 +42,8 @@ class Graph(Protocol):
 
     def backward_begins(self, roots: Any) -> None: ...
 
+    def backward_returns(self, gradients: Any) -> None: ...
+
 
 class _Hooks(OrderedDict[int, Any]):
     """A module's hook dict with ours in it. Pickles and copies are the plain dict without ours."""
@@ -81,6 +83,7 @@ class Hooks:
         self._restore: list[Callable[[], None]] = []
         self._inputs = inputs
         self._forward_made = guard.protect("activations", graph.forward_ends)
+        self._backward_returns = guard.protect("activations", graph.backward_returns)
         self._backward_takes = guard.protect("activations", graph.backward_begins)
         self._graphs = Graphs(self, phases, guard, notice)
         self._install()
@@ -146,7 +149,7 @@ class Hooks:
     def _around_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
         begins = self._guard.protect("backward", self._phases.engine_begins)
         ends = self._guard.protect("backward", self._phases.engine_ends)
-        takes = self._backward_takes
+        takes, returns = self._backward_takes, self._backward_returns
 
         @functools.wraps(original)
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -160,8 +163,8 @@ class Hooks:
                 ends(aborted=True)
                 leave_no_frame(error)
                 raise
-            if result:  # gradients asked for, which have a graph of their own under create_graph
-                takes(result)
+            if result:
+                returns(result)
             ends(aborted=False)
             return result
 

@@ -137,9 +137,11 @@ def peak_lines(composition: wire.Ledger) -> Lines:
     """What was alive at a peak. No reserved, no slack, no driver: they were not read at that moment."""
     known = _owners(composition)
     rest = composition.requested if composition.requested is not None else composition.allocated
+    left = None if rest is None else rest - sum(known.values())
     return Lines(
         **known,
-        unexplained=None if rest is None else rest - sum(known.values()),
+        unexplained=left if composition.activations is not None else None,
+        unattributed=None if composition.activations is not None else left,
         rounding=_difference(composition.allocated, composition.requested),
         allocated=composition.allocated,
     )

@@ -1,0 +1,75 @@
+"""cuBLAS workspaces: blocks of the allocator that torch keeps for each handle and stream, and that no tensor shows.
+
+Model. A workspace has one size, which this torch tells or which follows from its documented rule: the product of
+`CUBLAS_WORKSPACE_CONFIG` (pairs of KiB and count), else 32 MiB on compute capability 9.0, else 8,320 KiB. A block that
+was asked for with exactly that size, that no owner and no saved tensor holds, and that stands at the same address at
+two looks, is one. Nothing is cleared, and no handle is asked for.
+Source: aten/src/ATen/cuda/CublasHandlePool.cpp. torch 2.15 gives its workspaces back after each product.
+Cost: one snapshot of the segments without history (0.3 ms with 80 segments, 0.8 with 220).
+Known limitations. A tensor of exactly that size that somebody keeps, of which nothing here knows, is taken for one;
+cuBLASLt's own workspace (since torch 2.7 the same block) and cuDNN's are not kept and so not counted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Container
+from typing import Any
+
+import torch
+
+_PAIR = re.compile(r":(\d+):(\d+)")
+
+
+def workspace_bytes(device: int) -> int:
+    """What one workspace takes on this device."""
+    tell = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)
+    if tell is not None:
+        return int(tell())
+    configured = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    if configured is not None:
+        return sum(int(kib) * int(count) for kib, count in _PAIR.findall(configured)) * 1024
+    return (4096 * 8 if torch.cuda.get_device_capability(device) == (9, 0) else 4096 * 2 + 16 * 8) * 1024
+
+
+class Workspaces:
+    """What was found so far, by device."""
+
+    def __init__(self) -> None:
+        self.addresses: dict[int, dict[int, int]] = {}
+        """device → address → bytes"""
+        self._seen: dict[int, set[int]] = {}  # candidates of the look before
+
+    def bytes(self, device: int) -> int | None:
+        """As the last look found them; None before two looks."""
+        found = self.addresses.get(device)
+        return None if found is None else sum(found.values())
+
+    def look(self, device: int, owned: Callable[[], Container[int]]) -> None:
+        """Reads the segments. `owned` gives the addresses that somebody holds; asked only if there is a candidate."""
+        size = workspace_bytes(device)
+        candidates = {
+            block["address"]
+            for segment in snapshot()["segments"]
+            if segment["device"] == device
+            for block in segment["blocks"]
+            if block["state"] == "active_allocated" and block["requested_size"] == size and size
+        }
+        known = self.addresses.get(device, {})
+        if candidates - known.keys():
+            held = owned()
+            candidates = {address for address in candidates if address in known or address not in held}
+        before = self._seen.get(device)
+        self._seen[device] = candidates
+        if before is not None:
+            self.addresses[device] = dict.fromkeys(candidates & before, size)
+
+
+def snapshot(read: Callable[..., dict[str, Any]] | None = None) -> dict[str, Any]:
+    """The allocator's segments, their blocks, and its history. `read`: torch's own function, where it is replaced."""
+    read = read or torch._C._cuda_memorySnapshot
+    try:
+        return read(None)
+    except TypeError:  # torch 2.4 takes no argument
+        return read()
