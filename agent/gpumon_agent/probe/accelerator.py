@@ -17,7 +17,9 @@ class AcceleratorProbe:
 
         self.kind = kind
         self._torch = torch
-        self._stats = getattr(torch._C, "_accelerator_getDeviceStats", None)  # since torch 2.9
+        self._accelerator: Any = getattr(torch, "accelerator", None)  # since torch 2.6
+        there = self._accelerator is not None and self._accelerator.is_available()
+        self._stats = getattr(torch._C, "_accelerator_getDeviceStats", None) if there else None  # since torch 2.9
         self._ready = getattr(torch._C, "_accelerator_isAllocatorInitialized", None)
 
     def boundary(self, device: int) -> Reading:
@@ -52,10 +54,9 @@ class AcceleratorProbe:
         return Reading(allocated=mps.current_allocated_memory(), reserved=mps.driver_allocated_memory())
 
     def devices(self) -> tuple[Device, ...]:
-        accelerator: Any = getattr(self._torch, "accelerator", None)  # since torch 2.6
-        if accelerator is None or not accelerator.is_available():
+        if self._accelerator is None or not self._accelerator.is_available():
             return ()
-        return tuple(Device(i, None, self.kind, None, self.kind) for i in range(accelerator.device_count()))
+        return tuple(Device(i, None, self.kind, None, self.kind) for i in range(self._accelerator.device_count()))
 
     def stop(self) -> None:
         """Nothing was replaced."""
