@@ -1,4 +1,7 @@
-"""The app: alone knows where events come from; applies them, and a few times a second hands one View to the screen."""
+"""The app: alone knows where events come from; applies them, and a few times a second hands one View to the screen.
+
+Its length is that of its bindings and the actions beside them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,24 +20,22 @@ from textual.timer import Timer
 
 from gpumon.analysis import RankReport, Reporter
 from gpumon.link.errors import LinkError
-from gpumon.session.frame import Frame, RankFrame
+from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore, StoreLimits
+from gpumon.tui.changes import Changes
 from gpumon.tui.feed import Choice, Feed, HostFeed, Pace, closing
 from gpumon.tui.ink import ASCII, NONE, UNICODE, Glyphs, Palette
+from gpumon.tui.listening import Tasks, take_events, take_host
+from gpumon.tui.modes import MODES
 from gpumon.tui.screens.base import MonitorScreen
 from gpumon.tui.screens.choose import ChooseScreen
-from gpumon.tui.screens.estimate import EstimateScreen
-from gpumon.tui.screens.layers import LayersScreen
-from gpumon.tui.screens.log import LogScreen
 from gpumon.tui.screens.overview import OverviewScreen
-from gpumon.tui.screens.ranks import RanksScreen
 from gpumon.tui.terminal import HUNG_UP, TerminalWatch, leave_by_force
 from gpumon.tui.themes import NAMES, PALETTES, THEMES
 from gpumon.tui.view import DEFAULT_SPAN, SPANS, Said, View, choose
 from gpumon_agent import wire
 
 TICK_S = 0.25
-APPLIED_A_TURN = 512
 SAID_MAX = 200
 
 STEPS_IN_ALL = 2400
@@ -64,13 +65,7 @@ class MonitorApp(App[int]):
     TITLE = "gpumon"
     AUTO_FOCUS = ""
     ENABLE_COMMAND_PALETTE = True
-    MODES: ClassVar[dict[str, Callable[[], Screen[None]]]] = {  # type: ignore[assignment]
-        "overview": OverviewScreen,
-        "ranks": RanksScreen,
-        "layers": LayersScreen,
-        "estimate": EstimateScreen,
-        "log": LogScreen,
-    }
+    MODES: ClassVar[dict[str, Callable[[], Screen[None]]]] = MODES  # type: ignore[assignment]
     DEFAULT_MODE = "overview"
     HORIZONTAL_BREAKPOINTS = WIDTHS
     VERTICAL_BREAKPOINTS = HEIGHTS
@@ -128,9 +123,9 @@ class MonitorApp(App[int]):
         self._said: tuple[Said, ...] = ()
         self._ticks = 0
         self._timer: Timer | None = None
-        self._statuses: dict[str, str] = {}
+        self._changes = Changes()
         self._watch = TerminalWatch() if watch_terminal else None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(lambda error: self.call_later(_raise, error))
         for theme in THEMES:
             self.register_theme(theme)
         self.colourless = self.no_color
@@ -164,33 +159,20 @@ class MonitorApp(App[int]):
         return SessionStore(StoreLimits(steps=steps), replaying=self._pace is not None)
 
     def _listen(self, feed: Feed) -> None:
-        self._start(self._follow(feed))
+        self._tasks.start(self._follow(feed))
         if self._host is not None:
-            self._start(self._read_host(self._host))
+            self._tasks.start(take_host(self._host, self._store, self._alive, TICK_S))
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        """A bug in what feeds the app must not leave a still picture that looks alive."""
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self.call_later(_raise, error)
+    def _alive(self) -> list[int]:
+        return [rank.hello.pid for rank in self.view.frame.ranks if rank.status != "ended"]
 
     async def on_unmount(self) -> None:
-        """Sockets and child processes are closed before the loop is."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.stop()
 
     async def _follow(self, feed: Feed) -> None:
         try:
             async with closing(feed()) as events:
-                await self._apply(events if self._pace is None else self._pace.play(events))
+                await take_events(events if self._pace is None else self._pace.play(events), self._store, self.redraw)
         except (LinkError, wire.WireError) as error:
             self.failure = str(error)
             if not self._store.frame(self._clock()).ranks:
@@ -200,26 +182,6 @@ class MonitorApp(App[int]):
         if self._pace is not None:
             self.say((self.ending() if self.ending else None) or "end of the recording")
         self.redraw()
-
-    async def _apply(self, events: AsyncIterator[wire.Received]) -> None:
-        shown = False
-        applied = 0
-        async for received in events:
-            self._store.apply(received)
-            applied += 1
-            event = received.event
-            if isinstance(event, wire.Synced) or (not shown and isinstance(event, wire.Hello)):
-                shown = True
-                self.redraw()
-            if applied % APPLIED_A_TURN == 0:
-                await asyncio.sleep(0)
-
-    async def _read_host(self, host: HostFeed) -> None:
-        await asyncio.sleep(TICK_S)  # the first picture comes first
-        readings = host(lambda: [rank.hello.pid for rank in self.view.frame.ranks if rank.status != "ended"])
-        async with closing(readings) as events:
-            async for received in events:
-                self._store.apply(received)
 
     def say(self, text: str) -> None:
         """Into the log."""
@@ -268,20 +230,9 @@ class MonitorApp(App[int]):
         return view
 
     def _note_changes(self, frame: Frame) -> None:
-        """Into the log: who came, went, fell silent; and the shown rank's successor after a restart is followed."""
-        for rank in frame.ranks:
-            before, now = self._statuses.get(rank.source), rank.status
-            if before != now:
-                if before is None:
-                    self.say(f"listening to {rank.hello.name}, {_who(rank)}")
-                elif now == "silent":
-                    self.say(f"{_who(rank)} is silent")
-                elif before == "silent" and now == "live":
-                    self.say(f"{_who(rank)} is heard again")
-                self._statuses[rank.source] = now
-        if len(self._statuses) > 2 * len(frame.ranks) + 64:
-            present = {rank.source for rank in frame.ranks}
-            self._statuses = {source: s for source, s in self._statuses.items() if source in present}
+        """Into the log; and the shown rank's successor after a restart is followed."""
+        for text in self._changes.look(frame):
+            self.say(text)
         shown = next((r for r in frame.ranks if r.source == self._source), None)
         if self._source is not None and shown is None and frame.ranks:
             was = self.view.rank
@@ -391,11 +342,6 @@ class MonitorApp(App[int]):
     def _zoom_to(self, span: int) -> None:
         self._span = span
         self._again()
-
-
-def _who(rank: RankFrame) -> str:
-    number = f"rank {rank.hello.rank}, " if rank.hello.rank is not None else ""
-    return f"{number}pid {rank.hello.pid}"
 
 
 def _raise(error: BaseException) -> None:

@@ -246,7 +246,17 @@ class Run:
         for step in range(12_192, 12_432):
             self.step(step, leak=(step - 12_192) * 300 * MIB)
         self.host().step(12_432, leak=240 * 300 * MIB).beat(12_433, "backward").synced()
-        self.say(wire.Oom(12_433, "backward", 0, self.t_ns, 2 * GIB, self.total, 900 * MIB), numbered=True)
+        message = (
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 900.00 "
+            "MiB is free. Including non-PyTorch memory, this process has 138.92 GiB memory in use. Of the allocated "
+            "memory 136.90 GiB is allocated by PyTorch, and 1.48 GiB is reserved by PyTorch but unallocated."
+        )
+        allocated, reserved = round(136.9 * GIB), round(138.38 * GIB)
+        oom = wire.Oom(
+            12_433, "backward", 0, self.t_ns, 2 * GIB, self.total, 900 * MIB, allocated, reserved, message,
+            "train.py:58", "blocks.11.mlp",
+        )  # fmt: skip
+        self.say(oom, numbered=True)
         return self
 
     def goodbye(self, reason: str, step: int, phase: str, detail: str = "") -> Run:

@@ -65,9 +65,13 @@ def test_an_exception_ended_it(snap_compare, app_of, new_run, settled) -> None:
     assert snap_compare(app_of(run), terminal_size=LARGE, run_before=settled)
 
 
-def test_a_leak_and_an_oom(snap_compare, app_of, new_run, settled) -> None:
-    run = new_run().leaking()
-    assert snap_compare(app_of(run), terminal_size=LARGE, run_before=settled)
+@pytest.mark.parametrize("size", [LARGE, SMALL], ids=["120x40", "80x24"])
+def test_a_leak_and_an_oom(snap_compare, app_of, new_run, size, settled) -> None:
+    assert snap_compare(app_of(new_run().leaking()), terminal_size=size, run_before=settled)
+
+
+def test_an_oom_read_in_full(snap_compare, app_of, new_run, pressing) -> None:
+    assert snap_compare(app_of(new_run().leaking()), terminal_size=LARGE, run_before=pressing("o"))
 
 
 @pytest.mark.parametrize("size", [LARGE, SMALL], ids=["120x40", "80x24"])

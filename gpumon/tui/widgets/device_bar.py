@@ -45,8 +45,10 @@ def bars(view: View) -> Bars:
     if device is None:
         return Bars(name, None, None, None, None, None, rss, rank is not None)
     old = device.ledger_age_s
+    failed = view.report is not None and view.report.oom is not None
+    forecast = None if failed else device.forecast  # what comes next is no question any more
     stale = int(old) if old is not None and old > STALE_S else None
-    return Bars(name, device.ledger, stale, device.peak, device.forecast, device.capacity, rss, device.ledger is None)
+    return Bars(name, device.ledger, stale, device.peak, forecast, device.capacity, rss, device.ledger is None)
 
 
 class DeviceBar(Panel):
@@ -223,7 +225,7 @@ def _alive(peak: Peak, label: int, room: int, glyphs: Glyphs) -> list[Line]:
     for kept in range(len(shown), 0, -1):
         items = [_item(name, value, unit, glyphs) for name, value in shown if (name, value) in by_size[:kept]]
         rest = sum(value for _, value in by_size[kept:])
-        if rest:
+        if abs(rest) * 200 > peak.allocated:  # what would not change the picture is left out
             items.append((("other ", "dim"), (size(rest), "text")))
         (line, *more) = flow(items, room - label - 2)
         if not more:

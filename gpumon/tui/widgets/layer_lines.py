@@ -142,7 +142,7 @@ def _row(row: Row, p: _Place, choice: Choice, unit: Unit, largest: int, whole: i
             line.append((f"  {left(layer.kind or '', wide - 2)}", "dim"))
         elif column == "bar":
             shown = [(each, value) for each in FIGURES if (value := getattr(row.figures, each))]
-            drawn = bar(shown, largest, wide - 2, glyphs) if not row.open or choice.flat else ()
+            drawn = bar(shown, largest, wide - 3, glyphs) if not row.open or choice.flat else ()
             line += [("  ", ""), *drawn, (" " * (wide - 2 - width(drawn)), "")]
         else:
             text, said = _figure(row, column, unit, whole, glyphs)
@@ -180,7 +180,10 @@ def _foot(row: Row, room: int, glyphs: Glyphs) -> list[Line]:
         first.append(
             (f"  shares its parameters with {layer.shared_with or 'the root'}, where they are counted", "warn")
         )
-    return [fit(first, room), fit(_own_in_words(layer, glyphs), room)]
+    own = _own_in_words(layer, glyphs)
+    if width(own) > room:  # signs without names: the columns above have the same colours
+        own = [(text, role) for text, role in own if text.strip() not in FIGURES]
+    return [fit(first, room), fit(own, room)]
 
 
 def _own_in_words(layer: Layer, glyphs: Glyphs) -> list[Span]:

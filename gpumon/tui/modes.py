@@ -1,0 +1,42 @@
+"""The screens by name. The first picture needs the Overview alone: the others are imported when they are opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from textual.screen import Screen
+
+from gpumon.tui.screens.overview import OverviewScreen
+
+
+def _ranks() -> Screen[None]:
+    from gpumon.tui.screens.ranks import RanksScreen
+
+    return RanksScreen()
+
+
+def _layers() -> Screen[None]:
+    from gpumon.tui.screens.layers import LayersScreen
+
+    return LayersScreen()
+
+
+def _estimate() -> Screen[None]:
+    from gpumon.tui.screens.estimate import EstimateScreen
+
+    return EstimateScreen()
+
+
+def _log() -> Screen[None]:
+    from gpumon.tui.screens.log import LogScreen
+
+    return LogScreen()
+
+
+MODES: dict[str, Callable[[], Screen[None]]] = {
+    "overview": OverviewScreen,
+    "ranks": _ranks,
+    "layers": _layers,
+    "estimate": _estimate,
+    "log": _log,
+}
