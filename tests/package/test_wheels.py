@@ -106,7 +106,7 @@ for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
 def test_every_viewer_module_runs_on_what_is_declared_and_without_torch(without_torch):
     done = run(without_torch, "-c", IMPORT_ALL, "gpumon")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["gpumon.demo.train"]
+    assert done.stdout.split() == ["gpumon.analysis.estimate.on_meta", "gpumon.demo.train"]
 
 
 def test_the_agent_runs_on_what_is_declared_and_torch(wheels, tmp_path):

@@ -1,0 +1,212 @@
+"""Bytes that CUDA's kernels allocate while they run, beside their outputs: workspaces, partial sums, sorted indices.
+
+Model. One function an operator, from shapes and strides to the sizes that are alive together at its highest moment.
+
+Source. ATen's CUDA sources, named at each function, and what PyTorch's allocator was asked for on the virtual GPU.
+Cost. O(1) an operator.
+
+Known limitations. Operators that are not listed need less than their outputs, or are not known here. cuDNN's own
+workspaces depend on the algorithm it chooses by timing, and are 0 here as on the virtual GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+MIB = 1 << 20
+CUBLAS_WORKSPACE = 8_519_680
+CUBLAS_WORKSPACE_HOPPER = 33_554_432
+CUBLASLT_WORKSPACE = MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What of a device the sizes depend on; the defaults are an A100's."""
+
+    multiprocessors: int = 108
+    threads: int = 2048  # a multiprocessor's
+    cublas_workspace: int = CUBLAS_WORKSPACE
+
+
+def temporaries(name: str, args: Sequence[Any], outputs: Sequence[Any], hardware: Hardware) -> Sequence[int]:
+    """Bytes of each temporary of an operator, by its name ("aten.mm.default"); `outputs`: what it returned."""
+    rule = _RULES.get(name)
+    return rule(args, outputs, hardware) if rule is not None else ()
+
+
+def uses_cublas(name: str, args: Sequence[Any]) -> bool:
+    """Whether the operator takes cuBLAS's own workspace, which PyTorch may keep."""
+    return name in _CUBLAS or (name == "aten.addmm.default" and not _is_lt(args))
+
+
+# ---------------------------------------------------------------------------------------------------------- products
+
+_CUBLAS = frozenset(
+    f"aten.{name}.default" for name in ("mm", "bmm", "baddbmm", "mv", "addmv", "dot", "_addmm_activation")
+)
+
+
+def _is_lt(args: Sequence[Any]) -> bool:
+    """Whether addmm goes through cuBLASLt, which adds the bias itself (aten/src/ATen/native/cuda/Blas.cpp)."""
+    bias, _, second = args[:3]
+    return bool(bias.dim() == 1 and bias.shape[0] == second.shape[1] and bias.is_contiguous() and min(second.shape) > 1)
+
+
+def _addmm(args: Sequence[Any], _: Sequence[Any], hardware: Hardware) -> Sequence[int]:
+    return (CUBLASLT_WORKSPACE,) if _is_lt(args) else ()
+
+
+# -------------------------------------------------------------------------------------------------------- reductions
+
+
+def _power_of_two_below(value: int) -> int:
+    return 1 << (max(1, value).bit_length() - 1)
+
+
+def reduction(
+    outputs: int, inputs: int, *, along_fastest: bool, one_dimension: bool, output_row: int, hardware: Hardware
+) -> Sequence[int]:
+    """A sum split over blocks meets in global memory: that buffer and its semaphores (aten/src/ATen/native/cuda/
+    Reduce.cuh, setReduceConfig). `inputs`: elements summed for each of `outputs`; `output_row`: the length of the
+    fastest dimension that stays."""
+    wide, high, vector = (inputs, outputs, 1) if along_fastest else (outputs, inputs, 1)
+    if along_fastest and wide >= 128 and one_dimension:
+        wide //= 4
+    elif not along_fastest:
+        vector = next(size for size in (4, 2, 1) if output_row % size == 0)
+        wide //= vector
+    most = 512 // vector
+    wide_power, high_power = (min(most, _power_of_two_below(size)) for size in (wide, high))
+    width = min(wide_power, 32)
+    height = min(high_power, most // width)
+    width = min(wide_power, most // height)
+    step = width if along_fastest else 1
+    per_thread = -(-inputs // step)
+    if per_thread < min(height * 16, 256):
+        return ()  # no reduction across warps, so none across blocks
+    per_thread = -(-inputs // (step * height))
+    grid = -(-(outputs // vector) // (1 if along_fastest else width))
+    target = hardware.multiprocessors * (hardware.threads // (width * height))
+    if per_thread < 256 or grid > target:
+        return ()
+    blocks = min(max(-(-target // grid), -(-per_thread // 256)), -(-per_thread // 16))
+    if blocks <= 1:
+        return ()
+    return 4 * outputs * blocks * (1 if along_fastest else width * vector), 4 * grid
+
+
+def _sum(args: Sequence[Any], outputs: Sequence[Any], hardware: Hardware) -> Sequence[int]:
+    tensor, count = args[0], outputs[0].numel()
+    if not tensor.numel() or not count:
+        return ()
+    dims = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) and args[1] else range(tensor.dim())
+    reduced = {dim % tensor.dim() for dim in dims} if tensor.dim() else set()
+    kept = [
+        (stride, size)
+        for dim, (stride, size) in enumerate(zip(tensor.stride(), tensor.shape, strict=True))
+        if dim not in reduced and size > 1
+    ]
+    fastest = min((tensor.stride(dim) for dim in reduced if tensor.shape[dim] > 1), default=1)
+    return reduction(
+        count,
+        tensor.numel() // count,
+        along_fastest=not kept or fastest < min(kept)[0],
+        one_dimension=len(reduced) == 1 or not kept,
+        output_row=min(kept)[1] if kept else 1,
+        hardware=hardware,
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- attention
+
+
+def _efficient_backward(args: Sequence[Any], _: Sequence[Any], hardware: Hardware) -> Sequence[int]:
+    """Gradients of the queries add up in fp32 (…/transformers/cuda/attention_backward.cu): a row's share of the output
+    for each query, and blocks of 64 queries with their counters."""
+    gradient, query = args[0], args[1]
+    batch, heads, length, width = query.shape
+    delta = [4 * batch * heads * length]
+    if query.element_size() == 4:  # the product that the shares are sums of is another tensor
+        delta = [query.numel() * 4, *delta, *delta]
+    copy = [] if gradient.transpose(1, 2).is_contiguous() or gradient.is_contiguous() else [gradient.nbytes]
+    blocks = -(-length // 64)
+    workspace = batch * heads * (64 * blocks * (-(-width // 32) * 32) * 4 + 16 * blocks)
+    if query.element_size() == 4:  # the product is gone before the workspace comes
+        return (*copy, *delta) if sum(delta) > workspace + delta[-1] else (*copy, delta[-1], workspace)
+    return (*copy, *delta, workspace)
+
+
+def _flash_backward(args: Sequence[Any], _: Sequence[Any], hardware: Hardware) -> Sequence[int]:
+    """Row sums and the queries' gradient in fp32, both padded; keys and values again where heads share them
+    (…/transformers/cuda/flash_attn/flash_api.cpp)."""
+    query, key = args[1], args[2]
+    batch, heads, length, width = query.shape
+    rows = batch * heads * (-(-length // 128) * 128)
+    shared = [] if key.shape[1] == heads else [batch * heads * key.shape[2] * width * key.element_size()] * 2
+    return (4 * rows, 4 * rows * (-(-width // 32) * 32), *shared)
+
+
+# ------------------------------------------------------------------------------------------------------ other kernels
+
+
+def _embedding_backward(args: Sequence[Any], _: Sequence[Any], hardware: Hardware) -> Sequence[int]:
+    """Above 3,072 indices they are sorted, and rows summed in parts (aten/src/ATen/native/cuda/Embedding.cu and
+    EmbeddingBackwardKernel.cu)."""
+    gradient, indices, rows = args[:3]
+    count, width = indices.numel(), gradient.shape[-1]
+    copy = [] if gradient.is_contiguous() else [gradient.nbytes]
+    if count <= 3072:
+        return copy
+    segments = min(count, rows)
+    parts = count // 10 + segments
+    each = indices.element_size()
+    return (*copy, *[each * count] * 3, 8, each * segments, each * segments, 8, each * parts, 4 * parts * width)
+
+
+def _convolution_backward(args: Sequence[Any], _: Sequence[Any], hardware: Hardware) -> Sequence[int]:
+    """The bias's gradient is a sum over batch and positions."""
+    gradient, bias = args[0], args[3]
+    copy = [] if gradient.is_contiguous() else [gradient.nbytes]
+    if bias is None or not args[-1][2]:
+        return copy
+    channels = gradient.shape[1]
+    return (
+        *copy,
+        *reduction(
+            channels,
+            gradient.numel() // channels,
+            along_fastest=not copy,
+            one_dimension=False,
+            output_row=channels,
+            hardware=hardware,
+        ),
+    )
+
+
+def _contiguous_gradient(args: Sequence[Any], _: Sequence[Any], hardware: Hardware) -> Sequence[int]:
+    return () if args[0].is_contiguous() else (prod(args[0].shape) * args[0].element_size(),)
+
+
+Rule = Callable[[Sequence[Any], Sequence[Any], Hardware], Sequence[int]]
+_RULES: dict[str, Rule] = {
+    "aten.addmm.default": _addmm,
+    **dict.fromkeys(
+        (
+            "aten.sum.dim_IntList",
+            "aten.sum.default",
+            "aten.mean.dim",
+            "aten.mean.default",
+            "aten.linalg_vector_norm.default",
+            "aten.amax.default",
+        ),
+        _sum,
+    ),
+    "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
+    "aten._scaled_dot_product_flash_attention_backward.default": _flash_backward,
+    "aten.embedding_dense_backward.default": _embedding_backward,
+    "aten.convolution_backward.default": _convolution_backward,
+    "aten.native_layer_norm_backward.default": _contiguous_gradient,
+}

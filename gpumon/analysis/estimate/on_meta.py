@@ -1,0 +1,314 @@
+"""Makes PyTorch run on the meta device as it would on CUDA, and tells what it allocates and frees, in order.
+
+Nothing here needs CUDA, not even a torch built for it. Tensors have shapes and no bytes; autograd, optimizers and
+modules are the real ones. Where PyTorch would do something else on CUDA than on any other device, that is put in place:
+the rules of autocast, dropout with a mask of one byte an element, the choice among attention kernels.
+
+Source. ATen's autocast lists (aten/src/ATen/autocast_mode.h), aten/src/ATen/native/Dropout.cpp and
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+META = torch.device("meta")
+aten = torch.ops.aten
+VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+_EFFICIENT = "aten._scaled_dot_product_efficient_attention.default"
+_GROUPED_EFFICIENT = VERSION >= (2, 15)  # since then it takes fewer heads of keys than of queries
+
+
+class Watch(TorchDispatchMode):  # type: ignore[misc]
+    """Tells `born(key, bytes)` and `died(key)` of every storage on the meta device, and `during(op, inputs, outputs)`
+    what else a kernel of CUDA's would allocate while it runs."""
+
+    def __init__(
+        self,
+        born: Callable[[int, int], None],
+        died: Callable[[int], None],
+        during: Callable[[str, Sequence[Any], Sequence[Any]], None],
+    ) -> None:
+        super().__init__()
+        self.born, self.died, self.during = born, died, during
+        self._alive: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = _on_meta(kwargs or {})
+        name = str(func)
+        if name in _ANSWERED and args[0].device.type == "meta":
+            return _ANSWERED[name](*args, **kwargs)
+        if name.startswith("aten._fused_"):  # in place, and without a kernel for this device
+            return None
+        out = func(*args, **kwargs)
+        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor) and leaf.device.type == "meta"]
+        for tensor in made[:2] if name == _EFFICIENT else made:  # its random state is on the host
+            if tensor.layout is torch.strided:  # a sparse one is made of tensors that were seen
+                self.see(tensor)
+        if made:
+            self.during(name, args, made)
+        return out
+
+    def see(self, tensor: torch.Tensor) -> int:
+        """The key of the tensor's storage, which is told of if it is new."""
+        storage = tensor.untyped_storage()
+        key = int(storage._cdata)
+        if key not in self._alive:
+            self._alive[key] = weakref.ref(storage, lambda _: self._gone(key))
+            self.born(key, storage.nbytes())
+        return key
+
+    def _gone(self, key: int) -> None:
+        del self._alive[key]
+        self.died(key)
+
+
+class _Devices(TorchFunctionMode):  # type: ignore[misc]
+    """What is asked of a CUDA device is done on the meta device."""
+
+    def __torch_function__(
+        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.cuda:
+            return args[0].to(META)
+        return func(*(_device(value) for value in args), **{k: _device(v) for k, v in (kwargs or {}).items()})
+
+
+def _device(value: Any) -> Any:
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return META
+    return META if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")) else value
+
+
+def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: _device(value) if name == "device" else value for name, value in kwargs.items()}
+
+
+# A number read from the device is zero, a shape that depends on values is empty: as on the virtual GPU.
+_ANSWERED: dict[str, Callable[..., Any]] = {
+    "aten._local_scalar_dense.default": lambda tensor: torch.zeros((), dtype=tensor.dtype, device="cpu").item(),
+    "aten.nonzero.default": lambda tensor: tensor.new_empty((0, tensor.dim()), dtype=torch.int64),
+    "aten.masked_select.default": lambda tensor, mask: tensor.new_empty((0,)),
+    "aten.is_pinned.default": lambda *_, **__: False,
+    "aten.equal.default": lambda *_: False,
+}
+
+
+# ------------------------------------------------------------------------------------------------------------ attention
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """scaled_dot_product_attention with the kernel that a device of compute capability 8.0 would choose."""
+    given = (query, key, value)
+    graph = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    four = all(tensor.dim() == 4 for tensor in given) and all(size for tensor in given for size in tensor.shape)
+    alike = query.shape[-1] == key.shape[-1] == value.shape[-1]
+    heads = query.shape[-3] == key.shape[-3] == value.shape[-3] if four else False
+    backends = torch.backends.cuda
+    flash = backends.flash_sdp_enabled() and four and alike and half and attn_mask is None and query.shape[-1] <= 256
+    if flash and (heads or enable_gqa):
+        width = query.shape[-1]
+        scale = scale if scale is not None else width**-0.5
+        padded = [torch.nn.functional.pad(t, (0, -width % 8)) if width % 8 else t for t in given]
+        out = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, scale=scale)[0]
+        return out[..., :width] if width % 8 else out
+    aligned = all(tensor.shape[-1] % (8 if half else 4) == 0 for tensor in given)
+    grouped = enable_gqa and _GROUPED_EFFICIENT
+    if (
+        backends.mem_efficient_sdp_enabled()
+        and four
+        and (heads or grouped)
+        and aligned
+        and query.dtype is not torch.float64
+    ):
+        bias = _bias(attn_mask, query, key)
+        return aten._scaled_dot_product_efficient_attention(
+            query, key, value, bias, graph, dropout_p, is_causal, scale=scale
+        )[0]
+    return aten._scaled_dot_product_attention_math(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )[0]
+
+
+def _bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
+    """A mask as the kernel wants it: numbers, rows aligned to 16, one for each head by a view."""
+    if mask is None:
+        return None
+    if mask.dtype is torch.bool:
+        zero = torch.zeros((), dtype=query.dtype, device=mask.device)
+        mask = torch.where(mask, zero, torch.full((), float("-inf"), dtype=query.dtype, device=mask.device))
+    keys = mask.shape[-1]
+    if keys % 16:
+        mask = torch.nn.functional.pad(mask, (0, -keys % 16))[..., :keys]
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+def _dropout(tensor: torch.Tensor, probability: float, train: bool) -> torch.Tensor:
+    if not train or probability == 0 or not tensor.numel():
+        return tensor
+    return aten.native_dropout(tensor, probability, True)[0]
+
+
+# ------------------------------------------------------------------------------------------------------------- autocast
+
+_LOWER = (
+    "_convolution.deprecated _convolution conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding conv_tbc"
+    " conv_transpose1d conv_transpose2d.input conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum"
+    " mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell"
+    " rnn_relu_cell scaled_dot_product_attention"
+)
+_WIDER = (
+    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor"
+    " pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim nuclear_norm"
+    " nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d"
+    " hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss"
+    " multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss"
+    " binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp"
+)
+_SET_TYPE = (
+    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm"
+    " linalg_matrix_norm.str_ord sum sum.dim_IntList"
+)
+_WIDEST = "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put tensordot scatter_add vdot"
+
+_AUTOCAST = torch._C.DispatchKey.AutocastCPU
+_KEYS = torch._C.DispatchKeySet(_AUTOCAST)
+
+
+class _Autocast:
+    """CUDA's rules behind the switch of the CPU's autocast, whose state torch saves and restores for checkpointing."""
+
+    def __init__(self) -> None:
+        self.casts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def lower(self, value: Any) -> Any:
+        kind = torch.get_autocast_dtype("cpu")
+        if not _castable(value) or value.dtype is kind:
+            return value
+        keep = value.requires_grad and value.is_leaf and not value._is_view() and value.dtype is torch.float32
+        if not keep or not torch.is_autocast_cache_enabled():
+            return value.to(kind)
+        if id(value) not in self.casts:
+            self.casts[id(value)] = value, value.to(kind)
+        return self.casts[id(value)][1]
+
+    @staticmethod
+    def wider(value: Any) -> Any:
+        return value.to(torch.float32) if _castable(value) and value.dtype is not torch.float32 else value
+
+    def install(self, library: Any) -> None:
+        def rule(op: Any, cast: Callable[[Any], Any]) -> Callable[..., Any]:
+            def kernel(*args: Any, **kwargs: Any) -> Any:
+                done = [tree_map(cast, arg) for arg in reversed(args)]  # as C++ compilers evaluate arguments
+                with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+                    return op(*reversed(done), **tree_map(cast, kwargs))
+
+            return kernel
+
+        def set_type(op: Any) -> Callable[..., Any]:
+            def kernel(*args: Any, **kwargs: Any) -> Any:
+                low = _castable(args[0]) and args[0].dtype in (torch.float16, torch.bfloat16)
+                at = _dtype_position(op)
+                given = kwargs.get("dtype") is not None or (at is not None and len(args) > at and args[at] is not None)
+                if low and not given:
+                    kwargs["dtype"] = torch.float32
+                    args = args[:at] if at is not None else args
+                with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+                    return op(*args, **kwargs)
+
+            return kernel
+
+        def widest(op: Any) -> Callable[..., Any]:
+            def kernel(*args: Any, **kwargs: Any) -> Any:
+                wide = any(_castable(leaf) and leaf.dtype is torch.float32 for leaf in tree_leaves(args))
+                with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+                    return op(*(tree_map(self.wider, args) if wide else args), **kwargs)
+
+            return kernel
+
+        makers: tuple[tuple[str, Callable[[Any], Callable[..., Any]]], ...] = (
+            (_LOWER, lambda op: rule(op, self.lower)),
+            (_WIDER, lambda op: rule(op, self.wider)),
+            (_SET_TYPE, set_type),
+            (_WIDEST, widest),
+        )
+        listed = {f"aten::{name}" for names, _ in makers for name in names.split()}
+        for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU"):
+            if name.startswith("aten::") and name not in listed:  # a rule of the CPU's only
+                library.impl(name.removeprefix("aten::"), torch.library.fallthrough_kernel, "AutocastCPU")
+        for names, make in makers:
+            for name in names.split():
+                packet, _, overload = name.partition(".")
+                op = getattr(getattr(aten, packet, None), overload or "default", None)
+                if op is not None:  # else this torch has none
+                    library.impl(name, make(op), "AutocastCPU")
+
+
+def _castable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64
+
+
+def _dtype_position(op: Any) -> int | None:
+    """Where an operator takes a dtype without its name."""
+    names = [argument.name for argument in op._schema.arguments if not argument.kwarg_only]
+    return names.index("dtype") if "dtype" in names else None
+
+
+# -------------------------------------------------------------------------------------------------------------- context
+
+
+@contextmanager
+def as_cuda() -> Iterator[None]:
+    """Inside, the meta device behaves as CUDA's, as far as memory goes."""
+    casts = _Autocast()
+    begin, clear = torch.autocast.__init__, torch.clear_autocast_cache
+
+    def autocast(self: Any, device_type: str, dtype: Any = None, **settings: Any) -> None:
+        if device_type in ("cuda", "meta"):
+            device_type, dtype = "cpu", dtype or torch.float16
+        begin(self, device_type, dtype=dtype, **settings)
+
+    def forget() -> None:
+        casts.casts.clear()
+        clear()
+
+    with ExitStack() as stack:
+        library = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)  # of overriding kernels
+        library.impl("dropout", _dropout, "AutogradMeta")
+        library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
+        casts.install(library)
+        stack.enter_context(mock.patch.object(torch.autocast, "__init__", autocast))
+        stack.enter_context(mock.patch.object(torch, "clear_autocast_cache", forget))
+        optimizers = import_module(torch.optim.Optimizer.__module__)  # its name in torch.optim is deleted
+        for name in ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices"):
+            devices = [*getattr(optimizers, name)(), "meta"]
+            stack.enter_context(mock.patch.object(optimizers, name, lambda devices=devices: list(devices)))
+        stack.enter_context(torch._C._IncludeDispatchKeyGuard(_AUTOCAST))
+        stack.enter_context(_Devices())
+        yield

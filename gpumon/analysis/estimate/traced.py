@@ -1,0 +1,359 @@
+"""Traces a module's load and first iterations without a GPU and plays what they allocate against the simulator.
+
+Model. The user's module, loss and optimizer run on the meta device, where tensors have shapes and no bytes, made to
+behave as CUDA (estimate.on_meta). Each storage is allocated when it is made and freed when the last tensor lets go of
+it, by torch itself; what kernels take while they run is added (estimate.kernels). An iteration is a batch, forward,
+backward, optimizer, zero_grad; the second is like all that follow.
+
+Source. PyTorch's own code, run. Accuracy: docs/estimate-accuracy.md.
+Cost. About 0.1 ms an operator: a second or two for a model of 24 layers.
+
+Known limitations. One rank, PyTorch's own optimizers, eager mode. Numbers read from the device are zero and shapes that
+depend on values empty. Attention is chosen as on compute capability 8.0. cuDNN's workspaces and its fused recurrent
+layers are not modelled. The load is the module's tensors in order, without what initialisation takes for a moment.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpumon.analysis.estimate.kernels import Hardware, temporaries, uses_cublas
+from gpumon.analysis.estimate.memory import PhaseBytes
+from gpumon.analysis.estimate.simulator import Allocator, Block
+from gpumon.analysis.estimate.workload import EIGHT_BIT, NONE, OPTIMIZERS, Workload
+from gpumon.analysis.lines import Lines
+from gpumon_agent import wire
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpumon.analysis.estimate.on_meta import Watch
+
+ITERATIONS = 2
+WORKSPACES_RETURNED = (2, 15)
+"""Since this torch cuBLAS's workspace is given back after each product; before, each thread kept its own."""
+
+
+class Untraceable(Exception):
+    """Why this workload cannot be traced, in a sentence."""
+
+
+@dataclass(eq=False, slots=True)
+class _Storage:
+    block: Block
+    bytes: int
+    line: str
+    born: int
+    died: int = 1 << 62
+
+
+@dataclass
+class Recorder:
+    """Receives births and deaths of storages, and closes phases."""
+
+    allocator: Allocator
+    hardware: Hardware = field(default_factory=Hardware)
+    keeps_workspaces: bool = False
+    phases: list[PhaseBytes] = field(default_factory=list)
+    iteration: int = 0
+    thread: str = ""  # forward and backward run in threads of their own, each with its cuBLAS handle
+    _alive: dict[int, _Storage] = field(default_factory=dict)
+    _dead: list[_Storage] = field(default_factory=list)  # of this phase
+    _workspaces: dict[str, _Storage] = field(default_factory=dict)
+    _clock: int = 0
+    _highest: int = 0
+    _moment: int = 0
+
+    def born(self, key: int, size: int) -> None:
+        if size:
+            self._alive[key] = self._take(size, "temporaries")
+
+    def died(self, key: int) -> None:
+        storage = self._alive.pop(key, None)
+        if storage is not None:
+            self._drop(storage)
+
+    def during(self, name: str, args: Sequence[Any], outputs: Sequence[Any]) -> None:
+        if uses_cublas(name, args) and self.thread not in self._workspaces:
+            workspace = self._take(self.hardware.cublas_workspace, "workspaces")
+            if self.keeps_workspaces:
+                self._workspaces[self.thread] = workspace
+            else:
+                self._drop(workspace)
+        sizes = temporaries(name, args, outputs, self.hardware)
+        for storage in reversed([self._take(size, "temporaries") for size in sizes if size]):
+            self._drop(storage)
+
+    def name(self, keys: Iterable[int], line: str) -> None:
+        """What these storages are."""
+        for key in keys:
+            if key in self._alive:
+                self._alive[key].line = line
+
+    def name_rest(self, line: str) -> None:
+        """What the living are that have no name yet."""
+        for storage in self._alive.values():
+            if storage.line == "temporaries":
+                storage.line = line
+
+    def close(self, phase: str) -> None:
+        """The phase ends here."""
+        now = self.allocator.allocated
+        peak, moment = (self._highest, self._moment) if self._highest > now else (now, self._clock)
+        self.phases.append(
+            PhaseBytes(
+                phase,
+                self.iteration,
+                peak,
+                now,
+                self._lines(moment, peak),
+                self._lines(self._clock, now),
+                self.allocator.peaks.reserved,
+            )
+        )
+        self._dead.clear()
+        self._highest, self._moment = now, self._clock
+        self.allocator.reset_peaks()
+
+    def _lines(self, moment: int, allocated: int) -> Lines:
+        lines: dict[str, int] = {}
+        for storage in (*self._alive.values(), *self._dead, *self._workspaces.values()):
+            if storage.born <= moment < storage.died:
+                lines[storage.line] = lines.get(storage.line, 0) + storage.bytes
+        return Lines(**lines, rounding=allocated - sum(lines.values()), allocated=allocated)
+
+    def _take(self, size: int, line: str) -> _Storage:
+        self._clock += 1
+        storage = _Storage(self.allocator.malloc(size), size, line, self._clock)
+        if self.allocator.allocated > self._highest:
+            self._highest, self._moment = self.allocator.allocated, self._clock
+        return storage
+
+    def _drop(self, storage: _Storage) -> None:
+        self._clock += 1
+        storage.died = self._clock
+        self.allocator.free(storage.block)
+        self._dead.append(storage)
+
+
+def trace(
+    factory: Callable[[], torch.nn.Module],
+    batches: Callable[[int], Any],
+    work: Workload,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    *,
+    allocator: Allocator | None = None,
+    hardware: Hardware | None = None,
+    keeps_workspaces: bool | None = None,
+    iterations: int = ITERATIONS,
+) -> list[PhaseBytes]:
+    """Every phase of the load (iteration 0) and of `iterations` more.
+
+    `factory()` returns the module, `batches(work.batch)` what is passed to it: a tuple, a dict or a tensor. `loss` is
+    called with the output; without it its `.loss` is taken, or else its sum. `keeps_workspaces`: None is what this
+    torch does. Raises Untraceable, simulator.OutOfMemory where the allocator has a capacity, and what the user's
+    functions raise.
+    """
+    _refuse(work)
+    from gpumon.analysis.estimate import on_meta
+
+    if keeps_workspaces is None:
+        keeps_workspaces = on_meta.VERSION < WORKSPACES_RETURNED
+    recorder = Recorder(allocator or Allocator(), hardware or Hardware(), keeps_workspaces)
+    watch = on_meta.Watch(recorder.born, recorder.died, recorder.during)
+    with on_meta.as_cuda():
+        module = _build(factory)
+        batch = batches(work.batch)
+        try:
+            with watch:
+                _run(_Traced(module, batch, loss, work, recorder, watch), iterations)
+        except NotImplementedError as reason:
+            raise Untraceable(f"an operator has no rule for shapes without data: {reason}") from reason
+    return recorder.phases
+
+
+def _refuse(work: Workload) -> None:
+    if work.world_size > 1:
+        raise Untraceable("a trace is of one rank: leave out --world-size and --zero")
+    if work.optimizer.name in EIGHT_BIT or work.optimizer.name == "lbfgs":
+        raise Untraceable(f"{work.optimizer.name} cannot be traced without a GPU")
+    if work.precision.master:
+        raise Untraceable("master weights belong to no optimizer of PyTorch's: there is nothing to trace")
+    if work.embedding_on_cpu or work.kv_cache:
+        raise Untraceable("an embedding on the CPU and a cache of keys are the model's own business: build it so")
+
+
+def _build(factory: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+    """On the meta device; a factory that reads values of its tensors is run as it is, and its tensors are replaced."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            return factory()
+    except (RuntimeError, TypeError):  # what reading values of a meta tensor raises; an error of theirs comes again
+        module = factory()
+    replaced: dict[int, torch.Tensor] = {}
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    if id(tensor) not in replaced:
+                        empty = torch.empty_like(tensor, device="meta")
+                        kept = isinstance(tensor, torch.nn.Parameter)
+                        replaced[id(tensor)] = torch.nn.Parameter(empty, tensor.requires_grad) if kept else empty
+                    tensors[name] = replaced[id(tensor)]
+    return module
+
+
+@dataclass
+class _Traced:
+    module: torch.nn.Module
+    batch: Any
+    loss: Callable[[Any], torch.Tensor] | None
+    work: Workload
+    recorder: Recorder
+    watch: Watch
+
+    def load(self) -> torch.optim.Optimizer | None:
+        import torch
+
+        work = self.work
+        if work.precision.weights == 2:
+            kind = torch.bfloat16 if work.precision.name.startswith("bf16") else torch.float16
+            self.module.to(kind)
+        self.module.train(not work.inference)
+        if work.checkpointing:
+            enable = getattr(self.module, "gradient_checkpointing_enable", None)
+            if enable is None:
+                raise Untraceable("--checkpointing needs a module with gradient_checkpointing_enable()")
+            enable()
+        for part in _children_first(self.module):
+            for tensors, line in ((part._parameters, "weights"), (part._buffers, "buffers")):
+                present = [tensor for tensor in tensors.values() if tensor is not None]
+                self.recorder.name([self.watch.see(tensor) for tensor in present], line)
+        self.recorder.close(wire.LOAD)
+        if work.inference or work.optimizer.name == NONE:
+            return None
+        return _optimizer(self.module, work)
+
+    def inputs(self) -> Any:
+        import torch
+        from torch.utils._pytree import tree_map
+
+        def moved(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            empty = torch.empty_like(value, device="meta")
+            self.recorder.name([self.watch.see(empty)], "inputs")
+            return empty.requires_grad_(value.requires_grad)
+
+        given = dict(self.batch) if isinstance(self.batch, Mapping) else self.batch
+        return tree_map(moved, given)
+
+    def forward(self, given: Any) -> Any:
+        if isinstance(given, dict):
+            return self.module(**given)
+        return self.module(*given) if isinstance(given, (tuple, list)) else self.module(given)
+
+    def loss_of(self, output: Any) -> torch.Tensor:
+        if self.loss is not None:
+            return self.loss(output)
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        if own is not None:
+            return own
+        leaves = list(output.values()) if isinstance(output, Mapping) else tree_leaves(output)
+        first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad), None)
+        if first is None:
+            raise Untraceable("the output has no loss, and no tensor that reaches a parameter: name a --loss")
+        return first.sum()
+
+
+def _run(run: _Traced, iterations: int) -> None:
+    import torch
+
+    recorder, work = run.recorder, run.work
+    optimizer = run.load()
+    parameters = list(run.module.parameters())
+    lowered = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}.get(work.precision.name)
+
+    def precision() -> torch.autocast:
+        return torch.autocast("cuda", lowered or torch.float16, enabled=lowered is not None)
+
+    for recorder.iteration in range(1, iterations + 1):
+        recorder.thread = "forward"
+        for _ in range(min(2, work.accumulation)):
+            given = output = loss = None
+            given = run.inputs()
+            recorder.close(wire.BETWEEN)
+            if work.inference:
+                with torch.no_grad(), precision():
+                    output = run.forward(given)
+                recorder.close(wire.FORWARD)
+                continue
+            with precision():
+                output = run.forward(given)
+                recorder.name_rest("activations")
+                recorder.close(wire.FORWARD)
+                loss = run.loss_of(output)
+            recorder.name_rest("activations")
+            recorder.thread = "backward"
+            loss.backward()
+            recorder.thread = "forward"
+            recorder.name([_key(p.grad) for p in parameters if p.grad is not None], "gradients")
+            recorder.close(wire.BACKWARD)
+        if optimizer is not None:
+            optimizer.step()
+            recorder.name(_state(optimizer), "optimizer")
+            recorder.close(wire.OPTIMIZER)
+            optimizer.zero_grad(set_to_none=work.set_to_none)
+        elif not work.inference:
+            run.module.zero_grad(set_to_none=work.set_to_none)
+        del given, output, loss
+
+
+def _children_first(module: torch.nn.Module) -> Iterable[torch.nn.Module]:
+    """In the order in which `Module.to` moves them."""
+    for child in module.children():
+        yield from _children_first(child)
+    yield module
+
+
+def _optimizer(module: torch.nn.Module, work: Workload) -> torch.optim.Optimizer:
+    import torch
+
+    kind = getattr(torch.optim, OPTIMIZERS[work.optimizer.name], None)
+    if kind is None:
+        raise Untraceable(f"torch {torch.__version__} has no optimizer {work.optimizer.name}")
+    settings = {name: _value(text) for name, text in work.optimizer.settings}
+    if work.optimizer.form == "foreach":
+        settings["foreach"] = True
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer: torch.optim.Optimizer = kind(trained, **settings)
+    if work.optimizer.form == "fused":  # refused for this device only when it is made
+        for group in optimizer.param_groups:
+            group.update(fused=True, foreach=False)
+    return optimizer
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text.capitalize() if text in ("true", "false", "none") else text)
+    except (ValueError, SyntaxError):
+        raise Untraceable(f"{text!r} is no value for a setting of an optimizer") from None
+
+
+def _state(optimizer: torch.optim.Optimizer) -> list[int]:
+    import torch
+
+    tensors = [value for state in optimizer.state.values() for value in state.values()]
+    return [_key(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)]
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return int((tensor._values() if tensor.is_sparse else tensor).untyped_storage()._cdata)

@@ -1,0 +1,140 @@
+"""A traced iteration against the same scenario on the virtual GPU, and what a trace refuses."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import pytest
+import torch
+from factories import CASES, Case, squares
+from scenarios.catalogue import BY_NAME
+
+from gpumon.analysis.estimate.kernels import Hardware, reduction
+from gpumon.analysis.estimate.simulator import Allocator, OutOfMemory
+from gpumon.analysis.estimate.traced import Untraceable, trace
+from gpumon.analysis.estimate.workload import PRECISIONS, Optimizer, Workload
+
+
+def workload(case: Case) -> Workload:
+    return Workload(
+        batch=case.batch,
+        precision=PRECISIONS[case.precision],
+        optimizer=Optimizer.parse(case.optimizer),
+        accumulation=case.accumulation,
+        set_to_none=case.set_to_none,
+    )
+
+
+def traced(case: Case, **more):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # transformers has its own to say
+        return trace(case.factory, case.batches, workload(case), case.loss, **more)
+
+
+def measured(virtual_gpu, name):
+    """(phase, index in its step) → figures, of each step."""
+    scenario = BY_NAME[name]
+    run = virtual_gpu(**{**scenario.options, "memory": None}).run(scenario.path, *scenario.args, "--report")
+    lines = [json.loads(line) for line in run.stdout.splitlines() if line.startswith('{"')]
+    return [phase for line in lines if "phases" in line and line["step"] for phase in line["phases"]]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["mlp", "gpt-fp32", "gpt-bf16", "gpt-fp16", "cnn", "checkpointing-reentrant", "sparse-embedding", "hf-trainer-all"],
+)
+def test_peak_and_reserved_are_those_of_the_real_allocator(virtual_gpu, name):
+    truth = measured(virtual_gpu, name)
+    phases = traced(CASES[name])
+    peak = max(phase["allocated_peak"] for phase in truth)
+    reserved = max(phase["reserved_peak"] for phase in truth)
+    assert max(phase.peak for phase in phases) == pytest.approx(peak, rel=0.005)
+    assert max(phase.reserved for phase in phases) == pytest.approx(reserved, rel=0.01)
+
+
+def test_each_phase_ends_where_it_does_on_a_device(virtual_gpu):
+    truth = measured(virtual_gpu, "cnn")
+    second = [phase for phase in traced(CASES["cnn"]) if phase.iteration == 2]
+    real = truth[len(second) : 2 * len(second)]
+    assert [phase.phase for phase in second] == [phase["phase"] for phase in real]
+    for mine, its in zip(second, real, strict=True):
+        assert mine.end == pytest.approx(its["allocated"], abs=4096), mine.phase
+
+
+@pytest.mark.parametrize("name", ["gpt-bf16", "zeroed-gradients", "lora", "foreach-peak-clean"])
+def test_lines_add_up_to_every_figure(name):
+    for phase in traced(CASES[name]):
+        for lines, total in ((phase.at_peak, phase.peak), (phase.at_end, phase.end)):
+            named = dict(lines.known())
+            assert named.pop("allocated") == total
+            assert sum(named.values()) == total, phase
+
+
+def test_the_lines_are_the_models():
+    case = CASES["zeroed-gradients"]
+    module = case.factory()
+    weights = sum(p.nbytes for p in module.parameters())
+    end = traced(case)[-1].at_end
+    assert (end.weights, end.gradients, end.optimizer) == (weights, weights, 2 * weights)
+
+
+def test_a_device_too_small_runs_out():
+    with pytest.raises(OutOfMemory):
+        traced(CASES["gpt-fp32"], allocator=Allocator(capacity=100 * 2**20))
+
+
+def test_a_factory_that_reads_its_values_is_built_as_it_is():
+    def reading():
+        module = torch.nn.Linear(64, 64)
+        assert float(module.weight[0, 0]) < 1
+        return module
+
+    phases = trace(reading, lambda size: torch.randn(size, 64), Workload(batch=4), squares)
+    assert phases[0].at_end.weights == 64 * 65 * 4
+
+
+def test_what_the_users_functions_raise_is_theirs():
+    def broken():
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        trace(broken, lambda size: torch.randn(size, 4), Workload())
+
+
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [
+        (Workload(world_size=8), "one rank"),
+        (Workload(optimizer=Optimizer.parse("adamw8bit")), "without a GPU"),
+        (Workload(precision=PRECISIONS["bf16-master"]), "master weights"),
+    ],
+)
+def test_what_cannot_be_traced_is_said(work, reason):
+    with pytest.raises(Untraceable, match=reason):
+        trace(CASES["mlp"].factory, CASES["mlp"].batches, work)
+
+
+def test_torch_is_left_as_it_was():
+    layer, inputs = torch.nn.Linear(8, 8), torch.randn(2, 8)
+    traced(CASES["ema-clean"])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.nn.functional.dropout(layer(inputs), 0.5).dtype is torch.bfloat16
+        assert torch.nn.functional.cross_entropy(layer(inputs), torch.zeros(2, dtype=torch.long)).dtype is torch.float32
+    assert torch.empty(1, device="meta").is_meta
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "sizes"),
+    [
+        (256, 1024, (2097152, 8)),
+        (1024, 1024, (8388608, 32)),
+        (256, 1576, (3276800, 8)),
+        (30522, 4096, (15627264, 1908)),
+    ],
+)
+def test_a_sum_over_rows_takes_what_the_allocator_was_asked_for(outputs, inputs, sizes):
+    """As measured on the virtual GPU's A100, gradients of biases."""
+    assert sizes == tuple(
+        reduction(outputs, inputs, along_fastest=False, one_dimension=True, output_row=outputs, hardware=Hardware())
+    )
