@@ -15,24 +15,29 @@ from typing import IO
 
 import click
 
+from gpumon.cli.tied import tied
 from gpumon.host import read_driver
 from gpumon.virtual_gpu.building import Unavailable, find_torch
+from gpumon.virtual_gpu.profiles import DEVICES
 
 START_PATIENCE_S = 180.0
 """Importing torch from a cold disk takes its time."""
 END_PATIENCE_S = 3.0
 LAST_LINES = 12
+SCRIPT = Path(__file__).parents[1] / "demo" / "train.py"
 
 
 @click.command("demo")
 @click.option("--workload", type=click.Choice(["plain", "spikes"]), default="plain", show_default=True)
+@click.option("--device", metavar="NAME|SIZE", help=f"On a virtual GPU: {DEVICES}, or a size such as '16 GiB'.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line instead of the screen.")
 @click.option("--steps", type=click.IntRange(min=1), help="With --json: end after so many steps.")
-def command(workload: str, as_json: bool, steps: int | None) -> None:
+def command(workload: str, device: str | None, as_json: bool, steps: int | None) -> None:
     """Train a small transformer language model on Python's own source code, and watch it.
 
-    On the GPU if there is one, else on the CPU. The workload "spikes" has now and then a batch four times as long.
-    Quitting ends the training too.
+    On the GPU if there is one, else on the CPU. With --device on a virtual GPU: PyTorch's own CUDA allocator at work
+    without a GPU, and `gpumon dryrun`'s verdict at the end. The workload "spikes" has now and then a batch four times
+    as long. Quitting ends the training too.
     """
     if steps is not None and not as_json:
         raise click.UsageError("--steps goes with --json: the screen stays until you quit it")
@@ -45,6 +50,13 @@ def command(workload: str, as_json: bool, steps: int | None) -> None:
 
     if not as_json:
         need_a_terminal("this is not a terminal, and the screen needs one; use --json")
+    if device is not None:
+        from gpumon.cli.attach import options
+        from gpumon.cli.dryrun import dryrun
+
+        look = None if as_json else options(light=False, ansi=False, plain=False)
+        code = dryrun([str(SCRIPT), "--workload", workload], device, steps=steps, screen=look, as_json=as_json)
+        raise click.exceptions.Exit(code)
     with training(workload) as pid:
         arguments = [str(pid)]
         if as_json:
@@ -57,13 +69,14 @@ def command(workload: str, as_json: bool, steps: int | None) -> None:
 def training(workload: str) -> Iterator[int]:
     """A training process with an agent that answers; its pid.
 
-    It ends when its standard input does, so it outlives no end of this process, `kill -9` included.
+    It ends when its standard input does, and the kernel ends it with this process: `kill -9` of this one leaves
+    nothing, also where the training is stopped.
     """
-    script = Path(__file__).parents[1] / "demo" / "train.py"
     options = ["--name", "demo"] if _has_gpu() else ["--name", "demo", "--track-cpu"]
+    own = ["--stop-with-input", "--workload", workload]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gpumon", "run", *options, str(script), "--stop-with-input", "--workload", workload],
+            tied([sys.executable, "-m", "gpumon", "run", *options, str(SCRIPT), *own]),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,

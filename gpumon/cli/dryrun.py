@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpumon.cli.attach import looks
-from gpumon.virtual_gpu.profiles import PROFILES
+from gpumon.virtual_gpu.profiles import DEVICES
 from gpumon_agent.shim import launch
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ FAILED_OUTPUT_BYTES = 64 << 10
 """So much of a failed script's output is shown when the screen has closed."""
 
 INTERRUPTED = 128 + signal.SIGINT
-
-DEVICES = ", ".join(PROFILES)
 
 
 @click.command(

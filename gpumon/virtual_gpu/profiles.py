@@ -53,6 +53,9 @@ PROFILES: dict[str, Profile] = {
     "v100-32": _profile("V100-32GB", 32, 32493, (7, 0), 80, 6, 96, 96),
 }
 
+DEVICES = ", ".join(PROFILES)
+"""The names in one line, for help and errors."""
+
 
 def find(name: str) -> Profile:
     """The profile of that name, or for a size ("16 GiB") a device of that capacity, otherwise like an A100.
@@ -64,8 +67,7 @@ def find(name: str) -> Profile:
     try:
         capacity = parse(name)
     except ValueError:
-        known = ", ".join(PROFILES)
-        raise ValueError(f"{name!r} is not a device profile: choose from {known}, or a size, such as 16GiB") from None
+        raise ValueError(f"{name!r} is not a device profile: choose from {DEVICES}, or a size, such as 16GiB") from None
     if capacity < _MIB:
         raise ValueError(f"{name!r} is a device of {capacity} bytes: write its unit, such as 16GiB")
     return replace(PROFILES["a100-80"], name=f"Virtual {name.strip()}", capacity_bytes=capacity)

@@ -97,6 +97,23 @@ def test_a_training_that_stops_answering_ends_too(running):
     assert gone(trains)
 
 
+def test_a_training_that_was_stopped_does_not_outlive_a_kill(running):
+    process, trains = running
+    os.kill(trains, signal.SIGSTOP)
+    process.kill()
+    assert gone(trains)
+
+
+def test_on_a_virtual_device_it_ends_with_a_verdict(virtual_gpu, env):
+    virtual_gpu()  # skips, or fails where it is required
+    shown = demo(env, "--device", "t4", "--json", "--steps", "2")
+    assert shown.returncode == 0, shown.stderr
+    assert objects(shown.stdout, "hello")[-1]["devices"][0]["name"] == "Virtual T4"
+    (verdict,) = objects(shown.stdout, "verdict")
+    assert (verdict["fits"], verdict["ended"]) == (True, "steps")
+    assert verdict["devices"][0]["reserved"] > 2**30
+
+
 def test_a_closed_pipe_ends_it_without_a_word(env):
     with subprocess.Popen(
         [*DEMO, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
