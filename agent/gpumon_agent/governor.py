@@ -11,6 +11,7 @@ SAMPLED_STEP_NS = 10_000_000  # one sampled step may cost no more
 STEPS_BETWEEN_DECISIONS = 50
 FIRST_LEDGERS = 2  # steps whose ledger is read before there is anything to decide by
 EVERY_MAX = 10_000
+TOLD_AGAIN_FACTOR = 3  # a rate that wavers with the machine's load is told once, not at every turn
 
 
 class Governor:
@@ -26,6 +27,7 @@ class Governor:
         "_durations",
         "_ledgers",
         "_off",
+        "_told",
         "boundaries",
         "boundary_ns",
         "ledger",
@@ -48,6 +50,7 @@ class Governor:
         self.ledger_at_end_only = False
         self.reads = True  # the present step: read the allocator at each boundary
         self.ledger = True  # the present step: read the owners
+        self._told = (1, 1)  # the rates a viewer was told last
         self._durations: deque[int] = deque(maxlen=200)
         self._boundary: deque[int] = deque(maxlen=200)  # of steps that read at each boundary
         self._ledgers: deque[int] = deque(maxlen=32)
@@ -84,7 +87,6 @@ class Governor:
         return said
 
     def _decide(self) -> str | None:
-        before = self.read_every, self.ledger_every
         step = sum(self._durations) / max(1, len(self._durations))
         budget = max(step * STEP_SHARE, STEP_FLOOR_NS)
         boundary, ledger = _mean(self._boundary), _mean(self._ledgers)
@@ -102,8 +104,13 @@ class Governor:
                 self.ledger_at_end_only = True
         if self.read_every > 1:  # the ledger belongs to a reading
             self.ledger_every = ceil(self.ledger_every / self.read_every) * self.read_every
-        if (self.read_every, self.ledger_every) == before:
+        rates = self.read_every, self.ledger_every
+        if all(
+            told / TOLD_AGAIN_FACTOR < rate < told * TOLD_AGAIN_FACTOR
+            for rate, told in zip(rates, self._told, strict=True)
+        ):
             return None
+        self._told = rates
         if self.read_every > 1:
             return (
                 f"steps of {step / 1e6:.1f} ms are too short to read the allocator at every phase: "

@@ -117,6 +117,13 @@ def test_the_governor_says_what_it_changes_and_comes_back() -> None:
     assert governor.sample_every == 1
 
 
+def test_a_rate_that_wavers_with_the_load_is_told_once() -> None:
+    governor = Governor()
+    run(governor, 200, step_ms=20, boundary_us=120, ledger_us=800)
+    said = [run(governor, 400, step_ms=20, boundary_us=120, ledger_us=cost)[1] for cost in (600, 1000, 700, 1200)]
+    assert said == ["", "", "", ""]
+
+
 def test_a_governor_that_is_off_samples_every_step() -> None:
     governor = Governor(off=True)
     run(governor, 300, step_ms=1, boundary_us=5000, ledger_us=5000)
