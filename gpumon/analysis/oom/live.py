@@ -87,7 +87,7 @@ def _message(event: wire.Oom, total: int | None, backend: str) -> Message:
     return Message(
         text=event.message,
         kind="allocator",
-        backend=backend,
+        backend=backend or "cuda",
         device=event.device,
         requested=known(event.requested),
         total=_known(whole),

@@ -1,0 +1,117 @@
+"""The report on disk: capped in number and size, whole or not at all, and nobody else's files are touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpumon_agent import blackbox
+from gpumon_agent.blackbox import BlackBox, Parameter, Report
+
+REPORT = Report(
+    version=blackbox.VERSION, unix=1_700_000_000.0, host="here", pid=4711, rank=3, name="train.py", argv=("train.py",),
+    torch="2.15.0", backend="cuda", settings={}, device=0, device_total=1 << 30, step=12, phase="forward",
+    requested=1 << 28, total=1 << 30, free=1 << 20, allocated=1 << 29, reserved=1 << 29, message="CUDA out of memory.",
+    where="train.py:7", module="layers.3", stack=("train.py:7 in main",), ledger={"weights": 5}, ledger_step=11,
+    ledger_phase="optimizer", optimizers=(), parameters={"w": Parameter((3, 4))},
+)  # fmt: skip
+
+
+def box(folder: Path) -> BlackBox:
+    return BlackBox({blackbox.VARIABLE: str(folder)})
+
+
+def at(second: int, pid: int = 4711) -> Report:
+    return msgspec.structs.replace(REPORT, unix=1_700_000_000.0 + second, pid=pid)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    path, problem = box(tmp_path).write(REPORT)
+    assert problem is None
+    assert path is not None
+    assert blackbox.load(Path(path)) == REPORT
+    assert Path(path).stat().st_mode & 0o777 == 0o600
+    text = Path(path).with_suffix(".txt").read_text()
+    assert "step 12, forward, in layers.3" in text
+    assert "rank 3" in text
+
+
+def test_of_one_process_the_first_ones_and_the_last_stay(tmp_path: Path) -> None:
+    writer = box(tmp_path)
+    for second in range(30):
+        writer.write(at(second))
+    kept = sorted(blackbox.load(path).unix - 1_700_000_000 for path in tmp_path.glob("*.json"))  # type: ignore[union-attr]
+    assert kept == [*range(blackbox.OF_ONE_PROCESS_MAX - 1), 29]
+
+
+def test_of_all_processes_the_newest_stay_and_other_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "oom-notes.txt").write_text("mine")
+    for second in range(30):
+        box(tmp_path).write(at(second, pid=1000 + second))
+    kept = sorted(path.name for path in tmp_path.glob("oom-1*.json"))
+    assert len(kept) == blackbox.REPORTS_MAX
+    assert kept[-1] == "oom-1700000029000-1029-0.json"
+    assert (tmp_path / "oom-notes.txt").read_text() == "mine"
+    found = blackbox.newest([tmp_path])
+    assert found is not None
+    assert found[1].pid == 1029
+    assert len(list(tmp_path.iterdir())) == 2 * blackbox.REPORTS_MAX + 1
+
+
+def test_a_model_of_many_parameters_is_cut_to_its_largest(tmp_path: Path) -> None:
+    parameters = {f"layers.{n}.weight": Parameter((n + 1, 8)) for n in range(20_000)}
+    path, _ = box(tmp_path).write(msgspec.structs.replace(REPORT, parameters=parameters))
+    assert path is not None
+    assert Path(path).stat().st_size <= blackbox.REPORT_BYTES_MAX
+    report = blackbox.load(Path(path))
+    assert report is not None
+    assert "layers.19999.weight" in report.parameters
+    assert "layers.0.weight" not in report.parameters
+    assert report.parameters_left_out == 20_000 - len(report.parameters)
+
+
+def test_a_stack_beyond_reason_goes_before_the_figures(tmp_path: Path) -> None:
+    path, _ = box(tmp_path).write(msgspec.structs.replace(REPORT, stack=("x" * 9_000,) * 20))
+    assert path is not None
+    report = blackbox.load(Path(path))
+    assert report is not None
+    assert (report.stack, report.requested) == ((), REPORT.requested)
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpumon_agent.blackbox.os.rename", _full)
+    path, problem = box(tmp_path).write(REPORT)
+    assert path is None
+    assert problem == f"no report of the out-of-memory in {tmp_path}: No space left on device"
+    assert list(tmp_path.iterdir()) == []
+
+
+def _full(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 1}', b"\xff" * 100])
+def test_what_is_no_report_is_passed_over(tmp_path: Path, content: bytes) -> None:
+    box(tmp_path).write(REPORT)
+    (tmp_path / "oom-1900000000000-1-0.json").write_bytes(content)
+    found = blackbox.newest([tmp_path])
+    assert found is not None
+    assert found[1] == REPORT
+
+
+def test_a_link_in_the_runtime_directory_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "gpumon").mkdir(mode=0o700)
+    (tmp_path / "gpumon" / "oom").symlink_to(elsewhere)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    path, problem = BlackBox({}).write(REPORT)
+    assert path is None
+    assert problem is not None
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_off_writes_nothing_and_says_nothing(tmp_path: Path) -> None:
+    assert BlackBox({blackbox.VARIABLE: blackbox.OFF}).write(REPORT) == (None, None)

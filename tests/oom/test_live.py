@@ -1,0 +1,180 @@
+"""An out-of-memory as it happens: last words to a viewer, a report on disk without one, training that goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumon_agent import blackbox
+
+from .conftest import SCENARIO, Place
+
+MIB = 1 << 20
+CALLS = {
+    "forward": ("outputs = model(inputs)", 1024),
+    "backward": ("loss.backward()", 320),
+    "optimizer": ("optimizer.step()", 144),
+}
+"""Where each fails: the line that asks, and the MiB it asks for."""
+
+
+def line_of(call: str) -> str:
+    number = next(n for n, line in enumerate(SCENARIO.read_text().splitlines(), 1) if line.strip() == call)
+    return f"oom.py:{number}"
+
+
+@pytest.mark.parametrize("where", CALLS)
+def test_the_last_words_reach_a_viewer_and_the_disk(place: Place, where: str) -> None:
+    training = subprocess.Popen(
+        place.command(SCENARIO, "--where", where, "--device", "cuda"),
+        env={**place.gpu.environment, **place.environment, "GPUMON_AWAIT_VIEWER": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    attached = _attached(place, training.pid)
+    _, raised = training.communicate(timeout=60)
+    call, mebibytes = CALLS[where]
+    (oom,) = [each for each in attached if each["type"] == "oom"]
+    assert (oom["phase"], oom["step"], oom["requested"]) == (where, 0, mebibytes * MIB)
+    assert oom["where"] == line_of(call)
+    assert oom["verdict"] == "capacity"
+    assert oom["remedies"]
+    assert oom["ledger"]["weights"]
+    assert oom["ledger"]["reserved"] == oom["ledger"]["allocated"] + oom["ledger"]["slack"]
+    # torch's own message, which comes after, has the same figures
+    said = oom["message"].split(" Of the allocated")[1]
+    assert said in raised
+    assert Path(oom["report"]).parent == place.reports
+    kept = blackbox.load(Path(oom["report"]))
+    assert kept is not None
+    assert (kept.phase, kept.requested, kept.where) == (where, mebibytes * MIB, line_of(call))
+    (weight,) = kept.parameters.values()
+    assert weight.shape == (weight.shape[0], weight.shape[1])
+
+
+def _attached(place: Place, pid: int) -> list[dict[str, Any]]:
+    """What `gpumon attach --json` prints from before the failure to the end."""
+    for _ in range(200):
+        done = place.gpumon("attach", pid, "--json")
+        if done.returncode == 0:
+            return [json.loads(line) for line in done.stdout.splitlines()]
+    raise AssertionError(done.stderr)
+
+
+def test_without_a_viewer_the_report_stays_and_explains_itself(place: Place) -> None:
+    done = place.train(SCENARIO, "--where", "optimizer", "--device", "cuda")
+    assert "OutOfMemoryError" in done.stderr
+    (written,) = place.reports.glob("*.txt")
+    text = written.read_text()
+    assert text.startswith("CUDA out of memory. Tried to allocate 144.00 MiB.")
+    assert "step 0, optimizer" in text
+    assert "adam.py" in text
+    assert place.reports.stat().st_mode & 0o777 == 0o700
+    explained = place.gpumon("explain", "--last")
+    assert explained.returncode == 0, explained.stderr
+    assert explained.stdout.startswith("Capacity: 144.00 MiB asked for, ")
+    assert "One more copy of weight (4,608 × 8,192, fp32, 144.00 MiB): its second moment" in " ".join(
+        explained.stdout.split()
+    )
+
+
+def caught(times: int) -> None:
+    """Runs out of memory again and again, goes on each time, and tells what is allocated and what was learnt."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(1)
+    model = nn.Linear(1024, 1024).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(times):
+        model(torch.ones(8, 1024, device="cuda")).sum().backward()
+        try:
+            kept = [torch.empty(64 << 20, device="cuda") for _ in range(8 + step % 2)]
+        except torch.OutOfMemoryError:
+            kept = [torch.empty(0)]
+        assert kept
+        optimizer.step()
+        optimizer.zero_grad()
+        print(step, torch.cuda.memory_allocated(), torch.cuda.memory_stats()["num_ooms"], torch.initial_seed())
+
+
+def test_who_catches_it_trains_on_with_the_same_bytes(place: Place) -> None:
+    watched = place.train(caught, 20)
+    assert watched.returncode == 0, watched.stderr
+    plain = place.gpu.run(caught, 20)
+    assert watched.stdout == plain.stdout
+    assert "gpumon" not in watched.stderr
+    kept = sorted(place.reports.glob("*.json"))
+    assert len(kept) == blackbox.OF_ONE_PROCESS_MAX
+    numbers = [int(path.stem.rsplit("-", 1)[1]) for path in kept]
+    assert numbers == [*range(blackbox.OF_ONE_PROCESS_MAX - 1), 19]  # the first ones, and always the last
+    steps = [report.step for path in kept if (report := blackbox.load(path)) is not None]
+    assert steps[-1] == 19
+
+
+def test_a_folder_the_user_names_is_used_and_off_writes_none(place: Place, tmp_path: Path) -> None:
+    mine = tmp_path / "mine" / "reports"
+    place.train(SCENARIO, "--where", "forward", "--device", "cuda", GPUMON_OOM_DIR=str(mine))
+    assert len(list(mine.iterdir())) == 2
+    assert not place.reports.exists()
+    place.train(SCENARIO, "--where", "forward", "--device", "cuda", GPUMON_OOM_DIR="off")
+    assert not place.reports.exists()
+    assert place.gpumon("explain", "--last", GPUMON_OOM_DIR=str(mine)).returncode == 0
+    none = place.gpumon("explain", "--last")
+    assert none.returncode == 1
+    assert none.stderr.startswith(f"Error: no report in {place.reports}")
+
+
+def test_a_folder_that_cannot_be_written_to_changes_nothing_for_the_training(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    watched = place.train(caught, 3, GPUMON_OOM_DIR=str(tmp_path / "file"))
+    assert (watched.returncode, watched.stdout) == (0, place.gpu.run(caught, 3).stdout)
+
+
+def recorded(out: str) -> None:
+    """A training under `gpumon record`, for its session to be explained."""
+    import os
+    import subprocess
+    import sys
+    import time
+
+    import torch
+    from torch import nn
+
+    import gpumon_agent
+
+    model = nn.Sequential(nn.Linear(1024, 8192), nn.ReLU(), nn.Linear(8192, 1024)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    gpumon_agent.watch(model, optimizer)
+    recorder = subprocess.Popen([sys.executable, "-m", "gpumon", "record", out, str(os.getpid())])
+    for step in range(400):
+        batch = 64 if step < 380 else 65_536
+        model(torch.zeros(batch, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)
+        if step == 380:
+            recorder.kill()
+
+
+def test_a_recording_with_one_is_explained(place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "run.gpumon"
+    done = subprocess.run(
+        place.gpu.command(recorded, str(file)),
+        env={**place.gpu.environment, **place.environment},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert "OutOfMemoryError" in done.stderr
+    explained = place.gpumon("explain", "--session", file, "--json")
+    assert explained.returncode == 0, explained.stderr
+    told = json.loads(explained.stdout)
+    assert (told["phase"], told["step"], told["verdict"]) == ("forward", 380, "oversized")
+    assert told["module"] == "0"
+    lines = (tmp_path / "recorded.py").read_text().splitlines()
+    asked = next(n for n, line in enumerate(lines, 1) if "model(torch.zeros" in line)
+    assert told["where"] == f"recorded.py:{asked}"
