@@ -1,0 +1,147 @@
+"""The optimizer's walk against PyTorch's own allocator: each request of a first step, and what stood by then."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpumon.analysis.estimate.model import Tensor
+from gpumon.analysis.oom.walk import (
+    FOREACH,
+    FUSED,
+    LOOP,
+    REACH,
+    counted,
+    first_step,
+    gradients,
+    loading,
+    peak,
+    recipe_of,
+)
+
+SHAPES = ((4096, 1024), (9000, 1024), (3000, 1024), (6001, 1000))
+"""Large enough for segments of their own; the second and the last leave a remainder."""
+TENSORS = tuple(Tensor(f"p{n}", shape) for n, shape in enumerate(SHAPES))
+
+
+def first_steps(shapes: tuple[tuple[int, int], ...]) -> None:
+    """Of each optimizer and way: what stood before the step, and the requests with what stood at each."""
+    import gc
+    import json
+
+    import torch
+    from torch import nn
+
+    class Reaching(torch.optim.Optimizer):
+        """Creates each parameter's state on reaching it, as many an optimizer written by hand does."""
+
+        def __init__(self, params):
+            super().__init__(params, {"lr": 0.1})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    state = self.state[p]
+                    if not state:
+                        state["exp_avg"] = torch.zeros_like(p)
+                        state["exp_avg_sq"] = torch.zeros_like(p)
+                    state["exp_avg"].mul_(0.9).add_(p.grad, alpha=0.1)
+                    state["exp_avg_sq"].mul_(0.99).addcmul_(p.grad, p.grad, value=0.01)
+                    root = state["exp_avg_sq"].sqrt().add_(1e-8)
+                    p.addcdiv_(state["exp_avg"], root, value=-0.1)
+
+    made = {
+        "adamw:loop": lambda p: torch.optim.AdamW(p, foreach=False),
+        "adamw:foreach": lambda p: torch.optim.AdamW(p, foreach=True),
+        "adamw:fused": lambda p: torch.optim.AdamW(p, fused=True),
+        "adamw:reach": Reaching,
+        "momentum:reach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=False),
+        "momentum:foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
+        "sgd:foreach": lambda p: torch.optim.SGD(p, lr=0.1, foreach=True),
+        "rmsprop:loop": lambda p: torch.optim.RMSprop(p, foreach=False),
+        "rmsprop:foreach": lambda p: torch.optim.RMSprop(p, foreach=True),
+        "adagrad:loop": lambda p: torch.optim.Adagrad(p, foreach=False),
+        "adagrad:foreach": lambda p: torch.optim.Adagrad(p, foreach=True),
+    }
+    found = {}
+    for name, make in made.items():
+        params = [nn.Parameter(torch.empty(shape, device="cuda")) for shape in shapes]
+        for each in params:
+            each.grad = torch.empty_like(each)
+        optimizer = make(params)
+        begins = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.memory._record_memory_history(context=None, max_entries=100_000)
+        optimizer.step()
+        trace = torch.cuda.memory._snapshot()["device_traces"][0]
+        torch.cuda.memory._record_memory_history(None)
+        stands, requests = begins, []
+        for entry in trace:
+            if entry["action"] == "alloc":
+                if entry["size"] > 1024:  # not a counter of steps
+                    requests.append([entry["size"], stands])
+                stands += entry["size"]
+            elif entry["action"] == "free_completed":
+                stands -= entry["size"]
+        found[name] = {"requests": requests, "begins": begins, "peak": torch.cuda.max_memory_allocated()}
+        del params, optimizer, trace, each
+        gc.collect()
+        torch.cuda.empty_cache()
+    print(json.dumps(found))
+
+
+def test_every_request_of_a_first_step_and_what_stands_by_then(virtual_gpu: Callable[..., Any]) -> None:
+    done = virtual_gpu(profile="a100-40", memory="4GiB").run(first_steps, SHAPES)
+    measured = json.loads(done.stdout.splitlines()[-1])
+    for name, told in measured.items():
+        recipe, way = recipe_of(name)
+        assert way is not None
+        events = list(first_step(TENSORS, recipe, way))
+        assert [event.bytes for event in events] == [size for size, _ in told["requests"]], name
+        for event, (_, stood) in zip(events, told["requests"], strict=True):
+            # blocks that served before leave other remainders; a MiB a tensor is the most they can
+            assert abs(event.stands - stood) <= len(TENSORS) << 20, (name, event.what, event.tensor.name)
+        assert abs(peak(TENSORS, recipe, way) - told["peak"]) <= len(TENSORS) << 20, name
+
+
+def test_counted_is_what_the_allocator_counts(virtual_gpu: Callable[..., Any]) -> None:
+    sizes = [1, 512, 513, 5 << 20, 10 << 20, (10 << 20) + 1, (11 << 20) + 7, (12 << 20) - 512, 2_888_081_664]
+
+    def grown(sizes: list[int]) -> None:
+        import torch
+
+        for size in sizes:
+            torch.cuda.empty_cache()
+            before = torch.cuda.memory_allocated()
+            held = torch.empty(size, dtype=torch.uint8, device="cuda")
+            print(torch.cuda.memory_allocated() - before)
+            del held
+
+    done = virtual_gpu(profile="a100-40").run(grown, sizes)
+    assert [counted(size) for size in sizes] == [int(line) for line in done.stdout.split()]
+
+
+def test_loading_and_gradients_stand_on_what_came_before() -> None:
+    assert [event.stands for event in loading(TENSORS)][:2] == [0, counted(TENSORS[0].bytes)]
+    weights = sum(counted(t.bytes) for t in TENSORS)
+    last, before = list(gradients(TENSORS))[:2]
+    assert (last.tensor.name, last.stands) == ("p3", weights)
+    assert before.stands == weights + counted(TENSORS[3].bytes)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "way"),
+    [
+        ("adamw", "adamw", None), ("AdamW:fused", "adamw", FUSED), ("adamw:reach", "adamw", REACH),
+        ("sgd", "sgd", None), ("sgd,momentum=0.9", "momentum", None), ("sgd, momentum=0", "sgd", None),
+        ("sgd:foreach,momentum=.9", "momentum", FOREACH), ("rmsprop:loop", "rmsprop", LOOP),
+        ("adam8bit", "adamw8bit", None),
+    ],
+)  # fmt: skip
+def test_an_optimizer_by_its_name(text: str, name: str, way: str | None) -> None:
+    recipe, said = recipe_of(text)
+    assert (recipe.name, said) == (name, way)
