@@ -35,6 +35,7 @@ def _read_precision(_: click.Context, __: click.Parameter, value: str | None) ->
 
 def _read_device(_: click.Context, __: click.Parameter, value: str | None) -> Device | None:
     """A profile of the virtual GPU, or a size."""
+    from gpumon.analysis.estimate.kernels import CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_HOPPER, Hardware
     from gpumon.analysis.estimate.plan import Device
     from gpumon.virtual_gpu import profiles
 
@@ -46,7 +47,9 @@ def _read_device(_: click.Context, __: click.Parameter, value: str | None) -> De
         raise click.BadParameter(str(reason)) from None
     if profile.capacity_bytes <= profile.context_bytes:
         raise click.BadParameter(f"{value!r} is smaller than what a process costs beside its tensors")
-    return Device(value, profile.capacity_bytes, profile.context_bytes)
+    workspace = CUBLAS_WORKSPACE_HOPPER if profile.compute_capability[0] == 9 else CUBLAS_WORKSPACE
+    hardware = Hardware(profile.processors, cublas_workspace=workspace)
+    return Device(value, profile.capacity_bytes, profile.context_bytes, hardware)
 
 
 def _read_stages(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -121,6 +124,7 @@ def command(
     Nothing is allocated and no GPU is needed. Only --model runs code of yours.
     """
     from gpumon.analysis.estimate.model import NotAModel
+    from gpumon.cli.user_code import TheirFailure
 
     if sum(map(bool, (config, model, parameters, compare))) != 1:
         raise click.UsageError("say what to estimate: one of --config, --model, --parameters or --compare")
@@ -133,7 +137,11 @@ def command(
             _count(int(parameters), zero, device, as_json, how)
         else:
             subject = _subject(config, model, batch_factory, loss, parameters)
-            _estimate(subject, _workloads(subject, zero, how), device, as_json)
+            works = _workloads(subject, zero, how)
+            if device is not None:
+                works = [replace(work, hardware=device.hardware) for work in works]
+            with TheirFailure():
+                _estimate(subject, works, device, as_json)
     except NotAModel as reason:
         raise click.ClickException(str(reason)) from None
 

@@ -24,10 +24,10 @@ def lines(done: EstimateReport) -> Iterator[str]:
     frozen = model.count - model.trained_count
     trained = f", {count(model.trained_count)} of them trained" if frozen else ""
     yield f"{done.subject.name}: {count(model.count)} parameters{trained}"
-    yield _how(work, expected.has_tokens, expected.activations_known)
+    yield _how(work, expected.played.has_tokens, expected.played.forward is not None)
     yield ""
     yield _floor(done)
-    yield _need(done)
+    yield from _need(done)
     yield ""
     yield from _table(done)
     yield from _limits(done)
@@ -51,25 +51,23 @@ def _how(work: Workload, has_tokens: bool, forward: bool) -> str:
 
 
 def _floor(done: EstimateReport) -> str:
-    if not done.expected.activations_known:
+    if done.expected.played.forward is None:
         return f"floor   {size(done.floor.reserved + done.context)} with any batch: no forward is known"
-    tokens = ", 1 token" if done.expected.has_tokens else ""
+    tokens = ", 1 token" if done.expected.played.has_tokens else ""
     text = f"floor   {size(done.floor.reserved + done.context)} with batch 1{tokens}"
     if done.device is None or done.limits is None:
         return text
     return f"{text}: {'fits' if done.limits.floor_fits else 'does not fit'} {_named(done.device)}"
 
 
-def _need(done: EstimateReport) -> str:
-    high = done.expected.highest
-    which = f" of iteration {high.iteration}" if high.iteration == 1 and not done.expected.work.inference else ""
+def _need(done: EstimateReport) -> Iterator[str]:
+    high, work = done.expected.highest, done.expected.work
+    first = ", first iteration" if high.iteration == 1 and not work.inference else ""
     context = f", {size(done.context)} context" if done.context else ""
-    text = (
-        f"need    {size(done.needed)}: {size(done.expected.reserved)} reserved{context}; "
-        f"peak {size(high.peak)} in {high.phase}{which}"
-    )
-    kept = done.expected.kv_cache
-    return f"{text}\nkeys    {size(kept)} of it are keys and values kept" if kept else text
+    yield f"need    {size(done.needed)}: {size(done.expected.reserved)} reserved{context}"
+    yield f"peak    {size(high.peak)} allocated, in {high.phase}{first}"
+    if kept := done.expected.played.kv_cache:
+        yield f"keys    {size(kept)} of it are keys and values kept"
 
 
 def _named(device: Device) -> str:
@@ -92,7 +90,8 @@ def _table(done: EstimateReport) -> Iterator[str]:
     thumb = done.thumb
     if thumb is not None:
         off = f"{percent(abs(thumb.off))} too {'much' if thumb.off > 0 else 'little'}"
-        yield f"rule of thumb: 16 B × parameters + activations × batch + 2 GB = {size(thumb.total)}, {off}"
+        yield "rule of thumb: 4 × 4 B × parameters + activations × batch + 2 GB ="
+        yield f"  {size(thumb.total)}, {off}"
 
 
 def _row(name: str, values: Sequence[int], unit: Unit, source: str) -> str:
@@ -104,7 +103,7 @@ def stage_lines(done: Sequence[EstimateReport]) -> Iterator[str]:
     """Several stages of ZeRO, one row each: every line at its own highest, and the peak of all together."""
     first = done[0].expected
     yield f"{done[0].subject.name}: {count(first.model.count)} parameters · {count(first.work.world_size)} ranks"
-    yield _how(replace(first.work, world_size=1), first.has_tokens, first.activations_known)
+    yield _how(replace(first.work, world_size=1), first.played.has_tokens, first.played.forward is not None)
     yield ""
     highest = [{name: _most(each, name) for name in OWNERS if name != "inputs"} for each in done]
     names = [name for name in highest[0] if any(lines[name] for lines in highest)]
@@ -135,13 +134,13 @@ def _limits(done: EstimateReport) -> Iterator[str]:
     yield f"{_named(device)}, of which a context takes {size(device.context)} (assumed): {verdict}"
     most = []
     if limits.floor_fits and limits.batch is not None:
-        tokens = f" of {count(work.kv_cache or work.sequence)} tokens" if done.expected.has_tokens else ""
+        tokens = f" of {count(work.kv_cache or work.sequence)} tokens" if done.expected.played.has_tokens else ""
         most.append(f"batch {count(limits.batch)}{tokens}")
     if limits.floor_fits and limits.sequence is not None:
         whole = " (all the model can be given)" if limits.sequence == done.subject.longest else ""
         most.append(f"{count(limits.sequence)} tokens{whole} at batch {count(work.batch)}")
     if most:
-        yield f"the most that fits: {', or '.join(most)}"
+        yield from _wrapped(f"the most that fits: {', or '.join(most)}")
 
 
 def _remedies(done: EstimateReport) -> Iterator[str]:

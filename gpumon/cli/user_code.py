@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpumon.analysis.estimate.model import NotAModel
+
 if TYPE_CHECKING:
     from gpumon.analysis.estimate.from_module import FromModule
 
 _OURS = (str(Path(__file__).parents[1]), "<frozen ")
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+_TOLD = (click.ClickException, click.exceptions.Exit, NotAModel)
+"""What is told in a sentence: it is no failure of theirs."""
 
 
 class TheirFailure:

@@ -10,11 +10,12 @@ import pytest
 from transformers_configs import MODELS
 
 from gpumon.analysis.estimate import families
+from gpumon.analysis.estimate.kernels import CUBLAS_WORKSPACE_HOPPER, Hardware
 from gpumon.analysis.estimate.memory import PhaseBytes
 from gpumon.analysis.estimate.replay import Replay
 from gpumon.analysis.estimate.workload import PRECISIONS, Optimizer, Workload
 
-TRAINING_WITHIN, INFERENCE_WITHIN = 0.04, 0.09
+TRAINING_WITHIN, INFERENCE_WITHIN = 0.03, 0.07
 
 FORMS: dict[str, dict[str, Any]] = {
     "sdpa": {},
@@ -107,6 +108,7 @@ def work(case: dict[str, Any]) -> Workload:
         checkpointing=case["checkpointing"],
         inference=case["inference"],
         attention=case["attention"],
+        hardware=Hardware(multiprocessors=132, cublas_workspace=CUBLAS_WORKSPACE_HOPPER),
     )
 
 

@@ -7,13 +7,19 @@ Known limitations. A factory that reads values of its tensors, or loads a checkp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from gpumon.analysis.estimate.memory import PhaseBytes
 from gpumon.analysis.estimate.model import Model, Tensor
-from gpumon.analysis.estimate.tape import HALF, Tape
-from gpumon.analysis.estimate.workload import Workload
+from gpumon.analysis.estimate.plan import Played, tensors_only
+from gpumon.analysis.estimate.simulator import Allocator, OutOfMemory
+from gpumon.analysis.estimate.tape import HALF
+from gpumon.analysis.estimate.traced import trace
+from gpumon.analysis.estimate.workload import EIGHT_BIT, PRECISIONS, Optimizer, Workload
+from gpumon.analysis.lines import Lines
+from gpumon_agent import wire
 
 if TYPE_CHECKING:
     from torch import nn
@@ -82,9 +88,64 @@ class FromModule:
     def longest(self) -> int | None:
         return None
 
-    def prepare(self, work: Workload) -> tuple[Model, Tape | None]:
+    def play(self, work: Workload, room: int | None) -> Played:
+        """Traced where `batches` tells what the module is given; its tensors alone where not.
+
+        Raises traced.Untraceable, and whatever the user's functions raise.
+        """
         model = describe(self.module)
-        return (model.in_width(HALF) if work.precision.weights == HALF else model), None
+        if work.precision.weights == HALF:
+            model = model.in_width(HALF)
+        if self.batches is None:
+            return Played(model, tensors_only(model, work, None, room), None)
+        plain = alone(work)
+        allocator = Allocator(room if plain == work else None)
+        traced = trace(self.factory, self.batches, plain, self.loss, allocator=allocator, hardware=work.hardware)
+        phases = tuple(traced) if plain == work else shared(traced, model, plain, work)
+        highest = max(phase.reserved for phase in phases)
+        if room is not None and highest > room:
+            raise OutOfMemory(highest, room, highest, highest)
+        layers = hasattr(self.module, "gradient_checkpointing_enable")
+        return Played(model, phases, "traced", layers=layers)
 
     def variants(self) -> Iterator[tuple[str, str, Subject]]:
         yield from ()
+
+
+def alone(work: Workload) -> Workload:
+    """The nearest workload that can be traced: one rank, an optimizer of torch's own, weights that the step updates."""
+    optimizer, precision = work.optimizer, work.precision
+    if optimizer.eight_bit:
+        optimizer = Optimizer(EIGHT_BIT[optimizer.name].lower(), "fused")
+    if precision.master:
+        precision = PRECISIONS[precision.name.removesuffix("-master")]
+    return replace(work, optimizer=optimizer, precision=precision, world_size=1, zero=0, bucket_views=False)
+
+
+def shared(traced: Sequence[PhaseBytes], model: Model, plain: Workload, work: Workload) -> tuple[PhaseBytes, ...]:
+    """The same phases with the tensors that ranks share, or another optimizer keeps, in place of those traced.
+
+    Weights, gradients and states are what `estimate.replay` has for them, with and without sharing; what was traced of
+    everything else stays. A layer gathered for ZeRO 3 is not known of a module, and left out.
+    """
+    before = {(p.iteration, p.phase): p for p in tensors_only(model, plain, None, None)}
+    after = {(p.iteration, p.phase): p for p in tensors_only(model, work, None, None)}
+    phases = []
+    for phase in traced:
+        at = (phase.iteration, phase.phase if phase.phase != wire.FORWARD else wire.BETWEEN)
+        at_peak = _exchanged(phase.at_peak, before[at].at_peak, after[at].at_peak)
+        at_end = _exchanged(phase.at_end, before[at].at_end, after[at].at_end)
+        peak, end = at_peak.allocated or 0, at_end.allocated or 0
+        reserved = max(peak, phase.reserved - phase.peak + peak)
+        phases.append(replace(phase, peak=peak, end=end, at_peak=at_peak, at_end=at_end, reserved=reserved))
+    return tuple(phases)
+
+
+def _exchanged(lines: Lines, before: Lines, after: Lines) -> Lines:
+    """`after` in place of `before`, in proportion where only a part stood (gradients in the middle of backward)."""
+    changed = {}
+    for name in ("weights", "gradients", "optimizer", "buckets"):
+        mine, theirs, others = (getattr(each, name) or 0 for each in (lines, before, after))
+        changed[name] = round(mine * others / theirs) if theirs else mine + others
+    moved = sum(changed.values()) - sum(getattr(lines, name) or 0 for name in changed)
+    return replace(lines, **changed, allocated=(lines.allocated or 0) + moved)

@@ -8,16 +8,17 @@ Source. estimate.replay and estimate.tape; the rule of thumb is the one that is 
 (weights, gradients, two moments) a parameter, activations, and 2 GB for the rest.
 Cost. One replay for the estimate, about ten for each limit, one for each remedy: 2 s for a transformer of 24 layers.
 
-Known limitations. cuBLAS workspaces and memory inside kernels are left out; the context is assumed, unless measured.
+Known limitations. The context is assumed: it depends on driver and libraries as much as on the device.
 A remedy is computed alone, not with others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from gpumon.analysis.estimate.kernels import Hardware
 from gpumon.analysis.estimate.memory import Memory, PhaseBytes
 from gpumon.analysis.estimate.model import Model
 from gpumon.analysis.estimate.replay import Replay
@@ -40,11 +41,24 @@ class Subject(Protocol):
     def longest(self) -> int | None:
         """Tokens the model can be given at most; None where it does not say, or has no tokens."""
 
-    def prepare(self, work: Workload) -> tuple[Model, Tape | None]:
-        """The tensors in this workload's numbers, and the forward pass where it is known."""
+    def play(self, work: Workload, room: int | None) -> Played:
+        """Load and two iterations. Raises simulator.OutOfMemory if `room` bytes are given and do not do."""
 
     def variants(self) -> Iterator[tuple[str, str, Subject]]:
         """(code, what was changed, the subject so changed) of changes to the model itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a subject did. `forward`: how its forward is known ("closed form", "traced"); None: it is not."""
+
+    model: Model
+    phases: tuple[PhaseBytes, ...]
+    forward: str | None
+    has_tokens: bool = False  # the sequence is the user's to choose
+    tables: bool = False  # it has embeddings that are only looked up in
+    layers: bool = True  # it can be checkpointed layer by layer
+    kv_cache: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +68,7 @@ class Device:
     name: str
     total: int
     context: int
+    hardware: Hardware = field(default_factory=Hardware)
 
     @property
     def room(self) -> int:
@@ -62,15 +77,19 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The estimate of one workload. `phases` are those of every iteration played; `peak` is of allocated bytes."""
+    """The estimate of one workload. `peak` is of allocated bytes, over all iterations played."""
 
-    model: Model
+    played: Played
     work: Workload
-    phases: tuple[PhaseBytes, ...]
     sources: tuple[tuple[str, str], ...]
-    kv_cache: int = 0
-    activations_known: bool = True
-    has_tokens: bool = True
+
+    @property
+    def model(self) -> Model:
+        return self.played.model
+
+    @property
+    def phases(self) -> tuple[PhaseBytes, ...]:
+        return self.played.phases
 
     @property
     def highest(self) -> PhaseBytes:
@@ -119,23 +138,25 @@ class Thumb:
 
 def expect(subject: Subject, work: Workload, room: int | None = None) -> Expected:
     """Plays it. Raises simulator.OutOfMemory if `room` is given and does not do."""
-    model, tape = subject.prepare(work)
-    memory = Memory(Allocator(room))
-    phases = Replay(model, work, tape, memory).run()
-    kept = sum(value.bytes for value in tape.kept_keys) if tape is not None and work.inference else 0
-    return Expected(
-        model, work, tuple(phases), _sources(work, tape), kept, tape is not None, bool(tape and tape.has_tokens)
-    )
+    played = subject.play(work, room)
+    return Expected(played, work, _sources(work, played))
 
 
-def _sources(work: Workload, tape: Tape | None) -> tuple[tuple[str, str], ...]:
-    exact = ["weights", "buffers", "gradients", "inputs"]
-    found = dict.fromkeys(exact, "exact")
-    found["optimizer"] = "exact" if work.optimizer.name not in EIGHT_BIT else "closed form"
+def tensors_only(model: Model, work: Workload, tape: Tape | None, room: int | None) -> tuple[PhaseBytes, ...]:
+    """Load, iterations of `tape` if there is one, and optimizer steps, on an allocator that has `room`."""
+    return tuple(Replay(model, work, tape, Memory(Allocator(room))).run())
+
+
+def _sources(work: Workload, played: Played) -> tuple[tuple[str, str], ...]:
+    """Where each line's figure comes from."""
+    how = played.forward or "closed form"
+    found = dict.fromkeys(("weights", "buffers", "gradients", "inputs", "optimizer"), "exact")
+    if work.optimizer.name in EIGHT_BIT:
+        found["optimizer"] = "closed form"
     found["buckets"] = "assumed" if work.zero == 3 else "exact"
-    found["temporaries"] = "closed form"
-    if tape is not None:
-        found["activations"] = "closed form"
+    found["temporaries"] = found["workspaces"] = how
+    if played.forward is not None:
+        found["activations"] = how
     found["rounding"] = found["reserved"] = "simulated"
     found["context"] = "assumed"
     return tuple(found.items())
@@ -152,25 +173,34 @@ def fits(subject: Subject, work: Workload, device: Device) -> bool:
 
 def largest_batch(subject: Subject, work: Workload, device: Device) -> int:
     """Samples of one forward that still fit; 0: not even one."""
-    return _largest(lambda batch: fits(subject, replace(work, batch=batch), device), work.batch, LARGEST_BATCH)
+    return _largest(subject, device, work.batch, LARGEST_BATCH, lambda batch: replace(work, batch=batch))
 
 
 def longest_sequence(subject: Subject, work: Workload, device: Device) -> int:
     """Tokens that still fit, at most what the model can be given; 0: not even one."""
     most = subject.longest or LONGEST
-    return _largest(lambda length: fits(subject, replace(work, sequence=length), device), work.sequence, most)
+    return _largest(subject, device, min(work.sequence, most), most, lambda length: replace(work, sequence=length))
 
 
-def _largest(good: Callable[[int], bool], start: int, most: int) -> int:
-    """The largest number for which `good` holds, if it holds for all below; by doubling, then halving."""
-    low, high = 0, max(1, min(start, most))
+def _largest(subject: Subject, device: Device, start: int, most: int, of: Callable[[int], Workload]) -> int:
+    """The largest size that fits, if every smaller one does.
+
+    Each phase's peak is nearly linear in the size, so two plays say where to look; what is found has been tried.
+    """
+
+    def good(size: int) -> bool:
+        return fits(subject, of(size), device)
+
+    high = max(1, min(_guess(subject, device, start, of), most))
+    low, step = 0, max(1, high // 16)
     while good(high):
         low = high
         if high == most:
             return most
-        high = min(2 * high, most)
+        high, step = min(high + step, most), 2 * step
     while high - low > max(1, low // 256):  # within 0.4 %
-        middle = (low + high) // 2
+        middle = max(low + 1, high - step) if not low else (low + high) // 2
+        step *= 2
         if good(middle):
             low = middle
         else:
@@ -178,10 +208,22 @@ def _largest(good: Callable[[int], bool], start: int, most: int) -> int:
     return low
 
 
+def _guess(subject: Subject, device: Device, start: int, of: Callable[[int], Workload]) -> int:
+    """Where the first phase reaches the room, by a line through two sizes."""
+    sizes = (start, 2 * start) if start < 4 else (start // 2, start)
+    one, two = (subject.play(of(size), None).phases for size in sizes)
+    found = []
+    for first, second in zip(one, two, strict=True):
+        each = (second.peak - first.peak) / (sizes[1] - sizes[0])
+        if each > 0:
+            found.append(sizes[0] + (device.room - first.peak) / each)
+    return int(min(found, default=start))
+
+
 def rule_of_thumb(subject: Subject, expected: Expected) -> Thumb | None:
     """None where no forward is known: the rule needs the activations of one sample."""
     work = expected.work
-    if work.inference or not expected.activations_known:
+    if work.inference or expected.played.forward is None:
         return None
     one = expect(subject, replace(work, batch=1, accumulation=1))
     each = max((phase.at_peak.activations or 0) for phase in one.phases)
@@ -202,12 +244,12 @@ def remedies(subject: Subject, expected: Expected, device: Device | None = None)
 
 
 def _changes(subject: Subject, expected: Expected) -> Iterator[tuple[str, str, Subject, Workload]]:
-    work = expected.work
-    tape = subject.prepare(replace(work, batch=1))[1]
+    work, played = expected.work, expected.played
+    forward = played.forward is not None
     if not work.inference:
-        if tape is not None and not work.checkpointing:
+        if forward and played.layers and not work.checkpointing:
             yield "checkpointing", "activation checkpointing of every layer", subject, replace(work, checkpointing=True)
-        if tape is not None and work.precision.name == "fp32":
+        if forward and work.precision.name == "fp32":
             yield "autocast", "bf16 autocast", subject, replace(work, precision=PRECISIONS["bf16-autocast"])
         if work.optimizer.form == "foreach":
             form = "fused" if work.optimizer.name in FUSED else "loop"
@@ -216,7 +258,7 @@ def _changes(subject: Subject, expected: Expected) -> Iterator[tuple[str, str, S
         if work.optimizer.name in ("adam", "adamw") and not work.precision.master:
             small = Optimizer.parse(f"{work.optimizer.name}8bit")
             yield "8-bit", f"{small.name} (bitsandbytes)", subject, replace(work, optimizer=small)
-        if tape is not None and work.batch > 1:
+        if forward and work.batch > 1:
             title = f"accumulation, {work.batch} × batch 1"
             yield "accumulation", title, subject, replace(work, batch=1, accumulation=work.batch * work.accumulation)
         if work.world_size > 1 and not work.zero and not work.bucket_views:
@@ -229,7 +271,7 @@ def _changes(subject: Subject, expected: Expected) -> Iterator[tuple[str, str, S
             yield f"zero-{stage}", name, subject, replace(work, world_size=ranks, zero=stage)
     elif work.precision.name == "fp32":
         yield "bf16", "weights in bf16", subject, replace(work, precision=PRECISIONS["bf16"])
-    if tape is not None and tape.tables and not work.embedding_on_cpu:
+    if played.tables and not work.embedding_on_cpu:
         yield "embedding-on-cpu", "the embedding on the CPU", subject, replace(work, embedding_on_cpu=True)
     for code, title, other in subject.variants():
         yield code, title, other, work

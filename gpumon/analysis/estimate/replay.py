@@ -18,16 +18,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gpumon.analysis.estimate import stepping
 from gpumon.analysis.estimate.autograd import Pass
 from gpumon.analysis.estimate.memory import Memory, PhaseBytes, Storage
 from gpumon.analysis.estimate.model import Model, Tensor
-from gpumon.analysis.estimate.optimizers import needs
-from gpumon.analysis.estimate.tape import FLOAT, Tape
+from gpumon.analysis.estimate.tape import Tape
 from gpumon.analysis.estimate.workload import NONE, Workload
 from gpumon_agent import wire
-
-EIGHT_BIT_FROM, EIGHT_BIT_BLOCK = 4096, 256
-"""bitsandbytes leaves tensors of fewer elements in fp32, and keeps one fp32 scale a block of the others."""
 
 
 @dataclass
@@ -132,6 +129,8 @@ class Replay:
         self._gathered.clear()
 
     def _gradient_bytes(self, tensor: Tensor) -> int:
+        if tensor.sparse:  # as many rows as a batch looks up, which the tape knows
+            return 0
         return tensor.count * min(tensor.width, self.workload.precision.gradients)
 
     @property
@@ -165,29 +164,15 @@ class Replay:
         if work.optimizer.name == NONE or not self._trained:
             return
         shards = self._shards_of["optimizer"]
-        sizes = [tensor.count * work.precision.state for tensor in self._trained]
+        tensors = self._trained
         if shards > 1:
-            sizes = [_share(sum(sizes), shards)]
-        elements = [size // work.precision.state for size in sizes]
+            tensors = [Tensor("shard", (_share(sum(tensor.count for tensor in tensors), shards),))]
         if not self._prepared:
             self._prepared = True
-            for count in elements:
-                for size in state_tensors(work, count):
+            for tensor in tensors:
+                for size in stepping.state_tensors(work, tensor):
                     self.memory.take(size, "optimizer")
-        self._temporaries(sizes)
-
-    def _temporaries(self, sizes: list[int]) -> None:
-        """What a step needs for a moment: whole lists of tensors (foreach), a few tensors (loop), nothing (fused)."""
-        work = self.workload
-        if work.optimizer.form == "fused" or work.optimizer.eight_bit:
-            return
-        known = needs(work.optimizer.described(1, FLOAT))
-        if work.optimizer.form == "foreach":
-            held = [self.memory.take(size, "temporaries") for size in _times(sizes, known.foreach or 0)]
-            self._drop_all(held)
-            return
-        for size in sizes:
-            self._drop_all([self.memory.take(part, "temporaries") for part in _times([size], known.loop_tensors or 0)])
+        stepping.step(self.memory, work, tensors)
 
     def _drop_all(self, storages: list[Storage]) -> None:
         for storage in storages:
@@ -196,28 +181,6 @@ class Replay:
 
 _STAGES = {"optimizer": 1, "gradients": 2, "weights": 3}
 """From which stage of ZeRO on a rank has its share only."""
-
-
-def state_tensors(work: Workload, count: int) -> list[int]:
-    """Bytes of each tensor of state for a parameter of `count` elements, the fp32 master copy first."""
-    optimizer, precision = work.optimizer, work.precision
-    sizes = [count * precision.master] if precision.master else []
-    if optimizer.eight_bit:
-        if count < EIGHT_BIT_FROM:
-            return [*sizes, 4 * count, 4 * count]
-        blocks = -(-count // EIGHT_BIT_BLOCK)
-        return [*sizes, count, count, FLOAT * blocks, FLOAT * blocks]
-    state = needs(optimizer.described(count, count)).state or 0
-    sizes += _times([count * precision.state], state)
-    if optimizer.form == "fused" and optimizer.name != "sgd":
-        sizes.append(FLOAT)  # the step's number, on the device
-    return sizes
-
-
-def _times(sizes: list[int], multiple: float) -> list[int]:
-    """Every size as often as `multiple` says, and a part of it for the fraction."""
-    whole, part = int(multiple), multiple % 1
-    return [size for size in sizes for _ in range(whole)] + [round(size * part) for size in sizes if part]
 
 
 def _share(size: int, shards: int) -> int:

@@ -44,7 +44,7 @@ class EstimateReport:
 def make(subject: Subject, work: Workload, device: Device | None, *, brief: bool = False) -> EstimateReport:
     """`brief` leaves limits and remedies out."""
     expected = plan.expect(subject, work)
-    least = replace(work, batch=1, accumulation=1, sequence=1 if expected.has_tokens else work.sequence)
+    least = replace(work, batch=1, accumulation=1, sequence=1 if expected.played.has_tokens else work.sequence)
     floor = plan.expect(subject, least)
     thumb = plan.rule_of_thumb(subject, expected)
     limits = None
@@ -57,10 +57,10 @@ def make(subject: Subject, work: Workload, device: Device | None, *, brief: bool
 def _limits(subject: Subject, work: Workload, device: Device, least: Workload, expected: Expected) -> Limits:
     if not plan.fits(subject, least, device):
         return Limits(fits=False, floor_fits=False, batch=0, sequence=0)
-    has_tokens = expected.has_tokens and not work.kv_cache
+    has_tokens = expected.played.has_tokens and not work.kv_cache
     return Limits(
         fits=plan.fits(subject, work, device),
         floor_fits=True,
-        batch=plan.largest_batch(subject, work, device) if expected.activations_known else None,
+        batch=plan.largest_batch(subject, work, device) if expected.played.forward else None,
         sequence=plan.longest_sequence(subject, work, device) if has_tokens else None,
     )

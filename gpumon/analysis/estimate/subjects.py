@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from gpumon.analysis.estimate import families
 from gpumon.analysis.estimate.families.config import Config
 from gpumon.analysis.estimate.model import Model
-from gpumon.analysis.estimate.plan import Subject
-from gpumon.analysis.estimate.tape import Tape
+from gpumon.analysis.estimate.plan import Played, Subject, tensors_only
 from gpumon.analysis.estimate.workload import Workload
 
 VOCABULARY = 32_000
@@ -35,9 +34,12 @@ class FromConfig:
         value = self.config.get("vocab_size")
         return value if isinstance(value, int) else None
 
-    def prepare(self, work: Workload) -> tuple[Model, Tape | None]:
+    def play(self, work: Workload, room: int | None) -> Played:
         tape = families.record(self.config, work)
-        return families.model_of(self.config, tape), tape
+        model = families.model_of(self.config, tape)
+        kept = sum(value.bytes for value in tape.kept_keys) if work.inference else 0
+        phases = tensors_only(model, work, tape, room)
+        return Played(model, phases, "closed form", tape.has_tokens, bool(tape.tables), kv_cache=kept)
 
     def variants(self) -> Iterator[tuple[str, str, Subject]]:
         vocabulary = self.vocabulary
@@ -63,8 +65,9 @@ class FromTensors:
     def longest(self) -> int | None:
         return None
 
-    def prepare(self, work: Workload) -> tuple[Model, Tape | None]:
-        return self.model.in_width(work.precision.weights), None
+    def play(self, work: Workload, room: int | None) -> Played:
+        model = self.model.in_width(work.precision.weights)
+        return Played(model, tensors_only(model, work, None, room), None)
 
     def variants(self) -> Iterator[tuple[str, str, Subject]]:
         yield from ()

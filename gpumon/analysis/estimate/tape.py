@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from gpumon.analysis.estimate.kernels import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE
 from gpumon.analysis.estimate.model import Tensor
 
 HALF, FLOAT, LONG = 2, 4, 8
@@ -84,6 +85,7 @@ class Tape:
     numbers: Numbers = field(default_factory=Numbers)
     training: bool = True
     fused_attention: bool = True  # sdpa; False: eager
+    workspace: int = CUBLAS_WORKSPACE
     cache: bool = False  # keys and values stay in the output (use_cache)
     parameters: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
@@ -144,7 +146,8 @@ class Tape:
         """Rows of a table, looked up; the table's gradient is as large as the table."""
         weight = self.parameter(f"{name}.weight", rows, features)
         out = Value(indices.count, features, weight.width)
-        return self._op((), out, saved=(indices,), weights=(weight,))
+        sorting = _sorting(indices.count, rows, features) if weight.trainable else 0
+        return self._op((), out, saved=(indices,), weights=(weight,), backward_temporary=sorting)
 
     def linear(
         self, x: Value, name: str, into: int, *, bias: bool = True, tied: str | None = None, transposed: bool = False
@@ -165,7 +168,10 @@ class Tape:
         casts = tuple(self._cast_of(weight) for weight in weights) if self.numbers.autocast else ()
         saved = (x, *casts[:1]) if weights[0].trainable else casts[:1]
         out = Value(rows, features, self._product_width(x))
-        return self._op((x,), out, saved=saved, weights=weights, low_gradients=self.numbers.autocast)
+        return self._op(
+            (x,), out, saved=saved, weights=weights, low_gradients=self.numbers.autocast,
+            temporary=CUBLASLT_WORKSPACE if len(weights) > 1 else self.workspace, backward_temporary=self.workspace,
+        )  # fmt: skip
 
     def layer_norm(self, x: Value, name: str) -> Value:
         """Keeps its input and two fp32 numbers a row. In fp32 under autocast."""
@@ -200,7 +206,8 @@ class Tape:
     def matmul(self, a: Value, b: Value, rows: int, features: int) -> Value:
         """A product of two activations; keeps both."""
         a, b = self._lowered(a), self._lowered(b)
-        return self._op((a, b), Value(rows, features, self._product_width(a)), saved=(a, b))
+        out = Value(rows, features, self._product_width(a))
+        return self._op((a, b), out, saved=(a, b), temporary=self.workspace, backward_temporary=self.workspace)
 
     def add(self, a: Value, b: Value) -> Value:
         wide = a if a.width >= b.width else b
@@ -328,8 +335,8 @@ class Tape:
         sums = Value(q.rows * heads, 1, FLOAT, needs_grad=False)
         inputs = (q, k, v) if bias is None else (q, k, v, bias)
         out = self._op(
-            inputs, out, saved=(*inputs, sums), extra=(sums,), keeps_output=True, backward_temporary=sums.bytes,
-            until=given,
+            inputs, out, saved=(*inputs, sums), extra=(sums,), keeps_output=True, until=given,
+            backward_temporary=_attending(self.batch * heads, q.rows // self.batch, q.features // heads, q.width),
         )  # fmt: skip
         return self.copy(out) if head_major and out.width == HALF else out
 
@@ -368,6 +375,25 @@ class Tape:
     @property
     def casts(self) -> tuple[Value, ...]:
         return tuple(self._casts.values())
+
+
+def _attending(heads: int, length: int, width: int, size: int) -> int:
+    """What the backward of a fused kernel takes: gradients of queries in fp32, and row sums (aten/src/ATen/native/
+    transformers/cuda: attention_backward.cu for fp32, flash_attn/flash_api.cpp for half precision)."""
+    wide = -(-width // 32) * 32
+    if size == HALF:
+        return FLOAT * heads * (-(-length // 128) * 128) * (1 + wide)
+    blocks, row = -(-length // 64), FLOAT * heads * length
+    return max(row * width + 2 * row, row + heads * blocks * (64 * wide * FLOAT + 16))
+
+
+def _sorting(count: int, rows: int, features: int) -> int:
+    """Above 3,072 indices the gradient of a table sorts them and sums rows in parts (aten/src/ATen/native/cuda/
+    EmbeddingBackwardKernel.cu)."""
+    if count <= 3072:
+        return 0
+    segments = min(count, rows)
+    return 3 * LONG * count + 2 * LONG * segments + (LONG + FLOAT * features) * (count // 10 + segments)
 
 
 _KEEPS_INPUT = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, field
 
+from gpumon.analysis.estimate.kernels import Hardware
 from gpumon.analysis.estimate.tape import FLOAT, HALF, Numbers
 from gpumon_agent import wire
 
@@ -130,6 +131,7 @@ class Workload:
     kv_cache: int = 0
     attention: str = "sdpa"
     embedding_on_cpu: bool = False
+    hardware: Hardware = field(default_factory=Hardware)
 
     @property
     def shards(self) -> int:

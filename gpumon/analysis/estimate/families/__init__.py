@@ -81,6 +81,7 @@ def record(config: Config, work: Workload) -> Tape:
         numbers=work.precision.numbers,
         training=training,
         fused_attention=work.attention == "sdpa",
+        workspace=work.hardware.cublas_workspace,
         cache=cache and not work.checkpointing,
     )
     try:

@@ -1,0 +1,271 @@
+"""`gpumon estimate`: its three interfaces, what it says of a device, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from transformers_configs import MODELS, bert
+
+from gpumon.cli.estimate import command
+
+GIB = 2**30
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return written(tmp_path / "config.json", MODELS["bert-large"][0])
+
+
+def written(path: Path, content: Any) -> Path:
+    path.write_text(json.dumps(content))
+    return path
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+
+
+def told(*arguments: object) -> list[dict[str, Any]]:
+    done = run(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_bert_large_is_1278_47_mib_raw(config: Path) -> None:
+    (said,) = told("--config", config, "--batch", 4, "--sequence", 512)
+    load = said["phases"][0]
+    assert load["ledger"]["weights"] / 2**20 == pytest.approx(1278.47, abs=0.005)
+    assert (said["parameters"], said["sources"]["weights"]) == (335_143_938, "exact")
+
+
+def test_every_ledger_adds_up_to_its_phase(config: Path) -> None:
+    (said,) = told("--config", config, "--batch", 4, "--precision", "bf16-autocast", "--world-size", 2)
+    for phase in said["phases"]:
+        for lines, sum_ in ((phase["ledger_peak"], "allocated_peak"), (phase["ledger"], "allocated")):
+            assert sum(size for name, size in lines.items() if name != "allocated") == phase[sum_] == lines["allocated"]
+    assert said["peak"] == max(phase["allocated_peak"] for phase in said["phases"])
+
+
+def test_a_device_is_told_what_fits(config: Path) -> None:
+    (said,) = told("--config", config, "--batch", 4, "--device", "v100-16")
+    device = said["device"]
+    assert device["fits"] is device["floor_fits"] is True
+    assert 4 < device["largest_batch"] < 40
+    batch = device["largest_batch"]
+    assert told("--config", config, "--batch", batch, "--device", "v100-16")[0]["device"]["fits"]
+    assert not told("--config", config, "--batch", batch + 2, "--device", "v100-16")[0]["device"]["fits"]
+
+
+def test_a_device_that_is_too_small_is_told_at_once(config: Path) -> None:
+    done = run("--config", config, "--device", "6 GiB")
+    assert "does not fit 6 GiB" in done.output
+    assert told("--config", config, "--device", "6 GiB")[0]["device"]["largest_batch"] == 0
+
+
+def test_remedies_are_computed_and_sorted(config: Path) -> None:
+    (said,) = told("--config", config, "--batch", 8, "--device", "t4")
+    remedies = {remedy["code"]: remedy for remedy in said["remedies"]}
+    assert {"checkpointing", "autocast", "fused", "8-bit", "accumulation", "embedding-on-cpu", "zero-3"} <= set(
+        remedies
+    )
+    assert [r["saves"] for r in said["remedies"]] == sorted((r["saves"] for r in said["remedies"]), reverse=True)
+    (with_it,) = told("--config", config, "--batch", 8, "--device", "t4", "--checkpointing")
+    assert with_it["peak"] == remedies["checkpointing"]["peak"] == said["peak"] - remedies["checkpointing"]["saves"]
+
+
+def test_what_is_on_already_is_not_advised(config: Path) -> None:
+    (said,) = told("--config", config, "--checkpointing", "--optimizer", "adamw8bit", "--precision", "bf16-autocast")
+    assert {remedy["code"] for remedy in said["remedies"]}.isdisjoint({"checkpointing", "8-bit", "autocast", "fused"})
+
+
+def test_zero_divides_as_in_the_papers_first_figure() -> None:
+    said = told("--parameters", 7_500_000_000, "--world-size", 64, "--zero", "0..3")
+    gigabytes = [line["ledger"]["allocated"] / 1e9 for line in said]
+    assert gigabytes == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.05)
+    assert [line["workload"]["zero"] for line in said] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "each"),
+    [
+        (["--precision", "fp32"], 16),
+        (["--precision", "bf16-autocast"], 18),
+        (["--precision", "bf16-master"], 16),
+        (["--precision", "bf16"], 8),
+        (["--precision", "fp32", "--inference"], 4),
+        (["--precision", "bf16-autocast", "--inference"], 6),
+        (["--precision", "fp32", "--optimizer", "adamw8bit"], 10.03125),
+        (["--precision", "fp32", "--optimizer", "sgd"], 8),
+        (["--precision", "fp32", "--optimizer", "sgd,momentum=0.9"], 12),
+    ],
+)
+def test_bytes_a_parameter_are_the_known_rules(arguments: list[str], each: float) -> None:
+    (said,) = told("--parameters", 1_000_000, *arguments)
+    assert said["ledger"]["allocated"] / 1_000_000 == each
+
+
+def test_shapes_in_a_file_do_too(tmp_path: Path) -> None:
+    shapes = written(tmp_path / "shapes.json", {"embedding": [1000, 64], "bias": [64]})
+    (said,) = told("--parameters", shapes)
+    assert said["parameters"] == 64_064
+    assert said["ledger_peak"]["activations"] == 0
+    assert "activations" not in said["sources"]
+
+
+def test_two_vocabularies_are_compared_layer_by_layer(tmp_path: Path) -> None:
+    tabformer = {**bert("MaskedLM", 832, 12, 13, 3072), "ncols": 13, "field_hidden_size": 64, "flatten": False}
+    files = [written(tmp_path / f"{size}.json", {**tabformer, "vocab_size": size}) for size in (2_912, 867_813)]
+    (said,) = told("--compare", *files)
+    assert said["parameters"] == [98_510_560, 874_326_757]
+    assert said["parameters_per_entry"] == 897
+    different = {row["layer"]: row["second"] - row["first"] for row in said["layers"] if row["second"] != row["first"]}
+    entries = 867_813 - 2_912
+    assert sorted(different.values()) == [entries, 64 * entries, 832 * entries]
+    assert "entries of 897 parameters each" in run("--compare", *files).output
+
+
+def test_keys_and_values_grow_with_what_is_generated(tmp_path: Path) -> None:
+    config = written(tmp_path / "config.json", MODELS["llama-1b"][0])
+    arguments = ("--config", config, "--inference", "--precision", "bf16", "--batch", 4, "--kv-cache")
+    caches = [told(*arguments, tokens)[0]["kv_cache"] for tokens in (512, 1024)]
+    assert caches[1] == 2 * caches[0] == 2 * 16 * 8 * 64 * 4 * 1024 * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "say what to estimate: one of --config, --model, --parameters or --compare"),
+        (["--parameters", "7", "--config", "c.json"], "say what to estimate"),
+        (["--parameters", "0"], "a number above 0"),
+        (["--parameters", "7", "--zero", "4"], "no stage of ZeRO: write 0, 1, 2, 3 or 0..3"),
+        (["--parameters", "7", "--zero", "3..1"], "no stage of ZeRO"),
+        (["--parameters", "7", "--zero", "2"], "say how many with --world-size"),
+        (["--parameters", "7", "--optimizer", "adamv"], "did you mean 'adam'?"),
+        (["--parameters", "7", "--optimizer", "radam:fused"], "torch has no fused radam"),
+        (["--parameters", "7", "--optimizer", "adam:quick"], "write adam:foreach, adam:fused or adam:loop"),
+        (["--parameters", "7", "--optimizer", "adafactor"], "depends on shapes"),
+        (["--parameters", "7", "--precision", "fp8"], "is no precision: choose from fp32"),
+        (["--parameters", "7", "--device", "a1000"], "is not a device profile"),
+        (["--parameters", "7", "--device", "1 MiB"], "smaller than what a process costs"),
+        (["--parameters", "7", "--inference", "--optimizer", "adam"], "--inference has no optimizer"),
+        (["--parameters", "7", "--kv-cache", "9"], "--kv-cache goes with --inference"),
+        (["--parameters", "7", "--loss", "a:b"], "--input and --loss go with --model"),
+        (["--model", "nowhere"], "is written as package.module:function"),
+    ],
+)
+def test_wrong_arguments_are_told_in_a_sentence(arguments: list[str], said: str) -> None:
+    done = run(*arguments)
+    assert (done.exit_code, said in done.output) == (2, True), done.output
+
+
+def test_more_tokens_than_there_are_positions_are_refused(config: Path) -> None:
+    done = run("--config", config, "--sequence", 513)
+    assert done.exit_code == 2
+    assert "more than the 512 this model can be given" in done.output
+
+
+def test_what_cannot_be_read_is_told_in_a_sentence(tmp_path: Path) -> None:
+    unknown = written(tmp_path / "unknown.json", {"model_type": "mamba"})
+    for arguments, said in (
+        (("--config", tmp_path / "none.json"), "cannot be read"),
+        (("--config", unknown), "--model pkg.module:factory"),
+        (("--parameters", tmp_path / "none.json"), "cannot be read"),
+        (("--model", "nowhere_to_be_found:make"), "there is no module 'nowhere_to_be_found'"),
+    ):
+        done = run(*arguments)
+        assert (done.exit_code, said in done.output) == (1, True), done.output
+
+
+def test_text_fits_80_columns(config: Path) -> None:
+    for arguments in (
+        ("--config", config, "--batch", 4, "--device", "v100-16", "--world-size", 8),
+        ("--config", config, "--world-size", 8, "--zero", "0..3"),
+        ("--parameters", 7_500_000_000, "--world-size", 64, "--zero", "0..3"),
+        ("--parameters", 10**12),
+    ):
+        wide = [line for line in run(*arguments).output.splitlines() if len(line) > 80]
+        assert not wide
+
+
+# ------------------------------------------------------------------------------------------------------ code of theirs
+
+THEIRS = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.out = torch.nn.Linear(256, 4096), torch.nn.Linear(4096, 10)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.wide(x)))
+
+def make(): return Net()
+def batch(size): return torch.zeros(size, 256)
+def loss(output): return output.square().mean()
+def number(): return 7
+def broken(): return deeper()
+def deeper(): return Net().nothing
+constant = 3
+"""
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Any:
+    (tmp_path / "theirs.py").write_text(THEIRS)
+
+    def estimate(*arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "gpumon", "estimate", *map(str, arguments)],
+            capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False,
+        )  # fmt: skip
+
+    return estimate
+
+
+def test_a_module_of_theirs_is_estimated_without_a_gpu(theirs: Any) -> None:
+    done = theirs("--model", "theirs:make", "--input", "theirs:batch", "--loss", "theirs:loss", "--batch", 64, "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    weights = 4 * (256 * 4096 + 4096 + 4096 * 10 + 10)
+    assert said["phases"][0]["ledger"]["weights"] == weights
+    assert said["sources"]["activations"] == "traced"
+    forward = next(p for p in said["phases"] if (p["phase"], p["iteration"]) == ("forward", 2))
+    assert forward["ledger_peak"]["activations"] >= 4 * 64 * 4096
+    assert forward["ledger_peak"]["optimizer"] == 2 * weights
+
+
+def test_a_factory_that_fails_gives_its_own_traceback_trimmed(theirs: Any) -> None:
+    done = theirs("--model", "theirs:broken")
+    assert done.returncode == 1
+    frames = [line for line in done.stderr.splitlines() if line.startswith("  File")]
+    assert [frame.rsplit(" ", 1)[1] for frame in frames] == ["broken", "deeper"]
+    assert done.stderr.splitlines()[-1] == "AttributeError: 'Net' object has no attribute 'nothing'"
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("theirs:mkae", "theirs has no 'mkae': did you mean 'make'?"),
+        ("theirs:number", "theirs:number returned a int, and should return a torch.nn.Module"),
+        ("theirs:constant", "theirs:constant is not a function but a int"),
+    ],
+)
+def test_a_name_that_is_no_factory_is_told(theirs: Any, model: str, said: str) -> None:
+    done = theirs("--model", model)
+    assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+
+
+def test_a_config_is_estimated_without_torch_or_code_of_theirs(config: Path) -> None:
+    code = (
+        "import sys\nfrom gpumon.cli.estimate import command\n"
+        f"command(['--config', {str(config)!r}, '--device', 't4'], standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
