@@ -10,6 +10,7 @@ STEP_FLOOR_NS = 100_000  # whatever the step: one raw allocator read costs some 
 SAMPLED_STEP_NS = 10_000_000  # one sampled step may cost no more
 STEPS_BETWEEN_DECISIONS = 50
 FIRST_LEDGERS = 2  # steps whose ledger is read before there is anything to decide by
+LEDGERS_JUDGED_BY = 8  # before a sampled step is found too dear for good: the first ones meet cold caches
 EVERY_MAX = 10_000
 TOLD_AGAIN_FACTOR = 3  # a rate that wavers with the machine's load is told once, not at every turn
 
@@ -100,7 +101,7 @@ class Governor:
             every = ceil(ledger / left) if left > ledger / EVERY_MAX else EVERY_MAX
             if not 0.8 * self.ledger_every <= every <= self.ledger_every:
                 self.ledger_every = max(1, every)
-            if ledger > SAMPLED_STEP_NS:
+            if len(self._ledgers) >= LEDGERS_JUDGED_BY and ledger > SAMPLED_STEP_NS:
                 self.ledger_at_end_only = True
         if self.read_every > 1:  # the ledger belongs to a reading
             self.ledger_every = ceil(self.ledger_every / self.read_every) * self.read_every
