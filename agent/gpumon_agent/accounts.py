@@ -2,20 +2,23 @@
 
 The order of one step: `begin_step`; walks of the graph as forward ends and backward begins; `boundary` as each phase
 closes; `close_step` before its Step is told. What a step costs beyond its owners is measured and kept within the
-governor's limit for a sampled step: layers at most once a second, the peak's composition only in steps that have no
-layers, and rarer where it is dear.
+governor's limit for a sampled step: layers at most once a second, the peak's composition only in steps without layers,
+and once a minute where it takes the step over the limit.
 """
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Protocol
 
 from . import wire
 from .activations import Activations, Alive
 from .composition import Block, Blocks, History, compose
+from .governor import SAMPLED_STEP_NS
 from .graph import Place, Places
 from .inventory import INPUT_DEPTH_MAX, Inventory, claim, tensors_in
 from .others import Others
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 LAYERS_EVERY_NS = 1_000_000_000
+COMPOSED_EVERY = 2
+"""Sampled steps, with the governor on: every so many a peak is composed, unless layers are due."""
+COMPOSED_AGAIN_NS = 60_000_000_000
+"""Where composing takes a sampled step over its limit, not before so long."""
 PLACES_EVERY_STEPS = 64
 _LOOKS = 8  # steps at whose end workspaces are looked for; later only with the layers
 _CPU = -1
@@ -42,6 +49,7 @@ class Cost(Protocol):
     """Where the cost of reading is booked: the governor."""
 
     ledger: bool
+    ledger_at_end_only: bool
     ledger_ns: int
 
 
@@ -75,7 +83,9 @@ class Accounts:
         self._workspaces = Workspaces()
         self._by_place: dict[int, dict[Place | None, int]] = {}  # of the step's fullest moment, by device
         self._layers_due_ns = 0
-        self._layers_wanted = True  # in this step; with the governor on, never in two sampled ones in a row
+        self._layers_wanted = True  # in this step
+        self._sampled = 0
+        self._composed_again_ns = 0  # not before
         self._kept: _Kept | None = None
         self._peak = _PeakWatch(self)
 
@@ -87,12 +97,16 @@ class Accounts:
     def begin_step(self) -> None:
         if not self._cost.ledger:
             return
-        self._activations.begin_step()
+        self._activations.begin_step(walks=not self._cost.ledger_at_end_only)
         self._by_place.clear()
         self._places_left -= 1
-        due = monotonic_ns() >= self._layers_due_ns
-        self._layers_wanted = due and not (self._limited and self._layers_wanted)
-        self._peak.wanted = not (self._limited and self._layers_wanted)
+        now = monotonic_ns()
+        self._layers_wanted = now >= self._layers_due_ns
+        if self._limited:
+            self._sampled += 1
+            self._peak.wanted = (
+                not self._layers_wanted and not self._sampled % COMPOSED_EVERY and now >= self._composed_again_ns
+            )
 
     # ------------------------------------------------------------------------------------------------------ the graph
 
@@ -108,10 +122,11 @@ class Accounts:
         self._walk(list(gradients), whole=True)
 
     def _walk(self, roots: list[object], *, whole: bool = False) -> None:
-        if not self._cost.ledger:
+        if not self._cost.ledger or self._cost.ledger_at_end_only:
             return
         began = monotonic_ns()
-        self._activations.walk(roots, whole=whole)
+        with _no_collection():
+            self._activations.walk(roots, self.inventory.claimed, whole=whole)
         self._peak.graph_walked()
         self._cost.ledger_ns += monotonic_ns() - began
 
@@ -175,6 +190,8 @@ class Accounts:
             self._kept = None
             self._layers_due_ns = began + LAYERS_EVERY_NS
         self._cost.ledger_ns += monotonic_ns() - began
+        if composed is not None and self._cost.ledger_ns > SAMPLED_STEP_NS:
+            self._composed_again_ns = began + COMPOSED_AGAIN_NS
 
     def stop(self) -> None:
         """Leaves nothing switched on."""
@@ -242,6 +259,22 @@ class Accounts:
 def _index(where: torch.device) -> int:
     """As Tensor.get_device() has it."""
     return _CPU if where.type == "cpu" else where.index or 0
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Thousands of short-lived objects are made within: the collector would take them for a reason to look at all.
+
+    In a process with transformers imported one such look takes a quarter of a second.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class _PeakWatch:
@@ -314,12 +347,14 @@ class _PeakWatch:
         assert began is not None
         assert device is not None
         assert began.requested is not None
-        trace = self._history.end(device)
-        if trace is None:
-            return None
-        after = self._blocks(ended, device, saved)
-        forward = ended.phase == wire.FORWARD
-        composed = compose(trace, began.requested, self._before, after, self._saved, forward=forward)
+        with _no_collection():
+            trace = self._history.end(device)
+            if trace is None:
+                return None
+            after = self._blocks(ended, device, saved)
+            forward = ended.phase == wire.FORWARD
+            composed = compose(trace, began.requested, self._before, after, self._saved, forward=forward)
+            del trace
         if composed.requested > peak:
             return None  # other threads allocated while the boundary was read
         lines = composed.lines

@@ -14,10 +14,11 @@ Nothing here keeps a tensor or a graph alive.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from threading import get_ident
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from .graph import READABLE, Place, Places, TooLarge, Walk
@@ -25,6 +26,7 @@ from .storages import plain
 
 WALK_NS = 7_000_000
 GIVEN_UP_AFTER = 3
+_STRIDED = torch.strided
 
 
 class _Noted(weakref.ref[Any]):
@@ -59,16 +61,17 @@ class Activations:
         self._walked: tuple[int, int] = (0, -1)  # thread, number of the newest node that was walked
         self._given_up = 0
 
-    def begin_step(self) -> None:
-        """Another step, or at the first of all: nothing of its graph was walked yet."""
-        self.known = READABLE and self._given_up < GIVEN_UP_AFTER
+    def begin_step(self, *, walks: bool) -> None:
+        """Another step: nothing of its graph was walked yet. `walks`: it will be."""
+        self.known = walks and READABLE and self._given_up < GIVEN_UP_AFTER
         self.hidden.clear()
         self._walked = (0, -1)
 
-    def walk(self, roots: Iterable[object], *, whole: bool = False) -> None:
+    def walk(self, roots: Iterable[object], claimed: Container[int] = (), *, whole: bool = False) -> None:
         """Notes what the graphs behind `roots` keep, as far as they were not walked before in this step.
 
-        `whole`: with what was, for nodes made in different threads cannot be put in order.
+        `claimed`: identities of storages that an owner has. `whole`: with what was walked, for nodes made in different
+        threads cannot be put in order.
         """
         if not self.known:
             return
@@ -87,15 +90,17 @@ class Activations:
         self._walked = (thread, walk.newest)
         self.hidden |= walk.hidden
         for tensor, place in walk.saved:
-            self._note(tensor, place)
+            self._note(tensor, place, claimed)
         for root in roots:
             if isinstance(root, Tensor) and root.requires_grad:
-                self._note(root, None)
+                self._note(root, None, claimed)
 
-    def _note(self, tensor: Tensor, place: Place | None) -> None:
-        for part in plain(tensor):
+    def _note(self, tensor: Tensor, place: Place | None, claimed: Container[int]) -> None:
+        for part in (tensor,) if type(tensor) is Tensor and tensor.layout is _STRIDED else plain(tensor):
             storage = part.untyped_storage()
             identity = storage._cdata
+            if identity in claimed:
+                continue
             known = self._noted.get(identity)
             if known is None or known() is None:
                 known = self._noted[identity] = _Noted(storage)

@@ -27,7 +27,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
-from time import monotonic_ns
+from time import thread_time_ns
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +38,7 @@ from .inventory import fsdp_parameters
 from .storages import storages
 
 _SavedTensor: Any = torch._C._autograd.SavedTensor
+_CustomNode: Any = torch._C._FunctionBase
 READABLE = hasattr(_SavedTensor, "data")
 
 Place = tuple[int, str]
@@ -68,8 +69,8 @@ class Places:
     def __init__(self) -> None:
         self.by_parameter: dict[int, list[Place]] = {}
         """id of a parameter → the modules that hold it, in the model's order; several where it is tied"""
-        self.by_storage: dict[int, Place] = {}
-        """identity of a parameter's storage → the first module that holds it"""
+        self.frozen: dict[int, Place] = {}
+        """identity of the storage of a parameter that needs no gradient → the first module that holds it"""
         self.children: dict[Place, list[tuple[str, str]]] = {}
         """module → (name, class in lower case) of its children; the class is "" of those that hold more than nothing"""
         self.kinds: dict[Place, str] = {}
@@ -103,8 +104,9 @@ class Places:
         holders = self.by_parameter.setdefault(id(parameter), [])
         if place not in holders:
             holders.append(place)
-        for identity, _, _ in storages(parameter):
-            self.by_storage.setdefault(identity, place)
+        if not parameter.requires_grad:
+            for identity, _, _ in storages(parameter):
+                self.frozen.setdefault(identity, place)
 
     def around(self, place: Place) -> Around:
         """Where an operator belongs that takes what the module at `place` made with its own parameters."""
@@ -137,7 +139,8 @@ class Places:
 class Walk:
     """One walk over what `roots` (tensors, or gradient edges) were computed from.
 
-    `after`: nodes with no later sequence number were walked before. `budget_ns`: raises TooLarge beyond it.
+    `after`: nodes with no later sequence number were walked before. `budget_ns`, of this thread's time: raises
+    TooLarge beyond it.
     """
 
     def __init__(
@@ -151,7 +154,7 @@ class Walk:
         self._places = places
         self._uses: dict[int, int] = {}  # id of a tied parameter → how often it was used so far
         self._frames: set[int] = set()  # of checkpoints, by id: their arguments are kept once
-        self._until = None if budget_ns is None else monotonic_ns() + budget_ns
+        self._until = None if budget_ns is None else thread_time_ns() + budget_ns
         self._attribute(self._collect(roots, after))
 
     def _collect(self, roots: Iterable[object], after: int) -> list[tuple[int, Any, Any]]:
@@ -178,13 +181,13 @@ class Walk:
         return nodes
 
     def _look_at_clock(self) -> None:
-        if self._until is not None and monotonic_ns() > self._until:
+        if self._until is not None and thread_time_ns() > self._until:
             raise TooLarge
 
     def _attribute(self, nodes: list[tuple[int, Any, Any]]) -> None:
         """Oldest first, so that a node's feeders have their places before it."""
         placed: dict[Any, _Placed] = {}
-        by_storage = self._places.by_storage
+        frozen = self._places.frozen
         for count, (_, node, edges) in enumerate(nodes, 1):
             kind: Any = type(node)
             names = _fields(kind)
@@ -205,10 +208,10 @@ class Walk:
                         used = self._use(parameter)
                 elif at is not None and (fed is None or at.number > fed.number):
                     fed = at
-            tensors = list(self._saved_by(node, names)) if names or hasattr(node, "__dict__") else ()
-            if used is None and passes is None:
+            tensors = self._saved_by(node, names)
+            if frozen and used is None and passes is None:
                 for tensor in tensors:
-                    if (used := by_storage.get(_identity(tensor))) is not None:  # a frozen one
+                    if (used := frozen.get(_identity(tensor))) is not None:
                         break
             place, around = None, None
             if used is not None:
@@ -230,7 +233,8 @@ class Walk:
         self._uses[id(parameter)] = use + 1
         return places[min(use, len(places) - 1)]
 
-    def _saved_by(self, node: Any, names: tuple[str, ...]) -> Iterator[Tensor]:
+    def _saved_by(self, node: Any, names: tuple[str, ...]) -> list[Tensor]:
+        found: list[Tensor] = []
         for name in names:
             try:
                 kept = getattr(node, name)
@@ -238,32 +242,31 @@ class Walk:
                 continue
             for each in kept if isinstance(kept, tuple) else (kept,):
                 if isinstance(each, _SavedTensor):
-                    yield from self._within(each)
-        if hasattr(node, "__dict__"):  # a custom Function's node is its ctx
+                    data = each.data
+                    if isinstance(data, Tensor):
+                        found.append(data)
+                    elif data is not None:
+                        found += self._packed(each, data)
+        if isinstance(node, _CustomNode):  # a custom Function's node is its ctx
             for value in list(vars(node).values()):
-                yield from _tensors(value, _DEPTH_MAX)
+                found += _tensors(value, _DEPTH_MAX)
+        return found
 
-    def _within(self, kept: Any) -> Iterator[Tensor]:
-        data = kept.data
-        if isinstance(data, Tensor):
-            yield data
-        elif data is not None:
-            hook = kept.unpack_hook
-            frame = next((cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()), None)
-            arguments = getattr(frame, "saved_args", None)
-            if arguments is not None:  # a non-reentrant checkpoint, which holds nothing else
-                if id(frame) not in self._frames:
-                    self._frames.add(id(frame))
-                    for each in arguments:
-                        if isinstance(each, _SavedTensor):
-                            yield from self._within(each)
-                        else:
-                            yield from _tensors(each, _DEPTH_MAX)
-                return
-            found = list(_tensors(data, _DEPTH_MAX))
-            yield from found
-            if not found:
-                self.hidden[getattr(hook, "__qualname__", type(hook).__name__)] = None
+    def _packed(self, kept: Any, data: Any) -> Iterator[Tensor]:
+        """What stands behind something that a pack hook returned."""
+        hook = kept.unpack_hook
+        frame = next((cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()), None)
+        arguments = getattr(frame, "saved_args", None)
+        if arguments is not None:  # a non-reentrant checkpoint, which holds nothing else
+            if id(frame) not in self._frames:
+                self._frames.add(id(frame))
+                for each in arguments:
+                    yield from _tensors(each.data if isinstance(each, _SavedTensor) else each, _DEPTH_MAX)
+            return
+        found = list(_tensors(data, _DEPTH_MAX))
+        yield from found
+        if not found:
+            self.hidden[getattr(hook, "__qualname__", type(hook).__name__)] = None
 
 
 class _Placed(NamedTuple):
