@@ -6,7 +6,8 @@ whose figure was read, not derived (`measured`), has no estimate; it is listed b
 
 Cost: O(phases of one step).
 
-Known limitations. On steps whose owners were not read, the ledger carries them over from the newest that was.
+Known limitations. Owners are those of the newest step that was sampled, phases and what a step adds those of the newest
+whose figures were read: two steps, where training is fast. Both are told.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Compared:
 class Comparison:
     """A step beside its estimate. `phases` by their peaks, in the step's order."""
 
-    step: int | None
+    step: int | None  # of phases and of what it adds
+    read_step: int | None  # of the owners; None: carried over
     owners: tuple[Compared, ...]
     allocated: Compared | None  # their sum, as the step ends
     added: tuple[Compared, ...]
@@ -68,14 +70,14 @@ def compare(report: DeviceReport, record: StepRecord | None) -> Comparison | Non
         return None
     sources = dict(estimate.sources)
     peaks = step_peaks(record, report.device) if record is not None else None
-    measured = report.ledger
+    measured = report.read.lines if report.read is not None else report.ledger
     owners: list[Compared] = []
     for line in (*OWNERS, "unexplained", "unattributed", "rounding"):
-        if line in ADDED:
-            continue
         expected, read = getattr(estimate.lines, line, None), getattr(measured, line) if measured else None
         source = sources.get(line, "measured")
-        if source == "measured":
+        if line in ADDED:  # as the step ends they are gone: what is left of them was kept
+            expected, source = 0, "exact"
+        elif source == "measured":
             expected = None
         if expected or read:
             owners.append(Compared(line, expected, read, source))
@@ -89,6 +91,7 @@ def compare(report: DeviceReport, record: StepRecord | None) -> Comparison | Non
         peak = Compared("peak", estimate.peak, highest, sources.get("peak", "").replace(" and ", "+"))
     return Comparison(
         step=record.step if record is not None else None,
+        read_step=report.read.step if report.read is not None else None,
         owners=tuple(owners),
         allocated=allocated,
         added=_added(report, peaks, sources),
@@ -148,22 +151,26 @@ def _on_the_peak(found: Comparison) -> str:
     text = f"The step peaks {size(abs(peak.difference))} {way} the estimate, in {found.peak_phase}"
     if found.expected_in is not None and found.expected_in != found.peak_phase:
         text += f" and not in {found.expected_in}"
-    parts = [row for row in (*found.owners, *found.added) if row.off]
+    parts = [(f"{row.line}, kept," if row.line in ADDED else row.line, row.difference or 0)
+             for row in found.owners if row.off]  # fmt: skip
+    parts += [(row.line, row.difference or 0) for row in found.added if row.off]
     if not parts:
         return f"{text}; every line stands as it should at the step's end, so it came and went within the phase."
-    widest = sorted(parts, key=lambda row: -abs(row.difference or 0))[:3]
-    return f"{text}: " + ", ".join(f"{row.line} {size(row.difference, sign=True)}" for row in widest) + "."
+    widest = sorted(parts, key=lambda part: -abs(part[1]))[:3]
+    return f"{text}: " + "; ".join(f"{name} {size(value, sign=True)}" for name, value in widest) + "."
 
 
 def _on_the_rest(report: DeviceReport) -> str:
-    lines = report.ledger
+    lines = report.read.lines if report.read is not None else report.ledger
     if lines is None or not lines.allocated:
         return ""
     if lines.unexplained is not None:
         if not lines.unexplained:
             return "Every byte that is allocated as the step ends has an owner."
         share = percent(abs(lines.unexplained) / lines.allocated)
-        return f"{size(lines.unexplained)} of what is allocated as the step ends has no owner with a name ({share})."
+        text = f"{size(lines.unexplained)} of what is allocated as the step ends has no owner with a name ({share})"
+        hidden = report.read.hidden if report.read is not None else ()
+        return f"{text}; {', '.join(hidden)} may keep some of it where nobody can look." if hidden else f"{text}."
     if lines.unattributed:
         return (
             f"{size(lines.unattributed)} stand beside the owners; on a step that was not sampled nobody says what of "

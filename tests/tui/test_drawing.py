@@ -285,3 +285,10 @@ def test_what_has_no_room_at_the_peak_is_told_together(store_of, new_run):
     narrow = plain(device_lines(shown, 80, 9, UNICODE, "title")[-1:])
     assert "other " in narrow
     assert "rounding" not in narrow
+
+
+def test_what_was_alive_at_an_older_peak_says_of_which_step(store_of, new_run):
+    run = new_run().usual(20)
+    run.step(12_432, sampled=False)
+    shown = bars(view_of(store_of(run)))
+    assert plain(device_lines(shown, 200, 9, UNICODE, "title")[-1:]).endswith("of step 12,431")

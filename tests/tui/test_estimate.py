@@ -55,6 +55,14 @@ def test_a_peak_off_its_estimate_names_the_lines_that_make_it():
     assert said[1] == "Every byte that is allocated as the step ends has an owner."
 
 
+def test_activations_that_outlive_their_step_stand_among_its_owners():
+    estimate = Estimate(Lines(weights=GIB, activations=GIB), 2 * GIB, "forward", (("activations", "learnt"),))
+    device = report(estimate, Lines(weights=GIB, activations=3 * GIB, allocated=4 * GIB), 5 * GIB)
+    found = compare(device, None)
+    assert Compared("activations", 0, 3 * GIB, "exact") in found.owners
+    assert "activations, kept, +3.00 GiB" in remarks(found, device)[0]
+
+
 def test_a_step_at_its_estimate_says_so(store_of, new_run):
     view = view_of(store_of(new_run().usual(20)))
     assert estimated(view).remarks[0].startswith("The step peaks where the estimate has it: 61.")

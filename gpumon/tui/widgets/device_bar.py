@@ -32,6 +32,7 @@ class Bars:
     now: Lines | None
     stale_s: int | None
     peak: Peak | None
+    composed: Peak | None  # the newest that was taken apart
     forecast: Forecast | None
     capacity: int | None
     rss: int | None  # where the allocator counts nothing (CPU)
@@ -43,12 +44,14 @@ def bars(view: View) -> Bars:
     name = device_name(device_of(view)) if rank else "device"
     rss = rank.heartbeat.rss if rank and rank.heartbeat else None
     if device is None:
-        return Bars(name, None, None, None, None, None, rss, rank is not None)
+        return Bars(name, None, None, None, None, None, None, rss, rank is not None)
     old = device.ledger_age_s
     failed = view.report is not None and view.report.oom is not None
     forecast = None if failed else device.forecast  # what comes next is no question any more
     stale = int(old) if old is not None and old > STALE_S else None
-    return Bars(name, device.ledger, stale, device.peak, forecast, device.capacity, rss, device.ledger is None)
+    return Bars(
+        name, device.ledger, stale, device.peak, device.composed, forecast, device.capacity, rss, device.ledger is None
+    )
 
 
 class DeviceBar(Panel):
@@ -197,7 +200,7 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
     if b.stale_s is not None:
         items.append(((f"driver's figures {age(b.stale_s)} old", "warn"),))
     legend = flow(items, room - 2, indent=1 + label)
-    alive = _alive(b.peak, label, room, glyphs) if b.peak is not None and b.peak.lines is not None else []
+    alive = _alive(b, label, room, glyphs)
     space = height - 1
     if space >= 2 + len(legend):
         return [*lines, *bar_rows, *legend, *alive][:height]
@@ -216,8 +219,11 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
     return lines + legend[: max(0, room_left)]
 
 
-def _alive(peak: Peak, label: int, room: int, glyphs: Glyphs) -> list[Line]:
-    """What was alive at the peak, in one line; what has no room is told together."""
+def _alive(b: Bars, label: int, room: int, glyphs: Glyphs) -> list[Line]:
+    """What was alive at the newest peak that was taken apart, in one line; what has no room is told together."""
+    peak = b.composed
+    if peak is None:
+        return []
     shown = _peak_parts(peak, None)
     unit = unit_for(*(value for _, value in shown))
     head: Span = (" " + left("peak", label), "dim")
@@ -227,6 +233,8 @@ def _alive(peak: Peak, label: int, room: int, glyphs: Glyphs) -> list[Line]:
         rest = sum(value for _, value in by_size[kept:])
         if abs(rest) * 200 > peak.allocated:  # what would not change the picture is left out
             items.append((("other ", "dim"), (size(rest), "text")))
+        if b.peak is None or b.peak.step != peak.step:
+            items.append(((f"of step {peak.step:,}", "dim"),))
         (line, *more) = flow(items, room - label - 2)
         if not more:
             return [(head, *line)]

@@ -166,6 +166,8 @@ def _title(e: Estimated, found: Comparison, room: int) -> Line:
     line: list[Span] = [(" Estimate vs measured", "title")]
     if found.step is not None:
         line.append((f"  step {found.step:,}", "dim"))
+        if found.read_step not in (None, found.step):
+            line.append((f", owners of step {found.read_step:,}", "dim"))
     return fit([*line, (f" on {e.device}", "dim")], room)
 
 
