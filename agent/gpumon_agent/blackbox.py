@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping
+from math import prod
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,7 @@ from . import endpoint, wire
 
 REPORTS_MAX = 16
 OF_ONE_PROCESS_MAX = 8
-REPORT_BYTES_MAX = 64 * 1024
+REPORT_BYTES_MAX = 128 * 1024  # a thousand parameters by name and shape
 VARIABLE = "GPUMON_OOM_DIR"
 OFF = "off"
 _NAME = re.compile(r"oom-\d{13}-\d+-\d+\.(?:json|txt)")
@@ -85,8 +86,8 @@ def encoded(report: Report) -> bytes:
     """As JSON, at most `REPORT_BYTES_MAX`: the smallest parameters go first, then the stack, then the command."""
     data = msgspec.json.encode(report)
     while len(data) > REPORT_BYTES_MAX and report.parameters:
-        keep = int(len(report.parameters) * 0.7)
-        by_size = sorted(report.parameters, key=lambda name: -_elements(report.parameters[name]))
+        keep = int(len(report.parameters) * 0.95 * REPORT_BYTES_MAX / len(data))
+        by_size = sorted(report.parameters, key=lambda name: -prod(report.parameters[name].shape))
         kept = set(by_size[:keep])
         report = msgspec.structs.replace(
             report,
@@ -97,13 +98,6 @@ def encoded(report: Report) -> bytes:
     if len(data) > REPORT_BYTES_MAX:
         data = msgspec.json.encode(msgspec.structs.replace(report, stack=(), argv=report.argv[:4], settings={}))
     return data
-
-
-def _elements(parameter: Parameter) -> int:
-    count = 1
-    for size in parameter.shape:
-        count *= size
-    return count
 
 
 def text(report: Report) -> str:
