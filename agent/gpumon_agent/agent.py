@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from . import endpoint, farewell, wire
 from ._version import __version__
 from .governor import Governor
@@ -149,7 +151,19 @@ class Agent:
         cuda = self._probes.get("cuda")
         if cuda is not None:
             cuda.observe_oom()  # type: ignore[attr-defined]
-        self.publisher.announce()
+        self.publisher.announce(self._ranked())
+
+    def _ranked(self) -> endpoint.Descriptor | None:
+        """A new descriptor where `init_process_group` told a rank that no launcher did: mp.spawn's children."""
+        distributed = sys.modules.get("torch.distributed")
+        if self._descriptor.rank is not None or distributed is None or not distributed.is_available():
+            return None
+        if not distributed.is_initialized() or distributed.get_world_size() < 2:
+            return None
+        self._descriptor = msgspec.structs.replace(
+            self._descriptor, rank=distributed.get_rank(), world_size=distributed.get_world_size()
+        )
+        return self._descriptor
 
     def device_taken(self) -> None:
         """CUDA has just been initialized: an allocation may fail long before a model is known."""

@@ -178,10 +178,10 @@ class Publisher:
                 place = endpoint.claim(self.descriptor)
                 publish.bind(place.endpoint)  # the old one is not unbound: libzmq would remove the new file with it
                 self._place = place
-                self.descriptor = msgspec.structs.replace(self.descriptor, endpoint=place.endpoint)
                 self._redescribe = True
             if self._redescribe or self._place.lacks_descriptor():
                 self._redescribe = False
+                self.descriptor = msgspec.structs.replace(self.descriptor, endpoint=self._place.endpoint)
                 self._place.publish(self.descriptor)
             self._homeless = False
         except (endpoint.Unavailable, zmq.ZMQError) as error:

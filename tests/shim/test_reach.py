@@ -124,6 +124,34 @@ if __name__ == "__main__":
     assert sorted(done.stdout.splitlines()) == ["0 watched Sequential", "1 watched Sequential", "parent unwatched"]
 
 
+def test_ranks_that_only_init_process_group_knows_are_one_job(commands):
+    script = commands.script(
+        TRAINS
+        + """
+import torch.distributed as dist
+
+def child(index, store):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=index, world_size=2)
+    train()
+    dist.barrier()
+    if index == 0:
+        from gpumon.link.discovery import discover, jobs
+        from time import monotonic, sleep
+        end = monotonic() + 20
+        while None in (found := [d.rank for job in jobs(discover())[:1] for d in job.descriptors]) or len(found) < 2:
+            assert monotonic() < end, found
+            sleep(0.05)
+        print(found, flush=True)
+    dist.barrier()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(child, (__file__ + ".store",), nprocs=2)
+"""
+    )
+    done = commands.watched(script)
+    assert done.stdout == "[0, 1]\n", done.stderr
+
+
 def test_dataloader_workers_stay_unwatched_however_they_are_started(commands):
     script = commands.script(
         TRAINS
