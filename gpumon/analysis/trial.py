@@ -21,6 +21,8 @@ from typing import Literal
 
 from gpumon.analysis import ledger
 from gpumon.analysis.lines import Finding, Forecast, Lines, Peak
+from gpumon.analysis.oom.live import of_rank
+from gpumon.analysis.oom.report import OomReport
 from gpumon.analysis.report import Reporter
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import wire
@@ -64,7 +66,7 @@ class Highest:
     module: str | None = None
     lines: Lines | None = None
     lines_step: int | None = None
-    lines_of: Literal["peak", "end"] | None = None  # of the step's peak, or of the end of its phase
+    lines_of: Literal["peak", "end", "failure"] | None = None  # the step's peak, its phase's end, or where it failed
     lines_phase: str | None = None
 
 
@@ -74,6 +76,7 @@ class Failed:
 
     rank: int | None
     oom: wire.Oom
+    explained: OomReport | None
     survived: bool
 
 
@@ -113,6 +116,7 @@ class _Followed:
     peak: Peak | None = None  # the highest with lines
     end: tuple[int, str, Lines] | None = None  # newest ledger of a boundary: step, phase
     forecast: Forecast | None = None
+    failure: OomReport | None = None  # of the newest top that was one
 
     def rises(self, top: wire.Phase | wire.Oom, allocated: int | None, reserved: int | None) -> None:
         if allocated is not None and (self.top is None or allocated > self.allocated):
@@ -128,7 +132,7 @@ class Trial:
         self._store = SessionStore(StoreLimits(steps=64))
         self._reporter = Reporter()
         self._followed: dict[tuple[str, int], _Followed] = {}
-        self._failed: dict[str, list[wire.Oom]] = {}
+        self._failed: dict[str, list[tuple[wire.Oom, OomReport | None]]] = {}
         self._survived: dict[str, int] = {}  # how many of them
         self._steps: dict[str, int] = {}
         self._findings: dict[str, tuple[Finding, ...]] = {}
@@ -150,9 +154,14 @@ class Trial:
             self._survived[source] = len(self._failed.get(source, ()))
             self._look(received)
         elif isinstance(event, wire.Oom):
-            self._failed.setdefault(source, []).append(event)
-            self._on(source, event.device).rises(event, event.allocated, event.reserved)
             self._look(received)
+            rank = self._store.rank(source, received.unix_ns)
+            explained = of_rank(rank) if rank is not None else None
+            self._failed.setdefault(source, []).append((event, explained))
+            followed = self._on(source, event.device)
+            followed.rises(event, event.allocated, event.reserved)
+            if followed.top is event:
+                followed.failure = explained
         elif isinstance(event, wire.Goodbye) and event.reason == "exception":
             self._error = self._error or event.detail
 
@@ -186,10 +195,10 @@ class Trial:
             if source in hellos and followed.top is not None
         ]
         failed = tuple(
-            Failed(hellos[source].rank, oom, at < self._survived.get(source, 0))
+            Failed(hellos[source].rank, oom, explained, at < self._survived.get(source, 0))
             for source, ooms in self._failed.items()
             if source in hellos
-            for at, oom in enumerate(ooms)
+            for at, (oom, explained) in enumerate(ooms)
         )
         _, tallest = max(highest, key=lambda pair: pair[0].allocated, default=(None, None))
         return Outcome(
@@ -215,6 +224,12 @@ def _fits(ended: Ended, failed: tuple[Failed, ...], devices: tuple[Space, ...]) 
 def _highest(hello: wire.Hello, top: wire.Phase | wire.Oom, followed: _Followed) -> Highest:
     allocated, reserved = followed.allocated, followed.reserved
     highest = Highest(hello.rank, hello.pid, top.device, top.step, top.phase, allocated, reserved)
+    failure = followed.failure if isinstance(top, wire.Oom) else None
+    if failure is not None and failure.lines is not None:
+        return replace(
+            highest, module=failure.module, lines=failure.lines, lines_step=top.step, lines_of="failure",
+            lines_phase=top.phase,
+        )  # fmt: skip
     peak = followed.peak
     if peak is not None and peak.allocated >= NEAR * allocated:
         return replace(

@@ -10,6 +10,7 @@ from gpumon.analysis.units import count, size
 
 WIDTH = 100
 LABEL = 12
+REMEDIES = 3
 SMALL = 1000
 """Lines below a thousandth of the peak are left out."""
 
@@ -22,6 +23,9 @@ def lines(outcome: Outcome, not_modelled: str) -> list[str]:
     failed = next((each for each in outcome.failed if not each.survived), None)
     if failed is not None:
         stated.append(("failed", _failure(failed)))
+        if failed.explained is not None:
+            stated.append(("why", failed.explained.sentence))
+            stated += [("to do", remedy.text) for remedy in failed.explained.remedies[:REMEDIES]]
     peak = outcome.peak
     if peak is not None:
         stated.append(("peak", _where(peak)))
@@ -76,7 +80,9 @@ def _ended(outcome: Outcome) -> str:
 def _failure(failed: Failed) -> str:
     oom = failed.oom
     who = f"rank {failed.rank}, " if failed.rank is not None else ""
-    text = f"{who}step {oom.step}, {oom.phase}: asked for {size(oom.requested)}"
+    inside = f", in {oom.module}" if oom.module else ""
+    where = f", at {failed.explained.where}" if failed.explained is not None and failed.explained.where else ""
+    text = f"{who}step {oom.step}, {oom.phase}{inside}{where}: asked for {size(oom.requested)}"
     if oom.allocated is not None and oom.reserved is not None:
         text += f" with {size(oom.allocated)} allocated, {size(oom.reserved)} reserved"
     return text + (f" and {size(oom.free)} free on the device" if oom.free is not None else "")
@@ -95,7 +101,7 @@ def _alive(peak: Highest, alive: Lines) -> str:
         for name, value in alive.known()
         if name not in NOT_ALIVE and value * SMALL >= peak.allocated
     )
-    when = "peak" if peak.lines_of == "peak" else f"{peak.lines_phase}'s end"
+    when = f"{peak.lines_phase}'s end" if peak.lines_of == "end" else str(peak.lines_of)
     return f"{named} (step {peak.lines_step}, {when})"
 
 

@@ -11,12 +11,16 @@ import textwrap
 import time
 from pathlib import Path
 
+import jsonschema
 import psutil
 import pytest
 
 from gpumon.virtual_gpu import PROFILES
 
 MIB = 2**20
+SCHEMA = jsonschema.Draft202012Validator(
+    json.loads((Path(__file__).parents[2] / "docs" / "json.schema.json").read_text(encoding="utf-8"))
+)
 PYTHON = os.environ.get("GPUMON_VIRTUAL_GPU_PYTHON", sys.executable)
 
 TRAINS = """
@@ -54,7 +58,10 @@ class Runner:
 
     def objects(self, *args: object) -> tuple[list[dict], subprocess.CompletedProcess[str]]:
         shown = self.run("--json", *args)
-        return [json.loads(line) for line in shown.stdout.splitlines()], shown
+        found = [json.loads(line) for line in shown.stdout.splitlines()]
+        for each in found:
+            SCHEMA.validate(each)
+        return found, shown
 
 
 @pytest.fixture
@@ -102,8 +109,10 @@ def test_what_does_not_fit_says_in_which_phase_and_what_was_asked_for(dryrun):
     assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB" in shown.stderr
     said = stated(shown)
     assert said["verdict"] == "does not fit Virtual 16 GiB (16.0 GiB)"
-    assert said["failed"].startswith("step 0, optimizer: asked for 256.0 MiB with 15.")
-    assert "weights 5.50 GiB, gradients 5.50 GiB" in said["alive"]
+    assert said["failed"].startswith("step 0, optimizer, at script.py:")
+    assert ": asked for 256.0 MiB with 15." in said["failed"]
+    assert said["why"].startswith("Capacity: 256.00 MiB asked for")
+    assert said["alive"].startswith("weights 5.50 GiB")
 
 
 def test_a_model_too_large_to_load_does_not_fit_either(dryrun):
