@@ -24,7 +24,7 @@ def lines(done: EstimateReport) -> Iterator[str]:
     frozen = model.count - model.trained_count
     trained = f", {count(model.trained_count)} of them trained" if frozen else ""
     yield f"{done.subject.name}: {count(model.count)} parameters{trained}"
-    yield _how(work, expected.played.has_tokens, expected.played.forward is not None)
+    yield from _how(work, expected.played.has_tokens, expected.played.forward is not None)
     yield ""
     yield _floor(done)
     yield from _need(done)
@@ -34,7 +34,7 @@ def lines(done: EstimateReport) -> Iterator[str]:
     yield from _remedies(done)
 
 
-def _how(work: Workload, has_tokens: bool, forward: bool) -> str:
+def _how(work: Workload, has_tokens: bool, forward: bool) -> Iterator[str]:
     parts = [work.precision.name, "inference" if work.inference else work.optimizer.says]
     if forward:
         tokens = f" × {count(work.kv_cache or work.sequence)} tokens" if has_tokens else ""
@@ -47,7 +47,7 @@ def _how(work: Workload, has_tokens: bool, forward: bool) -> str:
     if work.world_size > 1:
         stage = f"ZeRO {work.zero}" if work.zero else "DDP, bucket views" if work.bucket_views else "DDP"
         parts.append(f"{work.world_size} ranks, {stage}")
-    return " · ".join(parts)
+    yield from _wrapped(" · ".join(parts))
 
 
 def _floor(done: EstimateReport) -> str:
@@ -103,10 +103,11 @@ def stage_lines(done: Sequence[EstimateReport]) -> Iterator[str]:
     """Several stages of ZeRO, one row each: every line at its own highest, and the peak of all together."""
     first = done[0].expected
     yield f"{done[0].subject.name}: {count(first.model.count)} parameters · {count(first.work.world_size)} ranks"
-    yield _how(replace(first.work, world_size=1), first.played.has_tokens, first.played.forward is not None)
+    yield from _how(replace(first.work, world_size=1), first.played.has_tokens, first.played.forward is not None)
     yield ""
     highest = [{name: _most(each, name) for name in OWNERS if name != "inputs"} for each in done]
-    names = [name for name in highest[0] if any(lines[name] for lines in highest)]
+    least = max(each.expected.peak for each in done) // 200  # what is less makes no difference, and no column
+    names = [name for name in highest[0] if any(lines[name] > least for lines in highest)]
     unit = unit_for(max(each.expected.peak for each in done))
     heading = "".join(_SHORT.get(name, name).rjust(FIGURE - 1) for name in (*names, "peak"))
     yield f"{unit.name:<8}{heading}"
@@ -116,7 +117,7 @@ def stage_lines(done: Sequence[EstimateReport]) -> Iterator[str]:
         stage = each.expected.work.zero
         yield f"{f'ZeRO {stage}' if stage else 'DDP':<8}{text}"
     yield ""
-    yield "Each line at its highest on a rank, which are not all at one moment; ZeRO 3 is FSDP."
+    yield "Each line at its highest on a rank, not all at one moment. ZeRO 3 is FSDP."
 
 
 _SHORT = {"activations": "saved", "temporaries": "brief"}
@@ -173,7 +174,7 @@ def share_lines(parameters: int, known: Sequence[tuple[Workload, Share]], device
     work = known[0][0]
     what = "inference" if work.inference else work.optimizer.name
     ranks = f"{work.world_size} ranks" if work.world_size > 1 else "one rank"
-    yield f"{count(parameters)} parameters · {what} · {ranks}: what stands on each, all the time"
+    yield f"{count(parameters)} parameters · {what} · {ranks}: what each holds"
     yield ""
     unit = unit_for(max(share.total for _, share in known))
     heading = "".join(name.rjust(FIGURE - 1) for name in ("weights", "gradients", "optimizer", "sum"))
