@@ -12,6 +12,7 @@ import click
 
 from gpumon.analysis import report
 from gpumon.link.errors import LinkError
+from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore
 from gpumon.tui.app import Options
 from gpumon.tui.feed import HostFeed, closing
@@ -133,8 +134,16 @@ async def _read_host(host: HostFeed, store: SessionStore) -> None:
     async with closing(host(pids)) as readings:
         async for received in readings:
             store.apply(received)
-            if any(reading.total for host in store.frame(time.time_ns()).hosts for reading in host.devices):
+            if _read_enough(store.frame(time.time_ns())):
                 return
+
+
+def _read_enough(frame: Frame) -> bool:
+    """Whether the totals of the machine that the picture needs are there: of a device only where one is trained on."""
+    on_device = any(device.kind != "cpu" for rank in frame.ranks for device in rank.hello.devices)
+    if on_device:
+        return any(reading.total for host in frame.hosts for reading in host.devices)
+    return any(host.memory_total for host in frame.hosts)
 
 
 def _print(store: SessionStore, look: Options) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 
 from gpumon.analysis import ledger
 from gpumon.analysis.lines import DeviceReport, RankReport
@@ -87,11 +86,6 @@ def device_name(device: wire.Device | None) -> str:
     if device is None:
         return "device"
     return device.kind if device.kind == "cpu" else f"{device.kind}:{device.index}"
-
-
-def script(hello: wire.Hello) -> str:
-    """The script's own name, from the job's."""
-    return PurePath(hello.name).name or hello.name
 
 
 def newest_step(rank: RankFrame) -> int | None:

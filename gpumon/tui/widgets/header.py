@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpumon.analysis.units import pace
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.spans import EMPTY, Line, Span, fit, spread
-from gpumon.tui.view import View, age, device_of, ending, newest_step, script
+from gpumon.tui.view import View, age, device_of, ending, newest_step
 from gpumon.tui.widgets.panel import Panel
 
 
@@ -50,7 +50,7 @@ def heading(view: View) -> Heading:
         state = "replay"
     device = device_of(view)
     return Heading(
-        name=script(hello),
+        name=hello.name,
         who=who,
         step=newest_step(rank),
         phase=rank.heartbeat.phase if rank.heartbeat and rank.status != "ended" else None,
