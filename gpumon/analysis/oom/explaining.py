@@ -13,7 +13,7 @@ from gpumon.analysis.oom.remedies import Case, Settings, remedies, room
 from gpumon.analysis.oom.report import OomReport, Suspect
 from gpumon.analysis.oom.suspects import explaining, of_batch, per_row, same_size, vocabulary_of
 from gpumon.analysis.oom.walk import RECIPES, WAYS_IN_WORDS, Recipe, first_step, recipe_of
-from gpumon.analysis.oom.weighing import weigh
+from gpumon.analysis.oom.weighing import Growth, weigh
 from gpumon.analysis.oom.wording import Message
 from gpumon_agent import wire
 
@@ -34,7 +34,7 @@ class Known:
     sequence: int | None = None
     heads: int | None = None
     settings: Settings = field(default_factory=Settings)
-    growth: int | None = None  # bytes that stay with every step
+    growth: Growth | None = None
 
 
 def explain(story: Story, known: Known | None = None) -> OomReport:
@@ -59,6 +59,7 @@ def explain(story: Story, known: Known | None = None) -> OomReport:
         message=message.text,
         reasons=weighed.reasons,
         requested=message.requested,
+        tensor=message.asked,
         missing=weighed.missing,
         device=message.device,
         step=None,

@@ -18,6 +18,7 @@ from gpumon.analysis.oom.log import Story
 from gpumon.analysis.oom.remedies import Settings
 from gpumon.analysis.oom.report import OomReport, Suspect
 from gpumon.analysis.oom.walk import FOREACH, FUSED, LOOP, RECIPES
+from gpumon.analysis.oom.weighing import Growth
 from gpumon.analysis.oom.wording import Message
 from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
@@ -37,7 +38,7 @@ def of_rank(rank: RankFrame, growth: int | None = None) -> OomReport | None:
     )
     report = explain(
         Story(message, phase=event.phase),
-        Known(settings=_settings(hello.settings, rank), growth=growth),
+        Known(settings=_settings(hello.settings, rank), growth=Growth(growth, event.step) if growth else None),
     )
     suspects = tuple(
         Suspect(Tensor(each.path, each.shape, each.width, each.trainable), "a copy", event.phase, _bytes(each))
@@ -141,9 +142,9 @@ def _optimizer(report: Report) -> str | None:
 
 
 def _newest_ledger(rank: RankFrame, device: int) -> wire.Ledger | None:
-    records = [*rank.steps[-2:], *([rank.open_step] if rank.open_step is not None else [])]
-    ledgers = [each for record in records for each in record.ledgers if each.device == device and not each.peak]
-    return ledgers[-1] if ledgers else None
+    records = [*([rank.open_step] if rank.open_step is not None else []), *reversed(rank.steps)]
+    every = (each for record in records for each in reversed(record.ledgers))
+    return next((each for each in every if each.device == device and not each.peak), None)
 
 
 _LASTING = ("weights", "buffers", "optimizer", "buckets", "checkpoints", "other_models")

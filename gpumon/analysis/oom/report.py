@@ -53,7 +53,8 @@ class OomReport:
     sentence: str  # the verdict in one line
     message: str
     reasons: tuple[str, ...] = ()  # what speaks for the verdict, then what speaks against it
-    requested: Figure | None = None
+    requested: Figure | None = None  # as the message says: of a device, the size of a segment
+    tensor: tuple[Figure, ...] = ()  # what the tensor itself may take: one of these ranges
     missing: Figure | None = None  # of the request, once everything unused is given to it
     device: int | None = None
     step: int | None = None

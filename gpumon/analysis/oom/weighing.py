@@ -6,14 +6,16 @@ and not allocated then (slack) lies in segments that are partly in use. With r r
     r > total                    oversized: no arrangement holds it
     F ≥ r, under an own limit    limit: the driver would have given it
     F ≥ r                        refused: a limit outside PyTorch, or F was read after somebody let go
-    S + F ≥ r                    fragmentation: enough is unused, in pieces that are too small
+    S + F ≥ r                    fragmentation: enough is unused, in pieces that are too small; unless S < r and less
+                                 than `CRUMBS` of the device would be left: then it is full, whatever lies where
     S + F + others ≥ r           other-process: theirs is what is missing
     else                         capacity: r − S − F is missing even without fragmentation
 
 Each figure is an interval (gpumon.analysis.oom.figures); a verdict that depends on where inside it the truth lies says
 so. Old messages do not name other processes: what is neither free nor reserved is a CUDA context up to CONTEXT_MAX, and
 somebody else's beyond it.
-Known limitations. A leak needs more than one message: `growth`, bytes a step, from a recording or the live run.
+A leak needs more than one message: what stays with every step, from a recording or the live run. It goes before the
+last three where all that stayed so far is more than the slack.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from gpumon.analysis.oom.wording import Message
 
 CONTEXT_MAX = 2 << 30
 """A CUDA context with its libraries takes 0.3 to 1.8 GiB; more than this outside PyTorch is not ours alone."""
+
+CRUMBS = 0.02
+"""A share of the device: less than this left over is no room to speak of."""
 
 ZERO = known(0)
 
@@ -39,8 +44,16 @@ class Weighed:
     missing: Figure | None = None
 
 
-def weigh(message: Message, growth: int | None = None) -> Weighed:
-    """The verdict on a message of an allocator; `growth`: bytes that stay with every step, where known."""
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A trend: bytes that stay allocated with every step, over so many steps."""
+
+    bytes_per_step: int
+    steps: int
+
+
+def weigh(message: Message, growth: Growth | None = None) -> Weighed:
+    """The verdict on a message; `growth` where a trend is known."""
     if message.kind != "allocator":
         return _without_figures(message)
     asked = message.requested
@@ -104,7 +117,7 @@ def _limited(message: Message, asked: Figure) -> Weighed | None:
     )
 
 
-def _by_room(message: Message, asked: Figure, slack: Figure, free: Figure, growth: int | None) -> Weighed:
+def _by_room(message: Message, asked: Figure, slack: Figure, free: Figure, growth: Growth | None) -> Weighed:
     room = slack + free
     missing = asked - room
     if message.allowed is None and free.low >= asked.high:
@@ -117,19 +130,38 @@ def _by_room(message: Message, asked: Figure, slack: Figure, free: Figure, growt
                 "the message.",
             ),
         )
+    if growth is not None and growth.bytes_per_step * growth.steps > max(slack.middle, 1):
+        return _leaked(growth, asked, room, missing)
     if room.high >= asked.low:
-        return _fragmented(message, asked, slack, free, sure=room.low >= asked.high)
-    if growth is not None and growth > 0:
+        full = message.total is not None and (room - asked).middle < CRUMBS * message.total.middle
+        if not full or slack.high >= asked.low:
+            return _fragmented(message, asked, slack, free, sure=room.low >= asked.high)
         return Weighed(
-            "leak",
-            f"A leak: {shown(growth)} more stay allocated with every step, and {shown(missing.middle)} is missing.",
-            (f"{shown(growth)} a step is what did not go away between one iteration and the next.",),
+            "capacity",
+            f"Capacity: the device is full; {shown(room.middle)} is left, in pieces, for {shown(asked.middle)}.",
+            (
+                f"Free on the device {shown(free.middle)}, reserved but unallocated {shown(slack.middle)}: in one piece "
+                f"it would be just enough, with {shown((room - asked).middle)} left for everything after it.",
+            ),
             missing,
         )
     return _others(message, asked, room, missing) or Weighed(
         "capacity",
         f"Capacity: {shown(asked.middle)} asked for, {shown(room.middle)} left: {shown(missing.middle)} too little.",
         _capacity_reasons(message, slack, free, missing),
+        missing,
+    )
+
+
+def _leaked(growth: Growth, asked: Figure, room: Figure, missing: Figure) -> Weighed:
+    each, stayed = growth.bytes_per_step, growth.bytes_per_step * growth.steps
+    return Weighed(
+        "leak",
+        f"A leak: {shown(each)} more stay allocated with every step, until the device is full.",
+        (
+            f"Over {growth.steps:,} steps that is {shown(stayed)} which did not go away between one iteration and the "
+            f"next. {shown(asked.middle)} was asked for, {shown(room.middle)} was left.",
+        ),
         missing,
     )
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from gpumon.analysis.oom.figures import shown
+from gpumon.analysis.oom.figures import Figure, shown
 from gpumon.analysis.oom.report import OomReport, Suspect
 from gpumon.analysis.oom.suspects import SAME_SIZE_MAX
+from gpumon.analysis.oom.wording import SEGMENT_STEP, SMALL_MAX
+from gpumon.analysis.units import size
 
 WIDTH = 80
 
@@ -46,6 +48,8 @@ def _what(report: OomReport) -> Iterator[str]:
     elif report.requested is not None:
         when = f", in {report.phase}" if report.phase else ""
         yield f"{shown(report.requested.middle)}{when}."
+    if not explained and report.tensor and report.requested is not None:
+        yield from _segment(report.tensor, report.requested)
     if report.where is not None:
         code = f"  {report.code}" if report.code else ""
         yield f"Asked for at {report.where}{code}"
@@ -75,6 +79,16 @@ def _explained(suspect: Suspect, report: OomReport) -> Iterator[str]:
             f"By then {shown(suspect.stands)} stand ({parts}); the message says "
             f"{shown(suspect.stands + suspect.left.middle)} is allocated. Size and place both agree."
         )
+
+
+def _segment(ranges: Sequence[Figure], requested: Figure) -> Iterator[str]:
+    """Small tensors share a segment, whose size is what the message names."""
+    first, *rest = ranges
+    if first.high > requested.high - SEGMENT_STEP and first.high > SMALL_MAX:
+        return
+    takes = f"at most {size(first.high)}" if first.low == 1 else f"{size(first.low)} to {size(first.high)}"
+    takes += "".join(f", or {size(each.low)} to {size(each.high)}" for each in rest)
+    yield f"That is the segment PyTorch asks the driver for; the tensor itself takes {takes}."
 
 
 def _sized(report: OomReport) -> Iterator[str]:
