@@ -140,8 +140,8 @@ def _by_room(message: Message, asked: Figure, slack: Figure, free: Figure, growt
             "capacity",
             f"Capacity: the device is full; {shown(room.middle)} is left, in pieces, for {shown(asked.middle)}.",
             (
-                f"Free on the device {shown(free.middle)}, reserved but unallocated {shown(slack.middle)}: in one piece "
-                f"it would be just enough, with {shown((room - asked).middle)} left for everything after it.",
+                f"Free on the device {shown(free.middle)}, reserved but unallocated {shown(slack.middle)}: in one "
+                f"piece just enough, with {shown((room - asked).middle)} left for everything after it.",
             ),
             missing,
         )
@@ -173,9 +173,8 @@ def _capacity_reasons(message: Message, slack: Figure, free: Figure, missing: Fi
     ]
     outside = _outside(message)
     if outside is not None and outside.middle > 0:
-        reasons.append(
-            f"Outside PyTorch's allocator stand {shown(outside.middle)}, which is what a CUDA context takes."
-        )
+        whose = "as a CUDA context takes" if outside.low <= CONTEXT_MAX else "contexts, libraries, other processes"
+        reasons.append(f"Outside PyTorch's allocator stand {shown(outside.middle)}: {whose}.")
     return tuple(reasons)
 
 
