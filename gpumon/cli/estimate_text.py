@@ -63,8 +63,10 @@ def _floor(done: EstimateReport) -> str:
 def _need(done: EstimateReport) -> Iterator[str]:
     high, work = done.expected.highest, done.expected.work
     first = ", first iteration" if high.iteration == 1 and not work.inference else ""
-    context = f", {size(done.context)} context" if done.context else ""
-    yield f"need    {size(done.needed)}: {size(done.expected.reserved)} reserved{context}"
+    if done.device is None:
+        yield f"need    {size(done.needed)} reserved, and a context beside it (0.4 to 1.8 GiB, by device)"
+    else:
+        yield f"need    {size(done.needed)}: {size(done.expected.reserved)} reserved, {size(done.context)} context"
     yield f"peak    {size(high.peak)} allocated, in {high.phase}{first}"
     if kept := done.expected.played.kv_cache:
         yield f"keys    {size(kept)} of it are keys and values kept"

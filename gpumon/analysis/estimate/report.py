@@ -44,7 +44,8 @@ class EstimateReport:
 def make(subject: Subject, work: Workload, device: Device | None, *, brief: bool = False) -> EstimateReport:
     """`brief` leaves limits and remedies out."""
     expected = plan.expect(subject, work)
-    least = replace(work, batch=1, accumulation=1, sequence=1 if expected.played.has_tokens else work.sequence)
+    least = replace(work, batch=1, accumulation=1, kv_cache=min(1, work.kv_cache))
+    least = replace(least, sequence=1) if expected.played.has_tokens else least
     floor = plan.expect(subject, least)
     thumb = plan.rule_of_thumb(subject, expected)
     limits = None
