@@ -194,8 +194,13 @@ class Accounts:
             self._composed_again_ns = began + COMPOSED_AGAIN_NS
 
     def stop(self) -> None:
-        """Leaves nothing switched on."""
+        """Leaves nothing switched on and nothing replaced."""
         self._peak.stop()
+        self.disown()
+
+    def disown(self) -> None:
+        """In a forked child: what is switched on is the parent's."""
+        self._peak.history.remove()
 
     # ---------------------------------------------------------------------------------------------------------- layers
 
@@ -282,7 +287,7 @@ class _PeakWatch:
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
-        self._history = History()
+        self.history = History()
         self._device: int | None = None
         self._phases: list[tuple[str, int, int]] = []  # of this step: phase, index, peak
         self._target: tuple[tuple[str, int], tuple[str, int]] | None = None  # a phase, and the one before it
@@ -310,7 +315,7 @@ class _PeakWatch:
             if target is not None and key == target[0] and peak is not None:
                 self._composed = self._compose(ledger, peak, saved)
             self.stop()
-        elif target is not None and key == target[1] and self.wanted and self._history.begin():
+        elif target is not None and key == target[1] and self.wanted and self.history.begin():
             self._before = self._blocks(ledger, device, saved)
             self._saved = {}
             self._began = ledger
@@ -338,7 +343,7 @@ class _PeakWatch:
         return composed
 
     def stop(self) -> None:
-        self._history.stop()
+        self.history.stop()
         self._began = None
         self._before, self._saved = {}, {}
 
@@ -348,7 +353,7 @@ class _PeakWatch:
         assert device is not None
         assert began.requested is not None
         with _no_collection():
-            trace = self._history.end(device)
+            trace = self.history.end(device)
             if trace is None:
                 return None
             after = self._blocks(ended, device, saved)

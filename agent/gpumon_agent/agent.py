@@ -329,6 +329,7 @@ class Agent:
     def disown(self) -> None:
         """In a forked child: the hooks are the parent's. Puts back what is torch's, touches no socket."""
         self.hooks.remove()
+        self.accounts.disown()
         self.accounts.stop()
         for probe in self._probes.values():
             probe.stop()

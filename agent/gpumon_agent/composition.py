@@ -21,6 +21,7 @@ first is looked at. The largest sum of requested bytes is taken for the peak of 
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .graph import Place
+from .guard import leave_no_frame
 from .workspaces import snapshot
 
 ENTRIES_MAX = 100_000
@@ -57,51 +59,71 @@ class Composition(NamedTuple):
 class History:
     """PyTorch's history of allocations, ours for the length of one phase; invisible to whoever reads or records it.
 
-    While ours runs, the functions through which others record or read history are replaced: the first such call ends
-    ours and goes through to the original.
+    Who records history himself, even once, has it alone from then on. While ours runs, the functions that read it are
+    replaced too: the first such call ends ours and goes through to the original.
     """
 
     def __init__(self) -> None:
+        self.recording = False
+        self._theirs = False
         self._C: Any = torch._C
         self._record = getattr(torch._C, "_cuda_record_memory_history", None)
         self._enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-        self._snapshot = getattr(torch._C, "_cuda_memorySnapshot", None)
-        self._replaced: dict[str, Any] = {}
-        self.recording = False
+        self._always = self._replace("_cuda_record_memory_history", "_cuda_record_memory_history_legacy", records=True)
+        self._meanwhile: dict[str, Any] = {}
 
     def begin(self) -> bool:
-        """False where this torch has no such history, or somebody records already."""
-        if self._record is None or self._enabled is None or self._snapshot is None or self.recording:
-            return False
-        if self._enabled():
+        """False where this torch has no such history, or somebody else records it."""
+        if self._record is None or self._enabled is None or self.recording or self._theirs or self._enabled():
             return False
         self._switch(True)
-        for name in ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy", "_cuda_memorySnapshot"):
-            original = getattr(self._C, name, None)
-            if original is not None:
-                self._replaced[name] = original
-                setattr(self._C, name, self._giving_way(original))
-        if self._enabled is not None:
-            self._replaced["_cuda_isHistoryEnabled"] = self._enabled
-            self._C._cuda_isHistoryEnabled = lambda: False
+        self._meanwhile = self._replace("_cuda_memorySnapshot")
+        self._meanwhile["_cuda_isHistoryEnabled"] = self._enabled
+        self._C._cuda_isHistoryEnabled = lambda: False
         return True
 
     def end(self, device: int) -> list[dict[str, Any]] | None:
         """The events since `begin`, oldest first. None where somebody else took over, or there were too many."""
         if not self.recording:
             return None
-        trace = snapshot(self._snapshot)["device_traces"][device]
+        trace: list[dict[str, Any]] = snapshot()["device_traces"][device]
         self.stop()
         return None if len(trace) >= ENTRIES_MAX else trace
 
     def stop(self) -> None:
-        """Switches it off and puts back what was replaced; nothing of ours stays recorded."""
-        if not self.recording:
-            return
-        for name, original in self._replaced.items():
+        """Switches it off; nothing of ours stays recorded."""
+        if self.recording:
+            self._put_back(self._meanwhile)
+            self._switch(False)
+
+    def remove(self) -> None:
+        """Puts back every function that was replaced. What records goes on: in a forked child it is the parent's."""
+        self._put_back(self._meanwhile)
+        self._put_back(self._always)
+
+    def _replace(self, *names: str, records: bool = False) -> dict[str, Any]:
+        originals = {name: original for name in names if (original := getattr(self._C, name, None)) is not None}
+        for name, original in originals.items():
+            setattr(self._C, name, self._giving_way(original, records))
+        return originals
+
+    def _put_back(self, originals: dict[str, Any]) -> None:
+        for name, original in originals.items():
             setattr(self._C, name, original)
-        self._replaced.clear()
-        self._switch(False)
+        originals.clear()
+
+    def _giving_way(self, original: Callable[..., Any], records: bool) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def give_way(*args: Any, **kwargs: Any) -> Any:
+            self._theirs = self._theirs or records
+            self.stop()
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+
+        return give_way
 
     def _switch(self, on: bool) -> None:
         assert self._record is not None
@@ -114,13 +136,6 @@ class History:
             self.recording = on
             return
         raise RuntimeError("this torch's history of allocations takes arguments that are not known here")
-
-    def _giving_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def give_way(*args: Any, **kwargs: Any) -> Any:
-            self.stop()
-            return original(*args, **kwargs)
-
-        return give_way
 
 
 _SKIPPED = ["free_requested", "segment_alloc", "segment_free", "segment_map", "segment_unmap"]

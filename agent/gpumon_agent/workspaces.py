@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+_snapshot: Any = getattr(torch._C, "_cuda_memorySnapshot", None)  # None: a build without CUDA
 _PAIR = re.compile(r":(\d+):(\d+)")
 
 
@@ -66,10 +67,10 @@ class Workspaces:
             self.addresses[device] = dict.fromkeys(candidates & before, size)
 
 
-def snapshot(read: Callable[..., dict[str, Any]] | None = None) -> dict[str, Any]:
-    """The allocator's segments, their blocks, and its history. `read`: torch's own function, where it is replaced."""
-    read = read or torch._C._cuda_memorySnapshot
+def snapshot() -> dict[str, Any]:
+    """The allocator's segments, their blocks, and its history, by torch's own function: others may replace it."""
     try:
-        return read(None)
+        read: dict[str, Any] = _snapshot(None)
     except TypeError:  # torch 2.4 takes no argument
-        return read()
+        read = _snapshot()
+    return read

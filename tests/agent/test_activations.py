@@ -1,0 +1,228 @@
+"""Activations are what autograd saved, counted by hand, by the module that saved it, and nothing is kept alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from gpumon_agent import wire
+from gpumon_agent.graph import READABLE, Places, TooLarge, Walk
+
+pytestmark = pytest.mark.skipif(not READABLE, reason="this torch does not let its saved tensors be read")
+FLOAT = 4
+
+
+def by_module(model: nn.Module, output: Any) -> dict[str | None, int]:
+    """Bytes by path, the model's own parameters and the first linear's input left out as the ledger would."""
+    places = Places()
+    places.add(0, model)
+    seen = {p.untyped_storage()._cdata for p in model.parameters()}
+    found: Counter[str | None] = Counter()
+    for tensor, place in Walk([output], places).saved:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
+            found[place[1] if place else None] += storage.nbytes()
+    return dict(found)
+
+
+def test_a_perceptron_keeps_what_its_formula_says() -> None:
+    model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))
+    x = torch.randn(5, 8)
+    # linear: its input; GELU: its input, which is the first linear's output
+    assert by_module(model, model(x)) == {"0": 5 * 8 * FLOAT, "1": 5 * 32 * FLOAT, "2": 5 * 32 * FLOAT}
+
+
+def test_an_operator_belongs_to_the_module_around_what_feeds_it() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.down(F.gelu(self.up(x)))
+
+    model = nn.Sequential(nn.Embedding(10, 8), Block(), Block())
+    tokens = torch.randint(10, (3,))
+    assert by_module(model, model(tokens)) == {
+        "0": 3 * 8,  # int64 indices
+        "1.up": 3 * 8 * FLOAT,
+        "1": 3 * 16 * FLOAT,
+        "1.down": 3 * 16 * FLOAT,
+        "2.up": 3 * 8 * FLOAT,
+        "2": 3 * 16 * FLOAT,
+        "2.down": 3 * 16 * FLOAT,
+    }
+
+
+def test_of_a_tied_weight_each_use_belongs_to_the_module_that_uses_it() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.norm, self.head = nn.Embedding(10, 8), nn.LayerNorm(8), nn.Linear(8, 10, bias=False)
+            self.head.weight = self.words.weight
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.head(self.norm(self.words(tokens)))
+
+    model = Tied()
+    found = by_module(model, model(torch.randint(10, (3,))))
+    assert (found["words"], found["head"]) == (3 * 8, 3 * 8 * FLOAT)
+
+
+def test_a_frozen_layer_owns_what_is_saved_through_it() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 16), nn.Tanh())
+    model[1].requires_grad_(False)
+    assert by_module(model, model(torch.randn(3, 8))) == {"0": 3 * 8 * FLOAT, "2": 3 * 16 * FLOAT}
+
+
+def test_arguments_of_a_checkpoint_without_reentry_are_found() -> None:
+    layer = nn.Linear(8, 8)
+    model = nn.Sequential(nn.Linear(8, 8), layer)
+    output = checkpoint(lambda t: torch.tanh(layer(t)).exp(), model[0](torch.randn(3, 8)), use_reentrant=False)
+    assert sum(by_module(model, output).values()) == (3 * 8 + 3 * 8) * FLOAT  # the first's input, and the argument
+
+
+class OnContext(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x * 2)
+        ctx.aside = [x * 3]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def test_what_a_custom_function_keeps_on_its_context_is_found() -> None:
+    model = nn.Linear(8, 8)
+    assert sum(by_module(model, OnContext.apply(model(torch.randn(3, 8)))).values()) == 3 * (3 * 8) * FLOAT
+
+
+def test_who_packs_what_nobody_can_look_into_is_told_by_name() -> None:
+    class Opaque:
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self.tensor = tensor
+
+    def unpack_mine(opaque: Opaque) -> torch.Tensor:
+        raise AssertionError("a walk unpacks nothing")
+
+    model = nn.Linear(8, 8)
+    with torch.autograd.graph.saved_tensors_hooks(Opaque, unpack_mine):
+        output = model(torch.randn(3, 8))
+    walk = Walk([output], Places())
+    assert walk.saved == []
+    assert [name.rpartition(".")[2] for name in walk.hidden] == ["unpack_mine"]
+
+
+def test_a_walk_that_takes_too_long_is_given_up() -> None:
+    output = torch.ones(1, requires_grad=True)
+    for _ in range(500):
+        output = output * 2
+    with pytest.raises(TooLarge):
+        Walk([output], Places(), budget_ns=0)
+    Walk([output], Places())
+
+
+# ------------------------------------------------------------------------------------------------------ as the ledger
+
+
+def activations(watch: Any) -> list[tuple[str, int | None]]:
+    return [(e.phase, e.activations) for e in watch.events() if isinstance(e, wire.Ledger) and not e.peak]
+
+
+def test_after_backward_none_are_left_and_a_kept_graph_shows(watch: Any) -> None:
+    model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))
+    optimizer = torch.optim.SGD(model.parameters())
+    watch(model, optimizer)
+    x = torch.randn(5, 8)
+    model(x).sum().backward()
+    optimizer.step()
+    saved = 2 * 5 * 32 * FLOAT  # x is an input, the output is not kept
+    returned = 5 * 4 * FLOAT
+    loss = FLOAT  # held by the very call of its backward()
+    assert activations(watch)[1:] == [("forward", saved + returned), ("backward", loss), ("optimizer", 0)]
+    loss = model(x).sum()
+    loss.backward(retain_graph=True)
+    assert activations(watch)[-1] == ("backward", saved + FLOAT)
+    del loss
+    optimizer.step()
+    assert activations(watch)[-1] == ("optimizer", 0)
+    kept = model(x)
+    optimizer.step()
+    assert activations(watch)[-1] == ("optimizer", saved + returned)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # as without us
+        kept.sum().backward()
+    del kept
+    optimizer.step()
+    assert activations(watch)[-1] == ("optimizer", 0)
+
+
+def test_micro_batches_are_walked_each_and_only_their_own(watch: Any) -> None:
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh())
+    watch(model, torch.optim.SGD(model.parameters()))
+    x = torch.randn(5, 8)
+    first = model(x)
+    second = model(x)
+    assert [nbytes for phase, nbytes in activations(watch) if phase == "forward"] == [640, 2 * 640]
+    del first, second
+
+
+def test_of_a_double_backward_the_graph_of_the_gradients_counts(watch: Any) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    watch(model, torch.optim.SGD(model.parameters()))
+    x = torch.randn(5, 8, requires_grad=True)
+    output = model(x)
+    (gradient,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+    before, after = (nbytes for phase, nbytes in activations(watch) if phase != "load")
+    assert (after or 0) >= (before or 0) + gradient.untyped_storage().nbytes()
+
+
+def test_no_tensor_and_no_graph_outlives_its_owner(watch: Any) -> None:
+    model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    watch(model, optimizer)
+    saved: list[weakref.ref[Any]] = []
+    model[1].register_forward_hook(lambda m, args, out: saved.extend([weakref.ref(args[0]), weakref.ref(out)]))
+    gc.disable()
+    try:
+        for _ in range(3):
+            output = model(torch.randn(5, 8))
+            saved.append(weakref.ref(output))
+            loss = output.sum()
+            saved.append(weakref.ref(loss))
+            storage = weakref.ref(output.untyped_storage())
+            del output, loss
+            assert storage() is None
+            assert all(reference() is None for reference in saved)
+            model(torch.randn(5, 8)).sum().backward()
+            optimizer.step()
+    finally:
+        gc.enable()
+
+
+def test_layers_tell_each_module_its_gradients_state_and_activations(watch: Any) -> None:
+    model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    watch(model, optimizer)
+    model(torch.randn(5, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    watch.agent.phases.finish()  # the first step waits for another optimizer
+    ((part,),) = watch.agent.accounts.layers.values()
+    first, third = 4 * (8 * 32 + 32), 4 * (32 * 4 + 4)
+    assert part.layers == (
+        wire.Layer("0", "Linear", first, 2 * first + 2 * 4, 0),  # AdamW counts its steps in two scalars
+        wire.Layer("1", "GELU", 0, 0, 5 * 32 * FLOAT),
+        wire.Layer("2", "Linear", third, 2 * third + 2 * 4, 5 * 32 * FLOAT),
+    )
+    assert part.elsewhere == 5 * 4 * FLOAT  # what forward returned
