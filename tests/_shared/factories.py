@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 sys.path.append(str(Path(__file__).parents[1] / "scenarios"))  # they are scripts, and import each other so
 
 from _gpt import GPT, GPTConfig, next_token_loss
-from _mlp import BATCH, INPUTS, perceptron
+from _mlp import BATCH, INPUTS, OUTPUTS, perceptron
 
 GPT_SMALL = GPTConfig()
 
@@ -37,57 +38,92 @@ class Case:
     precision: str = "fp32"
     accumulation: int = 1
     set_to_none: bool = True
+    built_on_device: bool = False
+    iterations: int = 2
 
 
-def tokens(config: GPTConfig, length: int | None, batch: int) -> Tensor:
-    return torch.randint(config.vocabulary, (batch, length or config.length))
+class WithTargets(nn.Module):
+    """Hands the targets through to the loss: (inputs, targets) → (outputs, targets)."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return self.net(inputs), targets
 
 
-def of_gpt(config: GPTConfig, batch: int = 8, length: int | None = None, *, form: str = "", **more: Any) -> Case:
+def against(loss: Callable[..., Tensor]) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
+    return lambda output: loss(*output)
+
+
+def squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.mse_loss(outputs.float(), targets)
+
+
+def next_tokens(config: GPTConfig, lengths: tuple[int, ...]) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """Tokens and targets, one length after the other."""
+    following = cycle(lengths)
+
+    def batch(size: int) -> tuple[Tensor, Tensor]:
+        tokens = torch.randint(config.vocabulary, (size, next(following)))
+        return tokens, tokens.roll(-1, dims=1)
+
+    return batch
+
+
+def of_gpt(config: GPTConfig, batch: int = 8, *lengths: int, form: str = "", **more: Any) -> Case:
     """Next-token prediction."""
-
-    def loss(logits: Tensor) -> Tensor:
-        return next_token_loss(logits, torch.zeros(logits.shape[:2], dtype=torch.long, device=logits.device))
-
-    return Case(partial(GPT, config, checkpointing=form), partial(tokens, config, length), batch, loss, **more)
-
-
-def squares(outputs: Tensor) -> Tensor:
-    return F.mse_loss(outputs, torch.zeros_like(outputs, dtype=torch.float32))
-
-
-def of_perceptron(batch: int = BATCH, **more: Any) -> Case:
-    return Case(perceptron, lambda size: torch.randn(size, INPUTS), batch, squares, **more)
+    return Case(
+        lambda: WithTargets(GPT(config, checkpointing=form)),
+        next_tokens(config, lengths or (config.length,)),
+        batch,
+        against(next_token_loss),
+        built_on_device=True,
+        **more,
+    )
 
 
-def classes(logits: Tensor) -> Tensor:
-    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))
+def numbers(inputs: int, outputs: int, batch: int) -> tuple[Tensor, Tensor]:
+    return torch.empty(batch, inputs), torch.empty(batch, outputs)
 
 
-def clicks(scores: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(scores, torch.zeros_like(scores))
+def of_perceptron(*batches: int, **more: Any) -> Case:
+    following = cycle(batches or (BATCH,))
+    return Case(
+        lambda: WithTargets(perceptron()),
+        lambda _: numbers(INPUTS, OUTPUTS, next(following)),
+        max(batches, default=BATCH),
+        against(squares),
+        iterations=max(2, len(batches)),
+        **more,
+    )
 
 
 def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024))
+    return WithTargets(nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024)))
 
 
 def network() -> nn.Module:
     from cnn import Net
 
-    return Net(channels=64, blocks=4)
+    return WithTargets(Net(channels=64, blocks=4))
+
+
+def images(batch: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))
 
 
 def recommender(*, sparse: bool) -> nn.Module:
     from sparse_embedding import Recommender
 
-    return Recommender(sparse)
+    return WithTargets(Recommender(sparse))
 
 
-def items(batch: int) -> Tensor:
+def items(batch: int) -> tuple[Tensor, Tensor]:
     from sparse_embedding import BAG, ROWS
 
-    return torch.randint(ROWS, (batch, BAG))
+    return torch.randint(ROWS, (batch, BAG)), torch.rand(batch)
 
 
 def lora() -> nn.Module:
@@ -96,7 +132,7 @@ def lora() -> nn.Module:
     model = GPT(GPT_SMALL).requires_grad_(False)
     for block in model.blocks:
         block.qkv = Adapted(block.qkv)
-    return model
+    return WithTargets(model)
 
 
 def bert_large() -> nn.Module:
@@ -111,7 +147,19 @@ def bert_batch(batch: int) -> dict[str, Tensor]:
 
 
 def of_logits(output: Any) -> Tensor:
-    return classes(output.logits)
+    logits = output.logits
+    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))
+
+
+class OnlyLoss(nn.Module):
+    """What a Trainer keeps of an output."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, **given: Tensor) -> Tensor:
+        return self.net(**given).loss
 
 
 def trainers(name: str, *, checkpointing: bool = False) -> nn.Module:
@@ -119,8 +167,8 @@ def trainers(name: str, *, checkpointing: bool = False) -> nn.Module:
 
     model = build(name)
     if checkpointing:
-        model.gradient_checkpointing_enable()
-    return model
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    return OnlyLoss(model)
 
 
 def sentences(name: str, batch: int) -> dict[str, Tensor]:
@@ -152,27 +200,33 @@ def rows(width: int, batch: int) -> Tensor:
 
 DOMINANT = GPTConfig(vocabulary=120_000, layers=2, width=128, length=32)
 OUTLIER = GPTConfig(layers=2, width=128, vocabulary=2048, length=512)
+LENGTHS = (48, 96, 64, 128, 32, 80)  # variable_lengths.py
+CLICKS = against(F.binary_cross_entropy_with_logits)
 CHECKPOINTED = GPTConfig(layers=6)
 
 CASES: dict[str, Case] = {
-    "mlp": Case(mlp, lambda size: torch.randn(size, 1024), 32, squares),
+    "mlp": Case(mlp, partial(numbers, 1024, 1024), 32, against(squares)),
     "gpt-fp32": of_gpt(GPT_SMALL),
     "gpt-bf16": of_gpt(GPT_SMALL, precision="bf16-autocast"),
     "gpt-fp16": of_gpt(GPT_SMALL, precision="fp16-autocast"),
     "bert-large": Case(bert_large, bert_batch, 4, of_logits),
-    "cnn": Case(network, lambda size: torch.randn(size, 3, 32, 32), 16, classes, "sgd,momentum=0.9"),
+    "cnn": Case(network, images, 16, against(F.cross_entropy), "sgd,momentum=0.9"),
     "accumulation": of_gpt(GPT_SMALL, 2, accumulation=4),
     "checkpointing-none": of_gpt(CHECKPOINTED),
     "checkpointing-reentrant": of_gpt(CHECKPOINTED, form="reentrant"),
     "checkpointing-non-reentrant": of_gpt(CHECKPOINTED, form="non-reentrant"),
     "eval-between": of_gpt(GPT_SMALL),
     "generate-between": of_gpt(GPT_SMALL),
-    "variable-lengths": of_gpt(GPT_SMALL, length=128),
+    "variable-lengths": of_gpt(GPT_SMALL, 8, *LENGTHS, iterations=12),
     "tied-embeddings": of_gpt(GPT_SMALL, 4),
     "untied-embeddings": of_gpt(GPTConfig(tied=False), 4),
-    "sparse-embedding": Case(partial(recommender, sparse=True), items, 256, clicks, "sgd"),
-    "dense-embedding": Case(partial(recommender, sparse=False), items, 256, clicks, "sgd"),
-    "lora": Case(lora, partial(tokens, GPT_SMALL, None), 4, of_gpt(GPT_SMALL).loss),
+    "sparse-embedding": Case(
+        partial(recommender, sparse=True), items, 256, against(F.binary_cross_entropy_with_logits), "sgd"
+    ),
+    "dense-embedding": Case(
+        partial(recommender, sparse=False), items, 256, against(F.binary_cross_entropy_with_logits), "sgd"
+    ),
+    "lora": Case(lora, next_tokens(GPT_SMALL, (128,)), 4, against(next_token_loss), built_on_device=True),
     "ema-clean": of_perceptron(),
     "scaler-skips": of_perceptron(precision="fp16-autocast"),
     "hf-trainer": Case(partial(trainers, "gpt2"), partial(sentences, "gpt2"), 4),
@@ -184,8 +238,8 @@ CASES: dict[str, Case] = {
         accumulation=2,
     ),
     "grad-in-eval-clean": of_perceptron(),
-    "outlier-batch": of_gpt(OUTLIER, length=512),
-    "outlier-batch-clean": of_gpt(OUTLIER, length=64),
+    "outlier-batch": of_gpt(OUTLIER, 8, *[64] * 15, 512, *[64] * 4, iterations=20),
+    "outlier-batch-clean": of_gpt(OUTLIER, 8, 64),
     "dominant-embedding": of_gpt(DOMINANT, 2),
     "dominant-embedding-clean": of_gpt(GPTConfig(vocabulary=512, layers=2, width=128, length=32), 2),
     "foreach-peak": Case(square_layers, partial(rows, 2048), 2, mean_of_squares),
@@ -194,9 +248,10 @@ CASES: dict[str, Case] = {
     "zeroed-gradients-clean": of_perceptron(),
     "near-capacity": of_perceptron(32 * 1024),
     "near-capacity-clean": of_perceptron(8 * 1024),
-    "fragmentation-clean": of_perceptron(16 * 4096),
-    "allocator-retries-clean": of_perceptron(16 * 2048),
-    "oom-forward-clean": Case(partial(layer, 256, 256), partial(rows, 256), 64, torch.mean),
+    "fragmentation": of_perceptron(*range(4096, 17 * 4096, 4096)),
+    "fragmentation-clean": of_perceptron(*range(16 * 4096, 0, -4096)),
+    "allocator-retries-clean": of_perceptron(*range(16 * 2048, 0, -2048)),
+    "oom-forward-clean": Case(partial(layer, 256, 256), partial(rows, 256), 64, torch.mean, built_on_device=True),
     "other-process-clean": of_perceptron(),
     "host-leak-clean": of_perceptron(16),
 }

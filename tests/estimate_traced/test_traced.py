@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from factories import CASES, Case, squares
+from factories import CASES, Case
 from scenarios.catalogue import BY_NAME
 
 from gpumon.analysis.estimate.kernels import Hardware, reduction
@@ -29,7 +29,15 @@ def workload(case: Case) -> Workload:
 def traced(case: Case, **more):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers has its own to say
-        return trace(case.factory, case.batches, workload(case), case.loss, **more)
+        return trace(
+            case.factory,
+            case.batches,
+            workload(case),
+            case.loss,
+            built_on_device=case.built_on_device,
+            iterations=case.iterations,
+            **more,
+        )
 
 
 def measured(virtual_gpu, name):
@@ -90,7 +98,7 @@ def test_a_factory_that_reads_its_values_is_built_as_it_is():
         assert float(module.weight[0, 0]) < 1
         return module
 
-    phases = trace(reading, lambda size: torch.randn(size, 64), Workload(batch=4), squares)
+    phases = trace(reading, lambda size: torch.randn(size, 64), Workload(batch=4))
     assert phases[0].at_end.weights == 64 * 65 * 4
 
 

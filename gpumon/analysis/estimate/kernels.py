@@ -31,6 +31,9 @@ class Hardware:
     cublas_workspace: int = CUBLAS_WORKSPACE
 
 
+Rule = Callable[[Sequence[Any], Sequence[Any], Hardware], Sequence[int]]
+
+
 def temporaries(name: str, args: Sequence[Any], outputs: Sequence[Any], hardware: Hardware) -> Sequence[int]:
     """Bytes of each temporary of an operator, by its name ("aten.mm.default"); `outputs`: what it returned."""
     rule = _RULES.get(name)
@@ -55,8 +58,19 @@ def _is_lt(args: Sequence[Any]) -> bool:
     return bool(bias.dim() == 1 and bias.shape[0] == second.shape[1] and bias.is_contiguous() and min(second.shape) > 1)
 
 
-def _addmm(args: Sequence[Any], _: Sequence[Any], hardware: Hardware) -> Sequence[int]:
-    return (CUBLASLT_WORKSPACE,) if _is_lt(args) else ()
+def _addmm(args: Sequence[Any], outputs: Sequence[Any], hardware: Hardware) -> Sequence[int]:
+    return (*_products(args[1:3], outputs, hardware), *((CUBLASLT_WORKSPACE,) if _is_lt(args) else ()))
+
+
+def _products(args: Sequence[Any], _: Sequence[Any], hardware: Hardware) -> Sequence[int]:
+    """Copies of the factors whose strides cuBLAS cannot take."""
+    return tuple(factor.numel() * factor.element_size() for factor in args[:2] if not _blas_can_take(factor))
+
+
+def _blas_can_take(factor: Any) -> bool:
+    rows, columns = factor.shape[-2:]
+    down, across = factor.stride()[-2:]
+    return bool((across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows)))
 
 
 # -------------------------------------------------------------------------------------------------------- reductions
@@ -67,11 +81,18 @@ def _power_of_two_below(value: int) -> int:
 
 
 def reduction(
-    outputs: int, inputs: int, *, along_fastest: bool, one_dimension: bool, output_row: int, hardware: Hardware
+    outputs: int,
+    inputs: int,
+    *,
+    along_fastest: bool,
+    one_dimension: bool,
+    output_row: int,
+    hardware: Hardware,
+    width_of_sum: int = 4,
 ) -> Sequence[int]:
     """A sum split over blocks meets in global memory: that buffer and its semaphores (aten/src/ATen/native/cuda/
     Reduce.cuh, setReduceConfig). `inputs`: elements summed for each of `outputs`; `output_row`: the length of the
-    fastest dimension that stays."""
+    fastest dimension that stays; `width_of_sum`: bytes of what is carried along."""
     wide, high, vector = (inputs, outputs, 1) if along_fastest else (outputs, inputs, 1)
     if along_fastest and wide >= 128 and one_dimension:
         wide //= 4
@@ -95,15 +116,27 @@ def reduction(
     blocks = min(max(-(-target // grid), -(-per_thread // 256)), -(-per_thread // 16))
     if blocks <= 1:
         return ()
-    return 4 * outputs * blocks * (1 if along_fastest else width * vector), 4 * grid
+    return width_of_sum * outputs * blocks * (1 if along_fastest else width * vector), 4 * grid
 
 
-def _sum(args: Sequence[Any], outputs: Sequence[Any], hardware: Hardware) -> Sequence[int]:
-    tensor, count = args[0], outputs[0].numel()
-    if not tensor.numel() or not count:
+def _sum(args: Sequence[Any], _: Sequence[Any], hardware: Hardware) -> Sequence[int]:
+    return _over(args[0], _dimensions(args), hardware)
+
+
+def _variance(args: Sequence[Any], _: Sequence[Any], hardware: Hardware) -> Sequence[int]:
+    return _over(args[0], _dimensions(args), hardware, 16)  # mean, sum of squares and two counts
+
+
+def _dimensions(args: Sequence[Any]) -> Sequence[int]:
+    given = next((arg for arg in args[1:] if isinstance(arg, (list, tuple)) and arg), None)
+    return range(args[0].dim()) if given is None else given
+
+
+def _over(tensor: Any, dims: Sequence[int], hardware: Hardware, width_of_sum: int = 4) -> Sequence[int]:
+    if not tensor.numel():
         return ()
-    dims = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) and args[1] else range(tensor.dim())
     reduced = {dim % tensor.dim() for dim in dims} if tensor.dim() else set()
+    count = prod(size for dim, size in enumerate(tensor.shape) if dim not in reduced)
     kept = [
         (stride, size)
         for dim, (stride, size) in enumerate(zip(tensor.stride(), tensor.shape, strict=True))
@@ -117,6 +150,7 @@ def _sum(args: Sequence[Any], outputs: Sequence[Any], hardware: Hardware) -> Seq
         one_dimension=len(reduced) == 1 or not kept,
         output_row=min(kept)[1] if kept else 1,
         hardware=hardware,
+        width_of_sum=width_of_sum,
     )
 
 
@@ -131,7 +165,8 @@ def _efficient_backward(args: Sequence[Any], _: Sequence[Any], hardware: Hardwar
     delta = [4 * batch * heads * length]
     if query.element_size() == 4:  # the product that the shares are sums of is another tensor
         delta = [query.numel() * 4, *delta, *delta]
-    copy = [] if gradient.transpose(1, 2).is_contiguous() or gradient.is_contiguous() else [gradient.nbytes]
+    nbytes = gradient.numel() * gradient.element_size()
+    copy = [] if gradient.transpose(1, 2).is_contiguous() or gradient.is_contiguous() else [nbytes]
     blocks = -(-length // 64)
     workspace = batch * heads * (64 * blocks * (-(-width // 32) * 32) * 4 + 16 * blocks)
     if query.element_size() == 4:  # the product is gone before the workspace comes
@@ -157,7 +192,7 @@ def _embedding_backward(args: Sequence[Any], _: Sequence[Any], hardware: Hardwar
     EmbeddingBackwardKernel.cu)."""
     gradient, indices, rows = args[:3]
     count, width = indices.numel(), gradient.shape[-1]
-    copy = [] if gradient.is_contiguous() else [gradient.nbytes]
+    copy = [] if gradient.is_contiguous() else [gradient.numel() * gradient.element_size()]
     if count <= 3072:
         return copy
     segments = min(count, rows)
@@ -167,46 +202,60 @@ def _embedding_backward(args: Sequence[Any], _: Sequence[Any], hardware: Hardwar
 
 
 def _convolution_backward(args: Sequence[Any], _: Sequence[Any], hardware: Hardware) -> Sequence[int]:
-    """The bias's gradient is a sum over batch and positions."""
+    """The gradient as cuDNN takes it; when it is gone, the bias's gradient as a sum over batch and positions."""
     gradient, bias = args[0], args[3]
-    copy = [] if gradient.is_contiguous() else [gradient.nbytes]
+    copy = () if gradient.is_contiguous() else (gradient.numel() * gradient.element_size(),)
     if bias is None or not args[-1][2]:
         return copy
-    channels = gradient.shape[1]
-    return (
-        *copy,
-        *reduction(
-            channels,
-            gradient.numel() // channels,
-            along_fastest=not copy,
-            one_dimension=False,
-            output_row=channels,
-            hardware=hardware,
-        ),
-    )
+    partial = _over(gradient, [dim for dim in range(gradient.dim()) if dim != 1], hardware)
+    return max(copy, partial, key=sum)
 
 
 def _contiguous_gradient(args: Sequence[Any], _: Sequence[Any], hardware: Hardware) -> Sequence[int]:
-    return () if args[0].is_contiguous() else (prod(args[0].shape) * args[0].element_size(),)
+    return () if args[0].is_contiguous() else (args[0].numel() * args[0].element_size(),)
 
 
-Rule = Callable[[Sequence[Any], Sequence[Any], Hardware], Sequence[int]]
+# -------------------------------------------------------------------------------------------------------------- losses
+
+
+def _elementwise_loss(args: Sequence[Any]) -> int:
+    """Bytes of the losses of every element; 0 where they are what is asked for."""
+    reduced = len(args) < 3 or args[-1] != 0
+    return args[0].numel() * args[0].element_size() if reduced else 0
+
+
+def kept(name: str, args: Sequence[Any]) -> int | None:
+    """Bytes of the output's storage where it is more than the output: the mean of such a loss stays in what was
+    allocated for every element's (aten/src/ATen/native/BinaryOps.cpp, mse_loss_out)."""
+    return _elementwise_loss(args) or None if name in _LOSSES_IN_PLACE else None
+
+
+_LOSSES_IN_PLACE = {f"aten.{name}.default" for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy")}
+
+
+def _losses(copies: int) -> Rule:
+    return lambda args, _, __: [_elementwise_loss(args)] * copies
+
+
 _RULES: dict[str, Rule] = {
-    "aten.addmm.default": _addmm,
-    **dict.fromkeys(
+    f"aten.{name}": rule
+    for names, rule in (
+        ("addmm.default", _addmm),
+        ("mm.default bmm.default", _products),
+        ("sum.dim_IntList sum.default mean.dim mean.default linalg_vector_norm.default amax.default", _sum),
+        ("var.correction std.correction var_mean.correction", _variance),
+        ("_scaled_dot_product_efficient_attention_backward.default", _efficient_backward),
+        ("_scaled_dot_product_flash_attention_backward.default", _flash_backward),
+        ("embedding_dense_backward.default", _embedding_backward),
+        ("convolution_backward.default", _convolution_backward),
+        ("mse_loss.default smooth_l1_loss.default huber_loss.default logsumexp.default", _losses(1)),
+        ("binary_cross_entropy_with_logits.default", _losses(2)),
         (
-            "aten.sum.dim_IntList",
-            "aten.sum.default",
-            "aten.mean.dim",
-            "aten.mean.default",
-            "aten.linalg_vector_norm.default",
-            "aten.amax.default",
+            "native_layer_norm_backward.default _softmax_backward_data.default _log_softmax_backward_data.default"
+            " native_group_norm_backward.default max_pool2d_with_indices_backward.default"
+            " upsample_bilinear2d_backward.default upsample_nearest2d_backward.default",
+            _contiguous_gradient,
         ),
-        _sum,
-    ),
-    "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
-    "aten._scaled_dot_product_flash_attention_backward.default": _flash_backward,
-    "aten.embedding_dense_backward.default": _embedding_backward,
-    "aten.convolution_backward.default": _convolution_backward,
-    "aten.native_layer_norm_backward.default": _contiguous_gradient,
+    )
+    for name in names.split()
 }

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from math import prod
 from typing import Any
 from unittest import mock
 
@@ -27,6 +28,7 @@ META = torch.device("meta")
 aten = torch.ops.aten
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 _EFFICIENT = "aten._scaled_dot_product_efficient_attention.default"
+_FUSED_RMS_NORM = (2, 15)
 _GROUPED_EFFICIENT = VERSION >= (2, 15)  # since then it takes fewer heads of keys than of queries
 
 
@@ -39,9 +41,10 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         born: Callable[[int, int], None],
         died: Callable[[int], None],
         during: Callable[[str, Sequence[Any], Sequence[Any]], None],
+        larger: Callable[[str, Sequence[Any]], int | None] = lambda *_: None,
     ) -> None:
         super().__init__()
-        self.born, self.died, self.during = born, died, during
+        self.born, self.died, self.during, self.larger = born, died, during, larger
         self._alive: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(
@@ -57,18 +60,18 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor) and leaf.device.type == "meta"]
         for tensor in made[:2] if name == _EFFICIENT else made:  # its random state is on the host
             if tensor.layout is torch.strided:  # a sparse one is made of tensors that were seen
-                self.see(tensor)
+                self.see(tensor, self.larger(name, args))
         if made:
             self.during(name, args, made)
         return out
 
-    def see(self, tensor: torch.Tensor) -> int:
-        """The key of the tensor's storage, which is told of if it is new."""
+    def see(self, tensor: torch.Tensor, size: int | None = None) -> int:
+        """The key of the tensor's storage, which is told of if it is new, with `size` bytes if it would have these."""
         storage = tensor.untyped_storage()
         key = int(storage._cdata)
         if key not in self._alive:
             self._alive[key] = weakref.ref(storage, lambda _: self._gone(key))
-            self.born(key, storage.nbytes())
+            self.born(key, size or storage.nbytes())
         return key
 
     def _gone(self, key: int) -> None:
@@ -171,6 +174,27 @@ def _dropout(tensor: torch.Tensor, probability: float, train: bool) -> torch.Ten
     if not train or probability == 0 or not tensor.numel():
         return tensor
     return aten.native_dropout(tensor, probability, True)[0]
+
+
+class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
+    """CUDA's fused kernel: the result, and one fp32 number a row kept for backward with input and weight."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, rows: int, weight: torch.Tensor | None) -> torch.Tensor:
+        statistics = tensor.new_empty(rows, dtype=torch.float32)
+        ctx.save_for_backward(tensor, statistics, *(() if weight is None else (weight,)))
+        return torch.empty_like(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        tensor, _, *weight = ctx.saved_tensors
+        return torch.empty_like(tensor), None, torch.empty_like(weight[0]) if weight else None
+
+
+def _rms_norm(
+    tensor: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    return _RmsNorm.apply(tensor, tensor.numel() // prod(shape), weight)
 
 
 # ------------------------------------------------------------------------------------------------------------- autocast
@@ -302,6 +326,8 @@ def as_cuda() -> Iterator[None]:
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)  # of overriding kernels
         library.impl("dropout", _dropout, "AutogradMeta")
         library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
+        if VERSION >= _FUSED_RMS_NORM:
+            library.impl("rms_norm", _rms_norm, "AutogradMeta")
         casts.install(library)
         stack.enter_context(mock.patch.object(torch.autocast, "__init__", autocast))
         stack.enter_context(mock.patch.object(torch, "clear_autocast_cache", forget))

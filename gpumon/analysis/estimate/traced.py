@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpumon.analysis.estimate.kernels import Hardware, temporaries, uses_cublas
+from gpumon.analysis.estimate.kernels import Hardware, kept, temporaries, uses_cublas
 from gpumon.analysis.estimate.memory import PhaseBytes
 from gpumon.analysis.estimate.simulator import Allocator, Block
 from gpumon.analysis.estimate.workload import EIGHT_BIT, NONE, OPTIMIZERS, Workload
@@ -148,14 +149,16 @@ def trace(
     allocator: Allocator | None = None,
     hardware: Hardware | None = None,
     keeps_workspaces: bool | None = None,
+    built_on_device: bool = False,
     iterations: int = ITERATIONS,
 ) -> list[PhaseBytes]:
     """Every phase of the load (iteration 0) and of `iterations` more.
 
-    `factory()` returns the module, `batches(work.batch)` what is passed to it: a tuple, a dict or a tensor. `loss` is
-    called with the output; without it its `.loss` is taken, or else its sum. `keeps_workspaces`: None is what this
-    torch does. Raises Untraceable, simulator.OutOfMemory where the allocator has a capacity, and what the user's
-    functions raise.
+    `factory()` returns the module; `batches(work.batch)`, called for each forward, returns what is passed to it: a
+    tuple, a dict or a tensor. `loss` is called with the output; without it its `.loss` is taken, or else its sum.
+    `keeps_workspaces`: None is what this torch does. `built_on_device`: the module's tensors are made on the device,
+    rather than moved there when it is complete. Raises Untraceable, simulator.OutOfMemory where the allocator has a
+    capacity, and what the user's functions raise.
     """
     _refuse(work)
     from gpumon.analysis.estimate import on_meta
@@ -163,13 +166,13 @@ def trace(
     if keeps_workspaces is None:
         keeps_workspaces = on_meta.VERSION < WORKSPACES_RETURNED
     recorder = Recorder(allocator or Allocator(), hardware or Hardware(), keeps_workspaces)
-    watch = on_meta.Watch(recorder.born, recorder.died, recorder.during)
+    watch = on_meta.Watch(recorder.born, recorder.died, recorder.during, kept)
     with on_meta.as_cuda():
-        module = _build(factory)
-        batch = batches(work.batch)
+        with watch if built_on_device else nullcontext():
+            module = _build(factory)
         try:
             with watch:
-                _run(_Traced(module, batch, loss, work, recorder, watch), iterations)
+                _run(_Traced(module, batches, loss, work, recorder, watch), iterations)
         except NotImplementedError as reason:
             raise Untraceable(f"an operator has no rule for shapes without data: {reason}") from reason
     return recorder.phases
@@ -211,7 +214,7 @@ def _build(factory: Callable[[], torch.nn.Module]) -> torch.nn.Module:
 @dataclass
 class _Traced:
     module: torch.nn.Module
-    batch: Any
+    batches: Callable[[int], Any]
     loss: Callable[[Any], torch.Tensor] | None
     work: Workload
     recorder: Recorder
@@ -246,12 +249,14 @@ class _Traced:
         def moved(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
-            empty = torch.empty_like(value, device="meta")
-            self.recorder.name([self.watch.see(empty)], "inputs")
-            return empty.requires_grad_(value.requires_grad)
+            there = (
+                value if value.is_meta else torch.empty_like(value, device="meta", requires_grad=value.requires_grad)
+            )
+            self.recorder.name([self.watch.see(there)], "inputs")
+            return there
 
-        given = dict(self.batch) if isinstance(self.batch, Mapping) else self.batch
-        return tree_map(moved, given)
+        batch = self.batches(self.work.batch)
+        return tree_map(moved, dict(batch) if isinstance(batch, Mapping) else batch)
 
     def forward(self, given: Any) -> Any:
         if isinstance(given, dict):
