@@ -210,3 +210,62 @@ def test_first_picture_needs_neither_psutil_nor_nvml_nor_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def detailed(tmp_path: Path, new_run) -> Path:
+    """A recording whose modules are known."""
+    run = new_run().hello().modules().steps(12_400, 31).host().step(12_431).layers(12_431).beat(12_432).synced().host()
+    path = tmp_path / "detailed.gpumon"
+    with Recording(path) as file:
+        for received in run.events:
+            file.write(received)
+    return path
+
+
+def test_layers_are_sorted_filtered_and_explained_by_hand(in_terminal, detailed) -> None:
+    terminal = in_terminal("replay", str(detailed), "--speed", "0")
+    terminal.read_until("61.0 of 139.8 GiB")
+    terminal.press("3")
+    terminal.read_until("222 modules", "read at step 12,431")
+    terminal.press("o")
+    terminal.read_until("parameters▾")
+    terminal.press("/")
+    terminal.press("qkv")
+    terminal.read_until("24 of 222 modules", "Drop")
+    terminal.output = ""
+    terminal.press("\r")
+    terminal.read_until("Flat")
+    terminal.press("e")
+    terminal.read_until("with everything below")
+    terminal.press("q")  # closes the page alone
+    time.sleep(0.3)
+    terminal.press("q")
+    assert terminal.ended() == 0
+
+
+def test_the_estimate_is_read_line_by_line(in_terminal, detailed) -> None:
+    terminal = in_terminal("replay", str(detailed), "--speed", "0", size=(80, 24))
+    terminal.read_until("61.0 of 139.8 GiB")
+    terminal.press("5")
+    terminal.read_until("Estimate vs measured", "As a step ends, GiB")
+    terminal.press("\x1b[F")  # end
+    terminal.read_until("measured: read, not derived")
+    terminal.press("q")
+    assert terminal.ended() == 0
+
+
+@pytest.mark.parametrize("key", ["3", "5"])
+def test_the_new_screens_survive_every_size(in_terminal, detailed, key) -> None:
+    terminal = in_terminal("replay", str(detailed), "--speed", "0")
+    terminal.read_until("61.0 of 139.8 GiB")
+    terminal.press(key)
+    for columns, rows in ((40, 12), (20, 5), (1, 1), (200, 60)):
+        fcntl.ioctl(terminal.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        terminal.process.send_signal(signal.SIGWINCH)
+        time.sleep(0.4)
+        terminal.press("\x1b[B")
+    terminal.output = ""
+    terminal.read_until("weights")
+    terminal.press("q")
+    assert terminal.ended() == 0

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.widgets import Input
 
 from gpumon.tui.screens.base import RankScreen
+from gpumon.tui.widgets.filter_line import FilterLine
 from gpumon.tui.widgets.header import Header
 from gpumon.tui.widgets.key_line import KeyLine
 from gpumon.tui.widgets.layer_table import LayerTable
-
-if TYPE_CHECKING:
-    from textual.widgets import Input
-
-    from gpumon.tui.widgets.filter_line import FilterLine
 
 
 class LayersScreen(RankScreen):
@@ -23,7 +20,7 @@ class LayersScreen(RankScreen):
 
     AUTO_FOCUS = "#layers"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "filter", "Filter", id="layers.filter", key_display="/",
+        Binding("slash", "filter", "Filter", id="layers.filter", key_display="/", priority=True,
                 tooltip="Only modules whose path or kind has a text in it; esc shows all again"),
         Binding("escape", "show_all", "Show all", show=False, id="layers.show_all", key_display="esc",
                 tooltip="Drop the filter"),
@@ -32,6 +29,7 @@ class LayersScreen(RankScreen):
     def compose(self) -> ComposeResult:
         yield Header(id="header")
         yield LayerTable(id="layers")
+        yield FilterLine(id="filter")
         yield KeyLine(id="keys")
 
     @property
@@ -39,34 +37,28 @@ class LayersScreen(RankScreen):
         return self.query_one(LayerTable)
 
     def action_filter(self) -> None:
-        from gpumon.tui.widgets.filter_line import FilterLine
-
-        found = self.query(FilterLine)
-        if not found:
-            self.mount(FilterLine(self.table.choice.wanted, id="filter"), after=self.table)
-        else:
-            found.first().focus()
+        """At once (its key has priority, the focus is set without a message): what is typed next belongs to it."""
+        line = self.query_one(FilterLine)
+        line.display = True
+        self.set_focus(line)
 
     def on_input_changed(self, message: Input.Changed) -> None:
         self.table.want(message.value)
 
-    async def on_filter_line_done(self, message: FilterLine.Done) -> None:
+    def on_filter_line_done(self, message: FilterLine.Done) -> None:
         """Enter keeps the filter, esc drops it."""
-        message.stop()
         if not message.kept:
-            self.table.want("")
-        await self._close()
-
-    async def _close(self) -> None:
-        from gpumon.tui.widgets.filter_line import FilterLine
-
-        await self.query(FilterLine).remove()
-        self.table.focus()
+            self.action_show_all()
+        self.query_one(FilterLine).display = False
+        self.set_focus(self.table)
 
     def action_show_all(self) -> None:
+        self.query_one(FilterLine).value = ""
         self.table.want("")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "filter":
+            return not isinstance(self.focused, FilterLine)
         if action == "show_all":
             return bool(self.table.choice.wanted)
         return super().check_action(action, parameters)

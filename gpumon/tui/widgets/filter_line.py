@@ -1,4 +1,4 @@
-"""A line to type a filter into. Imported when it is asked for: an input field costs time and memory."""
+"""A line to type a filter into, hidden until it is asked for."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ class FilterLine(Input):
             super().__init__()
             self.kept = kept
 
-    def __init__(self, value: str, *, id: str | None = None) -> None:
-        super().__init__(value, placeholder="part of a path or kind", compact=True, select_on_focus=False, id=id)
-
-    def on_mount(self) -> None:
-        self.focus()
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(placeholder="part of a path or kind", compact=True, id=id)
+        self.display = False
 
     def action_done(self, kept: bool) -> None:
         self.post_message(self.Done(kept))
