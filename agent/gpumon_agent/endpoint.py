@@ -129,7 +129,8 @@ def candidates() -> Iterator[Path]:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and Path(runtime).is_absolute():
         yield Path(runtime, "gpumon")
-    yield Path(tempfile.gettempdir(), f"gpumon-{os.geteuid()}")
+    with contextlib.suppress(FileNotFoundError):  # nothing can be written anywhere
+        yield Path(tempfile.gettempdir(), f"gpumon-{os.geteuid()}")
 
 
 def open_directory(path: Path, *, create: bool) -> int:
@@ -190,7 +191,7 @@ def claim(descriptor: Descriptor) -> Place:
             reasons.append(f"{path} exists already")
         else:
             return Place(directory, descriptor.stem)
-    raise Unavailable("; ".join(reasons))
+    raise Unavailable("; ".join(reasons) or "no directory for temporary files can be written to")
 
 
 class Place:

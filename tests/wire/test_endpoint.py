@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +95,21 @@ def test_no_place_at_all_names_each_reason_in_one_line(monkeypatch: pytest.Monke
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere/b")
     with pytest.raises(endpoint.Unavailable, match="/nowhere/a does not exist; /nowhere/b does not exist"):
         endpoint.claim(endpoint.describe("x"))
+
+
+def test_where_nothing_can_be_written_there_is_no_place() -> None:
+    code = """
+import os, resource
+from gpumon_agent import endpoint
+os.environ.pop("XDG_RUNTIME_DIR", None)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+try:
+    endpoint.claim(endpoint.describe("x"))
+except endpoint.Unavailable as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "no directory for temporary files can be written to\n"
 
 
 def test_a_descriptor_reads_back_as_it_was_written(folder: Path) -> None:
