@@ -129,7 +129,10 @@ def train_graphed(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["callables", "compiled"])
 def test_replays_inside_phases_belong_to_them(virtual_gpu: Gpu, how: str) -> None:
-    said = virtual_gpu().run(train_graphed, how, env={"GPUMON_GOVERNOR": "off"}).stdout
+    gpu = virtual_gpu()
+    if how == "compiled" and gpu.run("import triton", check=False).returncode:
+        pytest.skip("torch.compile for CUDA needs triton, which is not beside this torch")
+    said = gpu.run(train_graphed, how, env={"GPUMON_GOVERNOR": "off"}).stdout
     phases, overlapped, notices, failures = json.loads(said)
     assert phases == [["load", *CAPTURED[1:]], *[CAPTURED] * 7]
     assert not overlapped
