@@ -138,8 +138,10 @@ class Rank:
             return
         parts = [arriving.parts[part] for part in sorted(arriving.parts)]
         layers = tuple(layer for part in parts for layer in part.layers)
-        self.layers[key] = LayersRecord(event.model, event.device, event.step, layers, parts[-1].elsewhere)
-        self._layers_view = None
+        record = LayersRecord(event.model, event.device, event.step, layers, parts[-1].elsewhere)
+        if record != known:  # the static picture repeats the newest
+            self.layers[key] = record
+            self._layers_view = None
 
     def _join(self, step: int, received: wire.Received) -> _OpenStep:
         """The open step of that number; when it has closed already, a fresh one that `_settle` merges into it."""

@@ -14,6 +14,7 @@ import pytest
 from synthetic import GIB, MIB, Run
 
 from gpumon.analysis import Lines
+from gpumon.analysis.lines import OWNERS
 from gpumon.export import jsonl
 from gpumon.export.objects import Objects
 from gpumon_agent import wire
@@ -96,7 +97,7 @@ def test_the_page_shows_real_output() -> None:
     page = json_examples.PAGE.read_text(encoding="utf-8")
     assert page == json_examples.page(page), "python tests/_shared/json_examples.py writes the examples"
     shown = {found[2] for found in json_examples.BLOCK.finditer(page)}
-    assert shown == set(KINDS) - {"layers"}  # recorded before there were any
+    assert shown == set(KINDS)
 
 
 def test_the_recorded_session_is_valid_throughout(validator: jsonschema.Draft202012Validator) -> None:
@@ -156,6 +157,25 @@ def test_numbers_survive_a_reader_that_is_not_python() -> None:
     for each in every_kind():
         assert "NaN" not in json.dumps(each)
         assert "Infinity" not in json.dumps(each)
+
+
+def test_the_recorded_ledgers_add_up_and_the_context_is_what_the_device_was_given() -> None:
+    steps = [each for each in json_examples.objects() if each["type"] == "step"]
+    assert len(steps) == 10
+    contexts = []
+    for each in steps:
+        ledger = each["ledger"]
+        contexts.append(ledger["context"])
+        named = (*OWNERS, "unexplained", "unattributed", "rounding", "slack")
+        assert sum(ledger[name] or 0 for name in named) == ledger["reserved"]
+        assert ledger["unexplained"] == 0
+        if ledger["total"] is not None:
+            assert ledger["total"] == ledger["reserved"] + ledger["context"] + ledger["free"]
+    assert set(contexts) - {None} == {450 * MIB}
+    composed = [each["ledger_peak"] for each in steps if each["ledger_peak"] is not None]
+    assert len(composed) >= 8
+    assert {peak["phase"] for peak in composed} == {"optimizer"}
+    assert all(peak["temporaries"] == peak["weights"] and peak["unexplained"] == 0 for peak in composed)
 
 
 def test_layers_are_stated_when_all_parts_came_and_join_what_the_model_tells() -> None:
