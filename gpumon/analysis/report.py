@@ -229,7 +229,9 @@ def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...]) -> OomReport | None
 def _estimate(owners: Owned | None, learnt: _Device | None, lines: Lines | None) -> Estimate | None:
     if owners is None:
         return None
-    shown = closed_form.learn(learnt.first, owners) if learnt is not None else None
+    owners = closed_form.calibrated(owners, lines)
+    size = learnt.newest.input_bytes if learnt is not None and learnt.newest is not None else None
+    shown = closed_form.learn(learnt.first, owners, size) if learnt is not None else None
     return closed_form.estimate(owners, shown, lines)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from synthetic import GIB, MIB, Run, frame_of
 
-from gpumon.analysis import Estimate, report
+from gpumon.analysis import Estimate, Lines, Reporter, report
+from gpumon.analysis.estimate.closed_form import Owned, calibrated
 from gpumon_agent import wire
 
 
@@ -57,3 +58,20 @@ def test_without_a_model_there_is_no_estimate() -> None:
     run = Run()
     events = [r for r in run.stream(3) if not isinstance(r.event, (wire.Model, wire.Module))]
     assert report(apply(events).frame(0))[0].devices[0].estimate is None
+
+
+def test_batches_of_two_sizes_tell_a_third() -> None:
+    sizes = (64, 64, 128, 256)
+    run = Run(
+        input_bytes=lambda step: sizes[min(step, 3)] * 1024,
+        activations=lambda step: 50 * MIB + sizes[min(step, 3)] * 8 * MIB,
+    )
+    reports = Reporter().report(frame_of(run, 4))
+    assert reports[0].devices[0].estimate.peak == pytest.approx(run.peak(3), rel=0.005)
+
+
+def test_gradients_that_are_fewer_than_the_parameters_are_taken_as_measured() -> None:
+    owners = Owned(100 * MIB, 0, 100 * MIB, 0, 0, 0, "exact", "exact")
+    sparse = calibrated(owners, Lines(gradients=MIB))
+    assert (sparse.gradients, sparse.gradients_source) == (MIB, "measured")
+    assert calibrated(owners, Lines(gradients=100 * MIB)) is calibrated(owners, None) is owners

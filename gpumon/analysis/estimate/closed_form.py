@@ -17,15 +17,15 @@ Source. The per-phase contents of a step in PyTorch's own memory documentation; 
 Cost. O(modules) once per description (cached by the caller), O(learnt steps) otherwise.
 
 Known limitations. A model spread over several devices is described as a whole, so no estimate is made for one of them.
-Parameters that never receive a gradient, or a sparse one, count as if theirs were dense. Learnt figures belong to the
-input sizes they were learnt from; batches of other sizes are the forecast's business. Workspaces and rounding are
-measured, not derived.
+Where fewer gradients stand than there are trainable parameters (sparse ones, or none), the measured ones are taken.
+Learnt figures belong to the input sizes they were learnt from, or to the line through two of them; what is not linear
+is the forecast's business. Workspaces and rounding are measured, not derived.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpumon.analysis.estimate.optimizers import needs, state_bytes, temporary_bytes
 from gpumon.analysis.history import StepPeaks
@@ -49,6 +49,7 @@ class Owned:
     temporaries: int | None
     state_source: str
     temporaries_source: str
+    gradients_source: str = "exact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +92,20 @@ def owned(models: Sequence[ModelRecord], device: int) -> Owned | None:
     return Owned(weights, buffers, gradients, state, buckets, temporaries, state_source, temporaries_source)
 
 
-def learn(steps: Sequence[StepPeaks], owners: Owned) -> Learnt | None:
+def calibrated(owners: Owned, measured: Lines | None) -> Owned:
+    """With the gradients that stand where they are fewer than the trainable parameters: sparse, or never computed."""
+    if measured is None or measured.gradients is None or measured.gradients >= owners.gradients:
+        return owners
+    return replace(owners, gradients=measured.gradients, gradients_source="measured")
+
+
+def learn(steps: Sequence[StepPeaks], owners: Owned, input_bytes: int | None = None) -> Learnt | None:
     """From the newest of the first `LEARNING_STEPS` complete iterations. The very first one stands in alone if it must:
-    it has no optimizer state before its own optimizer step, and the figures allow for that."""
+    it has no optimizer state before its own optimizer step, and the figures allow for that.
+
+    `input_bytes`: of the iteration to be stated. If the learnt ones had inputs of different sizes, what forward and
+    backward add is taken to be a line in their bytes.
+    """
     usable = [step for step in steps if not step.skipped][:LEARNING_STEPS]
     if not usable:
         return None
@@ -103,19 +115,28 @@ def learn(steps: Sequence[StepPeaks], owners: Owned) -> Learnt | None:
     standing = owners.weights + owners.buffers
     begun = chosen is not first or first.start >= standing + state + owners.buckets
     before = standing + (state + owners.buckets if begun else 0)
-    excess: dict[str, int] = {}
+    excess: dict[str, list[tuple[int | None, int]]] = {}  # phase → (bytes of the input, peak above the start)
     for step in usable[1:] or usable:
         for phase in step.phases:
             if phase.phase not in (wire.OPTIMIZER, wire.BETWEEN):
-                excess[phase.phase] = max(excess.get(phase.phase, 0), phase.peak - step.start)
+                excess.setdefault(phase.phase, []).append((step.input_bytes, phase.peak - step.start))
     optimizer_peak = next((p.peak for p in chosen.phases if p.phase == wire.OPTIMIZER), chosen.end)
     return Learnt(
         steps=len(usable),
-        excess=tuple(excess.items()),
+        excess=tuple((phase, _at(input_bytes, points)) for phase, points in excess.items()),
         kept=max(0, chosen.start - before),
         at_optimizer=max(0, chosen.end - (standing + owners.gradients + state + owners.buckets)),
         temporaries=max(0, optimizer_peak - chosen.end),
     )
+
+
+def _at(size: int | None, points: Sequence[tuple[int | None, int]]) -> int:
+    """The value at `size` on the line through the smallest and the largest; the highest where there is no line."""
+    placed = sorted((at, value) for at, value in points if at is not None)
+    if size is None or len(placed) < len(points) or placed[0][0] == placed[-1][0]:
+        return max(0, *(value for _, value in points))
+    (least, low), (most, high) = placed[0], placed[-1]
+    return max(0, round(low + (high - low) * (size - least) / (most - least)))
 
 
 def estimate(owners: Owned, learnt: Learnt | None, measured: Lines | None) -> Estimate:
@@ -125,7 +146,8 @@ def estimate(owners: Owned, learnt: Learnt | None, measured: Lines | None) -> Es
     inputs = measured.inputs if measured is not None else None
     state = owners.optimizer
     temporaries = owners.temporaries
-    sources = {"weights": "exact", "buffers": "exact", "gradients": "exact", "optimizer": owners.state_source}
+    sources = {"weights": "exact", "buffers": "exact", "gradients": owners.gradients_source}
+    sources["optimizer"] = owners.state_source
     if owners.buckets:
         sources["buckets"] = "exact"
     if learnt is not None and owners.temporaries_source != "exact":
