@@ -9,6 +9,9 @@ from gpumon.analysis.oom.report import OomReport, Suspect
 
 Object = dict[str, Any]
 
+SUSPECTS_MAX = 16
+"""Of tensors of one size there can be hundreds."""
+
 
 def explained(report: OomReport) -> Object:
     """Figures that a message rounded are [least, most] bytes; remedies come in order of what serves most."""
@@ -20,7 +23,7 @@ def explained(report: OomReport) -> Object:
         "assumptions": list(report.assumptions),
         "missing": _figure(report.missing),
         "where": report.where,
-        "suspects": [_suspect(each) for each in report.suspects],
+        "suspects": [_suspect(each) for each in report.suspects[:SUSPECTS_MAX]],
         "remedies": [remedy.text for remedy in report.remedies],
         "saves": [remedy.saves for remedy in report.remedies],
         "enough": [remedy.enough for remedy in report.remedies],

@@ -15,9 +15,9 @@ not split off (1 MiB or less) counts too.
 Source. torch/optim (2.15) and transformers' AdamW (to 4.x), compared with the allocator's own record of a first step on
 the virtual GPU (tests/oom/test_walk.py).
 Cost. O(parameters).
-Known limitations. All parameters are taken as one group, in their own order. Tensors below 10 MiB are taken as split
-without a remainder. Counters of steps kept on the
-device (fused, 512 B each) are left out.
+Known limitations. All parameters are taken as one group, in their own order. Ways that a recipe does not list are not
+known. Tensors below 10 MiB are taken as split without a remainder. Counters of steps kept on the device (fused, 512 B
+each) are left out.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Recipe:
     ways: tuple[str, ...] = WAYS
     width: float | None = None  # bytes an element of state; None: the parameter's own
     early: bool = False  # states are made with the optimizer, before the first forward
+    kept: bool = True  # the last temporary lives until its successor exists
 
 
 _ADAM = ("first moment (exp_avg)", "second moment (exp_avg_sq)")
@@ -67,6 +68,10 @@ RECIPES = {
     for recipe in (
         Recipe("adam", _ADAM, (_ROOT, "square root over the bias correction"), 1),
         Recipe("adamw", _ADAM, (_ROOT, "square root over the bias correction"), 1),
+        Recipe("nadam", _ADAM, (_ROOT, "square root over the bias correction"), 1, (REACH, LOOP, FOREACH)),
+        Recipe("radam", _ADAM, (_ROOT,), 1, (FOREACH,)),
+        Recipe("adamax", ("first moment (exp_avg)", "infinity norm"), ("denominator",), 1, (LOOP, FOREACH), kept=False),
+        Recipe("adadelta", ("square average", "accumulated deltas"), ("square root",), 2, (FOREACH,)),
         Recipe("sgd", ways=(LOOP, FOREACH, FUSED)),
         Recipe("momentum", ("momentum buffer",), ways=(REACH, FOREACH, FUSED)),
         Recipe("rmsprop", ("square average",), ("square root of the average",), 1, (REACH, LOOP, FOREACH)),
@@ -141,14 +146,14 @@ def first_step(tensors: Sequence[Tensor], recipe: Recipe, way: str) -> Iterator[
         for tensor in trained:
             yield from states(tensor, kept)
             yield from briefly(recipe.temporaries[:1], tensor, kept)
-            kept = counted(tensor.bytes) if recipe.temporaries else 0
+            kept = counted(tensor.bytes) if recipe.temporaries and recipe.kept else 0
         return
     for tensor in trained:
         yield from states(tensor)
     if way == LOOP:
         for tensor in trained:
             yield from briefly(recipe.temporaries, tensor, kept)
-            kept = counted(tensor.bytes) if recipe.temporaries else 0
+            kept = counted(tensor.bytes) if recipe.temporaries and recipe.kept else 0
     elif way == FOREACH:
         for _ in range(recipe.lists or 0):
             for tensor in trained:

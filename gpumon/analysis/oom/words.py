@@ -42,7 +42,7 @@ def _wrap(line: str, width: int, indent: str = "") -> str:
 def _what(report: OomReport) -> Iterator[str]:
     explained = [s for s in report.suspects if s.explains]
     if explained:
-        yield from _explained(explained[0], report)
+        yield from _explained(explained)
     elif report.suspects:
         yield from _sized(report)
     elif report.requested is not None:
@@ -64,8 +64,14 @@ def name(suspect: Suspect) -> str:
     return f"{suspect.tensor.name} ({shape}, {dtype}, {shown(suspect.bytes)})"
 
 
-def _explained(suspect: Suspect, report: OomReport) -> Iterator[str]:
-    if suspect.phase == "optimizer":
+def _explained(explained: Sequence[Suspect]) -> Iterator[str]:
+    suspect = explained[0]
+    if suspect.phase == "optimizer" and len(explained) > 1:
+        yield (
+            f"One of {len(explained)} requests of the first optimizer.step that agree in size and place; the nearest: "
+            f"{name(suspect)}, its {suspect.what}."
+        )
+    elif suspect.phase == "optimizer":
         yield f"One more copy of {name(suspect)}: its {suspect.what}, in the first optimizer.step."
     elif suspect.phase == "load":
         yield f"The weights {name(suspect)}, as the model is put on the device."
@@ -75,9 +81,10 @@ def _explained(suspect: Suspect, report: OomReport) -> Iterator[str]:
         parts = (
             "weights, gradients and the states made so far" if suspect.phase == "optimizer" else "the weights before it"
         )
+        agree = " Size and place both agree." if len(explained) == 1 else ""
         yield (
             f"By then {shown(suspect.stands)} stand ({parts}); the message says "
-            f"{shown(suspect.stands + suspect.left.middle)} is allocated. Size and place both agree."
+            f"{shown(suspect.stands + suspect.left.middle)} is allocated.{agree}"
         )
 
 
