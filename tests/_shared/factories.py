@@ -39,6 +39,7 @@ class Case:
     accumulation: int = 1
     set_to_none: bool = True
     built_on_device: bool = False
+    checkpointing: bool = False  # the factory's module does it
     iterations: int = 2
 
 
@@ -236,6 +237,7 @@ CASES: dict[str, Case] = {
         4,
         precision="bf16-autocast",
         accumulation=2,
+        checkpointing=True,
     ),
     "grad-in-eval-clean": of_perceptron(),
     "outlier-batch": of_gpt(OUTLIER, 8, *[64] * 15, 512, *[64] * 4, iterations=20),

@@ -1,0 +1,414 @@
+"""How well estimates agree with the allocator: `python benchmarks/estimate.py [--write docs/estimate-accuracy.md]`.
+
+truth     each scenario's own script on the virtual GPU (on a GPU where there is one): the highest `memory_allocated`
+          and `memory_reserved` of its steps. This is tier 3 too: `gpumon dryrun` runs the same script there.
+tiers     the scenario's model, batch and loss as functions (tests/_shared/factories.py), given to each tier.
+peers     what can be installed today, put into a folder of its own for this run, given the same module and batch.
+
+Errors are of the allocated peak. Seconds are those of one estimate in a process that has torch and the model's code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+SHARED = (ROOT / "tests", ROOT / "tests" / "_shared")
+PEERS = ("accelerate", "deepspeed", "torch-kitsune")
+NEEDED = ("hjson", "py-cpuinfo", "einops", "msgpack")  # to import DeepSpeed, beside what is installed
+MIB = 1 << 20
+
+COLUMNS = {
+    "tier 0": "closed form, from config.json",
+    "tier 1": "tensors and optimizer, no forward",
+    "tier 2": "traced without a GPU",
+    "MemTracker": "torch.distributed._tools, fake mode",
+    "accelerate": "estimate-memory's sizes, training with Adam",
+    "DeepSpeed": "estimate_zero2_model_states_mem_needs, one GPU, no offload",
+    "kitsune": "torch-kitsune, predict_memory",
+    "16 B": "16 bytes a parameter",
+    "18 B": "18 bytes a parameter",
+}
+REFUSALS = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, OSError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One tool on one scenario: bytes, or why there are none."""
+
+    scenario: str
+    tool: str
+    seconds: float
+    peak: int | None = None
+    reserved: int | None = None
+    reason: str = ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="SCENARIO", default=[], help="these scenarios only")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the tables there, with this command")
+    parser.add_argument("--child", choices=["tiers", "peers", "tracker"], help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    sys.path[:0] = map(str, SHARED)
+    if args.child:
+        warnings.simplefilter("ignore")
+        for answer in {"tiers": tiers, "peers": peers, "tracker": tracker}[args.child](args.only):
+            print("\n" + json.dumps(vars(answer)), flush=True)
+        return
+    from factories import CASES
+
+    names = args.only or list(CASES)
+    with tempfile.TemporaryDirectory() as folder:
+        missing = install(Path(folder))
+        truth = {name: run_scenario(name) for name in names}
+        answers = [*child("tiers", names), *child("peers", names, folder), *child("tracker", names, on_device=True)]
+    text = page(truth, answers, missing)
+    print(text)
+    if args.write:
+        args.write.write_text(text)
+
+
+# --------------------------------------------------------------------------------------------------------- the truth
+
+
+def device_environment(**options: Any) -> dict[str, str]:
+    """Where "cuda" exists."""
+    import torch
+
+    from gpumon import virtual_gpu
+
+    return dict(os.environ) if torch.cuda.is_available() else virtual_gpu.environment(**options)
+
+
+def leave(environment: dict[str, str]) -> None:
+    from gpumon import virtual_gpu
+
+    if "VGPU_SESSION" in environment and "VGPU_SESSION" not in os.environ:
+        virtual_gpu.remove_session(environment["VGPU_SESSION"])
+
+
+def run_scenario(name: str) -> Answer:
+    """The script's own figures, of every step."""
+    from scenarios.catalogue import BY_NAME
+
+    scenario = BY_NAME[name]
+    environment = device_environment(**{**scenario.options, "memory": None})
+    began = time.perf_counter()
+    try:
+        run = subprocess.run(scenario.command("--report"), env=environment, check=True, capture_output=True, text=True)
+    finally:
+        leave(environment)
+    lines = [json.loads(line) for line in run.stdout.splitlines() if line.startswith('{"')]
+    phases = [phase for line in lines if line.get("step") for phase in line.get("phases", [])]
+    return Answer(
+        name,
+        "truth",
+        time.perf_counter() - began,
+        max(phase["allocated_peak"] for phase in phases),
+        max(phase["reserved_peak"] for phase in phases),
+    )
+
+
+def install(folder: Path) -> dict[str, str]:
+    """Puts the peers there; what cannot be installed, by name, with pip's last line."""
+    missing = {}
+    for package in (*NEEDED, *PEERS):
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), package]
+        environment = {**os.environ, "DS_BUILD_OPS": "0"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        if done.returncode:
+            missing[package] = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
+    return missing
+
+
+def child(kind: str, names: list[str], folder: str = "", *, on_device: bool = False) -> list[Answer]:
+    """This file again, for one kind of tool; what it prints, line by line."""
+    environment = device_environment(profile="a100-40") if on_device else dict(os.environ)
+    if folder:  # behind what is installed already, except where that has none of it
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), folder)))
+    command = [sys.executable, __file__, "--child", kind, "--only", *names]
+    try:
+        run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    finally:
+        if on_device:
+            leave(environment)
+    return [Answer(**json.loads(line)) for line in run.stdout.splitlines() if line.startswith('{"scenario"')]
+
+
+def asked(scenario: str, tool: str, answer: Callable[[], tuple[int, int | None]]) -> Answer:
+    """What a tool says, and how long it took."""
+    began = time.perf_counter()
+    try:
+        peak, reserved = answer()
+    except REFUSALS as reason:
+        text = (str(reason).strip().splitlines() or [""])[0]
+        return Answer(scenario, tool, time.perf_counter() - began, reason=f"{type(reason).__name__}: {text[:160]}")
+    return Answer(scenario, tool, time.perf_counter() - began, peak, reserved)
+
+
+# -------------------------------------------------------------------------------------------------------- our own
+
+
+def tiers(names: list[str]) -> Iterator[Answer]:
+    from factories import CASES
+
+    from gpumon.analysis.estimate import from_module
+    from gpumon.analysis.estimate.traced import trace
+
+    for name in names:
+        case, work = CASES[name], workload(CASES[name])
+
+        def from_config(case: Any = case, work: Any = work) -> tuple[int, int]:
+            return figures(closed_form(case, work))
+
+        def from_tensors(case: Any = case, work: Any = work) -> tuple[int, int]:
+            module = from_module.on_meta(case.factory)
+            return figures(from_module.FromModule(module, case.factory).play(work, None).phases)
+
+        def traced(case: Any = case, work: Any = work) -> tuple[int, int]:
+            how = {"built_on_device": case.built_on_device, "iterations": case.iterations}
+            return figures(trace(case.factory, case.batches, work, case.loss, **how))
+
+        if configured(case) is not None:
+            yield asked(name, "tier 0", from_config)
+        yield asked(name, "tier 1", from_tensors)
+        yield asked(name, "tier 2", traced)
+
+
+def workload(case: Any) -> Any:
+    from gpumon.analysis.estimate.workload import PRECISIONS, Optimizer, Workload
+
+    return Workload(
+        batch=case.batch,
+        precision=PRECISIONS[case.precision],
+        optimizer=Optimizer.parse(case.optimizer),
+        accumulation=case.accumulation,
+        set_to_none=case.set_to_none,
+    )
+
+
+def figures(phases: Any) -> tuple[int, int]:
+    return max(phase.peak for phase in phases), max(phase.reserved for phase in phases)
+
+
+def configured(case: Any) -> Any:
+    """The configuration of a Hugging Face model."""
+    import torch
+
+    with torch.device("meta"):
+        module = case.factory()
+    return getattr(getattr(module, "net", module), "config", None) if _is_pretrained(module) else None
+
+
+def _is_pretrained(module: Any) -> bool:
+    from transformers import PreTrainedModel
+
+    return isinstance(getattr(module, "net", module), PreTrainedModel)
+
+
+def closed_form(case: Any, work: Any) -> Any:
+    from dataclasses import replace
+
+    from gpumon.analysis.estimate import families
+    from gpumon.analysis.estimate.subjects import FromConfig
+
+    config = configured(case)
+    given = case.batches(case.batch)
+    work = replace(work, sequence=given["input_ids"].shape[1], checkpointing=case.checkpointing)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(config.to_json_string(use_diff=False))
+        return FromConfig(families.load(path)).play(work, None).phases
+
+
+# ---------------------------------------------------------------------------------------------------------- others
+
+
+def peers(names: list[str]) -> Iterator[Answer]:
+    """Sums over the module as it is made on the host."""
+    import torch
+    from factories import CASES
+
+    for name in names:
+        case = CASES[name]
+        module = case.factory()
+        net = getattr(module, "net", module)
+        count = sum(parameter.numel() for parameter in net.parameters())
+        first = next(iter(torch.utils._pytree.tree_leaves(case.batches(case.batch))))
+
+        def accelerate(net: Any = net, case: Any = case) -> tuple[int, None]:
+            from accelerate.commands.estimate import estimate_training_usage
+            from accelerate.utils import calculate_maximum_sizes
+
+            kind = {"fp32": "float32", "bf16-autocast": "bfloat16", "fp16-autocast": "float16"}[case.precision]
+            return max(estimate_training_usage(calculate_maximum_sizes(net)[0], kind).values()), None
+
+        def deepspeed(count: int = count) -> tuple[int, None]:
+            from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+
+            return estimate_zero2_model_states_mem_needs(count, cpu_offload=False)[1], None
+
+        def kitsune(net: Any = net, case: Any = case, first: Any = first) -> tuple[int, None]:
+            from kitsune.predict import predict_memory
+
+            optimizer = "sgd" if case.optimizer.startswith("sgd") else "adamw"
+            return predict_memory(net, tuple(first.shape[1:]), case.batch, optimizer=optimizer).total_bytes, None
+
+        yield asked(name, "accelerate", accelerate)
+        yield asked(name, "DeepSpeed", deepspeed)
+        yield asked(name, "kitsune", kitsune)
+        yield asked(name, "16 B", lambda count=count: (16 * count, None))
+        yield asked(name, "18 B", lambda count=count: (18 * count, None))
+
+
+def tracker(names: list[str]) -> Iterator[Answer]:
+    """MemTracker as its documentation shows it, two iterations."""
+    import torch
+    from factories import CASES
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed._tools.mem_tracker import MemTracker
+    from torch.utils._pytree import tree_map
+
+    def to_device(value: Any) -> Any:
+        return value.to("cuda") if isinstance(value, torch.Tensor) else value
+
+    def track(case: Any) -> tuple[int, None]:
+        from gpumon.analysis.estimate.workload import OPTIMIZERS, Optimizer
+
+        wanted = Optimizer.parse(case.optimizer)
+        settings = {name: float(value) for name, value in wanted.settings} | {wanted.form: True}
+        kinds = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
+        memory = MemTracker()
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            with torch.device("cuda"):
+                module = case.factory()
+            optimizer = getattr(torch.optim, OPTIMIZERS[wanted.name])(module.parameters(), **settings)
+            memory.track_external(module, optimizer)
+            with memory:
+                for _ in range(2):
+                    given = tree_map(to_device, case.batches(case.batch))
+                    with torch.autocast("cuda", kinds.get(case.precision), enabled=case.precision in kinds):
+                        output = module(**given) if isinstance(given, dict) else call(module, given)
+                        loss = case.loss(output) if case.loss else output
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=case.set_to_none)
+                    del given, output, loss
+                    memory.reset_mod_stats()
+        return memory.get_tracker_snapshot("peak")[torch.device("cuda:0")]["Total"], None
+
+    for name in names:
+        yield asked(name, "MemTracker", lambda name=name: track(CASES[name]))
+
+
+def call(module: Any, given: Any) -> Any:
+    return module(*given) if isinstance(given, tuple) else module(given)
+
+
+# ----------------------------------------------------------------------------------------------------------- the page
+
+
+def page(truth: dict[str, Answer], answers: list[Answer], missing: dict[str, str]) -> str:
+    import torch
+
+    where = "on a GPU" if torch.cuda.is_available() else "on the virtual GPU (a100-40)"
+    command = " ".join(["python", "benchmarks/estimate.py", *sys.argv[1:]])
+    by = {(answer.scenario, answer.tool): answer for answer in answers}
+    parts = [
+        "# How accurate estimates are\n",
+        f"Measured {where}, torch {torch.__version__}, {os.cpu_count()} CPUs, by\n\n    {command}\n",
+        "Truth is each scenario's own script: the highest allocated and reserved bytes of its steps, by PyTorch's own"
+        " allocator. That is tier 3 as well, `gpumon dryrun`, which runs the script itself; so it has no column. The"
+        " other tiers and tools were given the scenario's model, batch and loss as functions"
+        " (`tests/_shared/factories.py`); scenarios whose loop cannot be said in those words (two models, second"
+        " derivatives, several ranks, compiled, a list that grows, a Trainer's own bookkeeping) are not here, or differ"
+        " by that.\n",
+        "Only tiers 0 and 2, MemTracker and kitsune know a forward pass; what the others leave out is their error.\n",
+        "## In short\n",
+        *summary(truth, by),
+        "\n## Error of the allocated peak, scenario by scenario\n",
+        *table(truth, by),
+        "\n## What could not be run\n",
+        *refusals(answers, missing),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def error(answer: Answer | None, truth: Answer, what: str = "peak") -> float | None:
+    """0.01: one per cent too much."""
+    said = getattr(answer, what) if answer is not None else None
+    return None if said is None else said / getattr(truth, what) - 1
+
+
+def summary(truth: dict[str, Answer], by: dict[tuple[str, str], Answer]) -> Iterator[str]:
+    yield "Absolute errors over all scenarios a tool answered for, and the seconds one answer takes.\n"
+    yield "| tool | what it is | scenarios | median | 90th percentile | worst | seconds, median |"
+    yield "|---|---|--:|--:|--:|--:|--:|"
+    for tool, what in COLUMNS.items():
+        yield _summary_row(tool, what, truth, by, tool, "peak")
+    yield _summary_row("tier 2, reserved", "the same, of reserved bytes", truth, by, "tier 2", "reserved")
+    seconds = median(answer.seconds for answer in truth.values())
+    yield f"| tier 3 | the script itself, on the virtual GPU | {len(truth)} | 0 | 0 | 0 | {seconds:.1f} |"
+
+
+def _summary_row(
+    title: str, what: str, truth: dict[str, Answer], by: dict[tuple[str, str], Answer], tool: str, figure: str
+) -> str:
+    found = [answer for name in truth if (answer := by.get((name, tool))) is not None and answer.peak is not None]
+    errors = sorted(abs(error(answer, truth[answer.scenario], figure) or 0) for answer in found)
+    if not errors:
+        return f"| {title} | {what} | 0 | | | | |"
+    seconds = median(answer.seconds for answer in found)
+    worst, ninetieth = errors[-1], errors[min(len(errors) - 1, int(0.9 * len(errors)))]
+    cells = (f"{100 * value:.3f} %" for value in (median(errors), ninetieth, worst))
+    took = f"{seconds:.2g}" if seconds >= 0.001 else "< 0.001"
+    return f"| {title} | {what} | {len(errors)} | {' | '.join(cells)} | {took} |"
+
+
+def table(truth: dict[str, Answer], by: dict[tuple[str, str], Answer]) -> Iterator[str]:
+    yield f"| scenario | peak, MiB | reserved, MiB | {' | '.join(COLUMNS)} | tier 2, reserved |"
+    yield f"|---|--:|--:|{'--:|' * (len(COLUMNS) + 1)}"
+    for name, real in truth.items():
+        offs = [error(by.get((name, tool)), real) for tool in COLUMNS]
+        offs.append(error(by.get((name, "tier 2")), real, "reserved"))
+        cells = [_percent(off) for off in offs]
+        yield f"| {name} | {real.peak / MIB:,.1f} | {real.reserved / MIB:,.0f} | {' | '.join(cells)} |"  # type: ignore[operator]
+
+
+def _percent(off: float | None) -> str:
+    if off is None:
+        return ""
+    return "0" if off == 0 else f"{100 * off:+.3f} %" if abs(off) < 0.01 else f"{100 * off:+.1f} %"
+
+
+def refusals(answers: list[Answer], missing: dict[str, str]) -> Iterator[str]:
+    for package, reason in missing.items():
+        yield f"- `{package}` could not be installed: {reason}"
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for answer in answers:
+        if answer.peak is None:
+            grouped.setdefault((answer.tool, answer.reason), []).append(answer.scenario)
+    for (tool, reason), names in grouped.items():
+        yield f"- {tool}, {', '.join(names)}: `{reason}`"
+    if not missing and not grouped:
+        yield "Everything ran."
+
+
+if __name__ == "__main__":
+    main()
