@@ -163,7 +163,7 @@ def _make(folder: Path, torch: Torch, compiler: str) -> None:
 
 
 def _compile(target: Path, torch: Torch, compiler: str) -> None:
-    libraries = [elf.read(path) for path in torch.libraries.glob("lib*.so") if not path.is_symlink()]
+    libraries = [elf.read(path) for path in sorted({path.resolve() for path in torch.libraries.glob("lib*.so")})]
     imports = frozenset().union(*(library.imports for library in libraries)) | _looked_up(torch)
     needed = frozenset().union(*(library.needed for library in libraries))
     (target / "cuda_stubs.c").write_text(stubs.cuda(imports))

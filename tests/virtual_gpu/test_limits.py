@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import venv
 from pathlib import Path
+
+import pytest
 
 from gpumon import virtual_gpu as vgpu
 
@@ -80,3 +84,109 @@ def test_kernels_take_no_time_and_convolutions_no_workspace(virtual_gpu):
     text = README.read_text()
     assert "cuDNN workspaces" in text
     assert "Time" in text
+
+
+def test_the_context_is_one_constant_whatever_runs(virtual_gpu):
+    def grow():
+        import pynvml
+        import torch
+
+        pynvml.nvmlInit()
+        device = pynvml.nvmlDeviceGetHandleByIndex(0)
+
+        def beside() -> int:
+            return pynvml.nvmlDeviceGetMemoryInfo(device).used - torch.cuda.memory_reserved()
+
+        x = torch.ones(64, 64, device="cuda")
+        first = beside()
+        for operation in (torch.sin, torch.mm, torch.softmax, torch.cumsum, torch.sort):
+            operation(x, *([x] if operation is torch.mm else [] if operation in (torch.sin, torch.sort) else [0]))
+        torch.nn.Conv2d(1, 8, 3).cuda()(x[None, None])
+        print(first, beside())  # kernels and libraries that a real driver would load by now
+
+    shown = virtual_gpu(profile="t4").run(grow).stdout.split()
+    assert shown == [str(450 << 20)] * 2
+    assert "constant context" in README.read_text()
+
+
+@pytest.mark.parametrize("name", vgpu.PROFILES)
+def test_a_profile_is_approximate_and_what_it_says_is_what_torch_sees(virtual_gpu, name):
+    profile = vgpu.PROFILES[name]
+    assert 0.88 * profile.memory_gb * 2**30 < profile.capacity_bytes < profile.memory_gb * 2**30
+    assert "Profiles' capacities are approximate" in README.read_text()
+    if name == "l4":  # one is enough: all go the same way
+        ask = "import torch; p = torch.cuda.get_device_properties(0); print(p.total_memory, p.name)"
+        assert virtual_gpu(profile=name).run(ask).stdout == f"{profile.capacity_bytes} {profile.name}\n"
+
+
+def test_gathered_objects_are_this_rank_s_own_and_others_come_from_nobody(virtual_gpu):
+    def gather():
+        import os
+
+        import torch
+        from torch import distributed
+
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29400", RANK="0", WORLD_SIZE="4")
+        distributed.init_process_group("nccl", store=distributed.HashStore(), rank=0, world_size=4)
+        torch.cuda.set_device(0)
+        for text in ("x", "y" * 5000):
+            found = [None] * 4
+            distributed.all_gather_object(found, {"rank": 0, "text": text})
+            assert found == [{"rank": 0, "text": text}] * 4, found
+        assert torch.tensor([5, 7], device="cuda").max().item() == 0  # what other reductions read
+        own = [{"from": 0}]
+        distributed.broadcast_object_list(own, 0)
+        assert own == [{"from": 0}]
+        try:
+            distributed.broadcast_object_list([None], 1)
+        except (EOFError, RuntimeError):
+            print("nobody sent it")
+
+    assert virtual_gpu().run(gather).stdout.endswith("nobody sent it\n")
+    text = README.read_text()
+    assert "NCCL moves nothing" in text
+    assert "all_gather_object" in text
+
+
+def test_without_the_nvidia_wheels_training_runs_and_nvrtc_fails_by_name(virtual_gpu, tmp_path):
+    def train():
+        import torch
+
+        model = torch.nn.Linear(64, 64).cuda()
+        model(torch.randn(4, 64, device="cuda")).sum().backward()
+        torch.optim.AdamW(model.parameters()).step()
+        try:
+            torch.special.airy_ai(model.weight.data)  # compiled at run time
+        except RuntimeError as error:
+            print(error)
+
+    gpu = virtual_gpu()
+    slim = slim_copy(gpu.python, tmp_path / "slim")
+    environment = vgpu.environment(python=str(slim))
+    ran = subprocess.run(
+        [slim, *gpu.command(train)[1:]], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    vgpu.remove_session(environment["VGPU_SESSION"])
+    assert ran.returncode == 0, ran.stderr
+    assert "NVRTC" in ran.stdout
+    assert "nvrtcVersion is not supported" in ran.stderr
+    assert "NVRTC works where its wheel is installed" in README.read_text()
+
+
+def slim_copy(python: str, folder: Path) -> Path:
+    """An interpreter that finds what `python` finds, except the nvidia-* wheels."""
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    original = Path(subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip())
+    venv.create(folder, symlinks=True, with_pip=False)
+    copy = next(folder.glob("lib/python*/site-packages"))
+    for place in (
+        copy,
+        copy / "torch",
+        copy / "torch" / "lib",
+    ):  # torch's libraries look for the wheels in ../../nvidia
+        place.mkdir(exist_ok=True)
+        for entry in (original / place.relative_to(copy)).iterdir():
+            wanted = not entry.name.startswith(("nvidia", "cusparselt")) and entry.name not in ("torch", "lib")
+            if wanted and not (place / entry.name).exists():
+                (place / entry.name).symlink_to(entry)
+    return folder / "bin" / "python"

@@ -96,3 +96,23 @@ def test_one_process_is_a_rank_of_many_over_the_nccl_stand_in(virtual_gpu):
         print(before - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved())
 
     assert virtual_gpu(nccl_buffers="100MiB").run(train).stdout == f"{100 << 20}\n"
+
+
+def test_uploads_of_zeros_are_not_made_resident_and_still_overwrite_what_was_there(virtual_gpu):
+    def upload():
+        import resource
+
+        import torch
+
+        torch.ones(1, device="cuda")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        untouched = torch.empty(256 << 20, dtype=torch.uint8).to("cuda")
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
+        assert not untouched[: 1 << 20].cpu().any()
+        there = torch.full((1 << 20,), 7, dtype=torch.uint8).to("cuda")
+        there[4097:].copy_(torch.zeros((1 << 20) - 4097, dtype=torch.uint8))
+        back = there.cpu()
+        assert (back[:4097] == 7).all()
+        assert not back[4097:].any()
+
+    virtual_gpu().run(upload)

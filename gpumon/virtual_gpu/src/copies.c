@@ -32,6 +32,28 @@ static int scalars_are_zero(void) {
   return zero;
 }
 
+static int is_zero(const char *page, size_t size) {
+  const u64 *words = (const u64 *)page;
+  for (size_t i = 0; i < size / sizeof *words; i++) {
+    if (words[i]) return 0;
+  }
+  return 1;
+}
+
+/* An upload of what nobody wrote yet (a model made without initializing it) must not make two gigabytes resident: a
+ * page of zeros that goes where zeros are is only looked at. */
+static void upload(char *to, const char *from, size_t size) {
+  enum { PAGE = 4096 };
+  while (size) {
+    size_t part = size < PAGE ? size : PAGE;
+    int aligned = part == PAGE && !(((uintptr_t)to | (uintptr_t)from) % sizeof(u64));
+    if (!aligned || !is_zero(from, PAGE) || !is_zero(to, PAGE)) memmove(to, from, part);
+    to += part;
+    from += part;
+    size -= part;
+  }
+}
+
 static int copy(void *to, const void *from, size_t size) {
   region ignored;
   int to_device = vgpu_is_device(to, &ignored), from_device = vgpu_is_device(from, &ignored);
@@ -40,12 +62,16 @@ static int copy(void *to, const void *from, size_t size) {
   if (from_device && !to_device) {
     vgpu_synchronize();
     if (size <= SCALAR_BYTES && !known && scalars_are_zero()) {
+      int64_t number;
       memset(to, 0, size);
-      vgpu_note_read();
+      if (size == sizeof number && vgpu_gathered(from, &number)) memcpy(to, &number, size);
+      else vgpu_note_read();
       return SUCCESS;
     }
   }
-  memmove(to, from, size < longest ? size : longest);
+  size_t carried = size < longest ? size : longest;
+  if (to_device && !from_device) upload(to, from, carried);
+  else memmove(to, from, carried);
   if (to_device) {
     if (known) vgpu_note_upload(to, size);
     else vgpu_forget_upload(to, size);

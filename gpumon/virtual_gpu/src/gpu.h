@@ -51,6 +51,10 @@ void vgpu_forget_all_uploads(void);
 void vgpu_forget_reachable_uploads(void **parameters); /* a kernel with these parameters was launched */
 int vgpu_is_upload(const void *start, size_t size);
 
+/* One int64 of each rank was gathered into these bytes; whether that tells the number read at `from`, and which. */
+void vgpu_note_gathered(const void *start, size_t size);
+int vgpu_gathered(const void *from, int64_t *number);
+
 /* streams.c: the order of work, and when it is done */
 typedef struct stream {
   int device, priority;

@@ -64,6 +64,43 @@ int vgpu_is_upload(const void *start, size_t size) {
   return found;
 }
 
+/* The sizes that an object collective exchanges (all_gather_object): one int64 a rank, all equal here, whose maximum a
+ * kernel takes before the host reads it. So until the next gather, each of them may be read, and one number that is not
+ * known may be their reduction, if a kernel had a pointer to them. */
+static struct {
+  range at;
+  int64_t number;
+  int reads, reductions;
+} gathered;
+
+void vgpu_note_gathered(const void *start, size_t size) {
+  pthread_mutex_lock(&mutex);
+  gathered.at = (range){(uintptr_t)start, (uintptr_t)start + size};
+  gathered.number = *(const int64_t *)start;
+  gathered.reads = size / sizeof(int64_t);
+  gathered.reductions = 1;
+  pthread_mutex_unlock(&mutex);
+}
+
+int vgpu_gathered(const void *from, int64_t *number) {
+  uintptr_t at = (uintptr_t)from;
+  int known = 0;
+  pthread_mutex_lock(&mutex);
+  if (gathered.at.start <= at && at < gathered.at.end) {
+    known = gathered.reads-- > 0;
+  } else if (gathered.reductions) {
+    int untouched = 0;
+    for (int i = 0; i < REMEMBERED && !untouched; i++) {
+      untouched = ranges[i].start <= gathered.at.start && gathered.at.start < ranges[i].end;
+    }
+    known = !untouched;
+    gathered.reductions -= known;
+  }
+  *number = gathered.number;
+  pthread_mutex_unlock(&mutex);
+  return known;
+}
+
 static void forget_pointed_to(const uintptr_t *words, const uintptr_t *end) {
   for (; words < end; words++) {
     if (*words < lowest || *words >= highest) continue;
