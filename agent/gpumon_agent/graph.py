@@ -25,6 +25,7 @@ around": an operator called between two modules belongs to the one around the fi
 from __future__ import annotations
 
 import functools
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from time import thread_time_ns
@@ -75,6 +76,8 @@ class Places:
         """module → (name, class in lower case) of its children; the class is "" of those that hold more than nothing"""
         self.kinds: dict[Place, str] = {}
         """module → its class, in the model's order"""
+        self._positions: dict[Around, int] = {}
+        self._alike: dict[tuple[Place, str], list[int]] = {}  # children that are an operator, by position
 
     def add(self, index: int, root: Module) -> None:
         """One more model."""
@@ -86,6 +89,7 @@ class Places:
                 self.children[index, path] = [
                     (name, type(child).__name__.lower() if child in bare else "") for name, child in children
                 ]
+                self._positions.update((((index, path), name), at) for at, (name, _) in enumerate(children))
             elif not any(parameter is not None for parameter in module._parameters.values()):
                 bare.add(module)
         for module, path in paths.items():
@@ -119,19 +123,20 @@ class Places:
     def within(self, around: Around, operator: str) -> tuple[Place, Around]:
         """Where `operator` belongs, and those that it feeds."""
         place, fed_by = around
-        alike = 0
-        first = behind = ""
-        passed = not fed_by
-        for name, kind in self.children.get(place, ()):
-            if kind and (kind in operator or operator in kind):
-                alike += 1
-                first = first or name
-                if passed:
-                    behind = behind or name
-            passed = passed or name == fed_by
-        chosen = first if alike == 1 else behind
-        if not chosen:
+        alike = self._alike.get((place, operator))
+        if alike is None:
+            children = enumerate(self.children.get(place, ()))
+            alike = [at for at, (_, kind) in children if kind and (kind in operator or operator in kind)]
+            self._alike[place, operator] = alike
+        if not alike:
             return place, around
+        at = alike[0]
+        if len(alike) > 1:
+            after = bisect_right(alike, self._positions.get((place, fed_by), -1))
+            if after == len(alike):
+                return place, around
+            at = alike[after]
+        chosen = self.children[place][at][0]
         model, path = place
         return (model, f"{path}.{chosen}" if path else chosen), (place, chosen)
 

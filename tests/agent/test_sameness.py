@@ -81,8 +81,9 @@ for tensor in (*model.parameters(), torch.get_rng_state(), *state):
 """
 
 
-def test_losses_parameters_and_random_states_are_bit_identical(tmp_path: Path) -> None:
-    assert python(VALUES, tmp_path) == python(VALUES, tmp_path, env={"WATCHED": "1"})
+@pytest.mark.parametrize("governor", ["on", "off"])  # off: every step is sampled, every graph walked
+def test_losses_parameters_and_random_states_are_bit_identical(tmp_path: Path, governor: str) -> None:
+    assert python(VALUES, tmp_path) == python(VALUES, tmp_path, env={"WATCHED": "1", "GPUMON_GOVERNOR": governor})
 
 
 def saved(model: nn.Module) -> bytes:
@@ -147,6 +148,33 @@ def test_handles_from_before_still_remove_their_hooks(watch: Any) -> None:
     assert called == ["before", "during", "during", "during"]
 
 
+def test_a_watched_model_can_be_scripted_and_has_no_hook_to_hand_on(watch: Any) -> None:
+    model = nn.Linear(4, 4)
+    watch(model)
+    called: list[str] = []
+    handle = model.register_forward_hook(lambda *_: called.append("the user's own"))
+    assert len(model._forward_hooks.values()) == 1
+    handle.remove()
+    assert not model._forward_hooks.values()
+    scripted = torch.jit.script(model)
+    assert torch.equal(scripted(torch.ones(2, 4)), model(torch.ones(2, 4)))
+    assert not called
+
+
+def test_a_model_under_functional_transforms_is_watched_too(watch: Any) -> None:
+    model = nn.Linear(4, 4)
+    watch(model)
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters: Any, sample: Any) -> Any:
+        return torch.func.functional_call(model, parameters, sample).sum()
+
+    for _ in range(8):  # more often than a part may fail
+        torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, torch.ones(3, 4))
+    model(torch.ones(2, 4)).sum().backward()
+    assert watch.words()[0][-2:] == ["forward", "backward"]
+
+
 def in_torch() -> dict[str, Any]:
     """Every place that the agent touches."""
     module = torch.nn.Module
@@ -160,8 +188,13 @@ def in_torch() -> dict[str, Any]:
         (checkpoint.CheckpointFunction, "backward"),
         (checkpoint._recomputation_hook, "__init__"),
         (sys, "excepthook"),
+        (torch.cuda.CUDAGraph, "capture_begin"),
+        (torch.cuda.CUDAGraph, "replay"),
+        (torch.cuda, "make_graphed_callables"),
+        (torch.cuda.graphs, "make_graphed_callables"),
     ]
     names += [(torch._C, f"_cuda_{name}") for name in ("memoryStats", "resetPeakMemoryStats")]
+    names += [(torch._C, f"_cuda_{name}") for name in ("record_memory_history", "memorySnapshot", "isHistoryEnabled")]
     names += [(torch._C, f"_accelerator_{name}") for name in ("getDeviceStats", "resetPeakStats")]
     return {f"{owner!r}.{name}": getattr(owner, name, None) for owner, name in names} | {
         "registration": list(torch.nn.modules.module._global_module_registration_hooks),
