@@ -17,17 +17,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "scenarios"))
 from _gpt import GPT, GPTConfig, batch, next_token_loss
 
 EVAL_EVERY = 40
-KEPT_EVERY = 6
+KEPT_EVERY = 4
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--keep", action="store_true", help="keep every sixth step's outputs, as a careless log does")
+    parser.add_argument("--keep", action="store_true", help="keep every fourth step's outputs, as a careless log does")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--width", type=int, default=1536)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--pause", type=float, default=0.1, help="seconds that the data of a step take")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--pause", type=float, default=0.05, help="seconds that the data of a step take")
     args = parser.parse_args()
     device = torch.device("cuda")
     config = GPTConfig(vocabulary=32_768, length=1024, layers=args.layers, width=args.width, heads=12)

@@ -2,8 +2,11 @@
 
     python screenshots/made.py [NAME…]
 
-For each scene a script of tests/scenarios is trained with the agent inside, `gpumon record` writes what is said, and
-the recording is played to the app at the picture's size. Nothing is drawn or retouched by hand.
+For each scene a script is trained with the agent inside, `gpumon record` writes what is said, and the recording is
+handed to the app, to its end or to some steps before it, at the picture's size. Nothing is drawn or retouched by hand.
+
+Every step is sampled: a virtual GPU computes nothing, so that steps which would take a second take some milliseconds,
+and the rule of 1 % of a step would leave a figure every few hundred steps.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpumon import link
 from gpumon.tui.app import MonitorApp, Options
-from gpumon.tui.feed import Pace
+from gpumon_agent import wire
 from gpumon_agent.endpoint import Descriptor
 
 HERE = Path(__file__).parent
@@ -37,6 +41,7 @@ class Picture:
     size: tuple[int, int] = LARGE
     keys: tuple[str, ...] = ()
     theme: str = "gpumon-dark"
+    earlier: int = 0  # steps before the recording's end
 
 
 @dataclass(frozen=True)
@@ -49,32 +54,38 @@ class Scene:
     seconds: float | None = 25.0  # of recording; None: to the end of the training
 
 
-GPT = ("gpt.py", "--precision", "bf16", "--layers", "24", "--width", "2048", "--steps", "100000")
+EARLIER = 8
 SCENES = (
     Scene(
-        GPT,
+        (str(HERE / "finetune.py"), "--keep"),
         (
-            Picture("overview"),
-            Picture("overview-light", theme="gpumon-light"),
-            Picture("overview-80x24", SMALL),
-            Picture("explain", keys=("tab", "e")),
-            Picture("help", keys=("question_mark",)),
+            Picture("overview", earlier=EARLIER),
+            Picture("overview-light", theme="gpumon-light", earlier=EARLIER),
+            Picture("overview-80x24", SMALL, earlier=EARLIER),
+            Picture("layers", keys=("3", "o", "o", "o", "o", "o", "o", *["down"] * 3, "enter"), earlier=EARLIER),
+            Picture("layers-light", keys=("3", "slash", *"expand"), theme="gpumon-light", earlier=EARLIER),
+            Picture("estimate", keys=("5", *["down"] * 4), earlier=EARLIER),
+            Picture("estimate-light", keys=("5",), theme="gpumon-light", earlier=EARLIER),
+            Picture("explain", keys=("5", *["down"] * 4, "e"), earlier=EARLIER),
+            Picture("help", keys=("question_mark",), earlier=EARLIER),
+            Picture("out-of-memory"),
+            Picture("out-of-memory-80x24", SMALL),
+            Picture("out-of-memory-in-full", keys=("o",)),
         ),
+        ("-p", "a100-40"),
+        seconds=None,
     ),
     Scene(
         ("torchrun", "--nproc-per-node", "4", "ddp.py", "--large", "--steps", "100000"),
         (Picture("ranks", keys=("2",)),),
         ("-n", "4", "-p", "a100-80"),
     ),
-    Scene(
-        ("oom_ahead.py", "--steps", "1000"), (Picture("out-of-memory"),), ("-p", "a100-40", "-m", "1GiB"), seconds=None
-    ),
 )
 
 
 def record(scene: Scene, folder: Path) -> Path:
     """Trains and records; the recording."""
-    os.environ["XDG_RUNTIME_DIR"] = str(folder)
+    os.environ.update(XDG_RUNTIME_DIR=str(folder), GPUMON_GOVERNOR="off")
     python, session = sys.executable, f"pictures-{folder.name}"
     on_devices = [python, "-m", "gpumon.virtual_gpu", "run", "-s", session, *scene.devices, "--"]
     words = [str(SCENARIOS / word) if word.endswith(".py") else word for word in scene.command]
@@ -116,14 +127,34 @@ def _agents(pid: int) -> tuple[Descriptor, ...]:
         return ()
 
 
+async def events_of(recording: Path, earlier: int) -> list[wire.Received]:
+    """Its events, up to so many steps before its end."""
+    events = [received async for received in link.replay(recording)]
+    if not earlier:
+        return events
+    last = max(received.event.step for received in events if isinstance(received.event, wire.Step))
+    end = next(i for i, r in enumerate(events) if isinstance(r.event, wire.Step) and r.event.step > last - earlier)
+    return events[:end]
+
+
 async def draw(recording: Path, picture: Picture) -> None:
-    """Plays the recording to its end and saves what stands on the screen, in a live run's words."""
-    app = MonitorApp(lambda: link.replay(recording), pace=Pace(0), options=Options(picture.theme))
+    """Saves what one who watched saw as the last of the events arrived."""
+    events = await events_of(recording, picture.earlier)
+    heard = asyncio.Event()
+
+    async def feed() -> AsyncIterator[wire.Received]:
+        for received in events:
+            yield received
+        heard.set()
+        await asyncio.Event().wait()
+
+    app = MonitorApp(feed, clock=lambda: events[-1].unix_ns, options=Options(picture.theme))
     async with app.run_test(size=picture.size) as pilot:
-        while not any("end" in said.text or "damaged" in said.text for said in app.view.said):
+        await heard.wait()
+        await pilot.pause(1.0)
+        for key in picture.keys:
+            await pilot.press(key)
             await pilot.pause(0.2)
-        await pilot.pause(0.6)
-        await pilot.press(*picture.keys)
         await pilot.pause(0.6)
         (HERE / f"{picture.name}.svg").write_text(app.export_screenshot(title="gpumon"))
     print(f"{picture.name}.svg")

@@ -17,6 +17,9 @@ LABELS = {"other_processes": "other processes", "other_models": "other models", 
 SMALL = 4096
 """A line below 1/4096 of what is reserved is left out of the legend (the explanation has it, to the byte)."""
 
+LITTLE_OF_PEAK = 500
+"""A line below 1/500 of a peak is left out of what was alive there."""
+
 LITTLE = 0.25
 """A device filled less than this is not drawn to its whole scale: the free part is cut, and says so."""
 
@@ -224,14 +227,14 @@ def _alive(b: Bars, label: int, room: int, glyphs: Glyphs) -> list[Line]:
     peak = b.composed
     if peak is None:
         return []
-    shown = _peak_parts(peak, None)
+    shown = [(name, value) for name, value in _peak_parts(peak, None) if abs(value) * LITTLE_OF_PEAK >= peak.allocated]
     unit = unit_for(*(value for _, value in shown))
     head: Span = (" " + left("peak", label), "dim")
     by_size = sorted(shown, key=lambda part: -abs(part[1]))
     for kept in range(len(shown), 0, -1):
         items = [_item(name, value, unit, glyphs) for name, value in shown if (name, value) in by_size[:kept]]
         rest = sum(value for _, value in by_size[kept:])
-        if abs(rest) * 200 > peak.allocated:  # what would not change the picture is left out
+        if rest:
             items.append((("other ", "dim"), (size(rest), "text")))
         if b.peak is None or b.peak.step != peak.step:
             items.append(((f"of step {peak.step:,}", "dim"),))

@@ -188,7 +188,8 @@ def _verdict(e: Estimated, room: int, glyphs: Glyphs) -> list[Line]:
         second.append((f" {size(f.headroom)} of {size(e.capacity)} stay above it", "text"))
         if f.max_batch_factor is not None:
             times = "×" if glyphs.braille else "x"
-            second.append((f" · the batch can grow to {times}{f.max_batch_factor:.1f}", "dim"))
+            way = "can grow" if f.max_batch_factor >= 1 else "must shrink"
+            second.append((f" · the batch {way} to {times}{f.max_batch_factor:.1f}", "dim"))
         if f.p_oom is not None and f.p_oom >= 0.005:
             second.append((f" · an allocation fails with {percent(f.p_oom)} probability", "bad"))
     elif e.capacity is None:

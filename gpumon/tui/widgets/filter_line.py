@@ -13,7 +13,14 @@ class FilterLine(Input):
     """Filters as one types. Enter keeps what it says, esc drops it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter,down", "done(True)", "Keep", id="filter.keep", tooltip="Keep the filter, back to the list"),
+        Binding(
+            "enter,down",
+            "done(True)",
+            "Keep",
+            id="filter.keep",
+            key_display="⏎",
+            tooltip="Keep it, back to the list",
+        ),
         Binding("escape", "done(False)", "Drop", id="filter.drop", key_display="esc", tooltip="Drop the filter"),
     ]
 
