@@ -111,7 +111,7 @@ class Accounts:
     # ------------------------------------------------------------------------------------------------------ the graph
 
     def forward_ends(self, output: object) -> None:
-        """A root returns `output`, with gradients: what it saved is noted."""
+        """A root returns `output`: it is noted, and what autograd saved for it."""
         self._walk(list(tensors_in(output, INPUT_DEPTH_MAX)))
 
     def backward_begins(self, roots: Iterable[object]) -> None:

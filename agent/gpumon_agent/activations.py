@@ -1,7 +1,8 @@
 """Activations: the bytes that autograd saved for backward, and what forward returned, for as long as they are alive.
 
 Model. On a sampled step the graph is walked (graph.py) as the root's forward ends, from what it returned, and as
-backward begins, from where it begins: then the loss is there too. Each storage is noted once, weakly. At any boundary
+backward begins, from where it begins: then the loss is there too. (An evaluation has no graph; what it returned is
+noted all the same.) Each storage is noted once, weakly. At any boundary
 activations are the noted storages that are still alive and that no owner (weights, inputs, ...) claims: after a plain
 backward none, with a graph or an output that somebody keeps, those. A storage's Python object lives exactly as long as
 the storage, so a weak reference tells.
@@ -92,7 +93,7 @@ class Activations:
         for tensor, place in walk.saved:
             self._note(tensor, place, claimed)
         for root in roots:
-            if isinstance(root, Tensor) and root.requires_grad:
+            if isinstance(root, Tensor):
                 self._note(root, None, claimed)
 
     def _note(self, tensor: Tensor, place: Place | None, claimed: Container[int]) -> None:

@@ -158,7 +158,7 @@ class Phases:
         self._loaded = True
 
     def forward_ends(self, root: int, *, gradients: bool, aborted: bool, look: Callable[[], object] = int) -> None:
-        """`look` sees the graph that the forward made, before the window closes."""
+        """`look` sees what the forward made, before the window closes."""
         thread = self._here()
         forwards = thread.forwards
         if root not in forwards:
@@ -166,7 +166,7 @@ class Phases:
         del forwards[forwards.index(root) :]
         if forwards:
             return
-        if gradients and not aborted:
+        if not aborted:
             look()
         self._observed = self._observed or gradients
         if not self._names:
