@@ -15,6 +15,8 @@ Source. The files named above, and "Reducing Activation Recomputation in Large T
 whose 34·s·b·h + 5·a·s²·b bytes a layer are the sum of such a list for a layer in half precision.
 Cost. O(operations): about 30 a layer.
 
+One class of many small methods, so that a family reads like the module it mirrors: that is why this file is long.
+
 Known limitations. A slice keeps the whole tensor, shapes do not depend on data, and memory inside kernels is left out.
 torch.compile keeps less.
 """
