@@ -24,6 +24,8 @@ from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
 from gpumon_agent.blackbox import Report
 
+MORE = "The report on the trainer's disk knows every parameter's shape: gpumon explain --last, on that machine."
+
 
 def of_rank(rank: RankFrame, growth: int | None = None) -> OomReport | None:
     """The newest out-of-memory of a rank. `growth`: bytes that stay with every step, where a trend was seen."""
@@ -50,6 +52,7 @@ def of_rank(rank: RankFrame, growth: int | None = None) -> OomReport | None:
         module=event.module,
         where=event.where,
         suspects=suspects,
+        notes=(*report.notes, MORE) if event.report is not None else report.notes,
         lines=_lines(event, _newest_ledger(rank, event.device), total),
         file=event.report,
     )

@@ -18,7 +18,11 @@ from gpumon.analysis.oom.walk import FOREACH, FUSED, LOOP, REACH, RECIPES, Recip
 from gpumon.analysis.oom.wording import Message
 from gpumon_agent import wire
 
-EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+EXPANDABLE = "expandable_segments:True"
+
+
+VARIABLES = ("PYTORCH_HIP_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""The last since PyTorch 2.9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +36,8 @@ class Settings:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Settings:
-        """From environment variables by name: PYTORCH_CUDA_ALLOC_CONF, or PYTORCH_ALLOC_CONF since 2.9."""
-        values = [environment[n] for n in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF") if environment.get(n)]
+        """From environment variables by name; of several the last of `VARIABLES` counts."""
+        values = [environment[name] for name in VARIABLES if environment.get(name)]
         if not values:
             return cls()
         text = values[-1].replace(" ", "")
@@ -222,17 +226,19 @@ def _fragmentation(case: Case) -> Iterator[Remedy]:
         yield Remedy("shapes", "batches of one shape, padded to a few lengths: blocks can be used again")
         return
     if not case.settings.expandable and not case.message.expandable:
-        value = (
-            EXPANDABLE
-            if not case.settings.set
-            else f"PYTORCH_CUDA_ALLOC_CONF={case.settings.set},expandable_segments:True"
-        )
+        value = _variable(case)
         old = "" if case.message.new else " (PyTorch 2.1 or newer; before it, max_split_size_mb:128)"
         saves = slack.middle if slack is not None else None
         yield Remedy("expandable-segments", f"{value}{old}: segments that grow, so that gaps join", saves, enough)
     yield Remedy("shapes", "batches of one shape, padded to a few lengths: blocks of one size can be used again")
     yield Remedy("order", "the largest batch first: its blocks then hold every smaller one")
     yield Remedy("batch", "a smaller batch, if the peak itself is near the device's size")
+
+
+def _variable(case: Case) -> str:
+    """What to set, beside what is set."""
+    name = "PYTORCH_HIP_ALLOC_CONF" if case.message.backend == "hip" else "PYTORCH_CUDA_ALLOC_CONF"
+    return f"{name}={case.settings.set},{EXPANDABLE}" if case.settings.set else f"{name}={EXPANDABLE}"
 
 
 def _other(case: Case) -> Iterator[Remedy]:
@@ -270,7 +276,7 @@ def _refused(case: Case) -> Iterator[Remedy]:
     yield Remedy("again", "run once more with the device to yourself: nvidia-smi, or rocm-smi, tells who else is there")
     yield Remedy("limits", "the container's, the MIG slice's, or Windows' and WSL's share of the device: raise it")
     if not case.settings.expandable and not case.message.expandable:
-        yield Remedy("expandable-segments", f"{EXPANDABLE}: asks the driver for small pieces")
+        yield Remedy("expandable-segments", f"{_variable(case)}: asks the driver for small pieces")
 
 
 def _host(case: Case) -> Iterator[Remedy]:
