@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .probe.cpu import StorageTracker
 
 _REDESCRIBED_AFTER = (0, 4)  # steps: the first makes optimizer state, by the fifth DDP has logged its new buckets
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _DEVICES_LOOKED_FOR_EVERY = 200  # steps: a model may move
 
 
@@ -298,7 +299,7 @@ class Agent:
     def _settings(self) -> dict[str, str]:
         settings = {
             name: os.environ[name]
-            for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "GPUMON_GOVERNOR", "GPUMON_TRACK_CPU")
+            for name in (*_ALLOCATOR, "GPUMON_GOVERNOR", "GPUMON_TRACK_CPU")
             if name in os.environ
         }
         settings["peaks"] = "bounds" if self._bounds else "shadow"
