@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
 from . import wire
 from .activations import Activations, Alive
 from .composition import Block, Blocks, History, compose
@@ -28,7 +30,6 @@ from .storages import addresses, storages
 from .workspaces import Workspaces
 
 if TYPE_CHECKING:
-    import torch
     from torch.nn import Module
 
 LAYERS_EVERY_NS = 1_000_000_000
@@ -122,7 +123,7 @@ class Accounts:
         self._walk(list(gradients), whole=True)
 
     def _walk(self, roots: list[object], *, whole: bool = False) -> None:
-        if not self._cost.ledger or self._cost.ledger_at_end_only:
+        if not self._cost.ledger or self._cost.ledger_at_end_only or _nothing_is_real():
             return
         began = monotonic_ns()
         with _no_collection():
@@ -142,6 +143,8 @@ class Accounts:
 
     def boundary(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
         """A phase closed on a device: its ledger."""
+        if _nothing_is_real():
+            return
         device = _index(where)
         fresh = phase == wire.OPTIMIZER or step == 0
         owners = self.inventory.owners(where, fresh=fresh)
@@ -264,6 +267,14 @@ class Accounts:
 def _index(where: torch.device) -> int:
     """As Tensor.get_device() has it."""
     return _CPU if where.type == "cpu" else where.index or 0
+
+
+def _nothing_is_real() -> bool:
+    """Within torch.func's transforms and under fake tensors a model's own tensors stand for others, or for none."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    )
 
 
 @contextmanager

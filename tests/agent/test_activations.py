@@ -226,3 +226,21 @@ def test_layers_tell_each_module_its_gradients_state_and_activations(watch: Any)
         wire.Layer("2", "Linear", third, 2 * third + 2 * 4, 5 * 32 * FLOAT),
     )
     assert part.elsewhere == 5 * 4 * FLOAT  # what forward returned
+
+
+def test_tensors_without_memory_of_their_own_are_passed_over(watch: Any) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    watch(model, torch.optim.SGD(model.parameters()))
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, parameters, (x,)).sum()
+
+    torch.func.grad(loss)(parameters, torch.randn(5, 8))
+    torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, torch.randn(3, 5, 8))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        model(mode.from_tensor(torch.randn(5, 8))).sum().backward()
+    model.zero_grad()
+    assert not [failed for failed in watch.agent.guard.failures.items() if failed[1]]
