@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumon.analysis.history import StepPeaks, step_peaks
-from gpumon.analysis.lines import OWNERS, DeviceReport
+from gpumon.analysis.lines import OWNERS, DeviceReport, Lines
 from gpumon.analysis.units import percent, size
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
@@ -75,8 +75,10 @@ def compare(report: DeviceReport, record: StepRecord | None) -> Comparison | Non
     for line in (*OWNERS, "unexplained", "unattributed", "rounding"):
         expected, read = getattr(estimate.lines, line, None), getattr(measured, line) if measured else None
         source = sources.get(line, "measured")
-        if line in ADDED:  # as the step ends they are gone: what is left of them was kept
-            expected, source = 0, "exact"
+        if line == "activations" and estimate.phases:  # what is left of them: held, such as outputs, as at the start
+            expected, source = _held(estimate.lines, measured, sources), "learnt"
+        elif line in ADDED:
+            expected, source = None, "measured"
         elif source == "measured":
             expected = None
         if expected or read:
@@ -100,6 +102,15 @@ def compare(report: DeviceReport, record: StepRecord | None) -> Comparison | Non
         peak_phase=report.peak.phase if report.peak else None,
         expected_in=estimate.peak_phase,
     )
+
+
+def _held(expected: Lines, measured: Lines | None, sources: dict[str, str]) -> int | None:
+    """What the first iterations held as a step ended, beyond every line that has a figure of its own."""
+    if expected.allocated is None:
+        return None
+    own = [(line, value) for line, value in expected.known() if line in (*OWNERS, "rounding") and line not in ADDED]
+    read = sum(getattr(measured, line) or 0 for line, _ in own if sources.get(line) == "measured") if measured else 0
+    return max(0, expected.allocated - read - sum(value for line, value in own if sources.get(line) != "measured"))
 
 
 def _added(report: DeviceReport, peaks: StepPeaks | None, sources: dict[str, str]) -> tuple[Compared, ...]:

@@ -32,7 +32,8 @@ _TERMS = (
     Term("optimizer", "State tensors of the optimizers (Adam: two per parameter)."),
     Term("buckets", "DDP's or FSDP's communication buckets and shards."),
     Term("inputs", "Tensors handed to the model's forward."),
-    Term("activations", "Saved for backward by autograd. Read on sampled steps only."),
+    Term("activations", "Saved for backward by autograd. Read on sampled steps only. As a step ends: what of them somebody"
+                        " still holds, such as outputs in a variable or in a list."),
     Term("temporaries", "Alive at the peak only: intermediate results of the operation that was running."),
     Term("workspaces", "Scratch space of libraries (cuBLAS, cuDNN)."),
     Term("checkpoints", "Tensors of a loaded checkpoint that are still alive."),
@@ -62,7 +63,8 @@ _TERMS = (
     Term("measured", "What it is in the newest step: owners at its end; activations: the most that forward or backward"
                      " added; temporaries: what the optimizer added to what stood at its end."),
     Term("difference", "How far reality is from the estimate.", "measured − estimate"),
-    Term("source", "exact: closed form. learnt: from the first iterations. measured: read, not derived."),
+    Term("source", "exact: closed form. learnt: from the first iterations. measured: read, not derived. bound: an upper"
+                   " bound in closed form."),
     Term("next peak", "The next iteration's highest allocated; in nineteen of twenty cases within the interval."),
     Term("headroom", "What is left above the next peak before an allocation fails.",
          "reserved + free, by the driver − next peak − bytes stranded in segments that stay in use"),

@@ -55,6 +55,7 @@ def entries(view: View) -> tuple[Entry, ...]:
 class Log(Prose):
     """The log's lines; follows the end until scrolled up."""
 
+    NAME = "Log"
     CALM = True
     TERMS = ("lost events", "sampled")
 
