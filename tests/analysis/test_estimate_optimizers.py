@@ -11,6 +11,7 @@ import pytest
 from gpumon.analysis.estimate.memory import PhaseBytes
 from gpumon.analysis.estimate.model import Model, Tensor
 from gpumon.analysis.estimate.replay import Replay
+from gpumon.analysis.estimate.stepping import state_tensors
 from gpumon.analysis.estimate.workload import FUSED, NO_FOREACH, OPTIMIZERS, Optimizer, Workload
 
 SHAPES: list[tuple[int, ...]] = [(20_000, 300), (300,)]
@@ -110,3 +111,25 @@ def test_load_and_step_are_the_allocator_s_for_every_optimizer(virtual_gpu: Call
             if abs(mine / theirs - 1) > 0.005:
                 wrong.append(f"{case}: {what} {mine} for {theirs} ({100 * (mine / theirs - 1):+.2f} %)")
     assert not wrong, "\n".join(wrong)
+
+
+def test_lbfgs_keeps_a_direction_a_gradient_and_two_histories() -> None:
+    """On the CPU, with values, as what it does depends on them."""
+    torch = pytest.importorskip("torch")
+    parameters = [torch.nn.Parameter(torch.randn(40, 30)), torch.nn.Parameter(torch.randn(30))]
+    optimizer = torch.optim.LBFGS(parameters, lr=0.01, history_size=3, max_iter=10)
+
+    def loss() -> Any:
+        optimizer.zero_grad()
+        value = sum((parameter**4).sum() for parameter in parameters)
+        value.backward()
+        return value
+
+    for _ in range(3):
+        optimizer.step(loss)
+    (state,) = optimizer.state.values()
+    found = {"d": state["d"], "prev_flat_grad": state["prev_flat_grad"]}
+    kept = [*found.values(), *state["old_dirs"], *state["old_stps"]]
+    work = Workload(optimizer=Optimizer.parse("lbfgs,history_size=3"))
+    stated = sum(size for p in parameters for size in state_tensors(work, Tensor("", tuple(p.shape))))
+    assert stated == sum(tensor.nbytes for tensor in kept)
