@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .graph import READABLE, Place, Places, TooLarge, Walk
-from .storages import plain
+from .storages import plain, untransformed
 
 WALK_NS = 7_000_000
 GIVEN_UP_AFTER = 3
@@ -97,6 +97,7 @@ class Activations:
                 self._note(root, None, claimed)
 
     def _note(self, tensor: Tensor, place: Place | None, claimed: Container[int]) -> None:
+        tensor = untransformed(tensor)
         for part in (tensor,) if type(tensor) is Tensor and tensor.layout is _STRIDED else plain(tensor):
             storage = part.untyped_storage()
             identity = storage._cdata

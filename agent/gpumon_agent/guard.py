@@ -50,7 +50,7 @@ class Guard:
 
 
 def say(text: str) -> None:
-    """One line in the training's terminal. Where stderr is closed, or what somebody put in its place raises: nothing."""
+    """One line in the training's terminal; nothing where stderr is closed, or what stands in its place raises."""
     try:
         sys.stderr.write(f"gpumon: {text}\n")
     except Exception:  # noqa: BLE001  a training may have replaced it by anything

@@ -46,7 +46,14 @@ class Graph(Protocol):
 
 
 class _Hooks(OrderedDict[int, Any]):
-    """A module's hook dict with ours in it. Pickles and copies are the plain dict without ours."""
+    """A module's hook dict with ours in it. Pickles and copies are the plain dict without ours, and so are its values:
+
+    a call goes through the items; the values are for those who look at hooks: torch.jit.script compiles them,
+    torch.ao.quantization hands them on.
+    """
+
+    def values(self) -> Any:
+        return self.plain().values()
 
     def plain(self) -> OrderedDict[int, Any]:
         return OrderedDict((key, hook) for key, hook in self.items() if key != _KEY)

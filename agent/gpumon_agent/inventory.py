@@ -26,7 +26,7 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from .describe import bucket_sizes, ddp_logging, state_tensors, tensors_within
-from .storages import storages
+from .storages import storages, untransformed
 
 INPUT_DEPTH_MAX = 6
 _LIST_EVERY_FRESH = 64
@@ -96,7 +96,7 @@ class Inventory:
 
     def inputs(self, *batch: object) -> tuple[int, list[tuple[int, ...]]]:
         """Notes, weakly, the tensors handed to a root's forward; their storage bytes and their shapes."""
-        tensors = list(tensors_in(batch, INPUT_DEPTH_MAX))
+        tensors = [untransformed(tensor) for tensor in tensors_in(batch, INPUT_DEPTH_MAX)]
         self._inputs = [weakref.ref(tensor) for tensor in tensors]
         sizes = {identity: nbytes for tensor in tensors for identity, nbytes, _ in storages(tensor)}
         return sum(sizes.values()), [tuple(tensor.shape) for tensor in tensors]

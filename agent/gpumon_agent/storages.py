@@ -44,6 +44,13 @@ def plain(tensor: Tensor) -> Iterator[Tensor]:
             yield from plain(part)
 
 
+def untransformed(tensor: Tensor) -> Tensor:
+    """Inside torch.func's transforms (vmap, grad) a tensor stands for the one that has the storage: that one."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def storages(tensor: Tensor) -> Iterator[tuple[int, int, torch.device]]:
     """(identity, bytes, device) of each storage behind `tensor`. Identities hold as long as the storage lives."""
     for part in plain(tensor):

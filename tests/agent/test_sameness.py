@@ -148,6 +148,7 @@ def test_handles_from_before_still_remove_their_hooks(watch: Any) -> None:
     assert called == ["before", "during", "during", "during"]
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:FutureWarning", "ignore:`torch.jit.script:DeprecationWarning")
 def test_a_watched_model_can_be_scripted_and_has_no_hook_to_hand_on(watch: Any) -> None:
     model = nn.Linear(4, 4)
     watch(model)
