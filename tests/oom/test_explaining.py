@@ -212,6 +212,13 @@ def test_logits_of_a_batch_are_recognised() -> None:
     report = of(message, Known(gpt2, batch=16, sequence=1024))
     assert [suspect.tensor.name for suspect in report.suspects] == ["logits", "logits without the last token"][:1]
     assert report.suspects[0].tensor.shape == (16, 1024, 50_257)
+    codes = {remedy.code: remedy.saves for remedy in report.remedies}
+    assert codes["fused-loss"] == asked
+    backward = of('File "t.py", line 3, in main\n    loss.backward()\n' + message, Known(gpt2, batch=16, sequence=1024))
+    assert backward.phase == "backward"
+    assert "no-grad" in codes
+    assert "no-grad" not in {remedy.code for remedy in backward.remedies}
+    assert "a gradient of them" in " ".join(text(backward).split())
 
 
 def test_tensors_of_the_same_size_are_named_where_no_moment_is_singled_out() -> None:

@@ -11,7 +11,7 @@ from gpumon.analysis.oom.figures import shown
 from gpumon.analysis.oom.log import Story
 from gpumon.analysis.oom.remedies import Case, Settings, remedies, room
 from gpumon.analysis.oom.report import OomReport, Suspect
-from gpumon.analysis.oom.suspects import explaining, of_batch, per_row, same_size, vocabulary_of
+from gpumon.analysis.oom.suspects import ACTIVATION, explaining, of_batch, per_row, same_size, vocabulary_of
 from gpumon.analysis.oom.walk import RECIPES, WAYS_IN_WORDS, Recipe, first_step, recipe_of
 from gpumon.analysis.oom.weighing import Growth, weigh
 from gpumon.analysis.oom.wording import Message
@@ -52,6 +52,7 @@ def explain(story: Story, known: Known | None = None) -> OomReport:
     case = Case(
         message, weighed.verdict, phase, known.tensors,
         recipe if known.optimizer or (best is not None and best.phase == wire.OPTIMIZER) else None, way, settings,
+        best.tensor if best is not None and best.what == ACTIVATION else None,
     )  # fmt: skip
     return OomReport(
         verdict=weighed.verdict,

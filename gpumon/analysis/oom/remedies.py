@@ -55,6 +55,7 @@ class Case:
     recipe: Recipe | None = None
     way: str | None = None
     settings: Settings = field(default_factory=Settings)
+    activation: Tensor | None = None  # logits or attention scores, where it is one of those
 
 
 def remedies(case: Case) -> tuple[Remedy, ...]:
@@ -189,7 +190,21 @@ def _activations(case: Case) -> Iterator[Remedy]:
         "checkpointing", "activation checkpointing: keeps one tensor a block, computes the rest again in backward"
     )
     yield Remedy("autocast", "torch.autocast(dtype=torch.bfloat16): activations in 16 bits, about half of them")
-    yield Remedy("no-grad", "if this is evaluation: torch.inference_mode(), which keeps no activations at all")
+    if case.activation is not None:
+        yield _instead(case.activation)
+    if case.phase in (None, wire.FORWARD, wire.EVAL):
+        yield Remedy("no-grad", "if this is evaluation: torch.inference_mode(), which keeps no activations at all")
+
+
+def _instead(activation: Tensor) -> Remedy:
+    """How not to make it at all."""
+    if activation.name.startswith("logits"):
+        text = (
+            "a cross entropy that is fused with the output layer, or goes in chunks of tokens: no logits in one piece"
+        )
+        return Remedy("fused-loss", text, activation.bytes)
+    text = "torch.nn.functional.scaled_dot_product_attention: no scores in one piece"
+    return Remedy("sdpa", text, activation.bytes)
 
 
 def _beside_owners(case: Case) -> int | None:

@@ -22,6 +22,8 @@ LEFT_SHARE = 0.02
 LEFT_LEAST = 96 << 20
 """What may stand beside the walk: inputs, outputs, workspaces; bytes, or a share of what is allocated."""
 
+ACTIVATION = "activation"
+
 SAME_SIZE_MAX = 4
 """Tensors of one size that are named before it says how many more there are."""
 
@@ -96,7 +98,7 @@ def of_batch(
         for width in (4, 2):
             tensor = Tensor(name, shape, width)
             if message.may_be(tensor.bytes):
-                found.append(Suspect(tensor, "an activation", wire.FORWARD, tensor.bytes, explains=True))
+                found.append(Suspect(tensor, ACTIVATION, None, tensor.bytes, explains=True))
     return found
 
 

@@ -42,7 +42,7 @@ def _wrap(line: str, width: int, indent: str = "") -> str:
 def _what(report: OomReport) -> Iterator[str]:
     explained = [s for s in report.suspects if s.explains]
     if explained:
-        yield from _explained(explained)
+        yield from _explained(explained, report)
     elif report.suspects:
         yield from _sized(report)
     elif report.requested is not None:
@@ -64,7 +64,7 @@ def name(suspect: Suspect) -> str:
     return f"{suspect.tensor.name} ({shape}, {dtype}, {shown(suspect.bytes)})"
 
 
-def _explained(explained: Sequence[Suspect]) -> Iterator[str]:
+def _explained(explained: Sequence[Suspect], report: OomReport) -> Iterator[str]:
     suspect = explained[0]
     if suspect.phase == "optimizer" and len(explained) > 1:
         yield (
@@ -76,7 +76,8 @@ def _explained(explained: Sequence[Suspect]) -> Iterator[str]:
     elif suspect.phase == "load":
         yield f"The weights {name(suspect)}, as the model is put on the device."
     else:
-        yield f"{name(suspect)}, {suspect.what} of forward."
+        whose = {"backward": "a gradient of them", "forward": "themselves"}.get(report.phase or "", "them or a copy")
+        yield f"As large as the {name(suspect)}: {whose}."
     if suspect.stands is not None and suspect.left is not None:
         parts = (
             "weights, gradients and the states made so far" if suspect.phase == "optimizer" else "the weights before it"
