@@ -34,7 +34,7 @@ class Talker:
         d = self.descriptor
         clock = wire.Clock(time.monotonic_ns(), time.time_ns())
         hello = wire.Hello(
-            self.protocol, "0", d.nonce, d.name, d.host, d.pid, d.start_time, d.boot_id, d.argv, "3", clock,
+            self.protocol, "0", d.nonce, d.name, d.host, d.pid, d.start_time, d.boot_id, d.argv, "3", clock, "cpu",
             rank=d.rank, world_size=d.world_size, run_id=d.run_id,
         )  # fmt: skip
         model = wire.Model(0, 0, "model", "Net", 100, 100, 400, 400, 0, self.modules)
