@@ -111,6 +111,8 @@ def step(rank: RankFrame, record: StepRecord, report: DeviceReport) -> Object:
     closed = record.closed
     if closed is None:
         raise ValueError("a step under way has no object")
+    end = ledger.boundary(record, report.device)
+    owners = None if end is None else ledger.ledger_of(record, end)
     return {
         **_head("step", rank.unix_ns(closed.t_ns), rank),
         "step": closed.step,
@@ -125,6 +127,7 @@ def step(rank: RankFrame, record: StepRecord, report: DeviceReport) -> Object:
         "ledger_peak": _peak(report.peak),
         "estimate": _estimate(report.estimate),
         "forecast": _forecast(report.forecast),
+        "hidden": None if owners is None else list(owners.hidden),
     }
 
 
