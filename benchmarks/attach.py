@@ -26,6 +26,7 @@ import tempfile
 import termios
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -53,7 +54,7 @@ def durations(times: Path, began: int, ended: int) -> list[float]:
     """Milliseconds of the steps that lie between two moments of the monotonic clock."""
     marks = array.array("Q", times.read_bytes())
     inside = [mark for mark in marks if began <= mark <= ended]
-    return [(b - a) / 1e6 for a, b in zip(inside, inside[1:], strict=False)]
+    return [(b - a) / 1e6 for a, b in pairwise(inside)]
 
 
 def watch(command: list[str], seconds: float) -> None:
