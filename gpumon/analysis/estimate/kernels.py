@@ -40,6 +40,11 @@ def temporaries(name: str, args: Sequence[Any], outputs: Sequence[Any], hardware
     return rule(args, outputs, hardware) if rule is not None else ()
 
 
+def uses_handle(name: str) -> bool:
+    """Whether the operator asks for cuBLAS's handle, with which versions that keep workspaces make one: cuBLASLt too."""
+    return name in _CUBLAS or name == "aten.addmm.default"
+
+
 def uses_cublas(name: str, args: Sequence[Any]) -> bool:
     """Whether the operator takes cuBLAS's own workspace, which PyTorch may keep."""
     return name in _CUBLAS or (name == "aten.addmm.default" and not _is_lt(args))

@@ -20,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch._meta_registrations  # older versions import it late, and attention has no shapes until then
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map

@@ -10,7 +10,8 @@ Cost. About 0.1 ms an operator: a second or two for a model of 24 layers.
 
 Known limitations. One rank, PyTorch's own optimizers, eager mode. Numbers read from the device are zero and shapes that
 depend on values empty. Attention is chosen as on compute capability 8.0. cuDNN's workspaces and its fused recurrent
-layers are not modelled. The load is the module's tensors in order, without what initialisation takes for a moment.
+layers are not modelled. With torch 2.4 the fused attention kernels have no rule for shapes, with 2.8 sparse gradients
+have none. The load is the module's tensors in order, without what initialisation takes for a moment.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpumon.analysis.estimate.kernels import Hardware, kept, temporaries, uses_cublas
+from gpumon.analysis.estimate.kernels import Hardware, kept, temporaries, uses_cublas, uses_handle
 from gpumon.analysis.estimate.memory import PhaseBytes
 from gpumon.analysis.estimate.simulator import Allocator, Block
 from gpumon.analysis.estimate.workload import EIGHT_BIT, NONE, OPTIMIZERS, Workload
@@ -78,7 +79,8 @@ class Recorder:
             self._drop(storage)
 
     def during(self, name: str, args: Sequence[Any], outputs: Sequence[Any]) -> None:
-        if uses_cublas(name, args) and self.thread not in self._workspaces:
+        asks = uses_handle(name) if self.keeps_workspaces else uses_cublas(name, args)
+        if asks and self.thread not in self._workspaces:
             workspace = self._take(self.hardware.cublas_workspace, "workspaces")
             if self.keeps_workspaces:
                 self._workspaces[self.thread] = workspace
@@ -174,7 +176,8 @@ def trace(
             with watch:
                 _run(_Traced(module, batches, loss, work, recorder, watch), iterations)
         except NotImplementedError as reason:
-            raise Untraceable(f"an operator has no rule for shapes without data: {reason}") from reason
+            told = str(reason).partition(". ")[0].splitlines()[0]  # what follows lists every kernel there is
+            raise Untraceable(f"an operator has no rule for shapes without data: {told}") from reason
     return recorder.phases
 
 
