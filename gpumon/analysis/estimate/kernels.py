@@ -41,7 +41,7 @@ def temporaries(name: str, args: Sequence[Any], outputs: Sequence[Any], hardware
 
 
 def uses_handle(name: str) -> bool:
-    """Whether the operator asks for cuBLAS's handle, with which versions that keep workspaces make one: cuBLASLt too."""
+    """Whether the operator asks for cuBLAS's handle, with which older versions make a workspace; cuBLASLt does too."""
     return name in _CUBLAS or name == "aten.addmm.default"
 
 
