@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from gpumon.analysis import units
 from gpumon.analysis.estimate.model import Tensor
+from gpumon.analysis.oom.case import Case, Settings, room
 from gpumon.analysis.oom.figures import shown
 from gpumon.analysis.oom.log import Story
-from gpumon.analysis.oom.remedies import Case, Settings, remedies, room
+from gpumon.analysis.oom.remedies import remedies
 from gpumon.analysis.oom.report import OomReport, Suspect
 from gpumon.analysis.oom.suspects import ACTIVATION, explaining, of_batch, per_row, same_size, vocabulary_of
 from gpumon.analysis.oom.walk import RECIPES, WAYS_IN_WORDS, Recipe, first_step, recipe_of

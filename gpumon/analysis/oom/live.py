@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from gpumon.analysis.estimate.model import Tensor
 from gpumon.analysis.lines import OWNERS, Lines
+from gpumon.analysis.oom.case import Settings
 from gpumon.analysis.oom.explaining import Known, explain
 from gpumon.analysis.oom.figures import Figure, known
 from gpumon.analysis.oom.log import Story
-from gpumon.analysis.oom.remedies import Settings
 from gpumon.analysis.oom.report import OomReport, Suspect
 from gpumon.analysis.oom.walk import FOREACH, FUSED, LOOP, RECIPES
 from gpumon.analysis.oom.weighing import Growth

@@ -11,11 +11,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gpumon.analysis.oom.wording import Message, find, find_all
+from gpumon.analysis.oom.wording import Message, find_all, newest
 from gpumon_agent import wire
 
 TRACEBACK_CHARS = 20_000
 """How far above the message its traceback is looked for."""
+
+PROGRESS_CHARS = 200_000
+"""How far above it the newest step is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,8 @@ class Story:
 
 def read(text: str) -> Story | None:
     """The last out-of-memory a text tells of. None: it tells of none."""
-    message = find(text)
+    messages = find_all(text)
+    message = newest(messages)
     if message is None:
         return None
     begin = message.where[0]
@@ -76,8 +80,8 @@ def read(text: str) -> Story | None:
         message=message,
         frames=frames,
         phase=phase_of(frames),
-        times=sum(each.kind == message.kind for each in find_all(text)),
-        progress=_progress(text[:begin]),
+        times=sum(each.kind == message.kind for each in messages),
+        progress=_progress(text[max(0, begin - PROGRESS_CHARS) : begin]),
     )
 
 

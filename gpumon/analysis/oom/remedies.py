@@ -8,54 +8,16 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
 
 from gpumon.analysis.estimate.model import Tensor
+from gpumon.analysis.oom.case import Case, room
 from gpumon.analysis.oom.report import Remedy
-from gpumon.analysis.oom.suspects import per_row, vocabulary_of
-from gpumon.analysis.oom.walk import FOREACH, FUSED, LOOP, REACH, RECIPES, Recipe, peak, standing
-from gpumon.analysis.oom.wording import Message
+from gpumon.analysis.oom.stepping import stepping
+from gpumon.analysis.oom.walk import standing
 from gpumon_agent import wire
 
 EXPANDABLE = "expandable_segments:True"
-
-
-VARIABLES = ("PYTORCH_HIP_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""The last since PyTorch 2.9."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What is on already. None: not known."""
-
-    expandable: bool | None = None
-    fused: bool | None = None
-    bucket_views: bool | None = None  # None too where there is no DDP
-    set: str = ""  # PYTORCH_CUDA_ALLOC_CONF as it stands, the other options included
-
-    @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Settings:
-        """From environment variables by name; of several the last of `VARIABLES` counts."""
-        values = [environment[name] for name in VARIABLES if environment.get(name)]
-        if not values:
-            return cls()
-        text = values[-1].replace(" ", "")
-        return cls(expandable="expandable_segments:true" in text.lower(), set=text)
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What is known of the failure."""
-
-    message: Message
-    verdict: str
-    phase: str | None = None
-    tensors: Sequence[Tensor] = ()
-    recipe: Recipe | None = None
-    way: str | None = None
-    settings: Settings = field(default_factory=Settings)
-    activation: Tensor | None = None  # logits or attention scores, where it is one of those
 
 
 def remedies(case: Case) -> tuple[Remedy, ...]:
@@ -67,102 +29,18 @@ def _ordered(found: Iterator[Remedy]) -> list[Remedy]:
     return sorted(found, key=lambda r: (not r.enough, -(r.saves or 0) if not r.enough else 0))
 
 
-def room(message: Message) -> int | None:
-    """What PyTorch can surely have in all: what it holds and what the device has free, within its limit."""
-    if message.reserved is None or message.free is None:
-        return None
-    both = (message.reserved + message.free).low
-    return min(both, message.allowed.low) if message.allowed is not None else both
-
-
 # -------------------------------------------------------------------------------------------------------- by verdict
 
 
 def _capacity(case: Case) -> Iterator[Remedy]:
     if case.phase == wire.OPTIMIZER:
-        yield from _optimizer(case)
+        yield from stepping(case)
         return
     if case.phase == wire.LOAD:
         yield from _loading(case)
         return
     yield from _activations(case)
     yield from _views(case)
-
-
-def _optimizer(case: Case) -> Iterator[Remedy]:
-    """Remedies of the optimizer's step, each walked again. Without a model only their names."""
-    tensors, recipe, way = case.tensors, case.recipe, case.way or LOOP
-    if recipe is None or not tensors:
-        if not case.settings.fused:
-            yield Remedy("fused", "fused=True: an optimizer step without temporaries (AdamW, Adam, SGD, Adagrad)")
-            yield Remedy("foreach", "foreach=False: temporaries of one parameter at a time instead of all")
-        yield Remedy("8-bit", "an 8-bit optimizer (bitsandbytes): 2 bytes of state a parameter instead of 8")
-        return
-    now = peak(tensors, recipe, way)
-    space = room(case.message)
-
-    def walked(code: str, text: str, least: int) -> Iterator[Remedy]:
-        if least < now:
-            yield Remedy(code, text, now - least, None if space is None else least <= space)
-
-    if FUSED in recipe.ways and way != FUSED and not case.settings.fused:
-        yield from walked(
-            "fused", f"{_TORCH[recipe.name]}(..., fused=True): no temporaries", peak(tensors, recipe, FUSED)
-        )
-    if way == FOREACH:
-        text = "foreach=False: the temporaries of one parameter at a time"
-        yield from walked("foreach", text, peak(tensors, recipe, LOOP))
-    if recipe.name in ("adam", "adamw"):
-        text = "an 8-bit optimizer (bitsandbytes' AdamW8bit): its state takes 2 bytes a parameter instead of 8"
-        yield from walked("8-bit", text, peak(tensors, RECIPES["adamw8bit"], REACH))
-    yield from _vocabulary(case, now, space, recipe, way)
-    halves = [replace(tensor, width=2) for tensor in tensors]
-    if all(tensor.width == 4 for tensor in tensors):
-        text = (
-            "weights, gradients and state in bfloat16 (model.bfloat16()), if training bears it; autocast does not help"
-        )
-        yield from walked("bf16", text, peak(halves, recipe, way))
-
-
-_TORCH = {"adam": "torch.optim.Adam", "adamw": "torch.optim.AdamW", "sgd": "torch.optim.SGD",
-          "momentum": "torch.optim.SGD", "adagrad": "torch.optim.Adagrad"}  # fmt: skip
-
-
-def _vocabulary(case: Case, now: int, space: int | None, recipe: Recipe, way: str) -> Iterator[Remedy]:
-    """Fewer rows of the largest table, found by halving the interval; and the table somewhere else."""
-    tensors = case.tensors
-    table = vocabulary_of(tensors)
-    if table is None or 2 * table.count < sum(t.count for t in tensors):
-        return
-    rows = table.shape[0]
-    if space is not None:
-        fits = _most_rows(tensors, rows, space, recipe, way)
-        if 0 < fits < rows:
-            saved = now - peak(with_rows(tensors, rows, fits), recipe, way)
-            text = (
-                f"a vocabulary of at most {fits:,} rows instead of {rows:,} ({rows - fits:,} fewer, at "
-                f"{per_row(tensors, rows)} parameters a row): bin numbers, hash or split rare values"
-            )
-            yield Remedy("vocabulary", text, saved, True)
-    text = f"{_short(table.name)} on the CPU (its weights, gradient and states too)"
-    rest = peak([t for t in tensors if t is not table], recipe, way)
-    yield Remedy("embedding-on-cpu", text, now - rest, None if space is None else rest <= space)
-
-
-def with_rows(tensors: Sequence[Tensor], rows: int, instead: int) -> list[Tensor]:
-    """The model with another size of vocabulary."""
-    return [replace(t, shape=tuple(instead if size == rows else size for size in t.shape)) for t in tensors]
-
-
-def _most_rows(tensors: Sequence[Tensor], rows: int, space: int, recipe: Recipe, way: str) -> int:
-    low, high = 0, rows
-    while low < high:
-        middle = (low + high + 1) // 2
-        if peak(with_rows(tensors, rows, middle), recipe, way) <= space:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _loading(case: Case) -> Iterator[Remedy]:
@@ -334,8 +212,3 @@ _FOR = {
     "host": _host,
     "unknown": _unknown,
 }
-
-
-def _short(name: str) -> str:
-    parts = name.removesuffix(".weight").split(".")
-    return ".".join(parts[-1:])

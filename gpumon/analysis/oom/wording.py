@@ -97,7 +97,11 @@ def find_all(text: str) -> list[Message]:
 
 def find(text: str) -> Message | None:
     """The last message in a text: earlier ones were survived. A sure one goes before a mere sign."""
-    messages = find_all(text)
+    return newest(find_all(text))
+
+
+def newest(messages: list[Message]) -> Message | None:
+    """Which of them `find` takes."""
     figures = [m for m in messages if m.requested is not None]
     told = figures or [m for m in messages if m.sure] or messages
     return told[-1] if told else None
@@ -141,7 +145,23 @@ _OTHER = re.compile(rf"Process (\d+) has ({SIZE}) memory in use")
 _IMPOSSIBLE = 1 << 50  # "17179869184.00 GiB": a driver that does not know (Windows, WSL) wraps around
 
 
+_LIKELY = re.compile(r"Tried\s+to\b|MPS\s+backend|Allocation\s+on\s+device|preemptively\s+rejected")
+
+
 def _allocators(text: str) -> Iterator[Message]:
+    """Only what lies around likely words is looked at closely: logs are long."""
+    begin = end = 0
+    for likely in _LIKELY.finditer(text):
+        if likely.start() >= end:
+            if end:
+                yield from _within(text[begin:end], begin)
+            begin = max(end, text.rfind("\n", 0, max(0, likely.start() - TAIL_CHARS // 10)) + 1)
+        end = likely.start() + 2 * TAIL_CHARS
+    if end:
+        yield from _within(text[begin:end], begin)
+
+
+def _within(text: str, offset: int) -> Iterator[Message]:
     flat, place = _flat(text)
     heads = sorted((m for p in (_ASKED, _MPS, _ASYNC, _REJECTED) for m in p.finditer(flat)), key=re.Match.start)
     inside = -1
@@ -156,7 +176,8 @@ def _allocators(text: str) -> Iterator[Message]:
         message, end = _read(head, body)
         end = max(end, head.end() - head.start())
         inside = head.start() + end
-        yield replace(message, where=(place[head.start()], place[inside - 1] + 1), text=body[:end].strip())
+        where = (offset + place[head.start()], offset + place[inside - 1] + 1)
+        yield replace(message, where=where, text=body[:end].strip())
 
 
 def _read(head: re.Match[str], body: str) -> tuple[Message, int]:
@@ -276,11 +297,11 @@ _SIGNS = (
     _sign("worker", "DataLoader", r"DataLoader worker \(pid\(?s?\)? ?[\d, ]+\) (?:is killed by signal: Killed|"
                                   r"exited unexpectedly)", sure=False),
     _sign("host", "the operating system", r"\[Errno 12\] Cannot allocate memory"),
-    _sign("host", "Python", r"^(?:\S+Error: )?MemoryError(?::|\s*$)|\bMemoryError\b(?=\s*$)"),
+    _sign("host", "Python", r"^(?:\S+Error: )?MemoryError(?::|[ \t]*$)|\bMemoryError\b(?=[ \t]*$)"),
     _sign("killed", "the kernel", r"Out of memory: Kill(?:ed)? process \d+[^\n]{0,80}|oom-kill[^\n]{0,120}|"
                                   r"Detected \d+ oom[_-]kill events?"),
     _sign("killed", "the kernel", r"exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\)|died with <Signals\.SIGKILL: 9>|"
-                                  r"^\s*Killed\s*$", sure=False),
+                                  r"^[ \t]*Killed[ \t]*$", sure=False),
 )  # fmt: skip
 
 
