@@ -120,7 +120,9 @@ class Accounts:
 
     def backward_returns(self, gradients: Iterable[object]) -> None:
         """With `create_graph` they have a graph of their own, made in the engine's threads."""
-        self._walk(list(gradients), whole=True)
+        with_graph = [each for each in gradients if getattr(each, "grad_fn", None) is not None]
+        if with_graph:
+            self._walk(with_graph, whole=True)
 
     def _walk(self, roots: list[object], *, whole: bool = False) -> None:
         if not self._cost.ledger or self._cost.ledger_at_end_only or _nothing_is_real():
