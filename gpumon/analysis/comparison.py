@@ -29,6 +29,10 @@ ADDED = ("activations", "temporaries")
 """Lines that a step adds for a while; the others stand as it ends."""
 
 
+HELD = "held"
+"""Line of what a step leaves of its activations: somebody still holds them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Compared:
     """One figure twice. `source`: of the estimate; "measured" where there is only the reading."""
@@ -81,8 +85,8 @@ def compare(report: DeviceReport, record: StepRecord | None) -> Comparison | Non
             expected, source = None, "measured"
         elif source == "measured":
             expected = None
-        if expected or read:
-            owners.append(Compared(line, expected, read, source))
+        if read or (expected and line not in ADDED):
+            owners.append(Compared(HELD if line == "activations" else line, expected, read, source))
     allocated = None
     if estimate.lines.allocated is not None or (measured is not None and measured.allocated is not None):
         source = "exact+learnt" if estimate.phases else "exact+measured"
@@ -162,7 +166,7 @@ def _on_the_peak(found: Comparison) -> str:
     text = f"The step peaks {size(abs(peak.difference))} {way} the estimate, in {found.peak_phase}"
     if found.expected_in is not None and found.expected_in != found.peak_phase:
         text += f" and not in {found.expected_in}"
-    parts = [(f"{row.line}, kept," if row.line in ADDED else row.line, row.difference or 0)
+    parts = [("activations still held" if row.line == HELD else row.line, row.difference or 0)
              for row in found.owners if row.off]  # fmt: skip
     parts += [(row.line, row.difference or 0) for row in found.added if row.off]
     if not parts:

@@ -32,8 +32,8 @@ _TERMS = (
     Term("optimizer", "State tensors of the optimizers (Adam: two per parameter)."),
     Term("buckets", "DDP's or FSDP's communication buckets and shards."),
     Term("inputs", "Tensors handed to the model's forward."),
-    Term("activations", "Saved for backward by autograd. Read on sampled steps only. As a step ends: what of them somebody"
-                        " still holds, such as outputs in a variable or in a list."),
+    Term("activations", "Saved for backward by autograd. Read on sampled steps only."),
+    Term("still held", "What a step leaves of its activations as it ends: outputs in a variable, in a list, in a log."),
     Term("temporaries", "Alive at the peak only: intermediate results of the operation that was running."),
     Term("workspaces", "Scratch space of libraries (cuBLAS, cuDNN)."),
     Term("checkpoints", "Tensors of a loaded checkpoint that are still alive."),

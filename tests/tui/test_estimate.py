@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumon.analysis import Reporter
-from gpumon.analysis.comparison import Compared, compare, remarks
+from gpumon.analysis.comparison import HELD, Compared, compare, remarks
 from gpumon.analysis.lines import DeviceReport, Estimate, Lines, Peak
 from gpumon.tui.glossary import TERMS
 from gpumon.tui.ink import ASCII, UNICODE
@@ -60,8 +60,8 @@ def test_activations_that_outlive_their_step_stand_among_its_owners_beside_what_
     estimate = Estimate(lines, 2 * GIB, "forward", (("weights", "exact"), ("activations", "learnt")), (("forward", 2),))
     device = report(estimate, Lines(weights=GIB, activations=3 * GIB, allocated=4 * GIB), 5 * GIB)
     found = compare(device, None)
-    assert Compared("activations", 32 * MIB, 3 * GIB, "learnt") in found.owners
-    assert "activations, kept, +2.97 GiB" in remarks(found, device)[0]
+    assert Compared(HELD, 32 * MIB, 3 * GIB, "learnt") in found.owners
+    assert "activations still held +2.97 GiB" in remarks(found, device)[0]
 
 
 def test_a_step_at_its_estimate_says_so(store_of, new_run):
@@ -88,7 +88,7 @@ def test_the_page_keeps_its_width(store_of, new_run, glyphs):
 
 
 def test_every_line_of_the_ledger_has_its_word_in_the_glossary():
-    assert {LABELS.get(line, line) for line in (*ORDER, "allocated")} <= set(TERMS)
+    assert {LABELS.get(line, line) for line in (*ORDER, "allocated", HELD)} <= set(TERMS)
 
 
 def text_of(app) -> str:

@@ -13,7 +13,7 @@ from gpumon.tui.view import View, age, device_name, device_of
 from gpumon.tui.widgets.panel import Panel
 
 ORDER = (*OWNERS, *REST, *DRIVER)
-LABELS = {"other_processes": "other processes", "other_models": "other models", "optimizer": "optimizer"}
+LABELS = {"other_processes": "other processes", "other_models": "other models", "held": "still held"}
 SMALL = 4096
 """A line below 1/4096 of what is reserved is left out of the legend (the explanation has it, to the byte)."""
 

@@ -9,6 +9,7 @@ from gpumon.analysis.units import NOT_KNOWN, in_unit, unit_for
 from gpumon.tui.ink import Glyphs, line_role
 from gpumon.tui.spans import Line, Span, left, right
 from gpumon.tui.view import View, newest_read
+from gpumon.tui.widgets.device_bar import LABELS
 from gpumon.tui.widgets.panel import Panel
 
 
@@ -42,7 +43,8 @@ class EstimateTable(Panel):
     """Estimate against measurement, line by line."""
 
     NAME = "Estimate vs measured"
-    TERMS = ("estimate", "measured", "difference", "source", "weights", "gradients", "optimizer", "activations", "peak")
+    TERMS = ("estimate", "measured", "difference", "source", "weights", "gradients", "optimizer", "still held",
+             "activations", "peak")  # fmt: skip
     CALM = True
 
     def pick(self, view: View) -> Comparisons:
@@ -75,7 +77,10 @@ def estimate_lines(c: Comparisons, room: int, height: int, glyphs: Glyphs, title
     for r in rows:
         strong = r.line == "peak"
         glyph = " " if strong else glyphs.lines.get(r.line, " ")
-        line: list[Span] = [(f" {glyph} ", line_role(r.line)), (left(r.line, name - 3), "strong" if strong else "text")]
+        line: list[Span] = [
+            (f" {glyph} ", line_role(r.line)),
+            (left(LABELS.get(r.line, r.line), name - 3), "strong" if strong else "text"),
+        ]
         cells = (
             (in_unit(r.estimate, unit), "text"),
             (in_unit(r.measured, unit), "strong" if strong else "text"),
