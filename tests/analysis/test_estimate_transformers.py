@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -125,6 +126,7 @@ def computed(case: dict[str, Any]) -> list[PhaseBytes]:
     return Replay(families.model_of(config, tape), work(case), tape).run()
 
 
+@pytest.mark.skipif("GPUMON_VIRTUAL_GPU_PYTHON" in os.environ, reason="written down from this Python's transformers")
 @pytest.mark.timeout(600)
 def test_peaks_of_known_transformers_are_those_of_the_allocator(virtual_gpu: Callable[..., Any]) -> None:
     cases = [case(name, form) for name in MODELS for form in FORMS if form != "cache" or name in GENERATE]
