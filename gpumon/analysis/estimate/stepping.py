@@ -8,8 +8,9 @@ Source. torch/optim/*.py (2.15), read step by step; bitsandbytes' functional.py 
 allocator for every optimizer and form (tests/analysis/test_estimate_optimizers.py).
 Cost. O(tensors).
 
-Known limitations. Written down from torch 2.15: before it, cuBLAS kept its workspace, which adds 8 MiB once to what Muon
-and Adafactor need, and ASGD's loop with maximize needs a tensor more. LBFGS evaluates a closure; only its state is stated, as after `history_size` steps.
+Known limitations. Written down from torch 2.15: before it, cuBLAS kept its workspace, which adds 8 MiB once to what
+Muon and Adafactor need, and ASGD's loop with maximize needs a tensor more. LBFGS evaluates a closure; only its state is
+stated, as after `history_size` steps.
 """
 
 from __future__ import annotations
