@@ -278,7 +278,7 @@ def peers(names: list[str]) -> Iterator[Answer]:
 
 
 def tracker(names: list[str]) -> Iterator[Answer]:
-    """MemTracker as its documentation shows it, two iterations."""
+    """MemTracker as its documentation shows it, for as many iterations as tier 2."""
     import torch
     from factories import CASES
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -298,19 +298,21 @@ def tracker(names: list[str]) -> Iterator[Answer]:
         with FakeTensorMode(allow_non_fake_inputs=True):
             with torch.device("cuda"):
                 module = case.factory()
-            optimizer = getattr(torch.optim, OPTIMIZERS[wanted.name])(module.parameters(), **settings)
+            trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+            optimizer = getattr(torch.optim, OPTIMIZERS[wanted.name])(trained, **settings)
             memory.track_external(module, optimizer)
             with memory:
-                for _ in range(2):
-                    given = tree_map(to_device, case.batches(case.batch))
-                    with torch.autocast("cuda", kinds.get(case.precision), enabled=case.precision in kinds):
-                        output = module(**given) if isinstance(given, dict) else call(module, given)
-                        loss = case.loss(output) if case.loss else output
-                    loss.backward()
+                for _ in range(case.iterations):
+                    for _ in range(case.accumulation):
+                        given = tree_map(to_device, case.batches(case.batch))
+                        with torch.autocast("cuda", kinds.get(case.precision), enabled=case.precision in kinds):
+                            output = module(**given) if isinstance(given, dict) else call(module, given)
+                            loss = case.loss(output) if case.loss else output
+                        loss.backward()
+                        memory.reset_mod_stats()
                     optimizer.step()
                     optimizer.zero_grad(set_to_none=case.set_to_none)
                     del given, output, loss
-                    memory.reset_mod_stats()
         return memory.get_tracker_snapshot("peak")[torch.device("cuda:0")]["Total"], None
 
     for name in names:
@@ -337,8 +339,8 @@ def page(truth: dict[str, Answer], answers: list[Answer], missing: dict[str, str
         " allocator. That is tier 3 as well, `gpumon dryrun`, which runs the script itself; so it has no column. The"
         " other tiers and tools were given the scenario's model, batch and loss as functions"
         " (`tests/_shared/factories.py`); scenarios whose loop cannot be said in those words (two models, second"
-        " derivatives, several ranks, compiled, a list that grows, a Trainer's own bookkeeping) are not here, or differ"
-        " by that.\n",
+        " derivatives, several ranks, compiled, a list that grows) are not here, nor"
+        " those about a device that is almost full. A Trainer does more than its functions say: that difference stays.\n",
         "Only tiers 0 and 2, MemTracker and kitsune know a forward pass; what the others leave out is their error.\n",
         "## In short\n",
         *summary(truth, by),

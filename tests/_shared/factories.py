@@ -1,7 +1,8 @@
 """The scenarios' models, batches and losses as functions, for estimates: `CASES` by the scenario's name.
 
 What `gpumon estimate` takes is a factory, a batch factory and a loss of the output; a scenario that does something else
-in its loop (two models, a second pass, a growing list) cannot be said in those words and is not here.
+in its loop (two models, a second pass, a growing list) cannot be said in those words and is not here, and neither are
+those about a device that is almost full.
 """
 
 from __future__ import annotations
@@ -248,11 +249,8 @@ CASES: dict[str, Case] = {
     "foreach-peak-clean": Case(square_layers, partial(rows, 2048), 2, mean_of_squares, "adamw:fused"),
     "zeroed-gradients": of_perceptron(set_to_none=False),
     "zeroed-gradients-clean": of_perceptron(),
-    "near-capacity": of_perceptron(32 * 1024),
-    "near-capacity-clean": of_perceptron(8 * 1024),
     "fragmentation": of_perceptron(*range(4096, 17 * 4096, 4096)),
     "fragmentation-clean": of_perceptron(*range(16 * 4096, 0, -4096)),
-    "allocator-retries-clean": of_perceptron(*range(16 * 2048, 0, -2048)),
     "oom-forward-clean": Case(partial(layer, 256, 256), partial(rows, 256), 64, torch.mean, built_on_device=True),
     "other-process-clean": of_perceptron(),
     "host-leak-clean": of_perceptron(16),
