@@ -78,6 +78,13 @@ def test_figures_are_those_of_the_newest_step_that_was_read(store_of, new_run):
     assert all(row.measured is not None for row in (*found.added, *found.phases))
 
 
+def test_owners_are_those_of_the_newest_step_that_was_sampled_and_their_step_is_told(store_of, new_run):
+    shown = estimated(view_of(store_of(new_run().usual(20).step(12_432, sampled=False))))
+    assert (shown.found.step, shown.found.read_step) == (12_432, 12_431)
+    assert "unexplained" in [row.line for row in shown.found.owners]
+    assert "step 12,432, owners of step 12,431" in plain(page_lines(shown, 0, 120, UNICODE)[0])
+
+
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
 def test_the_page_keeps_its_width(store_of, new_run, glyphs):
     shown = estimated(view_of(store_of(new_run().usual(20))))

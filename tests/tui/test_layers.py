@@ -172,13 +172,14 @@ async def test_a_click_sorts_and_chooses(app_of, a_run, settled) -> None:
         assert table._at == 2
 
 
-async def test_the_same_layers_are_not_drawn_again(app_of, a_run, settled) -> None:
+async def test_the_same_layers_are_neither_made_nor_drawn_again(app_of, a_run, settled) -> None:
     app = app_of(a_run)
     async with app.run_test(size=(120, 40)) as pilot:
         await settled(pilot)
         await pilot.press("3")
         await settled(pilot)
         table = app.screen.query_one(LayerTable)
+        made = table._trees
         drawn: list[int] = []
         original = table.draw
         table.draw = lambda *a: (drawn.append(1), original(*a))[1]
@@ -186,6 +187,7 @@ async def test_the_same_layers_are_not_drawn_again(app_of, a_run, settled) -> No
             app.redraw()
             await pilot.pause(0.05)
         assert drawn == []
+        assert table._trees is made
 
 
 async def test_without_a_model_it_says_so(app_of, new_run, settled) -> None:
