@@ -1,23 +1,24 @@
-"""Growing batches near the edge: cudaMalloc fails, the cache is emptied, and it is tried again, step on step."""
+"""Batches of ever-changing size near the edge: what one leaves cached does not serve the next, so it is given back."""
+
+import random
 
 import torch
 from _mlp import INPUTS, OUTPUTS, perceptron
 from _report import Report, arguments
 from torch.nn import functional as F
 
-STEP = 2048
+LARGEST = 32 * 1024
 
 
 def main() -> None:
-    args = arguments(__doc__, steps=16, twin="the largest batch first, later ones fit what is cached").parse_args()
+    args = arguments(__doc__, steps=24, twin="every batch is padded to the largest").parse_args()
     report = Report(args)
+    draw = random.Random(args.seed)
     model = perceptron().to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    sizes = [STEP * (n + 1) for n in range(args.steps)]
-    if args.clean:
-        sizes.reverse()
     report("load")
-    for size in sizes:
+    for _ in range(args.steps):
+        size = LARGEST if args.clean else draw.randint(LARGEST // 4, LARGEST)
         inputs = torch.empty(size, INPUTS, device=args.device).normal_()
         targets = torch.empty(size, OUTPUTS, device=args.device).normal_()
         report("between")
