@@ -1,0 +1,108 @@
+"""On whole scripts the ledger adds up to `reserved`, its owners are an independent walk's, little is unexplained."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from scenarios._gpt import GPTConfig
+from scenarios.catalogue import BY_NAME, PLAIN, Scenario
+from scenarios.conftest import Runner
+
+from gpumon import virtual_gpu as vgpu
+from gpumon.analysis import ledger
+from gpumon.analysis.lines import OWNERS
+from gpumon_agent import wire
+from gpumon_agent.graph import READABLE
+
+RUNNER = "../agent/run_ledger"
+AT_BOUNDARIES = 0.001  # of allocated
+AT_PEAKS = 0.02
+UNNAMED = {  # bytes that nobody can name, where they are more than that
+    "mlp": 131_072,  # the targets, which forward is not given
+    "ema": 32_768,  # likewise, as in the next four
+    "compile-module": 4096,
+    "compile-inplace": 4096,
+    "compile-fullgraph": 4096,
+    "exception-forward": 163_840,  # and what the exception's frames hold
+    "exception-fatal": 131_076,  # and what the exception's frames hold
+    "exception-backward": 163_844,
+    "double-backward": 131_072,  # gradients of the input that the script keeps
+    "gan": 819_712,  # real images that no forward has been given yet, noise, and a loss
+    "generate-between": 1_507_344,  # keys and values that generate() keeps
+    "hf-trainer-all": 8_284,  # labels, and the losses that the Trainer adds up
+    "scaler-skips": 559_236,  # targets, and autocast's copy of the first layer's weight, which autograd does not need
+}
+TAKES_LONG = ("compile-inductor",)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Scenario], Any]]:
+    """What a scenario's ranks printed, run by the process that forks scenarios."""
+
+    def environment(**options: Any) -> dict[str, str]:
+        try:
+            return {**vgpu.environment(**options), "GPUMON_GOVERNOR": "off"}
+        except vgpu.Unavailable as reason:
+            if os.environ.get("GPUMON_REQUIRE_VIRTUAL_GPU") == "1":
+                pytest.fail(str(reason))
+            pytest.skip(str(reason))
+
+    runner = Runner(environment, tmp_path_factory.mktemp("ledgers"))
+    yield lambda scenario: runner(
+        dataclasses.replace(scenario, script=RUNNER, args=(str(scenario.path), *scenario.args))
+    )
+    runner.close()
+
+
+def sum_of(lines: Any, *names: str) -> int:
+    return sum(getattr(lines, name) or 0 for name in names)
+
+
+@pytest.mark.parametrize("scenario", [s for s in PLAIN if s.name not in TAKES_LONG], ids=lambda scenario: scenario.name)
+def test_every_byte_is_accounted_for(run: Any, scenario: Scenario) -> None:
+    unnamed = UNNAMED.get(scenario.name, 0)
+    for entries in run(scenario).ranks:
+        assert entries[-1] == {"failures": []}
+        phases = {(p.step, p.phase, p.index): p for p in (wire.Phase(**e["phase"]) for e in entries if "phase" in e)}
+        ledgers = [(wire.Ledger(**e["ledger"]), e["walked"]) for e in entries if "ledger" in e]
+        assert len(ledgers) == len(phases) > 3
+        for owners, walked in ledgers:
+            lines = ledger.lines(phases[owners.step, owners.phase, owners.index], owners)
+            assert lines is not None
+            assert sum_of(lines, *OWNERS, "unexplained", "unattributed", "rounding", "slack") == lines.reserved
+            if walked is not None and "fsdp" not in scenario.name:
+                assert {name: getattr(owners, name) for name in walked} == walked
+            if READABLE:
+                assert 0 <= (lines.unexplained or 0) <= max(AT_BOUNDARIES * (lines.allocated or 0), unnamed), owners
+        peaks = [wire.Ledger(**e["peak"]) for e in entries if "peak" in e]
+        for peak in peaks:
+            lines = ledger.peak_lines(peak)
+            assert sum_of(lines, *OWNERS, "unexplained", "unattributed", "rounding") == lines.allocated
+            if READABLE:
+                assert 0 <= (lines.unexplained or 0) <= AT_PEAKS * (lines.allocated or 0), peak
+
+
+def test_the_phases_of_a_plain_adam_loop_hold_what_the_textbook_says(run: Any) -> None:
+    entries = run(BY_NAME["gpt-fp32"]).ranks[0]
+    of = {(e["ledger"]["step"], e["ledger"]["phase"]): e["ledger"] for e in entries if "ledger" in e}
+    model = GPTConfig().parameters * 4
+    moments = of[0, "optimizer"]["optimizer"]
+    assert 2 * model <= moments <= 2 * model + 1024
+    lasting = ("weights", "gradients", "optimizer")
+    contents = {phase: tuple(of[0, phase][name] for name in lasting) for phase in ("forward", "backward", "optimizer")}
+    assert contents["forward"] == (model, 0, 0)  # model, and activations
+    assert contents["backward"] == (model, model, 0)  # model, and gradients
+    assert contents["optimizer"] == (model, model, moments)  # and moments
+    if READABLE:
+        assert of[0, "forward"]["activations"] > model
+        logits = 8 * 128 * 8192 * 4  # held by the script's own variable until the next iteration
+        assert of[0, "backward"]["activations"] - logits < 10_000
+        assert of[1, "between"]["activations"] == 0
+        peak = next(e["peak"] for e in entries if "peak" in e and e["peak"]["step"] == 1)
+        assert (peak["phase"], peak["weights"], peak["optimizer"], peak["gradients"]) == ("backward", model, moments, 0)
+        assert peak["activations"] == of[1, "forward"]["activations"] + logits + 4  # log-softmax, and the loss
+        assert peak["temporaries"] == pytest.approx(2 * logits, rel=0.001)  # gradients of both
