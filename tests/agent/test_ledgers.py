@@ -70,13 +70,15 @@ def test_every_byte_is_accounted_for(run: Any, scenario: Scenario) -> None:
         phases = {(p.step, p.phase, p.index): p for p in (wire.Phase(**e["phase"]) for e in entries if "phase" in e)}
         ledgers = [(wire.Ledger(**e["ledger"]), e["walked"]) for e in entries if "ledger" in e]
         assert len(ledgers) == len(phases) > 3
+        # a kept workspace (torch before 2.15) is known at the second look, within the first step
+        first = 1 if any(owners.workspaces for owners, _ in ledgers) else 0
         for owners, walked in ledgers:
             lines = ledger.lines(phases[owners.step, owners.phase, owners.index], owners)
             assert lines is not None
             assert sum_of(lines, *OWNERS, "unexplained", "unattributed", "rounding", "slack") == lines.reserved
             if walked is not None and "fsdp" not in scenario.name:
                 assert {name: getattr(owners, name) for name in walked} == walked
-            if READABLE:
+            if READABLE and owners.step >= first:
                 assert 0 <= (lines.unexplained or 0) <= max(AT_BOUNDARIES * (lines.allocated or 0), unnamed), owners
         peaks = [wire.Ledger(**e["peak"]) for e in entries if "peak" in e]
         for peak in peaks:
