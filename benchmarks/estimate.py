@@ -339,8 +339,8 @@ def page(truth: dict[str, Answer], answers: list[Answer], missing: dict[str, str
         " allocator. That is tier 3 as well, `gpumon dryrun`, which runs the script itself; so it has no column. The"
         " other tiers and tools were given the scenario's model, batch and loss as functions"
         " (`tests/_shared/factories.py`); scenarios whose loop cannot be said in those words (two models, second"
-        " derivatives, several ranks, compiled, a list that grows) are not here, nor those about a device that is almost"
-        " full. A Trainer does more than its functions say: that difference stays.\n",
+        " derivatives, several ranks, compiled, a list that grows) are not here, nor those about a device that is"
+        " almost full. A Trainer does more than its functions say: that difference stays.\n",
         "Only tiers 0 and 2, MemTracker and kitsune know a forward pass; what the others leave out is their error.\n",
         "## In short\n",
         *summary(truth, by),
