@@ -12,6 +12,7 @@ STEPS_BETWEEN_DECISIONS = 50
 FIRST_LEDGERS = 2  # steps whose ledger is read before there is anything to decide by
 LEDGERS_JUDGED_BY = 8  # before a sampled step is found too dear for good: the first ones meet cold caches
 EVERY_MAX = 10_000
+LEDGER_SHARE = 0.125  # of the budget, that reading the allocator never takes from the ledger
 TOLD_AGAIN_FACTOR = 3  # a rate that wavers with the machine's load is told once, not at every turn
 
 
@@ -19,7 +20,7 @@ class Governor:
     """Decides, step by step, from what the last steps cost. `off`: every step is sampled (tests).
 
     The budget is max(0.8 % of the mean step, 100 µs). Reading the allocator at every boundary comes first; the ledger
-    gets what is left. A mean is taken without its largest tenth: a preempted boundary says nothing about the agent.
+    gets what is left, but never less than an eighth: an old ledger is of no use. A mean is taken without its largest tenth: a preempted boundary says nothing about the agent.
     """
 
     __slots__ = (
@@ -91,12 +92,12 @@ class Governor:
         step = sum(self._durations) / max(1, len(self._durations))
         budget = max(step * STEP_SHARE, STEP_FLOOR_NS)
         boundary, ledger = _mean(self._boundary), _mean(self._ledgers)
-        # a change needs a fifth of difference, or the rate would flutter around the limit
-        if boundary > budget * (1.2 if self.read_every == 1 else 1.0):
-            self.read_every = min(ceil(boundary / budget), EVERY_MAX)
+        # a change needs an eighth of difference, or the rate would flutter around the limit
+        if boundary > budget * (1.0 if self.read_every == 1 else 1.0 - LEDGER_SHARE):
+            self.read_every = min(max(2, ceil(boundary / budget)), EVERY_MAX)
         else:
             self.read_every = 1
-        left = budget - boundary / self.read_every
+        left = max(budget - boundary / self.read_every, budget * LEDGER_SHARE)
         if ledger:
             every = ceil(ledger / left) if left > ledger / EVERY_MAX else EVERY_MAX
             if not 0.8 * self.ledger_every <= every <= self.ledger_every:

@@ -109,6 +109,14 @@ def test_the_governor_keeps_the_mean_within_the_budget(step_ms: float, boundary_
     assert (governor.read_every > 1) == (boundary_us > max(step_ms * 8, 100))
 
 
+def test_dear_boundaries_leave_the_ledger_its_share() -> None:
+    governor = Governor()
+    mean, _ = run(governor, 2000, step_ms=25, boundary_us=190, ledger_us=9000)
+    assert governor.read_every == 1
+    assert governor.ledger_every == 360  # 9 ms in 9 s
+    assert mean <= 250
+
+
 def test_the_governor_says_what_it_changes_and_comes_back() -> None:
     governor = Governor()
     _, said = run(governor, 100, step_ms=20, boundary_us=120, ledger_us=800)
