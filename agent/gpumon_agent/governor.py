@@ -20,7 +20,8 @@ class Governor:
     """Decides, step by step, from what the last steps cost. `off`: every step is sampled (tests).
 
     The budget is max(0.8 % of the mean step, 100 µs). Reading the allocator at every boundary comes first; the ledger
-    gets what is left, but never less than an eighth: an old ledger is of no use. A mean is taken without its largest tenth: a preempted boundary says nothing about the agent.
+    gets what is left, but never less than an eighth: an old ledger is of no use. A mean is taken without its largest
+    tenth: a preempted boundary says nothing about the agent.
     """
 
     __slots__ = (
