@@ -5,8 +5,8 @@ Methods, each within one process and one loop:
 
 boundary   Every boundary of a training loop is timed where its caches are as cold as training leaves them. One boundary
            in two times the whole of it, the other a raw `torch._C._cuda_memoryStats` in its place (then does the work).
-step       Blocks of steps alternate between watched and unwatched, paired with their neighbours; the same number of
-           pairs has both halves unwatched (A/A): what that column shows is the machine's noise, not the agent.
+step       Blocks of steps come in rounds of three, in random order: the agent's hooks muted (they return at once),
+           muted again (A/A: what that row shows is the machine's noise, not the agent), and at work.
 growth     Resident memory over many boundaries, with the publisher running and nobody watching.
 exit       From the script's last line to the end of the process, watched and unwatched in turns.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import subprocess
 import sys
 import time
@@ -23,14 +24,14 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-BLOCK = 40
+BLOCK = 8
 ROW = "| {:<44} | {:>12} | {:>12} | {:>12} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400, help="steps of the boundary measurement (400)")
-    parser.add_argument("--pairs", type=int, default=20, help="pairs of blocks of the step measurement (20)")
+    parser.add_argument("--rounds", type=int, default=100, help="rounds of blocks of the step measurement (100)")
     parser.add_argument("--boundaries", type=int, default=1_000_000, help="boundaries of the growth measurement (10⁶)")
     parser.add_argument("--step-ms", type=float, default=20.0, help="length of the step to measure the share of (20)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the table there, with this command")
@@ -111,9 +112,9 @@ def measure(args: argparse.Namespace) -> None:
     for row in boundary(training, args.steps):
         print(row)
     print()
-    print(ROW.format(f"{args.pairs} pairs of {BLOCK} steps", "median", "p25", "p75"))
+    print(ROW.format(f"{args.rounds} rounds of blocks of {BLOCK} steps", "median", "p25", "p75"))
     print(ROW.format("-" * 44, *["-" * 11 + ":"] * 3))
-    for row in share(training, args.pairs):
+    for row in share(training, args.rounds):
         print(row)
     print()
     print(ROW.format("resident memory, MiB", "before", "after", "growth"))
@@ -164,37 +165,37 @@ def boundary(training: Training, steps: int) -> Iterator[str]:
     yield ROW.format("a boundary / a raw read", f"{median(whole) / median(raw):.2f}", "", "")
 
 
-def share(training: Training, pairs: int) -> Iterator[str]:
-    """Relative difference of neighbouring blocks: unwatched/unwatched and unwatched/watched."""
+def share(training: Training, rounds: int) -> Iterator[str]:
+    """Relative difference of neighbouring blocks: muted/muted and muted/watched, the governor at work."""
     os.environ.pop("GPUMON_GOVERNOR", None)
     from gpumon_agent import agent as agents
 
-    def block(watched: bool) -> tuple[float, float]:
-        """Wall seconds and the training thread's CPU seconds of a step."""
-        if watched:
-            agents.watch(training.model, training.optimizer, name="overhead")
-        training.run(60 if watched else 10)  # past the governor's first decisions
-        cpu = time.thread_time()
-        wall = training.run(BLOCK)
-        cpu = time.thread_time() - cpu
-        if watched:
-            agents.stop()
-        return wall / BLOCK, cpu / BLOCK
-
-    def pair(compare: bool, watched_first: bool) -> list[tuple[float, float]]:
-        if compare and watched_first:
-            b = block(True)
-            return [block(False), b]
-        return [block(False), block(compare)]
-
-    measured = [(pair(False, False), pair(True, bool(turn % 2))) for turn in range(pairs)]
+    agent = agents.running("overhead")
+    agent.adopt(training.model, training.optimizer)
+    training.run(300)  # past the governor's first decisions
+    kinds = ["muted", "muted again", "watched"]
+    measured: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+    order = random.Random(0)
+    for _ in range(rounds):
+        for kind in order.sample(kinds, k=len(kinds)):
+            agent.hooks.fires = kind == "watched"
+            training.run(1)
+            cpu = time.thread_time()
+            wall = training.run(BLOCK)
+            measured[kind].append((1000 * wall / BLOCK, 1000 * (time.thread_time() - cpu) / BLOCK))
+    agent.hooks.fires = True
+    every = agent.governor.read_every, agent.governor.ledger_every
+    agents.stop()
     for clock, name in enumerate(("wall", "CPU of the thread")):
-        for column, kind in enumerate(("A/A unwatched, unwatched", "A/B unwatched, watched")):
-            values = [100 * (b[clock] / a[clock] - 1) for a, b in (both[column] for both in measured)]
+        for kind in kinds[1:]:
+            values = [100 * (b[clock] / a[clock] - 1) for a, b in zip(measured["muted"], measured[kind], strict=True)]
             low, _, high = quantiles(values, n=4)
-            yield ROW.format(f"{kind}: {name}, %", *(f"{value:+.2f}" for value in (median(values), low, high)))
-    step = median(a[0] for both in measured for a, _ in both)
-    yield ROW.format("the step, unwatched, ms", f"{1000 * step:.1f}", "", "")
+            yield ROW.format(
+                f"{kind} against muted: {name}, %", *(f"{value:+.2f}" for value in (median(values), low, high))
+            )
+        low, middle, high = quantiles([each[clock] for each in measured["muted"]], n=4)
+        yield ROW.format(f"a muted step: {name}, ms", f"{middle:.2f}", f"{low:.2f}", f"{high:.2f}")
+    yield ROW.format("allocator read, ledger read: every … steps", *map(str, every), "")
 
 
 def growth(boundaries: int) -> Iterator[str]:
