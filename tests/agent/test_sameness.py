@@ -56,16 +56,17 @@ class Net(nn.Module):
     def forward(self, x):
         return self.b(self.drop(checkpoint(self.a, x, use_reentrant=False)))
 
-model = Net()
+device = os.environ.get("DEVICE", "cpu")
+model = Net().to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+scaler = torch.amp.GradScaler(device, init_scale=4.0)
 if os.environ.get("WATCHED"):
     import gpumon_agent
     gpumon_agent.watch(model, optimizer)
 for step in range(30):
     for _ in range(2):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = model(torch.randn(8, 16)).float().pow(2).mean()
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = model(torch.randn(8, 16, device=device)).float().pow(2).mean()
         scaler.scale(loss / (0.0 if step == 7 else 1.0)).backward()
     scaler.step(optimizer)
     scaler.update()
@@ -73,17 +74,29 @@ for step in range(30):
     print(repr(loss.item()), random.random())
     model.eval()
     with torch.no_grad():
-        print(repr(model(torch.ones(1, 16)).sum().item()))
+        print(repr(model(torch.ones(1, 16, device=device)).sum().item()))
     model.train()
+if device == "cuda":
+    print(torch.cuda.max_memory_allocated(), hashlib.sha256(torch.cuda.get_rng_state().numpy().tobytes()).hexdigest())
 state = [s[k] for s in optimizer.state.values() for k in sorted(s)]
 for tensor in (*model.parameters(), torch.get_rng_state(), *state):
-    print(hashlib.sha256(tensor.detach().numpy().tobytes()).hexdigest())
+    print(hashlib.sha256(tensor.detach().cpu().numpy().tobytes()).hexdigest())
 """
 
 
 @pytest.mark.parametrize("governor", ["on", "off"])  # off: every step is sampled, every graph walked
 def test_losses_parameters_and_random_states_are_bit_identical(tmp_path: Path, governor: str) -> None:
     assert python(VALUES, tmp_path) == python(VALUES, tmp_path, env={"WATCHED": "1", "GPUMON_GOVERNOR": governor})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("governor", ["on", "off"])
+def test_on_a_gpu_too(tmp_path: Path, governor: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no GPU on this machine")
+    env = {"DEVICE": "cuda", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    watched = python(VALUES, tmp_path, env={**env, "WATCHED": "1", "GPUMON_GOVERNOR": governor})
+    assert python(VALUES, tmp_path, env=env) == watched
 
 
 def saved(model: nn.Module) -> bytes:
