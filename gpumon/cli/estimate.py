@@ -215,8 +215,10 @@ def _workloads(subject: Subject | None, zero: tuple[int, ...] | None, how: Any) 
 def _estimate(subject: Subject, works: list[Workload], device: Device | None, as_json: bool) -> None:
     """One report, or one row a stage."""
     from gpumon.analysis.estimate import report
+    from gpumon.cli.user_code import clear_progress
 
     done = [report.make(subject, work, device, brief=len(works) > 1) for work in works]
+    clear_progress()
     if as_json:
         from gpumon.cli.estimate_json import as_object
 

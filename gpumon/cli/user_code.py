@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import itertools
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -41,6 +43,7 @@ class TheirFailure:
             or isinstance(failure, click.ClickException)
         ):
             return
+        clear_progress()
         click.echo("".join(_trimmed(failure)), nl=False, err=True)
         raise click.exceptions.Exit(1) from None
 
@@ -98,4 +101,24 @@ def module_subject(model: str, batch_factory: str | None, loss: str | None) -> F
         made = from_module.on_meta(factory)
     if not from_module.is_module(made):
         raise click.ClickException(f"{model} returned a {type(made).__name__}, and should return a torch.nn.Module")
+    if batches is not None and sys.stderr.isatty():
+        batches = _told(batches)
     return from_module.FromModule(made, factory, batches, measure)
+
+
+def clear_progress() -> None:
+    """The line of a terminal that tells how far the traces are is free again."""
+    if sys.stderr.isatty():
+        click.echo("\r\x1b[2K", nl=False, err=True)
+
+
+def _told(batches: Callable[[int], Any]) -> Callable[[int], Any]:
+    """Every remedy and every limit is a trace of its own: a person who waits for them sees how far they are."""
+    forwards = itertools.count(1)
+
+    def told(batch: int) -> Any:
+        clear_progress()
+        click.echo(f"tracing on the meta device: forward {next(forwards)}, batch {batch}", nl=False, err=True)
+        return batches(batch)
+
+    return told

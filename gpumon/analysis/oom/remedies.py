@@ -145,7 +145,7 @@ def _other(case: Case) -> Iterator[Remedy]:
 def _leak(case: Case) -> Iterator[Remedy]:
     yield Remedy("item", "loss.item() (or .detach()) for what is logged or summed: a kept loss keeps its graph")
     yield Remedy("lists", "lists and dicts that collect outputs, predictions or losses: keep them on the CPU, detached")
-    yield Remedy("watch", "gpumon run …, then the Leaks screen: which tensors grow, created where, held by whom")
+    yield Remedy("watch", "gpumon run …, then gpumon attach: since which step it grows, in which phase, how fast")
 
 
 def _oversized(case: Case) -> Iterator[Remedy]:
