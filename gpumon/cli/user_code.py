@@ -37,11 +37,7 @@ class TheirFailure:
     def __exit__(
         self, kind: type[BaseException] | None, failure: BaseException | None, _: TracebackType | None
     ) -> None:
-        if (
-            failure is None
-            or not isinstance(failure, (Exception, SystemExit))
-            or isinstance(failure, click.ClickException)
-        ):
+        if not isinstance(failure, (Exception, SystemExit)) or isinstance(failure, _TOLD):
             return
         clear_progress()
         click.echo("".join(_trimmed(failure)), nl=False, err=True)

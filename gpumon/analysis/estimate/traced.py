@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpumon.analysis.estimate.kernels import Hardware, kept, temporaries, uses_cublas, uses_handle
 from gpumon.analysis.estimate.memory import PhaseBytes
+from gpumon.analysis.estimate.model import NotAModel
 from gpumon.analysis.estimate.simulator import Allocator, Block
 from gpumon.analysis.estimate.workload import EIGHT_BIT, NONE, OPTIMIZERS, Workload
 from gpumon.analysis.lines import Lines
@@ -39,7 +40,7 @@ WORKSPACES_RETURNED = (2, 15)
 """Since this torch cuBLAS's workspace is given back after each product; before, each thread kept its own."""
 
 
-class Untraceable(Exception):
+class Untraceable(NotAModel):
     """Why this workload cannot be traced, in a sentence."""
 
 
@@ -163,6 +164,8 @@ def trace(
     capacity, and what the user's functions raise.
     """
     _refuse(work)
+    import torch
+
     from gpumon.analysis.estimate import on_meta
 
     if keeps_workspaces is None:
@@ -178,6 +181,11 @@ def trace(
         except NotImplementedError as reason:
             told = str(reason).partition(". ")[0].splitlines()[0]  # what follows lists every kernel there is
             raise Untraceable(f"an operator has no rule for shapes without data: {told}") from reason
+        except AttributeError as reason:
+            if "'torch' has no attribute 'meta'" not in str(reason):
+                raise
+            sentence = f"torch {torch.__version__} does not checkpoint without a device: a newer torch does"
+            raise Untraceable(sentence) from reason
     return recorder.phases
 
 
@@ -267,11 +275,14 @@ class _Traced:
         return self.module(*given) if isinstance(given, (tuple, list)) else self.module(given)
 
     def loss_of(self, output: Any) -> torch.Tensor:
-        if self.loss is not None:
-            return self.loss(output)
         import torch
         from torch.utils._pytree import tree_leaves
 
+        if self.loss is not None:
+            measured = self.loss(output)
+            if not isinstance(measured, torch.Tensor):
+                raise Untraceable(f"--loss returned a {type(measured).__name__}, and should return a tensor")
+            return measured
         own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         if own is not None:
             return own
