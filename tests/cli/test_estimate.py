@@ -210,6 +210,7 @@ def make(): return Net()
 def batch(size): return torch.zeros(size, 256)
 def loss(output): return output.square().mean()
 def number(): return 7
+def three(output): return 3
 def broken(): return deeper()
 def deeper(): return Net().nothing
 constant = 3
@@ -247,6 +248,18 @@ def test_a_factory_that_fails_gives_its_own_traceback_trimmed(theirs: Any) -> No
     frames = [line for line in done.stderr.splitlines() if line.startswith("  File")]
     assert [frame.rsplit(" ", 1)[1] for frame in frames] == ["broken", "deeper"]
     assert done.stderr.splitlines()[-1] == "AttributeError: 'Net' object has no attribute 'nothing'"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--loss", "theirs:three"), "--loss returned a int, and should return a tensor"),
+        (("--checkpointing",), "--checkpointing needs a module with gradient_checkpointing_enable()"),
+    ],
+)
+def test_what_cannot_be_traced_is_a_sentence(theirs: Any, arguments: tuple[str, ...], said: str) -> None:
+    done = theirs("--model", "theirs:make", "--input", "theirs:batch", *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"Error: {said}\n")
 
 
 @pytest.mark.parametrize(
