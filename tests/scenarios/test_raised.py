@@ -1,7 +1,7 @@
 """Scenarios through agent, session and analysis: each raises what it should, and a clean one nothing that warns.
 
-Seconds a scenario, so by default only those with a rule, their twins, and a few plain ones; GPUMON_ALL_SCENARIOS=1 runs
-every one.
+Some ten seconds a scenario, so by default one for each rule, the twins of those that warn, and two plain ones;
+GPUMON_ALL_SCENARIOS=1 runs every one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scenarios.catalogue import BY_NAME, CONTEXT_MIB, NOT_YET, SCENARIOS, Scenar
 from gpumon.analysis import rules
 
 RULES = {rule.code: rule.severity for rule in vars(rules).values() if isinstance(rule, rules.Rule)}
-PLAIN = ("gpt-fp16", "accumulation", "variable-lengths", "eval-between")
+PLAIN = ("accumulation", "variable-lengths")
 PACED = {
     "near-capacity": ("--sleep", "0.15"),
     "oom-ahead": ("--sleep", "0.15"),
@@ -28,7 +28,11 @@ PACED = {
 WATCHED_TOO = {"other-process"}
 """The other process is started by the script, so the agent is in it as well, and it is no stranger."""
 
-USUAL = [s for s in SCENARIOS if RULES.keys() & {*s.raises, s.name.removesuffix("-clean")} or s.name in PLAIN]
+RAISE = {code: s for s in reversed(SCENARIOS) for code in s.raises if code in RULES}
+"""the first scenario that raises each code"""
+
+TWINS = {f"{code}-clean" for code, severity in RULES.items() if severity != "info"}
+USUAL = [s for s in SCENARIOS if s in RAISE.values() or s.name in TWINS or s.name in PLAIN]
 CHOSEN = SCENARIOS if os.environ.get("GPUMON_ALL_SCENARIOS") == "1" else USUAL
 
 
