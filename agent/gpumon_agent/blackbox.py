@@ -229,7 +229,7 @@ def _tidy(fd: int) -> None:
 
 
 def shown(count: int) -> str:
-    """Bytes as torch's messages write them."""
+    """Bytes as PyTorch's messages write them: two decimals of the largest unit that is not above the size."""
     if count <= 1 << 10:
         return f"{count} bytes"
     for scale, name in ((1 << 20, "KiB"), (1 << 30, "MiB")):

@@ -15,10 +15,10 @@ from gpumon.analysis.estimate.model import Tensor, from_shapes
 from gpumon.analysis.oom import log
 from gpumon.analysis.oom.case import Settings
 from gpumon.analysis.oom.explaining import Known, explain
-from gpumon.analysis.oom.figures import shown
 from gpumon.analysis.oom.report import OomReport
 from gpumon.analysis.oom.weighing import Growth
 from gpumon.analysis.oom.words import text
+from gpumon_agent.blackbox import shown
 
 DATA = Path(__file__).parents[1] / "data"
 GIB = 1 << 30

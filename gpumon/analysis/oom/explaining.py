@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from gpumon.analysis import units
 from gpumon.analysis.estimate.model import Tensor
 from gpumon.analysis.oom.case import Case, Settings, room
-from gpumon.analysis.oom.figures import shown
 from gpumon.analysis.oom.log import Story
 from gpumon.analysis.oom.remedies import remedies
 from gpumon.analysis.oom.report import OomReport, Suspect
@@ -17,6 +16,7 @@ from gpumon.analysis.oom.walk import RECIPES, WAYS_IN_WORDS, Recipe, first_step,
 from gpumon.analysis.oom.weighing import Growth, weigh
 from gpumon.analysis.oom.wording import Message
 from gpumon_agent import wire
+from gpumon_agent.blackbox import shown
 
 DEFAULT_OPTIMIZER = "adamw"
 """Assumed, and said to be, where a model is given and no optimizer."""

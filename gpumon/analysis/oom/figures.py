@@ -57,13 +57,3 @@ def read(text: str) -> Figure:
         return known(int(value))
     half = Fraction(scale, 2 * 10 ** len(decimals or ""))
     return Figure(max(0, math.ceil(value - half)), math.floor(value + half))
-
-
-def shown(count: int) -> str:
-    """Bytes as PyTorch's messages write them: two decimals of the largest unit that is not above the size."""
-    if count <= 1 << 10:
-        return f"{count} bytes"
-    for scale, name in ((1 << 20, "KiB"), (1 << 30, "MiB")):
-        if count <= scale:
-            return f"{count / (scale >> 10):.2f} {name}"
-    return f"{count / (1 << 30):.2f} GiB"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from gpumon.analysis.oom.figures import Figure, shown
+from gpumon.analysis.oom.figures import Figure
 from gpumon.analysis.oom.report import OomReport, Suspect
 from gpumon.analysis.oom.suspects import SAME_SIZE_MAX
 from gpumon.analysis.oom.wording import SEGMENT_STEP, SMALL_MAX
 from gpumon.analysis.units import size
+from gpumon_agent.blackbox import shown
 
 WIDTH = 80
 
