@@ -50,6 +50,7 @@ class Descriptor(msgspec.Struct, frozen=True):
     protocol: tuple[int, int] = (wire.PROTOCOL_MAJOR, wire.PROTOCOL_MINOR)
     agent: str = __version__
     unix_ns: int = 0  # when the agent began
+    control: str = ""  # ipc://PATH of the socket that takes wire.Request; empty where there is none
 
     @property
     def stem(self) -> str:

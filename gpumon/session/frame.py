@@ -53,6 +53,19 @@ class LayersRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentsRecord:
+    """One device's allocator, block by block: all parts of the newest reading."""
+
+    device: int
+    number: int
+    step: int
+    phase: str
+    t_ns: int
+    reason: str
+    segments: tuple[wire.Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HostSample:
     """One reading of a machine and when it arrived (receiver's clock)."""
 
@@ -81,6 +94,11 @@ class RankFrame:
     host_unix_ns: int | None = None
     host_samples: tuple[HostSample, ...] = ()  # the readings of the last minutes, oldest first, the newest included
     layers: tuple[LayersRecord, ...] = ()  # one a model and device, in that order
+    outlooks: tuple[wire.Outlook, ...] = ()  # the newest of each device, by device
+    census: wire.Census | None = None  # the newest
+    checkpoints: tuple[wire.Checkpoint, ...] = ()  # by load and device
+    segments: tuple[SegmentsRecord, ...] = ()  # one a device
+    snapshot: wire.Snapshot | None = None  # the newest
 
     @property
     def label(self) -> str:

@@ -18,6 +18,8 @@ class StoreLimits:
     modules: int = 65_536  # a model
     models: int = 64
     layers: int = 65_536  # of a model on a device
+    checkpoints: int = 256  # loads, each on each device
+    blocks: int = 1_048_576  # of a device
     host_samples: int = 600  # a machine; ten minutes at one reading a second
     gaps: int = 64  # intervals of lost numbers a rank that a late snapshot may still fill
     ended: int = 64  # ranks that said goodbye

@@ -12,7 +12,17 @@ from collections import deque
 from dataclasses import replace
 from itertools import pairwise
 
-from gpumon.session.frame import SILENT_AFTER_NS, HostSample, LayersRecord, ModelRecord, RankFrame, Status, StepRecord
+from gpumon.session.assembling import Assembly
+from gpumon.session.frame import (
+    SILENT_AFTER_NS,
+    HostSample,
+    LayersRecord,
+    ModelRecord,
+    RankFrame,
+    SegmentsRecord,
+    Status,
+    StepRecord,
+)
 from gpumon.session.limits import StoreLimits
 from gpumon.session.numbers import Numbers
 from gpumon_agent import wire
@@ -26,16 +36,6 @@ class _OpenStep:
         self.ledgers: list[wire.Ledger] = []
         self.first_seq = seq  # below 0 until a numbered event joins: the static picture's ledger has no number
         self.replayed = replayed
-
-
-class _Arriving:
-    """The parts of one set of layers."""
-
-    __slots__ = ("parts", "step")
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-        self.parts: dict[int, wire.Layers] = {}
 
 
 class Rank:
@@ -59,7 +59,13 @@ class Rank:
         self.notices: deque[wire.Notice] = deque(maxlen=limits.notices)
         self.goodbye: wire.Goodbye | None = None
         self.layers: dict[tuple[int, int], LayersRecord] = {}  # by model and device
-        self._layers_parts: dict[tuple[int, int], _Arriving] = {}  # likewise, of the newest step heard of
+        self._layers_parts: dict[tuple[int, int], Assembly[wire.Layers]] = {}  # likewise
+        self.outlooks: dict[int, wire.Outlook] = {}  # by device
+        self.census: wire.Census | None = None
+        self.checkpoints: dict[tuple[int, int], wire.Checkpoint] = {}  # by load and device
+        self.segments: dict[int, SegmentsRecord] = {}  # by device
+        self._segments_parts: dict[int, Assembly[wire.Segments]] = {}
+        self.snapshot: wire.Snapshot | None = None
         self._layers_view: tuple[LayersRecord, ...] | None = ()
         self._steps_view: tuple[StepRecord, ...] | None = ()
         self._models_view: tuple[ModelRecord, ...] | None = ()
@@ -109,6 +115,8 @@ class Rank:
             self.notices.append(event)
         elif isinstance(event, wire.Goodbye):
             self.goodbye = event
+        else:
+            self._evidence(event)
 
     def _model(self, event: wire.Model) -> None:
         known = self.models.get(event.model)
@@ -122,26 +130,50 @@ class Rank:
         self._models_view = None
 
     def _layers(self, event: wire.Layers) -> None:
-        """Shown when all parts of a step's set are there, in whatever order; a newer step's set takes its place."""
+        """Shown when all parts of a step's set are there; a newer step's set takes its place."""
         key = (event.model, event.device)
         known = self.layers.get(key)
         if known is None and len(self.layers) >= self.limits.models:
             return
-        arriving = self._layers_parts.get(key)
-        newest = arriving.step if arriving is not None else known.step if known is not None else -1
-        if event.step < newest or event.parts * wire.LAYERS_PER_PART > self.limits.layers:
+        if (known and event.step < known.step) or event.parts * wire.LAYERS_PER_PART > self.limits.layers:
             return
-        if arriving is None or event.step > arriving.step:
-            arriving = self._layers_parts[key] = _Arriving(event.step)
-        arriving.parts[event.part] = event
-        if len(arriving.parts) < event.parts:
+        parts = self._layers_parts.setdefault(key, Assembly()).add(event.step, event)
+        if parts is None:
             return
-        parts = [arriving.parts[part] for part in sorted(arriving.parts)]
         layers = tuple(layer for part in parts for layer in part.layers)
         record = LayersRecord(event.model, event.device, event.step, layers, parts[-1].elsewhere)
         if record != known:  # the static picture repeats the newest
             self.layers[key] = record
             self._layers_view = None
+
+    def _segments(self, event: wire.Segments) -> None:
+        if event.parts * wire.BLOCKS_PER_PART > self.limits.blocks:
+            return
+        if event.device not in self.segments and len(self.segments) >= self.limits.models:
+            return
+        parts = self._segments_parts.setdefault(event.device, Assembly()).add(event.number, event)
+        if parts is not None:
+            whole = tuple(segment for part in parts for segment in part.segments)
+            self.segments[event.device] = SegmentsRecord(
+                event.device, event.number, event.step, event.phase, event.t_ns, event.reason, whole
+            )
+
+    def _evidence(self, event: wire.Event) -> None:
+        if isinstance(event, wire.Outlook):
+            if event.device in self.outlooks or len(self.outlooks) < self.limits.models:
+                self.outlooks[event.device] = event
+        elif isinstance(event, wire.Census):
+            if self.census is None or event.number >= self.census.number:
+                self.census = event
+        elif isinstance(event, wire.Checkpoint):
+            key = (event.number, event.device)
+            self.checkpoints[key] = event
+            if len(self.checkpoints) > self.limits.checkpoints:
+                del self.checkpoints[min(self.checkpoints)]
+        elif isinstance(event, wire.Segments):
+            self._segments(event)
+        elif isinstance(event, wire.Snapshot):
+            self.snapshot = event
 
     def _join(self, step: int, received: wire.Received) -> _OpenStep:
         """The open step of that number; when it has closed already, a fresh one that `_settle` merges into it."""
@@ -252,6 +284,11 @@ class Rank:
             host_unix_ns=newest.unix_ns if newest else None,
             host_samples=samples,
             layers=self._layers_view,
+            outlooks=tuple(self.outlooks[device] for device in sorted(self.outlooks)),
+            census=self.census,
+            checkpoints=tuple(self.checkpoints[key] for key in sorted(self.checkpoints)),
+            segments=tuple(self.segments[device] for device in sorted(self.segments)),
+            snapshot=self.snapshot,
         )
 
     def _open_step(self) -> StepRecord | None:

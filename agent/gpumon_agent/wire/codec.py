@@ -1,0 +1,200 @@
+"""The one codec: events to packets to frames, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from .base import Message, Text, clean_fields
+from .evidence import Census, Checkpoint, Reply, Request, Segments, Snapshot
+from .host import Host
+from .speaking import Heartbeat, Hello, Synced
+from .stream import Goodbye, Ledger, Notice, Oom, Outlook, Phase, Step
+from .trained import Layers, Model, Module
+
+_T = TypeVar("_T")
+
+PROTOCOL_MAJOR = 0
+PROTOCOL_MINOR = 1
+
+LIVE = b"d"
+SNAPSHOT = b"s"  # asks for picture, history, Synced. No topic is a prefix of another: ZeroMQ matches by prefix
+GLANCE = b"g"  # asks for Hello, Heartbeat, Synced only: what a listing shows
+NONCE_BYTES = 8
+FRAME_BYTES_MAX = 64 * 1024
+EVENT_BYTES_MAX = FRAME_BYTES_MAX - 256  # topic, nonce and the packet's own header
+
+
+NumberedEvent = Phase | Step | Ledger | Oom | Notice | Goodbye | Outlook
+Event = (
+    Hello
+    | Model
+    | Module
+    | Phase
+    | Step
+    | Ledger
+    | Oom
+    | Notice
+    | Goodbye
+    | Heartbeat
+    | Synced
+    | Host
+    | Layers
+    | Outlook
+    | Census
+    | Checkpoint
+    | Segments
+    | Snapshot
+)
+
+
+class WireError(Exception):
+    """A frame that is not ours, or not sound. The text is one sentence for a person."""
+
+
+class ProtocolMismatch(WireError):
+    """The other side speaks another major version of this protocol."""
+
+
+class Packet(Message, frozen=True):
+    """What one frame carries. Its numbered events are consecutive from `seq`; -1: none of them is numbered."""
+
+    seq: int
+    replayed: bool
+    events: Annotated[tuple[Event, ...], Meta(max_length=4096)]
+
+
+class Received(Message, frozen=True):
+    """One event as it reached a viewer: what `link` yields, what a recording stores, what a session applies."""
+
+    source: Text  # Hello.nonce of the agent; "host:NAME" for the viewer's own readings
+    unix_ns: int  # the receiver's clock
+    event: Event
+    seq: int = -1
+    replayed: bool = False
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "source")
+
+
+class _RawPacket(Message, frozen=True):
+    seq: int
+    replayed: bool
+    events: list[msgspec.Raw]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_packet_decoder = msgspec.msgpack.Decoder(Packet)
+_received_decoder = msgspec.msgpack.Decoder(Received)
+_request_decoder = msgspec.msgpack.Decoder(Request)
+_reply_decoder = msgspec.msgpack.Decoder(Reply)
+
+
+def encode_event(event: Event) -> bytes:
+    return _encoder.encode(event)
+
+
+def pack(events: Iterable[tuple[int, bytes]], *, replayed: bool) -> Iterator[bytes]:
+    """Packets, each small enough for a frame, from (seq, encoded event) pairs in order; seq -1 marks unnumbered."""
+    batch: list[msgspec.Raw] = []
+    first = expected = -1
+    size = 0
+    for seq, encoded in events:
+        if batch and (size + len(encoded) > EVENT_BYTES_MAX or seq != expected or len(batch) == 4096):
+            yield _encoder.encode(_RawPacket(first, replayed, batch))
+            batch, size = [], 0
+        if not batch:
+            first = seq
+        batch.append(msgspec.Raw(encoded))
+        size += len(encoded)
+        expected = seq + 1 if seq >= 0 else -1
+    if batch:
+        yield _encoder.encode(_RawPacket(first, replayed, batch))
+
+
+def frame(packet: bytes, topic: bytes = LIVE) -> bytes:
+    """`topic` is LIVE, or an asker's whole topic: SNAPSHOT or GLANCE and its nonce."""
+    return topic + packet
+
+
+def is_request(topic: bytes) -> bool:
+    """Whether a subscription to `topic` asks for an answer of its own."""
+    return topic[:1] in (SNAPSHOT, GLANCE) and len(topic) == 1 + NONCE_BYTES
+
+
+def decode_frame(raw: bytes) -> Packet:
+    """The packet of a frame. Raises WireError for anything else, ProtocolMismatch for another major version."""
+    head = 1 if raw[:1] == LIVE else 1 + NONCE_BYTES if raw[:1] in (SNAPSHOT, GLANCE) else 0
+    if not head:
+        raise WireError("this endpoint does not speak gpumon's protocol")
+    if len(raw) > FRAME_BYTES_MAX:
+        raise WireError(f"a message of {len(raw)} bytes is larger than gpumon's protocol allows")
+    try:
+        return _packet_decoder.decode(memoryview(raw)[head:])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        spoken = _spoken_protocol(raw[head:])
+        if spoken is not None and spoken[0] != PROTOCOL_MAJOR:
+            raise ProtocolMismatch(mismatch_sentence(spoken)) from error
+        raise WireError(f"a message could not be read: {error}") from error
+
+
+def check_protocol(hello: Hello) -> None:
+    """Raises ProtocolMismatch unless this side can read what `hello`'s side writes."""
+    if hello.protocol[0] != PROTOCOL_MAJOR:
+        raise ProtocolMismatch(mismatch_sentence(hello.protocol))
+
+
+def mismatch_sentence(spoken: tuple[int, int]) -> str:
+    newer = spoken[0] > PROTOCOL_MAJOR
+    return f"the agent speaks protocol {spoken[0]}.{spoken[1]}, this gpumon {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}: " + (
+        "upgrade gpumon here" if newer else "upgrade gpumon-agent in the training environment"
+    )
+
+
+def _spoken_protocol(packet: bytes) -> tuple[int, int] | None:
+    """The version a Hello states, read without trusting the rest of its layout."""
+    try:
+        untyped: Any = msgspec.msgpack.decode(packet)
+        for event in untyped[2]:
+            if event[0] == "hello":
+                major, minor = event[1]
+                return int(major), int(minor)
+    except (msgspec.DecodeError, RecursionError, LookupError, TypeError, ValueError, OverflowError):
+        return None
+    return None
+
+
+def encode_received(received: Received) -> bytes:
+    return _encoder.encode(received)
+
+
+def decode_received(raw: bytes) -> Received:
+    """Raises WireError when `raw` is not one."""
+    try:
+        return _received_decoder.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"a recorded message could not be read: {error}") from error
+
+
+def encode_asked(message: Request | Reply) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_request(raw: bytes) -> Request:
+    """Raises WireError when `raw` is not one."""
+    return _asked(_request_decoder, raw)
+
+
+def decode_reply(raw: bytes) -> Reply:
+    """Raises WireError when `raw` is not one."""
+    return _asked(_reply_decoder, raw)
+
+
+def _asked(decoder: msgspec.msgpack.Decoder[_T], raw: bytes) -> _T:
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"a request could not be read: {error}") from error

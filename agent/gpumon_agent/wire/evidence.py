@@ -1,0 +1,185 @@
+"""What the agent found out beyond its figures: who holds tensors, checkpoints still alive, the allocator's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from .base import NAME_CHARS_MAX, TEXT_CHARS_MAX, Bytes, Message, Shape, Text, clean_fields
+
+GROUPS_MAX = 48  # of a census; the rest is one figure
+HOLDERS_MAX = 8  # named of a group
+BLOCKS_PER_PART = 2_048  # 18 bytes each at most: still within a frame
+SEGMENTS_PER_PART = 256
+
+
+class Holder(Message, frozen=True):
+    """Who keeps tensors alive, by a name a person knows."""
+
+    name: Text  # "losses[*]", "Trainer.history['loss'][*]", "main.<locals>.hook(kept)[*]"
+    kind: Text  # global | local | attribute | class | closure | default | cache | generator | traceback | hook | module
+    where: Text | None = None  # file.py:LINE of the function whose frame, closure or default it is
+    count: int = 0  # tensors of the group that are reached through it
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "name", "kind", "where")
+
+
+class Group(Message, frozen=True):
+    """Live tensors that no owner of the ledger claims, alike in shape, type, device and whether they hold a graph."""
+
+    shape: Shape
+    dtype: Text  # torch's name without "torch."
+    device: int
+    count: int
+    bytes: Bytes  # of their storages, each counted once
+    has_graph: bool = False  # they have a grad_fn: what autograd saved for them lives on with them
+    graph_bytes: Bytes | None = None  # saved by those graphs beside the tensors; None: not walked
+    grown: int | None = None  # tensors more than at the census before; None at the first one
+    holders: Annotated[tuple[Holder, ...], Meta(max_length=HOLDERS_MAX)] = ()  # empty: nobody was found, never a guess
+    where: Text | None = None  # file.py:LINE where the newest of them were made
+    phase: Text | None = None  # and in which phase
+    cyclic: int = 0  # of them held by nothing but a reference cycle that the garbage collector has not visited
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "dtype", "where", "phase")
+
+
+class Census(Message, frozen=True, tag="census"):
+    """The live tensors of this process that nobody owns, as one walk over its objects found them. Newest counts."""
+
+    step: int
+    t_ns: int  # when it was complete
+    number: int  # counted from 0
+    reason: Text  # growth | asked
+    groups: Annotated[tuple[Group, ...], Meta(max_length=GROUPS_MAX)] = ()  # most bytes first
+    tensors: int = 0  # in all groups, those that are not listed too
+    bytes: Bytes = 0  # likewise
+    objects: int = 0  # looked at
+    slices: int = 0
+    spent_ns: int = 0  # of the training thread's time, all slices together
+    began_step: int = 0
+    cut: bool = False  # ended before every object was seen; `why` tells
+    why: Text | None = None
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "reason", "why")
+
+
+class Checkpoint(Message, frozen=True, tag="checkpoint"):
+    """What one load left on one device. A newer one with the same `number` and `device` replaces the older."""
+
+    number: int  # of the load, counted from 0
+    device: int
+    step: int  # when it was loaded
+    t_ns: int
+    source: Text  # torch.load | safetensors.torch.load_file | …
+    file: Text | None = None  # its name, without the folder
+    where: Text | None = None  # file.py:LINE of the call in the user's code
+    loaded: Bytes = 0  # bytes it brought to this device
+    tensors: int = 0  # of them alive now
+    alive: Bytes = 0  # their bytes, those excepted that an owner of the ledger has taken over
+    looked_step: int = 0  # when that was found
+    used_step: int | None = None  # when load_state_dict was called next; None: not since
+    mapped: bool | None = None  # map_location was given; None where the source has no such thing
+    foreign: bool = False  # no watched model lives on this device
+    holders: Annotated[tuple[Holder, ...], Meta(max_length=HOLDERS_MAX)] = ()
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "source", "file", "where")
+
+
+INACTIVE, ALLOCATED, PENDING = 0, 1, 2  # a block's state; pending: freed, but a stream may still be using it
+
+
+class Segment(Message, frozen=True):
+    """A segment, or a part of one, with its blocks in order of address."""
+
+    address: int
+    bytes: Bytes  # of the whole segment
+    small: bool  # of the pool for requests up to 1 MiB
+    stream: int
+    offset: Bytes = 0  # of the first of these blocks
+    expandable: bool = False
+    private: bool = False  # of a MemPool or CUDA graph
+    blocks: Annotated[tuple[tuple[Bytes, int], ...], Meta(max_length=BLOCKS_PER_PART)] = ()  # bytes, state
+
+
+class Segments(Message, frozen=True, tag="segments"):
+    """One device's allocator, block by block. Newer parts with the same device replace the older."""
+
+    device: int
+    number: int  # counted from 0
+    step: int
+    phase: Text
+    t_ns: int
+    reason: Text  # asked | oom
+    part: int  # counted from 0
+    parts: int
+    segments: Annotated[tuple[Segment, ...], Meta(max_length=SEGMENTS_PER_PART)] = ()
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "phase", "reason")
+
+
+class Snapshot(Message, frozen=True, tag="snapshot"):
+    """A file that PyTorch's memory_viz page opens was written on the agent's machine, or why it was not."""
+
+    t_ns: int
+    step: int
+    path: Text | None = None
+    bytes: Bytes | None = None
+    why: Text | None = None
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "path", "why", limit=TEXT_CHARS_MAX)
+
+
+def parts(segments: Iterable[Segment]) -> Iterator[tuple[Segment, ...]]:
+    """The segments in parts that each fit a frame; a segment of many blocks is cut. At least one part."""
+    part: list[Segment] = []
+    room = BLOCKS_PER_PART
+    for segment in segments:
+        blocks, offset, rest = segment.blocks, segment.offset, True
+        while rest:
+            if room < 1 or len(part) == SEGMENTS_PER_PART:
+                yield tuple(part)
+                part, room = [], BLOCKS_PER_PART
+            taken, blocks = blocks[:room], blocks[room:]
+            part.append(msgspec.structs.replace(segment, blocks=taken, offset=offset))
+            offset += sum(size for size, _ in taken)
+            room -= len(taken)
+            rest = bool(blocks)
+    yield tuple(part)
+
+
+# ------------------------------------------------------------------------------------------------- what is asked for
+
+CENSUS, BLOCKS, SNAPSHOT_FILE, ROOM = "census", "blocks", "snapshot", "room"
+"""What a viewer may ask an agent for: a census now, the allocator's blocks, a file for memory_viz; and what it may tell
+it: how much a device has left for it."""
+
+
+class Request(Message, frozen=True, tag="request"):
+    """From a viewer to the agent's control socket. No path, no code: one word of four, and for `room` two figures."""
+
+    what: Text
+    nonce: Text = ""  # the agent's, so that a process that took its place does not answer
+    device: int = 0
+    available: Bytes | None = None  # room: bytes this process can have on the device, reserved ones included
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "what", "nonce", limit=NAME_CHARS_MAX)
+
+
+class Reply(Message, frozen=True, tag="reply"):
+    """Whether it will be done; what comes of it is said on the stream."""
+
+    accepted: bool
+    why: Text = ""
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "why", limit=TEXT_CHARS_MAX)

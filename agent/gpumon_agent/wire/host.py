@@ -1,0 +1,77 @@
+"""The viewer's own readings of the machine: NVML and psutil."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from .base import TEXT_CHARS_MAX, Bytes, Message, Text, clean, clean_fields
+
+
+class DeviceProcess(Message, frozen=True):
+    pid: int
+    bytes: Bytes | None  # None: the driver does not tell (containers, WDDM)
+    name: Text | None = None
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "name")
+
+
+class DeviceReading(Message, frozen=True):
+    """One physical device as its driver sees it. None with a sentence in `why`."""
+
+    uuid: Text
+    name: Text | None = None
+    total: Bytes | None = None
+    free: Bytes | None = None
+    used: Bytes | None = None
+    processes: Annotated[tuple[DeviceProcess, ...], Meta(max_length=4096)] | None = None
+    utilization_percent: int | None = None
+    temperature_c: int | None = None
+    power_mw: int | None = None
+    power_limit_mw: int | None = None
+    why: dict[str, str] = msgspec.field(default_factory=dict)  # field name → why it is None
+    began_ns: int | None = None  # between which moments of the machine's monotonic clock memory and processes were read
+    ended_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "uuid", "name")
+        msgspec.structs.force_setattr(self, "why", {clean(k): clean(v) for k, v in self.why.items()})
+
+
+class ChildProcess(Message, frozen=True):
+    pid: int
+    name: Text
+    rss: Bytes | None = None
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "name")
+
+
+class ProcessReading(Message, frozen=True):
+    """A watched process as the operating system sees it."""
+
+    pid: int
+    rss: Bytes | None = None
+    cpu_percent: float | None = None
+    threads: int | None = None
+    children: Annotated[tuple[ChildProcess, ...], Meta(max_length=4096)] = ()
+
+
+class Host(Message, frozen=True, tag="host"):
+    """What the viewer reads beside the agent: NVML and psutil. A message, so that recordings hold it too."""
+
+    host: Text
+    t_ns: int  # the viewer's monotonic clock
+    driver: Text | None = None
+    devices: Annotated[tuple[DeviceReading, ...], Meta(max_length=64)] = ()
+    processes: Annotated[tuple[ProcessReading, ...], Meta(max_length=1024)] = ()
+    memory_total: Bytes | None = None
+    memory_available: Bytes | None = None
+    why: Text | None = None  # why there are no devices: "NVML is not installed", "the driver does not answer"
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "host", "driver")
+        clean_fields(self, "why", limit=TEXT_CHARS_MAX)

@@ -1,0 +1,175 @@
+"""The run's stream: what happened, in order. Each of these events is numbered by the agent's recorder."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from .base import NAME_CHARS_MAX, TEXT_CHARS_MAX, Bytes, Message, Shape, Text, clean, clean_fields
+from .trained import Sized
+
+SAMPLED = 1  # the ledger of this moment was read too
+INFERRED = 2  # the boundary was not seen but concluded (`model.encode()` shows no forward)
+BOUND = 4  # peaks are upper bounds: another thread allocated in the window between read and reset, or no reset
+SKIPPED = 8  # the scaler skipped this optimizer step
+RECOMPUTED = 16  # a forward was recomputed inside this backward (activation checkpointing)
+OVERLAPPED = 32  # several threads ran phases on this device: peaks cannot be told apart and are None
+ABORTED = 64  # the phase ended by an exception
+MERGED = 128  # several occurrences folded into one, after `PHASES_PER_STEP_MAX`
+
+RECORDED = 256  # a forward in eval mode recorded a graph: neither no_grad nor inference_mode was on
+
+PHASES_PER_STEP_MAX = 256
+
+LOAD, FORWARD, BACKWARD, OPTIMIZER, BETWEEN, EVAL = "load", "forward", "backward", "optimizer", "between", "eval"
+GRAPH_REPLAY = "graph replay"  # of a CUDA graph: what runs in it is not seen, and its peak is not counted
+
+
+class Phase(Message, frozen=True, tag="phase"):
+    """One device's allocator as a phase closed. Byte fields are torch's, of the same names.
+
+    Windows tile the step: a phase begins where the one before it on the same device ended. `allocated_peak` and
+    `reserved_peak` are the maxima within the window.
+    """
+
+    step: int
+    phase: Text
+    index: int  # nth occurrence of this phase in this step
+    device: int
+    t_ns: int  # when it closed
+    duration_ns: int
+    allocated: Bytes | None = None
+    allocated_peak: Bytes | None = None
+    reserved: Bytes | None = None
+    reserved_peak: Bytes | None = None
+    active: Bytes | None = None
+    inactive_split: Bytes | None = None
+    requested: Bytes | None = None
+    allocations: int | None = None  # live blocks
+    retries: int | None = None  # num_alloc_retries, since the process began
+    ooms: int | None = None  # num_ooms, likewise
+    flags: int = 0
+    rss: Bytes | None = None  # host memory of the process, where the backend is the CPU
+
+    def __post_init__(self) -> None:
+        phase = self.phase
+        if not (phase.isascii() and phase.isprintable() and len(phase) <= NAME_CHARS_MAX):  # made at every boundary
+            clean_fields(self, "phase")
+
+
+class Step(Message, frozen=True, tag="step"):
+    """An iteration closed: at the end of `optimizer.step`."""
+
+    step: int
+    t_ns: int
+    duration_ns: int
+    input_bytes: Bytes | None = None  # of the tensors handed to the root's forward, all micro-batches together
+    input_shapes: Annotated[tuple[Shape, ...], Meta(max_length=64)] = ()
+    skipped: bool = False
+    phases: int | None = None  # how many Phase events belong to it, over all devices
+
+
+class Ledger(Message, frozen=True, tag="ledger"):
+    """Bytes by owner on one device, at the end of a phase (or, `peak`, at the step's peak). Storage bytes, unrounded.
+
+    None: not looked at this time. What no line names is for the reader to derive: requested minus the lines.
+    """
+
+    step: int
+    phase: Text
+    index: int
+    device: int
+    allocated: Bytes | None
+    requested: Bytes | None
+    reserved: Bytes | None
+    weights: Bytes | None = None
+    buffers: Bytes | None = None
+    gradients: Bytes | None = None
+    optimizer: Bytes | None = None
+    buckets: Bytes | None = None
+    inputs: Bytes | None = None
+    activations: Bytes | None = None
+    temporaries: Bytes | None = None
+    workspaces: Bytes | None = None
+    checkpoints: Bytes | None = None
+    peak: bool = False
+    module: Text | None = None  # at a peak: the module that was running
+    other_models: Bytes | None = None  # weights and buffers of models that nobody watches: an EMA, a teacher
+    hidden: Annotated[tuple[Text, ...], Meta(max_length=16)] = ()  # who keeps bytes where nobody can look: by name
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "phase", "module")
+        if self.hidden:
+            msgspec.structs.force_setattr(self, "hidden", tuple(clean(name) for name in self.hidden))
+
+
+class Oom(Message, frozen=True, tag="oom"):
+    """The allocator is about to raise OutOfMemoryError (torch's own observer, before the exception)."""
+
+    step: int
+    phase: Text
+    device: int
+    t_ns: int
+    requested: Bytes  # of the allocation that failed
+    total: Bytes | None = None
+    free: Bytes | None = None
+    allocated: Bytes | None = None
+    reserved: Bytes | None = None
+    message: Text = ""
+    where: Text | None = None  # file.py:LINE of the user's code
+    module: Text | None = None  # path of the module that ran
+    same_size: Annotated[tuple[Sized, ...], Meta(max_length=16)] = ()  # parameters for which as much is asked for
+    report: Text | None = None  # the file on the agent's machine that tells more
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "phase", "where", "module")
+        clean_fields(self, "message", "report", limit=TEXT_CHARS_MAX)
+
+
+class Notice(Message, frozen=True, tag="notice"):
+    """The agent says something of itself: a hook it switched off, a rarer sampling, what it cannot see."""
+
+    t_ns: int
+    text: Text
+    step: int | None = None
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "text", limit=TEXT_CHARS_MAX)
+
+
+class Goodbye(Message, frozen=True, tag="goodbye"):
+    """The process ends, or (`lost`, written by the viewer's side) was found gone without a word."""
+
+    reason: Text  # finished | exception | signal | lost | stopped (the agent was asked to stop; training goes on)
+    t_ns: int
+    step: int | None = None
+    phase: Text | None = None
+    detail: Text = ""  # "ValueError: …", "SIGTERM"
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "reason", "phase")
+        clean_fields(self, "detail", limit=TEXT_CHARS_MAX)
+
+
+FITS, TIGHT, OOM_AHEAD = "fits", "tight", "oom-ahead"
+
+
+class Outlook(Message, frozen=True, tag="outlook"):
+    """Said as a batch enters the root's forward, before anything is allocated for it."""
+
+    step: int
+    device: int
+    t_ns: int
+    next_peak: Bytes
+    low: Bytes
+    high: Bytes
+    phase: Text  # of that peak
+    verdict: Text  # fits | tight | oom-ahead
+    headroom: int | None = None  # bytes; below 0: that much is missing. None where nobody told what the device has
+    input_bytes: Bytes | None = None
+    input_shapes: Annotated[tuple[Shape, ...], Meta(max_length=64)] = ()
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "phase", "verdict")

@@ -1,0 +1,149 @@
+"""What is being trained: models, their modules and optimizers, how they are spread over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from .base import Bytes, Message, Shape, Text, clean, clean_fields
+
+LAYERS_PER_PART = 48  # with names as long as they may be, four bytes a character, still within a frame
+
+
+class Optimizer(Message, frozen=True):
+    """An optimizer as far as memory is concerned."""
+
+    kind: Text  # class name
+    parameters: int  # elements it updates
+    parameter_bytes: Bytes
+    state_bytes: Bytes | None = None  # measured; None before its first step
+    foreach: bool | None = None  # as the step will run, torch's own default resolved; None: cannot be told
+    fused: bool | None = None
+    settings: dict[str, str] = msgspec.field(default_factory=dict)  # betas, amsgrad, momentum …: what changes the bytes
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "kind")
+        msgspec.structs.force_setattr(self, "settings", {clean(k): clean(v) for k, v in self.settings.items()})
+
+
+class Parallel(Message, frozen=True):
+    """How the model is spread over ranks."""
+
+    kind: Text  # ddp | fsdp1 | fsdp2 | data_parallel
+    world_size: int | None = None
+    bucket_bytes: Annotated[tuple[Bytes, ...], Meta(max_length=4096)] = ()  # DDP: per bucket, as they are now
+    rebuilt: bool | None = None  # DDP rebuilds its buckets after the first iteration
+    gradient_as_bucket_view: bool | None = None
+    static_graph: bool | None = None
+    find_unused_parameters: bool | None = None
+    first_bucket_bytes: Annotated[tuple[Bytes, ...], Meta(max_length=4096)] = ()  # DDP: before the rebuild
+    comm_hook: Text | None = None  # DDP: the communication hook's name, where one is registered
+    comm_hook_bytes: Bytes | None = None  # what its state keeps on the device: PowerSGD's error and factors
+    shard_bytes: Bytes | None = None  # FSDP, ZeRO: this rank's part of the parameters
+    whole_bytes: Bytes | None = None  # and the parameters whole
+    unit_bytes: Bytes | None = None  # FSDP: the largest unit that is gathered at once
+    unit: Text | None = None  # its module
+    mesh: dict[str, int] = msgspec.field(default_factory=dict)  # dimension -> ranks: dp, tp, pp
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "kind", "comm_hook", "unit")
+        msgspec.structs.force_setattr(self, "mesh", {clean(k): v for k, v in self.mesh.items()})
+
+
+class Model(Message, frozen=True, tag="model"):
+    """A watched model. A new `revision` of the same `model` index replaces the older, its modules too."""
+
+    model: int
+    revision: int
+    name: Text
+    kind: Text  # class name
+    parameters: int  # elements, tied ones once
+    trainable: int
+    parameter_bytes: Bytes  # storage bytes, tied ones once
+    trainable_bytes: Bytes
+    buffer_bytes: Bytes
+    modules: int  # how many Module messages belong to this revision
+    devices: tuple[int, ...] = ()
+    optimizers: Annotated[tuple[Optimizer, ...], Meta(max_length=64)] = ()
+    parallel: Parallel | None = None
+    found: bool = False  # the agent found it by itself; False: handed to watch()
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "name", "kind")
+
+
+class Module(Message, frozen=True, tag="module"):
+    """One module that owns parameters or buffers directly (not those of its children)."""
+
+    model: int
+    revision: int
+    path: Text
+    kind: Text
+    parameters: int
+    parameter_bytes: Bytes
+    trainable_bytes: Bytes
+    buffer_bytes: Bytes
+    shared_with: Text | None = None  # path of the module that counts the shared (tied) parameters
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "path", "kind", "shared_with")
+
+
+class Layer(Message, frozen=True):
+    """What one module keeps on one device beside its parameters and buffers (those are in its `Module`).
+
+    Its own only, not its children's; storage bytes, each storage counted by one module.
+    """
+
+    path: Text  # "" is the root itself
+    kind: Text
+    gradients: Bytes | None = None
+    optimizer: Bytes | None = None
+    activations: Bytes | None = None  # None where the graph was not walked
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "path", "kind")
+
+
+class Layers(Message, frozen=True, tag="layers"):
+    """A model module by module, in a step that was sampled: gradients and state at its end, activations as its forward
+    ended. Modules that keep nothing are left out. Newer parts with the same model and device replace the older.
+    """
+
+    model: int
+    device: int
+    step: int
+    part: int  # counted from 0
+    parts: int
+    layers: Annotated[tuple[Layer, ...], Meta(max_length=LAYERS_PER_PART)]
+    elsewhere: Bytes | None = None  # activations of no module of this model: the loss's, say; with the last part
+
+
+class Sized(Message, frozen=True):
+    """A parameter by its size. `width`: bytes an element."""
+
+    path: Text
+    shape: Shape
+    width: int
+    trainable: bool = True
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "path")
+
+
+def layers(
+    model: int, device: int, step: int, each: Iterable[Layer], elsewhere: int | None = None
+) -> tuple[Layers, ...]:
+    """The messages that carry the layers of one model: at least one, each small enough for a frame."""
+    every = tuple(each)
+    starts = range(0, max(1, len(every)), LAYERS_PER_PART)
+    return tuple(
+        Layers(
+            model, device, step, part, len(starts), every[at : at + LAYERS_PER_PART],
+            elsewhere if part == len(starts) - 1 else None,
+        )
+        for part, at in enumerate(starts)
+    )  # fmt: skip
