@@ -7,15 +7,16 @@ from synthetic import Run
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 
-RUN = Run()
+PICTURE = list(Run().picture())
+SOURCE = PICTURE[0].source
 
 
 def store_of(*events: wire.Event) -> SessionStore:
     store = SessionStore()
-    for received in RUN.picture():
+    for received in PICTURE:
         store.apply(received)
     for event in events:
-        store.apply(wire.Received(RUN.source, 1, event))
+        store.apply(wire.Received(SOURCE, 1, event))
     return store
 
 
@@ -30,9 +31,9 @@ def test_segments_are_cut_to_frames_and_put_together_again() -> None:
     assert all(len(wire.encode_event(message)) <= wire.EVENT_BYTES_MAX for message in messages)
     store = store_of(*reversed(messages[1:]))
     assert store.frame(2).ranks[0].segments == ()
-    store.apply(wire.Received(RUN.source, 1, messages[0]))
+    store.apply(wire.Received(SOURCE, 1, messages[0]))
     store.apply(
-        wire.Received(RUN.source, 1, wire.Segments(0, 3, 6, "forward", 1, "asked", 0, 1))
+        wire.Received(SOURCE, 1, wire.Segments(0, 3, 6, "forward", 1, "asked", 0, 1))
     )  # an older set comes late
     (record,) = store.frame(2).ranks[0].segments
     assert (record.number, record.step, record.phase) == (4, 7, "backward")
