@@ -135,6 +135,25 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """What one figure does from step to step, taken where every step ends: the evidence of a leak, or of none.
+
+    `figure`: allocated, blocks (live ones, a count), unexplained, slack (reserved without allocated), rss, or
+    "worker PID" (of a child process). `so_far`, `per_step`, `low` and `high` are in the figure's own unit.
+    """
+
+    figure: str
+    growing: bool = False
+    since: int | None = None  # the step it began with; None: it does not grow
+    per_step: float | None = None  # with its 95 % interval
+    low: float | None = None
+    high: float | None = None
+    so_far: int | None = None  # more than before `since`
+    steps_to_oom: int | None = None  # bytes of a device only, and only where its room is known
+    points: tuple[tuple[int, int], ...] = ()  # (step, value), oldest first, thinned: for a plot
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceReport:
     """Everything gpumon states about one device of one rank."""
 
@@ -148,6 +167,7 @@ class DeviceReport:
     device_used: int | None  # the driver's figure now, all processes
     read: Read | None = None  # the newest ledger with owners
     composed: Peak | None = None  # the newest peak that was taken apart
+    growth: tuple[Growth, ...] = ()  # of allocated, blocks, unexplained, slack: those that are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +179,4 @@ class RankReport:
     findings: tuple[Finding, ...]
     steps_per_s: float | None
     oom: OomReport | None = None  # the newest out-of-memory, explained
+    host_growth: tuple[Growth, ...] = ()  # of rss, and of each child process
