@@ -19,6 +19,7 @@ from ._version import __version__
 from .governor import Governor
 from .guard import Guard
 from .lastwords import LastWords
+from .launched import launched
 from .phases import Phases, Reader
 from .probe import Probe
 from .publisher import Publisher
@@ -64,14 +65,14 @@ class Agent:
         self._new_roots: list[weakref.ref[Module]] = []
         self._devices: tuple[wire.Device, ...] = ()
         self._describing: Iterator[bool] | None = None
-        environment = os.environ.get
+        self._launched = launched()
         self._descriptor = endpoint.describe(
-            name or environment("GPUMON_NAME") or _script(),
+            name or os.environ.get("GPUMON_NAME") or _script(),
             unix_ns=time.time_ns(),
-            rank=_number("RANK"),
-            local_rank=_number("LOCAL_RANK"),
-            world_size=_number("WORLD_SIZE"),
-            run_id=environment("TORCHELASTIC_RUN_ID") or environment("SLURM_JOB_ID"),
+            rank=self._launched.rank,
+            local_rank=self._launched.local_rank,
+            world_size=self._launched.world_size,
+            run_id=self._launched.run_id,
         )
         self._clock = wire.Clock(time.monotonic_ns(), time.time_ns())
         self._probe_cuda()
@@ -294,6 +295,9 @@ class Agent:
             world_size=d.world_size,
             run_id=d.run_id,
             settings=self._settings(),
+            node=self._launched.node,
+            local_world_size=self._launched.local_world_size,
+            restarts=self._launched.restarts,
         )
 
     def _settings(self) -> dict[str, str]:
@@ -466,11 +470,6 @@ def _each(iterators: Iterator[Iterator[bool]]) -> Iterator[bool]:
 
 def _script() -> str:
     return Path(sys.argv[0]).name if sys.argv and sys.argv[0] not in ("", "-c", "-m") else "python"
-
-
-def _number(name: str) -> int | None:
-    text = os.environ.get(name, "")
-    return int(text) if text.isdecimal() else None
 
 
 def _rss() -> int | None:

@@ -18,6 +18,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from . import wire
+from .spread import Meshes, parallel
 from .storages import elements, plain, storages
 from .wrappers import unwrapped
 
@@ -66,7 +67,7 @@ def parts(
             modules=len(modules),
             devices=tuple(sorted({device.index or 0 for device in tally.devices})),
             optimizers=tuple(optimizer(each) for each in optimizers),
-            parallel=parallel(root, kinds),
+            parallel=parallel(root, kinds, tally.meshes),
             found=found,
         ),
         modules,
@@ -80,6 +81,7 @@ class _Tally:
         self.elements = 0
         self.trainable = 0
         self.devices: set[torch.device] = set()
+        self.meshes = Meshes()
         self._storages: set[int] = set()
         self._parameters: dict[object, str] = {}  # what tells one parameter from another → path of its first module
 
@@ -97,6 +99,7 @@ class _Tally:
             if first is None:
                 self._parameters[identity] = path
                 count = elements(parameter)
+                self.meshes.see(parameter, nbytes)
                 counted += count
                 self.elements += count
                 if parameter.requires_grad:
@@ -138,6 +141,10 @@ class _Tally:
 
 def optimizer(optimizer: Optimizer) -> wire.Optimizer:
     """One optimizer as it stands; `state_bytes` is None before its first step."""
+    outer, optimizer = optimizer, stepping(optimizer)
+    kind = type(optimizer).__name__
+    if outer is not optimizer:
+        kind = f"{type(outer).__name__} of {kind}"
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     settings = {
         key: _text({_text(group[key]): None for group in optimizer.param_groups if key in group})
@@ -146,7 +153,7 @@ def optimizer(optimizer: Optimizer) -> wire.Optimizer:
     }
     resolved = [_resolve(group) for group in optimizer.param_groups]
     return wire.Optimizer(
-        kind=type(optimizer).__name__,
+        kind=kind,
         parameters=sum(elements(p) for p in parameters),
         parameter_bytes=_nbytes(parameters),
         state_bytes=_nbytes(state_tensors(optimizer)) if optimizer.state else None,
@@ -156,8 +163,15 @@ def optimizer(optimizer: Optimizer) -> wire.Optimizer:
     )
 
 
+def stepping(optimizer: Optimizer) -> Optimizer:
+    """The one that holds the state: inside ZeroRedundancyOptimizer, the optimizer of this rank's share."""
+    inner = getattr(optimizer, "optim", None)
+    return inner if isinstance(inner, Optimizer) else optimizer
+
+
 def state_tensors(optimizer: Optimizer) -> Iterator[Tensor]:
     """Every tensor an optimizer keeps: its state, at any depth, and settings that are tensors (a capturable lr)."""
+    optimizer = stepping(optimizer)
     for state in optimizer.state.values():
         yield from tensors_within(state)
     for group in optimizer.param_groups:
@@ -208,53 +222,3 @@ def _nbytes(tensors: Iterable[Tensor]) -> int:
 
 def _text(value: object) -> str:
     return " | ".join(value) if isinstance(value, dict) else str(value)
-
-
-# ------------------------------------------------------------------------------------------------------------ parallel
-
-
-def parallel(root: Module, kinds: dict[type, Module]) -> wire.Parallel | None:
-    """How `root` is spread over ranks, told by the classes in it (and a module of each); None where it is not."""
-    by_name = {base.__name__: module for kind, module in reversed(kinds.items()) for base in kind.__mro__}
-    if "DistributedDataParallel" in by_name:
-        return _ddp(by_name["DistributedDataParallel"])
-    if "FullyShardedDataParallel" in by_name:
-        group = getattr(by_name["FullyShardedDataParallel"], "process_group", None)
-        return wire.Parallel("fsdp1", world_size=_group_size(group))
-    if "DataParallel" in by_name:
-        return wire.Parallel(
-            "data_parallel", world_size=len(getattr(by_name["DataParallel"], "device_ids", ())) or None
-        )
-    if "FSDPModule" in by_name:
-        mesh = next((p.device_mesh for p in root.parameters() if hasattr(p, "device_mesh")), None)
-        return wire.Parallel("fsdp2", world_size=None if mesh is None else mesh.size())
-    return None
-
-
-def ddp_logging(module: Any) -> dict[str, Any]:
-    """What DistributedDataParallel's own logger tells; empty where this torch has none."""
-    read = getattr(module, "_get_ddp_logging_data", None)
-    return {} if read is None or getattr(module, "logger", None) is None else read()
-
-
-def bucket_sizes(logged: dict[str, Any]) -> tuple[int, ...]:
-    """Bytes of each gradient bucket, after the rebuild if the logger has seen it."""
-    text = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
-    return tuple(int(size) for size in text.split(",") if size.strip())
-
-
-def _ddp(module: Any) -> wire.Parallel:
-    logged = ddp_logging(module)
-    return wire.Parallel(
-        kind="ddp",
-        world_size=logged.get("world_size", _group_size(getattr(module, "process_group", None))),
-        bucket_bytes=bucket_sizes(logged)[:4096],
-        rebuilt=bool(logged.get("rebuilt_bucket_sizes")) if logged else None,
-        gradient_as_bucket_view=getattr(module, "gradient_as_bucket_view", None),
-        static_graph=getattr(module, "static_graph", None),
-        find_unused_parameters=getattr(module, "find_unused_parameters", None),
-    )
-
-
-def _group_size(group: Any) -> int | None:
-    return None if group is None else int(group.size())

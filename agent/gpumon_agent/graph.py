@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from .inventory import fsdp_parameters
+from .spread import fsdp_parameters
 from .storages import storages
 
 _SavedTensor: Any = torch._C._autograd.SavedTensor

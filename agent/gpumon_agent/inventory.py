@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from .describe import bucket_sizes, ddp_logging, state_tensors, tensors_within
+from .describe import state_tensors, stepping, tensors_within
+from .spread import bucket_sizes, ddp_logging, fsdp_parameters
 from .storages import storages, untransformed
 
 INPUT_DEPTH_MAX = 6
@@ -280,22 +281,12 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
 
 def _state_mark(optimizer: Optimizer) -> object:
     """What moves when `optimizer`'s state gains an entry, is loaded or is moved. None: its size cannot be told so."""
-    state: Any = optimizer.state
+    state: Any = stepping(optimizer).state
     first: Any = next(iter(state.values()), {}) if state else {}
     if not isinstance(first, dict) or any(isinstance(value, (dict, list, tuple)) for value in first.values()):
         return None
     places = tuple(_place(value) if isinstance(value, Tensor) else None for value in first.values())
     return (id(state), len(state), places)
-
-
-def fsdp_parameters(module: Module) -> Iterable[Any]:
-    """FSDP2's records of the parameters that `module` shards; none for other modules and other versions of torch."""
-    read = getattr(module, "_get_fsdp_state", None)
-    if read is None:
-        return []
-    state = read()
-    groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
-    return [each for group in groups if group is not None for each in group.fsdp_params]
 
 
 def tensors_in(value: object, depth: int) -> Iterator[Tensor]:
