@@ -1,0 +1,78 @@
+"""Which rank of which job this process is, as the launcher's environment tells: torchrun's, else SLURM's.
+
+torchrun (and accelerate, and whoever sets RANK) is asked first: under `srun torchrun …` both speak, and SLURM's numbers
+are then those of the launcher. SLURM tells PROCID 0 and NTASKS to a batch script too, where python runs once and no
+other rank exists: how many there are is believed only inside a step that srun started.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")  # SLURM writes "4(x2),3": four tasks on each of two nodes, three on one
+
+
+class Launched(NamedTuple):
+    """Fields as in wire.Hello; all None where no launcher speaks."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    run_id: str | None = None
+    node: str | None = None
+    local_world_size: int | None = None
+    restarts: int | None = None
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> Launched:
+    """What the environment tells."""
+    if "RANK" not in environment and environment.get("SLURM_PROCID", "").isdecimal():
+        return _slurm(environment)
+    return Launched(
+        rank=_number(environment, "RANK"),
+        local_rank=_number(environment, "LOCAL_RANK"),
+        world_size=_number(environment, "WORLD_SIZE"),
+        run_id=environment.get("TORCHELASTIC_RUN_ID") or (_slurm_job(environment) if "RANK" in environment else None),
+        node=environment.get("GROUP_RANK") or environment.get("SLURM_NODEID"),
+        local_world_size=_number(environment, "LOCAL_WORLD_SIZE"),
+        restarts=_number(environment, "TORCHELASTIC_RESTART_COUNT"),
+    )
+
+
+def _slurm(environment: Mapping[str, str]) -> Launched:
+    rank = _number(environment, "SLURM_PROCID")
+    in_step = bool(rank) or "SLURM_STEP_ID" in environment or "SLURM_STEPID" in environment
+    if not in_step:
+        return Launched(rank=rank, local_rank=_number(environment, "SLURM_LOCALID"), run_id=_slurm_job(environment))
+    node = environment.get("SLURM_NODEID")
+    return Launched(
+        rank=rank,
+        local_rank=_number(environment, "SLURM_LOCALID"),
+        world_size=_number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NTASKS"),
+        run_id=_slurm_job(environment),
+        node=node,
+        local_world_size=_tasks_on(environment.get("SLURM_STEP_TASKS_PER_NODE", ""), node),
+        restarts=_number(environment, "SLURM_RESTART_COUNT"),
+    )
+
+
+def _slurm_job(environment: Mapping[str, str]) -> str | None:
+    """Job and step: two steps of one allocation are two jobs."""
+    job = environment.get("SLURM_JOB_ID")
+    step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID")
+    return f"{job}.{step}" if job and step else job or None
+
+
+def _tasks_on(text: str, node: str | None) -> int | None:
+    if node is None or not node.isdecimal():
+        return None
+    each = [int(count) for count, times in _TASKS.findall(text) for _ in range(int(times or 1))]
+    return each[int(node)] if int(node) < len(each) else None
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "")
+    return int(text) if text.isdecimal() else None
