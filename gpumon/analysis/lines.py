@@ -123,6 +123,7 @@ class Finding:
     where: str | None = None  # file.py:LINE
     remedy: str = ""
     state: str = "open"  # open | gone
+    subject: str = ""  # tells two findings of one code apart
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,12 @@ from gpumon.analysis.lines import Finding
 from gpumon.analysis.rules import NEAR_CAPACITY, OOM_AHEAD, Rule
 
 GONE_KEPT = 32
+ORDER = {rule.code: at for at, (rule, _) in enumerate(CATALOGUE)}
+RULES = {rule.code: rule for rule, _ in CATALOGUE}
+
+
+_Key = tuple[str, int, str]
+"""A rule's code, the device, and the subject where a rule can hold of several."""
 
 
 @dataclass(slots=True)
@@ -30,40 +36,42 @@ class _Case:
 class Tracker:
     """The findings of one rank: feed it each look, read `findings`."""
 
-    _cases: dict[tuple[str, int], _Case] = field(default_factory=dict)
-    _gone: OrderedDict[tuple[str, int, int | None], Finding] = field(default_factory=OrderedDict)
+    _cases: dict[_Key, _Case] = field(default_factory=dict)
+    _gone: OrderedDict[tuple[_Key, int | None], Finding] = field(default_factory=OrderedDict)
 
-    def look(self, look: Look) -> None:
-        found = {rule.code: find(look) for rule, find in CATALOGUE}
-        if found[OOM_AHEAD.code] is not None:  # says the same, and more
-            found[NEAR_CAPACITY.code] = None
-        for rule, _ in CATALOGUE:
-            self._weigh(rule, look, found[rule.code])
+    def look(self, look: Look, *, again: bool = False) -> None:
+        """`again`: at the same step, because more is known of it; that opens and closes nothing by itself."""
+        held: dict[_Key, tuple[Rule, Evidence]] = {}
+        ahead = False
+        for rule, find in CATALOGUE:
+            if ahead and rule is NEAR_CAPACITY:
+                continue  # oom-ahead says the same, and more
+            found = find(look)
+            if found is None:
+                continue
+            ahead = ahead or rule is OOM_AHEAD
+            for evidence in found if isinstance(found, tuple) else (found,):
+                held[rule.code, look.device, evidence.subject] = (rule, evidence)
+        for key, (rule, evidence) in held.items():
+            self._hold(key, rule, evidence, look.record.step, again)
+        if self._cases:
+            for key in [key for key in self._cases if key[1] == look.device and key not in held]:
+                self._miss(key, again)
 
-    def _weigh(self, rule: Rule, look: Look, evidence: Evidence | None) -> None:
-        key = (rule.code, look.device)
+    def _hold(self, key: _Key, rule: Rule, evidence: Evidence, step: int, again: bool) -> None:
         case = self._cases.get(key)
-        if evidence is None:
-            if case is None:
-                return
-            if case.finding is None:
-                del self._cases[key]
-                return
-            case.missed += 1
-            if case.missed >= rule.closes_after:
-                self._gone[key[0], key[1], case.since] = replace(case.finding, state="gone")
-                if len(self._gone) > GONE_KEPT:
-                    self._gone.popitem(last=False)
-                del self._cases[key]
-            return
         if case is None:
-            case = self._cases[key] = _Case(since=look.record.step)
-        case.held += 1
+            case = self._cases[key] = _Case(since=step)
+            again = False
+        if evidence.since is not None and case.finding is None:
+            case.since = evidence.since
+        if not again:
+            case.held += 1
         case.missed = 0
         if case.finding is not None or case.held >= rule.opens_after:
             case.finding = Finding(
                 code=rule.code,
-                severity=rule.severity,
+                severity=evidence.severity or rule.severity,
                 step=case.since,
                 title=evidence.title,
                 bytes=evidence.bytes,
@@ -71,11 +79,26 @@ class Tracker:
                 holder=evidence.holder,
                 where=evidence.where,
                 remedy=evidence.remedy,
+                subject=evidence.subject,
             )
+
+    def _miss(self, key: _Key, again: bool) -> None:
+        case = self._cases[key]
+        if case.finding is None:
+            del self._cases[key]
+            return
+        if not again:
+            case.missed += 1
+        if case.missed >= RULES[key[0]].closes_after:
+            self._gone[key, case.since] = replace(case.finding, state="gone")
+            if len(self._gone) > GONE_KEPT:
+                self._gone.popitem(last=False)
+            del self._cases[key]
 
     def findings(self) -> tuple[Finding, ...]:
         """Open ones in the catalogue's order, then those that are gone, newest first."""
-        order = {rule.code: at for at, (rule, _) in enumerate(CATALOGUE)}
-        cases = sorted(self._cases.items(), key=lambda item: (order[item[0][0]], item[0][1]))
+        if not self._cases and not self._gone:
+            return ()
+        cases = sorted(self._cases.items(), key=lambda item: (ORDER[item[0][0]], item[0]))
         open_now = [case.finding for _, case in cases if case.finding is not None]
         return (*open_now, *reversed(self._gone.values()))

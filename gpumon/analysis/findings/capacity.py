@@ -1,0 +1,104 @@
+"""Whether memory will do: near-capacity, oom-ahead, allocator-retries, other-process."""
+
+from __future__ import annotations
+
+from gpumon.analysis import units
+from gpumon.analysis.findings.look import Evidence, Look
+from gpumon.analysis.lines import Forecast
+from gpumon.analysis.rules import NEAR_CAPACITY, OOM_AHEAD, OTHER_PROCESS
+from gpumon.session.frame import StepRecord
+from gpumon_agent import wire
+
+
+def near_capacity(look: Look) -> Evidence | None:
+    rule, forecast = NEAR_CAPACITY, look.forecast
+    if forecast is None or forecast.headroom is None or not look.capacity:
+        return None
+    if forecast.learnt_from < rule.least_steps_learnt:
+        return None
+    if forecast.headroom >= rule.headroom_share_of_device * look.capacity:
+        return None
+    return Evidence(
+        f"{units.size(max(0, forecast.headroom))} left at the next peak{look.where}, "
+        f"of {units.size(look.capacity)} on the device",
+        max(0, forecast.headroom),
+        _smaller_peak(forecast),
+    )
+
+
+def oom_ahead(look: Look) -> Evidence | None:
+    rule, forecast = OOM_AHEAD, look.forecast
+    if forecast is None or forecast.headroom is None or forecast.learnt_from < rule.least_steps_learnt:
+        return None
+    steps = forecast.steps_to_oom
+    kept = forecast.growth == "kept"
+    if steps is not None and steps <= (rule.steps_to_oom if kept else rule.steps_to_oom_by_batch):
+        return Evidence(
+            f"memory runs out in about {units.count(steps)} steps{look.where}: the peak grows by "
+            f"{units.size(forecast.bytes_per_step)} a step",
+            forecast.headroom,
+            "find what is kept from step to step: a loss or an output stored with its graph, a growing list"
+            if kept
+            else _smaller_peak(forecast),
+            bytes_per_step=forecast.bytes_per_step,
+        )
+    if forecast.p_oom is None or forecast.p_oom < rule.p_oom:
+        return None
+    return Evidence(
+        f"the next iteration needs {units.size(forecast.next_peak)} ({units.size(forecast.low)}–"
+        f"{units.size(forecast.high)}) in {forecast.phase}{look.where}: "
+        f"{units.percent(forecast.p_oom)} likely not to fit",
+        forecast.headroom,
+        _smaller_peak(forecast),
+    )
+
+
+def _smaller_peak(forecast: Forecast) -> str:
+    if forecast.phase == wire.OPTIMIZER:
+        return "the optimizer step makes the peak, so a smaller batch does not help: fused=True, or foreach=False"
+    if forecast.max_batch_factor is not None and 0 < forecast.max_batch_factor < 1:
+        return f"at most {forecast.max_batch_factor:.2f} of this batch fits; or checkpoint activations, or autocast"
+    return "a smaller batch with gradient accumulation, activation checkpointing, or autocast"
+
+
+def allocator_retries(look: Look) -> Evidence | None:
+    newest = retries(look.record, look.device)
+    if newest is None or look.retries_before is None or newest <= look.retries_before:
+        return None
+    again = newest - look.retries_before
+    settings = look.rank.hello.settings
+    expandable = any("expandable_segments:true" in value.replace(" ", "").lower() for value in settings.values())
+    return Evidence(
+        f"cudaMalloc failed and was retried after the cache was emptied ({units.count(again)} times since the look "
+        f"before{look.where}): near the edge, and slow",
+        look.figures.reserved if look.figures is not None else None,
+        "a smaller peak"
+        if expandable
+        else "a smaller peak, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation",
+    )
+
+
+def retries(record: StepRecord, device: int) -> int | None:
+    """The allocator's count of retries at the step's last sample on a device."""
+    return next((p.retries for p in reversed(record.phases) if p.device == device and p.retries is not None), None)
+
+
+def other_process(look: Look) -> Evidence | None:
+    reading = look.reading
+    if reading is None or reading.processes is None or look.rank.status != "live":
+        return None
+    if all(process.pid != look.rank.hello.pid for process in reading.processes):
+        return None  # the driver's pids are not ours (a container): whose bytes these are cannot be told
+    children = set()
+    if look.rank.host is not None:
+        children = {child.pid for process in look.rank.host.processes for child in process.children}
+    others = [p for p in reading.processes if p.pid not in look.our_pids and p.pid not in children]
+    held = sum(process.bytes or 0 for process in others)
+    if held < OTHER_PROCESS.least_bytes:
+        return None
+    named = ", ".join(f"{p.name or 'pid'} {p.pid}" for p in sorted(others, key=lambda p: -(p.bytes or 0))[:3])
+    return Evidence(
+        f"other processes hold memory of this device{look.where}: {named}",
+        held,
+        "end them, or choose another device with CUDA_VISIBLE_DEVICES",
+    )

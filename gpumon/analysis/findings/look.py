@@ -1,0 +1,61 @@
+"""What a rule sees, and what it answers: one device of one rank at its newest closed step, and evidence or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from gpumon.analysis.history import StepPeaks
+from gpumon.analysis.lines import Forecast, Lines
+from gpumon.session.frame import ModelRecord, RankFrame, StepRecord
+from gpumon_agent import wire
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Why a rule holds, at one look."""
+
+    title: str
+    bytes: int | None
+    remedy: str
+    bytes_per_step: int | None = None
+    holder: str | None = None
+    where: str | None = None
+    subject: str = ""  # tells two findings of one rule on one device apart
+    since: int | None = None  # the step it began with, where the evidence itself tells
+    severity: str | None = None  # where it is another than the rule's
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One device of one rank at its newest closed step: all that rules see."""
+
+    rank: RankFrame
+    device: int
+    record: StepRecord
+    figures: StepPeaks | None
+    forecast: Forecast | None
+    lines: Lines | None
+    reading: wire.DeviceReading | None
+    capacity: int | None
+    our_pids: Collection[int] = ()  # every watched process of the session
+    usually_above: float | None = None  # what three of four of this rank's recent peaks are above
+    typical_peak: float | None = None  # the median of this rank's recent peaks
+    peers_peaks: tuple[float, ...] = ()  # the medians of the other ranks of its job
+    retries_before: int | None = None  # num_alloc_retries at the look before
+
+    @property
+    def where(self) -> str:
+        """ " on cuda:1", where a rank has more than one device."""
+        several = len(self.rank.hello.devices) > 1
+        return f" on {self.rank.hello.backend}:{self.device}" if several else ""
+
+
+Found = Evidence | tuple[Evidence, ...] | None
+"""What a rule answers: several, where it holds of several subjects on one device."""
+
+Find = Callable[[Look], Found]
+
+
+def models(look: Look) -> tuple[ModelRecord, ...]:
+    return tuple(r for r in look.rank.models if not r.model.devices or look.device in r.model.devices)

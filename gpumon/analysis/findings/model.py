@@ -1,0 +1,77 @@
+"""What a model or its optimizer costs by its making: bucket-copy, dominant-embedding, foreach-peak."""
+
+from __future__ import annotations
+
+from gpumon.analysis import units
+from gpumon.analysis.findings.look import Evidence, Look, models
+from gpumon.analysis.rules import BUCKET_COPY, DOMINANT_EMBEDDING, FOREACH_PEAK
+from gpumon_agent import wire
+
+FUSED = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
+"""Optimizers of torch.optim that take fused=True."""
+
+
+def bucket_copy(look: Look) -> Evidence | None:
+    for record in models(look):
+        parallel = record.model.parallel
+        if parallel is None or parallel.gradient_as_bucket_view is not False:
+            continue
+        held = sum(parallel.bucket_bytes)
+        if parallel.kind == "ddp" and held >= BUCKET_COPY.least_bytes:
+            return Evidence(
+                f"DDP's buckets hold one more copy of the gradients of {record.model.name}{look.where}",
+                held,
+                "DistributedDataParallel(..., gradient_as_bucket_view=True)",
+                subject=record.model.name,
+            )
+    return None
+
+
+def dominant_embedding(look: Look) -> Evidence | None:
+    for record in models(look):
+        total = record.model.parameter_bytes
+        for module in record.modules:
+            if "Embedding" not in module.kind or module.parameter_bytes < DOMINANT_EMBEDDING.least_bytes:
+                continue
+            if _has_sparse_gradients(look, module):
+                continue  # the table costs its rows once, and gradients only of those looked up
+            share = module.parameter_bytes / total if total else 0.0
+            if share < DOMINANT_EMBEDDING.share_of_parameters:
+                continue
+            tied = [other.path for other in record.modules if other.shared_with == module.path]
+            shared = f"shared with {tied[0]}" if tied else "not shared with another layer"
+            return Evidence(
+                f"{module.path} holds {units.percent(share)} of the parameters ({units.count(module.parameters)}), "
+                f"{shared}",
+                module.parameter_bytes,
+                "a smaller vocabulary shrinks weights, gradients and optimizer state at once; the batch does not",
+                subject=module.path,
+            )
+    return None
+
+
+def _has_sparse_gradients(look: Look, module: wire.Module) -> bool:
+    """At the end of the optimizer fewer bytes of gradients stand than this one module's would have dense."""
+    if look.lines is None or look.lines.gradients is None:
+        return False
+    return 2 * (look.lines.gradients + (look.lines.buckets or 0)) < module.trainable_bytes
+
+
+def foreach_peak(look: Look) -> Evidence | None:
+    rule, figures = FOREACH_PEAK, look.figures
+    if figures is None or figures.peak_phase != wire.OPTIMIZER or figures.skipped:
+        return None
+    kinds = {o.kind for r in models(look) for o in r.model.optimizers if o.foreach and not o.fused}
+    if not kinds:
+        return None
+    others = max((p.peak for p in figures.phases if p.phase != wire.OPTIMIZER), default=0)
+    saving = figures.peak - max(others, figures.end)
+    if saving < max(rule.least_bytes, rule.saving_share_of_peak * figures.peak):
+        return None
+    fused = kinds <= FUSED
+    return Evidence(
+        f"the foreach step of {', '.join(sorted(kinds))} makes the peak{look.where}: lists of temporaries as large as "
+        "the parameters",
+        saving,
+        "fused=True needs no temporaries" if fused else "foreach=False needs one parameter's temporaries at a time",
+    )

@@ -1,0 +1,23 @@
+"""One rank beside the others of its job: rank-skew."""
+
+from __future__ import annotations
+
+from gpumon.analysis import units
+from gpumon.analysis.findings.look import Evidence, Look
+from gpumon.analysis.rules import RANK_SKEW
+
+
+def rank_skew(look: Look) -> Evidence | None:
+    rule = RANK_SKEW
+    if look.typical_peak is None or look.usually_above is None or not look.peers_peaks:
+        return None
+    ordered = sorted((*look.peers_peaks, look.typical_peak))
+    usual = ordered[(len(ordered) - 1) // 2]
+    if look.usually_above - usual < max(rule.least_bytes, rule.excess_share_of_median * usual):
+        return None  # batches that differ make medians differ; a rank that is set apart is above in most of its steps
+    excess = look.typical_peak - usual
+    return Evidence(
+        f"{look.rank.label} peaks {units.size(round(excess))} above the median of its job's ranks",
+        round(excess),
+        "longer batches, an output gathered on this rank, or another rank's tensors: compare the ranks' ledgers",
+    )
