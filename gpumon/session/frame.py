@@ -63,6 +63,7 @@ class SegmentsRecord:
     t_ns: int
     reason: str
     segments: tuple[wire.Segment, ...]
+    spent_ns: int | None = None  # of the training thread's time
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ class Rank:
         if parts is not None:
             whole = tuple(segment for part in parts for segment in part.segments)
             self.segments[event.device] = SegmentsRecord(
-                event.device, event.number, event.step, event.phase, event.t_ns, event.reason, whole
+                event.device, event.number, event.step, event.phase, event.t_ns, event.reason, whole, event.spent_ns
             )
 
     def _evidence(self, event: wire.Event) -> None:

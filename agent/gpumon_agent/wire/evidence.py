@@ -120,6 +120,7 @@ class Segments(Message, frozen=True, tag="segments"):
     part: int  # counted from 0
     parts: int
     segments: Annotated[tuple[Segment, ...], Meta(max_length=SEGMENTS_PER_PART)] = ()
+    spent_ns: int | None = None  # of the training thread's time
 
     def __post_init__(self) -> None:
         clean_fields(self, "phase", "reason")
