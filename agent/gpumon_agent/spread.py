@@ -116,7 +116,9 @@ def _ddp(module: Any, meshes: Meshes) -> wire.Parallel:
 def hook_tensors(module: Any) -> Iterator[Tensor]:
     """What the states of DDP's communication hooks keep: PowerSGD's error and its factors."""
     for _, state in getattr(module, "_comm_hooks", ()):
-        yield from _tensors(vars(state) if hasattr(state, "__dict__") else state, _DEPTH_MAX)
+        names = [slot for kind in type(state).__mro__ for slot in getattr(kind, "__slots__", ())]
+        kept = [getattr(state, name, None) for name in names] + list(getattr(state, "__dict__", {}).values())
+        yield from _tensors(kept, _DEPTH_MAX)
 
 
 def _hook_name(hooks: Iterable[tuple[Any, object]]) -> str | None:
@@ -142,14 +144,14 @@ def _fsdp1(root: Module, first: Any, meshes: Meshes) -> wire.Parallel:
     shard = whole = largest = 0
     unit = None
     for path, module in root.named_modules():
-        handle = getattr(module, "_handle", None)
+        handle: Any = getattr(module, "_handle", None)
         flat = getattr(handle, "flat_param", None)
-        if flat is None or not hasattr(flat, "_local_shard"):  # a FlatParameter that is not sharded: NO_SHARD
+        if flat is None or not handle.uses_sharded_strategy:
             continue
-        elements = math.prod(flat._unpadded_unsharded_size)
-        shard += flat._local_shard.numel() * flat.element_size()
-        whole += elements * flat.element_size()
-        gathered = math.prod(flat._padded_unsharded_size) * _width(getattr(handle, "_fwd_bwd_param_dtype", None), flat)
+        local = math.prod(flat._sharded_size)
+        shard += local * flat.element_size()
+        whole += math.prod(flat._unpadded_unsharded_size) * flat.element_size()
+        gathered = local * handle.world_size * _width(getattr(handle, "_fwd_bwd_param_dtype", None), flat)
         if gathered > largest:
             largest, unit = gathered, path
     return wire.Parallel(
