@@ -44,6 +44,11 @@ def hello(rank: RankFrame, unix_ns: int) -> Object:
         "devices": [{"index": d.index, "uuid": d.uuid, "name": d.name, "total": d.total_bytes} for d in said.devices],
         "world_size": said.world_size,
         "protocol": f"{said.protocol[0]}.{said.protocol[1]}",
+        "local_rank": said.local_rank,
+        "local_world_size": said.local_world_size,
+        "node": said.node,
+        "run_id": said.run_id,
+        "restarts": said.restarts,
     }
 
 
@@ -103,6 +108,15 @@ def _parallel(parallel: wire.Parallel | None) -> Object | None:
         "gradient_as_bucket_view": parallel.gradient_as_bucket_view,
         "static_graph": parallel.static_graph,
         "find_unused_parameters": parallel.find_unused_parameters,
+        "first_bucket_bytes": list(parallel.first_bucket_bytes),
+        "comm_hook": parallel.comm_hook,
+        "comm_hook_bytes": parallel.comm_hook_bytes,
+        "shard_bytes": parallel.shard_bytes,
+        "whole_bytes": parallel.whole_bytes,
+        "unit_bytes": parallel.unit_bytes,
+        "unit": parallel.unit,
+        "mesh": dict(parallel.mesh),
+        "communicator_bytes": None,  # NCCL takes its buffers from the driver and tells nobody: a part of `context`
     }
 
 

@@ -14,6 +14,7 @@ SRUN = {
     "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "7", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0",
     "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4,3", "SLURM_STEP_NUM_TASKS": "7",
 }  # fmt: skip
+BATCH = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8"}
 
 
 @pytest.mark.parametrize(
@@ -27,10 +28,10 @@ SRUN = {
         ({"SLURM_JOB_ID": "77", "RANK": "0"}, Launched(0, run_id="77")),
         ({"SLURM_JOB_ID": "77"}, Launched()),  # two scripts in one allocation are two jobs
         # a batch script's own python is one process, whatever NTASKS says
-        ({"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8"}, Launched(0, 0, None, "77")),
+        (BATCH, Launched(0, 0, None, "77")),
         ({"RANK": "x", "WORLD_SIZE": "-1"}, Launched()),
     ],
-    ids=["nothing", "torchrun", "srun", "srun evenly", "srun torchrun", "own launcher", "allocation", "batch", "nonsense"],
+    ids=["nothing", "torchrun", "srun", "evenly", "srun torchrun", "own launcher", "allocation", "batch", "nonsense"],
 )  # fmt: skip
 def test_the_launcher_is_understood(environment, expected):
     assert launched(environment) == expected
