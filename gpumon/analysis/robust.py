@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+NORMAL_95 = 1.96  # standard deviations to each side that hold 95 % of a normal distribution
+
 
 def median(values: Sequence[int | float]) -> float:
     """The middle value; of an even number, the mean of the two."""
@@ -21,16 +23,19 @@ def median(values: Sequence[int | float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A slope per unit of x, and how many standard deviations Kendall's S is from no trend."""
+    """A slope per unit of x with its 95 % interval, and how many standard deviations Kendall's S is from no trend."""
 
     slope: float
     z: float
+    low: float = 0.0
+    high: float = 0.0
 
 
 def theil_sen(points: Sequence[tuple[float, float]], *, at_most: int = 32) -> Trend | None:
     """Median of all pairwise slopes, with Kendall's test. None below three points.
 
-    Source: Theil (1950), Sen (1968); variance of S without ties: n(n−1)(2n+5)/18. Breaks down at 29 % outliers.
+    Source: Theil (1950), Sen (1968), the interval too: the ranks (N ± 1.96 σ(S)) / 2 of the N slopes; variance of S
+    without ties: n(n−1)(2n+5)/18. Breaks down at 29 % outliers.
     Cost: O(m²), m = `at_most`; more points are thinned evenly, first and last kept.
     """
     count = len(points)
@@ -43,7 +48,9 @@ def theil_sen(points: Sequence[tuple[float, float]], *, at_most: int = 32) -> Tr
     if not slopes:
         return None
     concordance = len(slopes) - bisect_right(slopes, 0.0) - bisect_left(slopes, 0.0)
-    return Trend(median(slopes), concordance / math.sqrt(count * (count - 1) * (2 * count + 5) / 18))
+    deviation = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    at = max(0, int((len(slopes) - NORMAL_95 * deviation) / 2))
+    return Trend(median(slopes), concordance / deviation, slopes[at], slopes[-1 - at])
 
 
 def steady_rate(values: Sequence[float], *, tolerance: float) -> bool:

@@ -1,0 +1,123 @@
+"""The figures of one rank that are followed for growth: of each device at the end of every step, of the host as read.
+
+Cost. See gpumon.analysis.growth; four figures a device, one a process.
+Known limitations. A reading of the host belongs to the step that was newest when it came in, not to the one it was
+taken in. Child processes beyond the first `CHILDREN` are not followed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from gpumon.analysis.growth import BLOCKS, BYTES, RESIDENT, SETTLING_STEPS, SLACK, Follower
+from gpumon.analysis.lines import Growth
+from gpumon.session.frame import RankFrame, StepRecord
+from gpumon_agent import wire
+
+CHILDREN = 64
+NAMED = ("weights", "buffers", "gradients", "optimizer", "buckets", "workspaces")
+"""Owners that may rightly grow for a while, as with parameters that are trained for the first time."""
+
+
+class DeviceGrowth:
+    """Follows one device of one rank."""
+
+    def __init__(self) -> None:
+        self.allocated = Follower("allocated", BYTES, self._owned_since)
+        self.blocks = Follower("blocks", BLOCKS)
+        self.unexplained = Follower("unexplained", BYTES)
+        self.slack = Follower("slack", SLACK)
+        self._owned: deque[tuple[int, int]] = deque(maxlen=64)  # by step, where it changed
+        self._stated: tuple[Growth, ...] = ()
+
+    def observe(self, record: StepRecord, end: wire.Phase, owners: wire.Ledger | None) -> None:
+        """One closed step. `end`: its last sample; `owners`: the ledger read there."""
+        if record.step < SETTLING_STEPS or end.phase != wire.OPTIMIZER:
+            return
+        step = record.step
+        size = (record.closed.input_bytes or 0) if record.closed is not None else 0
+        if owners is not None and owners.weights is not None:
+            self._own(step, owners, size)
+        if end.allocated is not None:
+            self.allocated.observe(step, end.allocated, size)
+            if end.reserved is not None:
+                peaks = [p.allocated_peak or 0 for p in record.phases if p.device == end.device]
+                self.slack.observe(step, end.reserved - max(end.allocated, *peaks), size)
+        if end.allocations is not None:
+            self.blocks.observe(step, end.allocations, size)
+
+    def _own(self, step: int, owners: wire.Ledger, size: int) -> None:
+        owned = sum(getattr(owners, name) or 0 for name in NAMED)
+        if not self._owned or self._owned[-1][1] != owned:
+            self._owned.append((step, owned))
+        if owners.requested is not None:
+            self.unexplained.observe(step, owners.requested - owned, size)
+
+    def _owned_since(self, step: int) -> int:
+        """By how much what owners hold has grown since a step."""
+        if not self._owned:
+            return 0
+        before = self._owned[0][1]
+        for at, owned in self._owned:
+            if at > step:
+                break
+            before = owned
+        return self._owned[-1][1] - before
+
+    @property
+    def growing(self) -> bool:
+        return self.allocated.growing or self.blocks.growing or self.unexplained.growing
+
+    def growth(self) -> tuple[Growth, ...]:
+        """Of each figure that is known."""
+        figures = (self.allocated, self.blocks, self.unexplained, self.slack)
+        stated = tuple(figure.growth() for figure in figures if figure.known)
+        if any(left is not right for left, right in zip(stated, self._stated, strict=False)) or not self._stated:
+            self._stated = stated
+        return self._stated
+
+
+class HostGrowth:
+    """Follows the resident memory of one rank's process and of each of its children."""
+
+    def __init__(self) -> None:
+        self._own = Follower("rss", RESIDENT)
+        self._children: dict[int, Follower] = {}
+        self.names: dict[str, str] = {}  # figure → the child's name
+        self._heartbeat: wire.Heartbeat | None = None
+        self._read_unix_ns = 0
+
+    def observe(self, rank: RankFrame) -> None:
+        """What has come in since the frame before."""
+        newest = rank.steps[-1].step if rank.steps else 0
+        beat = rank.heartbeat
+        told = beat is not None and beat.rss is not None
+        if beat is not None and beat.rss is not None and beat is not self._heartbeat:
+            self._heartbeat = beat
+            if beat.step >= SETTLING_STEPS:
+                self._own.observe(beat.step, beat.rss)
+        if rank.host_unix_ns is None or rank.host is None or rank.host_unix_ns == self._read_unix_ns:
+            return
+        self._read_unix_ns = rank.host_unix_ns
+        ours = next((p for p in rank.host.processes if p.pid == rank.hello.pid), None)
+        if ours is None or newest < SETTLING_STEPS:
+            return
+        if not told and ours.rss is not None:
+            self._own.observe(newest, ours.rss)
+        self._read_children(ours, newest)
+
+    def _read_children(self, ours: wire.ProcessReading, step: int) -> None:
+        alive = {child.pid: child for child in ours.children[:CHILDREN] if child.rss is not None}
+        for pid in self._children.keys() - alive.keys():
+            del self._children[pid]
+            self.names.pop(f"worker {pid}", None)
+        for pid, child in alive.items():
+            follower = self._children.get(pid)
+            if follower is None:
+                follower = self._children[pid] = Follower(f"worker {pid}", RESIDENT)
+                self.names[follower.figure] = child.name
+            follower.observe(step, child.rss or 0)
+
+    def growth(self) -> tuple[Growth, ...]:
+        """Of the process, then of each child."""
+        return tuple(f.growth() for f in (self._own, *self._children.values()) if f.known)

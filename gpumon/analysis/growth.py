@@ -1,0 +1,252 @@
+"""What grows from step to step, told from what only settles in, follows the batch, or comes and goes.
+
+Model. A figure is taken where every step ends (allocated at the end of the optimizer, live blocks, what the ledger
+cannot name, reserved without allocated; of the host, resident memory at each reading). Steps are grouped into parts,
+at four scales, and each part is its median. A figure may be growing where, at some scale,
+
+  - each of the newest `PARTS` parts stands above the one before it, and the newest above every part of the last
+    `CEILING_STEPS` steps: a list that is emptied at the end of an epoch has been that high before;
+  - the later parts rise at least `LATE_SHARE` as fast as the earlier ones: what settles in slows down;
+  - Kendall's test over the window finds it `Z` standard deviations from no trend, and Sen's 95 % interval of the slope
+    lies above 0, after the share that follows the batch's bytes has been taken away by a resistant line;
+  - where batches themselves get longer, it grows by more than the square of theirs;
+  - the window's growth is more than `Law.least`, and not for the most part of owners that the ledger names.
+
+It has stopped growing where two parts in a row, of the scale at which it was found, stand no higher than the ones
+before, or where less than `KEPT_SHARE` of what it had grown by is left. `since` is where the line through the newest
+level, with the slope found, meets the level from before.
+
+Sources. Mann (1945), Kendall (1975); Theil (1950), Sen (1968); see gpumon.analysis.robust.
+Cost. A few list operations a step and figure; a median of at most `scales[-1]` values when a part closes; the test only
+where the parts have risen `PARTS` times in a row, and while something grows every `REFIT_PARTS` of the shortest parts.
+Memory is constant: `WINDOW` values a figure and at most `POINTS` for a plot.
+
+Known limitations. A buffer that fills for longer than a window grows until it is full, and cannot be told from a leak
+before that by figures alone (who holds it can tell). A leak that is slower than the noise over the longest window, and
+adds no block, is not seen; one beside batches that get longer is seen when they stop doing so. Pages of a mapped file
+that is read for the first time count as resident memory of the process that reads it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpumon.analysis.lines import Growth
+from gpumon.analysis.robust import Trend, median, resistant_line, theil_sen
+
+PARTS = 6
+Z = 4.5
+Z_OF_BATCHES = 3.0
+LATE_SHARE = 0.4
+CEILING_STEPS = 1_000
+WINDOW = 240
+POINTS = 120
+REFIT_PARTS = 8
+KEPT_SHARE = 0.5
+SETTLING_STEPS = 2  # the first of a run: gradients, optimizer state and workspaces are made in them
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """How a figure is looked at."""
+
+    least: int  # growth over the window that counts, in the figure's unit
+    scales: tuple[int, ...] = (5, 10, 20, 40)  # steps (or readings) a part; each divides the next
+
+
+BYTES = Law(least=4 << 10)
+BLOCKS = Law(least=3)
+SLACK = Law(least=32 << 20)
+RESIDENT = Law(least=24 << 20, scales=(3, 6, 12, 24))
+
+
+class _Scale:
+    """The newest parts at one scale."""
+
+    __slots__ = ("ceiling", "ceiling_at", "idle", "medians", "rises", "width")
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.medians: deque[float] = deque(maxlen=PARTS + 1)
+        self.rises = 0  # in a row
+        self.idle = 0  # parts in a row that did not rise
+        self.ceiling: float | None = None  # the highest part before the present run of rises
+        self.ceiling_at = 0
+
+    def close(self, value: float, step: int) -> bool:
+        """Takes a part's median; whether the newest parts may be growth."""
+        medians = self.medians
+        if medians and value > medians[-1]:
+            self.rises += 1
+            self.idle = 0
+        elif medians:
+            before = medians[-1]
+            if self.ceiling is None or before >= self.ceiling or step - self.ceiling_at > CEILING_STEPS:
+                self.ceiling, self.ceiling_at = before, step
+            self.rises = 0
+            self.idle += 1
+        medians.append(value)
+        if self.rises < PARTS - 1:
+            return False
+        if self.ceiling is not None and value <= self.ceiling and step - self.ceiling_at <= CEILING_STEPS:
+            return False
+        first, second, late, last = medians[-PARTS], medians[-PARTS + 2], medians[-3], medians[-1]
+        return last - late >= LATE_SHARE * (second - first)
+
+
+@dataclass(slots=True)
+class _Found:
+    """A growth that was confirmed."""
+
+    scale: _Scale
+    since: int
+    base: float
+    top: float
+    trend: Trend
+
+
+class Follower:
+    """Follows one figure, step by step; `growth` says what it does."""
+
+    def __init__(self, figure: str, law: Law, owned_since: Callable[[int], int] | None = None) -> None:
+        self.figure = figure
+        self._law = law
+        self._owned_since = owned_since
+        self._scales = tuple(_Scale(width) for width in law.scales)
+        self._steps: list[int] = []
+        self._values: list[int] = []
+        self._sizes: list[int] = []
+        self._count = 0
+        self._stride = 1
+        self._points: list[tuple[int, int]] = []
+        self._found: _Found | None = None
+        self._stated: Growth | None = None
+
+    def observe(self, step: int, value: int, size: int = 0) -> None:
+        """One more step. `size`: the bytes of its batch, 0 where they are not known."""
+        values = self._values
+        values.append(value)
+        self._steps.append(step)
+        self._sizes.append(size)
+        count = self._count = self._count + 1
+        if count % self._stride == 0:
+            self._points.append((step, value))
+            self._stated = None
+            if len(self._points) > POINTS:
+                del self._points[::2]
+                self._stride *= 2
+        if count % self._law.scales[0]:
+            return
+        for scale in self._scales:
+            if count % scale.width:
+                break
+            newest = values[-scale.width :]
+            rising = scale.close(_middle(newest), step)
+            if rising and self._found is None:
+                self._confirm(scale)
+        if self._found is not None:
+            self._follow(count)
+        if len(values) > 2 * WINDOW:
+            for series in (values, self._steps, self._sizes):
+                del series[:-WINDOW]
+
+    @property
+    def growing(self) -> bool:
+        return self._found is not None
+
+    @property
+    def known(self) -> bool:
+        return self._count > 0
+
+    def growth(self) -> Growth:
+        """What is known of it now."""
+        if self._stated is None:
+            self._stated = self._state()
+        return self._stated
+
+    # ---------------------------------------------------------------------------------------------------- deciding
+
+    def _confirm(self, scale: _Scale) -> None:
+        span = min(scale.width * PARTS, len(self._values))
+        steps, values = self._steps[-span:], self._values[-span:]
+        medians = scale.medians
+        if medians[-1] - medians[-PARTS] < self._law.least:
+            return
+        if self._batches_explain(span, medians[-PARTS], medians[-1]):
+            return
+        if self._owned_since is not None and 2 * self._owned_since(steps[0]) > values[-1] - values[0]:
+            return
+        trend = self._trend(span)
+        if trend is None or trend.z < Z or trend.low <= 0:
+            return
+        from_the_start = len(medians) <= PARTS
+        base = float(values[0]) if from_the_start else medians[-PARTS - 1]
+        since = steps[0] if from_the_start else steps[-1] - round((medians[-1] - base) / trend.slope)
+        if not from_the_start:  # the newest median stands for the middle of its part
+            since -= scale.width // 2 - 1
+        self._found = _Found(scale, min(max(since, self._steps[0]), steps[-1]), base, medians[-1], trend)
+        self._stated = None
+
+    def _follow(self, count: int) -> None:
+        found = self._found
+        assert found is not None
+        level = self._scales[0].medians[-1]
+        found.top = max(found.top, level)
+        if found.scale.idle >= 2 or level - found.base < KEPT_SHARE * (found.top - found.base):
+            self._found = self._stated = None
+            return
+        if count % (REFIT_PARTS * self._law.scales[0]) == 0:
+            self._stated = None
+            grown_for = sum(step >= found.since for step in self._steps)
+            found.trend = self._trend(min(WINDOW, max(grown_for, found.scale.width * PARTS))) or found.trend
+
+    def _trend(self, span: int) -> Trend | None:
+        """The slope of the newest values, without what follows the batch."""
+        steps, values, sizes = self._steps[-span:], self._values[-span:], self._sizes[-span:]
+        if sizes[0] != sizes[-1] or min(sizes) != max(sizes):
+            line = resistant_line([(float(size), float(value)) for size, value in zip(sizes, values, strict=True)])
+            if line is not None and line.slope > 0 and not self._longer(span):
+                values = [round(value - line.slope * size) for value, size in zip(values, sizes, strict=True)]
+        return theil_sen([(float(step), float(value)) for step, value in zip(steps, values, strict=True)])
+
+    def _longer(self, span: int) -> bool:
+        """Whether the batches themselves get longer."""
+        sizes, steps = self._sizes[-span:], self._steps[-span:]
+        if sizes[0] == sizes[-1] and min(sizes) == max(sizes):
+            return False
+        trend = theil_sen([(float(step), float(size)) for step, size in zip(steps, sizes, strict=True)])
+        return trend is not None and trend.z >= Z_OF_BATCHES
+
+    def _batches_explain(self, span: int, first: float, last: float) -> bool:
+        if not self._longer(span):
+            return False
+        sizes = self._sizes[-span:]
+        part = span // PARTS
+        before, now = median(sizes[:part]), median(sizes[-part:])
+        return before <= 0 or last <= first * (now / before) ** 2
+
+    # ----------------------------------------------------------------------------------------------------- stating
+
+    def _state(self) -> Growth:
+        found = self._found
+        if found is None:
+            return Growth(self.figure, points=tuple(self._points))
+        return Growth(
+            self.figure,
+            growing=True,
+            since=found.since,
+            per_step=found.trend.slope,
+            low=max(0.0, found.trend.low),
+            high=found.trend.high,
+            so_far=max(0, round(self._scales[0].medians[-1] - found.base)),
+            points=tuple(self._points),
+        )
+
+
+def _middle(values: list[int]) -> float:
+    """The median, quickly where all are the same."""
+    if values[0] == values[-1] and values.count(values[0]) == len(values):
+        return float(values[0])
+    return median(values)
