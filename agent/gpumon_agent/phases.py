@@ -47,8 +47,8 @@ from .wire import (
     Step,
 )
 
-Reader = tuple[Callable[[int], Reading], int, Any]
-"""reads a boundary; the device's index; the torch.device"""
+Reader = tuple[Callable[[int], tuple[Any, ...]], int, Any]
+"""reads a boundary, in the order of a Reading; the device's index; the torch.device"""
 Inputs = tuple[int, Sequence[tuple[int, ...]]]
 """bytes and shapes"""
 
@@ -90,16 +90,22 @@ class Phases:
         step_closes: Callable[[int], object],
         step_closed: Callable[[int], object],
         opened_ns: int,
+        carry_out: Callable[[], object] = int,
+        batch_comes: Callable[..., object] | None = None,
     ) -> None:
         self.step = 0
+        self.asked = False  # a viewer wants something done between two windows; set by another thread
         self.readers: tuple[Reader, ...] | None = None  # None: not looked for yet
         self._recorder = recorder
         self._append = recorder.append
+        self._number, self._put = recorder.number, recorder.put
         self._governor = governor
         self._find_readers = find_readers
         self._read_ledger = read_ledger
         self._step_closes = step_closes  # before the Step is told
         self._step_closed = step_closed
+        self._carry_out = carry_out
+        self._batch_comes = batch_comes  # step, which of its batches, shapes, bytes, what stands on each device
         self._owner = get_ident()
         self._thread = _Thread()
         self._threads = {self._owner: self._thread}
@@ -128,6 +134,9 @@ class Phases:
         self._input_bytes = 0
         self._input_shapes: list[tuple[int, ...]] = []
         self._inputs_seen = False
+        self._batches = 0
+        self._reads: list[tuple[int, tuple[Any, ...]]] = []  # since the last batch came
+        self._tops: dict[int, int] = {}  # device -> highest peak of this step
 
     # ---------------------------------------------------------------------------------------------------- what happens
 
@@ -155,7 +164,21 @@ class Phases:
                 self._input_shapes += shapes[: _SHAPES_MAX - len(self._input_shapes)]
         if not self._names:
             self._close(BETWEEN if self._loaded else LOAD, thread.label)
+            if not evaluates and self._batch_comes is not None:
+                self._batch_comes(self.step, self._batches, shapes, count, self._stands())
+                self._batches += 1
         self._loaded = True
+
+    def _stands(self) -> list[tuple[int, int | None, int]]:
+        """Of each device: allocated now, and the step's highest peak so far."""
+        tops, stood = self._tops, {}
+        for device, read in self._reads:
+            stood[device] = read[0]
+            peak = read[1]
+            if peak is not None and peak > tops.get(device, 0):
+                tops[device] = peak
+        self._reads = []
+        return [(device, allocated, tops.get(device, 0)) for device, allocated in stood.items()]
 
     def forward_ends(self, root: int, *, gradients: bool, aborted: bool, look: Callable[[], object] = int) -> None:
         """`look` sees what the forward made, before the window closes."""
@@ -334,22 +357,23 @@ class Phases:
         return thread
 
     def _close(self, label: str, following: str, flags: int = 0) -> None:
+        """Written flat, with the usual case first: training has left nothing of it in the caches."""
         now = monotonic_ns()
-        step = self.step
         governor = self._governor
+        step = self.step
+        counts = self._counts
+        index = counts.get(label, 0)
+        reads = governor.reads
+        fold = self._windows >= PHASES_PER_STEP_MAX
+        if not fold:
+            counts[label] = index + 1
+            self._windows += 1
         if self._flags:
             flags |= self._flags
             self._flags = 0
         if self._overlap_left:
             self._overlap_left -= 1
             flags |= OVERLAPPED
-        counts = self._counts
-        index = counts.get(label, 0)
-        fold = self._windows >= PHASES_PER_STEP_MAX
-        if not fold:
-            counts[label] = index + 1
-            self._windows += 1
-        reads = governor.reads
         if not reads and (label in _LAST or self._names):
             reads = True  # the last window of a step that is not read: else the next sampled one began with old peaks
             flags |= BOUND
@@ -358,36 +382,35 @@ class Phases:
             flags |= SAMPLED
         ledger_ns = 0
         duration = now - self._opened_ns
-        readers = self.readers
-        if readers is None:
-            readers = self.readers = self._find_readers()
-        for boundary, device, where in readers:
-            r = boundary(device) if reads else _UNREAD
-            peak, reserved_peak = r[1], r[3]
-            if flags & OVERLAPPED:
-                peak = reserved_peak = None
-            elif label is GRAPH_REPLAY:  # the allocator's counters do not move while a graph runs
-                peak = None
-            fields = (
-                step, label, index, device, now, duration,
-                r[0], peak, r[2], reserved_peak, r[4], r[5], r[6], r[7], r[8], r[9], flags | r[10], r[11],
-            )  # fmt: skip
+        for boundary, device, where in self.readers or self._look_for_readers():
+            read = boundary(device) if reads else _UNREAD
+            if flags:
+                read = _flagged(read, label, flags)
+            fields = (step, label, index, device, now, duration, *read)
             if fold:
                 self._fold(Phase(*fields))
                 continue
-            self._append(fields)
+            self._put((self._number(), fields))
+            self._reads.append((device, read))
             self._events += 1
             if ledger:
                 began = monotonic_ns()
-                self._read_ledger(step, label, index, where, r)
+                self._read_ledger(step, label, index, where, Reading._make(read))
                 ledger_ns += monotonic_ns() - began
         self._opened_ns = now
         self.aborted = label if flags & ABORTED else None
         self._recorder.now = (step, following, now)
+        governor.boundaries += 1
         if ledger_ns:
             governor.ledger_ns += ledger_ns
-        governor.boundaries += 1
         governor.boundary_ns += monotonic_ns() - now - ledger_ns
+        if self.asked:
+            self.asked = False
+            self._carry_out()
+
+    def _look_for_readers(self) -> tuple[Reader, ...]:
+        self.readers = readers = self._find_readers()
+        return readers
 
     def _fold(self, phase: Phase) -> None:
         """More windows than a step may have: those that follow become one a label, with the largest peak."""
@@ -442,6 +465,16 @@ class Phases:
         self._begin_step()
         self._recorder.now = (self.step, *self._recorder.now[1:])
         self._step_closed(step)
+
+
+def _flagged(read: tuple[Any, ...], label: str, flags: int) -> tuple[Any, ...]:
+    """A reading with more flags, and without the peaks that they say nobody knows."""
+    allocated, peak, reserved, reserved_peak, *others, before, rss = read
+    if flags & OVERLAPPED:
+        peak = reserved_peak = None
+    elif label is GRAPH_REPLAY:  # the allocator's counters do not move while a graph runs
+        peak = None
+    return (allocated, peak, reserved, reserved_peak, *others, flags | before, rss)
 
 
 def _largest(figures: Iterable[int | None]) -> int | None:

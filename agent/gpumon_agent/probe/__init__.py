@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..wire import Device
 
@@ -30,8 +30,8 @@ class Probe(Protocol):
     kind: str
     """As torch spells it in Device.kind: cuda, hip, mps, xpu, cpu."""
 
-    def boundary(self, device: int) -> Reading:
-        """Read the device, and let its peaks begin anew."""
+    def boundary(self, device: int) -> tuple[Any, ...]:
+        """Read the device, and let its peaks begin anew. A Reading, or a plain tuple in its order."""
         ...
 
     def devices(self) -> tuple[Device, ...]:

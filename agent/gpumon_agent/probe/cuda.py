@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ..peaks import Peaks
 from ..wire import Device
-from . import Reading
 
 Oom = Callable[[int, int, int, int], None]
 """device, requested bytes, the device's total, its free bytes"""
@@ -18,7 +18,7 @@ class CudaProbe:
 
         self._torch = torch
         self.kind = "hip" if torch.version.hip else "cuda"
-        self.boundary: Callable[[int], Reading] = peaks.boundary
+        self.boundary: Callable[[int], tuple[Any, ...]] = peaks.boundary
         self._peaks = peaks
         self._oom: Oom | None = oom
         self._observing = False
