@@ -68,6 +68,15 @@ PAGES = {
         "fused=True (Adam, AdamW, SGD, Adagrad on CUDA) needs no temporaries; foreach=False needs one parameter's.",
         "Where another phase peaks as high: then nothing would be saved.",
     ),
+    "stray-context": Page(
+        "A process of the same job, which trains on another device, holds a CUDA context on this one: some hundred "
+        "megabytes for nothing, on device 0 once for every other rank.",
+        "The driver lists the rank's process on a device on which none of its phases ran.",
+        "torch.cuda.set_device(local_rank) before anything touches CUDA, or CUDA_VISIBLE_DEVICES a rank. Usual ways "
+        'in: a tensor made on plain "cuda" before the device is chosen, torch.load without map_location, dist.barrier '
+        "without device_ids.",
+        "Where the driver does not list processes (some containers), and until the other rank has closed a phase.",
+    ),
     "rank-skew": Page(
         "One rank of a job peaks far above the others. It decides what batch fits, and all others wait for it if it "
         "runs out of memory.",

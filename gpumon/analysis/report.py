@@ -80,6 +80,9 @@ class _Rank:
     looked_at: int | None = None  # newest step that findings were looked for at
     pid: int = 0
     job: str | None = None
+    label: str = ""
+    host: str = ""
+    uuids: frozenset[str] = frozenset()  # of the devices its phases are on; empty until the first closed
 
     def follow(self, rank: RankFrame) -> None:
         if rank.models is not self.models:
@@ -120,7 +123,16 @@ class Reporter:
         present = {rank.source for rank in frame.ranks}
         for source in self._ranks.keys() - present:
             del self._ranks[source]
+        for rank in frame.ranks:
+            self.meet(rank)
         return tuple(self.rank(rank) for rank in frame.ranks)
+
+    def meet(self, rank: RankFrame) -> None:
+        """Who it is, before it has closed a step: to the others it is no stranger."""
+        state = self._ranks.setdefault(rank.source, _Rank())
+        hello = rank.hello
+        state.pid, state.job = hello.pid, hello.run_id or (hello.name if (hello.world_size or 1) > 1 else None)
+        state.label, state.host = rank.label, rank.hello.host
 
     def rank(self, rank: RankFrame) -> RankReport:
         """The report of one rank."""
@@ -136,7 +148,8 @@ class Reporter:
         )
         if state.report is None or key != state.key:
             state.follow(rank)
-            state.pid, state.job = rank.hello.pid, rank.hello.run_id
+            self.meet(rank)
+            state.uuids = frozenset(d.uuid for d in rank.hello.devices if d.uuid and d.index in state.devices)
             state.report = self._state(rank, state)
             state.key = key
         return state.report
@@ -178,9 +191,20 @@ class Reporter:
                 typical_peak=typical[1] if typical is not None else None,
                 peers_peaks=tuple(peers),
                 retries_before=learnt.retries,
+                elsewhere=self._elsewhere(rank, described.uuid if described else None),
             )
         )
         learnt.retries = retries(record, report.device)
+
+    def _elsewhere(self, rank: RankFrame, uuid: str | None) -> dict[int, str]:
+        """pid → label of the watched processes of this machine that train on other devices than this one."""
+        if uuid is None:
+            return {}
+        return {
+            other.pid: other.label
+            for source, other in self._ranks.items()
+            if source != rank.source and other.host == rank.hello.host and other.uuids and uuid not in other.uuids
+        }
 
 
 _reporter = Reporter()

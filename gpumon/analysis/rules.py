@@ -86,6 +86,14 @@ class RankSkew(Rule):
 
 
 @dataclass(frozen=True, slots=True)
+class StrayContext(Rule):
+    code: str = "stray-context"
+    severity: str = "warning"
+    opens_after: int = 3
+    closes_after: int = 3
+
+
+@dataclass(frozen=True, slots=True)
 class OtherProcess(Rule):
     code: str = "other-process"
     severity: str = "warning"
@@ -101,4 +109,5 @@ BUCKET_COPY = BucketCopy()
 DOMINANT_EMBEDDING = DominantEmbedding()
 FOREACH_PEAK = ForeachPeak()
 RANK_SKEW = RankSkew()
+STRAY_CONTEXT = StrayContext()
 OTHER_PROCESS = OtherProcess()

@@ -69,6 +69,7 @@ class Objects:
         said = self._said.setdefault(received.source, _Said())
         live = not received.replayed
         if isinstance(event, wire.Hello):
+            self._reporter.meet(rank)
             if said.hello is None or not _same(said.hello, event):
                 said.hello = event
                 yield Stated(rank.source, jsonl.hello(rank, received.unix_ns), live)

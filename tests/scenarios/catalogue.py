@@ -210,7 +210,6 @@ NOT_YET = {
     "fragmentation",
     "zeroed-gradients",
     "host-leak",
-    "stray-context",
 }
 """Codes that have scenarios here and no rule in gpumon/analysis/rules.py yet."""
 

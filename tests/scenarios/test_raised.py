@@ -21,6 +21,7 @@ PLAIN = ("accumulation", "variable-lengths")
 PACED = {
     "near-capacity": ("--sleep", "0.15"),
     "oom-ahead": ("--sleep", "0.15"),
+    "stray-context": ("--sleep", "0.15", "--steps", "20"),
     "rank-skew": ("--sleep", "0.1", "--steps", "30"),
 }
 """About the driver's figures, or rank beside rank: a step must take as long as a reading, and there must be enough."""

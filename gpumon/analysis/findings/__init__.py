@@ -15,7 +15,7 @@ from gpumon.analysis.findings.look import Find
 from gpumon.analysis.findings.look import Found as Found
 from gpumon.analysis.findings.look import Look as Look
 from gpumon.analysis.findings.model import bucket_copy, dominant_embedding, foreach_peak
-from gpumon.analysis.findings.ranks import rank_skew
+from gpumon.analysis.findings.ranks import rank_skew, stray_context
 from gpumon.analysis.rules import (
     ALLOCATOR_RETRIES,
     BUCKET_COPY,
@@ -25,6 +25,7 @@ from gpumon.analysis.rules import (
     OOM_AHEAD,
     OTHER_PROCESS,
     RANK_SKEW,
+    STRAY_CONTEXT,
     Rule,
 )
 
@@ -35,6 +36,7 @@ CATALOGUE: tuple[tuple[Rule, Find], ...] = (
     (NEAR_CAPACITY, near_capacity),
     (ALLOCATOR_RETRIES, allocator_retries),
     (OTHER_PROCESS, other_process),
+    (STRAY_CONTEXT, stray_context),
     (RANK_SKEW, rank_skew),
     (FOREACH_PEAK, foreach_peak),
     (BUCKET_COPY, bucket_copy),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from gpumon.analysis.history import StepPeaks
 from gpumon.analysis.lines import Forecast, Lines
@@ -43,6 +43,7 @@ class Look:
     typical_peak: float | None = None  # the median of this rank's recent peaks
     peers_peaks: tuple[float, ...] = ()  # the medians of the other ranks of its job
     retries_before: int | None = None  # num_alloc_retries at the look before
+    elsewhere: Mapping[int, str] = field(default_factory=dict)  # pid → label of watched processes on other devices only
 
     @property
     def where(self) -> str:

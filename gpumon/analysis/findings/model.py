@@ -18,10 +18,12 @@ def bucket_copy(look: Look) -> Evidence | None:
             continue
         held = sum(parallel.bucket_bytes)
         if parallel.kind == "ddp" and held >= BUCKET_COPY.least_bytes:
+            ranks = parallel.world_size or 1
+            together = f", {units.size(held * ranks)} on the {ranks} ranks together" if ranks > 1 else ""
             return Evidence(
-                f"DDP's buckets hold one more copy of the gradients of {record.model.name}{look.where}",
+                f"DDP's buckets hold one more copy of the gradients of {record.model.name}{look.where}{together}",
                 held,
-                "DistributedDataParallel(..., gradient_as_bucket_view=True)",
+                f"DistributedDataParallel(..., gradient_as_bucket_view=True) returns {units.size(held)} a rank",
                 subject=record.model.name,
             )
     return None

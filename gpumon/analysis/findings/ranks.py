@@ -1,4 +1,4 @@
-"""One rank beside the others of its job: rank-skew."""
+"""One rank beside the others of its job: rank-skew, stray-context."""
 
 from __future__ import annotations
 
@@ -20,4 +20,21 @@ def rank_skew(look: Look) -> Evidence | None:
         f"{look.rank.label} peaks {units.size(round(excess))} above the median of its job's ranks",
         round(excess),
         "longer batches, an output gathered on this rank, or another rank's tensors: compare the ranks' ledgers",
+    )
+
+
+def stray_context(look: Look) -> Evidence | None:
+    if look.reading is None or look.reading.processes is None or look.rank.status != "live":
+        return None
+    strays = [process for process in look.reading.processes if process.pid in look.elsewhere]
+    if not strays:
+        return None
+    held = [process.bytes for process in strays if process.bytes is not None]
+    named = ", ".join(f"{look.elsewhere[process.pid]} (pid {process.pid})" for process in strays[:4])
+    more = f" and {len(strays) - 4} more" if len(strays) > 4 else ""
+    return Evidence(
+        f"{named}{more} trains elsewhere and holds a context on this device, {look.rank.label}'s{look.where}",
+        sum(held) if held else None,
+        "torch.cuda.set_device(local_rank) before anything touches CUDA; map_location in torch.load; "
+        "device_ids in dist.barrier",
     )
