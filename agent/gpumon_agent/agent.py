@@ -16,6 +16,8 @@ import msgspec
 
 from . import endpoint, farewell, wire
 from ._version import __version__
+from .control import Control
+from .errands import Errands
 from .governor import Governor
 from .guard import Guard
 from .lastwords import LastWords
@@ -86,6 +88,14 @@ class Agent:
         )
         self.inventory = accounts.inventory
         self.last_words = self._last_words()
+        self.errands = Errands(
+            self.guard,
+            now=lambda: self.recorder.now,
+            say=lambda events: self.publisher.say(events),
+            tell=self.notice,
+            rang=self._rang,
+        )
+        self.room = self.errands.room
         self.phases = Phases(
             self.recorder,
             self.governor,
@@ -94,6 +104,7 @@ class Agent:
             step_closes=self.guard.protect("peak", accounts.close_step),
             step_closed=self.guard.protect("description", self._step_closed),
             opened_ns=opened_ns,
+            carry_out=self.errands.carry_out,
         )
         self.hooks = Hooks(
             self.phases,
@@ -104,7 +115,14 @@ class Agent:
             notice=self.notice,
             graph=accounts,
         )
-        self.publisher = Publisher(self.recorder, self.picture, self.heartbeat, self._descriptor)
+        self.publisher = Publisher(
+            self.recorder,
+            self.picture,
+            self.heartbeat,
+            self._descriptor,
+            control=Control(self._descriptor.nonce, self.errands.take),
+            work=self.errands.work,
+        )
         self._farewell = farewell.Farewell(self.leave)
         if publish:
             self.publisher.start()
@@ -231,6 +249,11 @@ class Agent:
         allocated, reserved = probe.now(device)  # type: ignore[attr-defined]
         oom = wire.Oom(step, phase, device, time.monotonic_ns(), requested, total, free, allocated, reserved)
         self.recorder.append(self.last_words.of(oom))
+        self.errands.out_of_memory(device)
+
+    def _rang(self) -> None:
+        """Something was asked for: the next window that closes gives way to it."""
+        self.phases.asked = True
 
     def _last_words(self) -> LastWords:
         return LastWords(
@@ -246,14 +269,14 @@ class Agent:
 
     # --------------------------------------------------------------------------------- called by the publisher's thread
 
-    def picture(self) -> list[wire.Event]:
-        events: list[wire.Event] = [self._hello()]
+    def picture(self) -> list[wire.Event | bytes]:
+        events: list[wire.Event | bytes] = [self._hello()]
         for watched in self._models:
             events += watched.described
         events += self.accounts.ledgers.copy().values()
         for layers in self.accounts.layers.copy().values():
             events += layers
-        return events
+        return events + self.errands.picture()
 
     def heartbeat(self) -> wire.Heartbeat:
         now = time.monotonic_ns()

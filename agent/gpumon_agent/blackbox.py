@@ -26,8 +26,10 @@ REPORT_BYTES_MAX = 128 * 1024  # a thousand parameters by name and shape
 VARIABLE = "GPUMON_OOM_DIR"
 OFF = "off"
 _NAME = re.compile(r"oom-\d{13}-\d+-\d+\.(?:json|txt)")
+_AHEAD = re.compile(r"ahead-\d{13}-\d+-\d+\.json")
+AHEAD_AGAIN_S = 1.0
 _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Parameter(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -127,13 +129,15 @@ class BlackBox:
         self._named = environment.get(VARIABLE, "")
         self._mine: list[str] = []
         self._written = 0
+        self._ahead = 0.0  # unix time of the newest file about a batch that will not fit
+        self._ahead_stem = ""
 
     def write(self, report: Report) -> tuple[str | None, str | None]:
         """(the JSON file's path, None), or (None, one sentence); (None, None) where reports are off."""
         if self._named == OFF:
             return None, None
         try:
-            place, fd = self._directory()
+            place, fd = self.directory()
         except (OSError, endpoint.Unavailable) as reason:
             return None, f"no report of the out-of-memory on disk: {reason}"
         try:
@@ -151,7 +155,31 @@ class BlackBox:
             os.close(fd)
         return str(place / f"{stem}.json"), None
 
-    def _directory(self) -> tuple[Path, int]:
+    def write_ahead(self, hello: wire.Hello, outlook: wire.Outlook) -> None:
+        """A batch that will not fit: one file a process, the newest, at most one a second. Raises as `directory`."""
+        now = time.time()
+        if self._named == OFF or now - self._ahead < AHEAD_AGAIN_S:
+            return
+        self._ahead = now
+        told = {name: getattr(outlook, name) for name in outlook.__struct_fields__}
+        _, fd = self.directory()
+        try:
+            data = msgspec.json.encode({"unix": now, "host": hello.host, "pid": hello.pid, "rank": hello.rank, **told})
+            _put(fd, f"ahead-{int(now * 1000):013d}-{hello.pid}-0.json", data)
+            if self._ahead_stem:
+                _remove(fd, self._ahead_stem)
+            self._ahead_stem = f"ahead-{int(now * 1000):013d}-{hello.pid}-0"
+            _tidy(fd, _AHEAD)
+        finally:
+            os.close(fd)
+
+    def directory(self) -> tuple[Path, int]:
+        """Where what this process leaves on disk goes, made if it is not there; the descriptor is the caller's.
+
+        Raises OSError, or Unavailable.
+        """
+        if self._named == OFF:
+            raise endpoint.Unavailable(f"{VARIABLE} is {OFF}")
         if self._named:
             place = Path(self._named)
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -204,7 +232,7 @@ def load(path: Path) -> Report | None:
 
 def _put(fd: int, name: str, data: bytes) -> None:
     draft = f".{name}.{os.getpid()}"
-    out = os.open(draft, _OPEN_NEW, 0o600, dir_fd=fd)
+    out = os.open(draft, OPEN_NEW, 0o600, dir_fd=fd)
     try:
         with os.fdopen(out, "wb") as file:
             file.write(data)
@@ -221,9 +249,9 @@ def _remove(fd: int, stem: str) -> None:
             os.unlink(stem + ending, dir_fd=fd)
 
 
-def _tidy(fd: int) -> None:
+def _tidy(fd: int, names: re.Pattern[str] = _NAME) -> None:
     """Only files of this module's own naming are ever removed."""
-    stems = sorted({name.rsplit(".", 1)[0] for name in os.listdir(fd) if _NAME.fullmatch(name)})
+    stems = sorted({name.rsplit(".", 1)[0] for name in os.listdir(fd) if names.fullmatch(name)})
     for stem in stems[:-REPORTS_MAX]:
         _remove(fd, stem)
 

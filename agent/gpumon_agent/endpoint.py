@@ -23,6 +23,7 @@ from ._version import __version__
 
 PATH_BYTES_MAX = 106  # sockaddr_un holds 108 with its final NUL; libzmq wants one less
 DESCRIPTOR_BYTES_MAX = 128 * 1024
+CONTROL = ".ask"  # how a control socket's name ends
 _DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -188,18 +189,19 @@ def claim(descriptor: Descriptor) -> Place:
             continue
         if not os.access(directory, os.W_OK | os.X_OK):
             reasons.append(f"{directory} cannot be written to")
-        elif os.path.lexists(path):  # libzmq would replace it, whatever it is
-            reasons.append(f"{path} exists already")
+        elif os.path.lexists(path) or os.path.lexists(path.with_suffix(CONTROL)):
+            reasons.append(f"{path} exists already")  # libzmq would replace it, whatever it is
         else:
             return Place(directory, descriptor.stem)
     raise Unavailable("; ".join(reasons) or "no directory for temporary files can be written to")
 
 
 class Place:
-    """An agent's socket and descriptor file in a directory that `claim` found to be ours."""
+    """An agent's sockets and descriptor file in a directory that `claim` found to be ours."""
 
     def __init__(self, directory: Path, stem: str) -> None:
         self.socket = directory / f"{stem}.sock"
+        self.control = self.socket.with_suffix(CONTROL)
         self._file = directory / f"{stem}.json"
         self._pid = os.getpid()
 
@@ -209,6 +211,9 @@ class Place:
 
     def lacks_socket(self) -> bool:
         return not os.path.lexists(self.socket)
+
+    def lacks_control(self) -> bool:
+        return not os.path.lexists(self.control)
 
     def lacks_descriptor(self) -> bool:
         return not os.path.lexists(self._file)
@@ -227,9 +232,9 @@ class Place:
             raise Unavailable(f"{self._file}: {error.strerror}") from error
 
     def remove(self) -> None:
-        """Both files go. Does nothing in a forked child, whose parent still lives there."""
+        """All its files go. Does nothing in a forked child, whose parent still lives there."""
         if os.getpid() == self._pid:
-            for path in (self._file, self.socket):
+            for path in (self._file, self.socket, self.control):
                 try:
                     path.unlink(missing_ok=True)
                 except OSError:  # the directory went away or became read-only: the viewers reap what is left
@@ -250,6 +255,7 @@ def read_descriptor(path: Path) -> Descriptor | None:
     return msgspec.structs.replace(
         descriptor,
         endpoint=f"ipc://{path.with_suffix('.sock')}",  # never a path that the file's content chose
+        control=f"ipc://{path.with_suffix(CONTROL)}" if descriptor.control else "",
         name=wire.clean(descriptor.name),
         host=wire.clean(descriptor.host),
         argv=wire.clean_argv(descriptor.argv),

@@ -25,6 +25,7 @@ import msgspec
 import zmq
 
 from . import endpoint, gate, wire
+from .control import Control
 from .guard import Guard, say
 from .history import History
 
@@ -50,10 +51,14 @@ class Publisher:
     def __init__(
         self,
         recorder: Source,
-        picture: Callable[[], Iterable[wire.Event]],
+        picture: Callable[[], Iterable[wire.Event | bytes]],
         heartbeat: Callable[[], wire.Heartbeat],
         descriptor: endpoint.Descriptor,
+        *,
+        control: Control | None = None,
+        work: Callable[[], bool] = bool,
     ) -> None:
+        """`work`, if given, is asked for its next slice at every turn of the thread; False: it has nothing to do."""
         self.history = History()
         self.descriptor = descriptor
         self.unsent = 0  # frames or events that could not be sent
@@ -62,11 +67,13 @@ class Publisher:
         self._drain = protect("recorder", lambda: sorted(recorder.drain(), key=itemgetter(0)))
         self._picture = protect("picture", lambda: list(picture()))
         self._heartbeat = protect("heartbeat", heartbeat)
+        self._work = protect("requests", work)
+        self._control = control
         self._place: endpoint.Place | None = None
         self._homeless = False  # told already that there is no place for the socket
         self._pid = os.getpid()
         self._announce = False
-        self._says: deque[tuple[wire.Event, ...]] = deque(maxlen=_REQUESTS_MAX)
+        self._says: deque[tuple[wire.Event | bytes, ...]] = deque(maxlen=_REQUESTS_MAX)
         self._redescribe = False
         self._closing = False
         self._goodbye: wire.Goodbye | None = None
@@ -96,13 +103,17 @@ class Publisher:
         """The static picture changed: viewers get it with the next flush. A new `descriptor` replaces the file."""
         if descriptor is not None:
             self.descriptor = msgspec.structs.replace(
-                descriptor, endpoint=self.descriptor.endpoint, pid=self.descriptor.pid, nonce=self.descriptor.nonce
+                descriptor,
+                endpoint=self.descriptor.endpoint,
+                control=self.descriptor.control,
+                pid=self.descriptor.pid,
+                nonce=self.descriptor.nonce,
             )
             self._redescribe = True
         self._announce = True
 
-    def say(self, events: tuple[wire.Event, ...]) -> None:
-        """This part of the static picture changed: viewers get it with the next flush."""
+    def say(self, events: tuple[wire.Event | bytes, ...]) -> None:
+        """This part of the static picture changed: viewers get it with the next flush. Bytes: an encoded event."""
         self._says.append(events)
 
     def close(self, goodbye: wire.Goodbye | None = None) -> None:
@@ -124,11 +135,16 @@ class Publisher:
         context = zmq.Context()
         try:
             asks, publish = gate.open_sockets(context)
+            poller = zmq.Poller()
             try:
+                if self._control is not None:
+                    self._control.open(context, poller)
                 self._settle(publish)
                 self._ready.set()
-                self._serve(asks, publish)
+                self._serve(asks, publish, poller)
             finally:
+                if self._control is not None:
+                    self._control.close()
                 publish.close(linger=0)
                 asks.close(linger=0)
         except zmq.ZMQError as error:
@@ -141,21 +157,24 @@ class Publisher:
             self._answered.set()
             context.term()  # after the words above: nobody waits for it. Left to the collector it would warn
 
-    def _serve(self, asks: zmq.Socket[bytes], publish: zmq.Socket[bytes]) -> None:
-        poller = zmq.Poller()
+    def _serve(self, asks: zmq.Socket[bytes], publish: zmq.Socket[bytes], poller: zmq.Poller) -> None:
         poller.register(asks, zmq.POLLIN)
         poller.register(publish, zmq.POLLIN)
         poller.register(self._bell[0], zmq.POLLIN)
         answer: Iterator[bytes] | None = None
         next_flush = next_heartbeat = time.monotonic()
+        busy: bool | None = False
         while not self._closing:
-            wait_s = 0.0 if answer or self._requests else max(0.0, next_flush - time.monotonic())
+            wait_s = 0.0 if answer or busy or self._requests else max(0.0, next_flush - time.monotonic())
             ready = dict(poller.poll(math.ceil(wait_s * 1000)))
             if asks in ready:
                 gate.admit(asks)
             if publish in ready:
                 self._hear(publish)
             now = time.monotonic()
+            if self._control is not None:
+                self._control.hear(now)
+            busy = self._work()
             if now >= next_flush:
                 next_flush = now + FLUSH_S
                 self._flush(publish)
@@ -175,19 +194,37 @@ class Publisher:
         """Socket and descriptor stand where viewers look, again if they went: a logout empties XDG_RUNTIME_DIR."""
         try:
             if self._place is None or self._place.lacks_socket():
+                if self._place is not None:
+                    self._place.remove()
                 place = endpoint.claim(self.descriptor)
                 publish.bind(place.endpoint)  # the old one is not unbound: libzmq would remove the new file with it
                 self._place = place
                 self._redescribe = True
+            if self._control is not None and self._place.lacks_control():
+                self._bind(self._control, self._place)
             if self._redescribe or self._place.lacks_descriptor():
                 self._redescribe = False
-                self.descriptor = msgspec.structs.replace(self.descriptor, endpoint=self._place.endpoint)
+                self.descriptor = msgspec.structs.replace(
+                    self.descriptor,
+                    endpoint=self._place.endpoint,
+                    control=f"ipc://{self._place.control}" if self._control is not None else "",
+                )
                 self._place.publish(self.descriptor)
             self._homeless = False
         except (endpoint.Unavailable, zmq.ZMQError) as error:
             if not self._homeless:
                 say(f"no viewer can attach to this process: {error}")
             self._homeless = True
+
+    def _bind(self, control: Control, place: endpoint.Place) -> None:
+        """Without a control socket viewers still see everything; they can ask for nothing."""
+        self._redescribe = True
+        try:
+            control.bind(f"ipc://{place.control}")
+        except zmq.ZMQError as error:
+            say(f"viewers cannot ask this process for anything: {error}")
+            control.close()
+            self._control = None
 
     def _leave(
         self, asks: zmq.Socket[bytes], publish: zmq.Socket[bytes], poller: zmq.Poller, answer: Iterator[bytes] | None
@@ -198,6 +235,8 @@ class Publisher:
         if self._place is not None:
             self._place.remove()  # nobody new; who is connected stays so
         while answer is not None and self._continue(publish, answer):
+            pass
+        while self._work() and time.monotonic() < end:
             pass
         self._flush(publish)
         if self._goodbye is not None and self._watched:
@@ -265,15 +304,15 @@ class Publisher:
             self._put(publish, frame)
         return True
 
-    def _send(self, publish: zmq.Socket[bytes], events: Iterable[wire.Event | None]) -> None:
+    def _send(self, publish: zmq.Socket[bytes], events: Iterable[wire.Event | bytes | None]) -> None:
         for packet in wire.pack(self._encoded(events), replayed=False):
             self._put(publish, wire.frame(packet))
 
-    def _encoded(self, events: Iterable[wire.Event | None]) -> Iterator[tuple[int, bytes]]:
+    def _encoded(self, events: Iterable[wire.Event | bytes | None]) -> Iterator[tuple[int, bytes]]:
         for event in events:
             if event is None:
                 continue
-            data = wire.encode_event(event)
+            data = event if isinstance(event, bytes) else wire.encode_event(event)
             if len(data) <= wire.EVENT_BYTES_MAX:
                 yield -1, data
             else:

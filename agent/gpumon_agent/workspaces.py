@@ -12,6 +12,7 @@ cuBLASLt's own workspace (since torch 2.7 the same block) and cuDNN's are not ke
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Callable, Container
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 _snapshot: Any = getattr(torch._C, "_cuda_memorySnapshot", None)  # None: a build without CUDA
+_can_leave_out = "include_traces" in inspect.signature(torch.cuda.memory_snapshot).parameters
 _PAIR = re.compile(r":(\d+):(\d+)")
 
 
@@ -67,10 +69,13 @@ class Workspaces:
             self.addresses[device] = dict.fromkeys(candidates & before, size)
 
 
-def snapshot() -> dict[str, Any]:
-    """The allocator's segments, their blocks, and its history, by torch's own function: others may replace it."""
+def snapshot(*, traces: bool = True) -> dict[str, Any]:
+    """The allocator's segments, their blocks, and its history, by torch's own function: others may replace it.
+
+    Without `traces` the history is left out, where this torch can.
+    """
     try:
-        read: dict[str, Any] = _snapshot(None)
+        read: dict[str, Any] = _snapshot(None if traces or not _can_leave_out else (0, 0, False))
     except TypeError:  # torch 2.4 takes no argument
         read = _snapshot()
     return read

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .control import Asker, ask
     from .discovery import Job, alive, discover, jobs, resolve
     from .errors import (
         BadRecording,
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from .subscription import subscribe
 
 _HOME = {
+    "Asker": "control",
+    "ask": "control",
     "Job": "discovery",
     "alive": "discovery",
     "discover": "discovery",
@@ -47,6 +50,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Asker",
     "BadRecording",
     "ForeignUser",
     "Glance",
@@ -61,6 +65,7 @@ __all__ = [
     "Replay",
     "SeveralJobs",
     "alive",
+    "ask",
     "discover",
     "glance",
     "jobs",

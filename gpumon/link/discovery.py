@@ -75,10 +75,10 @@ def discover() -> list[Descriptor]:
                 if descriptor is None:
                     continue
                 if alive(descriptor) is False:
-                    _remove(path, path.with_suffix(".sock"))
+                    _remove(path, path.with_suffix(".sock"), path.with_suffix(endpoint.CONTROL))
                 else:
                     found.setdefault(descriptor.nonce, descriptor)
-            elif path.suffix in (".sock", ".new") and not path.with_suffix(".json").exists():
+            elif path.suffix in (".sock", ".new", endpoint.CONTROL) and not path.with_suffix(".json").exists():
                 _reap_leftover(path)
     oldest_first = sorted(found.values(), key=lambda d: (d.unix_ns, d.pid))
     return [descriptor for job in jobs(oldest_first) for descriptor in job.descriptors]
