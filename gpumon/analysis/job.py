@@ -1,0 +1,160 @@
+"""How the ranks of a job stand: which live, lag, are dead or were never heard, and how far their peaks lie apart.
+
+Model. A job has as many ranks as its processes say (`world_size`); those of this machine are the ones that a launcher's
+local numbers place here, or, where it tells none, all of them. A live rank is late when it is behind the foremost by
+more than `LATE_STEPS` steps and, at the job's own pace, by more than `LATE_S`; one that has closed no step when the
+others have closed several is late too.
+Cost. A pass over the ranks.
+Known limitations. Ranks on other machines are counted, not seen: nobody here listens to them. A rank that died before
+its first word is missing, and cannot be told from one that has not begun yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from gpumon.session.frame import Frame, RankFrame
+
+LATE_STEPS = 2
+LATE_S = 2.0
+
+State = Literal["live", "late", "silent", "finished", "failed", "killed", "dead", "unwatched", "missing"]
+"""dead: gone without a word; killed: by a signal; failed: by an exception; unwatched: only the agent left."""
+
+GONE: dict[str, State] = {
+    "finished": "finished", "exception": "failed", "signal": "killed", "lost": "dead", "stopped": "unwatched",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One rank, heard or not."""
+
+    rank: int | None
+    state: State
+    source: str | None = None  # None where it was never heard
+    node: str | None = None  # what the launcher calls its machine, else the machine's name
+    behind: int = 0  # steps behind the foremost
+    restarts: int = 0
+    replaced: bool = False  # another process has taken its place
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All ranks in order: by node, then by rank."""
+
+    ranks: tuple[Standing, ...]
+    world_size: int | None  # None where no process says
+    elsewhere: int = 0  # ranks on other machines
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        return tuple(each.rank for each in self.ranks if each.state == "missing" and each.rank is not None)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(each.node or "" for each in self.ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One figure over the ranks that have it."""
+
+    median: float
+    worst: int
+    at: int  # index of the worst among those given
+    skew: float  # how far the worst is above the median, as a share of it
+
+
+def job(frame: Frame, paces: Sequence[float | None] = ()) -> Job:
+    """`paces`: steps a second of each rank of the frame, where known."""
+    steps = [_newest(rank) for rank in frame.ranks]
+    live = [step for step, rank in zip(steps, frame.ranks, strict=True) if rank.status == "live" and step is not None]
+    foremost = max(live, default=None)
+    pace = max((p for p in paces if p), default=None)
+    newest: dict[int | None, int] = {}  # rank → when its newest process began
+    for rank in frame.ranks:
+        newest[rank.hello.rank] = max(rank.hello.clock.unix_ns, newest.get(rank.hello.rank, 0))
+    standings = [
+        _standing(rank, step, foremost, pace, newest[rank.hello.rank])
+        for rank, step in zip(frame.ranks, steps, strict=True)
+    ]
+    sizes = [rank.hello.world_size for rank in frame.ranks if rank.hello.world_size]
+    world = max(sizes, default=None)
+    absent: list[Standing] = []
+    elsewhere = 0
+    if world is not None and world > 1:
+        heard = {rank.hello.rank for rank in frame.ranks}
+        here = _expected(frame.ranks, world)
+        absent = [Standing(number, "missing", node=node) for number, node in here.items() if number not in heard]
+        elsewhere = world - len(heard & set(range(world)) | here.keys())
+    ordered = sorted((*standings, *absent), key=_order)
+    return Job(tuple(ordered), world, elsewhere)
+
+
+def spread(values: Iterable[int | None]) -> Spread | None:
+    """None where fewer than two are known."""
+    known = [(value, at) for at, value in enumerate(values) if value is not None]
+    if len(known) < 2:
+        return None
+    middle = median(value for value, _ in known)
+    worst, at = max(known, key=lambda pair: (pair[0], -pair[1]))
+    return Spread(middle, worst, at, worst / middle - 1 if middle else 0.0)
+
+
+def _standing(rank: RankFrame, step: int | None, foremost: int | None, pace: float | None, newest_ns: int) -> Standing:
+    hello = rank.hello
+    state: State = "live"
+    behind = 0
+    if rank.goodbye is not None:
+        state = GONE.get(rank.goodbye.reason, "dead")
+    elif rank.status == "silent":
+        state = "silent"
+    elif foremost is not None:
+        behind = max(0, foremost - (step or 0))
+        if behind > LATE_STEPS and (step is None or pace is None or behind / pace > LATE_S):
+            state = "late"
+    return Standing(
+        hello.rank,
+        state,
+        rank.source,
+        _node(hello.node, hello.host),
+        behind,
+        hello.restarts or 0,
+        replaced=hello.rank is not None and hello.clock.unix_ns < newest_ns,
+    )
+
+
+def _node(node: str | None, host: str) -> str:
+    return host if node is None else f"node {node} · {host}"
+
+
+def _expected(ranks: Sequence[RankFrame], world: int) -> dict[int, str]:
+    """Rank → node of every rank that must be on a machine that somebody here spoke from."""
+    expected: dict[int, str] = {}
+    placed = False
+    for rank in ranks:
+        hello = rank.hello
+        if hello.rank is None or hello.local_rank is None or hello.local_world_size is None:
+            continue
+        placed = True
+        first = hello.rank - hello.local_rank
+        for number in range(first, min(world, first + hello.local_world_size)):
+            expected.setdefault(number, _node(hello.node, hello.host))
+    if placed:
+        return expected
+    hosts = {rank.hello.host for rank in ranks}
+    return dict.fromkeys(range(world), hosts.pop()) if len(hosts) == 1 else {}
+
+
+def _newest(rank: RankFrame) -> int | None:
+    if rank.steps:
+        return rank.steps[-1].step
+    return None
+
+
+def _order(standing: Standing) -> tuple[str, int, bool]:
+    return (standing.node or "", -1 if standing.rank is None else standing.rank, not standing.replaced)
