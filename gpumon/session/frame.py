@@ -100,6 +100,7 @@ class RankFrame:
     checkpoints: tuple[wire.Checkpoint, ...] = ()  # by load and device
     segments: tuple[SegmentsRecord, ...] = ()  # one a device
     snapshot: wire.Snapshot | None = None  # the newest
+    census_before: wire.Census | None = None  # the one before the newest, if it was heard
 
     @property
     def label(self) -> str:

@@ -62,6 +62,7 @@ class Rank:
         self._layers_parts: dict[tuple[int, int], Assembly[wire.Layers]] = {}  # likewise
         self.outlooks: dict[int, wire.Outlook] = {}  # by device
         self.census: wire.Census | None = None
+        self.census_before: wire.Census | None = None
         self.checkpoints: dict[tuple[int, int], wire.Checkpoint] = {}  # by load and device
         self.segments: dict[int, SegmentsRecord] = {}  # by device
         self._segments_parts: dict[int, Assembly[wire.Segments]] = {}
@@ -164,6 +165,8 @@ class Rank:
                 self.outlooks[event.device] = event
         elif isinstance(event, wire.Census):
             if self.census is None or event.number >= self.census.number:
+                if self.census is not None and event.number > self.census.number:
+                    self.census_before = self.census
                 self.census = event
         elif isinstance(event, wire.Checkpoint):
             key = (event.number, event.device)
@@ -289,6 +292,7 @@ class Rank:
             checkpoints=tuple(self.checkpoints[key] for key in sorted(self.checkpoints)),
             segments=tuple(self.segments[device] for device in sorted(self.segments)),
             snapshot=self.snapshot,
+            census_before=self.census_before,
         )
 
     def _open_step(self) -> StepRecord | None:

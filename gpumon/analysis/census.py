@@ -1,0 +1,64 @@
+"""Who holds what, as a screen lists it: groups of the newest census, and checkpoints that are still alive.
+
+Model. A group's bytes per step are what its tensors more than at the census before would take, by the steps between
+the two; without an earlier census nothing is said of it. Source: wire.Census, wire.Checkpoint. Cost: O(groups).
+Known limitations. A group is tensors that look alike: two lists of losses of one shape are one group, with two holders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpumon_agent import wire
+
+ORDERS = ("bytes", "count", "grown", "step")
+"""By what groups are sorted, the largest first; step: bytes per step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One group."""
+
+    group: wire.Group
+    per_step: int | None = None  # bytes
+
+    @property
+    def total(self) -> int:
+        """Its own bytes and what its graphs keep."""
+        return self.group.bytes + (self.group.graph_bytes or 0)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The same group in another census."""
+        g = self.group
+        return (g.shape, g.dtype, g.device, g.has_graph, g.where)
+
+
+def rows_of(census: wire.Census, before: wire.Census | None, device: int | None, order: str) -> tuple[Row, ...]:
+    """The groups on a device (None: on any)."""
+    steps = census.step - before.step if before is not None else 0
+    rows = [Row(group, _per_step(group, steps)) for group in census.groups if device is None or group.device == device]
+    return tuple(sorted(rows, key=lambda row: _by(row, order), reverse=True))
+
+
+def _per_step(group: wire.Group, steps: int) -> int | None:
+    if steps <= 0 or group.grown is None or not group.count:
+        return None
+    return round(group.grown * (group.bytes + (group.graph_bytes or 0)) / group.count / steps)
+
+
+def _by(row: Row, order: str) -> tuple[int, int]:
+    first = {
+        "bytes": row.total,
+        "count": row.group.count,
+        "grown": row.group.grown or 0,
+        "step": row.per_step or 0,
+    }[order]
+    return first, row.total
+
+
+def alive(checkpoints: Iterable[wire.Checkpoint], device: int | None) -> tuple[wire.Checkpoint, ...]:
+    """Loads of which something is still on the device, most bytes first."""
+    found = [each for each in checkpoints if each.alive and (device is None or each.device == device)]
+    return tuple(sorted(found, key=lambda each: -each.alive))
