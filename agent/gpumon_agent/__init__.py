@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from .agent import phase
+    from collections.abc import Callable
 
-__all__ = ["__version__", "phase", "stop", "watch"]
+    from .agent import phase
+    from .wire import Outlook
+
+__all__ = ["__version__", "on_outlook", "phase", "stop", "watch"]
 
 
 def watch(model: Any, optimizer: Any = None, *, name: str | None = None) -> None:
@@ -20,6 +23,18 @@ def watch(model: Any, optimizer: Any = None, *, name: str | None = None) -> None
     from .agent import watch as start
 
     start(model, optimizer, name=name)
+
+
+def on_outlook(function: Callable[[Outlook], object]) -> None:
+    """Have `function` called as a batch enters the model's forward, before anything is allocated for it.
+
+    It gets the outlook: `next_peak`, `low`, `high`, `headroom` (None where nobody told what the device has), and
+    `verdict`, "fits", "tight" or "oom-ahead". What it returns is ignored; what it raises is not: raised there, it ends
+    the model's call, and a training loop can skip the batch.
+    """
+    from .agent import on_outlook as listen
+
+    listen(function)
 
 
 def stop() -> None:

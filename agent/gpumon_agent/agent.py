@@ -22,6 +22,7 @@ from .governor import Governor
 from .guard import Guard
 from .lastwords import LastWords
 from .launched import launched
+from .outlook import Followed, Outlooks, expandable
 from .phases import Phases, Reader
 from .probe import Probe
 from .publisher import Publisher
@@ -66,6 +67,7 @@ class Agent:
             self._tracker.start()
         self._new_roots: list[weakref.ref[Module]] = []
         self._devices: tuple[wire.Device, ...] = ()
+        self._fractions: dict[str, str] = {}  # of a device's total, where the user set one
         self._describing: Iterator[bool] | None = None
         self._launched = launched()
         self._descriptor = endpoint.describe(
@@ -96,6 +98,13 @@ class Agent:
             rang=self._rang,
         )
         self.room = self.errands.room
+        self.outlooks = Outlooks(
+            self.recorder.append,
+            self.room,
+            expandable=expandable(os.environ.get(name, "") for name in _ALLOCATOR),
+            keep=self.last_words.ahead,
+            functions=_listeners,
+        )
         self.phases = Phases(
             self.recorder,
             self.governor,
@@ -105,6 +114,7 @@ class Agent:
             step_closed=self.guard.protect("description", self._step_closed),
             opened_ns=opened_ns,
             carry_out=self.errands.carry_out,
+            batch_comes=None if self._bounds else self.guard.protect("outlook", self.outlooks.batch),
         )
         self.hooks = Hooks(
             self.phases,
@@ -114,9 +124,10 @@ class Agent:
             entered=self.look_for_devices,
             notice=self.notice,
             graph=accounts,
+            outlooks=self.outlooks,
         )
         self.publisher = Publisher(
-            self.recorder,
+            Followed(self.recorder.drain, self.guard.protect("outlook's learning", self.outlooks.drained)),
             self.picture,
             self.heartbeat,
             self._descriptor,
@@ -168,10 +179,27 @@ class Agent:
         self._follow_wrappers()
         self.phases.readers = self._find_readers()
         self._devices = tuple(device for probe in self._probes.values() for device in probe.devices())
+        self._look_for_limits()
         cuda = self._probes.get("cuda")
         if cuda is not None:
             cuda.observe_oom()  # type: ignore[attr-defined]
         self.publisher.announce(self._ranked())
+
+    def _look_for_limits(self) -> None:
+        """What no allocation can exceed: a device's total, or the share of it that the user set for this process."""
+        import torch
+
+        fraction = getattr(torch._C, "_cuda_getMemoryFraction", None)  # since torch 2.6
+        for _, index, where in self.phases.readers or ():
+            if where.type != "cuda":
+                continue
+            total = next((d.total_bytes for d in self._devices if d.index == index and d.kind in ("cuda", "hip")), None)
+            if total is None:
+                continue
+            share = fraction(index) if fraction is not None else 1.0
+            self.outlooks.limits[index] = int(share * total)
+            if share < 1:
+                self._fractions[f"memory_fraction:{index}"] = f"{share:.6f}"
 
     def _ranked(self) -> endpoint.Descriptor | None:
         """A new descriptor where `init_process_group` told a rank that no launcher did: mp.spawn's children."""
@@ -329,6 +357,7 @@ class Agent:
             for name in (*_ALLOCATOR, "GPUMON_GOVERNOR", "GPUMON_TRACK_CPU")
             if name in os.environ
         }
+        settings |= self._fractions
         settings["peaks"] = "bounds" if self._bounds else "shadow"
         return settings
 
@@ -446,6 +475,15 @@ def running(name: str | None = None, *, tracker: StorageTracker | None = None) -
     if _agent is None:
         _agent = Agent(name, tracker=tracker)
     return _agent
+
+
+_listeners: list[Any] = []  # functions of the user's; the agent may begin after they are given
+
+
+def on_outlook(function: Any) -> None:
+    if not callable(function):
+        raise TypeError(f"on_outlook() takes a function, not {type(function).__name__}")
+    _listeners.append(function)
 
 
 def watch(model: Any, optimizer: Any = None, *, name: str | None = None, found: bool = False) -> None:

@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .cuda_graphs import Graphs
 from .guard import Guard, leave_no_frame
+from .outlook import Outlooks
 from .phases import Inputs, Phases
 
 # `-1` outside any engine call; the engine's own threads run hooks and recomputed forwards under the call's id
@@ -80,8 +81,10 @@ class Hooks:
         entered: Callable[[], None],
         graph: Graph,
         notice: Callable[[str], None],
+        outlooks: Outlooks,
     ) -> None:
         self.fires = True
+        self._outlooks = outlooks
         self._phases = phases
         self._guard = guard
         self._rooted = rooted  # told of every module that becomes a root
@@ -364,13 +367,15 @@ class _Root:
         self._undo.clear()
 
     def _hook(self, module: Module) -> None:
-        held, begins, ends = self._module, self._begins, self._ends
+        held, begins, ends, outlooks = self._module, self._begins, self._ends, self._hooks._outlooks
 
         def pre_hook(module: Module, args: Any, kwargs: Any) -> None:
             if _is_compiling():
                 return
             if held() is module:  # DataParallel's replicas and shallow copies carry the same dict
                 begins(module, args, kwargs)
+                if outlooks.waiting is not None:
+                    outlooks.tell()
 
         def post_hook(module: Module, args: Any, output: Any) -> None:
             if _is_compiling():
@@ -401,7 +406,7 @@ class _Root:
             _swap(module, name, hooked, plain)
 
     def _wrap_compiled(self, module: Module) -> None:
-        held, begins, ends = self._module, self._begins, self._ends
+        held, begins, ends, outlooks = self._module, self._begins, self._ends, self._hooks._outlooks
         inner = module.__dict__["_compiled_call_impl"]
 
         @functools.wraps(inner)
@@ -413,6 +418,8 @@ class _Root:
                 return inner(*args, **kwargs)
             begins(module, args, kwargs)
             try:
+                if outlooks.waiting is not None:
+                    outlooks.tell()
                 result = inner(*args, **kwargs)
             except BaseException as error:
                 ends(None, True)

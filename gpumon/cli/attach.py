@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from gpumon.cli.rooms import Rooms
     from gpumon.host.sampler import Sampler
     from gpumon.link import Job
     from gpumon.tui.app import MonitorApp, Options
@@ -90,11 +91,18 @@ def command(
 
         raise click.exceptions.Exit(print_live(descriptors, look, this_machine))
     need_a_terminal(NO_TERMINAL)
+    from gpumon.cli.rooms import Rooms
     from gpumon.tui.app import MonitorApp
 
-    feed = (lambda: link.subscribe(descriptors, follow=True)) if descriptors else None
+    rooms = Rooms(descriptors)
+    feed = (lambda: rooms.follow(link.subscribe(descriptors, follow=True))) if descriptors else None
     app = MonitorApp(
-        feed, choices=_choices(choices), host=this_machine, options=look, ranks=len(descriptors), watch_terminal=True
+        feed,
+        choices=_choices(choices, rooms),
+        host=lambda pids: rooms.follow(this_machine(pids)),
+        options=look,
+        ranks=len(descriptors),
+        watch_terminal=True,
     )
     raise click.exceptions.Exit(run(app))
 
@@ -129,14 +137,17 @@ def this_machine(pids: Callable[[], Collection[int]]) -> Sampler:
     return Sampler(pids)
 
 
-def _choices(jobs: Sequence[Job]) -> list[Choice]:
+def _choices(jobs: Sequence[Job], rooms: Rooms) -> list[Choice]:
     from gpumon import link
     from gpumon.tui.feed import Choice
 
     def choice(job: Job) -> Choice:
         ranks = f"{len(job.descriptors)} ranks, " if len(job.descriptors) > 1 else ""
         return Choice(
-            job.name, ranks + job.pids, lambda: link.subscribe(job.descriptors, follow=True), len(job.descriptors)
+            job.name,
+            ranks + job.pids,
+            lambda: rooms.follow(link.subscribe(job.descriptors, follow=True)),
+            len(job.descriptors),
         )
 
     return [choice(job) for job in jobs]

@@ -229,8 +229,10 @@ class _Writer:
 async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
     """What the agents say and what the host shows, until the agents have ended. Raises LinkError."""
     from gpumon import link
+    from gpumon.cli.rooms import Rooms
     from gpumon.host import Sampler
 
+    rooms = Rooms(targets)
     pids = {target.pid for target in targets}
     waiting: asyncio.Queue[wire.Received | None] = asyncio.Queue()
 
@@ -244,11 +246,13 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
             async for received in stream:
                 if isinstance(received.event, wire.Hello):
                     pids.add(received.event.pid)
+                rooms.take(received)
                 await pass_on(received)
 
     async def look() -> None:
         async with Sampler(lambda: pids) as sampler:
             async for received in sampler:
+                rooms.take(received)
                 await pass_on(received)
 
     listening, looking = asyncio.create_task(listen()), asyncio.create_task(look())

@@ -234,6 +234,24 @@ def _device(device: wire.DeviceReading, our_pids: frozenset[int]) -> Object:
     }
 
 
+def outlook(rank: RankFrame, event: wire.Outlook, *, replayed: bool = False) -> Object:
+    """What the agent said as a batch entered forward."""
+    return {
+        **_head("outlook", rank.unix_ns(event.t_ns), rank),
+        "step": event.step,
+        "device": event.device,
+        "input_bytes": event.input_bytes,
+        "input_shapes": [list(shape) for shape in event.input_shapes],
+        "phase": event.phase,
+        "next_peak": event.next_peak,
+        "low": event.low,
+        "high": event.high,
+        "headroom": event.headroom,
+        "verdict": event.verdict,
+        "replayed": replayed,
+    }
+
+
 def oom(rank: RankFrame, event: wire.Oom, report: OomReport) -> Object:
     return {
         **_head("oom", rank.unix_ns(event.t_ns), rank),

@@ -77,6 +77,9 @@ class Objects:
             yield from self._models(rank, said, received, whole=isinstance(event, wire.Synced))
         elif isinstance(event, wire.Step):
             yield from self._step(rank, said, received, event)
+        elif isinstance(event, wire.Outlook):
+            obj = jsonl.outlook(rank, event, replayed=received.replayed)
+            yield Stated(rank.source, obj, live, event.device)
         elif isinstance(event, wire.Layers):
             yield from self._layers(rank, said, received)
         elif isinstance(event, wire.Oom):

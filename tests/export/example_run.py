@@ -1,4 +1,4 @@
-"""The training run behind the examples of docs/json.md: ten iterations, then one that asks for more than there is."""
+"""The training run behind the examples of docs/json.md: ten iterations, then a batch that needs more than there is."""
 
 import time
 
@@ -14,7 +14,7 @@ def main() -> None:
     gpumon_agent.watch(model, optimizer)
     time.sleep(2)  # for the viewer to come
     for step in range(11):
-        batch = torch.zeros(64 if step < 10 else 1 << 20, 2048, device="cuda")
+        batch = torch.zeros(64 if step < 10 else 1 << 15, 2048, device="cuda")
         model(batch).sum().backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -20,7 +20,7 @@ from gpumon.export.objects import Objects
 from gpumon_agent import wire
 
 SCHEMA = json.loads((json_examples.ROOT / "docs" / "json.schema.json").read_text(encoding="utf-8"))
-KINDS = ("hello", "model", "layers", "step", "finding", "host", "oom", "goodbye")
+KINDS = ("hello", "model", "layers", "outlook", "step", "finding", "host", "oom", "goodbye")
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +39,15 @@ def eventful(run: Run, steps: int = 30) -> list[wire.Received]:
     """A run with readings of the host, a failed allocation, and an end."""
     events = list(run.stream(steps, host_every=2))
     oom = wire.Oom(steps, "forward", 0, run.time_ns(steps), 9 * GIB, 40 * GIB, GIB, 30 * GIB, 31 * GIB, "CUDA …")
+    outlook = wire.Outlook(
+        steps, 0, run.time_ns(steps), 4 * GIB, 3 * GIB, 5 * GIB, "backward", wire.OOM_AHEAD, -GIB, 65536, ((8, 2048),)
+    )
     goodbye = wire.Goodbye("exception", run.time_ns(steps), steps, "forward")
     events += [
         run.received(each, steps)
         for each in wire.layers(0, 0, steps, (wire.Layer("act", "GELU", None, None, MIB),), 512)
     ]
-    return [*events, run.received(oom, steps), run.received(goodbye, steps)]
+    return [*events, run.received(outlook, steps), run.received(oom, steps), run.received(goodbye, steps)]
 
 
 def every_kind() -> list[dict[str, Any]]:

@@ -1,0 +1,230 @@
+"""What a phase needs for a batch of given shapes, learnt step by step: the few coefficients behind every outlook.
+
+Model. A phase's excess (its peak above what stood as the batch came) is a linear function of the batch's elements, the
+elements of its further inputs, and the square of its length (attention), plus what the nearest known batches differ
+from that by. A batch whose shapes were seen before needs what it needed then. Residuals of known, new and larger
+batches are kept apart, for they differ in size; each sort's interval is the conformal one of its own residuals, with
+the level adapted so that it holds as often as it says.
+
+Sources. Recursive least squares (Plackett 1950) with Huber's weights (Huber 1964); conformal prediction by category
+(Vovk, Gammerman, Shafer, "Algorithmic Learning in a Random World", 2005, section 4.5), adaptive level (Gibbs and
+Candès, "Adaptive Conformal Inference Under Distribution Shift", 2021). Peaks are piecewise linear in the batch, for
+they are the maximum over moments that are each linear in it: hence the differences of the nearest known batches.
+Cost. `Needs.at` a few multiplications; `Needs.learn` one update of a 4 × 4 matrix. Memory: `POINTS_MAX` batches,
+`RESIDUALS_MAX` residuals a sort.
+
+Known limitations. Lengths are dimension 1 of what has two or three dimensions, and the product of the last two of what
+has four; elsewhere a square is not looked for. Beyond the largest batch seen the line is carried on.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+
+Shapes = Sequence[Sequence[int]]
+Features = tuple[int, int, int]
+"""elements of the first input, of the further ones whose shape differs, and the first one's batch · length²"""
+
+POINTS_MAX = 64
+RESIDUALS_MAX = 200
+KNOWN, NEW, BEYOND, AFTER = range(4)
+"""sorts of predictions: a batch seen before; a new one; one larger than any seen; what follows it peaks higher"""
+FIRST_WIDTH = 0.10  # share of the peak to each side, before residuals of a sort are known
+LEAST_WIDTH = 0.0005  # rounding of single blocks
+COVERAGE = 0.96  # the level aimed at, so that 95 % holds on short runs too
+_SAME = 0.001
+_RATE = 0.01  # of the level's adaptation
+
+
+def features(shapes: Shapes) -> Features | None:
+    """None for a batch without tensors."""
+    first = further = square = 0
+    before: list[Sequence[int]] = []
+    for shape in shapes:
+        if shape in before:
+            continue  # a mask or labels of the very shape tell nothing more
+        before.append(shape)
+        rank = len(shape)
+        elements = math.prod(shape)
+        if not first:
+            first = elements
+            if rank in (2, 3):
+                square = shape[0] * shape[1] * shape[1]
+            elif rank == 4:
+                area = shape[2] * shape[3]
+                square = shape[0] * area * area
+        elif not (rank >= 2 and shape[-1] == shape[-2]):  # an attention mask is a square already
+            further += elements
+    return (first, further, square) if first else None
+
+
+class Needs:
+    """One phase's excess over the batch. `fixed`: with one batch known, take its excess as independent of the batch."""
+
+    __slots__ = ("_coefficients", "_covariance", "_keys", "_points", "_scale", "_spread", "_unit", "fixed", "seen")
+
+    def __init__(self, *, fixed: bool = False) -> None:
+        self.fixed = fixed
+        self.forget()
+
+    def forget(self) -> None:
+        """Another regime: nothing learnt so far holds."""
+        self.seen = 0
+        self._unit: tuple[float, float, float] = (1.0, 1.0, 1.0)
+        self._scale = 1.0
+        self._coefficients: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+        sure, open_ = 1e2, 1e6
+        prior = (open_, sure, sure, sure) if self.fixed else (sure, open_, 1e4, 1e4)
+        self._covariance = [[prior[i] if i == j else 0.0 for j in range(4)] for i in range(4)]
+        self._spread = 0.0
+        self._points: dict[Features, list[float]] = {}
+        self._keys: list[Features] = []  # replaced, never changed: another thread may read
+
+    @property
+    def batches(self) -> int:
+        """How many different batches are known."""
+        return len(self._keys)
+
+    def largest(self) -> Features | None:
+        return self._keys[-1] if self._keys else None
+
+    def sort_of(self, batch: Features) -> int:
+        keys = self._keys
+        if batch in self._points:
+            return KNOWN
+        return NEW if keys and batch[0] <= keys[-1][0] else BEYOND
+
+    def line(self, batch: Features) -> float:
+        """By the coefficients alone."""
+        a, b, c, d = self._coefficients
+        u, v, w = self._unit
+        return a + b * batch[0] * u + c * batch[1] * v + d * batch[2] * w
+
+    def at(self, batch: Features) -> float:
+        """The excess to expect."""
+        known = self._points.get(batch)
+        if known is not None:
+            return _settled(known)
+        expected = self.line(batch)
+        keys = self._keys
+        if not keys:
+            return expected
+        at = bisect_left(keys, batch)
+        if at == 0 or at == len(keys):
+            return expected + self._beside(keys[0 if at == 0 else -1])
+        left, right = keys[at - 1], keys[at]
+        width = right[0] - left[0]
+        share = (batch[0] - left[0]) / width if width else 0.5
+        return expected + (1 - share) * self._beside(left) + share * self._beside(right)
+
+    def _beside(self, batch: Features) -> float:
+        known = self._points.get(batch)
+        return 0.0 if known is None else _settled(known) - self.line(batch)
+
+    def learn(self, batch: Features, excess: float) -> None:
+        """One step's excess. Of the same batch, the same again costs next to nothing."""
+        self.seen += 1
+        points = self._points
+        known = points.get(batch)
+        if known is not None:
+            known.append(excess)
+            if len(known) > 3:
+                del known[0]
+            if abs(excess - known[-2]) <= _SAME * abs(excess):
+                return
+        else:
+            if not points:
+                self._unit = (1 / batch[0], 1 / batch[1] if batch[1] else 0.0, 1 / batch[2] if batch[2] else 0.0)
+                self._scale = max(abs(excess), 1.0)
+            if len(points) >= POINTS_MAX:
+                self._drop()
+            points[batch] = [excess]
+            keys = self._keys.copy()
+            insort(keys, batch)
+            self._keys = keys
+        self._update(batch, excess)
+
+    def _drop(self) -> None:
+        """The batch known longest, unless it is the smallest or the largest."""
+        keys = self._keys
+        oldest = next((key for key in self._points if key not in (keys[0], keys[-1])), keys[0])
+        self._keys = [key for key in keys if key != oldest]
+        del self._points[oldest]
+
+    def _update(self, batch: Features, excess: float) -> None:
+        u, v, w = self._unit
+        x = (1.0, batch[0] * u, batch[1] * v, batch[2] * w)
+        scale, covariance = self._scale, self._covariance
+        error = (excess - self.line(batch)) / scale
+        size = max(x[1], 1e-3)
+        weight = min(size * size, 1e4)  # large batches decide whether memory suffices; below, the differences tell
+        if len(self._keys) > 5:
+            reach = 3 * max(self._spread, 0.005 * size)
+            if abs(error) > reach:
+                weight *= reach / abs(error)
+        self._spread += (min(abs(error), 0.5) - self._spread) / min(self.seen, 20)
+        px = [row[0] * x[0] + row[1] * x[1] + row[2] * x[2] + row[3] * x[3] for row in covariance]
+        gain = 1 / (1 / weight + px[0] * x[0] + px[1] * x[1] + px[2] * x[2] + px[3] * x[3])
+        step = gain * error * scale
+        a, b, c, d = self._coefficients
+        self._coefficients = (a + step * px[0], b + step * px[1], c + step * px[2], d + step * px[3])
+        for i in range(4):
+            row, share = covariance[i], gain * px[i]
+            for j in range(4):
+                row[j] -= share * px[j]
+
+
+def _settled(values: list[float]) -> float:
+    """Of the last three: the newest where the last two agree, else the middle one."""
+    if len(values) < 3 or abs(values[-1] - values[-2]) <= _SAME * abs(values[-1]):
+        return values[-1]
+    return sorted(values)[1]
+
+
+class Residuals:
+    """How far off the predictions of one sort were, as shares of what was predicted; and the interval that gives."""
+
+    __slots__ = ("_newest", "_ordered", "above", "below", "level", "prior", "seen")
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self, width: float = FIRST_WIDTH) -> None:
+        self._newest: deque[float] = deque()
+        self._ordered: list[float] = []
+        self.level = 1 - COVERAGE  # misses aimed at; adapted
+        self.prior = width
+        self.seen = 0
+        self.below, self.above = -width, width
+
+    def learn(self, residual: float) -> bool:
+        """Whether the interval held."""
+        held = self.below <= residual <= self.above
+        self.seen += 1
+        if self.seen > 8:
+            self.level = min(0.2, max(0.01, self.level + _RATE * (1 - COVERAGE - (not held))))
+        if len(self._newest) == RESIDUALS_MAX:
+            del self._ordered[bisect_left(self._ordered, self._newest.popleft())]
+        self._newest.append(residual)
+        insort(self._ordered, residual)
+        self._settle()
+        return held
+
+    def _settle(self) -> None:
+        ordered = self._ordered
+        count = len(ordered)
+        tail = self.level / 2
+        reach = (ordered[-1] - ordered[0]) * 3 / (count + 1)
+        low, high = math.floor((count + 1) * tail), math.ceil((count + 1) * (1 - tail))
+        extra = self.prior / (self.seen + 1) ** 2
+        least = LEAST_WIDTH + (extra if extra > 1e-4 else 0.0)
+        self.below = min(-least, ordered[low - 1] if low >= 1 else ordered[0] - reach)
+        self.above = max(least, ordered[high - 1] if high <= count else ordered[-1] + reach)
+
+    def above_share(self, share: float) -> float:
+        """How likely the next residual is above `share`."""
+        count = len(self._ordered)
+        return (count - bisect_left(self._ordered, share) + 0.5) / (count + 1)

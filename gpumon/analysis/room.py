@@ -1,0 +1,47 @@
+"""What one process can have on a device: by the driver and the allocator at one moment, and by the limits the user set.
+
+Model. A process's own allocations do not change reserved + free, so that sum, taken once in a state both sides agree
+on, stands until another process takes or returns something. A memory fraction limits what the allocator reserves, not
+what the context takes. Cost: a walk over a few readings.
+Known limitations. A driver that tells no free bytes leaves it unknown. What another process takes between two readings
+is seen with the next one.
+"""
+
+from __future__ import annotations
+
+from gpumon.analysis import ledger
+from gpumon.session.frame import RankFrame
+
+FRACTION = "memory_fraction:"
+"""of Hello.settings, the device's index behind it"""
+
+
+def limit(rank: RankFrame, device: int) -> int | None:
+    """The most that the allocator may reserve, where the user set a fraction of the device."""
+    described = ledger.device_of(rank, device)
+    share = rank.hello.settings.get(f"{FRACTION}{device}")
+    if share is None or described is None or described.total_bytes is None:
+        return None
+    try:
+        return int(float(share) * described.total_bytes)
+    except ValueError:
+        return None
+
+
+def available(rank: RankFrame, device: int, driver: ledger.DriverLines | None = None) -> int | None:
+    """Bytes the process can have, those it has reserved included; None where no reading can be placed.
+
+    By a reading that fell into a steady state, else cautiously by the newest one: the least reserved around it.
+    """
+    driver = driver or ledger.driver_lines(rank, device)
+    found: int | None = None
+    if driver is not None and driver.free is not None:
+        found = driver.reserved + driver.free
+    else:
+        described = ledger.device_of(rank, device)
+        reading = ledger.reading_of(rank.host, described.uuid if described else None)
+        if reading is not None and reading.free is not None:
+            least = ledger.reserved_around(rank, device)
+            found = None if least is None else least + reading.free
+    allowed = limit(rank, device)
+    return found if found is None or allowed is None else min(found, allowed)

@@ -1,0 +1,80 @@
+"""Tells each agent what its process can have on its device, so that it can say of a batch whether it will fit.
+
+The agent asks no driver; whoever watches it reads one anyway. Said when it is first known, and when it changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from typing import TYPE_CHECKING
+
+from gpumon.analysis.room import available
+from gpumon.session.store import SessionStore, StoreLimits
+from gpumon_agent import wire
+
+if TYPE_CHECKING:
+    from gpumon_agent.endpoint import Descriptor
+
+CHANGED_BYTES = 1 << 20
+AGAIN_NS = 10_000_000_000  # an agent that was busy did not hear it
+_STEPS = 32  # in which a reading is placed
+
+
+class Rooms:
+    """Sees what a viewer sees: `follow` the agents' stream and the host's."""
+
+    def __init__(self, known: Iterable[Descriptor] = ()) -> None:
+        self._known = tuple(known)
+        self._store = SessionStore(StoreLimits(steps=_STEPS, host_samples=8))
+        self._told: dict[tuple[str, int], tuple[int, int]] = {}  # room and when it was told
+        self._open = False  # a reading came that may be placed with the next step
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def follow(self, events: AsyncIterable[wire.Received]) -> AsyncGenerator[wire.Received, None]:
+        """The same events."""
+        iterator = aiter(events)
+        try:
+            async for received in iterator:
+                self.take(received)
+                yield received
+        finally:
+            close = getattr(iterator, "aclose", None)
+            if close is not None:
+                await close()
+
+    def take(self, received: wire.Received) -> None:
+        """Needs the running loop: what is to be told is sent beside it."""
+        event = received.event
+        self._store.apply(received)
+        if isinstance(event, wire.Host):
+            self._open = True
+        elif self._open and isinstance(event, wire.Step) and not received.replayed:
+            self._open = False
+            for source in self._store.sources():
+                self._look(source, received.unix_ns)
+
+    def _look(self, source: str, unix_ns: int) -> None:
+        rank = self._store.rank(source, unix_ns)
+        if rank is None or rank.goodbye is not None or rank.hello.backend not in ("cuda", "hip"):
+            return
+        for device in {phase.device for phase in rank.steps[-1].phases} if rank.steps else ():
+            room = available(rank, device)
+            if room is None:
+                continue
+            told = self._told.get((source, device))
+            if told is not None and abs(told[0] - room) < CHANGED_BYTES and unix_ns - told[1] < AGAIN_NS:
+                continue
+            self._told[source, device] = room, unix_ns
+            task = asyncio.get_running_loop().create_task(self._tell(source, device, room))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self, source: str, device: int, room: int) -> None:
+        from gpumon.link.control import Asker
+        from gpumon.link.errors import LinkError
+
+        try:
+            await Asker(self._known)(source, wire.ROOM, device, room)
+        except LinkError:  # an older agent, or one that ends: nothing is lost but its warning
+            return
