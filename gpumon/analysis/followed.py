@@ -8,8 +8,9 @@ taken in. Child processes beyond the first `CHILDREN` are not followed.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
-from gpumon.analysis.growth import BLOCKS, BYTES, RESIDENT, SETTLING_STEPS, SLACK, Follower
+from gpumon.analysis.growth import BLOCKS, BYTES, GRAPHS, RESIDENT, SETTLING_STEPS, SLACK, Follower
 from gpumon.analysis.lines import Growth
 from gpumon.session.frame import RankFrame, StepRecord
 from gpumon_agent import wire
@@ -17,6 +18,9 @@ from gpumon_agent import wire
 CHILDREN = 64
 NAMED = ("weights", "buffers", "gradients", "optimizer", "buckets", "workspaces")
 """Owners that may rightly grow for a while, as with parameters that are trained for the first time."""
+
+LASTING = ("allocated", "unexplained")
+"""Figures whose growth takes room on the device."""
 
 
 class DeviceGrowth:
@@ -26,9 +30,9 @@ class DeviceGrowth:
         self.allocated = Follower("allocated", BYTES, self._owned_since)
         self.blocks = Follower("blocks", BLOCKS)
         self.unexplained = Follower("unexplained", BYTES)
+        self.activations = Follower("activations", GRAPHS)
         self.slack = Follower("slack", SLACK)
         self._owned: deque[tuple[int, int]] = deque(maxlen=64)  # by step, where it changed
-        self._stated: tuple[Growth, ...] = ()
 
     def observe(self, record: StepRecord, end: wire.Phase, owners: wire.Ledger | None) -> None:
         """One closed step. `end`: its last sample; `owners`: the ledger read there."""
@@ -50,6 +54,8 @@ class DeviceGrowth:
         owned = sum(getattr(owners, name) or 0 for name in NAMED)
         if not self._owned or self._owned[-1][1] != owned:
             self._owned.append((step, owned))
+        if owners.activations is not None:
+            self.activations.observe(step, owners.activations, size)
         if owners.requested is not None:
             self.unexplained.observe(step, owners.requested - owned, size)
 
@@ -68,13 +74,19 @@ class DeviceGrowth:
     def growing(self) -> bool:
         return self.allocated.growing or self.blocks.growing or self.unexplained.growing
 
-    def growth(self) -> tuple[Growth, ...]:
-        """Of each figure that is known."""
-        figures = (self.allocated, self.blocks, self.unexplained, self.slack)
+    def growth(self, headroom: int | None) -> tuple[Growth, ...]:
+        """Of each figure that is known. `headroom`: bytes left at the next peak, None where that is not known."""
+        figures = (self.allocated, self.blocks, self.unexplained, self.activations, self.slack)
         stated = tuple(figure.growth() for figure in figures if figure.known)
-        if any(left is not right for left, right in zip(stated, self._stated, strict=False)) or not self._stated:
-            self._stated = stated
-        return self._stated
+        if headroom is None or not self.growing:
+            return stated
+        return tuple(_until(each, headroom) if each.figure in LASTING else each for each in stated)
+
+
+def _until(growth: Growth, headroom: int) -> Growth:
+    if not growth.per_step or growth.per_step <= 0:
+        return growth
+    return replace(growth, steps_to_oom=max(0, int(headroom / growth.per_step)))
 
 
 class HostGrowth:

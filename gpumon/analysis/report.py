@@ -2,121 +2,35 @@
 
 A `Reporter` follows ranks over many frames: what it learns from a step it learns once, in order, so a frame costs
 what is new in it. A rank's report is a function of its sequence of steps and of the newest host reading, and is
-kept as long as both stay. When older steps turn up behind newer ones (the snapshot of the past arrives after the
-first live events), the rank is learnt again from its newest `LEARNT_STEPS`.
+kept as long as both stay (and no census or checkpoint comes in between).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpumon.analysis import ledger
 from gpumon.analysis.estimate import closed_form
-from gpumon.analysis.estimate.closed_form import LEARNING_STEPS, Owned
+from gpumon.analysis.estimate.closed_form import Owned
 from gpumon.analysis.findings import Look, retries
-from gpumon.analysis.forecast import Forecaster, Room
-from gpumon.analysis.history import StepPeaks, step_peaks
-from gpumon.analysis.lines import DeviceReport, Estimate, Lines, Peak, RankReport, Read
-from gpumon.analysis.tracker import Tracker
-from gpumon.session.frame import Frame, ModelRecord, RankFrame, StepRecord
+from gpumon.analysis.forecast import Room
+from gpumon.analysis.learnt import Device, Rank
+from gpumon.analysis.lines import DeviceReport, Estimate, Lines, RankReport
+from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
     from gpumon.analysis.oom.report import OomReport
 
-LEARNT_STEPS = 256
-"""Newest steps a rank is learnt from when it is met, or met again; every model's own window is shorter."""
-
 PACE_STEPS = 20
 """Steps the pace is taken over."""
-
-
-@dataclass(slots=True)
-class _Device:
-    """What was learnt of one device of one rank."""
-
-    index: int
-    lasting: wire.Ledger | None = None  # newest sampled ledger at the step's end
-    first: list[StepPeaks] = field(default_factory=list)  # what the estimate learns from
-    newest: StepPeaks | None = None
-    forecaster: Forecaster = field(default_factory=Forecaster)
-    read: Read | None = None  # the newest ledger with owners
-    composed: Peak | None = None  # the newest peak that was taken apart
-    retries: int | None = None  # at the look before the newest
-    available: int | None = None  # reserved and free together, at the newest reading that could be placed
-
-    def observe(self, record: StepRecord, owners: Owned | None) -> None:
-        figures = step_peaks(record, self.index)
-        if figures is not None:
-            self.newest = figures
-            if len(self.first) < LEARNING_STEPS and not figures.skipped:
-                self.first.append(figures)
-            self.forecaster.observe(figures, owners.gradients if owners is not None else None)
-        self.read = ledger.read(record, self.index) or self.read
-        peak = ledger.peak(record, self.index)
-        if peak is not None and peak.lines is not None:
-            self.composed = peak
-        end = ledger.boundary(record, self.index)
-        if end is None:
-            return
-        read = ledger.ledger_of(record, end)
-        if read is not None and read.weights is not None:
-            self.lasting = read
-
-
-@dataclass(slots=True)
-class _Rank:
-    """What was learnt of one rank, and the report that stands for it."""
-
-    devices: dict[int, _Device] = field(default_factory=dict)
-    first: int | None = None  # step number of the oldest record of the frame that was learnt from
-    newest: StepRecord | None = None
-    key: tuple[object, ...] = ()
-    report: RankReport | None = None
-    models: tuple[ModelRecord, ...] | None = None  # those that `owned` was made from
-    owned: dict[int, Owned | None] = field(default_factory=dict)
-    tracker: Tracker = field(default_factory=Tracker)
-    looked_at: int | None = None  # newest step that findings were looked for at
-    pid: int = 0
-    job: str | None = None
-    label: str = ""
-    host: str = ""
-    uuids: frozenset[str] = frozenset()  # of the devices its phases are on; empty until the first closed
-
-    def follow(self, rank: RankFrame) -> None:
-        if rank.models is not self.models:
-            self.models = rank.models
-            self.owned = {index: closed_form.owned(rank.models, index) for index in _devices(rank)}
-        steps = rank.steps
-        if not steps or steps[-1] is self.newest:
-            return
-        known = self.newest
-        if known is None or self.first is None or steps[0].step < self.first or steps[-1].step <= known.step:
-            self.devices.clear()
-            fresh = steps[-LEARNT_STEPS:]
-        else:
-            at = len(steps)
-            while at and steps[at - 1].step > known.step:
-                at -= 1
-            fresh = steps[max(at, len(steps) - LEARNT_STEPS) :]
-        for record in fresh:
-            self.observe(record)
-        self.first, self.newest = steps[0].step, steps[-1]
-
-    def observe(self, record: StepRecord) -> None:
-        for index in {phase.device for phase in record.phases}:
-            device = self.devices.get(index)
-            if device is None:
-                device = self.devices[index] = _Device(index)
-            device.observe(record, self.owned.get(index))
 
 
 class Reporter:
     """Follows the ranks of a session; see the module."""
 
     def __init__(self) -> None:
-        self._ranks: dict[str, _Rank] = {}
+        self._ranks: dict[str, Rank] = {}
 
     def report(self, frame: Frame) -> tuple[RankReport, ...]:
         """One report a rank, in the frame's order."""
@@ -129,14 +43,14 @@ class Reporter:
 
     def meet(self, rank: RankFrame) -> None:
         """Who it is, before it has closed a step: to the others it is no stranger."""
-        state = self._ranks.setdefault(rank.source, _Rank())
+        state = self._ranks.setdefault(rank.source, Rank())
         hello = rank.hello
         state.pid, state.job = hello.pid, hello.run_id or (hello.name if (hello.world_size or 1) > 1 else None)
         state.label, state.host = rank.label, rank.hello.host
 
     def rank(self, rank: RankFrame) -> RankReport:
         """The report of one rank."""
-        state = self._ranks.setdefault(rank.source, _Rank())
+        state = self._ranks.setdefault(rank.source, Rank())
         newest = rank.steps[-1] if rank.steps else None
         key = (
             id(newest),
@@ -145,6 +59,10 @@ class Reporter:
             rank.models,
             id(rank.open_step) if not newest else 0,
             rank.oom,
+            rank.heartbeat,
+            rank.census,
+            rank.checkpoints,
+            rank.status == "ended",
         )
         if state.report is None or key != state.key:
             state.follow(rank)
@@ -154,17 +72,25 @@ class Reporter:
             state.key = key
         return state.report
 
-    def _state(self, rank: RankFrame, state: _Rank) -> RankReport:
+    def _state(self, rank: RankFrame, state: Rank) -> RankReport:
         seen = sorted(state.devices) or sorted({p.device for p in rank.open_step.phases} if rank.open_step else ())
         devices = tuple(_device_report(rank, index, state) for index in seen)
         newest = rank.steps[-1] if rank.steps else None
-        if newest is not None and newest.step != state.looked_at:
+        more = state.evidence(rank)
+        if newest is not None and (more or newest.step != state.looked_at):
             for device in devices:
-                self._look(rank, state, device, newest)
+                self._look(rank, state, device, newest, again=newest.step == state.looked_at)
             state.looked_at = newest.step
-        return RankReport(rank.source, devices, state.tracker.findings(), steps_per_s(rank.steps), _oom(rank, devices))
+        return RankReport(
+            rank.source,
+            devices,
+            state.tracker.findings(),
+            steps_per_s(rank.steps),
+            _oom(rank, devices),
+            state.host_growth.growth(),
+        )
 
-    def _look(self, rank: RankFrame, state: _Rank, report: DeviceReport, record: StepRecord) -> None:
+    def _look(self, rank: RankFrame, state: Rank, report: DeviceReport, record: StepRecord, again: bool) -> None:
         learnt = state.devices.get(report.device)
         if learnt is None:
             return
@@ -192,8 +118,16 @@ class Reporter:
                 peers_peaks=tuple(peers),
                 retries_before=learnt.retries,
                 elsewhere=self._elsewhere(rank, described.uuid if described else None),
-            )
+                growth=report.growth,
+                host_growth=state.host_growth.growth() if report.device == min(state.devices) else (),
+                censuses=state.censuses,
+                outlier=learnt.batches.outlier,
+                standing=learnt.standing,
+            ),
+            again=again,
         )
+        if again:
+            return
         learnt.retries = retries(record, report.device)
 
     def _elsewhere(self, rank: RankFrame, uuid: str | None) -> dict[int, str]:
@@ -215,7 +149,7 @@ def report(frame: Frame) -> tuple[RankReport, ...]:
     return _reporter.report(frame)
 
 
-def _device_report(rank: RankFrame, index: int, state: _Rank) -> DeviceReport:
+def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
     learnt = state.devices.get(index)
     record = rank.steps[-1] if rank.steps else rank.open_step
     end = ledger.boundary(record, index) if record is not None else None
@@ -226,6 +160,7 @@ def _device_report(rank: RankFrame, index: int, state: _Rank) -> DeviceReport:
     if record is not None and end is not None:
         owners = ledger.ledger_of(record, end)
         lines = ledger.lines(end, owners, learnt.lasting if learnt else None, driver)
+    forecast = learnt.forecaster.forecast(_room(rank, learnt, driver, reading)) if learnt else None
     joined = lines is not None and lines.total is not None and driver is not None and end is not None
     return DeviceReport(
         device=index,
@@ -233,11 +168,12 @@ def _device_report(rank: RankFrame, index: int, state: _Rank) -> DeviceReport:
         ledger_age_s=max(0.0, (rank.unix_ns(end.t_ns) - driver.unix_ns) / 1e9) if joined and driver and end else None,
         peak=ledger.peak(record, index) if record is not None else None,
         estimate=_estimate(state.owned.get(index), learnt, lines),
-        forecast=learnt.forecaster.forecast(_room(rank, learnt, driver, reading)) if learnt else None,
+        forecast=forecast,
         capacity=_capacity(described, reading),
         device_used=_used(reading),
         read=learnt.read if learnt else None,
         composed=learnt.composed if learnt else None,
+        growth=learnt.growth.growth(forecast.headroom if forecast else None) if learnt else (),
     )
 
 
@@ -250,7 +186,7 @@ def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...]) -> OomReport | None
     return of_rank(rank, next((f.bytes_per_step for f in here if f.growth == "kept"), None))
 
 
-def _estimate(owners: Owned | None, learnt: _Device | None, lines: Lines | None) -> Estimate | None:
+def _estimate(owners: Owned | None, learnt: Device | None, lines: Lines | None) -> Estimate | None:
     if owners is None:
         return None
     owners = closed_form.calibrated(owners, lines)
@@ -260,7 +196,7 @@ def _estimate(owners: Owned | None, learnt: _Device | None, lines: Lines | None)
 
 
 def _room(
-    rank: RankFrame, learnt: _Device, driver: ledger.DriverLines | None, reading: wire.DeviceReading | None
+    rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None, reading: wire.DeviceReading | None
 ) -> Room | None:
     """What the process can have: by a reading that fell into a steady state, else cautiously by the newest one.
 
@@ -280,12 +216,6 @@ def _room(
         if least is not None:
             learnt.available = least + reading.free
     return None if learnt.available is None else Room(learnt.available, newest.stranded)
-
-
-def _devices(rank: RankFrame) -> set[int]:
-    return {device.index for device in rank.hello.devices} | {
-        index for record in rank.models for index in record.model.devices
-    }
 
 
 def _capacity(described: wire.Device | None, reading: wire.DeviceReading | None) -> int | None:

@@ -102,6 +102,75 @@ class OtherProcess(Rule):
     least_bytes: int = 64 * MIB
 
 
+@dataclass(frozen=True, slots=True)
+class TensorLeak(Rule):
+    code: str = "tensor-leak"
+    severity: str = "warning"
+    alone_steps: int = 45  # of growth, before it is stated without a holder
+    critical_steps_to_oom: int = 500
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedGraph(Rule):
+    code: str = "retained-graph"
+    severity: str = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedCheckpoint(Rule):
+    code: str = "retained-checkpoint"
+    severity: str = "warning"
+    steps_after_use: int = 2
+    share_of_loaded: float = 0.1
+    least_bytes: int = 4 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDevice(Rule):
+    code: str = "checkpoint-device"
+    severity: str = "warning"
+    least_bytes: int = 4 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class GradInEval(Rule):
+    code: str = "grad-in-eval"
+    severity: str = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class OutlierBatch(Rule):
+    code: str = "outlier-batch"
+    severity: str = "info"  # a warning where the device is nearly full with it
+    warning_share_of_device: float = 0.8
+    kept_steps: int = 200  # since the newest one
+
+
+@dataclass(frozen=True, slots=True)
+class Fragmentation(Rule):
+    code: str = "fragmentation"
+    severity: str = "warning"
+    opens_after: int = 2
+    unused_share_of_reserved: float = 0.4
+    least_bytes: int = 128 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroedGradients(Rule):
+    code: str = "zeroed-gradients"
+    severity: str = "info"
+    opens_after: int = 3
+    closes_after: int = 3
+    least_bytes: int = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class HostLeak(Rule):
+    code: str = "host-leak"
+    severity: str = "warning"
+    critical_steps_to_oom: int = 500
+
+
 NEAR_CAPACITY = NearCapacity()
 OOM_AHEAD = OomAhead()
 ALLOCATOR_RETRIES = AllocatorRetries()
@@ -111,3 +180,12 @@ FOREACH_PEAK = ForeachPeak()
 RANK_SKEW = RankSkew()
 STRAY_CONTEXT = StrayContext()
 OTHER_PROCESS = OtherProcess()
+TENSOR_LEAK = TensorLeak()
+RETAINED_GRAPH = RetainedGraph()
+RETAINED_CHECKPOINT = RetainedCheckpoint()
+CHECKPOINT_DEVICE = CheckpointDevice()
+GRAD_IN_EVAL = GradInEval()
+OUTLIER_BATCH = OutlierBatch()
+FRAGMENTATION = Fragmentation()
+ZEROED_GRADIENTS = ZeroedGradients()
+HOST_LEAK = HostLeak()

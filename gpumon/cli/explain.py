@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LOG_BYTES_MAX = 64 << 20
 """Of a longer log the end is read: the last out-of-memory is there."""
 
-_CODE = re.compile(r"[a-z]+(?:-[a-z]+)+")
+_CODE = re.compile(r"[a-z]+(?:-[a-z]+)*")
 
 
 @click.command("explain")

@@ -1,11 +1,11 @@
-"""Whether memory will do: near-capacity, oom-ahead, allocator-retries, other-process."""
+"""Whether memory will do: near-capacity, oom-ahead, allocator-retries, fragmentation, other-process."""
 
 from __future__ import annotations
 
 from gpumon.analysis import units
 from gpumon.analysis.findings.look import Evidence, Look
 from gpumon.analysis.lines import Forecast
-from gpumon.analysis.rules import NEAR_CAPACITY, OOM_AHEAD, OTHER_PROCESS
+from gpumon.analysis.rules import FRAGMENTATION, NEAR_CAPACITY, OOM_AHEAD, OTHER_PROCESS
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 
@@ -66,16 +66,19 @@ def allocator_retries(look: Look) -> Evidence | None:
     if newest is None or look.retries_before is None or newest <= look.retries_before:
         return None
     again = newest - look.retries_before
-    settings = look.rank.hello.settings
-    expandable = any("expandable_segments:true" in value.replace(" ", "").lower() for value in settings.values())
     return Evidence(
         f"cudaMalloc failed and was retried after the cache was emptied ({units.count(again)} times since the look "
         f"before{look.where}): near the edge, and slow",
         look.figures.reserved if look.figures is not None else None,
         "a smaller peak"
-        if expandable
+        if _expandable(look)
         else "a smaller peak, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation",
     )
+
+
+def _expandable(look: Look) -> bool:
+    settings = look.rank.hello.settings
+    return any("expandable_segments:true" in value.replace(" ", "").lower() for value in settings.values())
 
 
 def retries(record: StepRecord, device: int) -> int | None:
@@ -101,4 +104,23 @@ def other_process(look: Look) -> Evidence | None:
         f"other processes hold memory of this device{look.where}: {named}",
         held,
         "end them, or choose another device with CUDA_VISIBLE_DEVICES",
+    )
+
+
+def fragmentation(look: Look) -> Evidence | None:
+    rule, found = FRAGMENTATION, look.standing.fragmented
+    if found is None:
+        return None
+    unused = found.reserved - found.highest
+    if unused < max(rule.least_bytes, rule.unused_share_of_reserved * found.reserved):
+        return None
+    slack = next((growth for growth in look.growth if growth.figure == "slack" and growth.growing), None)
+    sizes = "the largest batch first, or lengths rounded up to a few sizes"
+    grows = f", growing by {units.size(round(slack.per_step))} a step" if slack and slack.per_step else ""
+    return Evidence(
+        f"{units.size(found.reserved)} reserved{look.where}, yet never more than {units.size(found.highest)} of it "
+        f"allocated at once: what is cached does not fit what is asked for{grows}",
+        unused,
+        sizes if _expandable(look) else f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; {sizes}",
+        bytes_per_step=round(slack.per_step) if slack and slack.per_step else None,
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpumon.analysis.batches import Outlier
 from gpumon.analysis.history import StepPeaks
-from gpumon.analysis.lines import Forecast, Lines
+from gpumon.analysis.lines import Forecast, Growth, Lines
+from gpumon.analysis.standing import Standing
 from gpumon.session.frame import ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
 
@@ -44,6 +46,11 @@ class Look:
     peers_peaks: tuple[float, ...] = ()  # the medians of the other ranks of its job
     retries_before: int | None = None  # num_alloc_retries at the look before
     elsewhere: Mapping[int, str] = field(default_factory=dict)  # pid → label of watched processes on other devices only
+    growth: tuple[Growth, ...] = ()  # of this device's figures
+    host_growth: tuple[Growth, ...] = ()  # of the process and its children; with its first device only
+    censuses: Sequence[wire.Census] = ()  # the newest last
+    outlier: Outlier | None = None  # the newest batch that stood out
+    standing: Standing = field(default_factory=Standing)
 
     @property
     def where(self) -> str:

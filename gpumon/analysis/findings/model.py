@@ -1,10 +1,10 @@
-"""What a model or its optimizer costs by its making: bucket-copy, dominant-embedding, foreach-peak."""
+"""What a model and its optimizer cost: bucket-copy, dominant-embedding, foreach-peak, zeroed-gradients."""
 
 from __future__ import annotations
 
 from gpumon.analysis import units
 from gpumon.analysis.findings.look import Evidence, Look, models
-from gpumon.analysis.rules import BUCKET_COPY, DOMINANT_EMBEDDING, FOREACH_PEAK
+from gpumon.analysis.rules import BUCKET_COPY, DOMINANT_EMBEDDING, FOREACH_PEAK, ZEROED_GRADIENTS
 from gpumon_agent import wire
 
 FUSED = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
@@ -76,4 +76,15 @@ def foreach_peak(look: Look) -> Evidence | None:
         "the parameters",
         saving,
         "fused=True needs no temporaries" if fused else "foreach=False needs one parameter's temporaries at a time",
+    )
+
+
+def zeroed_gradients(look: Look) -> Evidence | None:
+    held = look.standing.gradients
+    if held is None or held < ZEROED_GRADIENTS.least_bytes:
+        return None
+    return Evidence(
+        f"{units.size(held)} of gradients stand through the forward{look.where}: kept as zeros, or dropped after it",
+        held,
+        "optimizer.zero_grad() before the forward, with set_to_none=True (the default): they are made anew by backward",
     )

@@ -1,0 +1,217 @@
+"""What is kept from step to step: tensor-leak, retained-graph, host-leak.
+
+Evidence is a growth that gpumon.analysis.growth has confirmed. Which tensors it is made of, and who holds them, the
+newest census tells that can explain it (gpumon.analysis.suspects). Until there is one, the finding waits `ALONE_STEPS`
+steps of growth, and is then stated without a name; which of the two codes it is, is taken from what stays of the
+graphs at the end of the step.
+"""
+
+from __future__ import annotations
+
+from gpumon.analysis import units
+from gpumon.analysis.findings.look import Evidence, Look
+from gpumon.analysis.lines import Growth
+from gpumon.analysis.rules import HOST_LEAK, TENSOR_LEAK
+from gpumon.analysis.suspects import Suspect, explaining
+
+NAMED_MAX = 4
+
+HOW_HELD = {
+    "global": "a global",
+    "local": "a local variable",
+    "attribute": "an attribute",
+    "class": "a class attribute",
+    "closure": "a closure's variable",
+    "default": "a default argument",
+    "cache": "a function's cache",
+    "generator": "a suspended generator",
+    "traceback": "an exception's traceback",
+    "hook": "a hook",
+    "module": "a module",
+}
+
+INSTEAD = {
+    "cache": "a cache keeps every argument and every result: bound it (maxsize), or cache something else than tensors",
+    "traceback": "an exception keeps the variables of every function it passed through: keep str(error) instead",
+    "generator": "a suspended generator keeps its variables: close() it, or let it end",
+    "hook": "the hook keeps what it is shown: overwrite instead of append, or remove it with handle.remove()",
+    "default": "a mutable default argument lives as long as its function: default to None and make it inside",
+}
+
+
+def tensor_leak(look: Look) -> tuple[Evidence, ...]:
+    return _leaks(look, with_graph=False)
+
+
+def retained_graph(look: Look) -> tuple[Evidence, ...]:
+    return _leaks(look, with_graph=True)
+
+
+def _leaks(look: Look, *, with_graph: bool) -> tuple[Evidence, ...]:
+    grown = {growth.figure: growth for growth in look.growth if growth.growing}
+    main = grown.get("allocated") or grown.get("unexplained") or grown.get("blocks")
+    if main is None or main.since is None or main.per_step is None:
+        return ()
+    blocks = grown.get("blocks")
+    per_step = _bytes_per_step(grown)
+    for census in reversed(look.censuses):
+        found = explaining(
+            census,
+            look.device,
+            since=main.since,
+            blocks_per_step=blocks.per_step if blocks else None,
+            bytes_per_step=per_step,
+        )
+        if found:
+            whole = sum(suspect.held for suspect in found) or 1
+            return tuple(
+                _named(look, main, suspect, round(per_step * suspect.held / whole))
+                for suspect in found[:NAMED_MAX]
+                if suspect.has_graph == with_graph
+            )
+    newest = look.record.step
+    waited = newest - main.since >= TENSOR_LEAK.alone_steps or look.rank.status == "ended"
+    if not waited or with_graph != ("activations" in grown):
+        return ()
+    return (_alone(look, main, round(per_step), with_graph),)
+
+
+def _bytes_per_step(grown: dict[str, Growth]) -> float:
+    for figure in ("allocated", "unexplained"):
+        found = grown.get(figure)
+        if found is not None and found.per_step is not None:
+            return found.per_step
+    return 512 * (grown["blocks"].per_step or 0.0)  # at least: no block is smaller
+
+
+def _named(look: Look, main: Growth, suspect: Suspect, per_step: int) -> Evidence:
+    where = suspect.where or (suspect.holder.where if suspect.holder else None)
+    made = f", made at {suspect.where}" + (f" ({suspect.phase})" if suspect.phase else "") if suspect.where else ""
+    keeps = f", with graphs of {units.size(suspect.graph_bytes)}" if suspect.graph_bytes else ""
+    graph = keeps or (", each with its graph" if suspect.has_graph else "")
+    severity, soon = _urgency(look, main)
+    return Evidence(
+        f"{suspect.tensors}{graph}{look.where}, {_pace(main, suspect)} since step {units.count(main.since)}{made}, "
+        f"{_held_by(suspect)}{soon}",
+        suspect.held,
+        _remedy(suspect),
+        bytes_per_step=per_step,
+        holder=_holder(suspect),
+        where=where,
+        subject=suspect.holder.name if suspect.holder else f"{suspect.where or ''}{list(suspect.kinds)[:1]}",
+        since=main.since,
+        severity=severity,
+    )
+
+
+def _alone(look: Look, main: Growth, per_step: int, with_graph: bool) -> Evidence:
+    severity, soon = _urgency(look, main)
+    what = "what graphs keep after the step" if with_graph else "allocated at the end of the step"
+    blocks = next((g for g in look.growth if g.figure == "blocks" and g.growing), None)
+    if main.figure == "blocks":
+        title = f"live blocks grow by {main.per_step:.2g} a step"
+    else:
+        title = f"{what} grows by {units.size(per_step)} ({_interval(main)}) a step"
+    more = f" in {units.count(blocks.so_far)} blocks" if blocks and main.figure != "blocks" else ""
+    so_far = main.so_far or 0
+    said = f", {units.size(so_far)}{more} so far" if main.figure != "blocks" else f", {units.count(so_far)} so far"
+    return Evidence(
+        f"{title}{look.where} since step {units.count(main.since)}{said}{soon}",
+        so_far if main.figure != "blocks" else 512 * so_far,
+        "something keeps a loss or an output with its graph: store loss.item(), or output.detach()"
+        if with_graph
+        else "something keeps tensors from step to step: a list or dict that grows, a cache, a hook; a census names it",
+        bytes_per_step=per_step,
+        since=main.since,
+        severity=severity,
+    )
+
+
+def _urgency(look: Look, main: Growth) -> tuple[str | None, str]:
+    """The severity, if it is not the rule's, and words for it."""
+    left = main.steps_to_oom
+    if left is None or left > TENSOR_LEAK.critical_steps_to_oom:
+        return None, "" if left is None else f"; memory lasts for about {units.count(left)} more steps"
+    return "critical", f"; memory runs out in about {units.count(left)} steps"
+
+
+def _pace(main: Growth, suspect: Suspect) -> str:
+    if not main.since or suspect.count == 1:
+        return "growing"
+    return "growing" if main.per_step is None else "more with each step"
+
+
+def _interval(main: Growth) -> str:
+    return f"{units.size(round(main.low or 0))}–{units.size(round(main.high or 0))}"
+
+
+def _holder(suspect: Suspect) -> str | None:
+    holder = suspect.holder
+    if holder is None:
+        return "a reference cycle" if 2 * suspect.cyclic > suspect.count else None
+    return holder.name
+
+
+def _held_by(suspect: Suspect) -> str:
+    holder = suspect.holder
+    if holder is None:
+        if 2 * suspect.cyclic > suspect.count:
+            return "held by nothing but a reference cycle that the garbage collector has not visited"
+        return "who holds them was not found"
+    kind = HOW_HELD.get(holder.kind, holder.kind)
+    where = f", {holder.where}" if holder.where else ""
+    return f"held by `{holder.name}` ({kind}{where})"
+
+
+def _remedy(suspect: Suspect) -> str:
+    holder = suspect.holder
+    name = f"`{holder.name.split('[')[0]}`" if holder else "the list"
+    if holder is None and 2 * suspect.cyclic > suspect.count:
+        return "break the cycle (a weakref, or del of one side), or gc.collect() once in a while"
+    if suspect.has_graph:
+        if suspect.scalar:
+            return f"keep numbers: store loss.item() in {name}; where it must stay a tensor, loss.detach()"
+        return f"store .detach() (and .cpu(), where it is for later) in {name}: each tensor keeps its whole graph alive"
+    if holder is not None and holder.kind in INSTEAD:
+        return INSTEAD[holder.kind]
+    if suspect.count == 1:
+        return f"{name} is one tensor that gets longer: write chunks to the host (.cpu()), or start it anew each epoch"
+    if suspect.scalar:
+        return f"store numbers in {name}, value.item(): each tensor takes a block of 512 bytes"
+    return f"bound {name} (clear it each epoch, deque(maxlen=…)), or keep on the host what is needed: .cpu()"
+
+
+# --------------------------------------------------------------------------------------------------------- the host
+
+
+def host_leak(look: Look) -> tuple[Evidence, ...]:
+    return tuple(_host(look, growth) for growth in look.host_growth if growth.growing)
+
+
+def _host(look: Look, growth: Growth) -> Evidence:
+    per_step = round(growth.per_step or 0)
+    whose, pid = growth.figure, ""
+    if growth.figure == "rss":
+        whose = "this process's resident memory"
+        remedy = "host memory is kept: a list or cache that grows, decoded samples, logs; tracemalloc tells the line"
+    else:
+        pid = growth.figure.removeprefix("worker ")
+        whose = f"the resident memory of child process {pid}"
+        remedy = (
+            "a DataLoader worker keeps what its Dataset caches, and copies every page of Python objects it touches: "
+            "arrays instead of lists, no cache in __getitem__"
+        )
+    free = look.rank.host.memory_available if look.rank.host is not None else None
+    steps = round(free / growth.per_step) if free and growth.per_step else None
+    near = steps is not None and steps <= HOST_LEAK.critical_steps_to_oom
+    ahead = "" if steps is None else f"; the machine has room for about {units.count(steps)} more steps"
+    return Evidence(
+        f"{whose} grows by {units.size(per_step)} ({_interval(growth)}) a step since step "
+        f"{units.count(growth.since)}, {units.size(growth.so_far)} so far{ahead}",
+        growth.so_far,
+        remedy,
+        bytes_per_step=per_step,
+        subject=growth.figure,
+        since=growth.since,
+        severity="critical" if near else None,
+    )

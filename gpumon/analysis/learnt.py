@@ -1,0 +1,154 @@
+"""What is learnt of a rank step by step, so that a report costs what is new in it.
+
+A rank is learnt from its newest `LEARNT_STEPS`; growth from every step there is, for it needs to see since when. When
+older steps turn up behind newer ones (the snapshot of the past arrives after the first live events), the rank is learnt
+again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from gpumon.analysis import ledger
+from gpumon.analysis.batches import Batches
+from gpumon.analysis.estimate import closed_form
+from gpumon.analysis.estimate.closed_form import LEARNING_STEPS, Owned
+from gpumon.analysis.followed import DeviceGrowth, HostGrowth
+from gpumon.analysis.forecast import Forecaster
+from gpumon.analysis.history import StepPeaks, step_peaks
+from gpumon.analysis.lines import Peak, RankReport, Read
+from gpumon.analysis.standing import Standing
+from gpumon.analysis.tracker import Tracker
+from gpumon.session.frame import ModelRecord, RankFrame, StepRecord
+from gpumon_agent import wire
+
+LEARNT_STEPS = 256
+"""Newest steps a rank is learnt from when it is met, or met again; every model's own window is shorter."""
+
+CENSUSES = 4
+"""The newest ones that are kept: one that was cut short explains less than the one before it."""
+
+
+@dataclass(slots=True)
+class Device:
+    """What was learnt of one device of one rank."""
+
+    index: int
+    lasting: wire.Ledger | None = None  # newest sampled ledger at the step's end
+    first: list[StepPeaks] = field(default_factory=list)  # what the estimate learns from
+    newest: StepPeaks | None = None
+    forecaster: Forecaster = field(default_factory=Forecaster)
+    read: Read | None = None  # the newest ledger with owners
+    composed: Peak | None = None  # the newest peak that was taken apart
+    retries: int | None = None  # at the look before the newest
+    available: int | None = None  # reserved and free together, at the newest reading that could be placed
+    growth: DeviceGrowth = field(default_factory=DeviceGrowth)
+    batches: Batches = field(default_factory=Batches)
+    standing: Standing = field(default_factory=Standing)
+
+    def grow(self, record: StepRecord) -> None:
+        """A step too old to be learnt from otherwise."""
+        end = ledger.boundary(record, self.index)
+        if end is not None:
+            self.growth.observe(record, end, ledger.ledger_of(record, end))
+
+    def observe(self, record: StepRecord, owners: Owned | None) -> None:
+        figures = step_peaks(record, self.index)
+        if figures is not None:
+            self.newest = figures
+            if len(self.first) < LEARNING_STEPS and not figures.skipped:
+                self.first.append(figures)
+            self.forecaster.observe(figures, owners.gradients if owners is not None else None)
+            self.batches.observe(figures)
+        self.standing.observe(record, self.index, figures)
+        self.read = ledger.read(record, self.index) or self.read
+        peak = ledger.peak(record, self.index)
+        if peak is not None and peak.lines is not None:
+            self.composed = peak
+        end = ledger.boundary(record, self.index)
+        if end is None:
+            return
+        read = ledger.ledger_of(record, end)
+        self.growth.observe(record, end, read)
+        if read is not None and read.weights is not None:
+            self.lasting = read
+
+
+@dataclass(slots=True)
+class Rank:
+    """What was learnt of one rank, and the report that stands for it."""
+
+    devices: dict[int, Device] = field(default_factory=dict)
+    first: int | None = None  # step number of the oldest record of the frame that was learnt from
+    newest: StepRecord | None = None
+    key: tuple[object, ...] = ()
+    report: RankReport | None = None
+    models: tuple[ModelRecord, ...] | None = None  # those that `owned` was made from
+    owned: dict[int, Owned | None] = field(default_factory=dict)
+    tracker: Tracker = field(default_factory=Tracker)
+    looked_at: int | None = None  # newest step that findings were looked for at
+    pid: int = 0
+    job: str | None = None
+    label: str = ""
+    host: str = ""
+    host_growth: HostGrowth = field(default_factory=HostGrowth)
+    censuses: deque[wire.Census] = field(default_factory=lambda: deque(maxlen=CENSUSES))
+    checkpoints: tuple[wire.Checkpoint, ...] = ()
+    ended: bool = False
+    uuids: frozenset[str] = frozenset()  # of the devices its phases are on; empty until the first closed
+
+    def follow(self, rank: RankFrame) -> None:
+        if rank.models is not self.models:
+            self.models = rank.models
+            self.owned = {index: closed_form.owned(rank.models, index) for index in devices(rank)}
+        steps = rank.steps
+        if not steps or steps[-1] is self.newest:
+            return
+        known = self.newest
+        if known is None or self.first is None or steps[0].step < self.first or steps[-1].step <= known.step:
+            self.devices.clear()
+            at = 0
+        else:
+            at = len(steps)
+            while at and steps[at - 1].step > known.step:
+                at -= 1
+        learnt_from = len(steps) - LEARNT_STEPS
+        for record in steps[at : max(at, learnt_from)]:
+            self.grow(record)
+        for record in steps[max(at, learnt_from) :]:
+            self.observe(record)
+        self.first, self.newest = steps[0].step, steps[-1]
+
+    def observe(self, record: StepRecord) -> None:
+        for index in {phase.device for phase in record.phases}:
+            self._device(index).observe(record, self.owned.get(index))
+
+    def grow(self, record: StepRecord) -> None:
+        for index in {phase.device for phase in record.phases}:
+            self._device(index).grow(record)
+
+    def _device(self, index: int) -> Device:
+        device = self.devices.get(index)
+        if device is None:
+            device = self.devices[index] = Device(index)
+        return device
+
+    def evidence(self, rank: RankFrame) -> bool:
+        """Takes in what came beside the steps; whether there is something new in it."""
+        self.host_growth.observe(rank)
+        fresh = rank.checkpoints is not self.checkpoints and rank.checkpoints != self.checkpoints
+        self.checkpoints = rank.checkpoints
+        if rank.census is not None and (not self.censuses or self.censuses[-1] is not rank.census):
+            self.censuses.append(rank.census)
+            fresh = True
+        ended = rank.status == "ended" and not self.ended
+        self.ended = rank.status == "ended"
+        return fresh or ended
+
+
+def devices(rank: RankFrame) -> set[int]:
+    """Every device that the rank speaks of."""
+    return {device.index for device in rank.hello.devices} | {
+        index for record in rank.models for index in record.model.devices
+    }

@@ -1,0 +1,130 @@
+"""From a census to the names that can explain a growth: which tensors, how many, kept by whom.
+
+Model. A census lists groups of tensors that are alike, each with the names they are reached through. Where batches
+differ in length every step's tensors are a group of their own, so groups are put together by who holds them; a tensor
+that several names reach is counted for the first of them, as the census orders them. A name explains a growth that has
+gone on for n steps if it holds about as many tensors as blocks were added (or one for every other step, where each
+keeps a whole graph), or where no blocks were added, about as many bytes: one tensor that is concatenated to. A second
+census says by itself which groups have grown.
+Cost. A walk over at most `wire.GROUPS_MAX` groups.
+Known limitations. At a first census what was always there and happens to be as many is not told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gpumon.analysis import units
+from gpumon_agent import wire
+
+COUNT_SHARE = 0.25  # of the blocks that were added: several names may share a growth
+STEPS_SHARE = 0.5
+BYTES_SHARE = 0.5
+TOO_MANY_TIMES = 4  # as many tensors as blocks were added: those were there before
+
+
+@dataclass(slots=True)
+class Suspect:
+    """Live tensors that one name keeps. `holder` is None where nobody was found."""
+
+    holder: wire.Holder | None
+    has_graph: bool
+    count: int = 0
+    bytes: int = 0
+    graph_bytes: int = 0
+    cyclic: int = 0
+    grown: int | None = None
+    kinds: dict[tuple[tuple[int, ...], str], int] = field(default_factory=dict)  # (shape, dtype) → tensors
+    where: str | None = None
+    phase: str | None = None
+
+    @property
+    def held(self) -> int:
+        """Its bytes, and those that its graphs keep."""
+        return self.bytes + self.graph_bytes
+
+    @property
+    def scalar(self) -> bool:
+        """Only single numbers, as losses are."""
+        return all(_elements(shape) == 1 for shape, _ in self.kinds)
+
+    @property
+    def tensors(self) -> str:
+        """ "1,227 tensors [8, 512] float32", of several kinds the most frequent as an example."""
+        (shape, dtype), _ = max(self.kinds.items(), key=lambda kind: kind[1])
+        each = f"{list(shape)} {dtype}" if shape else f"{dtype} scalars"
+        if len(self.kinds) > 1:
+            return f"{units.count(self.count)} tensors of {len(self.kinds)} shapes, such as {list(shape)} {dtype}"
+        if not shape:
+            return f"{units.count(self.count)} {each}" if self.count != 1 else f"1 {dtype} scalar"
+        return f"{units.count(self.count)} tensor{'s' if self.count != 1 else ''} {each}"
+
+
+def suspects(census: wire.Census, device: int) -> list[Suspect]:
+    """What the census found on a device, by holder, most bytes first."""
+    found: dict[tuple[object, ...], Suspect] = {}
+    for group in census.groups:
+        if group.device != device or not group.count:
+            continue
+        for holder, count in _shares(group):
+            named = (holder.name, holder.kind, holder.where) if holder else (group.shape, group.dtype, group.where)
+            key = (group.has_graph, holder is None, *named)
+            suspect = found.get(key)
+            if suspect is None:
+                suspect = found[key] = Suspect(holder, group.has_graph)
+            _add(suspect, group, count)
+    return sorted(found.values(), key=lambda suspect: -suspect.held)
+
+
+def _shares(group: wire.Group) -> Iterator[tuple[wire.Holder | None, int]]:
+    left = group.count
+    for holder in group.holders:
+        count = min(left, holder.count or group.count)
+        if count:
+            yield holder, count
+        left -= count
+    if left:
+        yield None, left
+
+
+def _add(suspect: Suspect, group: wire.Group, count: int) -> None:
+    suspect.count += count
+    suspect.bytes += group.bytes * count // group.count
+    suspect.graph_bytes += (group.graph_bytes or 0) * count // group.count
+    suspect.cyclic += min(group.cyclic, count)
+    if group.grown is not None:
+        suspect.grown = (suspect.grown or 0) + group.grown
+    kind = (group.shape, group.dtype)
+    if suspect.where is None or count > max(suspect.kinds.values(), default=0):
+        suspect.where, suspect.phase = group.where or suspect.where, group.phase or suspect.phase
+    suspect.kinds[kind] = suspect.kinds.get(kind, 0) + count
+
+
+def explaining(
+    census: wire.Census, device: int, *, since: int, blocks_per_step: float | None, bytes_per_step: float | None
+) -> list[Suspect]:
+    """The suspects that can explain a growth which began at `since`, most bytes first."""
+    steps = census.step - since + 1
+    if steps <= 1:
+        return []
+    blocks = steps * blocks_per_step if blocks_per_step else 0.0
+    grown = steps * bytes_per_step if bytes_per_step else 0.0
+    return [each for each in suspects(census, device) if _explains(each, steps, blocks, grown)]
+
+
+def _explains(suspect: Suspect, steps: int, blocks: float, grown: float) -> bool:
+    if suspect.grown is not None and suspect.grown <= 0:
+        return False
+    if blocks:
+        if suspect.count < max(2.0, min(COUNT_SHARE * blocks, STEPS_SHARE * steps)):
+            return False
+        return suspect.grown is not None or suspect.count <= TOO_MANY_TIMES * max(blocks, steps)
+    return bool(grown) and BYTES_SHARE * grown <= suspect.held <= TOO_MANY_TIMES * grown
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    product = 1
+    for length in shape:
+        product *= length
+    return product
