@@ -200,18 +200,5 @@ WRONG = (
 """Each finding of the project's catalogue, and each place where memory runs out."""
 
 SCENARIOS = (*PLAIN, *WRONG, *(scenario.twin() for scenario in (*PLAIN, *WRONG) if scenario.has_twin))
-NOT_YET = {
-    "tensor-leak",
-    "retained-graph",
-    "retained-checkpoint",
-    "checkpoint-device",
-    "grad-in-eval",
-    "outlier-batch",
-    "fragmentation",
-    "zeroed-gradients",
-    "host-leak",
-}
-"""Codes that have scenarios here and no rule in gpumon/analysis/rules.py yet."""
-
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 CLEAN = tuple(scenario for scenario in SCENARIOS if not scenario.raises and not scenario.fails)
