@@ -1,0 +1,283 @@
+"""How the Ranks page is written: a table with a heat strip under it or, of many ranks, a grid of short cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from gpumon.analysis.job import spread
+from gpumon.analysis.units import NOT_KNOWN, Unit, duration, in_unit, percent, size, unit_for
+from gpumon.tui.ink import Glyphs
+from gpumon.tui.spans import Line, Span, cells, fit, flow, left, right
+from gpumon.tui.widgets.rank_heat import strips
+from gpumon.tui.widgets.rank_rows import RankPage, RankRow, reading
+
+CELL = 39
+"""Cells of the terminal that one rank takes in the grid."""
+
+_HEAT_ROWS_MAX = 16
+_STATE_WIDTH = 13
+_LEAD = 2
+_STATES = {
+    "live": "good", "late": "warn", "silent": "bad", "finished": "dim", "unwatched": "dim", "missing": "bad",
+    "failed": "bad", "killed": "bad", "dead": "bad",
+}  # fmt: skip
+_WORDS = {"fits": "good", "tight": "warn", "oom-ahead": "bad"}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A figure of the table; `rank` says how soon it goes where there is no room: the lowest stay."""
+
+    title: str
+    width: int
+    rank: int
+    text: Callable[[RankRow, Unit], str]
+    role: Callable[[RankRow], str] = lambda row: "text"
+
+
+COLUMNS = (
+    Column("rank", 5, 0, lambda row, unit: row.label, lambda row: "strong"),
+    Column("device", 7, 12, lambda row, unit: row.name or "", lambda row: "dim"),
+    Column("step", 9, 3, lambda row, unit: NOT_KNOWN if row.step is None else f"{row.step:,}"),
+    Column("peak in", 10, 4, lambda row, unit: row.phase, lambda row: "dim"),
+    Column("peak", 8, 1, lambda row, unit: in_unit(row.peak, unit), lambda row: "strong"),
+    Column("spread", 8, 2, lambda row, unit: in_unit(row.spread, unit, sign=True)),
+    Column("reserved", 9, 8, lambda row, unit: in_unit(row.reserved, unit)),
+    Column("slack", 7, 10, lambda row, unit: in_unit(row.slack, unit)),
+    Column("buckets", 8, 11, lambda row, unit: in_unit(row.buckets, unit), lambda row: "dim"),
+    Column("headroom", 9, 5, lambda row, unit: in_unit(row.headroom, unit)),
+    Column("next", 10, 6, lambda row, unit: row.word, lambda row: _WORDS.get(row.word, "dim")),
+    Column("s/step", 8, 9, lambda row, unit: duration(row.step_s), lambda row: "dim"),
+    Column("findings", 9, 7, lambda row, unit: str(row.findings) if row.findings else "",
+           lambda row: "bad" if row.critical else "warn"),
+    Column("pid", 8, 13, lambda row, unit: NOT_KNOWN if row.pid is None else str(row.pid), lambda row: "dim"),
+    Column("host", 12, 14, lambda row, unit: row.host, lambda row: "dim"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The lines, and how many rows one column of a grid holds (1 in a table)."""
+
+    lines: list[Line]
+    stride: int = 1
+
+
+def rank_lines(page: RankPage, cursor: int, room: int, height: int, glyphs: Glyphs) -> Drawn:
+    unit = unit_for(*(value for row in page.rows for value in (row.peak, row.reserved)))
+    top = summary(page, unit, room)[: max(1, min(4, height // 6))]
+    entries = _entries(page)
+    if len(entries) + len(top) + 1 <= height or room < 2 * CELL:
+        return Drawn(_table(page, entries, top, cursor, unit, room, height, glyphs))
+    return _grid(page, entries, top, cursor, unit, room, height, glyphs)
+
+
+def summary(page: RankPage, unit: Unit, room: int) -> list[Line]:
+    """What holds of the job: median, worst, skew, who is missing; buckets and shards."""
+    heard = len({row.source for row in page.rows if row.source})
+    world = page.job.world_size
+    title = (
+        f" Ranks ({heard} of {world}, {unit.name})" if world and world != heard else f" Ranks ({heard}, {unit.name})"
+    )
+    items: list[Line] = [((title, "title"),)]
+    apart = spread(row.peak for row in page.rows)
+    if apart is not None:
+        worst = page.rows[apart.at]
+        items.append(
+            (
+                (f"peak median {size(round(apart.median))}, worst {size(apart.worst)}", "text"),
+                (f" (rank {worst.label}, {percent(apart.skew)} above)", "text" if apart.skew < 0.1 else "warn"),
+            )
+        )
+    if page.job.missing:
+        items.append(((f"missing: {_numbers(page.job.missing)}", "bad"),))
+    for word, role in (("dead", "bad"), ("killed", "bad"), ("failed", "bad"), ("silent", "bad"), ("late", "warn")):
+        found = [row.rank for row in page.rows if row.state == word and row.rank is not None]
+        if found:
+            items.append(((f"{word}: {_numbers(tuple(found))}", role),))
+    if page.job.elsewhere:
+        items.append(((f"{page.job.elsewhere} on other machines", "dim"),))
+    lines = flow([*items, *(((text, "dim"),) for text in page.sentences)], room, indent=1)
+    return [fit(line, room) for line in lines]
+
+
+def _numbers(numbers: tuple[int, ...]) -> str:
+    """ "3, 8–15, …": runs as ranges."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    texts = [str(a) if a == b else f"{a}–{b}" for a, b in runs]
+    return ", ".join(texts[:6]) + (", …" if len(texts) > 6 else "")
+
+
+Entry = tuple[str, int]
+"""A node's heading ("node 0 · host", -1), or ("", index of a row)."""
+
+
+def _entries(page: RankPage) -> list[Entry]:
+    grouped = page.order == "rank" and len({row.node for row in page.rows}) > 1
+    entries: list[Entry] = []
+    node = None
+    for at, row in enumerate(page.rows):
+        if grouped and row.node != node:
+            node = row.node
+            entries.append((node, -1))
+        entries.append(("", at))
+    return entries
+
+
+def _heading(page: RankPage, node: str, unit: Unit) -> Line:
+    """A machine and its worst rank."""
+    of_node = [row for row in page.rows if row.node == node]
+    apart = spread(row.peak for row in of_node)
+    worst = f"  worst {in_unit(apart.worst, unit)}, rank {of_node[apart.at].label}" if apart else ""
+    return ((f" {node}", "title"), (worst, "dim"))
+
+
+# ---------------------------------------------------------------------------------------------------------------- table
+
+
+def _table(
+    page: RankPage, entries: list[Entry], top: list[Line], cursor: int, unit: Unit, room: int, height: int,
+    glyphs: Glyphs,
+) -> list[Line]:  # fmt: skip
+    shown = _fitting(room - _LEAD - _STATE_WIDTH)
+    head: list[Span] = [(" " * _LEAD, "")]
+    for column in shown:
+        sorted_by = column.title == page.order
+        head.append((right(column.title, column.width), "key" if sorted_by else "dim"))
+    head.append(("  state", "dim"))
+    lines = [*top, tuple(head)]
+    space = max(1, height - len(lines))
+    at = next((i for i, (_, index) in enumerate(entries) if index == cursor), 0)
+    first = max(0, min(at - space // 2, len(entries) - space))
+    for node, index in entries[first : first + space]:
+        if index < 0:
+            lines.append(fit(_heading(page, node, unit), room))
+        else:
+            lines.append(_line(page.rows[index], index == cursor, shown, unit, room, glyphs))
+    lines += _heat(page, room, height - len(lines), glyphs)
+    return lines
+
+
+def _fitting(room: int) -> list[Column]:
+    """The columns for which there is room, in their own order."""
+    chosen: list[Column] = []
+    for column in sorted(COLUMNS, key=lambda column: column.rank):
+        if column.width > room:
+            break
+        chosen.append(column)
+        room -= column.width
+    return [column for column in COLUMNS if column in chosen]
+
+
+def _line(row: RankRow, here: bool, shown: list[Column], unit: Unit, room: int, glyphs: Glyphs) -> Line:
+    line: list[Span] = [(f"{glyphs.now if here else ' '} ", "key")]
+    for column in shown:
+        text = column.text(row, unit) if row.source or column.title == "rank" else ""
+        line.append((right(text, column.width), "cursor" if here else column.role(row)))
+    used = sum(cells(text) for text, _ in line)
+    line.append((f"  {left(_state(row, glyphs), max(0, min(_STATE_WIDTH, room - used) - 2))}", _STATES[row.state]))
+    return tuple(line)
+
+
+def _state(row: RankRow, glyphs: Glyphs) -> str:
+    again = f" {'↻' if glyphs.braille else 'r'}{row.restarts}" if row.restarts else ""
+    return f"{_glyph(row, glyphs)} {reading(row)}{again}"
+
+
+def _glyph(row: RankRow, glyphs: Glyphs) -> str:
+    known = {"live": glyphs.live, "late": glyphs.warning, "silent": glyphs.silent, "finished": glyphs.gone}
+    return known.get(row.state, "?" if row.state == "missing" else glyphs.ended)
+
+
+def _heat(page: RankPage, room: int, height: int, glyphs: Glyphs) -> list[Line]:
+    """Under the table, where there is room for every rank."""
+    if not page.heat or height < len(page.heat) + 2 or len(page.heat) > _HEAT_ROWS_MAX:
+        return []
+    label = max(len(row.label) for row in page.rows) + 7
+    drawn = strips(page.heat, room - label - 1, glyphs)
+    last = page.first_step + len(page.heat[0]) - 1
+    steps = min(len(page.heat[0]), room - label - 1)
+    title = f" Peak by rank and step, {last - steps + 1:,} to {last:,}"
+    lines: list[Line] = [(), fit(((title, "title"), (": the higher the sign, the higher the peak", "dim")), room)]
+    for row, strip in zip(page.rows, drawn, strict=True):
+        lines.append(((left(f" rank {row.label}", label), "dim"), *strip))
+    return lines
+
+
+# ----------------------------------------------------------------------------------------------------------------- grid
+
+
+def _grid(
+    page: RankPage, entries: list[Entry], top: list[Line], cursor: int, unit: Unit, room: int, height: int,
+    glyphs: Glyphs,
+) -> Drawn:  # fmt: skip
+    """Cells side by side, top to bottom and then left to right; scrolled where even they are too many."""
+    count = room // CELL
+    strip_room = CELL - 30
+    heat = strips(page.heat, strip_room, glyphs) if page.heat else [()] * len(page.rows)
+    space = max(1, height - len(top) - 2)
+    per_column = min(max(1, ceil(len(entries) / count)), space)
+    pages = ceil(len(entries) / (per_column * count))
+    at = next((i for i, (_, index) in enumerate(entries) if index == cursor), 0)
+    start = min(at // (per_column * count), pages - 1) * per_column * count
+    head = [(left(_cell_head(strip_room), CELL), "dim")] * count
+    lines = [*top, tuple(head)]
+    for y in range(per_column):
+        line: list[Span] = []
+        for x in range(count):
+            here = start + x * per_column + y
+            if here < len(entries):
+                node, index = entries[here]
+                cell = (
+                    fit(_heading(page, node, unit), CELL - 1)
+                    if index < 0
+                    else _cell(page.rows[index], heat[index], index == cursor, unit, glyphs)
+                )
+                line += [*cell, (" " * (CELL - sum(cells(text) for text, _ in cell)), "")]
+        lines.append(tuple(line))
+    if cursor < len(page.rows):
+        lines.append(fit(_detail(page.rows[cursor], unit, glyphs), room))
+    return Drawn(lines, per_column)
+
+
+def _cell_head(strip_room: int) -> str:
+    return f"  rank   {'peak':>8}{'spread':>8}  {left('steps', strip_room)}"
+
+
+def _cell(row: RankRow, strip: Line, here: bool, unit: Unit, glyphs: Glyphs) -> Line:
+    warned = (glyphs.warning if row.findings else " ", "bad" if row.critical else "warn")
+    lead: tuple[Span, ...] = (
+        (glyphs.now if here else " ", "key"),
+        (f"{row.label:>5}", "cursor" if here else "strong"),
+        (f" {_glyph(row, glyphs)} ", _STATES[row.state]),
+    )
+    if row.peak is None:
+        return (*lead, (left(f" {reading(row)}", 16), _STATES[row.state]))
+    far = "text" if row.spread is None or row.spread < 0.1 * row.peak else "bad"
+    return (
+        *lead,
+        (f"{in_unit(row.peak, unit):>8}", "cursor" if here else _WORDS.get(row.word, "text")),
+        (f"{in_unit(row.spread, unit, sign=True):>8}", far),
+        ("  ", ""),
+        *strip,
+        warned,
+    )
+
+
+def _detail(row: RankRow, unit: Unit, glyphs: Glyphs) -> Sequence[Span]:
+    """All that the table says of the row under the cursor."""
+    parts: list[Span] = [(f" rank {row.label} ", "title"), (_state(row, glyphs), _STATES[row.state])]
+    if row.source is None:
+        return parts
+    for column in COLUMNS[1:]:
+        text = column.text(row, unit)
+        if text and text != NOT_KNOWN and column.title not in ("peak", "spread"):
+            parts += [(f"  {column.title} ", "dim"), (text, column.role(row))]
+    return parts

@@ -1,0 +1,189 @@
+"""What the Ranks screen states of each rank: one row a device, those never heard of included, in the order wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from gpumon.analysis import buckets
+from gpumon.analysis.job import Job, Standing, State, job
+from gpumon.analysis.lines import DeviceReport, RankReport
+from gpumon.analysis.verdict import verdict
+from gpumon.session.frame import RankFrame
+from gpumon.tui.view import View, device_name
+
+HEAT_STEPS = 160
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """One device of one rank; figures None where nothing was heard of them."""
+
+    rank: int | None
+    state: State
+    node: str
+    source: str | None = None
+    device: int | None = None
+    restarts: int = 0
+    behind: int = 0
+    pid: int | None = None
+    host: str = ""
+    name: str = ""
+    step: int | None = None
+    step_s: float | None = None
+    peak: int | None = None
+    phase: str = ""
+    spread: int | None = None  # from the median peak
+    reserved: int | None = None
+    slack: int | None = None
+    buckets: int | None = None
+    headroom: int | None = None
+    word: str = ""
+    findings: int = 0  # open ones that warn
+    critical: bool = False
+
+    @property
+    def label(self) -> str:
+        return "–" if self.rank is None else str(self.rank)
+
+
+NOBODY = Job((), None)
+
+
+@dataclass(frozen=True, slots=True)
+class RankPage:
+    """Everything that is drawn; compares by value."""
+
+    rows: tuple[RankRow, ...] = ()
+    job: Job = NOBODY
+    sentences: tuple[str, ...] = ()
+    first_step: int = 0
+    heat: tuple[tuple[int | None, ...], ...] = ()  # by row, the peaks of the steps from `first_step` on
+    order: str = "rank"
+    reverse: bool = False
+
+
+ORDERS: dict[str, Callable[[RankRow], float | None]] = {
+    "rank": lambda row: row.rank,
+    "peak": lambda row: None if row.peak is None else -row.peak,
+    "reserved": lambda row: None if row.reserved is None else -row.reserved,
+    "slack": lambda row: None if row.slack is None else -row.slack,
+    "headroom": lambda row: row.headroom,
+    "step": lambda row: row.step,
+    "s/step": lambda row: None if row.step_s is None else -row.step_s,
+    "findings": lambda row: -row.findings or None,
+}
+"""What rows can be sorted by: what is worst comes first."""
+
+
+@dataclass
+class Peaks:
+    """Each device's peak by step, kept from look to look: only what is new is read."""
+
+    _known: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)
+
+    def of(self, rank: RankFrame, device: int) -> dict[int, int]:
+        known = self._known.setdefault((rank.source, device), {})
+        newest = max(known, default=-1)
+        for record in reversed(rank.steps[-HEAT_STEPS:]):
+            if record.step <= newest:
+                break
+            peaks = [p.allocated_peak for p in record.phases if p.device == device and p.allocated_peak is not None]
+            if peaks:
+                known[record.step] = max(peaks)
+        for step in sorted(known)[: max(0, len(known) - HEAT_STEPS)]:
+            del known[step]
+        return known
+
+    def keep(self, present: Collection[str]) -> None:
+        for key in [key for key in self._known if key[0] not in present]:
+            del self._known[key]
+
+
+def rank_page(view: View, peaks: Peaks, order: str = "rank", reverse: bool = False) -> RankPage:
+    """The page of a view."""
+    reports = {report.source: report for report in view.reports}
+    ranks = {rank.source: rank for rank in view.frame.ranks}
+    paces = [report.steps_per_s if (report := reports.get(source)) else None for source in ranks]
+    standing = job(view.frame, paces)
+    rows: list[RankRow] = []
+    for each in standing.ranks:
+        rank = ranks.get(each.source or "")
+        if rank is None:
+            rows.append(RankRow(each.rank, each.state, each.node or ""))
+            continue
+        report = reports.get(rank.source)
+        rows += [_row(each, rank, report, device) for device in (report.devices if report else ()) or (None,)]
+    rows = ordered(_with_spread(rows), order, reverse)
+    peaks.keep(ranks.keys())
+    first, heat = _heat(rows, ranks, peaks)
+    return RankPage(tuple(rows), standing, buckets.sentences(view.frame), first, heat, order, reverse)
+
+
+def ordered(rows: Sequence[RankRow], order: str, reverse: bool = False) -> list[RankRow]:
+    """By node and rank, or whatever node by a figure: rows without it last, either way round."""
+    if order == "rank":
+        return list(reversed(rows)) if reverse else list(rows)
+    key = ORDERS[order]
+    known = sorted((row for row in rows if key(row) is not None), key=lambda row: key(row) or 0, reverse=reverse)
+    return known + sorted((row for row in rows if key(row) is None), key=lambda row: row.source is None)
+
+
+def _row(standing: Standing, rank: RankFrame, report: RankReport | None, device: DeviceReport | None) -> RankRow:
+    pace = report.steps_per_s if report else None
+    warning = [f for f in report.findings if f.state == "open" and f.severity != "info"] if report else []
+    described = next((x for x in rank.hello.devices if device and x.index == device.device), None)
+    forecast = device.forecast if device else None
+    lines = device.ledger if device else None
+    return RankRow(
+        rank=standing.rank,
+        state=standing.state,
+        node=standing.node or "",
+        source=rank.source,
+        device=device.device if device else None,
+        restarts=standing.restarts,
+        behind=standing.behind,
+        pid=rank.hello.pid,
+        host=rank.hello.host,
+        name=device_name(described) if described else "",
+        step=rank.steps[-1].step if rank.steps else rank.heartbeat.step if rank.heartbeat else None,
+        step_s=1 / pace if pace else None,
+        peak=device.peak.allocated if device and device.peak else None,
+        phase=device.peak.phase if device and device.peak else "",
+        reserved=lines.reserved if lines else None,
+        slack=lines.slack if lines else None,
+        buckets=buckets.of_rank(rank, device.device if device else None),
+        headroom=forecast.headroom if forecast else None,
+        word=(verdict(forecast, device.capacity) or "") if forecast and device else "",
+        findings=len(warning),
+        critical=any(f.severity == "critical" for f in warning),
+    )
+
+
+def _with_spread(rows: list[RankRow]) -> list[RankRow]:
+    peaks = [row.peak for row in rows if row.peak is not None]
+    if len(peaks) < 2:
+        return rows
+    middle = round(median(peaks))
+    return [row if row.peak is None else replace(row, spread=row.peak - middle) for row in rows]
+
+
+def _heat(
+    rows: Sequence[RankRow], ranks: dict[str, RankFrame], peaks: Peaks
+) -> tuple[int, tuple[tuple[int | None, ...], ...]]:
+    """Peaks by row over the same steps, the last that any rank closed."""
+    known = [
+        peaks.of(ranks[row.source], row.device) if row.source in ranks and row.device is not None else {}
+        for row in rows
+    ]  # fmt: skip
+    last = max((max(each) for each in known if each), default=0)
+    first = max(min((min(each) for each in known if each), default=0), last - HEAT_STEPS + 1)
+    if not any(known):
+        return 0, ()
+    return first, tuple(tuple(each.get(step) for step in range(first, last + 1)) for each in known)
+
+
+def reading(row: RankRow) -> str:
+    """What the row's state means, where it is more than a word."""
+    return f"late −{row.behind}" if row.state == "late" else row.state

@@ -1,0 +1,192 @@
+"""The Ranks screen: late, missing, restarted and dead ranks; median, worst, skew; 64 at once; sorted; opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from watched import Run
+
+from gpumon.analysis import Reporter
+from gpumon.analysis.job import job, spread
+from gpumon.session.frame import Frame
+from gpumon.session.store import SessionStore
+from gpumon.tui.ink import ASCII, UNICODE
+from gpumon.tui.spans import plain, width
+from gpumon.tui.view import View
+from gpumon.tui.widgets.rank_lines import rank_lines
+from gpumon.tui.widgets.rank_rows import Peaks, ordered, rank_page
+from gpumon_agent import wire
+
+GIB, MIB = 1 << 30, 1 << 20
+LARGE, SMALL = (120, 40), (80, 24)
+DDP = wire.Parallel(
+    "ddp", 8, (40 * MIB, 24 * MIB), True, gradient_as_bucket_view=False, comm_hook="powerSGD_hook", comm_hook_bytes=MIB
+)
+
+
+def rank(number: int, world: int, *, local: int = 8, steps: int = 40, last: int = 100, **how: Any) -> Run:
+    """A rank of a launcher's job, `local` of them a machine."""
+    node = number // local
+    extra = (number == 5) * 8 * GIB + (number % 7) * 20 * MIB
+    made = Run(rank=number, world_size=world, pid=5000 + number + how.pop("later", 0), extra=extra)
+    hello = {
+        "host": f"box{node}", "node": str(node), "local_rank": number % local, "local_world_size": local,
+        "run_id": "night", **how,
+    }  # fmt: skip
+    made.hello(**hello).model()
+    made.events = [_spread(each) for each in made.events]
+    return made.steps(last - steps + 1, steps).beat(last + 1).synced()
+
+
+def _spread(received: wire.Received) -> wire.Received:
+    event = received.event
+    if isinstance(event, wire.Model):
+        return wire.Received(received.source, received.unix_ns, _with(event, parallel=DDP), received.seq)
+    return received
+
+
+def _with(model: wire.Model, **changes: Any) -> wire.Model:
+    return wire.Model(**{**{name: getattr(model, name) for name in model.__struct_fields__}, **changes})
+
+
+def troubled() -> list[Run]:
+    """Eight expected: 6 was never heard, 2 died, 3 lags, 4 was started anew, 1 failed."""
+    runs = [rank(number, 8) for number in (0, 5, 7)]
+    runs.append(rank(1, 8).goodbye("exception", 101, "backward", "RuntimeError: x"))
+    runs.append(rank(2, 8).goodbye("lost", 101, "forward"))
+    runs.append(rank(3, 8, last=60))
+    runs.append(rank(4, 8, restarts=2))
+    return runs
+
+
+def frame_of(runs: list[Run]) -> Frame:
+    store = SessionStore()
+    for run in runs:
+        for received in run.events:
+            store.apply(received)
+    newest = max(received.unix_ns for run in runs for received in run.events)
+    return store.frame(newest)
+
+
+def page_of(runs: list[Run], order: str = "rank", reverse: bool = False) -> Any:
+    frame = frame_of(runs)
+    return rank_page(View(frame, Reporter().report(frame)), Peaks(), order, reverse)
+
+
+def test_each_rank_is_told_as_what_it_is() -> None:
+    rows = {row.rank: row for row in page_of(troubled()).rows}
+    states = {number: row.state for number, row in rows.items()}
+    assert states == {0: "live", 1: "failed", 2: "dead", 3: "late", 4: "live", 5: "live", 6: "missing", 7: "live"}
+    assert rows[4].restarts == 2
+    assert rows[3].behind == 40
+
+
+def test_ranks_on_other_machines_are_not_missing() -> None:
+    standing = job(frame_of([rank(number, 16) for number in range(7)]))
+    assert (standing.missing, standing.elsewhere, standing.world_size) == ((7,), 8, 16)
+
+
+def test_without_local_numbers_all_ranks_are_expected_on_the_one_machine() -> None:
+    frame = frame_of([rank(number, 4, local_rank=None, local_world_size=None) for number in (0, 2)])
+    assert job(frame).missing == (1, 3)
+
+
+def test_a_single_process_misses_nobody() -> None:
+    assert job(frame_of([Run().usual(5)])).missing == ()
+    assert job(frame_of([rank(0, 1, local=1)])).missing == ()
+
+
+def test_the_newer_process_of_a_rank_replaces_the_older() -> None:
+    old = rank(1, 2, local=2).goodbye("signal", 101, "forward")
+    new = rank(1, 2, local=2, steps=0, later=900, restarts=1, clock=wire.Clock(0, 1_790_000_000_000_000_001))
+    standing = [each for each in job(frame_of([rank(0, 2, local=2), old, new])).ranks if each.rank == 1]
+    assert [(each.replaced, each.restarts) for each in standing] == [(True, 0), (False, 1)]
+    assert standing[0].state == "killed"
+
+
+def test_median_worst_and_skew() -> None:
+    apart = spread([10, None, 12, 30, 12])
+    assert apart is not None
+    assert (apart.median, apart.worst, apart.at, apart.skew) == (12, 30, 3, 1.5)
+    assert spread([None, 5]) is None
+
+
+@pytest.mark.parametrize("order", ["peak", "headroom", "step", "findings"])
+def test_sorting_puts_the_worst_first_and_the_unknown_last(order: str) -> None:
+    rows = page_of(troubled(), order).rows
+    assert rows[-1].state == "missing"
+    if order == "peak":
+        assert rows[0].rank == 5
+        assert [row.peak for row in rows[:-1]] == sorted((row.peak for row in rows[:-1]), reverse=True)
+        assert ordered(rows, "peak", True)[-1].state == "missing"
+
+
+def test_what_buckets_cost_is_said_once_for_the_job() -> None:
+    text = plain(rank_lines(page_of([rank(number, 8) for number in range(8)]), 0, 120, 40, UNICODE).lines)
+    assert "DDP: 2 buckets of 24.0 MiB to 40.0 MiB, 64.0 MiB a rank, 512.0 MiB on 8 together" in text
+    assert "gradient_as_bucket_view=True would return 512.0 MiB" in text
+    assert "communication hook powerSGD_hook, whose state keeps 8.00 MiB together" in text
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
+@pytest.mark.parametrize("count", [1, 8, 64])
+@pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 12), (30, 5), (8, 3)], ids=str)
+def test_no_line_is_too_wide_and_no_page_too_long(size, count, glyphs) -> None:
+    runs = [rank(number, count, steps=3) for number in range(count)]
+    page = page_of(runs)
+    for cursor in (0, count - 1):
+        lines = rank_lines(page, cursor, size[0], size[1], glyphs).lines
+        assert len(lines) <= max(size[1], 7)
+        if size[0] >= 60:
+            assert all(width(line) <= size[0] for line in lines)
+    if glyphs is ASCII:
+        assert not set(plain(lines)) & set("▁▂▃▄▅▆▇█●◌■↻▸")
+
+
+@pytest.fixture
+def pressing(settled: Callable[..., Any]) -> Callable[..., Any]:
+    def keys(*pressed: str) -> Callable[..., Any]:
+        async def run(pilot: Pilot[Any]) -> None:
+            await settled(pilot)
+            for key in pressed:
+                await pilot.press(key)
+                await pilot.pause(0.1)
+            await settled(pilot)
+
+        return run
+
+    return keys
+
+
+@pytest.mark.parametrize("size", [LARGE, SMALL], ids=["120x40", "80x24"])
+def test_64_ranks_on_eight_machines(snap_compare, app_of, size, pressing) -> None:
+    runs = [rank(number, 64, steps=24) for number in range(64) if number != 42]
+    assert snap_compare(app_of(*runs), terminal_size=size, run_before=pressing("2", "down", "down", "right"))
+
+
+@pytest.mark.parametrize("size", [LARGE, SMALL], ids=["120x40", "80x24"])
+def test_a_troubled_job(snap_compare, app_of, size, pressing) -> None:
+    assert snap_compare(app_of(*troubled()), terminal_size=size, run_before=pressing("2", "o"))
+
+
+async def test_enter_opens_the_rank_under_the_cursor_even_when_sorted(app_of, settled) -> None:
+    app = app_of(*[rank(number, 8, steps=12) for number in range(8)])
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        await pilot.press("2", "o")  # by peak: rank 5 is the highest, and the cursor stays on rank 0
+        await settled(pilot)
+        for _ in range(8):
+            await pilot.press("up")
+        await pilot.press("enter")
+        await settled(pilot)
+        assert app.current_mode == "overview"
+        assert app.view.rank.hello.rank == 5
+
+
+def test_a_replaced_row_is_a_row_like_others() -> None:
+    rows = page_of(troubled()).rows
+    assert replace(rows[0], rank=9) != rows[0]
