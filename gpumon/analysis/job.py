@@ -21,11 +21,11 @@ from gpumon.session.frame import Frame, RankFrame
 LATE_STEPS = 2
 LATE_S = 2.0
 
-State = Literal["live", "late", "silent", "finished", "failed", "killed", "dead", "unwatched", "missing"]
-"""dead: gone without a word; killed: by a signal; failed: by an exception; unwatched: only the agent left."""
+State = Literal["live", "late", "silent", "finished", "failed", "killed", "dead", "left", "missing"]
+"""dead: gone without a word; killed: by a signal; failed: by an exception; left: only the agent went, training goes on."""
 
 GONE: dict[str, State] = {
-    "finished": "finished", "exception": "failed", "signal": "killed", "lost": "dead", "stopped": "unwatched",
+    "finished": "finished", "exception": "failed", "signal": "killed", "lost": "dead", "stopped": "left",
 }  # fmt: skip
 
 

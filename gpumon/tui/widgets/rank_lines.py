@@ -17,10 +17,10 @@ CELL = 39
 """Cells of the terminal that one rank takes in the grid."""
 
 _HEAT_ROWS_MAX = 16
-_STATE_WIDTH = 13
+_STATE_WIDTH = 12
 _LEAD = 2
 _STATES = {
-    "live": "good", "late": "warn", "silent": "bad", "finished": "dim", "unwatched": "dim", "missing": "bad",
+    "live": "good", "late": "warn", "silent": "bad", "finished": "dim", "left": "dim", "missing": "bad",
     "failed": "bad", "killed": "bad", "dead": "bad",
 }  # fmt: skip
 _WORDS = {"fits": "good", "tight": "warn", "oom-ahead": "bad"}
@@ -40,7 +40,7 @@ class Column:
 COLUMNS = (
     Column("rank", 5, 0, lambda row, unit: row.label, lambda row: "strong"),
     Column("device", 7, 12, lambda row, unit: row.name or "", lambda row: "dim"),
-    Column("step", 9, 3, lambda row, unit: NOT_KNOWN if row.step is None else f"{row.step:,}"),
+    Column("step", 8, 3, lambda row, unit: NOT_KNOWN if row.step is None else f"{row.step:,}"),
     Column("peak in", 10, 4, lambda row, unit: row.phase, lambda row: "dim"),
     Column("peak", 8, 1, lambda row, unit: in_unit(row.peak, unit), lambda row: "strong"),
     Column("spread", 8, 2, lambda row, unit: in_unit(row.spread, unit, sign=True)),
@@ -49,7 +49,7 @@ COLUMNS = (
     Column("buckets", 8, 11, lambda row, unit: in_unit(row.buckets, unit), lambda row: "dim"),
     Column("headroom", 9, 5, lambda row, unit: in_unit(row.headroom, unit)),
     Column("next", 10, 6, lambda row, unit: row.word, lambda row: _WORDS.get(row.word, "dim")),
-    Column("s/step", 8, 9, lambda row, unit: duration(row.step_s), lambda row: "dim"),
+    Column("s/step", 7, 9, lambda row, unit: duration(row.step_s), lambda row: "dim"),
     Column("findings", 9, 7, lambda row, unit: str(row.findings) if row.findings else "",
            lambda row: "bad" if row.critical else "warn"),
     Column("pid", 8, 13, lambda row, unit: NOT_KNOWN if row.pid is None else str(row.pid), lambda row: "dim"),
