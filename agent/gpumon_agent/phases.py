@@ -80,6 +80,11 @@ class _Thread:
 class Phases:
     """The open window, the open step. Events arrive in the training thread; nothing here locks."""
 
+    __slots__ = (  # what a boundary touches lies side by side
+        "__dict__", "_counts", "_events", "_flags", "_governor", "_names", "_numbers", "_opened_ns", "_overlap_left",
+        "_put", "_recorder", "_windows", "aborted", "asked", "readers", "step",
+    )  # fmt: skip
+
     def __init__(
         self,
         recorder: Recorder,
@@ -98,7 +103,7 @@ class Phases:
         self.readers: tuple[Reader, ...] | None = None  # None: not looked for yet
         self._recorder = recorder
         self._append = recorder.append
-        self._number, self._put = recorder.number, recorder.put
+        self._numbers, self._put = recorder.numbers, recorder.put
         self._governor = governor
         self._find_readers = find_readers
         self._read_ledger = read_ledger
@@ -118,21 +123,25 @@ class Phases:
         self._due = False  # an optimizer stepped inside the engine: the step closes with it
         self._ended_ns = 0
         self.aborted: str | None = None  # the phase that an exception ended, until the next one closes
+        # of the open step
+        self._counts: dict[str, int] = {}
+        self._merged: dict[tuple[str, int], Phase] = {}
+        self._stepped: list[int] = []
+        self._input_shapes: list[tuple[int, ...]] = []
         recorder.now = (0, LOAD, opened_ns)
         self._begin_step()
 
     def _begin_step(self) -> None:
-        self._counts: dict[str, int] = {}
+        self._counts.clear()
         self._windows = 0
         self._events = 0
-        self._merged: dict[tuple[str, int], Phase] = {}
         self._merged_since = 0
         self._flags = 0
         self._observed = False  # a forward that may need a backward was seen
-        self._stepped: list[int] = []
+        self._stepped.clear()
         self._skips = 0
         self._input_bytes = 0
-        self._input_shapes: list[tuple[int, ...]] = []
+        self._input_shapes.clear()
         self._inputs_seen = False
         self._batches = 0
         self._reads: list[tuple[int, tuple[Any, ...]]] = []  # since the last batch came
@@ -386,11 +395,10 @@ class Phases:
             read = boundary(device) if reads else _UNREAD
             if flags:
                 read = _flagged(read, label, flags)
-            fields = (step, label, index, device, now, duration, *read)
             if fold:
-                self._fold(Phase(*fields))
+                self._fold(Phase(step, label, index, device, now, duration, *read))
                 continue
-            self._put((self._number(), fields))
+            self._put((next(self._numbers), step, label, index, device, now, duration, *read))
             self._reads.append((device, read))
             self._events += 1
             if ledger:
@@ -407,6 +415,11 @@ class Phases:
         if self.asked:
             self.asked = False
             self._carry_out()
+
+    @property
+    def reads(self) -> list[tuple[int, tuple[Any, ...]]]:
+        """What the step's windows have read since its last batch came, in order: (device, reading)."""
+        return self._reads
 
     def _look_for_readers(self) -> tuple[Reader, ...]:
         self.readers = readers = self._find_readers()
@@ -441,7 +454,8 @@ class Phases:
 
     def _close_step(self) -> None:
         self._pending = False
-        self._unfold()
+        if self._merged:
+            self._unfold()
         ended = self._ended_ns
         duration = ended - self._step_opened_ns
         step = self.step
@@ -463,7 +477,8 @@ class Phases:
         self._step_opened_ns = ended
         self.step = step + 1
         self._begin_step()
-        self._recorder.now = (self.step, *self._recorder.now[1:])
+        _, phase, since = self._recorder.now
+        self._recorder.now = (step + 1, phase, since)
         self._step_closed(step)
 
 

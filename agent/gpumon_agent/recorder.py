@@ -9,11 +9,9 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from .wire import LOAD, NumberedEvent, Outlook, Phase
+from .wire import LOAD, NumberedEvent, Phase
 
 EVENTS_MAX = 16_384  # some 5 MiB; the publisher empties it twenty times a second
-
-Fields = tuple[Any, ...] | list[Any]
 
 _alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
@@ -24,34 +22,33 @@ class Recorder:
     A forked child inherits this object but not the publisher's thread: there `append` does nothing.
     """
 
-    __slots__ = ("__weakref__", "_drained", "_events", "_inert", "_newest", "now", "number", "put")
+    __slots__ = ("__weakref__", "_drained", "_events", "_inert", "_newest", "now", "numbers", "put")
 
     def __init__(self, limit: int = EVENTS_MAX) -> None:
         self.now: tuple[int, str, int] = (0, LOAD, 0)
         """Step, phase and its beginning (monotonic ns). Swapped whole, so that any thread may read it."""
         self._inert = False  # in a forked child; a flag, for asking the kernel who we are costs a system call
-        self._events: deque[tuple[int, NumberedEvent | Fields]] = deque(maxlen=limit)
+        self._events: deque[tuple[Any, ...]] = deque(maxlen=limit)
         self._drained = 0  # events so far
         self._newest = -1  # number of those
-        # What `append` is made of, for who cannot afford a call more: `put((number(), fields))`. Muted in a fork by
-        # who calls them. The number is atomic: two training threads never share one.
-        self.number: Callable[[], int] = count().__next__
-        self.put: Callable[[tuple[int, NumberedEvent | Fields]], None] = self._events.append
+        # What `append` is made of, for who cannot afford a call more: `put((next(numbers), *fields of a Phase))`. Muted
+        # in a fork by who calls them. The number is atomic: two training threads never share one.
+        self.numbers = count()
+        self.put: Callable[[tuple[Any, ...]], None] = self._events.append
         _alive.add(self)
 
-    def append(self, event: NumberedEvent | Fields) -> None:
-        """A plain tuple is a Phase's fields, a list an Outlook's: to make one, and check it, is left to the publisher."""
+    def append(self, event: NumberedEvent) -> None:
         if not self._inert:
-            self.put((self.number(), event))
+            self.put((next(self.numbers), event))
 
     def drain(self) -> list[tuple[int, NumberedEvent]]:
-        """Everything appended since the last call, in order. For the one draining thread."""
+        """Everything put since the last call, in order. For the one draining thread, which makes the Phases."""
         drained: list[tuple[int, NumberedEvent]] = []
         pop = self._events.popleft
         try:
             while True:
-                seq, event = pop()
-                drained.append((seq, _made(event)))
+                seq, *event = pop()
+                drained.append((seq, event[0] if len(event) == 1 else Phase(*event)))
         except IndexError:  # the deque's own word for empty; asking for its length first would race
             self._drained += len(drained)
             self._newest = max((seq for seq, _ in drained), default=self._newest)
@@ -66,15 +63,10 @@ class Recorder:
     def last_seq(self) -> int:
         """The number of the newest event."""
         try:
-            return max(self._newest, self._events[-1][0])
+            newest: int = self._events[-1][0]
         except IndexError:
             return self._newest
-
-
-def _made(event: NumberedEvent | Fields) -> NumberedEvent:
-    if isinstance(event, tuple):
-        return Phase(*event)
-    return Outlook(*event) if isinstance(event, list) else event
+        return max(newest, self._newest)
 
 
 def _silence_in_child() -> None:

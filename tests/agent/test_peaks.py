@@ -12,7 +12,10 @@ Gpu = Callable[..., Any]
 
 
 def reads(seeds: int, operations: int, pools: bool) -> None:
-    """Random allocations, training steps, reads and resets; prints every figure read. WATCHED: with the agent."""
+    """Random allocations, training steps, reads and resets; prints every figure read. WATCHED: with the agent.
+
+    Which is stopped and called back now and then: what it reset before must not be missing after.
+    """
     import json
     import os
     import random
@@ -22,11 +25,22 @@ def reads(seeds: int, operations: int, pools: bool) -> None:
     devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
     models = [torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 64)).to(d) for d in devices]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
-    if os.environ.get("WATCHED"):
-        import gpumon_agent
+    unwatched = torch._C._cuda_memoryStats
+    watched = False
 
-        for model, optimizer in zip(models, optimizers, strict=True):
-            gpumon_agent.watch(model, optimizer)
+    def watch_or_stop() -> None:
+        nonlocal watched
+        if os.environ.get("WATCHED"):
+            import gpumon_agent
+
+            watched = not watched
+            if not watched:
+                gpumon_agent.stop()
+                return
+            for model, optimizer in zip(models, optimizers, strict=True):
+                gpumon_agent.watch(model, optimizer)
+
+    watch_or_stop()
 
     def largest(stats):
         return {key: value for key, value in stats.items() if "peak" in key}
@@ -75,10 +89,17 @@ def reads(seeds: int, operations: int, pools: bool) -> None:
                 choose.choice(resetters)(device)
             elif kind < 0.84:
                 torch.cuda.empty_cache()
+            elif kind < 0.842:
+                watch_or_stop()
             else:
                 figures.append(choose.choice(readers)(device))
         held.clear()
         pool = None
+    if watched:
+        watch_or_stop()
+    for device in devices:
+        torch.cuda.reset_peak_memory_stats(device)
+    assert torch._C._cuda_memoryStats is unwatched  # nothing is missing from the counters any more
     print(json.dumps(figures))
 
 
