@@ -13,7 +13,8 @@ at four scales, and each part is its median. A figure may be growing where, at s
   - the window's growth is more than `Law.least`, and not for the most part of owners that the ledger names.
 
 It has stopped growing where two parts in a row, of the scale at which it was found, stand no higher than the ones
-before, or where less than `KEPT_SHARE` of what it had grown by is left. `since` is where the line through the newest
+before, where three parts rise by less than `SLOWED_SHARE` of its rate, or where less than `KEPT_SHARE` of what it had
+grown by is left. `since` is where the line through the newest
 level, with the slope found, meets the level from before.
 
 Sources. Mann (1945), Kendall (1975); Theil (1950), Sen (1968); see gpumon.analysis.robust.
@@ -39,12 +40,13 @@ from gpumon.analysis.robust import Trend, median, resistant_line, theil_sen
 PARTS = 6
 Z = 4.5
 Z_OF_BATCHES = 3.0
-LATE_SHARE = 0.4
+LATE_SHARE = 0.6
 CEILING_STEPS = 1_000
 WINDOW = 240
 POINTS = 120
 REFIT_PARTS = 8
 KEPT_SHARE = 0.5
+SLOWED_SHARE = 0.2
 SETTLING_STEPS = 2  # the first of a run: gradients, optimizer state and workspaces are made in them
 
 
@@ -106,6 +108,7 @@ class _Found:
     base: float
     top: float
     trend: Trend
+    rate: float  # an observation, as it was found
 
 
 class Follower:
@@ -124,6 +127,7 @@ class Follower:
         self._points: list[tuple[int, int]] = []
         self._found: _Found | None = None
         self._stated: Growth | None = None
+        self._stopped = (0, float("-inf"))  # at which step the growth before ended, and how high it stood
 
     def observe(self, step: int, value: int, size: int = 0) -> None:
         """One more step. `size`: the bytes of its batch, 0 where they are not known."""
@@ -175,6 +179,9 @@ class Follower:
         medians = scale.medians
         if medians[-1] - medians[-PARTS] < self._law.least:
             return
+        stopped_at, top = self._stopped
+        if medians[-1] <= top and steps[-1] - stopped_at <= CEILING_STEPS:
+            return  # a wider window still sees the rise that has ended
         if self._batches_explain(span, medians[-PARTS], medians[-1]):
             return
         if self._owned_since is not None and 2 * self._owned_since(steps[0]) > values[-1] - values[0]:
@@ -187,7 +194,14 @@ class Follower:
         since = steps[0] if from_the_start else steps[-1] - round((medians[-1] - base) / trend.slope)
         if not from_the_start:  # the newest median stands for the middle of its part
             since -= scale.width // 2 - 1
-        self._found = _Found(scale, min(max(since, self._steps[0]), steps[-1]), base, medians[-1], trend)
+        self._found = _Found(
+            scale,
+            min(max(since, self._steps[0]), steps[-1]),
+            base,
+            medians[-1],
+            trend,
+            (medians[-1] - medians[-PARTS]) / (scale.width * (PARTS - 1)),
+        )
         self._stated = None
 
     def _follow(self, count: int) -> None:
@@ -195,8 +209,11 @@ class Follower:
         assert found is not None
         level = self._scales[0].medians[-1]
         found.top = max(found.top, level)
-        if found.scale.idle >= 2 or level - found.base < KEPT_SHARE * (found.top - found.base):
+        medians, width = found.scale.medians, found.scale.width
+        slowed = medians[-1] - medians[-4] < SLOWED_SHARE * 3 * width * found.rate
+        if found.scale.idle >= 2 or slowed or level - found.base < KEPT_SHARE * (found.top - found.base):
             self._found = self._stated = None
+            self._stopped = (self._steps[-1], found.top)
             return
         if count % (REFIT_PARTS * self._law.scales[0]) == 0:
             self._stated = None

@@ -46,6 +46,9 @@ class Run:
     skipped: Callable[[int], bool] = lambda step: False
     started_ns: int = 0  # moves the whole run in time
     settings: dict[str, str] = field(default_factory=dict)
+    blocks: Callable[[int], int] = lambda step: 100  # live ones
+    standing: bool = False  # gradients stay from the optimizer to the next backward
+    beside: Callable[[int], tuple[wire.Event, ...]] = lambda step: ()  # what else is sent as a step closes
     _seq: int = 0
 
     # ------------------------------------------------------------------------------------------------ what it holds
@@ -172,7 +175,7 @@ class Run:
                     after[name],
                     0,
                     after[name] - self.rounding,
-                    100,
+                    self.blocks(step),
                     self.retries(step),
                     0,
                     flags,
@@ -180,7 +183,7 @@ class Run:
             )
             if sampled:
                 has_state = step > 0 or name == "optimizer"
-                has_gradients = name in ("backward", "optimizer")
+                has_gradients = name in ("backward", "optimizer") or self.standing
                 events.append(
                     wire.Ledger(
                         step,
@@ -210,7 +213,7 @@ class Run:
                 4,
             )
         )
-        return events
+        return [*self.beside(step), *events]
 
     def received(self, event: wire.Event, step: int, *, replayed: bool = False) -> wire.Received:
         numbered = isinstance(event, (wire.Phase, wire.Step, wire.Ledger, wire.Oom, wire.Notice, wire.Goodbye))

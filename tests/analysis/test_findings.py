@@ -3,48 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 
 import pytest
+from looked import codes, history, only
 from synthetic import GIB, MIB, Run
 
-from gpumon.analysis import Finding, Reporter
+from gpumon.analysis import Reporter
 from gpumon.analysis.findings import CATALOGUE
 from gpumon.analysis.lines import SEVERITIES
-from gpumon.session.store import SessionStore, StoreLimits
+from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 
 DDP = wire.Parallel("ddp", 2, (60 * MIB, 40 * MIB), True, False)
-
-
-def history(*runs: Run, steps: int, host_every: int = 1) -> list[tuple[Finding, ...]]:
-    """The first run's findings after each of its steps, with all runs side by side."""
-    store, reporter = SessionStore(StoreLimits(steps=64)), Reporter()
-    said: list[tuple[Finding, ...]] = []
-    streams = [run.stream(steps, host_every=host_every) for run in runs]
-    for received in _side_by_side(streams):
-        store.apply(received)
-        if isinstance(received.event, wire.Step):
-            rank = store.rank(received.source, 0)
-            assert rank is not None
-            found = reporter.rank(rank).findings
-            if received.source == runs[0].nonce:
-                said.append(found)
-    return said
-
-
-def _side_by_side(streams: list[Iterable[wire.Received]]) -> Iterable[wire.Received]:
-    for together in zip(*streams, strict=False):
-        yield from together
-
-
-def codes(found: tuple[Finding, ...], state: str = "open") -> set[str]:
-    return {finding.code for finding in found if finding.state == state}
-
-
-def only(found: tuple[Finding, ...], code: str) -> Finding:
-    (finding,) = [finding for finding in found if finding.code == code]
-    return finding
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,0 +1,220 @@
+"""Findings of what is kept: from growth and a census to a name, and silence on what is none."""
+
+from __future__ import annotations
+
+import pytest
+from looked import codes, history, only
+from synthetic import GIB, MIB, Run
+
+from gpumon.analysis import Reporter
+from gpumon.session.store import SessionStore
+from gpumon_agent import wire
+
+LOSSES = wire.Holder("losses[*]", "local", "train.py:12", 0)
+OUTPUTS = wire.Holder("Trainer.outputs['val'][*]", "attribute", "train.py:80", 0)
+
+
+def group(count: int, holder: wire.Holder | None = LOSSES, **more: object) -> wire.Group:
+    fields: dict[str, object] = {
+        "shape": (), "dtype": "float32", "device": 0, "count": count, "bytes": 512 * count, "where": "train.py:57",
+        **more,
+    }  # fmt: skip
+    named = () if holder is None else (wire.Holder(holder.name, holder.kind, holder.where, count),)
+    return wire.Group(holders=named, **fields)  # type: ignore[arg-type]
+
+
+def census(step: int, *groups: wire.Group, number: int = 0) -> wire.Census:
+    return wire.Census(step, step * 1000, number, "growth", groups)
+
+
+def leaking(bytes_a_step: int, *censuses: wire.Census, **more: object) -> Run:
+    sent = {each.step: (each,) for each in censuses}
+    return Run(
+        kept=lambda step: bytes_a_step * step,
+        blocks=lambda step: 100 + step,
+        beside=lambda step: sent.get(step, ()),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def test_a_kept_loss_is_named_within_50_steps() -> None:
+    said = history(leaking(512, census(25, group(24, has_graph=True))), steps=50)
+    found = only(said[-1], "retained-graph")
+    assert codes(said[-1]) == {"retained-graph"}
+    assert (found.holder, found.where) == ("losses[*]", "train.py:57")
+    assert (found.bytes, found.bytes_per_step, found.step) == (24 * 512, 512, 2)
+    assert found.title.startswith("24 float32 scalars, each with its graph")
+    assert "`losses[*]` (a local variable, train.py:12)" in found.title
+    assert "loss.item() in `losses`" in found.remedy
+    assert found.severity == "warning"
+    assert all("tensor-leak" not in codes(each) for each in said)
+
+
+def test_outputs_of_many_lengths_are_one_finding_and_what_lives_anyway_is_none() -> None:
+    kept = [group(2, OUTPUTS, shape=(8, n), bytes=2 * 32 * n) for n in range(500, 520)]
+    dataset = group(4000, wire.Holder("data[*]", "global"), shape=(3, 32, 32), bytes=4000 * 12288)
+    batch = group(1, wire.Holder("logits", "local"), shape=(8, 512, 32000), bytes=500 * MIB)
+    said = history(leaking(32 * 512, census(42, *kept, dataset, batch)), steps=60)
+    found = only(said[-1], "tensor-leak")
+    assert found.holder == OUTPUTS.name
+    assert found.title.startswith("40 tensors of 20 shapes, such as [8, 500] float32")
+    assert ".cpu()" in found.remedy
+
+
+def test_two_names_share_a_growth() -> None:
+    groups = (group(30, has_graph=True), group(30, OUTPUTS, shape=(8, 64), bytes=30 * 2048))
+    found = history(leaking(2560, census(32, *groups)), steps=50)[-1]
+    assert codes(found) == {"retained-graph", "tensor-leak"}
+    assert only(found, "tensor-leak").bytes_per_step == 2048
+
+
+def test_a_tensor_that_is_concatenated_to() -> None:
+    one = group(1, OUTPUTS, shape=(320, 64), bytes=40 * 4096)
+    run = Run(kept=lambda step: 4096 * step, beside=lambda step: (census(40, one),) if step == 40 else ())
+    assert "one tensor that gets longer" in only(history(run, steps=60)[-1], "tensor-leak").remedy
+
+
+def test_a_cycle_is_named_as_such_and_nobody_is_guessed() -> None:
+    cyclic = history(leaking(512, census(30, group(28, None, cyclic=28))), steps=50)[-1]
+    assert only(cyclic, "tensor-leak").holder == "a reference cycle"
+    unheld = history(leaking(512, census(30, group(28, None))), steps=50)[-1]
+    assert only(unheld, "tensor-leak").holder is None
+
+
+def test_without_a_census_it_is_stated_later_and_alone() -> None:
+    said = history(leaking(512), steps=60)
+    assert "tensor-leak" not in codes(said[40])
+    found = only(said[-1], "tensor-leak")
+    assert found.title.startswith("allocated at the end of the step grows by 512 B (512 B–512 B) a step since step 2")
+    assert found.holder is None
+
+
+def test_a_census_that_comes_late_gives_the_name() -> None:
+    said = history(leaking(512, census(70, group(68, has_graph=True))), steps=72)
+    assert codes(said[60]) == {"tensor-leak"}
+    assert codes(said[-1]) == {"retained-graph"}
+    assert codes(said[-1], "gone") == {"tensor-leak"}
+
+
+def test_it_is_gone_when_the_cause_ends() -> None:
+    run = leaking(512, census(25, group(24)))
+    run.kept = lambda step: 512 * min(step, 60)
+    run.blocks = lambda step: 100 + min(step, 60)
+    said = history(run, steps=100)
+    assert codes(said[55]) == {"tensor-leak"}
+    assert codes(said[-1]) == set()
+    assert codes(said[-1], "gone") == {"tensor-leak"}
+
+
+def test_a_leak_that_fills_the_device_soon_is_critical() -> None:
+    said = history(leaking(4 * MIB, census(25, group(24, bytes=24 * 4 * MIB)), total=2 * GIB), steps=60, host_every=1)
+    found = only(said[-1], "tensor-leak")
+    assert found.severity == "critical"
+    assert "memory runs out in about" in found.title
+
+
+# ------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def loaded(step: int, **more: object) -> wire.Checkpoint:
+    fields: dict[str, object] = {
+        "file": "model.pt", "where": "train.py:31", "loaded": 100 * MIB, "tensors": 12, "alive": 100 * MIB,
+        "looked_step": step, "used_step": 0, "holders": (wire.Holder("ckpt['model'][*]", "local", "train.py:31", 12),),
+        **more,
+    }  # fmt: skip
+    return wire.Checkpoint(0, more.pop("device", 0), 0, 0, "torch.load", **fields)  # type: ignore[arg-type]
+
+
+def findings_with(*checkpoints: wire.Checkpoint) -> set[str]:
+    return codes(history(Run(beside=lambda step: checkpoints if step == 5 else ()), steps=8)[-1])
+
+
+def test_a_checkpoint_still_held_two_steps_after_it_was_used() -> None:
+    found = only(history(Run(beside=lambda step: (loaded(step),)), steps=8)[-1], "retained-checkpoint")
+    assert found.bytes == 100 * MIB
+    assert (found.holder, found.where) == ("ckpt['model'][*]", "train.py:31")
+    assert "torch.load of model.pt at train.py:31, as much as the weights" in found.title
+    assert found.remedy.startswith("del ckpt after load_state_dict")
+
+
+@pytest.mark.parametrize("but", [{"used_step": None}, {"looked_step": 1}, {"alive": 0}, {"alive": MIB}])
+def test_data_a_fresh_load_and_what_was_let_go_are_no_retained_checkpoint(but: dict[str, object]) -> None:
+    assert findings_with(loaded(5, **but)) == set()
+
+
+def test_a_checkpoint_on_another_rank_s_device() -> None:
+    foreign = loaded(5, foreign=True, alive=0)
+    found = only(history(Run(beside=lambda step: (foreign,)), steps=8)[-1], "checkpoint-device")
+    assert 'map_location="cpu", or map_location="cuda:0"' in found.remedy
+    assert "the context stays" in found.title
+
+
+# ----------------------------------------------------------------------------------------------------------- settings
+
+
+def test_gradients_that_stand_through_the_forward() -> None:
+    found = only(history(Run(standing=True), steps=8)[-1], "zeroed-gradients")
+    assert (found.bytes, found.severity) == (100 * MIB, "info")
+    assert "zeroed-gradients" not in codes(history(Run(), steps=8)[-1])
+
+
+def test_an_evaluation_that_records_a_graph_until_one_does_not() -> None:
+    def evaluated(flags: int) -> wire.Phase:
+        return wire.Phase(9, wire.EVAL, 0, 0, 10 * 50_000_000, 1, 400 * MIB, 700 * MIB, flags=flags)
+
+    phases = {9: (evaluated(wire.RECORDED),), 19: (evaluated(0),)}
+    for step, (phase,) in phases.items():
+        phases[step] = (wire.Phase(step, *[getattr(phase, name) for name in phase.__struct_fields__[1:]]),)
+    said = history(Run(beside=lambda step: phases.get(step, ())), steps=25)
+    assert codes(said[12]) == {"grad-in-eval"}
+    assert codes(said[-1]) == set()
+
+
+def test_one_batch_that_makes_the_peak() -> None:
+    run = Run(
+        input_bytes=lambda step: 4096 if step == 30 else 512 + 8 * (step % 9),
+        activations=lambda step: 2400 * MIB if step == 30 else 300 * MIB,
+    )
+    said = history(run, steps=40)
+    found = only(said[-1], "outlier-batch")
+    assert (found.step, found.severity) == (30, "info")
+    assert found.bytes == run.peak(30) - max(run.peak(step) for step in range(30))
+    assert "99th percentile" in found.remedy
+
+
+def test_memory_reserved_that_fits_nothing() -> None:
+    run = Run(slack=0, activations=lambda step: 300 * MIB)
+    run.reserved = lambda step: run.peak(0) + 200 * MIB * min(step, 6)  # type: ignore[method-assign]
+    found = only(history(run, steps=12)[-1], "fragmentation")
+    assert found.bytes == 1200 * MIB - (run.peak(1) - run.peak(0))
+    assert "expandable_segments:True" in found.remedy
+    assert "fragmentation" not in codes(history(Run(slack=400 * MIB), steps=12)[-1])
+
+
+# ----------------------------------------------------------------------------------------------------------- the host
+
+
+def test_the_process_and_a_worker_each_for_itself() -> None:
+    def beat(step: int) -> tuple[wire.Event, ...]:
+        children = (wire.ChildProcess(71, "python", 300 * MIB), wire.ChildProcess(72, "python", (300 + 3 * step) * MIB))
+        ours = wire.ProcessReading(4000, (900 + 2 * step) * MIB, children=children)
+        return (
+            wire.Heartbeat(step, step, "forward", 0, rss=(900 + 2 * step) * MIB),
+            wire.Host("box", step, processes=(ours,)),
+        )
+
+    run = Run()
+    events = {step: beat(step) for step in range(40)}
+    store, reporter = SessionStore(), Reporter()
+    for received in run.picture():
+        store.apply(received)
+    for step in range(40):
+        heartbeat, host = events[step]
+        store.apply(run.received(heartbeat, step))
+        store.apply(wire.Received("host:box", run.unix_ns(step), host))
+        for received in run.step(step):
+            store.apply(received)
+        (report,) = reporter.report(store.frame(run.unix_ns(step)))
+    leaks = [finding for finding in report.findings if finding.code == "host-leak"]
+    assert [(leak.bytes_per_step, leak.subject) for leak in leaks] == [(2 * MIB, "rss"), (3 * MIB, "worker 72")]
+    assert "child process 72" in leaks[1].title
