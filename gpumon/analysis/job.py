@@ -22,7 +22,7 @@ LATE_STEPS = 2
 LATE_S = 2.0
 
 State = Literal["live", "late", "silent", "finished", "failed", "killed", "dead", "left", "missing"]
-"""dead: gone without a word; killed: by a signal; failed: by an exception; left: only the agent went, training goes on."""
+"""dead: gone without a word; killed: by a signal; failed: by an exception; left: the agent alone went away."""
 
 GONE: dict[str, State] = {
     "finished": "finished", "exception": "failed", "signal": "killed", "lost": "dead", "stopped": "left",
