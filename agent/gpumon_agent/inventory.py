@@ -34,6 +34,7 @@ _LIST_EVERY_FRESH = 64
 _STATE_EVERY_FRESH = 16
 _BUCKETS_SETTLE_LOOKS = 64  # DDP rebuilds its buckets in its second forward and logs it in the third
 _PLAIN = (Tensor, Parameter)
+_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 _CPU = -1  # as Tensor.get_device() has it
 
 
@@ -97,9 +98,20 @@ class Inventory:
 
     def inputs(self, *batch: object) -> tuple[int, list[tuple[int, ...]]]:
         """Notes, weakly, the tensors handed to a root's forward; their storage bytes and their shapes."""
-        tensors = [untransformed(tensor) for tensor in tensors_in(batch, INPUT_DEPTH_MAX)]
+        tensors: list[Tensor] = []
+        sizes: dict[int, int] = {}
+        for part in batch:  # arguments, and those with names: mostly plain tensors, at every forward
+            for value in part.values() if type(part) is dict else part if type(part) is tuple else (part,):
+                if type(value) is Tensor and value.layout is torch.strided and not _transformed(value):
+                    tensors.append(value)
+                    if not value.is_meta:
+                        storage = value.untyped_storage()
+                        sizes[storage._cdata] = storage.nbytes()
+                else:
+                    for tensor in map(untransformed, tensors_in(value, INPUT_DEPTH_MAX - 2)):
+                        tensors.append(tensor)
+                        sizes.update((identity, nbytes) for identity, nbytes, _ in storages(tensor))
         self._inputs = [weakref.ref(tensor) for tensor in tensors]
-        sizes = {identity: nbytes for tensor in tensors for identity, nbytes, _ in storages(tensor)}
         return sum(sizes.values()), [tuple(tensor.shape) for tensor in tensors]
 
     def owners(self, device: torch.device, *, fresh: bool = True) -> Owners:
