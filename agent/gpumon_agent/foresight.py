@@ -75,6 +75,7 @@ class Foresight:
 
     def __init__(self) -> None:
         self.steps = 0
+        self.changed = 0  # how often another regime was seen to begin
         self.changes: deque[int] = deque(maxlen=16)
         """steps at which another regime was seen to begin"""
         self.residuals = (Residuals(), Residuals(), Residuals(), Residuals())
@@ -215,6 +216,7 @@ class Foresight:
             if surprise is not None and surprise * residual > 0:
                 self._forget(max(FIRST_WIDTH, abs(residual)))
                 self.changes.append(step)
+                self.changed += 1
                 return
             self._surprise = residual
         elif surprise is not None:

@@ -18,7 +18,7 @@ from typing import Any
 from . import wire
 from .foresight import Foresight
 from .guard import say
-from .needs import KNOWN, Features, Shapes, features
+from .needs import AFTER, KNOWN, Features, Shapes, features
 
 VARIABLE = "GPUMON_OUTLOOK"
 TIGHT_SHARE = 0.05
@@ -28,6 +28,7 @@ TRUSTED_AFTER = 8
 COMPACT_STEPS = 200
 """So long after the allocator gave its cache back, what it reserves is what it needs."""
 _CACHED = 512
+_SHAPES_MAX = 64
 Fields = list[Any]
 
 
@@ -39,16 +40,16 @@ class Fragments:
     expandable segments pages are given back one by one.
     """
 
-    __slots__ = ("_compact", "_expandable", "_retries", "bytes")
+    __slots__ = ("_compact", "_retries", "_slack", "expandable")
 
     def __init__(self, expandable: bool) -> None:
-        self.bytes = 0
-        self._expandable = expandable
+        self.expandable = expandable
+        self._slack = 0
         self._retries: int | None = None
         self._compact = 0  # steps for which the cache is known to be lean
 
     def learn(self, phases: Sequence[wire.Phase]) -> None:
-        if self._expandable:
+        if not phases:
             return
         tallest = max(phases, key=lambda phase: phase.allocated_peak or 0)
         peak = tallest.allocated_peak or 0
@@ -60,16 +61,71 @@ class Fragments:
             self._retries = retries
         slack = max(0, (tallest.reserved or 0) - peak)
         if self._compact > 0:
-            self.bytes = slack
+            self._slack = slack
             return
         full = [p.inactive_split for p in phases if p.inactive_split is not None and 4 * (p.allocated or 0) >= 3 * peak]
         split = max(full) if full else min((p.inactive_split or 0 for p in phases), default=0)
-        self.bytes = min(slack, split)
+        self._slack = min(slack, split)
+
+    @property
+    def bytes(self) -> int:
+        return 0 if self.expandable else self._slack
 
 
 def expandable(settings: Iterable[str]) -> bool:
     """Whether the allocator's configuration says so."""
     return any("expandable_segments:true" in value.replace(" ", "").lower() for value in settings)
+
+
+def trusts(foresight: Foresight, sort: int) -> bool:
+    """Whether the forecast itself decides, not only the lower end of its interval."""
+    return sort in (KNOWN, AFTER) or foresight.residuals[sort].seen >= TRUSTED_AFTER
+
+
+def verdict(
+    peak: int, low: int, high: int, trusted: bool, room: int | None, limit: int | None, stranded: int
+) -> tuple[str, int | None]:
+    """(fits, tight or oom-ahead; headroom). `room`: what the process can have; `limit`: what nothing can exceed."""
+    if room is None:
+        if limit is not None and low > limit:
+            return wire.OOM_AHEAD, limit - peak
+        return wire.FITS, None
+    if limit is not None and limit < room:
+        room = limit
+    usable = room - stranded
+    headroom = usable - peak
+    if low > usable or (trusted and headroom < 0):
+        return wire.OOM_AHEAD, headroom
+    return (wire.TIGHT if high > usable - TIGHT_SHARE * room else wire.FITS), headroom
+
+
+def judged(
+    foresight: Foresight,
+    step: int,
+    device: int,
+    t_ns: int,
+    shapes: Shapes,
+    nbytes: int | None,
+    start: int,
+    so_far: int,
+    room: int | None,
+    stranded: int,
+) -> wire.Outlook | None:
+    """The outlook of a step's first batch; None where nothing is known of such batches."""
+    batch = features(shapes)
+    if batch is None:
+        return None
+    kind = (False, tuple(map(len, shapes)))
+    predicted = foresight.peak(batch, kind, start)
+    if predicted is None:
+        return None
+    peak, phase, sort = predicted
+    low, high = foresight.interval(peak, sort, batch, kind)
+    word, headroom = verdict(peak, low, high, trusts(foresight, sort), room, None, stranded)
+    if so_far > peak:
+        peak, phase, low, high = so_far, wire.BETWEEN, so_far, max(high, so_far)
+    told = tuple(tuple(shape) for shape in shapes[:_SHAPES_MAX])
+    return wire.Outlook(step, device, t_ns, peak, low, high, phase, word, headroom, nbytes, told)
 
 
 class Outlooks:
@@ -139,40 +195,29 @@ class Outlooks:
                 continue
             peak, phase, sort = predicted
             low, high = foresight.interval(peak, sort, batch, kind)
-            verdict, headroom = self._verdict(device, peak, low, high, sort, foresight)
+            word, headroom = self._verdict(device, peak, low, high, sort, foresight)
             if so_far > peak:
                 peak, phase, low, high = so_far, wire.BETWEEN, so_far, max(high, so_far)
-            if index and verdict != wire.OOM_AHEAD and 100 * abs(peak - self._said.get(device, 0)) <= peak:
+            if index and word != wire.OOM_AHEAD and 100 * abs(peak - self._said.get(device, 0)) <= peak:
                 continue  # a later micro-batch says what its step's first one said
             self._said[device] = peak
             fields: Fields = [
-                step, device, time.monotonic_ns(), peak, low, high, phase, verdict, headroom, nbytes,
+                step, device, time.monotonic_ns(), peak, low, high, phase, word, headroom, nbytes,
                 tuple(shapes[:_SHAPES_MAX]),
             ]  # fmt: skip
             self._append(fields)
             if self._functions:
                 self.waiting = wire.Outlook(*fields)
-            if self._prints and verdict == wire.OOM_AHEAD:
+            if self._prints and word == wire.OOM_AHEAD:
                 say(sentence(wire.Outlook(*fields)))
 
     def _verdict(
         self, device: int, peak: int, low: int, high: int, sort: int, foresight: Foresight
     ) -> tuple[str, int | None]:
-        limit = self.limits.get(device)
-        room = self.room.get(device)
-        if room is None:
-            if limit is not None and low > limit:
-                return wire.OOM_AHEAD, limit - peak
-            return wire.FITS, None
-        if limit is not None and limit < room:
-            room = limit
         fragments = self._fragments.get(device)
-        usable = room - (fragments.bytes if fragments is not None else 0)
-        headroom = usable - peak
-        trusted = sort == KNOWN or foresight.residuals[sort].seen >= TRUSTED_AFTER
-        if low > usable or (trusted and headroom < 0):
-            return wire.OOM_AHEAD, headroom
-        return (wire.TIGHT if high > usable - TIGHT_SHARE * room else wire.FITS), headroom
+        stranded = fragments.bytes if fragments is not None else 0
+        trusted = trusts(foresight, sort)
+        return verdict(peak, low, high, trusted, self.room.get(device), self.limits.get(device), stranded)
 
     def tell(self) -> None:
         """The user's functions hear the newest outlook; what they raise is theirs."""
@@ -217,9 +262,6 @@ class Outlooks:
     def drained(self, events: list[tuple[int, wire.NumberedEvent]]) -> None:
         for _, event in events:
             self.follow(event)
-
-
-_SHAPES_MAX = 64
 
 
 def sentence(outlook: wire.Outlook) -> str:

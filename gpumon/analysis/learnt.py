@@ -15,7 +15,8 @@ from gpumon.analysis.batches import Batches
 from gpumon.analysis.estimate import closed_form
 from gpumon.analysis.estimate.closed_form import LEARNING_STEPS, Owned
 from gpumon.analysis.followed import DeviceGrowth, HostGrowth
-from gpumon.analysis.forecast import Forecaster
+from gpumon.analysis.forecast import Forecaster, Others
+from gpumon.analysis.foreseen import Foreseen
 from gpumon.analysis.history import StepPeaks, step_peaks
 from gpumon.analysis.lines import Peak, RankReport, Read
 from gpumon.analysis.standing import Standing
@@ -43,6 +44,9 @@ class Device:
     composed: Peak | None = None  # the newest peak that was taken apart
     retries: int | None = None  # at the look before the newest
     available: int | None = None  # reserved and free together, at the newest reading that could be placed
+    others: Others = field(default_factory=Others)
+    foreseen: Foreseen = field(default_factory=Foreseen)
+    replays: bool = False  # the newest step ran a CUDA graph, whose peaks nobody sees
     growth: DeviceGrowth = field(default_factory=DeviceGrowth)
     batches: Batches = field(default_factory=Batches)
     standing: Standing = field(default_factory=Standing)
@@ -55,6 +59,8 @@ class Device:
 
     def observe(self, record: StepRecord, owners: Owned | None) -> None:
         figures = step_peaks(record, self.index)
+        self.foreseen.observe(record, self.index)
+        self.replays = any(phase.phase == wire.GRAPH_REPLAY for phase in record.phases)
         if figures is not None:
             self.newest = figures
             if len(self.first) < LEARNING_STEPS and not figures.skipped:

@@ -16,8 +16,10 @@ from gpumon.analysis.findings import Look, retries
 from gpumon.analysis.forecast import Room
 from gpumon.analysis.learnt import Device, Rank
 from gpumon.analysis.lines import DeviceReport, Estimate, Lines, RankReport
+from gpumon.analysis.room import available
 from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon_agent import wire
+from gpumon_agent.outlook import expandable
 
 if TYPE_CHECKING:
     from gpumon.analysis.oom.report import OomReport
@@ -160,7 +162,11 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
     if record is not None and end is not None:
         owners = ledger.ledger_of(record, end)
         lines = ledger.lines(end, owners, learnt.lasting if learnt else None, driver)
-    forecast = learnt.forecaster.forecast(_room(rank, learnt, driver, reading)) if learnt else None
+    forecast = None
+    if (
+        learnt is not None and not learnt.replays
+    ):  # no counter sees what runs in a CUDA graph
+        forecast = learnt.forecaster.forecast(_room(rank, learnt, driver))
     joined = lines is not None and lines.total is not None and driver is not None and end is not None
     return DeviceReport(
         device=index,
@@ -195,9 +201,7 @@ def _estimate(owners: Owned | None, learnt: Device | None, lines: Lines | None) 
     return closed_form.estimate(owners, shown, lines)
 
 
-def _room(
-    rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None, reading: wire.DeviceReading | None
-) -> Room | None:
+def _room(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None) -> Room | None:
     """What the process can have: by a reading that fell into a steady state, else cautiously by the newest one.
 
     Its own allocations do not change the sum of reserved and free, so it stands until a later reading can be placed.
@@ -209,13 +213,15 @@ def _room(
     described = ledger.device_of(rank, learnt.index)
     if described is not None and described.kind == "cpu" and rank.host and rank.host.memory_available is not None:
         return Room(min(newest.start, newest.end) + rank.host.memory_available)
-    if driver is not None and driver.free is not None:
-        learnt.available = driver.reserved + driver.free
-    elif reading is not None and reading.free is not None:
-        least = ledger.reserved_around(rank, learnt.index)
-        if least is not None:
-            learnt.available = least + reading.free
-    return None if learnt.available is None else Room(learnt.available, newest.stranded)
+    found = available(rank, learnt.index, driver)
+    if found is not None and rank.host_unix_ns is not None:
+        learnt.available = found
+        learnt.others.read((driver.unix_ns if driver is not None else rank.host_unix_ns) / 1e9, found)
+    if learnt.available is None:
+        return None
+    learnt.foreseen.fragments.expandable = expandable(rank.hello.settings.values())
+    shrinks = learnt.others.per_step(steps_per_s(rank.steps))
+    return Room(learnt.available, learnt.foreseen.fragments.bytes, shrinks)
 
 
 def _capacity(described: wire.Device | None, reading: wire.DeviceReading | None) -> int | None:

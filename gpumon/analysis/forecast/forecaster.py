@@ -5,9 +5,9 @@ backward and whatever else runs in a step), allocated at the end of the optimize
 excess is the phase's own: activations, workspaces, temporaries. Anchors follow a robust trend where there is one;
 excesses are the newest value where the last ones agree, else the median of the recent ones. The forecast is the
 largest phase: peaks move from one phase to another, so each is carried forward for itself. Phases that fewer than half
-of the recent steps had (evaluation, a checkpoint) are left out. Where the peaks of the last three rounds of 2 to
-`PERIOD` steps were the same (two optimizers in turn), the forecast is the peak of one round before. Where the peaks
-themselves have a trend (a batch that grows), they are carried on along it.
+of the recent steps had are left out, unless they came at equal distances and are due (evaluation, a checkpoint). Where
+the peaks of the last three rounds of 2 to `PERIOD` steps were the same (two optimizers in turn), the forecast is the
+peak of one round before. Where the peaks themselves have a trend (a batch that grows), they are carried on along it.
 
 If the next batch's bytes are known (`input_bytes`), the excess of forward and backward is read from a resistant line
 over the recent steps, or from the newest step with that very size; else it is that of the usual batch, and how batches
@@ -18,17 +18,14 @@ A residual outside the band by more than the band's own width is a surprise: the
 one on the same side right after it is another regime: residuals and window are started anew. Then, as in the first
 steps, the band is widened by a share of the peak that falls with the square of the steps since: 10 %, 2.5 %, 1.1 % …
 
-Headroom = what the process can have (reserved + free, by the driver) − next peak − bytes stranded in segments that
-stay partly in use through the whole step.
-
 Sources. Anchors: FACTS of PyTorch's allocator (peaks are piecewise linear in the batch). Theil–Sen, Tukey, conformal
 prediction: see gpumon.analysis.robust.
 Cost. `observe` and `forecast` look at a few newest steps; every eighth step trend and batch are fitted again, over at
 most 32 and `WINDOW` points. Memory is constant. benchmarks/session.py measures both.
 
-Known limitations. Excess over batch is taken as a line: attention's square of the sequence length is not modelled and
-shows as a wider band. `max_batch_factor` scales all of a phase's excess, gradients included, when all batches had the
-same size: it is a lower bound then. A phase that comes every so many steps is not foreseen.
+Known limitations. Excess over the bytes of a batch is taken as a line: what follows its shapes, attention's square too,
+is foreseen once they are known (gpumon_agent.foresight). `max_batch_factor` scales all of a phase's excess, gradients
+included, when all batches had the same size: it is a lower bound then.
 """
 
 from __future__ import annotations
@@ -37,6 +34,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+from gpumon.analysis.forecast.headroom import Room, steps_until
 from gpumon.analysis.history import StepPeaks
 from gpumon.analysis.lines import Forecast
 from gpumon.analysis.robust import Line, Trend, conformal, exceedance, median, resistant_line
@@ -54,14 +52,6 @@ FIRST_WIDTH = 0.10  # share of the peak added to each side of the interval after
 REFIT_EVERY = 8
 END_ANCHORED = (wire.OPTIMIZER, wire.BETWEEN)
 BATCH_PHASES = (wire.FORWARD, wire.BACKWARD)
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What the process can have on its device: reserved and free at one moment, by allocator and driver."""
-
-    available: int
-    stranded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +205,11 @@ class Forecaster:
         return None
 
     def _excess(self, name: str, steps: int, input_bytes: int | None) -> float | None:
-        """None for a phase that fewer than half of the last `steps` steps had."""
+        """None for a phase that is not due: one that comes every so many steps, or that fewer than half had."""
         series = self._phases[name]
+        due = self._due(series)
+        if due is not None:
+            return level([series[-1].bytes, series[-2].bytes]) if due else None
         recent = [
             entry.bytes
             for entry in (series[at] for at in range(-min(steps, len(series)), 0))
@@ -232,6 +225,16 @@ class Forecaster:
             if line is not None:
                 return line.at(input_bytes)
         return level(recent)
+
+    def _due(self, series: deque[_Excess]) -> bool | None:
+        """Whether a phase that came at equal distances comes now; None where it comes at every step, or at none."""
+        if len(series) < 3:
+            return None
+        gap = series[-1].seen - series[-2].seen
+        if gap < 2 or series[-2].seen - series[-3].seen != gap:
+            return None
+        since = self._seen + 1 - series[-1].seen
+        return None if since > gap else since == gap
 
     def _interval(self, peak: float) -> tuple[float, float]:
         band = conformal(self._residuals)
@@ -258,7 +261,9 @@ class Forecaster:
             predicted = self._predict(None, input_bytes)
         below, above = self._band
         peak = round(predicted.peak)
-        headroom = None if room is None else room.available - peak - min(room.stranded, max(0, room.available - peak))
+        headroom = None if room is None else room.above(peak)
+        rate = self._rate()
+        total = (rate or 0.0) + (room.shrinks_per_step if room is not None else 0.0)
         p_oom = None
         if headroom is not None:
             scale = max(above - below, 1e-3 * predicted.peak) / 2
@@ -270,18 +275,12 @@ class Forecaster:
             phase=predicted.phase,
             headroom=headroom,
             p_oom=p_oom,
-            steps_to_oom=self._steps_to_oom(headroom),
+            steps_to_oom=steps_until(headroom, total or None),
             max_batch_factor=None if room is None else self._batch_factor(room, max(0.0, above)),
             learnt_from=self._seen,
-            bytes_per_step=None if (rate := self._rate()) is None else round(rate),
+            bytes_per_step=None if rate is None else round(rate),
             growth=None if rate is None else "batch" if self._trend is None or self._trend.slope < rate / 2 else "kept",
         )
-
-    def _steps_to_oom(self, headroom: int | None) -> int | None:
-        rate = self._rate()
-        if headroom is None or rate is None:
-            return None
-        return math.floor(headroom / rate) + 1 if headroom >= 0 else 0
 
     def _rate(self) -> float | None:
         """Bytes a step by which the peak grows. Random batches hide a leak in the peak, not in what stays."""

@@ -1,0 +1,261 @@
+"""How well a recorded run was forecast: every step's forecast against what the step then was, beside naive ones.
+
+Model. The recording is taken message by message, as a viewer would, so nothing is known before its time. Scored are
+- `outlook`: said as a batch entered forward, its shapes known. Where the agent wrote none, it is made here from the
+same model and the messages up to that moment;
+- `next`: the forecast after each step of the one that follows, its batch not known;
+- naive: the last peak, the largest peak so far.
+An out-of-memory counts as warned of if an outlook of its step said so before the allocator's observer did, or the
+finding `oom-ahead` was open; warnings for steps that ended well are false. Beside it what monitors of a device do: a
+least-squares line through its total over `SLOPE_WINDOW_S`, an alarm at `SLOPE_ALARM` or more.
+Cost. What a viewer spends on the same messages.
+
+Known limitations. Steps before `WARM_UP` are shown apart from none: nothing can be known of the first. A run that is
+stopped before memory ends cannot prove a warning right: it counts as false.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gpumon.analysis.foreseen import Foreseen
+from gpumon.analysis.history import step_peaks
+from gpumon.analysis.report import Reporter
+from gpumon.analysis.robust import median
+from gpumon.analysis.room import available
+from gpumon.session.frame import RankFrame, StepRecord
+from gpumon.session.store import SessionStore, StoreLimits
+from gpumon_agent import wire
+
+WARM_UP = 3  # steps; from the third iteration on a forecast has to be right where shapes are the same
+WARM_UP_VARYING = 20
+SLOPE_WINDOW_S = 120.0
+SLOPE_LEAST_S = 10.0
+SLOPE_ALARM = 1e6
+"""bytes a second"""
+_STEPS_KEPT = 64
+NAIVE = ("last peak", "largest so far")
+
+
+@dataclass(slots=True)
+class Accuracy:
+    """Errors as shares of the peak that was."""
+
+    errors: list[float] = field(default_factory=list)
+    held: int = 0
+    judged: int = 0  # intervals
+
+    def add(self, said: float, was: int, low: float | None = None, high: float | None = None) -> None:
+        self.errors.append(abs(said - was) / was if was else 0.0)
+        if low is not None and high is not None:
+            self.judged += 1
+            self.held += low <= was <= high
+
+    def merge(self, other: Accuracy) -> None:
+        self.errors += other.errors
+        self.held += other.held
+        self.judged += other.judged
+
+    @property
+    def median(self) -> float | None:
+        return median(self.errors) if self.errors else None
+
+    @property
+    def ninety_fifth(self) -> float | None:
+        return sorted(self.errors)[int(0.95 * (len(self.errors) - 1))] if self.errors else None
+
+    @property
+    def coverage(self) -> float | None:
+        return self.held / self.judged if self.judged else None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One out-of-memory."""
+
+    step: int
+    phase: str
+    by_shape: int | None  # ns between the outlook that said so and the observer's moment; None: it was not said
+    steps_ahead: int | None  # of the finding oom-ahead; None: it was not open
+    told_room: bool  # whether what the process can have was known
+
+
+@dataclass(slots=True)
+class Backtest:
+    """One device of one rank."""
+
+    source: str
+    rank: int | None
+    device: int
+    steps: int = 0
+    varying: bool = False
+    outlook: Accuracy = field(default_factory=Accuracy)
+    next: Accuracy = field(default_factory=Accuracy)
+    naive: dict[str, Accuracy] = field(default_factory=lambda: {name: Accuracy() for name in NAIVE})
+    ended: list[Ended] = field(default_factory=list)
+    false_outlooks: int = 0  # oom-ahead said of a step that ended well
+    false_findings: int = 0  # oom-ahead opened, and gone or still open at the end without an out-of-memory
+    clean_steps: int = 0
+    to_oom: list[tuple[int, int]] = field(default_factory=list)  # step, steps to OOM said then
+    slope_alarms: int = 0
+    slope_readings: int = 0
+    changes: int = 0  # regimes that were seen to begin
+    oom_step: int | None = None
+
+    def steps_to_oom_error(self) -> float | None:
+        """The largest, once a quarter of the way is run; None where there was no trend, or no end."""
+        if self.oom_step is None:
+            return None
+        end = self.oom_step
+        judged = [
+            abs(said - (end - step)) / max(1, end - step)
+            for step, said in self.to_oom
+            if 4 * step >= end and end - step >= 10
+        ]
+        return median(judged) if judged else None
+
+
+class _Device:
+    """One device of one rank while the recording is played."""
+
+    def __init__(self, source: str, rank: int | None, device: int) -> None:
+        self.score = Backtest(source, rank, device)
+        self.foreseen = Foreseen()
+        self.last: int | None = None
+        self.largest = 0
+        self.next: tuple[int, int, int] | None = None
+        self.shapes: set[tuple[tuple[int, ...], ...]] = set()
+        self.said: dict[int, wire.Outlook] = {}
+        self.opened: int | None = None  # step since which the finding is open
+        self.totals: deque[tuple[float, int]] = deque()
+
+    def closed(self, rank: RankFrame, record: StepRecord, room: int | None) -> None:
+        figures = step_peaks(record, self.score.device)
+        made = self.foreseen.outlook(record, self.score.device, room)
+        self.foreseen.observe(record, self.score.device)
+        said = self.said.pop(record.step, None) or made
+        for old in [step for step in self.said if step < record.step - 8]:
+            del self.said[old]
+        if figures is None:
+            return
+        score = self.score
+        score.steps += 1
+        if record.closed is not None and len(self.shapes) < 64:
+            self.shapes.add(record.closed.input_shapes)
+        score.varying = len(self.shapes) > 2
+        peak = figures.peak
+        if score.steps > (WARM_UP_VARYING if score.varying else WARM_UP):
+            if said is not None:
+                score.outlook.add(said.next_peak, peak, said.low, said.high)
+            if self.next is not None:
+                score.next.add(self.next[0], peak, *self.next[1:])
+            if self.last is not None:
+                score.naive["last peak"].add(self.last, peak)
+                score.naive["largest so far"].add(self.largest, peak)
+        score.clean_steps += 1
+        if said is not None and said.verdict == wire.OOM_AHEAD:
+            score.false_outlooks += 1
+        self.last, self.largest = peak, max(self.largest, peak)
+
+    def forecast(self, rank: RankFrame, step: int, report_of: object) -> None:
+        from gpumon.analysis.lines import DeviceReport, RankReport
+
+        assert isinstance(report_of, RankReport)
+        here: DeviceReport | None = next((d for d in report_of.devices if d.device == self.score.device), None)
+        forecast = here.forecast if here is not None else None
+        self.next = None if forecast is None else (forecast.next_peak, forecast.low, forecast.high)
+        if forecast is not None and forecast.steps_to_oom is not None:
+            self.score.to_oom.append((step, forecast.steps_to_oom))
+        found = next((f for f in report_of.findings if f.code == "oom-ahead" and f.state == "open"), None)
+        if found is not None and self.opened is None:
+            self.opened = step
+        elif found is None and self.opened is not None:
+            self.opened = None
+            self.score.false_findings += 1
+
+    def ended(self, event: wire.Oom, rank: RankFrame, room: int | None) -> None:
+        said = self.said.get(event.step)
+        warned = None
+        if said is not None and said.verdict == wire.OOM_AHEAD and said.t_ns < event.t_ns:
+            warned = event.t_ns - said.t_ns
+        ahead = None if self.opened is None else event.step - self.opened
+        told = said is not None and said.headroom is not None
+        self.score.ended.append(Ended(event.step, event.phase, warned, ahead, told or room is not None))
+        if self.score.oom_step is None:
+            self.score.oom_step = event.step
+        self.opened = None
+
+    def reading(self, t_s: float, used: int) -> None:
+        """What a monitor of the device would do."""
+        totals = self.totals
+        totals.append((t_s, used))
+        while totals and t_s - totals[0][0] > SLOPE_WINDOW_S:
+            totals.popleft()
+        if len(totals) < 3 or t_s - totals[0][0] < SLOPE_LEAST_S:
+            return
+        self.score.slope_readings += 1
+        middle_t = sum(t for t, _ in totals) / len(totals)
+        middle_b = sum(b for _, b in totals) / len(totals)
+        spread = sum((t - middle_t) ** 2 for t, _ in totals)
+        slope = sum((t - middle_t) * (b - middle_b) for t, b in totals) / spread if spread else 0.0
+        self.score.slope_alarms += slope >= SLOPE_ALARM
+
+
+def backtest(stream: Iterable[wire.Received]) -> list[Backtest]:
+    """The scores of a recording, device by device of each rank."""
+    store, reporter = SessionStore(StoreLimits(steps=_STEPS_KEPT), replaying=True), Reporter()
+    devices: dict[tuple[str, int], _Device] = {}
+    rooms: dict[tuple[str, int], int | None] = {}
+
+    def of(rank: RankFrame, index: int) -> _Device:
+        key = rank.source, index
+        if key not in devices:
+            devices[key] = _Device(rank.source, rank.hello.rank, index)
+        return devices[key]
+
+    for received in stream:
+        store.apply(received)
+        event = received.event
+        if isinstance(event, wire.Outlook):
+            rank = store.rank(received.source, received.unix_ns)
+            if rank is not None:
+                of(rank, event.device).said[event.step] = event
+        elif isinstance(event, wire.Step):
+            rank = store.rank(received.source, received.unix_ns)
+            if rank is None or not rank.steps or rank.steps[-1].step != event.step:
+                continue
+            record = rank.steps[-1]
+            report = reporter.rank(rank)
+            for index in sorted({phase.device for phase in record.phases}):
+                device = of(rank, index)
+                device.closed(rank, record, rooms.get((rank.source, index)))
+                device.forecast(rank, record.step, report)
+                room = available(rank, index)
+                if room is not None:
+                    rooms[rank.source, index] = room
+        elif isinstance(event, wire.Oom):
+            rank = store.rank(received.source, received.unix_ns)
+            if rank is not None:
+                of(rank, event.device).ended(event, rank, rooms.get((rank.source, event.device)))
+        elif isinstance(event, wire.Host):
+            _readings(store, received, event, devices)
+    for device in devices.values():
+        device.score.changes = device.foreseen.changes
+        if device.opened is not None:
+            device.score.false_findings += 1
+    return [devices[key].score for key in sorted(devices) if devices[key].score.steps]
+
+
+def _readings(
+    store: SessionStore, received: wire.Received, event: wire.Host, devices: dict[tuple[str, int], _Device]
+) -> None:
+    for (source, index), device in devices.items():
+        rank = store.rank(source, received.unix_ns)
+        described = next((d for d in rank.hello.devices if d.index == index), None) if rank is not None else None
+        if described is None or described.uuid is None:
+            continue
+        for reading in event.devices:
+            if reading.uuid == described.uuid and reading.used is not None:
+                device.reading(received.unix_ns / 1e9, reading.used)

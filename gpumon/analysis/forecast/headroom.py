@@ -1,0 +1,72 @@
+"""What is left above a forecast before an allocation fails, how many steps that lasts, and how likely it is too little.
+
+Model. Headroom = what the process can have (reserved + free, by the driver; no more than a fraction that the user set)
+− the next peak − what the allocator will hold reserved then and cannot use. That last figure (gpumon_agent.outlook.
+Fragments) is at most reserved − allocated at a peak, for it fitted into that, and it is that very figure once the
+allocator had to give its cache back; with expandable segments it is nothing. Steps to OOM: headroom over what the peak
+grows by a step, and what other processes take meanwhile.
+Known limitations. Which blocks lie free together is known only where the segments were read: a request that is larger
+than each of them fails earlier. Growth of one tensor by less than a segment's rounding costs nothing at first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from gpumon.analysis.robust import theil_sen
+
+SHRINKS_Z = 4.0
+"""Kendall's S, in standard deviations: a room that shrinks less surely than this stands."""
+
+SHRINKS_LEAST = 1 << 20
+"""bytes a second"""
+
+READINGS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the process can have on its device: reserved and free at one moment, by allocator and driver."""
+
+    available: int
+    stranded: int = 0
+    shrinks_per_step: float = 0.0  # taken by other processes
+
+    def above(self, peak: int) -> int:
+        """Bytes left above a peak; below 0, missing."""
+        left = self.available - peak
+        return left - min(self.stranded, max(0, left))
+
+
+class Others:
+    """Follows what the process can have as others come and go."""
+
+    def __init__(self) -> None:
+        self._readings: deque[tuple[float, float]] = deque(maxlen=READINGS)
+        self._slope = 0.0
+
+    def read(self, t_s: float, available: int) -> None:
+        readings = self._readings
+        if readings and t_s <= readings[-1][0]:
+            return
+        readings.append((t_s, float(available)))
+        if len(readings) < 8 or readings[0][1] == available:
+            self._slope = 0.0
+            return
+        trend = theil_sen(list(readings))
+        self._slope = trend.slope if trend is not None and trend.z <= -SHRINKS_Z else 0.0
+
+    def per_step(self, steps_per_s: float | None) -> float:
+        """Bytes that others take a step; 0 where that is no trend."""
+        if not steps_per_s or self._slope > -SHRINKS_LEAST:
+            return 0.0
+        return -self._slope / steps_per_s
+
+
+def steps_until(headroom: int | None, rate: float | None) -> int | None:
+    """None without a trend upwards."""
+    if headroom is None or rate is None or rate <= 0:
+        return None
+    return math.floor(headroom / rate) + 1 if headroom >= 0 else 0

@@ -1,0 +1,75 @@
+"""The agent's own model of coming batches (gpumon_agent.foresight), fed from a session: what it would have said, and
+why.
+
+Model and sources: gpumon_agent.foresight and gpumon_agent.needs. Cost: theirs, and a pass over a step's phases.
+Known limitations. A step's shapes come without their micro-batches: they are shared out evenly over its forwards, which
+is wrong where one step runs models with different numbers of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpumon.session.frame import StepRecord
+from gpumon_agent import wire
+from gpumon_agent.foresight import Foresight
+from gpumon_agent.outlook import Fragments, judged
+
+Shape = tuple[int, ...]
+
+
+class Foreseen:
+    """One device of one rank."""
+
+    def __init__(self) -> None:
+        self.foresight = Foresight()
+        self.fragments = Fragments(False)
+
+    @property
+    def changes(self) -> int:
+        return self.foresight.changed
+
+    def observe(self, record: StepRecord, device: int) -> bool:
+        """Learns a closed step; False where it cannot be read."""
+        if record.closed is None or not record.whole:
+            return False
+        here = record.on(device)
+        groups = shared_out(record.closed.input_shapes, here)
+        if not groups or not self.foresight.learn(record.step, here, groups):
+            return False
+        self.fragments.learn(here)
+        return True
+
+    def outlook(self, record: StepRecord, device: int, room: int | None) -> wire.Outlook | None:
+        """What would have been said as the step's first batch came."""
+        closed = record.closed
+        if closed is None:
+            return None
+        here = record.on(device)
+        groups = shared_out(closed.input_shapes, here)
+        stood: int | None = None
+        so_far = 0
+        for phase in here:
+            if phase.phase == wire.FORWARD:
+                break
+            stood = phase.allocated
+            if phase.phase != wire.LOAD:
+                so_far = max(so_far, phase.allocated_peak or 0)
+        if not groups or stood is None:
+            return None
+        t_ns = closed.t_ns - closed.duration_ns
+        return judged(
+            self.foresight, closed.step, device, t_ns, groups[0], closed.input_bytes, stood, so_far, room,
+            self.fragments.bytes,
+        )  # fmt: skip
+
+
+def shared_out(shapes: Sequence[Shape], phases: Sequence[wire.Phase]) -> list[Sequence[Shape]]:
+    """The step's shapes, forward by forward."""
+    forwards = sum(phase.phase == wire.FORWARD for phase in phases)
+    if not forwards or not shapes:
+        return []
+    each, rest = divmod(len(shapes), forwards)
+    if not each or rest:
+        return [shapes] * forwards
+    return [shapes[at * each : (at + 1) * each] for at in range(forwards)]
