@@ -6,6 +6,7 @@ import inspect
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import Forks
 
 from gpumon import virtual_gpu as vgpu
 
 Script = str | Path | Callable[..., Any]
+PYTHON = os.environ.get("GPUMON_VIRTUAL_GPU_PYTHON", sys.executable)
 
 
 @dataclass(frozen=True)
@@ -26,23 +29,36 @@ class VirtualGpu:
     environment: dict[str, str]
     folder: Path
     python: str
+    forks: Forks
 
     @property
     def session(self) -> str:
         return self.environment["VGPU_SESSION"]
 
     def run(
-        self, script: Script, *args: object, check: bool = True, timeout: float = 120, env: dict[str, str] | None = None
+        self,
+        script: Script,
+        *args: object,
+        check: bool = True,
+        timeout: float = 300,
+        env: dict[str, str] | None = None,
+        fresh: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a script's path, its text, or a function that needs nothing from around it, in a process of its own."""
-        completed = subprocess.run(
-            self.command(script, *args),
-            env={**self.environment, **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        """Run a script's path, its text, or a function that needs nothing from around it, in a process of its own.
+
+        The process is a fork of one that has torch imported, where that saves time and nothing that torch reads as it
+        is imported is asked for; `fresh` is for a test to which addresses or the import itself matter.
+        """
+        command = self.command(script, *args)
+        environment = {**self.environment, **(env or {})}
+        if fresh or "torch" not in Path(command[1]).read_text() or not self.forks.can(environment):
+            completed = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+            )
+        else:
+            out = Path(tempfile.mkdtemp(prefix="forked-", dir=self.folder))
+            ended = self.forks.run(command[1:], environment, out, timeout=timeout)
+            completed = subprocess.CompletedProcess(command, ended.codes[0], ended.out[0], ended.err[0])
         assert not check or completed.returncode == 0, completed.stdout + completed.stderr
         return completed
 
@@ -61,25 +77,32 @@ class VirtualGpu:
         return [self.python, str(path), *map(str, arguments)]
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """One process with torch imported, for all tests of this worker."""
+    forks = Forks(PYTHON)
+    yield forks
+    forks.close()
+
+
 @pytest.fixture
-def virtual_gpu(tmp_path: Path) -> Iterator[Callable[..., VirtualGpu]]:
+def virtual_gpu(tmp_path: Path, forks: Forks) -> Iterator[Callable[..., VirtualGpu]]:
     """``virtual_gpu(devices=2, profile="a100-40", memory="16GiB", context="450MiB").run(script_or_function, *args)``.
 
     Skips where the virtual GPU cannot be built, with the reason; fails there if GPUMON_REQUIRE_VIRTUAL_GPU is 1.
     GPUMON_VIRTUAL_GPU_PYTHON names another interpreter, to run the same test with its torch.
     """
     sessions: list[str] = []
-    python = os.environ.get("GPUMON_VIRTUAL_GPU_PYTHON", sys.executable)
 
     def make(**options: Any) -> VirtualGpu:
         try:
-            environment = vgpu.environment(python=python, **options)
+            environment = vgpu.environment(python=PYTHON, **options)
         except vgpu.Unavailable as reason:
             if os.environ.get("GPUMON_REQUIRE_VIRTUAL_GPU") == "1":
                 pytest.fail(str(reason))
             pytest.skip(str(reason))
         sessions.append(environment["VGPU_SESSION"])
-        return VirtualGpu(environment, tmp_path, python)
+        return VirtualGpu(environment, tmp_path, PYTHON, forks)
 
     yield make
     for session in sessions:

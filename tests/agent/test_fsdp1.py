@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,12 @@ STEP = ["between", "forward", "backward", "optimizer"]
 def test_each_rank_has_its_phases(virtual_gpu: Callable[..., Any], tmp_path: Path, parameters: str) -> None:
     gpu = virtual_gpu(devices=2)
     out = tmp_path / "recorded"
-    command = [gpu.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += map(str, (HERE / "run_scenario.py", out, HERE / "fsdp1.py"))
-    done = subprocess.run(
-        [*command, *(["--orig"] if parameters == "original" else [])],
-        env={**gpu.environment, "GPUMON_GOVERNOR": "off", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    argv = [
+        *map(str, (HERE / "run_scenario.py", out, HERE / "fsdp1.py")),
+        *(["--orig"] if parameters == "original" else []),
+    ]
+    ended = gpu.forks.run(argv, {**gpu.environment, "GPUMON_GOVERNOR": "off"}, tmp_path, ranks=2)
+    assert ended.codes == (0, 0), ended.err
     for rank in range(2):
         recorded = json.loads(Path(f"{out}.{rank}").read_text())
         assert [phase["phase"] for phase in recorded["phases"]] == ["load", *STEP[1:], *STEP * 3]

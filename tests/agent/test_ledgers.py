@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from forks import Forks
 from scenarios._gpt import GPTConfig
 from scenarios.catalogue import BY_NAME, PLAIN, Scenario
 from scenarios.conftest import Runner
@@ -40,18 +41,18 @@ TAKES_LONG = ("compile-inductor",)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Scenario], Any]]:
+def run(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[Callable[[Scenario], Any]]:
     """What a scenario's ranks printed, run by the process that forks scenarios."""
 
     def environment(**options: Any) -> dict[str, str]:
         try:
-            return {**vgpu.environment(**options), "GPUMON_GOVERNOR": "off"}
+            return {**vgpu.environment(python=forks.python, **options), "GPUMON_GOVERNOR": "off"}
         except vgpu.Unavailable as reason:
             if os.environ.get("GPUMON_REQUIRE_VIRTUAL_GPU") == "1":
                 pytest.fail(str(reason))
             pytest.skip(str(reason))
 
-    runner = Runner(environment, tmp_path_factory.mktemp("ledgers"))
+    runner = Runner(environment, tmp_path_factory.mktemp("ledgers"), forks)
     yield lambda scenario: runner(
         dataclasses.replace(scenario, script=RUNNER, args=(str(scenario.path), *scenario.args))
     )

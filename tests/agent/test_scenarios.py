@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,26 +37,15 @@ def run(virtual_gpu: Any, tmp_path: Path) -> Run:
         scenario = BY_NAME[name]
         memory = {"memory": f"{scenario.memory_mib}MiB"} if scenario.memory_mib else {}
         gpu = virtual_gpu(devices=scenario.devices, **memory)
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(scenario.ranks)]
-        out = tmp_path / "recorded"
-        done = subprocess.run(
-            [
-                gpu.python,
-                *(launcher if scenario.ranks > 1 else ()),
-                *map(str, (RUNNER, out, scenario.path, *scenario.args, "--report")),
-            ],
-            env={**gpu.environment, "GPUMON_GOVERNOR": "off"},
-            capture_output=True,
-            text=True,
-            timeout=150,
-            check=False,
-        )
-        if "cannot import name 'fully_shard'" in done.stderr:
+        recorded_to = tmp_path / "recorded"
+        argv = [*map(str, (RUNNER, recorded_to, scenario.path, *scenario.args, "--report"))]
+        ended = gpu.forks.run(argv, {**gpu.environment, "GPUMON_GOVERNOR": "off"}, tmp_path, ranks=scenario.ranks)
+        if any("cannot import name 'fully_shard'" in text for text in ended.err):
             pytest.skip("this torch has FSDP2 only in its private modules")
-        assert (done.returncode != 0) == bool(scenario.fails), done.stderr
-        recorded = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(scenario.ranks)]
-        assert not any(rank["failures"] for rank in recorded), done.stderr
-        said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
+        assert all((code != 0) == bool(scenario.fails) for code in ended.codes), ended
+        recorded = [json.loads(Path(f"{recorded_to}.{rank}").read_text()) for rank in range(scenario.ranks)]
+        assert not any(rank["failures"] for rank in recorded), ended
+        said = [json.loads(line) for text in ended.out for line in text.splitlines() if line.startswith('{"')]
         return said, recorded
 
     return start
