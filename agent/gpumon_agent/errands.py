@@ -124,7 +124,7 @@ class Errands:
             if what == wire.CENSUS:
                 refused = self._census() if self._census is not None else None
                 if refused:
-                    self._tell(f"no census: {refused}")
+                    self._tell(f"{wire.NOT_DONE}a census: {refused}")
             elif what == wire.BLOCKS:
                 self._read(request.device, "asked")
             else:
@@ -140,7 +140,7 @@ class Errands:
         try:
             raw = blocks.read()
         except blocks.TooDear as why:
-            self._tell(f"blocks were not read: {why}")
+            self._tell(f"{wire.NOT_DONE if reason == 'asked' else ''}blocks were not read: {why}")
             return
         self._dear(raw)
         self._works.append(self._segments(raw, device, (step, phase), t_ns, reason))

@@ -100,6 +100,7 @@ def command(
         feed,
         choices=_choices(choices, rooms),
         host=lambda pids: rooms.follow(this_machine(pids)),
+        asker=link.Asker(descriptors),
         options=look,
         ranks=len(descriptors),
         watch_terminal=True,

@@ -144,12 +144,18 @@ def _watch(run: VirtualRun, screen: Options | None, as_json: bool, steps: int | 
     click.echo("Starting the script on a virtual GPU (it imports torch first) …", err=True)
     if not run.await_agent():
         return 0
+    from gpumon import link
     from gpumon.cli import attach
     from gpumon.tui.app import MonitorApp
 
-    return attach.run(
-        MonitorApp(lambda: run.messages(machine=False), host=run.machine, options=screen, watch_terminal=True)
+    app = MonitorApp(
+        lambda: run.messages(machine=False),
+        host=run.machine,
+        asker=link.Asker(),
+        options=screen,
+        watch_terminal=True,
     )
+    return attach.run(app)
 
 
 async def _listen(run: VirtualRun) -> None:

@@ -23,7 +23,7 @@ from gpumon.link.errors import LinkError
 from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon.tui.changes import Changes
-from gpumon.tui.feed import Choice, Feed, HostFeed, Pace, closing
+from gpumon.tui.feed import Ask, Choice, Feed, HostFeed, Pace, closing
 from gpumon.tui.ink import ASCII, NONE, UNICODE, Glyphs, Palette
 from gpumon.tui.listening import Tasks, take_events, take_host
 from gpumon.tui.modes import MODES
@@ -37,6 +37,14 @@ from gpumon_agent import wire
 
 TICK_S = 0.25
 SAID_MAX = 200
+TOLD_S = 8.0
+"""How long a message lies over the screen."""
+
+ASKED = {
+    wire.CENSUS: ("Take census", "Live tensors that no owner claims, and who holds them: on the Leaks screen"),
+    wire.BLOCKS: ("Read blocks", "The allocator's segments and blocks: on the Blocks screen"),
+    wire.SNAPSHOT_FILE: ("Snapshot", "A file that PyTorch's memory_viz page opens, on the machine that trains"),
+}
 
 STEPS_IN_ALL = 2400
 """Closed steps kept over all ranks: a step is 3 kB here, and the screen has 64 MB."""
@@ -77,8 +85,13 @@ class MonitorApp(App[int]):
         Binding("1", "mode('overview')", "Overview", id="app.overview", tooltip="The Overview screen"),
         Binding("2", "mode('ranks')", "Ranks", id="app.ranks", tooltip="The Ranks screen: all ranks in one table"),
         Binding("3", "mode('layers')", "Layers", id="app.layers", tooltip="The Layers screen: module by module"),
+        Binding("4", "mode('leaks')", "Leaks", id="app.leaks", tooltip="The Leaks screen: what grows, held by whom"),
         Binding("5", "mode('estimate')", "Estimate", id="app.estimate", tooltip="The Estimate screen: line by line"),
+        Binding("6", "mode('blocks')", "Blocks", id="app.blocks", tooltip="The Blocks screen: the allocator as a map"),
         Binding("7", "mode('log')", "Log", id="app.log", tooltip="The Log screen: notices, lost events, messages"),
+        Binding("s", "snapshot", "Snapshot", id="app.snapshot",
+                tooltip="Let the agent write a snapshot that PyTorch's memory_viz page opens, on the machine it trains"
+                        " on; the path is told here and in the log"),
         Binding("t", "theme", "Theme", id="app.theme", tooltip="Dark, light, or the terminal's own colours"),
         Binding("greater_than_sign", "speed(2)", "Speed", id="replay.faster", key_display="</>",
                 tooltip="Replay twice as fast"),
@@ -93,6 +106,7 @@ class MonitorApp(App[int]):
         *,
         choices: Sequence[Choice] = (),
         host: HostFeed | None = None,
+        asker: Ask | None = None,
         pace: Pace | None = None,
         clock: Callable[[], int] = time.time_ns,
         options: Options = Options(),
@@ -110,6 +124,7 @@ class MonitorApp(App[int]):
         self._feed = feed
         self._choices = tuple(choices)
         self._host = host
+        self._asker = asker
         self._pace = pace
         self._clock = clock
         self._options = options
@@ -210,6 +225,8 @@ class MonitorApp(App[int]):
         if not self._paused:
             frame = self._store.frame(self._clock())
             self._note_changes(frame)
+            for text in self._changes.answers(frame):
+                self.tell(text)
             self.view = self._look_at(frame, self._reporter.report(frame) if calm else self.view.reports)
         elif self.view.paused != self._paused:
             self.view = self._look_at(self.view.frame, self.view.reports)
@@ -226,8 +243,13 @@ class MonitorApp(App[int]):
             wanted = next((r for r in frame.ranks if r.hello.rank == self._rank_wanted), None)
             if wanted is not None:
                 self._source, self._rank_wanted = wanted.source, None
-        view = choose(frame, reports, self._source, self._device, span=self._span, paused=self._paused, said=self._said)
-        return view
+        cannot = None
+        if self._asker is None:
+            cannot = "this is a replay" if self._pace is not None else "this viewer only listens"
+        return choose(
+            frame, reports, self._source, self._device,
+            span=self._span, paused=self._paused, said=self._said, cannot_ask=cannot,
+        )  # fmt: skip
 
     def _note_changes(self, frame: Frame) -> None:
         """Into the log; and the shown rank's successor after a restart is followed."""
@@ -267,6 +289,30 @@ class MonitorApp(App[int]):
         self.switch_mode("overview")
         self._again()
 
+    def tell(self, text: str) -> None:
+        """Over the screen for a while, and in the log."""
+        self.say(text)
+        self.notify(text, timeout=TOLD_S, markup=False)
+
+    def ask(self, what: str) -> None:
+        """Ask the shown rank's agent for something about the shown device. What comes of it is heard like the rest."""
+        rank, why_not = self.view.rank, self.view.cannot_ask
+        if rank is None or why_not is not None or self._asker is None:
+            self.notify(f"Nothing can be asked: {why_not or 'nobody is listened to'}.", timeout=TOLD_S, markup=False)
+            return
+        self._tasks.start(self._ask(self._asker, rank.source, what, self.view.index or 0))
+
+    async def _ask(self, asker: Ask, source: str, what: str, device: int) -> None:
+        try:
+            reply = await asker(source, what, device)
+        except LinkError as error:
+            self.tell(str(error))
+            return
+        if reply.accepted:
+            self.notify(f"{what}: {reply.why}", timeout=TOLD_S, markup=False)
+        else:
+            self.tell(f"{what}: {reply.why}")
+
     def _again(self) -> None:
         if self._paused:
             self.view = self._look_at(self.view.frame, self.view.reports)
@@ -301,6 +347,9 @@ class MonitorApp(App[int]):
         if not isinstance(self.screen, HelpScreen):
             self.push_screen(HelpScreen(keys_of(self)))
 
+    def action_snapshot(self) -> None:
+        self.ask(wire.SNAPSHOT_FILE)
+
     def action_speed(self, factor: float) -> None:
         if self._pace is not None:
             self._pace.change(factor)
@@ -315,6 +364,8 @@ class MonitorApp(App[int]):
             return self._pace is not None
         if action == "theme":
             return not self.colourless
+        if action == "snapshot":
+            return self.view.rank is not None and self.view.cannot_ask is None
         if action == "mode":
             if isinstance(self.screen, ChooseScreen):
                 return False
@@ -331,6 +382,9 @@ class MonitorApp(App[int]):
                 yield SystemCommand(
                     name.capitalize(), f"The {name.capitalize()} screen", lambda n=name: self.action_mode(n)
                 )
+        if self.view.rank is not None and self.view.cannot_ask is None:
+            for what, doing in ASKED.items():
+                yield SystemCommand(doing[0], doing[1], lambda w=what: self.ask(w))
         if isinstance(screen, OverviewScreen):
             yield SystemCommand("Explain", "What the focused panel's numbers mean", screen.action_explain)
             for span in SPANS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from gpumon_agent import wire
@@ -14,6 +14,10 @@ Feed = Callable[[], AsyncIterable[wire.Received]]
 
 HostFeed = Callable[[Callable[[], Collection[int]]], AsyncIterable[wire.Received]]
 """Begins to read this machine; it asks at each reading which processes to look at."""
+
+
+Ask = Callable[[str, str, int], Awaitable[wire.Reply]]
+"""Asks the agent behind a source for something, about a device. Raises LinkError."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,34 @@ _TERMS = (
     Term("batch factor", "The largest batch, as a multiple of the present one, whose peak still fits."),
     Term("finding", "Something that grows, fails or will fail (warning, critical), or a fact worth knowing (info), with"
                     " its evidence and a remedy."),
+    Term("growth", "How fast a figure rises from step to step, taken where every step ends, with a 95 % interval; since"
+                   " which step; how much it has become. A figure that settles in, follows the batch, or comes and goes"
+                   " does not grow."),
+    Term("live blocks", "How many blocks of the allocator are in use at the end of the step: the smallest leak is one"
+                        " more a step."),
+    Term("census", "One walk over the process's objects: live tensors that no owner of the ledger claims, alike ones"
+                   " together, and who holds them."),
+    Term("tensors", "How many there are of the group; views of one storage are one."),
+    Term("grown", "How many more than at the census before."),
+    Term("bytes/step", "What the group grew by, for each step between two censuses.",
+         "grown × bytes of one ÷ steps between the two"),
+    Term("graph", "kept: the tensors have a grad_fn, and what autograd saved for them lives on with them."),
+    Term("held by", "The name through which the tensors are reached: a variable, an attribute, an entry of a list or"
+                    " dict, a closure. [*] stands for any entry. Never a guess: where nobody was found, it says so."),
+    Term("made at", "The line of the script that made the newest of them; known after the agent has watched some steps'"
+                    " allocations."),
+    Term("segment", "A piece of the device's memory that the allocator took in one call and cuts into blocks."),
+    Term("block", "A part of a segment: in use, waiting, or free."),
+    Term("pool", "Segments that serve the same requests: small (up to 1 MiB) or large, of one stream, private (of a"
+                 " CUDA graph or MemPool) or not."),
+    Term("waiting", "Freed by the script, but a stream may still use it: not free yet."),
+    Term("inactive split", "Free blocks beside used ones in a segment: of use for what fits into them, never given"
+                           " back to the device."),
+    Term("unused", "Segments without any used block: torch.cuda.empty_cache() would give them back.",
+         "reserved − allocated − waiting − inactive split"),
+    Term("largest free block", "What can be had without a new segment, in one piece. A request looks only into the pool"
+                               " of its size and stream."),
+    Term("fragmentation", "The share of reserved that is inactive split.", "inactive split ÷ reserved"),
     Term("requested", "What the allocation that failed asked for."),
     Term("verdict", "Why an allocation failed. capacity: what is alive and what is asked for do not fit. fragmentation:"
                     " enough is unused, in no piece large enough. leak: more stays from step to step. other-process:"

@@ -27,6 +27,18 @@ def _estimate() -> Screen[None]:
     return EstimateScreen()
 
 
+def _leaks() -> Screen[None]:
+    from gpumon.tui.screens.leaks import LeaksScreen
+
+    return LeaksScreen()
+
+
+def _blocks() -> Screen[None]:
+    from gpumon.tui.screens.blocks import BlocksScreen
+
+    return BlocksScreen()
+
+
 def _log() -> Screen[None]:
     from gpumon.tui.screens.log import LogScreen
 
@@ -37,6 +49,8 @@ MODES: dict[str, Callable[[], Screen[None]]] = {
     "overview": OverviewScreen,
     "ranks": _ranks,
     "layers": _layers,
+    "leaks": _leaks,
     "estimate": _estimate,
+    "blocks": _blocks,
     "log": _log,
 }

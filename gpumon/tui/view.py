@@ -40,6 +40,8 @@ class View:
     span: int = DEFAULT_SPAN
     paused: bool = False
     said: tuple[Said, ...] = ()
+    cannot_ask: str | None = None
+    """Why nothing can be asked of the shown rank's agent; None: it can."""
 
     @property
     def index(self) -> int | None:
@@ -60,6 +62,7 @@ def choose(
     span: int = DEFAULT_SPAN,
     paused: bool = False,
     said: tuple[Said, ...] = (),
+    cannot_ask: str | None = None,
 ) -> View:
     """The view of the rank whose source is `source` (the first one if it is gone) and of its `device`."""
     by_source = {report.source: report for report in reports}
@@ -67,7 +70,9 @@ def choose(
     report = by_source.get(rank.source) if rank else None
     devices = report.devices if report else ()
     shown = next((d for d in devices if d.device == device), devices[0] if devices else None)
-    return View(frame, tuple(reports), rank, report, shown, span, paused, said)
+    if cannot_ask is None and rank is not None and rank.status == "ended":
+        cannot_ask = "the process has ended"
+    return View(frame, tuple(reports), rank, report, shown, span, paused, said, cannot_ask)
 
 
 def device_of(view: View) -> wire.Device | None:

@@ -259,6 +259,90 @@ class Run:
         self.say(oom, numbered=True)
         return self
 
+    def census(self, step: int, number: int = 0, kept: int = 1_227) -> Run:
+        """What a walk over the objects found: a list of outputs, losses, and who knows what."""
+        one = 8 * 1024 * 512 * 4
+        groups = (
+            wire.Group(
+                (8, 1024, 512), "float32", 0, kept, kept * one, True, 3 * kept * MIB, kept if number else None,
+                (wire.Holder("outputs[*]", "local", "train.py:58", kept),), "train.py:57", "forward",
+            ),
+            wire.Group(
+                (), "float32", 0, kept, kept * 512, True, None, kept if number else None,
+                (wire.Holder("Trainer.history['loss'][*]", "attribute", "trainer.py:112", kept),
+                 wire.Holder("best[*]", "global", None, 2)), "train.py:61", "forward",
+            ),
+            wire.Group((2048, 512), "bfloat16", 0, 3, 3 * 2048 * 512 * 2, cyclic=2, where="model.py:31"),
+        )  # fmt: skip
+        self.say(
+            wire.Census(
+                step,
+                self.t_ns,
+                number,
+                "growth" if number else "asked",
+                groups,
+                2 * kept + 3,
+                sum(group.bytes for group in groups),
+                695_214,
+                812,
+                76_000_000,
+                step - 40,
+            )
+        )
+        return self
+
+    def checkpoint(self, step: int = 0) -> Run:
+        """Loaded before the training, and never let go."""
+        size = round(12.1 * GIB) // self.shrink
+        self.say(
+            wire.Checkpoint(
+                0,
+                0,
+                step,
+                self.t_ns,
+                "torch.load",
+                "last.pt",
+                "train.py:31",
+                size,
+                290,
+                size,
+                2,
+                0,
+                False,
+                False,
+                (wire.Holder("ckpt", "local", "train.py:31", 290),),
+            )
+        )
+        return self
+
+    def segments(self, step: int, reason: str = "asked", phase: str = "forward") -> Run:
+        """The allocator's map: large segments with gaps, small ones of scalars; a second stream, a graph's own pool."""
+        made: list[wire.Segment] = []
+        at = 0x7F3A_0000_0000
+        sizes = [2, 20, 64, 128, 512, 1024]
+
+        def add(size: int, blocks: list[tuple[int, int]], **how: object) -> None:
+            nonlocal at
+            made.append(wire.Segment(at, size, blocks=tuple(blocks), **how))  # type: ignore[arg-type]
+            at += size
+
+        for i in range(72):
+            size = sizes[i * 7 % 6] * MIB
+            gap = (size // 8) * (i % 4)
+            state = wire.PENDING if i % 17 == 5 else wire.INACTIVE
+            cut = [((size - gap) // 2, wire.ALLOCATED), (gap, state), (size - gap - (size - gap) // 2, wire.ALLOCATED)]
+            add(size, [block for block in cut if block[0]], small=False, stream=0)
+        for i in range(12):
+            add(2 * MIB, [(512, wire.ALLOCATED if (i * j) % 5 else wire.INACTIVE) for j in range(4096)], small=True,
+                stream=0)  # fmt: skip
+        add(1024 * MIB, [(1024 * MIB, wire.INACTIVE)], small=False, stream=0)
+        add(256 * MIB, [(256 * MIB, wire.INACTIVE)], small=False, stream=7)
+        add(512 * MIB, [(500 * MIB, wire.ALLOCATED), (12 * MIB, wire.INACTIVE)], small=False, stream=0, private=True)
+        cut = list(wire.parts(made))
+        for part, some in enumerate(cut):
+            self.say(wire.Segments(0, 0, step, phase, self.t_ns, reason, part, len(cut), some, 24_600_000))
+        return self
+
     def goodbye(self, reason: str, step: int, phase: str, detail: str = "") -> Run:
         self.say(wire.Goodbye(reason, self.t_ns, step, phase, detail), numbered=True)
         return self

@@ -53,6 +53,7 @@ from .evidence import CENSUS as CENSUS
 from .evidence import GROUPS_MAX as GROUPS_MAX
 from .evidence import HOLDERS_MAX as HOLDERS_MAX
 from .evidence import INACTIVE as INACTIVE
+from .evidence import NOT_DONE as NOT_DONE
 from .evidence import PENDING as PENDING
 from .evidence import ROOM as ROOM
 from .evidence import SEGMENTS_PER_PART as SEGMENTS_PER_PART

@@ -164,6 +164,10 @@ CENSUS, BLOCKS, SNAPSHOT_FILE, ROOM = "census", "blocks", "snapshot", "room"
 it: how much a device has left for it."""
 
 
+NOT_DONE = "asked for, not done: "
+"""How the notice begins that tells why something was not done after all."""
+
+
 class Request(Message, frozen=True, tag="request"):
     """From a viewer to the agent's control socket. No path, no code: one word of four, and for `room` two figures."""
 

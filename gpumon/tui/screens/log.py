@@ -8,6 +8,7 @@ from datetime import datetime
 from textual.app import ComposeResult
 
 from gpumon.analysis.units import size
+from gpumon.tui.changes import written
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.screens.base import MonitorScreen
 from gpumon.tui.spans import Line, words
@@ -39,6 +40,8 @@ def entries(view: View) -> tuple[Entry, ...]:
             o = rank.oom
             text = f"out of memory in {o.phase}, step {o.step:,}: {size(o.requested)} asked for. {o.message}"
             made.append(Entry(rank.unix_ns(o.t_ns), who, text, "bad"))
+        if rank.snapshot is not None:
+            made.append(Entry(rank.unix_ns(rank.snapshot.t_ns), who, written(rank)))
         if rank.lost_events:
             made.append(
                 Entry(rank.heard_unix_ns, who, f"{rank.lost_events:,} events did not reach this viewer", "warn")

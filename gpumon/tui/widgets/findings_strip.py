@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
 
 from gpumon.analysis.lines import SEVERITIES, Finding
 from gpumon.analysis.units import size
@@ -35,16 +38,43 @@ def findings(view: View) -> Findings:
     return Findings(tuple(order), rank.oom if rank and not explained else None, bool(rank and rank.steps))
 
 
+LEAKS = frozenset(("tensor-leak", "retained-graph", "retained-checkpoint", "checkpoint-device", "host-leak"))
+"""Findings that the Leaks screen tells more of."""
+
+GAPS = frozenset(("fragmentation",))
+"""And those that the Blocks screen does."""
+
+
 class FindingsStrip(Panel):
     """Findings, one a line."""
 
     NAME = "Findings"
     TERMS = ("finding",)
     CALM = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "more", "More", id="findings.more",
+                tooltip="The screen that tells more of the weightiest finding: Leaks, or Blocks"),
+    ]  # fmt: skip
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._height = 0
+
+    @property
+    def mode(self) -> str | None:
+        """The screen that the weightiest finding with one leads to."""
+        picked: Findings | None = self._slice
+        for finding in picked.findings if picked is not None else ():
+            if finding.code in LEAKS | GAPS:
+                return "leaks" if finding.code in LEAKS else "blocks"
+        return None
+
+    def action_more(self) -> None:
+        if self.mode is not None:
+            self.monitor.action_mode(self.mode)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return self.mode is not None if action == "more" else True
 
     def pick(self, view: View) -> Findings:
         picked = findings(view)
@@ -57,6 +87,20 @@ class FindingsStrip(Panel):
 
     def draw(self, slice_: Findings, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         return finding_lines(slice_, width, height, glyphs, self.title_role)
+
+
+class LeakFindings(FindingsStrip):
+    """Those about what grows and what is held; hidden where there is none."""
+
+    def pick(self, view: View) -> Findings:
+        every = findings(view)
+        picked = Findings(tuple(f for f in every.findings if f.code in LEAKS), None, every.known)
+        self.display = bool(picked.findings) and self.app.size.height >= 20
+        self.styles.height = 1 + min(len(picked.findings), MOST_ROWS if self.app.size.height >= 32 else 1)
+        return picked
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action != "more"
 
 
 def finding_lines(f: Findings, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:

@@ -1,0 +1,38 @@
+"""The allocator's segments and blocks, as they were when somebody asked, or when memory ran out."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+
+from gpumon.tui.screens.base import RankScreen
+from gpumon.tui.widgets.block_map import BlockMap
+from gpumon.tui.widgets.header import Header
+from gpumon.tui.widgets.key_line import KeyLine
+from gpumon_agent import wire
+
+
+class BlocksScreen(RankScreen):
+    """Blocks."""
+
+    AUTO_FOCUS = "#blocks"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("b", "read", "Read", id="blocks.read",
+                tooltip="Let the agent read the allocator's blocks now: once, between two phases, about half a"
+                        " microsecond a block of the training's time"),
+    ]  # fmt: skip
+
+    def compose(self) -> ComposeResult:
+        yield Header(id="header")
+        yield BlockMap(id="blocks")
+        yield KeyLine(id="keys")
+
+    def action_read(self) -> None:
+        self.monitor.ask(wire.BLOCKS)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "read":
+            return self.monitor.view.cannot_ask is None
+        return super().check_action(action, parameters)

@@ -1,0 +1,199 @@
+"""The allocator's map as lines: figures, a row of cells for each pool, the chosen segment in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from gpumon.analysis import blocks
+from gpumon.analysis.blocks import ALLOCATED, SPLIT, UNUSED, WAITING, Allocator, Cell, Pool, Totals
+from gpumon.analysis.units import duration, percent, size
+from gpumon.session.frame import RankFrame, SegmentsRecord
+from gpumon.tui.ink import Glyphs
+from gpumon.tui.spans import EMPTY, Line, Span, fit, flow, spread, words
+from gpumon_agent import wire
+
+FOOT = 3
+MARGIN = 3  # cells left of a row
+FULL = 15 / 16  # a cell is drawn full from this share on, and free below its rest
+
+_KINDS = (
+    # kind, word, role, sign, sign without Unicode
+    (ALLOCATED, "allocated", "line:allocated", "█", "#"),
+    (WAITING, "waiting", "line:temporaries", "▞", "w"),
+    (SPLIT, "inactive split", "line:reserved", "░", "-"),
+    (UNUSED, "unused", "line:slack", "·", "."),
+)
+_PARTLY = {ALLOCATED: ("▓", "%"), SPLIT: ("▒", "+")}
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """What the panel shows. `why_not`: why nothing can be asked of the agent; None: it can."""
+
+    device: str
+    record: SegmentsRecord | None = None
+    found: Allocator | None = None
+    oom: wire.Oom | None = None  # the one that the record was made at
+    unix_ns: int = 0
+    why_not: str | None = None
+    on_gpu: bool = True
+    key: str = "b"
+
+
+def oom_of(rank: RankFrame, record: SegmentsRecord) -> wire.Oom | None:
+    """The out-of-memory at which the allocator was read."""
+    oom = rank.oom
+    at_one = record.reason == "oom" and oom is not None and (oom.device, oom.step) == (record.device, record.step)
+    return oom if at_one else None
+
+
+def map_lines(m: Map, chosen: tuple[int, int], room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
+    """`chosen`: the pool's number, the segment's number in it."""
+    head: list[Span] = [(" Blocks", title), (f"  {m.device}", "dim")]
+    if m.record is None or m.found is None or not m.found.pools:
+        return [fit(head, room), EMPTY, *_nothing(m, room)]
+    tall = height >= 12
+    top = _facts(m, m.record, room, glyphs)
+    top = [*top, EMPTY] if tall else top[: max(1, height // 4)]
+    foot = FOOT if height >= 9 else 0
+    left_over = height - 1 - len(top) - foot
+    pools, rest = _that_fit(m.found.pools, left_over)
+    width = max(1, room - MARGIN - 1)
+    rows = max(1, left_over - len(pools) - bool(rest))
+    each = blocks.cell_bytes(Allocator(m.found.totals, pools), width, max(rows, len(pools)))
+    lines = [spread(head, [(f"a cell is {size(each)} ", "dim")], room), *top]
+    for number, pool in enumerate(pools):
+        here = chosen[1] if number == chosen[0] else None
+        lines.append(fit(_heading(pool, number == chosen[0], glyphs), room))
+        lines += _rows(pool, each, width, here, glyphs)
+    if rest:
+        together = blocks.sum_of(pool.totals for pool in rest)
+        lines.append(((f"   {len(rest)} more pools: {size(together.reserved)} reserved", "dim"),))
+    lines = lines[: height - foot]
+    if foot and chosen[0] < len(m.found.pools):
+        lines += [EMPTY] * (height - foot - len(lines))
+        lines += _foot(m.found.pools[chosen[0]], chosen[1], room)
+    return lines
+
+
+def _that_fit(pools: tuple[Pool, ...], rows: int) -> tuple[tuple[Pool, ...], tuple[Pool, ...]]:
+    """Those that get a heading and a row at least, and the others."""
+    if 2 * len(pools) <= rows:
+        return pools, ()
+    count = max(1, (rows - 1) // 2)
+    return pools[:count], pools[count:]
+
+
+def _facts(m: Map, record: SegmentsRecord, room: int, glyphs: Glyphs) -> list[Line]:
+    assert m.found is not None
+    t = m.found.totals
+    clock = datetime.fromtimestamp(m.unix_ns / 1e9).strftime("%H:%M:%S")
+    waited = f"; training waited {duration(record.spent_ns / 1e9)}" if record.spent_ns is not None else ""
+    read = f" read {clock}, step {record.step:,}, as {record.phase} began{waited}"
+    if record.reason == "oom":
+        read = f" read {clock}, step {record.step:,}, in {record.phase}, as an allocation failed"
+    lines: list[Line] = [fit([(read, "dim")], room)]
+    if m.oom is not None:
+        free = blocks.largest_for(m.found, m.oom.requested)
+        text = f" {size(m.oom.requested)} could not be had; the largest free block for it: {size(free)}"
+        lines.append(fit([(text, "bad")], room))
+    items: list[Line] = []
+    for kind, word, role, sign, plain in _KINDS:
+        value = _of(t, kind)
+        if value or kind in (ALLOCATED, SPLIT):
+            items.append(((f"{sign if glyphs.braille else plain} ", role), (f"{word} ", "dim"), (size(value), "text")))
+    items.append((("reserved ", "dim"), (size(t.reserved), "strong")))
+    items.append((("segments ", "dim"), (f"{t.segments:,}", "text"), ("  blocks ", "dim"), (f"{t.blocks:,}", "text")))
+    items.append((("largest free block ", "dim"), (size(t.largest_free), "strong")))
+    items.append((("fragmentation ", "dim"), (percent(t.fragmentation), "strong")))
+    return [*lines, *(((" ", ""), *line) for line in flow(items, room - 2, gap=3))]
+
+
+def _of(t: Totals, kind: int) -> int:
+    return (t.allocated, t.waiting, t.inactive_split, t.unused)[kind]
+
+
+def _heading(pool: Pool, here: bool, glyphs: Glyphs) -> list[Span]:
+    t = pool.totals
+    parts = [f"{t.segments:,} segment{'s' * (t.segments > 1)}", size(t.reserved)]
+    parts += [f"{word} {size(value)}" for kind, word, *_ in _KINDS if (value := _of(t, kind)) and kind != ALLOCATED]
+    if t.largest_free:
+        parts.append(f"largest free block {size(t.largest_free)}")
+    return [
+        (f" {glyphs.now if here else ' '} ", "key"),
+        (f"{pool.name}  ", "strong" if here else "text"),
+        (" · ".join(parts) if glyphs.braille else ", ".join(parts), "dim"),
+    ]
+
+
+def _rows(pool: Pool, each: int, width: int, chosen: int | None, glyphs: Glyphs) -> list[Line]:
+    made = blocks.cells(pool, each)
+    begin, end = blocks.where(pool, chosen, each) if chosen is not None else (0, 0)
+    lines: list[Line] = []
+    for start in range(0, len(made), width):
+        spans: list[Span] = [(" " * MARGIN, "")]
+        text, role = "", ""
+        for at in range(start, min(start + width, len(made))):
+            sign, this = mark(made[at], glyphs)
+            if begin <= at < end:
+                this = "strong"
+            if this != role and text:
+                spans.append((text, role))
+                text = ""
+            role = this
+            text += sign
+        lines.append((*spans, (text, role)))
+    return lines
+
+
+def mark(cell: Cell, glyphs: Glyphs) -> tuple[str, str]:
+    """The sign and the role of one cell: by what most of its bytes are."""
+    kind = max(range(4), key=cell.__getitem__)
+    _, _, role, sign, plain = _KINDS[kind]
+    allocated = cell[ALLOCATED] / (sum(cell) or 1)
+    if kind in _PARTLY and 1 - FULL < allocated < FULL:
+        sign, plain = _PARTLY[kind]
+    return (sign if glyphs.braille else plain), role
+
+
+def _foot(pool: Pool, at: int, room: int) -> list[Line]:
+    segment = pool.segments[min(at, len(pool.segments) - 1)]
+    t = segment.totals
+    first = f" segment {at + 1:,} of {len(pool.segments):,}"
+    about = (
+        f"  {size(segment.bytes)} at {segment.address:#x}, {pool.name}{', expandable' if segment.expandable else ''}"
+    )
+    what = ", ".join(f"{word} {size(value)}" for kind, word, *_ in _KINDS if (value := _of(t, kind)))
+    free = f", largest free block {size(t.largest_free)}" if t.largest_free and not t.unused else ""
+    second = f"   {t.blocks:,} block{'s' * (t.blocks != 1)}: {what}{free}"
+    return [EMPTY, fit([(first, "strong"), (about, "dim")], room), fit([(second, "text")], room)]
+
+
+def _nothing(m: Map, room: int) -> list[Line]:
+    if not m.on_gpu:
+        text = "No segments: the CPU has no caching allocator. On a GPU this is the map of PyTorch's."
+    elif m.why_not is not None:
+        text = f"No map of the allocator was heard, and none can be asked for: {m.why_not}."
+    else:
+        text = (
+            f"Not read yet. Press {m.key}: the agent reads the allocator's blocks between two phases, once, in about "
+            "half a microsecond a block of the training's time. At an out-of-memory it does so by itself."
+        )
+    return [((" ", ""), *line) for line in words(text, "dim", max(10, room - 2))]
+
+
+def sums(m: Map) -> list[str]:
+    """The figures to the byte."""
+    if m.found is None or m.record is None:
+        return []
+    t = m.found.totals
+    said = [
+        f"reserved {t.reserved:,} B = allocated {t.allocated:,} + waiting {t.waiting:,} + inactive split "
+        f"{t.inactive_split:,} + unused {t.unused:,}",
+        f"fragmentation {percent(t.fragmentation)} = inactive split {t.inactive_split:,} / reserved {t.reserved:,}",
+        f"largest free block {t.largest_free:,} B: a larger request takes a new segment from the device",
+    ]
+    if m.record.spent_ns is not None:
+        said.append(f"reading {t.blocks:,} blocks took {m.record.spent_ns:,} ns of the training's time")
+    return said

@@ -1,0 +1,98 @@
+"""The allocator's segments and blocks as a map, with a cursor on one segment."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+
+from gpumon.analysis.blocks import Allocator, Pool, allocator
+from gpumon.session.frame import SegmentsRecord
+from gpumon.tui.ink import Glyphs
+from gpumon.tui.spans import Line
+from gpumon.tui.view import View, device_name, device_of
+from gpumon.tui.widgets.block_lines import Map, map_lines, oom_of, sums
+from gpumon.tui.widgets.panel import Panel
+
+
+class BlockMap(Panel):
+    """Pools, one below the other. The blocks are gone through once a reading, the cells once a change of size."""
+
+    NAME = "Blocks"
+    TERMS = ("segment", "block", "allocated", "waiting", "inactive split", "unused", "largest free block",
+             "fragmentation", "pool", "reserved")  # fmt: skip
+    CALM = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("right,l", "move(1)", "Segment", id="blocks.next", key_display="←/→", tooltip="The next segment"),
+        Binding("left,h", "move(-1)", "Before", show=False, id="blocks.before", tooltip="The segment before"),
+        Binding("down,j", "pool(1)", "Pool", show=False, id="blocks.pool", tooltip="The next pool"),
+        Binding("up,k", "pool(-1)", "Pool before", show=False, id="blocks.pool_before", tooltip="The pool before"),
+        Binding("f", "largest", "Gap", id="blocks.largest", tooltip="The segment with the largest free block"),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._record: SegmentsRecord | None = None
+        self._found: Allocator | None = None
+        self._at = (0, 0)
+
+    def pick(self, view: View) -> Map:
+        rank, device = view.rank, device_of(view)
+        name = device_name(device)
+        why_not = view.cannot_ask
+        if rank is None:
+            return Map(name, why_not=why_not)
+        record = next((r for r in rank.segments if r.device == view.index), None)
+        on_gpu = device is None or device.kind != "cpu"
+        if record is None:
+            return Map(name, why_not=why_not, on_gpu=on_gpu)
+        if record is not self._record:
+            self._record, self._found = record, allocator(record.segments)
+        return Map(name, record, self._found, oom_of(rank, record), rank.unix_ns(record.t_ns), why_not, on_gpu)
+
+    def draw(self, slice_: Map, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+        self._keep()
+        return map_lines(slice_, self._at, width, height, glyphs, self.title_role)
+
+    def sums(self) -> list[str]:
+        return sums(self._slice) if self._slice is not None else []
+
+    # ------------------------------------------------------------------------------------------------------------ keys
+
+    @property
+    def _pools(self) -> tuple[Pool, ...]:
+        return self._found.pools if self._found is not None else ()
+
+    def _keep(self) -> None:
+        """The cursor on what there is."""
+        pools = self._pools
+        pool = max(0, min(self._at[0], len(pools) - 1))
+        self._at = (pool, max(0, min(self._at[1], len(pools[pool].segments) - 1)) if pools else 0)
+
+    def action_move(self, by: int) -> None:
+        pool, segment = self._at
+        pools = self._pools
+        if not pools:
+            return
+        segment += by
+        if segment < 0 and pool > 0:
+            pool, segment = pool - 1, len(pools[pool - 1].segments) - 1
+        elif segment >= len(pools[pool].segments) and pool + 1 < len(pools):
+            pool, segment = pool + 1, 0
+        self._at = (pool, segment)
+        self._redraw()
+
+    def action_pool(self, by: int) -> None:
+        self._at = (self._at[0] + by, 0)
+        self._redraw()
+
+    def action_largest(self) -> None:
+        gaps = [
+            (segment.totals.largest_free, -p, -s)
+            for p, pool in enumerate(self._pools)
+            for s, segment in enumerate(pool.segments)
+        ]
+        if gaps:
+            _, pool, segment = max(gaps)
+            self._at = (-pool, -segment)
+            self._redraw()

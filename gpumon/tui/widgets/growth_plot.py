@@ -1,0 +1,165 @@
+"""What grows from step to step: every figure in words; allocated and live blocks at the end of the step as a plot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumon.analysis.lines import Growth
+from gpumon.analysis.units import in_unit, size, unit_for
+from gpumon.tui.ink import Glyphs
+from gpumon.tui.plot import Curve, columns, plot
+from gpumon.tui.spans import EMPTY, Line, Span, fit, right, spread
+from gpumon.tui.view import View, device_name, device_of
+from gpumon.tui.widgets.panel import Panel
+
+ALLOCATED, BLOCKS = "allocated", "blocks"
+COUNTED = (BLOCKS,)
+"""Figures that are no bytes."""
+
+_WORDS = {BLOCKS: "live blocks", "rss": "RSS"}
+_BLOCKS_REACH = 0.9  # of the plot's height: the two curves shall not hide each other
+LEAST_ROWS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What the panel shows: the device's figures, then the host's."""
+
+    device: str
+    figures: tuple[Growth, ...]
+
+
+def grown(view: View) -> Grown:
+    here = view.device.growth if view.device is not None else ()
+    host = view.report.host_growth if view.report is not None else ()
+    return Grown(device_name(device_of(view)), (*here, *host))
+
+
+class GrowthPlot(Panel):
+    """Growth, or its absence."""
+
+    NAME = "Growth"
+    TERMS = ("growth", "allocated", "live blocks", "unexplained", "slack", "RSS", "step")
+    CALM = True
+
+    def pick(self, view: View) -> Grown:
+        return grown(view)
+
+    def draw(self, slice_: Grown, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+        return growth_lines(slice_, width, height, glyphs, self.title_role)
+
+    def sums(self) -> list[str]:
+        slice_: Grown | None = self._slice
+        return [_sum(figure) for figure in slice_.figures] if slice_ is not None else []
+
+
+def growth_lines(g: Grown, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
+    head: list[Span] = [(" Growth", title), (f"  {g.device}", "dim")]
+    if not g.figures:
+        return [fit(head, room), ((" known after the first steps", "dim"),)]
+    growing = [figure for figure in g.figures if figure.growing]
+    steady = [_word(figure) for figure in g.figures if not figure.growing and not _is_worker(figure)]
+    workers = sum(1 for figure in g.figures if not figure.growing and _is_worker(figure))
+    if workers:
+        steady.append(f"{workers} worker{'s' * (workers > 1)}")
+    lines: list[Line] = [_fact(figure, room, glyphs) for figure in growing]
+    if steady:
+        said = f"{'nothing grows' if not growing else 'steady'}: {', '.join(steady)}"
+        lines.append(fit([(f" {glyphs.gone} " if not growing else "   ", "good"), (said, "dim")], room))
+    shown = [f for name in (ALLOCATED, BLOCKS) for f in g.figures if f.figure == name and len(f.points) > 1]
+    rows = height - len(lines) - 3
+    if not shown or rows < LEAST_ROWS:
+        return [fit(head, room), *lines][:height]
+    return [fit(head, room), *lines, *_plot(shown, room, rows, glyphs)]
+
+
+def _is_worker(figure: Growth) -> bool:
+    return figure.figure.startswith("worker ")
+
+
+def _word(figure: Growth) -> str:
+    return _WORDS.get(figure.figure, figure.figure)
+
+
+def _text(figure: Growth, value: float | None, *, sign: bool = False) -> str:
+    if value is None:
+        return "n/a"
+    if figure.figure in COUNTED:
+        return f"{value:+,.1f}" if sign else f"{value:,.1f}".removesuffix(".0")
+    return size(round(value), sign=sign)
+
+
+def _fact(figure: Growth, room: int, glyphs: Glyphs) -> Line:
+    line: list[Span] = [
+        (f" {glyphs.warning} ", "warn"),
+        (_word(figure), "warn"),
+        (f"  {_text(figure, figure.per_step, sign=True)}/step", "strong"),
+    ]
+    if figure.low is not None and figure.high is not None:
+        line.append((f" ({_text(figure, figure.low)} to {_text(figure, figure.high)})", "dim"))
+    if figure.since is not None:
+        line.append((f" since {figure.since:,}", "dim"))
+    if figure.so_far is not None:
+        line.append((f" · {_text(figure, figure.so_far)} so far", "text"))
+    if figure.steps_to_oom is not None:
+        line.append((f" · out of memory in about {figure.steps_to_oom:,} steps", "bad"))
+    return fit(line, room)
+
+
+def _plot(figures: list[Growth], room: int, rows: int, glyphs: Glyphs) -> list[Line]:
+    main = figures[0]
+    values = [value for _, value in main.points]
+    low, high = min(values), max(values)
+    reach = max(high - low, 1)
+    counted = main.figure in COUNTED
+    unit = unit_for(high)
+
+    def label(value: int) -> str:
+        return f"{value:,}" if counted else in_unit(value, unit)
+
+    axis = max(8, *(len(label(v)) + 2 for v in (low, high)))
+    width = room - axis - 1
+    if width < 8:
+        return []
+    dots = 2 * width if glyphs.braille else width
+
+    def column(points: tuple[tuple[int, int], ...], least: int, times: float) -> tuple[int | None, ...]:
+        floor = reach // 20 + 1  # so that the lowest is drawn too
+        made = columns([round((value - least) * times) + floor for _, value in points], 0, dots)
+        return tuple(made if glyphs.braille else [v for v in made for _ in range(2)])
+
+    curves = [Curve("line:allocated", column(main.points, low, 1.0), area=True, sign="#")]
+    legend: list[Span] = [(glyphs.lines["allocated"], "line:allocated"), (f" {_word(main)}", "dim")]
+    if len(figures) > 1:
+        counts = [value for _, value in figures[1].points]
+        least, most = min(counts), max(counts)
+        if most > least:
+            times = _BLOCKS_REACH * reach / (most - least)
+            curves.append(Curve("line:reserved", column(figures[1].points, least, times), sign="-"))
+            legend.append((f"  {glyphs.lines['reserved']}", "line:reserved"))
+        told = f"{least:,} to {most:,}" if most > least else f"{least:,}"
+        legend.append((f"{' ' if most > least else '   '}{_word(figures[1])} {told}", "dim"))
+    drawn = plot(curves, round(reach * 1.05) + 1, width, rows, braille=glyphs.braille, ceiling=None)
+    edge, bare = ("┤", "│") if glyphs.braille else ("|", "|")
+    lines: list[Line] = [EMPTY]
+    for i, row in enumerate(drawn):
+        at = {rows // 2: high} if high == low else {0: high, rows - 1: low}
+        text = label(at[i]) if i in at else ""
+        lines.append(((right(text, axis - 1), "dim"), (edge if text else bare, "rule"), *row))
+    first, last = main.points[0][0], main.points[-1][0]
+    named = "" if counted else f"   {unit.name}, at the end of the step"
+    foot: list[Span] = [(f"{' ' * axis}{first:,}{named}   ", "dim"), *legend]
+    lines.append(spread(foot, [(f"{last:,} ", "dim")], room))
+    return lines
+
+
+def _sum(figure: Growth) -> str:
+    unit = "" if figure.figure in COUNTED else " B"
+    if not figure.growing or figure.per_step is None:
+        return f"{_word(figure)}: does not grow"
+    said = f"{_word(figure)}: {figure.per_step:+,.1f}{unit} a step"
+    if figure.low is not None and figure.high is not None:
+        said += f", between {figure.low:,.1f} and {figure.high:,.1f} with 95 % confidence"
+    if figure.so_far is not None and figure.since is not None:
+        said += f"; {figure.so_far:,}{unit} more than before step {figure.since:,}"
+    return said
