@@ -28,6 +28,7 @@ TRUSTED_AFTER = 8
 COMPACT_STEPS = 200
 """So long after the allocator gave its cache back, what it reserves is what it needs."""
 _CACHED = 512
+_SHRANK = 1 << 20
 _SHAPES_MAX = 64
 Fields = list[Any]
 
@@ -40,11 +41,13 @@ class Fragments:
     expandable segments pages are given back one by one.
     """
 
-    __slots__ = ("_compact", "_retries", "_slack", "expandable")
+    __slots__ = ("_compact", "_retries", "_slack", "_within", "expandable", "fitted")
 
     def __init__(self, expandable: bool) -> None:
         self.expandable = expandable
         self._slack = 0
+        self.fitted = 0  # the highest peak there was room for
+        self._within: int | None = None  # the room at that time
         self._retries: int | None = None
         self._compact = 0  # steps for which the cache is known to be lean
 
@@ -59,6 +62,7 @@ class Fragments:
                 COMPACT_STEPS if self._retries is not None and retries > self._retries else self._compact - 1
             )
             self._retries = retries
+        self.fitted = max(self.fitted, peak)
         slack = max(0, (tallest.reserved or 0) - peak)
         if self._compact > 0:
             self._slack = slack
@@ -66,6 +70,13 @@ class Fragments:
         full = [p.inactive_split for p in phases if p.inactive_split is not None and 4 * (p.allocated or 0) >= 3 * peak]
         split = max(full) if full else min((p.inactive_split or 0 for p in phases), default=0)
         self._slack = min(slack, split)
+
+    def within(self, room: int | None) -> None:
+        """What the process can have now: where that shrank, what fitted before proves nothing."""
+        if room is not None:
+            if self._within is not None and room < self._within - _SHRANK:
+                self.fitted = 0
+            self._within = room
 
     @property
     def bytes(self) -> int:
@@ -83,18 +94,25 @@ def trusts(foresight: Foresight, sort: int) -> bool:
 
 
 def verdict(
-    peak: int, low: int, high: int, trusted: bool, room: int | None, limit: int | None, stranded: int
+    peak: int, low: int, high: int, trusted: bool, room: int | None, limit: int | None, fragments: Fragments | None
 ) -> tuple[str, int | None]:
-    """(fits, tight or oom-ahead; headroom). `room`: what the process can have; `limit`: what nothing can exceed."""
+    """(fits, tight or oom-ahead; headroom). `room`: what the process can have; `limit`: what nothing can exceed.
+
+    A peak as high as one that fitted is no out-of-memory ahead.
+    """
     if room is None:
         if limit is not None and low > limit:
             return wire.OOM_AHEAD, limit - peak
         return wire.FITS, None
     if limit is not None and limit < room:
         room = limit
-    usable = room - stranded
+    usable = room
+    fitted = 0
+    if fragments is not None:
+        fragments.within(room)
+        usable, fitted = room - fragments.bytes, fragments.fitted
     headroom = usable - peak
-    if low > usable or (trusted and headroom < 0):
+    if peak > fitted and (low > usable or (trusted and headroom < 0)):
         return wire.OOM_AHEAD, headroom
     return (wire.TIGHT if high > usable - TIGHT_SHARE * room else wire.FITS), headroom
 
@@ -109,7 +127,7 @@ def judged(
     start: int,
     so_far: int,
     room: int | None,
-    stranded: int,
+    fragments: Fragments,
 ) -> wire.Outlook | None:
     """The outlook of a step's first batch; None where nothing is known of such batches."""
     batch = features(shapes)
@@ -121,7 +139,7 @@ def judged(
         return None
     peak, phase, sort = predicted
     low, high = foresight.interval(peak, sort, batch, kind)
-    word, headroom = verdict(peak, low, high, trusts(foresight, sort), room, None, stranded)
+    word, headroom = verdict(peak, low, high, trusts(foresight, sort), room, None, fragments)
     if so_far > peak:
         peak, phase, low, high = so_far, wire.BETWEEN, so_far, max(high, so_far)
     told = tuple(tuple(shape) for shape in shapes[:_SHAPES_MAX])
@@ -214,10 +232,10 @@ class Outlooks:
     def _verdict(
         self, device: int, peak: int, low: int, high: int, sort: int, foresight: Foresight
     ) -> tuple[str, int | None]:
-        fragments = self._fragments.get(device)
-        stranded = fragments.bytes if fragments is not None else 0
         trusted = trusts(foresight, sort)
-        return verdict(peak, low, high, trusted, self.room.get(device), self.limits.get(device), stranded)
+        return verdict(
+            peak, low, high, trusted, self.room.get(device), self.limits.get(device), self._fragments.get(device)
+        )
 
     def tell(self) -> None:
         """The user's functions hear the newest outlook; what they raise is theirs."""

@@ -60,7 +60,7 @@ class Foreseen:
         t_ns = closed.t_ns - closed.duration_ns
         return judged(
             self.foresight, closed.step, device, t_ns, groups[0], closed.input_bytes, stood, so_far, room,
-            self.fragments.bytes,
+            self.fragments,
         )  # fmt: skip
 
 

@@ -102,6 +102,7 @@ class Rank:
     censuses: deque[wire.Census] = field(default_factory=lambda: deque(maxlen=CENSUSES))
     checkpoints: tuple[wire.Checkpoint, ...] = ()
     ended: bool = False
+    ahead: tuple[wire.Outlook, ...] = ()  # batches that will not fit, when findings were last looked for
     uuids: frozenset[str] = frozenset()  # of the devices its phases are on; empty until the first closed
 
     def follow(self, rank: RankFrame) -> None:

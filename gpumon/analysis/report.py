@@ -64,6 +64,7 @@ class Reporter:
             rank.heartbeat,
             rank.census,
             rank.checkpoints,
+            _ahead(rank),
             rank.status == "ended",
         )
         if state.report is None or key != state.key:
@@ -78,7 +79,9 @@ class Reporter:
         seen = sorted(state.devices) or sorted({p.device for p in rank.open_step.phases} if rank.open_step else ())
         devices = tuple(_device_report(rank, index, state) for index in seen)
         newest = rank.steps[-1] if rank.steps else None
-        more = state.evidence(rank)
+        ahead = _ahead(rank)
+        more = state.evidence(rank) or ahead != state.ahead
+        state.ahead = ahead
         if newest is not None and (more or newest.step != state.looked_at):
             for device in devices:
                 self._look(rank, state, device, newest, again=newest.step == state.looked_at)
@@ -141,6 +144,11 @@ class Reporter:
             for source, other in self._ranks.items()
             if source != rank.source and other.host == rank.hello.host and other.uuids and uuid not in other.uuids
         }
+
+
+def _ahead(rank: RankFrame) -> tuple[wire.Outlook, ...]:
+    """Batches in forward now that will not fit, by the agent's word."""
+    return tuple(each for each in rank.outlooks if each.verdict == wire.OOM_AHEAD)
 
 
 _reporter = Reporter()

@@ -40,6 +40,8 @@ class OomAhead(Rule):
     p_oom: float = 0.2
     steps_to_oom: int = 500  # where what is kept from step to step grows
     steps_to_oom_by_batch: int = 20  # where what a step needs grows, as with batches sorted by length
+    steps_a_batch_grew: int = 40
+    steps_to_oom_by_batch_that_long: int = 120
     least_steps_learnt: int = 3
 
 

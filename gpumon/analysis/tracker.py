@@ -68,7 +68,7 @@ class Tracker:
         if not again:
             case.held += 1
         case.missed = 0
-        if case.finding is not None or case.held >= rule.opens_after:
+        if case.finding is not None or case.held >= rule.opens_after or evidence.at_once:
             case.finding = Finding(
                 code=rule.code,
                 severity=evidence.severity or rule.severity,

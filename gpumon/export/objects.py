@@ -80,6 +80,9 @@ class Objects:
         elif isinstance(event, wire.Outlook):
             obj = jsonl.outlook(rank, event, replayed=received.replayed)
             yield Stated(rank.source, obj, live, event.device)
+            if event.verdict == wire.OOM_AHEAD:
+                found = self._reporter.rank(rank).findings
+                yield from self._findings(rank, said, found, rank.unix_ns(event.t_ns), live)
         elif isinstance(event, wire.Layers):
             yield from self._layers(rank, said, received)
         elif isinstance(event, wire.Oom):

@@ -28,11 +28,17 @@ def near_capacity(look: Look) -> Evidence | None:
 
 def oom_ahead(look: Look) -> Evidence | None:
     rule, forecast = OOM_AHEAD, look.forecast
+    said = _said_of_now(look)
+    if said is not None:
+        return said
     if forecast is None or forecast.headroom is None or forecast.learnt_from < rule.least_steps_learnt:
         return None
     steps = forecast.steps_to_oom
     kept = forecast.growth == "kept"
-    if steps is not None and steps <= (rule.steps_to_oom if kept else rule.steps_to_oom_by_batch):
+    far = rule.steps_to_oom if kept else rule.steps_to_oom_by_batch
+    if not kept and forecast.learnt_from >= rule.steps_a_batch_grew:
+        far = rule.steps_to_oom_by_batch_that_long
+    if steps is not None and steps <= far:
         return Evidence(
             f"memory runs out in about {units.count(steps)} steps{look.where}: the peak grows by "
             f"{units.size(forecast.bytes_per_step)} a step",
@@ -50,6 +56,22 @@ def oom_ahead(look: Look) -> Evidence | None:
         f"{units.percent(forecast.p_oom)} likely not to fit",
         forecast.headroom,
         _smaller_peak(forecast),
+    )
+
+
+def _said_of_now(look: Look) -> Evidence | None:
+    """What the agent said of the batch that is in forward now, its shapes known."""
+    outlook = next((each for each in look.rank.outlooks if each.device == look.device), None)
+    if outlook is None or outlook.verdict != wire.OOM_AHEAD or outlook.step <= look.record.step:
+        return None
+    shapes = ", ".join("×".join(map(str, shape)) for shape in outlook.input_shapes[:2])
+    missing = f": {units.size(-outlook.headroom)} too much" if outlook.headroom is not None else ""
+    return Evidence(
+        f"step {units.count(outlook.step)} with its batch of {shapes} needs {units.size(outlook.next_peak)} "
+        f"({units.size(outlook.low)}–{units.size(outlook.high)}) in {outlook.phase}{look.where}{missing}",
+        outlook.headroom,
+        "skip or cut such a batch: gpumon_agent.on_outlook(function) is called before its forward",
+        at_once=True,
     )
 
 
