@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "ls": ("gpumon.cli.ls", "List the training processes that can be attached to."),
     "record": ("gpumon.cli.record", "Write what an agent says to a file."),
     "replay": ("gpumon.cli.replay", "Play a recorded file back on the same screens."),
+    "export": ("gpumon.cli.export", "Serve the memory of this machine's jobs to Prometheus."),
     "estimate": ("gpumon.cli.estimate", "Say what a run will need, before there is a GPU to run it on."),
     "explain": ("gpumon.cli.explain", "Read an out-of-memory back as what failed, when and why."),
     "demo": ("gpumon.cli.demo", "Train a small model here and watch it."),

@@ -1,0 +1,201 @@
+"""The exporter's life: finds jobs, listens to each, looks at them once a second, and serves what it saw.
+
+Only the event loop touches stores; a scrape, in the server's threads, reads the tuple that the loop made last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import click
+
+from gpumon import link
+from gpumon.analysis import Reporter
+from gpumon.export.prometheus import Jobs, Watched
+from gpumon.link.discovery import jobs, listing
+from gpumon.session.store import SessionStore, StoreLimits
+from gpumon_agent import wire
+
+if TYPE_CHECKING:
+    from gpumon.link import Job
+
+LOOK_S = 1.0
+ENDED_KEPT_S = 300.0
+"""A job that has ended is shown so long, that its last state is scraped; scrapers that come rarer miss it."""
+JOBS_MAX = 256
+STEPS_KEPT = 512
+STEPS_IN_ALL = 16_384
+ONCE_PATIENCE_S = 5.0
+
+
+@dataclass
+class _Followed:
+    """One job: what was heard, and the task that listens."""
+
+    name: str
+    run: str
+    store: SessionStore
+    began: float
+    pids: set[int] = field(default_factory=set)
+    reporter: Reporter = field(default_factory=Reporter)
+    task: asyncio.Task[None] | None = None
+    ended: float | None = None
+    synced: set[str] = field(default_factory=set)
+
+    def look(self) -> Watched:
+        frame = self.store.frame(time.time_ns())
+        return Watched(self.name, self.run, frame, self.reporter.report(frame))
+
+
+class Exporter:
+    """Every job of this machine."""
+
+    def __init__(self) -> None:
+        self.watched: Sequence[Watched] = ()
+        self._followed: dict[tuple[object, ...], _Followed] = {}
+        self._files: frozenset[object] | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        looking = asyncio.create_task(self._host())
+        try:
+            while True:
+                self.find()
+                self.look()
+                await asyncio.sleep(LOOK_S)
+        finally:
+            tasks = [looking, *(each.task for each in self._followed.values() if each.task is not None)]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def look(self) -> None:
+        """What the next scrapes show."""
+        for key, each in list(self._followed.items()):
+            if each.ended is not None and time.monotonic() - each.ended > ENDED_KEPT_S:
+                del self._followed[key]
+        self.watched = tuple(each.look() for each in self._followed.values())
+
+    @property
+    def complete(self) -> bool:
+        """Every job that was found has told all that it knew."""
+        return all(each.ended is not None or len(each.synced) >= len(each.pids) for each in self._followed.values())
+
+    def find(self) -> None:
+        """Jobs that are new, or are there again."""
+        files = listing()
+        if files == self._files and not any(each.ended is not None for each in self._followed.values()):
+            return
+        self._files = files
+        for found in jobs(link.discover()):
+            key = found.descriptors[0].key
+            known = self._followed.get(key)
+            if known is None and len(self._followed) < JOBS_MAX:
+                known = self._followed[key] = self._new(found)
+            if known is not None and (known.task is None or known.task.done()):
+                known.ended = None
+                known.pids |= {descriptor.pid for descriptor in found.descriptors}
+                known.task = asyncio.create_task(self._follow(known, found))
+
+    def _new(self, found: Job) -> _Followed:
+        """A run's number is free again as soon as another job of that name begins: labels stay few."""
+        for key, each in list(self._followed.items()):
+            if each.name == found.name and each.ended is not None:
+                del self._followed[key]
+        taken = {each.run for each in self._followed.values() if each.name == found.name}
+        run = next(str(number) for number in range(JOBS_MAX + 1) if str(number) not in taken)
+        ranks = max(len(found.descriptors), found.descriptors[0].world_size or 1)
+        limits = StoreLimits(steps=max(64, min(STEPS_KEPT, STEPS_IN_ALL // ranks)))
+        return _Followed(found.name, run, SessionStore(limits), time.monotonic())
+
+    async def _follow(self, job: _Followed, found: Job) -> None:
+        try:
+            async with contextlib.aclosing(link.subscribe(found.descriptors)) as stream:
+                async for received in stream:
+                    job.store.apply(received)
+                    if isinstance(received.event, wire.Hello):
+                        job.pids.add(received.event.pid)
+                    elif isinstance(received.event, wire.Synced):
+                        job.synced.add(received.source)
+        except (link.LinkError, wire.WireError) as error:
+            click.echo(f"gpumon: {job.name}: {error}", err=True)
+        job.ended = time.monotonic()
+
+    async def _host(self) -> None:
+        from gpumon.host import Sampler
+
+        async with Sampler(self._pids) as sampler:
+            async for received in sampler:
+                for each in self._followed.values():
+                    each.store.apply(received)
+
+    def _pids(self) -> set[int]:
+        return {pid for each in self._followed.values() if each.ended is None for pid in each.pids}
+
+
+def serve(host: str, port: int) -> int:
+    """Until a signal ends it. Returns the exit code; raises OSError where nothing can listen there."""
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    exporter = Exporter()
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Jobs(lambda: exporter.watched))
+    server, thread = start_http_server(port, host, registry)
+    at = f"[{host}]" if ":" in host else host
+    click.echo(f"serving http://{at}:{server.server_port}/metrics; ctrl-c ends it", err=True)
+    try:
+        return asyncio.run(_until_signal(exporter))
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+async def _until_signal(exporter: Exporter) -> int:
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[int] = loop.create_future()
+
+    def stop(code: int) -> None:
+        if not stopped.done():
+            stopped.set_result(code)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop, 0)
+    running = asyncio.create_task(exporter.run())
+    running.add_done_callback(lambda task: stop(1))
+    code = await stopped
+    if running.done():
+        running.result()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    return code
+
+
+def print_once() -> int:
+    """What a scrape would show once every job has told what it knows. Returns the exit code."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    exporter = Exporter()
+
+    async def settle() -> None:
+        running = asyncio.create_task(exporter.run())
+        end = time.monotonic() + ONCE_PATIENCE_S
+        await asyncio.sleep(0.3)
+        while not exporter.complete and time.monotonic() < end:
+            await asyncio.sleep(0.05)
+        exporter.look()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(settle())
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Jobs(lambda: exporter.watched))
+    sys.stdout.write(generate_latest(registry).decode())
+    return 0

@@ -1,0 +1,216 @@
+"""What gpumon states of the jobs on this machine, as Prometheus metrics: names, units and labels, and nothing else.
+
+Model. A scrape turns frozen frames and reports into metric families; nothing is read or waited for, so any number of
+scrapers see the same. Bytes end in `_bytes`, times in `_seconds`, counters in `_total`, shares in `_ratio`; what is
+not known is absent, never 0. `gpumon_memory_bytes` is additive: over `line` it sums up to the device's total where
+the driver was read, to `gpumon_reserved_bytes` without the driver's lines.
+Labels are few and bounded: `training` (the job's name), `run` ("0", and "1" … for further jobs of that name at the same
+time), `rank`, `device` ("cuda:0"), and one of line, phase, code, state. A rank without a number is counted. What may
+change with every run (pid, host, versions) stands on `gpumon_rank_info` alone.
+A peak is the highest over the steps of the last minute, so that a scrape misses none.
+Cost: `benchmarks/prometheus.py`.
+Needs prometheus_client, an extra.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gpumon.analysis import buckets
+from gpumon.analysis.job import GONE, job
+from gpumon.analysis.lines import DRIVER, OWNERS, REST, DeviceReport, RankReport
+from gpumon.session.frame import Frame, RankFrame
+from gpumon_agent._version import __version__
+
+PEAK_WINDOW_NS = 60_000_000_000
+LINES = (*OWNERS, *REST, *DRIVER)
+STATES = ("live", "late", "silent", *GONE.values(), "missing")
+RANKS_MAX = 1024
+"""Of one job: beyond it a scrape would be larger than anybody wants."""
+
+
+class Watched(NamedTuple):
+    """One job as it was last looked at."""
+
+    training: str
+    run: str
+    frame: Frame
+    reports: tuple[RankReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Gauge:
+    name: str
+    help: str
+    labels: tuple[str, ...]
+    counter: bool = False
+
+
+_JOB = ("training", "run")
+_RANK = (*_JOB, "rank")
+_DEVICE = (*_RANK, "device")
+_FAMILIES = {
+    each.name: each
+    for each in (
+        _Gauge("gpumon_job_ranks", "Ranks of a job by how they stand; missing ones were never heard of.",
+               (*_JOB, "state")),
+        _Gauge("gpumon_rank_info", "Who a rank is; always 1.",
+               (*_RANK, "pid", "host", "node", "backend", "torch", "run_id")),
+        _Gauge("gpumon_rank_up", "1 while the rank's process is heard.", _RANK),
+        _Gauge("gpumon_rank_restarts", "How often the launcher started the rank anew.", _RANK, True),
+        _Gauge("gpumon_steps", "Iterations that the rank has closed.", _RANK, True),
+        _Gauge("gpumon_step_duration_seconds", "Time of an iteration, over the last twenty.", _RANK),
+        _Gauge("gpumon_lost_events", "Messages of the rank that were lost on their way.", _RANK, True),
+        _Gauge("gpumon_host_resident_bytes", "Host memory of the rank's process.", _RANK),
+        _Gauge("gpumon_bucket_bytes", "DDP's gradient buckets on this rank.", _RANK),
+        _Gauge("gpumon_memory_bytes", "A device's memory by owner as the newest step ended: lines sum up.",
+               (*_DEVICE, "line")),
+        _Gauge("gpumon_allocated_bytes", "What tensors hold as the newest step ended.", _DEVICE),
+        _Gauge("gpumon_reserved_bytes", "What the allocator keeps of the device as the newest step ended.", _DEVICE),
+        _Gauge("gpumon_device_capacity_bytes", "All memory of the device.", _DEVICE),
+        _Gauge("gpumon_device_used_bytes", "Memory of the device that all processes take, by the driver.", _DEVICE),
+        _Gauge("gpumon_peak_bytes", "Highest allocated bytes in a phase, over the steps of the last minute.",
+               (*_DEVICE, "phase")),
+        _Gauge("gpumon_forecast_peak_bytes", "The next iteration's peak as forecast.", _DEVICE),
+        _Gauge("gpumon_forecast_peak_low_bytes", "Lower end of the forecast's 95 per cent interval.", _DEVICE),
+        _Gauge("gpumon_forecast_peak_high_bytes", "Upper end of the forecast's 95 per cent interval.", _DEVICE),
+        _Gauge("gpumon_headroom_bytes", "What is left above the next peak; below 0 that much is missing.", _DEVICE),
+        _Gauge("gpumon_oom_probability_ratio", "How likely the next iteration does not fit, 0 to 1.", _DEVICE),
+        _Gauge("gpumon_steps_to_oom", "Iterations until memory runs out, where the peak grows.", _DEVICE),
+        _Gauge("gpumon_allocator_retries", "cudaMalloc calls that failed and were tried again.", _DEVICE, True),
+        _Gauge("gpumon_allocator_ooms", "Allocations that failed for good.", _DEVICE, True),
+        _Gauge("gpumon_finding_open", "1 while a finding of the catalogue is open, 0 once it is gone.",
+               (*_RANK, "code", "severity")),
+    )
+}  # fmt: skip
+
+
+@dataclass
+class _Families:
+    """The families of one scrape; a family without a sample is not shown."""
+
+    made: dict[str, Metric] = field(default_factory=dict)
+
+    def add(self, name: str, labels: Sequence[str], value: float | None) -> None:
+        if value is None:
+            return
+        family = self.made.get(name)
+        if family is None:
+            spec = _FAMILIES[name]
+            kind = CounterMetricFamily if spec.counter else GaugeMetricFamily
+            family = self.made[name] = kind(name, spec.help, labels=spec.labels)
+        family.add_metric(list(labels), value)  # type: ignore[attr-defined]
+
+
+class Jobs(Collector):
+    """prometheus_client's view of `watched`, which is asked at every scrape, in whatever thread."""
+
+    def __init__(self, watched: Callable[[], Sequence[Watched]]) -> None:
+        self._watched = watched
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: what there is shows at the scrape."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        jobs = self._watched()
+        exporter = GaugeMetricFamily("gpumon_exporter_info", "This exporter; always 1.", labels=("version",))
+        exporter.add_metric([__version__], 1)
+        yield exporter
+        yield GaugeMetricFamily("gpumon_jobs", "Jobs on this machine that carry the agent.", value=len(jobs))
+        families = _Families()
+        for each in jobs:
+            _job(families, each)
+        yield from families.made.values()
+
+
+def _job(families: _Families, watched: Watched) -> None:
+    of_job = (watched.training, watched.run)
+    standing = job(watched.frame, [report.steps_per_s for report in watched.reports])
+    states = Counter(each.state for each in standing.ranks if not each.replaced)
+    for state in dict.fromkeys(STATES):
+        families.add("gpumon_job_ranks", (*of_job, state), states.get(state, 0))
+    replaced = {each.source for each in standing.ranks if each.replaced}
+    taken: set[str] = set()
+    for rank, report in zip(watched.frame.ranks[:RANKS_MAX], watched.reports, strict=False):
+        if rank.source in replaced:
+            continue
+        label = str(rank.hello.rank) if rank.hello.rank is not None else str(len(taken))
+        if label in taken:
+            continue
+        taken.add(label)
+        _rank(families, (*of_job, label), rank, report)
+
+
+def _rank(families: _Families, labels: tuple[str, str, str], rank: RankFrame, report: RankReport) -> None:
+    hello = rank.hello
+    about = (str(hello.pid), hello.host, hello.node or "", hello.backend, hello.torch or "", hello.run_id or "")
+    families.add("gpumon_rank_info", (*labels, *about), 1)
+    families.add("gpumon_rank_up", labels, int(rank.status == "live"))
+    families.add("gpumon_rank_restarts", labels, hello.restarts)
+    families.add("gpumon_steps", labels, rank.steps[-1].step + 1 if rank.steps else 0)
+    families.add("gpumon_step_duration_seconds", labels, 1 / report.steps_per_s if report.steps_per_s else None)
+    families.add("gpumon_lost_events", labels, rank.lost_events)
+    families.add("gpumon_bucket_bytes", labels, buckets.of_rank(rank))
+    families.add("gpumon_host_resident_bytes", labels, rank.heartbeat.rss if rank.heartbeat else None)
+    open_now = {(found.code, found.severity): found.state == "open" for found in reversed(report.findings)}
+    for (code, severity), is_open in sorted(open_now.items()):
+        families.add("gpumon_finding_open", (*labels, code, severity), int(is_open))
+    if rank.status == "ended":
+        return  # its memory has gone back to the device
+    for device in report.devices:
+        _device(families, (*labels, _name(rank, device.device)), rank, device)
+
+
+def _name(rank: RankFrame, index: int) -> str:
+    described = next((device for device in rank.hello.devices if device.index == index), None)
+    kind = described.kind if described is not None else rank.hello.backend or "device"
+    return kind if kind == "cpu" else f"{kind}:{index}"
+
+
+def _device(families: _Families, labels: tuple[str, ...], rank: RankFrame, device: DeviceReport) -> None:
+    lines = device.ledger
+    if lines is not None:
+        for line in LINES:
+            families.add("gpumon_memory_bytes", (*labels, line), getattr(lines, line))
+        families.add("gpumon_allocated_bytes", labels, lines.allocated)
+        families.add("gpumon_reserved_bytes", labels, lines.reserved)
+    families.add("gpumon_device_capacity_bytes", labels, device.capacity)
+    families.add("gpumon_device_used_bytes", labels, device.device_used)
+    for phase, peak in _peaks(rank, device.device).items():
+        families.add("gpumon_peak_bytes", (*labels, phase), peak)
+    forecast = device.forecast
+    if forecast is not None:
+        families.add("gpumon_forecast_peak_bytes", labels, forecast.next_peak)
+        families.add("gpumon_forecast_peak_low_bytes", labels, forecast.low)
+        families.add("gpumon_forecast_peak_high_bytes", labels, forecast.high)
+        families.add("gpumon_headroom_bytes", labels, forecast.headroom)
+        families.add("gpumon_oom_probability_ratio", labels, forecast.p_oom)
+        families.add("gpumon_steps_to_oom", labels, forecast.steps_to_oom)
+    newest = rank.steps[-1].on(device.device) if rank.steps else ()
+    for name, figure in (("gpumon_allocator_retries", "retries"), ("gpumon_allocator_ooms", "ooms")):
+        known = [value for phase in newest if (value := getattr(phase, figure)) is not None]
+        families.add(name, labels, known[-1] if known else None)
+
+
+def _peaks(rank: RankFrame, device: int) -> dict[str, int]:
+    peaks: dict[str, int] = {}
+    since: int | None = None
+    for record in reversed(rank.steps):
+        if record.closed is None:
+            continue
+        if since is None:
+            since = record.closed.t_ns - PEAK_WINDOW_NS
+        elif record.closed.t_ns < since:
+            break
+        for phase in record.phases:
+            peak = phase.allocated_peak
+            if phase.device == device and peak is not None and peak > peaks.get(phase.phase, -1):
+                peaks[phase.phase] = peak
+    return peaks
