@@ -80,7 +80,7 @@ class Accounts:
         self._places = Places()
         self._places_left = 0
         self._activations = Activations(self._current_places, tell, limited=limited)
-        self._others = Others(models, tell)
+        self._others = self.others = Others(models, tell)
         self._workspaces = Workspaces()
         self._by_place: dict[int, dict[Place | None, int]] = {}  # of the step's fullest moment, by device
         self._layers_due_ns = 0

@@ -45,6 +45,7 @@ class Agent:
     def __init__(self, name: str | None = None, *, tracker: StorageTracker | None = None, publish: bool = True) -> None:
         from . import describe
         from .accounts import Accounts
+        from .evidence import Evidence
         from .hooks import Hooks
         from .wrappers import unwrapped
 
@@ -89,6 +90,16 @@ class Agent:
             limited=os.environ.get("GPUMON_GOVERNOR") != "off",
         )
         self.inventory = accounts.inventory
+        self.evidence = Evidence(
+            self.guard,
+            self.governor,
+            accounts,
+            models=lambda: [(w.index, model) for w in self._models if (model := w.model()) is not None],
+            say=lambda events: self.publisher.say(events),
+            tell=self.notice,
+            limited=os.environ.get("GPUMON_GOVERNOR") != "off",
+        )
+        self.ask_census = self.evidence.ask
         self.last_words = self._last_words()
         self.errands = Errands(
             self.guard,
@@ -96,6 +107,7 @@ class Agent:
             say=lambda events: self.publisher.say(events),
             tell=self.notice,
             rang=self._rang,
+            census=self.ask_census,
         )
         self.room = self.errands.room
         self.outlooks = Outlooks(
@@ -110,7 +122,7 @@ class Agent:
             self.governor,
             find_readers=self._find_readers,
             read_ledger=self.guard.protect("ledger", accounts.boundary),
-            step_closes=self.guard.protect("peak", accounts.close_step),
+            step_closes=self.guard.protect("peak", self._step_closes),
             step_closed=self.guard.protect("description", self._step_closed),
             opened_ns=opened_ns,
             carry_out=self.errands.carry_out,
@@ -261,8 +273,13 @@ class Agent:
 
     # ------------------------------------------------------------------------------------------- during the training
 
+    def _step_closes(self, step: int) -> None:
+        self.accounts.close_step(step)
+        self.evidence.step_closes(self.phases.reads)
+
     def _step_closed(self, step: int) -> None:
         self.accounts.begin_step()
+        self.evidence.step_closed(step)
         if step in _REDESCRIBED_AFTER:
             self._describing = _each(watched.describe(self._describe) for watched in self._models)
         elif not step % _DEVICES_LOOKED_FOR_EVERY:
@@ -304,7 +321,7 @@ class Agent:
         events += self.accounts.ledgers.copy().values()
         for layers in self.accounts.layers.copy().values():
             events += layers
-        return events + self.errands.picture()
+        return events + self.evidence.picture() + self.errands.picture()
 
     def heartbeat(self) -> wire.Heartbeat:
         now = time.monotonic_ns()
@@ -373,6 +390,7 @@ class Agent:
         self.guard.protect("goodbye", self.phases.finish)()
         self.hooks.remove()
         self.accounts.stop()
+        self.evidence.stop()
         for probe in self._probes.values():
             probe.stop()
         self._farewell.remove()
@@ -388,6 +406,7 @@ class Agent:
         self.hooks.remove()
         self.accounts.disown()
         self.accounts.stop()
+        self.evidence.stop()
         for probe in self._probes.values():
             probe.stop()
         self._farewell.remove()

@@ -33,6 +33,8 @@ class Governor:
         "_told",
         "boundaries",
         "boundary_ns",
+        "budget_ns",
+        "gives_way",
         "ledger",
         "ledger_at_end_only",
         "ledger_every",
@@ -53,6 +55,8 @@ class Governor:
         self.ledger_at_end_only = False
         self.reads = True  # the present step: read the allocator at each boundary
         self.ledger = True  # the present step: read the owners
+        self.budget_ns: float = STEP_FLOOR_NS  # of a step, as it was last decided
+        self.gives_way = False  # a census takes a share of the budget: the ledger is read half as often
         self._told = (1, 1)  # the rates a viewer was told last
         self._durations: deque[int] = deque(maxlen=200)
         self._boundary: deque[int] = deque(maxlen=200)  # of steps that read at each boundary
@@ -85,13 +89,13 @@ class Governor:
             if self.steps in (FIRST_LEDGERS, 10) or not self.steps % STEPS_BETWEEN_DECISIONS:
                 said = self._decide()
             self.reads = not self.steps % self.read_every
-            self.ledger = self.reads and not self.steps % self.ledger_every
+            self.ledger = self.reads and not self.steps % (self.ledger_every * (1 + self.gives_way))
         self.boundaries = self.boundary_ns = self.ledger_ns = 0
         return said
 
     def _decide(self) -> str | None:
         step = sum(self._durations) / max(1, len(self._durations))
-        budget = max(step * STEP_SHARE, STEP_FLOOR_NS)
+        self.budget_ns = budget = max(step * STEP_SHARE, STEP_FLOOR_NS)
         boundary, ledger = _mean(self._boundary), _mean(self._ledgers)
         # a change needs an eighth of difference, or the rate would flutter around the limit
         if boundary > budget * (1.0 if self.read_every == 1 else 1.0 - LEDGER_SHARE):

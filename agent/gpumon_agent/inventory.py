@@ -167,6 +167,16 @@ class Inventory:
                     for tensor in tensors_within(state):
                         yield parameter, tensor, "optimizer"
 
+    def references(self) -> tuple[_Refs[Module], _Refs[Tensor], _Refs[Any], _Refs[Optimizer]]:
+        """Modules that own something, tensors of optimizers that are in none of them, FSDP2's records, optimizers."""
+        if not self._modules and not self._strays:
+            self._list()
+        return self._modules, self._strays, self._sharded, self._optimizers
+
+    def input_storages(self) -> set[int]:
+        """Identities of what was handed to the newest forward and is still alive."""
+        return {identity for tensor in _alive(self._inputs) for identity, _, _ in storages(tensor)}
+
     def _each_buffer(self) -> Iterator[Tensor]:
         for module in _alive(self._modules):
             yield from (buffer for buffer in module._buffers.values() if buffer is not None)
@@ -262,6 +272,7 @@ class Inventory:
 
 
 T = TypeVar("T")
+_Refs = list[weakref.ref[T]]
 
 
 def _alive(references: Iterable[weakref.ref[T]]) -> Iterator[T]:

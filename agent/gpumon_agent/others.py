@@ -43,6 +43,10 @@ class Others:
         self._left -= look
         return None if self._others is None else self._each()
 
+    def modules(self) -> list[Module]:
+        """Those that the last look found and that are still there."""
+        return [module for reference in self._others or () if (module := reference()) is not None]
+
     def _each(self) -> Iterator[Tensor]:
         for reference in self._others or ():
             if (module := reference()) is not None:

@@ -83,7 +83,11 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _installed(frame: FrameType) -> bool:
-    path = frame.f_code.co_filename
+    return is_installed(frame.f_code.co_filename)
+
+
+def is_installed(path: str) -> bool:
+    """Whether code in this file is Python's own or an installed package's."""
     return path.startswith(("<frozen", *_INSTALLED)) or "site-packages" in path or "dist-packages" in path
 
 

@@ -1,0 +1,361 @@
+"""Live tensors that no owner of the ledger claims, and who holds them: begun by suspicion or on request, in slices.
+
+Model. First the storages of the ledger's owners are gone through (owners.py), then objects from names downward
+(walk.py), in rounds: the user's variables to five levels, to nine, then to the bottom, last what installed packages'
+modules hold. A round that has explained the growth ends a census that growth began. What is found is grouped by shape,
+type, device and whether it holds a graph; a storage counts once, for the name that leads to it first.
+
+Slices run as a step closes, in the training thread. They have a quarter of the governor's budget and may use that of
+`CREDIT_STEPS` steps at once; while they run the ledger is read half as often. One asked for by key may take `PAUSE_NS`
+in one piece, says so, and goes on in slices. Nothing is looked at during a CUDA graph capture, under a compiler, or
+(before Python 3.13, where it would change what a debugger sees) under a trace function.
+Between slices only ids, counts and texts are kept: nothing that keeps an object alive.
+Cost: benchmarks/census.py.
+Known limitations: walk.py's, and: identities of storages that went between two slices may be taken again by others,
+which are then missed until the next census.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from time import monotonic_ns, thread_time_ns
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from . import roots, wire
+from .governor import Governor
+from .holders import Files, Name
+from .inventory import Inventory
+from .owners import Owners
+from .storages import plain
+from .suspicion import Suspicion
+from .walk import DEPTH_MAX, Root, Walk
+
+SLICE_NS = 600_000  # a slice ends at the first look at the clock after it
+PAUSE_NS = 85_000_000
+CREDIT_STEPS = 200
+ROUNDS = ((5, False), (9, False), (DEPTH_MAX, False), (DEPTH_MAX, True))
+"""levels, and whether installed packages' modules are gone through"""
+_LEAST_NS = 60_000  # of budget, for a slice: finding the way back takes some of it
+_EXPLAINED = 0.5  # of the blocks that were added
+_STRIDED = torch.strided
+_HOST = -1
+_HOST_GROUPS_MAX = 8
+_ADDRESSES_MAX = 128  # of a group's newest
+
+_Key = tuple[Any, Any, int, bool]
+"""shape, dtype, device, has a graph"""
+
+
+class _Tally:
+    """One group under way."""
+
+    __slots__ = ("addresses", "bytes", "count", "graph_bytes", "holders")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.bytes = 0
+        self.graph_bytes: int | None = None
+        self.holders: Counter[Name] = Counter()
+        self.addresses: deque[int] = deque(maxlen=_ADDRESSES_MAX)
+
+
+class Census:
+    """The censuses of one process. Called in the training thread, under the guard."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        governor: Governor,
+        *,
+        models: Callable[[], Iterable[tuple[int, Module]]],
+        others: Callable[[], Iterable[Module]],
+        say: Callable[[tuple[wire.Event, ...]], None],
+        tell: Callable[[str], None],
+        limited: bool,
+    ) -> None:
+        self.newest: wire.Census | None = None
+        self.suspicion = Suspicion()
+        self._inventory = inventory
+        self._governor = governor
+        self._models = models
+        self._others = others
+        self._say = say
+        self._tell = tell
+        self._limited = limited
+        self._number = 0
+        self._taking: _Taking | None = None
+        self._asked = False
+        self._credit_ns = 0
+        self._earned_ns = 0  # by one step
+        self._before: Counter[_Key] | None = None
+        self._blocks: dict[int, int] = {}  # live blocks at the census before
+
+    def ask(self) -> str | None:
+        """By key: at the next boundary a piece of at most 100 ms, the rest in slices. None, or why not."""
+        why = _why_not()
+        if why is not None:
+            return why
+        self._asked = True
+        return None
+
+    def step_closed(self, step: int, figures: Iterable[tuple[int, int | None, int | None]]) -> None:
+        """(device, allocated, live blocks) as the optimizer ended."""
+        figures = tuple(figures)
+        suspected = self.suspicion.step_closed(step, figures)
+        self._earn()
+        if self._asked:
+            self._asked = False
+            if _why_not() is None:
+                self._begin(step, "asked", figures)
+                began = monotonic_ns()
+                complete = self._slice(step, began + PAUSE_NS)
+                self._tell(_paused(monotonic_ns() - began, complete))
+            return
+        if suspected and self._taking is None:
+            self._begin(step, "growth", figures)
+        if self._taking is not None:
+            self._go_on(step)
+
+    def stop(self) -> None:
+        self._taking = None
+
+    def _begin(self, step: int, reason: str, figures: tuple[tuple[int, int | None, int | None], ...]) -> None:
+        blocks = {device: count for device, _, count in figures if count is not None}
+        added = {device: count - self._blocks.get(device, count) for device, count in blocks.items()}
+        self._taking = _Taking(self, step, reason, added if self._blocks else {})
+        self._blocks = blocks
+        self._governor.gives_way = True
+
+    def _earn(self) -> None:
+        """Up to what `CREDIT_STEPS` steps would have left, all of it at the beginning."""
+        earned = int(self._governor.budget_ns / 4)
+        if earned > self._earned_ns:
+            self._credit_ns += CREDIT_STEPS * (earned - self._earned_ns)
+        self._earned_ns = earned
+        self._credit_ns = min(self._credit_ns + earned, CREDIT_STEPS * earned)
+
+    def _go_on(self, step: int) -> None:
+        left = self._credit_ns if self._limited else SLICE_NS
+        if left < _LEAST_NS or _why_not() is not None:
+            return
+        began = monotonic_ns()
+        self._slice(step, began + min(left, SLICE_NS))
+        self._credit_ns -= monotonic_ns() - began
+
+    def _slice(self, step: int, until_ns: int) -> bool:
+        taking = self._taking
+        assert taking is not None
+        complete = taking.run(step, until_ns)
+        if complete:
+            self._taking = None
+            self._governor.gives_way = False
+        return complete
+
+    def publish(self, census: wire.Census, counts: Counter[_Key]) -> None:
+        """One is complete."""
+        self.newest = census
+        self._number = census.number + 1
+        self._before = counts
+        self._say((census,))
+
+
+class _Taking:
+    """One census under way."""
+
+    def __init__(self, census: Census, step: int, reason: str, added: Mapping[int, int]) -> None:
+        self._census = census
+        self._began = step
+        self._reason = reason
+        self._added = added
+        self._files = Files()
+        self._owners: Owners | None = Owners(census._inventory, census._others)
+        self._claimed: set[int] = set()
+        self._inputs: set[int] = set()
+        self._seen: set[int] = set()
+        self._tallies: dict[_Key, _Tally] = {}
+        self._walk = Walk(self._found, self._files)
+        self._rounds = list(ROUNDS[::-1])
+        self._walking = False
+        self._slices = 0
+        self._spent_ns = 0
+
+    def run(self, step: int, until_ns: int) -> bool:
+        """One slice. True: the census is complete, and published."""
+        began = thread_time_ns()
+        enabled = gc.isenabled()
+        gc.disable()  # a collection that the objects made here bring about would look at all of the process's
+        try:
+            with torch._C.DisableTorchFunction():  # attributes of tensors, unseen by the user's own modes
+                self._slices += 1
+                complete = self._run(until_ns)
+        finally:
+            if enabled:
+                gc.enable()
+            self._spent_ns += thread_time_ns() - began
+        if complete:
+            self._publish(step)
+        return complete
+
+    def _run(self, until_ns: int) -> bool:
+        if self._owners is not None:
+            if not self._owners.run(until_ns):
+                return False
+            self._claimed, self._owners = self._owners.claimed, None
+        self._inputs = self._census._inventory.input_storages()
+        while True:
+            if self._walking:
+                if not self._walk.run(until_ns):
+                    return False
+                self._walking = False
+                if self._explains():
+                    return True
+            if not self._rounds:
+                return True
+            if monotonic_ns() > until_ns:
+                return False
+            levels, packages = self._rounds.pop()
+            self._walk.begin(self._roots(packages), limit=levels, installed=packages, again=not packages)
+            self._walking = True
+
+    def _roots(self, packages: bool) -> list[Root]:
+        if packages:
+            return roots.of_packages(self._files)
+        watched = [("model", weakref.ref(model)) for _, model in self._census._models()]
+        optimizers = [("optimizer", reference) for reference in self._census._inventory.references()[3]]
+        return roots.of_the_user(self._files) + roots.beside(self._files, [*watched, *optimizers])
+
+    def _explains(self) -> bool:
+        """A census that growth began has found as many as were added since the one before: deeper ones can wait."""
+        if self._reason != "growth":
+            return False
+        before = self._census._before
+        found: Counter[int] = Counter()
+        for key, tally in self._tallies.items():
+            found[key[2]] += tally.count - (before[key] if before is not None else 0)
+        added = {device: count for device, count in self._added.items() if count > 0}
+        if not added:
+            return any(tally.count >= _FIRST_HEAP for key, tally in self._tallies.items() if key[2] != _HOST)
+        return all(found[device] >= _EXPLAINED * count for device, count in added.items())
+
+    def _found(self, tensor: Any, walk: Walk) -> bool:
+        kind = type(tensor)
+        if kind is Tensor or kind is Parameter:
+            if tensor.is_meta or tensor.layout is not _STRIDED:
+                return False
+            return self._count(tensor, tensor, walk)
+        found = False
+        if kind.__name__ not in _UNREAL:
+            for part in plain(tensor):
+                found |= self._count(part, tensor, walk)
+        return found
+
+    def _count(self, part: Tensor, tensor: Tensor, walk: Walk) -> bool:
+        storage = part.untyped_storage()
+        identity = storage._cdata
+        if identity in self._claimed or identity in self._inputs:
+            return False
+        if identity in self._seen:
+            return True
+        nbytes = storage.nbytes()
+        if not nbytes:
+            return False
+        self._seen.add(identity)
+        key = (tensor.shape, tensor.dtype, part.get_device(), tensor.requires_grad and not tensor.is_leaf)
+        tally = self._tallies.get(key)
+        if tally is None:
+            tally = self._tallies[key] = _Tally()
+        tally.count += 1
+        tally.bytes += nbytes
+        tally.addresses.append(storage.data_ptr())
+        tally.holders[walk.name()] += 1
+        return True
+
+    def _publish(self, step: int) -> None:
+        census = self._census
+        tallies = sorted(self._tallies.items(), key=lambda item: -item[1].bytes)
+        on_cpu = all(key[2] == _HOST for key in self._tallies)
+        device_groups = [item for item in tallies if item[0][2] != _HOST or on_cpu]
+        host_groups = [] if on_cpu else [item for item in tallies if item[0][2] == _HOST]
+        room = wire.GROUPS_MAX - min(len(host_groups), _HOST_GROUPS_MAX)
+        chosen = device_groups[:room] + host_groups[:_HOST_GROUPS_MAX]
+        counts: Counter[_Key] = Counter({key: tally.count for key, tally in self._tallies.items()})
+        why = None
+        if self._rounds:
+            why = "what was found explains the growth: what lies deeper was not looked at"
+        census.publish(
+            wire.Census(
+                step=step,
+                t_ns=monotonic_ns(),
+                number=census._number,
+                reason=self._reason,
+                groups=tuple(self._group(key, tally, on_cpu) for key, tally in chosen),
+                tensors=sum(tally.count for tally in self._tallies.values()),
+                bytes=sum(tally.bytes for tally in self._tallies.values()),
+                objects=self._walk.objects,
+                slices=self._slices,
+                spent_ns=self._spent_ns,
+                began_step=self._began,
+                cut=bool(self._rounds),
+                why=why,
+            ),
+            counts,
+        )
+
+    def _group(self, key: _Key, tally: _Tally, on_cpu: bool) -> wire.Group:
+        shape, dtype, device, has_graph = key
+        before = self._census._before
+        return wire.Group(
+            shape=tuple(shape),
+            dtype=str(dtype).removeprefix("torch."),
+            device=0 if on_cpu else device,
+            count=tally.count,
+            bytes=tally.bytes,
+            has_graph=has_graph,
+            graph_bytes=tally.graph_bytes,
+            grown=None if before is None else tally.count - before[key],
+            holders=tuple(
+                wire.Holder(name.text, name.kind, name.where, count)
+                for name, count in _together(tally.holders).most_common(wire.HOLDERS_MAX)
+            ),
+        )
+
+
+def _together(holders: Counter[Name]) -> Counter[Name]:
+    """Where many keys of one dict hold alike, the dict."""
+    if len(holders) <= _KEYS_TOLD:
+        return holders
+    together: Counter[Name] = Counter()
+    for name, count in holders.items():
+        together[name._replace(text=_KEY_TOLD.sub("[*]", name.text))] += count
+    return together
+
+
+_KEYS_TOLD = 4
+_KEY_TOLD = re.compile(r"\['[^']*'\]")
+_UNREAL = frozenset({"FakeTensor", "FunctionalTensor"})
+_FIRST_HEAP = 8  # tensors alike, in a first census: that is what grew
+
+
+def _why_not() -> str | None:
+    """Why no census may be taken at this moment."""
+    if torch.compiler.is_compiling():
+        return "a compiler is tracing"
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is being captured"
+    if sys.version_info < (3, 13) and sys.gettrace() is not None:
+        return "a debugger or a tracer is at work"
+    return None
+
+
+def _paused(nanoseconds: int, complete: bool) -> str:
+    rest = "it is complete" if complete else "the rest follows a slice a step"
+    return f"the census that was asked for held up the training for {nanoseconds / 1e6:.0f} ms: {rest}"

@@ -1,0 +1,63 @@
+"""What the agent finds out about tensors that stay: censuses and checkpoints, and when each of them is at work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from . import wire
+from .census import Census
+from .governor import Governor
+from .guard import Guard
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from .accounts import Accounts
+
+
+class Evidence:
+    """One process's. Made and called in the training thread, except `picture`."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        governor: Governor,
+        accounts: Accounts,
+        *,
+        models: Callable[[], Iterable[tuple[int, Module]]],
+        say: Callable[[tuple[wire.Event, ...]], None],
+        tell: Callable[[str], None],
+        limited: bool,
+    ) -> None:
+        self.census = Census(
+            accounts.inventory,
+            governor,
+            models=models,
+            others=accounts.others.modules,
+            say=say,
+            tell=tell,
+            limited=limited,
+        )
+        self.ask = guard.protect("census", self.census.ask)
+        self._figures: dict[int, tuple[int | None, int | None]] = {}
+        self._take = guard.protect("census", self.census.step_closed)
+
+    def step_closes(self, reads: Iterable[tuple[int, Any]]) -> None:
+        """(device, reading) of the step's last windows: what is allocated as the optimizer ends."""
+        figures: dict[int, tuple[int | None, int | None]] = {}
+        for device, reading in reads:
+            figures[device] = reading[0], reading[7]
+        self._figures = figures
+
+    def step_closed(self, step: int) -> None:
+        self._take(step, [(device, *figures) for device, figures in self._figures.items()])
+
+    def picture(self) -> list[wire.Event]:
+        """What a viewer that comes late is shown."""
+        newest = self.census.newest
+        return [] if newest is None else [newest]
+
+    def stop(self) -> None:
+        """Leaves nothing switched on and nothing replaced."""
+        self.census.stop()

@@ -1,0 +1,105 @@
+"""Whose storages need no holder named: what the ledger's owners hold, gone through a slice at a time."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from itertools import islice
+from time import monotonic_ns
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+
+from .describe import tensors_within
+from .inventory import Inventory
+from .storages import storages
+
+ALIKE_MAX = 3  # models of one kind and size that nobody watches; more are a heap, and no owner
+_AT_ONCE = 8
+
+
+class Owners:
+    """Identities of the storages that belong to somebody. `run` until it says True, then ask `claimed`.
+
+    Of several optimizers for the same parameters only the newest owns its state; of many unwatched models alike none
+    owns its weights: those are what a leak of optimizers or of copies is made of.
+    """
+
+    def __init__(self, inventory: Inventory, others: Callable[[], Iterable[Module]]) -> None:
+        self.claimed: set[int] = set()
+        self._inventory = inventory
+        self._work: list[tuple[Callable[[Any, int], bool], weakref.ref[Any]]] = []
+        self._cursor = 0
+        self._others = others
+        self._listed = False
+
+    def run(self, until_ns: int) -> bool:
+        if not self._listed:
+            self._list()
+            self._listed = True
+        while self._work:
+            if monotonic_ns() > until_ns:
+                return False
+            claim, reference = self._work[-1]
+            target = reference()
+            if target is None or claim(target, self._cursor):
+                self._work.pop()
+                self._cursor = 0
+            else:
+                self._cursor += _AT_ONCE
+        return True
+
+    def _list(self) -> None:
+        modules, tensors, sharded, optimizers = self._inventory.references()
+        work: list[tuple[Callable[[Any, int], bool], weakref.ref[Any]]] = []
+        work += [(self._module, reference) for reference in modules]
+        work += [(self._tensor, reference) for reference in tensors]
+        work += [(self._shard, reference) for reference in sharded]
+        newest: dict[int, weakref.ref[Any]] = {}
+        for reference in optimizers:
+            optimizer = reference()
+            if optimizer is not None:
+                newest[_first_parameter(optimizer)] = reference
+        work += [(self._optimizer, reference) for reference in newest.values()]
+        alike: dict[tuple[type, int], list[Module]] = {}
+        for other in self._others():
+            size = sum(1 for _ in islice(other.parameters(), 1_000))
+            alike.setdefault((type(other), size), []).append(other)
+        for others in alike.values():
+            if len(others) <= ALIKE_MAX:
+                work += [(self._module, weakref.ref(each)) for other in others for each in other.modules()]
+        self._work = work
+
+    def _tensor(self, tensor: Tensor, _: int = 0) -> bool:
+        if not tensor.is_meta:
+            self.claimed.update(identity for identity, _, _ in storages(tensor))
+        gradient = tensor.grad if tensor.is_leaf else None
+        if gradient is not None:
+            self.claimed.update(identity for identity, _, _ in storages(gradient))
+        return True
+
+    def _module(self, module: Module, cursor: int) -> bool:
+        held = [*module._parameters.values(), *module._buffers.values()]
+        for tensor in held[cursor : cursor + _AT_ONCE]:
+            if tensor is not None:
+                self._tensor(tensor)
+        return cursor + _AT_ONCE >= len(held)
+
+    def _shard(self, record: Any, _: int) -> bool:
+        self._tensor(record.sharded_param)
+        for tensor in (*record.all_gather_outputs, getattr(record, "unsharded_accumulated_grad", None)):
+            if tensor is not None:
+                self.claimed.update(identity for identity, _, _ in storages(tensor))
+        return True
+
+    def _optimizer(self, optimizer: Any, cursor: int) -> bool:
+        states = list(islice(optimizer.state.values(), cursor, cursor + _AT_ONCE))
+        for state in states:
+            for tensor in tensors_within(state):
+                self.claimed.update(identity for identity, _, _ in storages(tensor))
+        return len(states) < _AT_ONCE
+
+
+def _first_parameter(optimizer: Any) -> int:
+    return next((id(parameter) for group in optimizer.param_groups for parameter in group["params"]), id(optimizer))
