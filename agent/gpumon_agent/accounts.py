@@ -1,15 +1,14 @@
 """Everything that is read on a sampled step: owners, activations, workspaces, layers, and the composition of the peak.
 
 The order of one step: `begin_step`; walks of the graph as forward ends and backward begins; `boundary` as each phase
-closes; `close_step` before its Step is told. What a step costs beyond its owners is measured and kept within the
-governor's limit for a sampled step: layers at most once a second, the peak's composition only in steps without layers,
-and once a minute where it takes the step over the limit.
+closes; `close_step` before its Step is told. With the governor on a sampled step has one task beside its ledger: to
+compose the peak, to tell the layers (at most once a second), or, where neither is due, none. They take turns; the
+first sampled step has none.
 """
 
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import monotonic_ns
@@ -18,15 +17,16 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from . import wire
-from .activations import Activations, Alive
-from .composition import Block, Blocks, History, compose
+from .activations import Activations
+from .composing import Composing
 from .governor import SAMPLED_STEP_NS
-from .graph import Place, Places
+from .graph import Places
 from .inventory import INPUT_DEPTH_MAX, Inventory, claim, tensors_in
+from .layers import Layers
 from .others import Others
 from .probe import Reading
 from .recorder import Recorder
-from .storages import addresses, storages
+from .whose import Whose
 from .workspaces import Workspaces
 
 if TYPE_CHECKING:
@@ -34,16 +34,12 @@ if TYPE_CHECKING:
 
 LAYERS_EVERY_NS = 1_000_000_000
 COMPOSED_EVERY = 2
-"""Sampled steps, with the governor on: every so many a peak is composed, unless layers are due."""
-COMPOSED_AGAIN_NS = 60_000_000_000
-"""Where composing takes a sampled step over its limit, not before so long."""
+"""Sampled steps, with the governor on: every so many a peak is composed."""
+REST_FIRST, REST_MAX = 2, 64
+"""Where composing takes a sampled step over its limit: so many times are left out, twice as many after each."""
 PLACES_EVERY_STEPS = 64
 _LOOKS = 8  # steps at whose end workspaces are looked for; later only with the layers
 _CPU = -1
-_NOTHING: Counter[str] = Counter()
-
-
-_Kept = dict[tuple[int, Place], "Counter[str]"]
 
 
 class Cost(Protocol):
@@ -68,27 +64,33 @@ class Accounts:
         limited: bool,
     ) -> None:
         self.inventory = Inventory()
-        self.layers: dict[tuple[int, int], tuple[wire.Layers, ...]] = {}
-        """the newest of each model and device"""
         self.ledgers: dict[int, wire.Ledger] = {}
         """the newest of each device"""
         self._recorder = recorder
         self._cost = cost
         self._models = models
-        self._say = say
         self._limited = limited
         self._places = Places()
         self._places_left = 0
         self._activations = Activations(self._current_places, tell, limited=limited)
         self._others = self.others = Others(models, tell)
         self._workspaces = Workspaces()
-        self._by_place: dict[int, dict[Place | None, int]] = {}  # of the step's fullest moment, by device
+        self._layers = Layers(self.inventory, self._current_places, models, say)
         self._layers_due_ns = 0
-        self._layers_wanted = True  # in this step
+        self._layers_wanted = not limited  # in this step
+        whose = Whose(self.inventory, self._others, self._workspaces)
+        self._whose = whose
+        self._peak = Composing(whose, self._activations, self.inventory, self._current_places)
+        self._peak.wanted = not limited
         self._sampled = 0
-        self._composed_again_ns = 0  # not before
-        self._kept: _Kept | None = None
-        self._peak = _PeakWatch(self)
+        self._last_ns = SAMPLED_STEP_NS  # that a sampled step took
+        self._rest = 0  # turns that composing leaves out
+        self._resting = 0
+
+    @property
+    def layers(self) -> dict[tuple[int, int], tuple[wire.Layers, ...]]:
+        """The newest of each model and device."""
+        return self._layers.newest
 
     def changed(self) -> None:
         """A model was added, or wrapped."""
@@ -98,16 +100,24 @@ class Accounts:
     def begin_step(self) -> None:
         if not self._cost.ledger:
             return
-        self._activations.begin_step(walks=not self._cost.ledger_at_end_only)
-        self._by_place.clear()
         self._places_left -= 1
-        now = monotonic_ns()
-        self._layers_wanted = now >= self._layers_due_ns
+        walks = not self._cost.ledger_at_end_only
+        self._layers_wanted = monotonic_ns() >= self._layers_due_ns
         if self._limited:
             self._sampled += 1
-            self._peak.wanted = (
-                not self._layers_wanted and not self._sampled % COMPOSED_EVERY and now >= self._composed_again_ns
-            )
+            self._peak.wanted = False
+            turn = walks and not self._sampled % COMPOSED_EVERY
+            if turn:
+                # a walk first, and composing alone the next time, where both together would be too much
+                self._peak.wanted = not self._resting and (
+                    self._peak.alone or self._peak.moved or self._last_ns < SAMPLED_STEP_NS // 3
+                )
+                self._resting -= self._resting > 0
+            self._layers_wanted = self._layers_wanted and not turn
+            walks = walks and not (self._peak.wanted and self._peak.alone)
+            walks = walks and not (self._layers_wanted and self._layers.stale)
+        self._activations.begin_step(walks=walks)
+        self._layers.begin_step(walks=self._activations.known)
 
     # ------------------------------------------------------------------------------------------------------ the graph
 
@@ -125,12 +135,13 @@ class Accounts:
             self._walk(with_graph, whole=True)
 
     def _walk(self, roots: list[object], *, whole: bool = False) -> None:
-        if not self._cost.ledger or self._cost.ledger_at_end_only or _nothing_is_real():
+        if not self._cost.ledger or not self._activations.known or _nothing_is_real():
             return
         began = monotonic_ns()
         with _no_collection():
-            self._activations.walk(roots, self.inventory.claimed, whole=whole)
-        self._peak.graph_walked()
+            self._activations.walk(roots, self.inventory.claimed, self.inventory.weights, whole=whole)
+        if self._activations.known:
+            self._peak.graph_walked()
         self._cost.ledger_ns += monotonic_ns() - began
 
     def _current_places(self) -> Places:
@@ -148,14 +159,16 @@ class Accounts:
         if _nothing_is_real():
             return
         device = _index(where)
-        fresh = phase == wire.OPTIMIZER or step == 0
+        # what rarely changes is summed again at each step's end, but not in a step that composes its peak
+        fresh = step == 0 or (phase == wire.OPTIMIZER and not (self._limited and self._peak.wanted))
         owners = self.inventory.owners(where, fresh=fresh)
         others = self._others.tensors(look=fresh)
         other_models = None if others is None else claim(others, self.inventory.claimed, device)
         saved = self._activations.alive(device, self.inventory.claimed)
-        self._note_places(device, saved)
-        if where.type == "cuda" and (step == 0 or (phase == wire.OPTIMIZER and (step < _LOOKS or self._layers_wanted))):
-            self._workspaces.look(device, lambda: self._addresses(saved))
+        if self._activations.known:
+            self._layers.note(device, saved)
+        if where.type == "cuda" and self._looks_for_workspaces(step, phase):
+            self._workspaces.look(device, lambda: self._whose.addresses(saved))
         ledger = wire.Ledger(
             step,
             phase,
@@ -173,14 +186,17 @@ class Accounts:
         self.ledgers[ledger.device] = ledger
         self._recorder.append(ledger)
         if phase == wire.OPTIMIZER and self._layers_wanted:
-            self._kept = self._kept_by_place()
-        self._peak.phase_ended(ledger, reading.allocated_peak, device, saved)
+            self._layers.take()
+        if phase == wire.OPTIMIZER and self._limited and not (self._layers_wanted or self._peak.wanted):
+            self._whose.prepare(ledger, device)
+        with _no_collection():
+            self._peak.phase_ended(ledger, reading, device, saved)
 
-    def _addresses(self, saved: list[Alive]) -> set[int]:
-        """Where what is owned or saved stands, on any device."""
-        held = {address for _, tensor, _ in self.inventory.held() for address, _, _ in addresses(tensor)}
-        held.update(each.address for each in saved)
-        return held
+    def _looks_for_workspaces(self, step: int, phase: str) -> bool:
+        """They are known at the second look: within the first step, so that its end can tell them."""
+        if phase != wire.OPTIMIZER:
+            return step == 0 and (phase == wire.BACKWARD or not self._limited)
+        return self._layers_wanted or step < (1 if self._limited else _LOOKS)
 
     def close_step(self, step: int) -> None:
         """Before the step is told."""
@@ -188,15 +204,15 @@ class Accounts:
             return
         began = monotonic_ns()
         composed = self._peak.step_ended()
-        if composed is not None:
-            self._recorder.append(composed)
-        if self._kept is not None:
-            self._tell_layers(step, self._kept)
-            self._kept = None
+        for each in composed:
+            self._recorder.append(each)
+        if self._layers.tell(step, self.ledgers):
             self._layers_due_ns = began + LAYERS_EVERY_NS
         self._cost.ledger_ns += monotonic_ns() - began
-        if composed is not None and self._cost.ledger_ns > SAMPLED_STEP_NS:
-            self._composed_again_ns = began + COMPOSED_AGAIN_NS
+        self._last_ns = self._cost.ledger_ns
+        if composed:
+            dear = self._limited and self._cost.ledger_ns > SAMPLED_STEP_NS
+            self._rest = self._resting = min(max(REST_FIRST, self._rest * 2), REST_MAX) if dear else 0
 
     def stop(self) -> None:
         """Leaves nothing switched on and nothing replaced."""
@@ -206,64 +222,6 @@ class Accounts:
     def disown(self) -> None:
         """In a forked child: what is switched on is the parent's."""
         self._peak.history.remove()
-
-    # ---------------------------------------------------------------------------------------------------------- layers
-
-    def _note_places(self, device: int, saved: list[Alive]) -> None:
-        """Activations by module, at the step's fullest moment."""
-        if sum(self._by_place.get(device, {}).values()) < sum(each.nbytes for each in saved):
-            by_place: Counter[Place | None] = Counter()
-            for each in saved:
-                by_place[each.place] += each.nbytes
-            self._by_place[device] = by_place
-
-    def _kept_by_place(self) -> _Kept:
-        """Bytes of gradients and of optimizer state, by device and module."""
-        places = self._current_places()
-        kept: _Kept = {}
-        seen: set[int] = set()
-        for parameter, tensor, line in self.inventory.kept_for():
-            for holder in places.by_parameter.get(id(parameter), ())[:1]:
-                for identity, nbytes, where in storages(tensor):
-                    if identity not in seen:
-                        seen.add(identity)
-                        kept.setdefault((_index(where), holder), Counter())[line] += nbytes
-        return kept
-
-    def _tell_layers(self, step: int, kept: _Kept) -> None:
-        changed: list[wire.Event] = []
-        for ledger in self.ledgers.values():
-            device = next((d for d in (ledger.device, _CPU) if d in self._by_place or any(k[0] == d for k in kept)), 0)
-            by_place = self._by_place.get(device, {}) if self._activations.known else None
-            for index, _ in self._models():
-                changed += self._layers_of(step, index, device, kept, by_place)
-        if changed:
-            self._say(tuple(changed))
-
-    def _layers_of(
-        self,
-        step: int,
-        index: int,
-        device: int,
-        kept: _Kept,
-        by_place: dict[Place | None, int] | None,
-    ) -> tuple[wire.Layers, ...]:
-        """The messages about one model on one device; none if they say what the ones before said."""
-        layers = []
-        for place, kind in self._current_places().kinds.items():
-            if place[0] != index:
-                continue
-            counted = kept.get((device, place), _NOTHING)
-            saved = None if by_place is None else by_place.get(place, 0)
-            if counted or saved:
-                layers.append(wire.Layer(place[1], kind, counted["gradients"], counted["optimizer"], saved))
-        elsewhere = None if by_place is None else by_place.get(None, 0)
-        said = wire.layers(index, max(device, 0), step, layers, elsewhere)
-        known = self.layers.get((index, device))
-        if known is not None and [(p.layers, p.elsewhere) for p in known] == [(p.layers, p.elsewhere) for p in said]:
-            return ()
-        self.layers[index, device] = said
-        return said
 
 
 def _index(where: torch.device) -> int:
@@ -293,138 +251,3 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-class _PeakWatch:
-    """Composes the peak of the phase in which the last step peaked; see composition.py. The first device only."""
-
-    def __init__(self, accounts: Accounts) -> None:
-        self._accounts = accounts
-        self.history = History()
-        self._device: int | None = None
-        self._phases: list[tuple[str, int, int]] = []  # of this step: phase, index, peak
-        self._target: tuple[tuple[str, int], tuple[str, int]] | None = None  # a phase, and the one before it
-        self._composed: wire.Ledger | None = None
-        self._before: Blocks = {}
-        self._saved: Blocks = {}
-        self._began: wire.Ledger | None = None
-        self._lasting: Blocks = {}
-        self._lasting_sums: tuple[int | None, ...] = ()
-        self._lasting_uses = 0
-        self.wanted = True  # in this step
-
-    def phase_ended(self, ledger: wire.Ledger, peak: int | None, device: int, saved: list[Alive]) -> None:
-        """A boundary of a sampled step was read."""
-        if device == _CPU or ledger.requested is None:
-            return
-        if self._device is None:
-            self._device = device
-        if device != self._device:
-            return
-        key = ledger.phase, ledger.index
-        self._phases.append((*key, peak or 0))
-        target = self._target
-        if self._began is not None:
-            if target is not None and key == target[0] and peak is not None:
-                self._composed = self._compose(ledger, peak, saved)
-            self.stop()
-        elif target is not None and key == target[1] and self.wanted and self.history.begin():
-            self._before = self._blocks(ledger, device, saved)
-            self._saved = {}
-            self._began = ledger
-
-    def graph_walked(self) -> None:
-        """Backward begins: what autograd saved since the phase began may be gone by its end."""
-        if self._began is not None and self._device is not None:
-            accounts = self._accounts
-            alive = accounts._activations.alive(self._device, accounts.inventory.claimed.copy())
-            self._saved = {
-                each.address: Block("activations", each.nbytes, each.place)
-                for each in alive
-                if each.address not in self._before
-            }
-
-    def step_ended(self) -> wire.Ledger | None:
-        """The composition, if it is of the phase that made the step's peak."""
-        self.stop()
-        composed, self._composed = self._composed, None
-        phases, self._phases = self._phases, []
-        highest = max(range(len(phases)), key=lambda at: phases[at][2], default=0)
-        self._target = (phases[highest][:2], phases[highest - 1][:2]) if highest else None
-        if composed is not None and (self._target is None or (composed.phase, composed.index) != self._target[0]):
-            return None
-        return composed
-
-    def stop(self) -> None:
-        self.history.stop()
-        self._began = None
-        self._before, self._saved = {}, {}
-
-    def _compose(self, ended: wire.Ledger, peak: int, saved: list[Alive]) -> wire.Ledger | None:
-        began, device = self._began, self._device
-        assert began is not None
-        assert device is not None
-        assert began.requested is not None
-        with _no_collection():
-            trace = self.history.end(device)
-            if trace is None:
-                return None
-            after = self._blocks(ended, device, saved)
-            forward = ended.phase == wire.FORWARD
-            composed = compose(trace, began.requested, self._before, after, self._saved, forward=forward)
-            del trace
-        if composed.requested > peak:
-            return None  # other threads allocated while the boundary was read
-        lines = composed.lines
-        buckets = sum(block.nbytes for block in self._before.values() if block.line == "buckets")
-        if began.buckets is not None and began.buckets > buckets:  # DDP tells how large its buckets are, not where
-            lines["buckets"] = lines.get("buckets", 0) + began.buckets - buckets
-        known: dict[str, int | None] = {line: lines.get(line, 0) for line in _COMPOSED}
-        if not self._accounts._activations.known:
-            known["activations"] = None
-        for line in ("other_models", "workspaces"):
-            if getattr(ended, line) is not None:
-                known[line] = lines.get(line, 0)
-        return wire.Ledger(
-            ended.step,
-            ended.phase,
-            ended.index,
-            ended.device,
-            peak,
-            composed.requested,
-            None,
-            **known,
-            peak=True,
-            module=composed.module,
-            hidden=ended.hidden,
-        )
-
-    def _blocks(self, ledger: wire.Ledger, device: int, saved: list[Alive]) -> Blocks:
-        """Whose the blocks of `device` are now; those that last are looked at again when their sums have moved."""
-        inventory = self._accounts.inventory
-        sums = (ledger.weights, ledger.buffers, ledger.optimizer)
-        self._lasting_uses += 1
-        fresh = sums != self._lasting_sums or self._lasting_uses > _LASTING_USES
-        blocks: Blocks = {} if fresh else self._lasting.copy()
-        holders = self._accounts._current_places().by_parameter
-        for line, tensor, parameter in inventory.held(lasting=fresh):
-            places = holders.get(id(parameter)) if parameter is not None else None
-            for address, nbytes, where in addresses(tensor):
-                if where == device and address not in blocks:
-                    blocks[address] = Block(line, nbytes, places[0] if places else None)
-        if fresh:
-            self._lasting = {a: b for a, b in blocks.items() if b.line in ("weights", "buffers", "optimizer")}
-            self._lasting_sums, self._lasting_uses = sums, 0
-        for tensor in self._accounts._others.tensors(look=False) or ():
-            for address, nbytes, where in addresses(tensor):
-                if where == device:
-                    blocks.setdefault(address, Block("other_models", nbytes))
-        for address, nbytes in self._accounts._workspaces.addresses.get(device, {}).items():
-            blocks.setdefault(address, Block("workspaces", nbytes))
-        for each in saved:
-            blocks.setdefault(each.address, Block("activations", each.nbytes, each.place))
-        return blocks
-
-
-_COMPOSED = ("weights", "buffers", "gradients", "optimizer", "buckets", "inputs", "activations", "temporaries")
-_LASTING_USES = 32

@@ -6,8 +6,8 @@ noted all the same.) Each storage is noted once, weakly. At any boundary
 activations are the noted storages that are still alive and that no owner (weights, inputs, ...) claims: after a plain
 backward none, with a graph or an output that somebody keeps, those. A storage's Python object lives exactly as long as
 the storage, so a weak reference tells.
-Cost: graph.py's 3 to 5 µs a node; a look at the clock ends a walk that takes longer than `WALK_NS`, and after
-`GIVEN_UP_AFTER` of those in a row no more walks are made.
+Cost: graph.py's; a look at the clock ends a walk that takes longer than `WALK_NS`. Then as many sampled steps pass
+without one, twice as many each time it happens again (at most `REST_MAX`), and a walk that ends well begins anew.
 Known limitations. What was saved on a step that was not sampled and is still kept is not noted: it is unexplained.
 Nothing here keeps a tensor or a graph alive.
 """
@@ -22,12 +22,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .graph import READABLE, Place, Places, TooLarge, Walk
+from .graph import Place, Places, TooLarge, Walk
+from .saving import READABLE
 from .storages import plain, untransformed
 
 WALK_NS = 7_000_000
-GIVEN_UP_AFTER = 3
+REST_MAX = 32
+"""sampled steps without a walk"""
+_TOLD_AT = 4  # steps of rest: a walk that one slow moment ended is nothing to tell
 _STRIDED = torch.strided
+_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class _Noted(weakref.ref[Any]):
@@ -60,19 +64,29 @@ class Activations:
         self._budget_ns = WALK_NS if limited else None
         self._noted: dict[int, _Noted] = {}  # by the storage's identity
         self._walked: tuple[int, int] = (0, -1)  # thread, number of the newest node that was walked
-        self._given_up = 0
+        self._rest = 0  # sampled steps, after a walk that took too long
+        self._resting = 0  # how many of them are left
+        self._told = False
 
     def begin_step(self, *, walks: bool) -> None:
         """Another step: nothing of its graph was walked yet. `walks`: it will be."""
-        self.known = walks and READABLE and self._given_up < GIVEN_UP_AFTER
+        self.known = walks and READABLE and not self._resting
+        self._resting -= walks and self._resting > 0
         self.hidden.clear()
         self._walked = (0, -1)
 
-    def walk(self, roots: Iterable[object], claimed: Container[int] = (), *, whole: bool = False) -> None:
+    def walk(
+        self,
+        roots: Iterable[object],
+        claimed: Container[int] = (),
+        weights: Container[int] = (),
+        *,
+        whole: bool = False,
+    ) -> None:
         """Notes what the graphs behind `roots` keep, as far as they were not walked before in this step.
 
-        `claimed`: identities of storages that an owner has. `whole`: with what was walked, for nodes made in different
-        threads cannot be put in order.
+        `claimed`: identities of storages that an owner has; `weights`: of those that lie where they lie. `whole`: with
+        what was walked, for nodes made in different threads cannot be put in order.
         """
         if not self.known:
             return
@@ -80,14 +94,19 @@ class Activations:
         thread = get_ident()
         after = self._walked[1] if self._walked[0] == thread and not whole else -1
         try:
-            walk = Walk(roots, self._places(), after=after, budget_ns=self._budget_ns)
-        except TooLarge:
+            walk = Walk(roots, self._places(), after=after, budget_ns=self._budget_ns, weights=weights)
+        except TooLarge as reason:
             self.known = False
-            self._given_up += 1
-            if self._given_up == GIVEN_UP_AFTER:
-                self._tell("the graph is too large to be walked within a sampled step: activations stay unattributed")
+            if reason.learns:
+                return
+            self._rest = self._resting = min(max(1, self._rest * 2), REST_MAX)
+            if self._rest >= _TOLD_AT and not self._told:
+                self._told = True
+                self._tell(
+                    "the graph takes too long to be walked within a sampled step: activations stay unattributed in most"
+                )
             return
-        self._given_up = 0
+        self._rest = 0
         self._walked = (thread, walk.newest)
         self.hidden |= walk.hidden
         for tensor, place in walk.saved:
@@ -97,7 +116,8 @@ class Activations:
                 self._note(root, None, claimed)
 
     def _note(self, tensor: Tensor, place: Place | None, claimed: Container[int]) -> None:
-        tensor = untransformed(tensor)
+        if _transformed(tensor):
+            tensor = untransformed(tensor)
         for part in (tensor,) if type(tensor) is Tensor and tensor.layout is _STRIDED else plain(tensor):
             storage = part.untyped_storage()
             identity = storage._cdata

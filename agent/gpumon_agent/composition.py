@@ -15,8 +15,8 @@ after the peak tell two modules; the answer is the innermost module around both,
 
 Source: `torch.cuda.memory._record_memory_history`; the sizes in its trace are requested bytes.
 Cost: 0.2 µs an allocation while it records; 1 µs an event to read and replay: benchmarks/inventory.py.
-Known limitations. History that the user records is left alone: no composition then. With several devices, only the
-first is looked at. The largest sum of requested bytes is taken for the peak of allocated ones: they differ by rounding.
+Known limitations. History that the user records is left alone: no composition then. The largest sum of requested bytes
+is taken for the peak of allocated ones: they differ by rounding.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ from .graph import Place
 from .guard import leave_no_frame
 from .workspaces import snapshot
 
+_COUNTED = ("alloc", "free_completed")
 ENTRIES_MAX = 100_000
 """of the trace: a phase with more events is given up"""
 
@@ -82,13 +84,16 @@ class History:
         self._C._cuda_isHistoryEnabled = lambda: False
         return True
 
-    def end(self, device: int) -> list[dict[str, Any]] | None:
-        """The events since `begin`, oldest first. None where somebody else took over, or there were too many."""
+    def end(self) -> list[list[dict[str, Any]]] | None:
+        """The events since `begin` by device, oldest first.
+
+        None where somebody else took over, or there were too many.
+        """
         if not self.recording:
             return None
-        trace: list[dict[str, Any]] = snapshot()["device_traces"][device]
+        traces: list[list[dict[str, Any]]] = snapshot(segments=False)["device_traces"]
         self.stop()
-        return None if len(trace) >= ENTRIES_MAX else trace
+        return None if any(len(trace) >= ENTRIES_MAX for trace in traces) else traces
 
     def stop(self) -> None:
         """Switches it off; nothing of ours stays recorded."""
@@ -164,87 +169,70 @@ def compose(
     `requested`: bytes as it began. `before`, `after`: whose the blocks are at its beginning and its end; `saved`: those
     that autograd saved within it, all of them alive at one moment, and that may be gone by its end.
     """
-    events = [(e["action"], e["addr"], e["size"]) for e in trace if e["action"] in ("alloc", "free_completed")]
-    current = peak = requested
-    at = -1
-    for index, (action, _, size) in enumerate(events):
-        if action == "alloc":
-            current += size
-            if current > peak:
-                peak, at = current, index
-        else:
-            current -= size
-    first: dict[int, int] = {}  # address → its first event, if that is an alloc
-    last: dict[int, int] = {}  # address → its newest event, if that is an alloc: alive at the end
+    events = [(e["action"] == "alloc", e["addr"], e["size"]) for e in trace if e["action"] in _COUNTED]
+    sums = list(accumulate([size if made else -size for made, _, size in events], initial=requested))
+    peak = max(sums)
+    at = sums.index(peak) - 1
     alive: dict[int, int] = {}  # address → the event that made it, of those made in the phase and alive at the peak
     gone: set[int] = set()  # addresses that stood at the beginning and were freed before the peak
-    freed: dict[int, int] = {}  # address → when, of those alive at the peak
-    for index, (action, address, _) in enumerate(events):
-        if action == "alloc":
-            last[address] = index
-            first.setdefault(address, index)
-            if index <= at:
-                alive[address] = index
-        else:
-            last.pop(address, None)
-            first.setdefault(address, -1)
-            if index > at:
-                freed.setdefault(address, index)
-            elif alive.pop(address, None) is None:
-                gone.add(address)
-    together = max((first[address] for address in saved if first.get(address, -1) >= 0), default=-1)
+    freed: dict[int, int] = {}  # address → when, of what was there at the peak
+    latest = -1  # when the last of `saved` was made: until then they were all there
+    for index, (made, address, _) in enumerate(events[: at + 1]):
+        if made:
+            alive[address] = index
+        elif alive.pop(address, None) is None:
+            gone.add(address)
+    for index, (made, address, _) in enumerate(events[at + 1 :], at + 1):
+        if not made:
+            freed.setdefault(address, index)
+    if saved:
+        touched: set[int] = set()
+        for index, (made, address, _) in enumerate(events):
+            if address in saved and address not in touched:
+                touched.add(address)
+                if made:
+                    latest = index
     lines: Counter[str] = Counter()
     for address, block in before.items():
         if address not in gone:
             lines[block.line] += block.nbytes
     for address, index in alive.items():
-        if last.get(address) == index:
+        until = freed.get(address)
+        if until is None:
             owner = after.get(address)
             if owner is not None:
                 lines[owner.line] += events[index][2]
-        elif address in saved and index <= together < freed[address]:
+        elif address in saved and index <= latest < until:
             lines["activations"] += events[index][2]
         else:
             lines["temporaries"] += events[index][2]
-    return Composition(peak, dict(lines), _running(events, at, before, after, saved, last, forward=forward))
+    return Composition(peak, dict(lines), _running(events, at, before, after, saved, forward=forward))
 
 
 def _running(
-    events: list[tuple[str, int, int]],
-    at: int,
-    before: Blocks,
-    after: Blocks,
-    saved: Blocks,
-    last: dict[int, int],
-    *,
-    forward: bool,
+    events: list[tuple[bool, int, int]], at: int, before: Blocks, after: Blocks, saved: Blocks, *, forward: bool
 ) -> str | None:
     """The innermost module around the nearest events that tell a module, before and after the peak."""
-    freed: set[int] = set()
+    telling = "activations" if forward else "gradients"
+    first: dict[int, int] = {}  # address → when it was first freed: if it stood at the beginning, that tells
+    newest: dict[int, int] = {}  # address → its newest event: an alloc that stays tells
+    for index, (made, address, _) in enumerate(events):
+        newest[address] = index
+        if not made and not forward:
+            first.setdefault(address, index)
 
     def told(index: int) -> Block | None:
-        action, address, _ = events[index]
-        if action == "alloc":
-            if last.get(address) != index:
-                return None
-            block = after.get(address)
-            return block if block is not None and block.line == ("activations" if forward else "gradients") else None
-        if forward or address in freed:
+        made, address, _ = events[index]
+        if made:
+            block = after.get(address) if newest[address] == index else None
+            return block if block is not None and block.line == telling else None
+        if forward or first[address] != index:
             return None
-        freed.add(address)
         block = before.get(address) or saved.get(address)
         return block if block is not None and block.line == "activations" else None
 
-    earlier = later = None
-    for index in range(len(events)):
-        block = told(index)
-        if block is None:
-            continue
-        if index <= at:
-            earlier = block
-        if index >= at:
-            later = block
-            break
+    earlier = next((block for index in range(at, -1, -1) if (block := told(index)) is not None), None)
+    later = next((block for index in range(max(at, 0), len(events)) if (block := told(index)) is not None), None)
     if earlier is None or later is None or earlier.place is None or later.place is None:
         return None
     if earlier.place[0] != later.place[0]:

@@ -10,7 +10,9 @@ STEP_FLOOR_NS = 100_000  # whatever the step: one raw allocator read costs some 
 SAMPLED_STEP_NS = 10_000_000  # one sampled step may cost no more
 STEPS_BETWEEN_DECISIONS = 50
 FIRST_LEDGERS = 2  # steps whose ledger is read before there is anything to decide by
-LEDGERS_JUDGED_BY = 8  # before a sampled step is found too dear for good: the first ones meet cold caches
+LEDGERS_JUDGED_BY = 8  # before sampled steps are found too dear: the first ones meet cold caches
+TRIED_AGAIN_BY = 2  # whole ledgers, after a rest from them
+REST_FIRST, REST_MAX = 8, 512  # sampled steps whose ledger is read at their end only
 EVERY_MAX = 10_000
 LEDGER_SHARE = 0.125  # of the budget, that reading the allocator never takes from the ledger
 TOLD_AGAIN_FACTOR = 3  # a rate that wavers with the machine's load is told once, not at every turn
@@ -30,7 +32,10 @@ class Governor:
         "_durations",
         "_ledgers",
         "_off",
+        "_rest",
+        "_resting",
         "_told",
+        "_whole",
         "boundaries",
         "boundary_ns",
         "budget_ns",
@@ -61,6 +66,9 @@ class Governor:
         self._durations: deque[int] = deque(maxlen=200)
         self._boundary: deque[int] = deque(maxlen=200)  # of steps that read at each boundary
         self._ledgers: deque[int] = deque(maxlen=32)
+        self._whole: list[int] = []  # of the newest sampled steps whose ledger was read at every phase
+        self._rest = 0  # sampled steps after those were found too dear; twice as many each time they are again
+        self._resting = 0  # how many of them are left
         self._costs: deque[int] = deque(maxlen=64)  # of one boundary, step by step
 
     @property
@@ -86,12 +94,26 @@ class Governor:
                 self._boundary.append(self.boundary_ns)
             if self.ledger and self.ledger_ns:
                 self._ledgers.append(self.ledger_ns)
+                if not self.ledger_at_end_only:
+                    self._judge(self.ledger_ns)
             if self.steps in (FIRST_LEDGERS, 10) or not self.steps % STEPS_BETWEEN_DECISIONS:
                 said = self._decide()
             self.reads = not self.steps % self.read_every
             self.ledger = self.reads and not self.steps % (self.ledger_every * (1 + self.gives_way))
+            if self.ledger:
+                self.ledger_at_end_only = self._resting > 0
+                self._resting -= self._resting > 0
         self.boundaries = self.boundary_ns = self.ledger_ns = 0
         return said
+
+    def _judge(self, cost_ns: int) -> None:
+        """Rests from ledgers that are too dear, by their median: a machine under load makes some of them so."""
+        self._whole.append(cost_ns)
+        if len(self._whole) < (TRIED_AGAIN_BY if self._rest else LEDGERS_JUDGED_BY):
+            return
+        dear = sorted(self._whole)[(len(self._whole) - 1) // 2] > SAMPLED_STEP_NS
+        self._rest = self._resting = min(max(REST_FIRST, self._rest * 2), REST_MAX) if dear else 0
+        self._whole.clear()
 
     def _decide(self) -> str | None:
         step = sum(self._durations) / max(1, len(self._durations))
@@ -107,8 +129,6 @@ class Governor:
             every = ceil(ledger / left) if left > ledger / EVERY_MAX else EVERY_MAX
             if not 0.8 * self.ledger_every <= every <= self.ledger_every:
                 self.ledger_every = max(1, every)
-            if len(self._ledgers) >= LEDGERS_JUDGED_BY and ledger > SAMPLED_STEP_NS:
-                self.ledger_at_end_only = True
         if self.read_every > 1:  # the ledger belongs to a reading
             self.ledger_every = ceil(self.ledger_every / self.read_every) * self.read_every
         rates = self.read_every, self.ledger_every

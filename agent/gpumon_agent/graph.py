@@ -1,12 +1,6 @@
 """What autograd saved for backward: a graph walked from its roots, without unpacking and without a hook.
 
-Model. From the roots' `grad_fn` every node is reached through `next_functions`; `_raw_saved_*` gives what a node saved,
-`SavedTensor.data` the tensor itself, or, where somebody's pack hook changed it, what that hook returned. Nothing is
-unpacked: no version is checked, no hook runs, nothing is recomputed. What was released reads as None.
-Looked into as well: the attributes of a custom Function's `ctx` (`ctx.x = tensor`), what non-reentrant checkpointing
-keeps to run a forward again, and tensors within what a pack hook returned. What else a hook returned is told by the
-hook's name, for nobody can look into it.
-
+Model. From the roots' `grad_fn` every node is reached through `next_functions`; saving.py reads what each one keeps.
 Which module a node belongs to (no hook tells, so nothing changes for torch.compile):
 1. one that uses a parameter, directly or through views and casts of it, or that saved one: the parameter's module.
    Of a tied parameter, the first use belongs to the first module that holds it, the second to the second.
@@ -15,42 +9,44 @@ Which module a node belongs to (no hook tells, so nothing changes for torch.comp
    it, if there is one such child, or else the first one that stands behind the child which feeds it.
 3. one that nothing of the model feeds: none.
 
-Source: torch/csrc/autograd/saved_variable.h, torch/utils/checkpoint.py. `SavedTensor.data` came after torch 2.8: before
-it a graph cannot be read, and `READABLE` is False.
-Cost: 3 to 5 µs a node; see benchmarks/inventory.py.
-Known limitations. An object that a `ctx` keeps and that holds tensors in turn is not looked into. Rule 2 says "at or
-around": an operator called between two modules belongs to the one around the first.
+A step's graph is mostly the last one's: the same kinds of node in the same order, feeding one another in the same way,
+from the same parameters. Then what was found out about it holds (a `_Plan`): where each node belongs, and which of its
+fields hold nothing but weights, which the ledger counts elsewhere and nobody has to read. A walk that has no time to
+find it all out leaves what it found to the next.
+
+Cost: 2 to 3 µs a node, 4 where the graph is new; see benchmarks/inventory.py.
+Known limitations. Rule 2 says "at or around": an operator called between two modules belongs to the one around the
+first.
 """
 
 from __future__ import annotations
 
 import functools
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable
 from operator import itemgetter
 from time import thread_time_ns
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
+from .saving import CONTEXT, Reader, fields
 from .spread import fsdp_parameters
 from .storages import storages
 
-_SavedTensor: Any = torch._C._autograd.SavedTensor
-_CustomNode: Any = torch._C._FunctionBase
-READABLE = hasattr(_SavedTensor, "data")
+_Leaf: Any = torch._C._functions.AccumulateGrad
 
 Place = tuple[int, str]
 """index of a watched model, path of a module in it"""
 Around = tuple[Place, str]
 """a module that holds others, and the name of the child that was left last"""
 
-_PREFIX = "_raw_saved_"
-_LEAF = 2**64 - 1  # the sequence number of every AccumulateGrad
+_PLAIN = (Tensor, Parameter)
 _LOOK_AT_CLOCK_EVERY = 64  # nodes
-_DEPTH_MAX = 3  # of containers within a ctx or what a hook packed
+_PLANS_MAX = 8  # of a model: graphs of other shapes (an evaluation, a last batch) take turns
+_NO_WEIGHTS: frozenset[int] = frozenset()
 
 
 class Saved(NamedTuple):
@@ -61,7 +57,11 @@ class Saved(NamedTuple):
 
 
 class TooLarge(Exception):
-    """The graph could not be walked within the time allowed."""
+    """The graph could not be walked within the time allowed. `learns`: more of it is known now, the next is faster."""
+
+    def __init__(self, *, learns: bool) -> None:
+        super().__init__()
+        self.learns = learns
 
 
 class Places:
@@ -76,6 +76,8 @@ class Places:
         """module → (name, class in lower case) of its children; the class is "" of those that hold more than nothing"""
         self.kinds: dict[Place, str] = {}
         """module → its class, in the model's order"""
+        self.plans: dict[tuple[Any, ...], _Plan] = {}
+        """what was found out about graphs, by their structure"""
         self._positions: dict[Around, int] = {}
         self._alike: dict[tuple[Place, str], list[int]] = {}  # children that are an operator, by position
 
@@ -141,41 +143,77 @@ class Places:
         return (model, f"{path}.{chosen}" if path else chosen), (place, chosen)
 
 
+class _Plan:
+    """What holds for every graph of one structure: of its first `known` nodes, if a walk had no time for the rest."""
+
+    def __init__(self) -> None:
+        self.known = 0
+        self.reads: list[tuple[int, Place | None, tuple[str, ...]]] = []
+        """nodes by their position, where each belongs, and which of its fields are to be read"""
+        self.frozen: list[tuple[int, str, int]] = []
+        """what told a node's place where no parameter did: position, field, identity of a frozen weight's storage"""
+        self.placed: list[_Placed] = []
+        self.uses: dict[int, int] = {}
+        """id of a tied parameter → how often it was used so far"""
+
+
 class Walk:
     """One walk over what `roots` (tensors, or gradient edges) were computed from.
 
     `after`: nodes with no later sequence number were walked before. `budget_ns`, of this thread's time: raises
-    TooLarge beyond it.
+    TooLarge beyond it. `weights`: identities of storages that need not be told.
     """
 
     def __init__(
-        self, roots: Iterable[object], places: Places, *, after: int = -1, budget_ns: int | None = None
+        self,
+        roots: Iterable[object],
+        places: Places,
+        *,
+        after: int = -1,
+        budget_ns: int | None = None,
+        weights: Container[int] = _NO_WEIGHTS,
     ) -> None:
         self.saved: list[Saved] = []
-        self.hidden: dict[str, None] = {}
-        """names of pack hooks whose results nobody can look into, in the order in which they were met"""
         self.newest = after
         """sequence number of the newest node"""
+        self.learns = False
+        """whether there is something in this graph that was not known before"""
         self._places = places
-        self._uses: dict[int, int] = {}  # id of a tied parameter → how often it was used so far
-        self._frames: set[int] = set()  # of checkpoints, by id: their arguments are kept once
+        self._weights = weights
+        self._reader = Reader()
         self._until = None if budget_ns is None else thread_time_ns() + budget_ns
-        self._attribute(self._collect(roots, after))
+        nodes = self._collect(roots, after)
+        structure = _structure(nodes)
+        plan = places.plans.get(structure)
+        if plan is not None and not self._holds(plan, nodes):
+            plan = None
+        if plan is None:
+            if len(places.plans) >= _PLANS_MAX:
+                places.plans.clear()
+            plan = places.plans[structure] = _Plan()
+        self.learns = plan.known < len(nodes)
+        self._follow(plan, nodes)
+        self._attribute(plan, nodes)
+
+    @property
+    def hidden(self) -> dict[str, None]:
+        """Names of pack hooks whose results nobody can look into, in the order in which they were met."""
+        return self._reader.hidden
 
     def _collect(self, roots: Iterable[object], after: int) -> list[tuple[int, Any, Any]]:
         """(sequence number, node, its next functions), oldest first; parameters' own nodes are not among them."""
-        waiting = [node for root in roots if (node := _node_of(root)) is not None]
+        waiting = [node for root in roots if (node := _node_of(root)) is not None and type(node) is not _Leaf]
         seen = set(waiting)
         nodes: list[tuple[int, Any, Any]] = []
         while waiting:
             node = waiting.pop()
             number = node._sequence_nr()
-            if number <= after or number == _LEAF:
+            if number <= after:
                 continue
             edges = node.next_functions
             nodes.append((number, node, edges))
             for below, _ in edges:
-                if below is not None and below not in seen:
+                if below is not None and type(below) is not _Leaf and below not in seen:
                     seen.add(below)
                     waiting.append(below)
             if not len(nodes) % _LOOK_AT_CLOCK_EVERY:
@@ -187,108 +225,113 @@ class Walk:
 
     def _look_at_clock(self) -> None:
         if self._until is not None and thread_time_ns() > self._until:
-            raise TooLarge
+            raise TooLarge(learns=self.learns)
 
-    def _attribute(self, nodes: list[tuple[int, Any, Any]]) -> None:
-        """Oldest first, so that a node's feeders have their places before it."""
-        placed: dict[Any, _Placed] = {}
-        frozen = self._places.frozen
-        for count, (_, node, edges) in enumerate(nodes, 1):
+    def _holds(self, plan: _Plan, nodes: list[tuple[int, Any, Any]]) -> bool:
+        """False where another frozen layer was taken than in the graph that the plan was made with."""
+        read = self._reader.read
+        return all(
+            any(_identity(tensor) == identity for tensor in read(nodes[at][1], name))
+            for at, name, identity in plan.frozen
+        )
+
+    def _follow(self, plan: _Plan, nodes: list[tuple[int, Any, Any]]) -> None:
+        saved, read = self.saved, self._reader.read
+        for count, (at, place, names) in enumerate(plan.reads, 1):
+            node = nodes[at][1]
+            for name in names:
+                saved += [Saved(tensor, place) for tensor in read(node, name)]
+            if not count % _LOOK_AT_CLOCK_EVERY:
+                self._look_at_clock()
+
+    def _attribute(self, plan: _Plan, nodes: list[tuple[int, Any, Any]]) -> None:
+        """What the plan does not know yet: oldest first, so that a node's feeders have their places before it."""
+        if plan.known == len(nodes):
+            return
+        positions = {node: at for at, (_, node, _) in enumerate(nodes)}
+        placed, frozen = plan.placed, self._places.frozen
+        read, weights = self._reader.read, self._weights
+        for at in range(plan.known, len(nodes)):
+            _, node, edges = nodes[at]
             kind: Any = type(node)
-            names = _fields(kind)
+            names = fields(kind)
             used: Place | None = None
-            passes: Tensor | None = None
-            fed: _Placed | None = None
+            passes: int | None = None
+            fed: tuple[int, _Placed] | None = None
             for below, _ in edges:
                 if below is None:
                     continue
-                parameter = below.variable if below._sequence_nr() == _LEAF else None
-                at = placed.get(below)
-                if parameter is None and at is not None:
-                    parameter = at.parameter
+                parameter = id(below.variable) if type(below) is _Leaf else None
+                position = positions.get(below)
+                feeder = placed[position] if position is not None else None
+                if parameter is None and feeder is not None:
+                    parameter = feeder.parameter
                 if parameter is not None:
                     if not names and len(edges) == 1:  # a view or a cast of it: whoever takes that uses it
                         passes = parameter
                     elif used is None:
-                        used = self._use(parameter)
-                elif at is not None and (fed is None or at.number > fed.number):
-                    fed = at
-            tensors = self._saved_by(node, names)
+                        used = self._use(plan, parameter)
+                elif feeder is not None and position is not None and (fed is None or position > fed[0]):
+                    fed = position, feeder
+            packed = self._reader.packed
+            kept = {name: read(node, name) for name in names}
             if frozen and used is None and passes is None:
-                for tensor in tensors:
-                    if (used := frozen.get(_identity(tensor))) is not None:
+                for field, identity in ((name, _identity(tensor)) for name in names for tensor in kept[name]):
+                    if (used := frozen.get(identity)) is not None:
+                        plan.frozen.append((at, field, identity))
                         break
             place, around = None, None
             if used is not None:
                 place, around = used, self._places.around(used)
-            elif fed is not None and fed.around is not None:
-                place, around = self._places.within(fed.around, _operator(node))
-            placed[node] = _Placed(count, around, passes)
-            self.saved += [Saved(tensor, place) for tensor in tensors]
-            if not count % _LOOK_AT_CLOCK_EVERY:
+            elif fed is not None and fed[1].around is not None:
+                place, around = self._places.within(fed[1].around, _operator(node))
+            placed.append(_Placed(around, passes))
+            self.saved += [Saved(tensor, place) for tensors in kept.values() for tensor in tensors]
+            # what is empty in a node that was not released always is, unless somebody packs what is kept there
+            whole = any(kept.values()) and self._reader.packed == packed
+            to_read = tuple(
+                name
+                for name, held in kept.items()
+                if any(_identity(each) not in weights for each in held) or not (held or whole) or name == CONTEXT
+            )
+            if to_read:
+                plan.reads.append((at, place, to_read))
+            plan.known = at + 1
+            if not plan.known % _LOOK_AT_CLOCK_EVERY:
                 self._look_at_clock()
+        plan.placed = []
 
-    def _use(self, parameter: Tensor) -> Place | None:
-        places = self._places.by_parameter.get(id(parameter))
+    def _use(self, plan: _Plan, parameter: int) -> Place | None:
+        places = self._places.by_parameter.get(parameter)
         if not places:
             return None
         if len(places) == 1:
             return places[0]
-        use = self._uses.get(id(parameter), 0)
-        self._uses[id(parameter)] = use + 1
+        use = plan.uses.get(parameter, 0)
+        plan.uses[parameter] = use + 1
         return places[min(use, len(places) - 1)]
-
-    def _saved_by(self, node: Any, names: tuple[str, ...]) -> list[Tensor]:
-        found: list[Tensor] = []
-        for name in names:
-            try:
-                kept = getattr(node, name)
-            except RuntimeError:  # released: some kinds of node raise, the others say None
-                continue
-            for each in kept if isinstance(kept, tuple) else (kept,):
-                if isinstance(each, _SavedTensor):
-                    data = each.data
-                    if isinstance(data, Tensor):
-                        found.append(data)
-                    elif data is not None:
-                        found += self._packed(each, data)
-        if isinstance(node, _CustomNode):  # a custom Function's node is its ctx
-            for value in list(vars(node).values()):
-                found += _tensors(value, _DEPTH_MAX)
-        return found
-
-    def _packed(self, kept: Any, data: Any) -> Iterator[Tensor]:
-        """What stands behind something that a pack hook returned."""
-        hook = kept.unpack_hook
-        frame = next((cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()), None)
-        arguments = getattr(frame, "saved_args", None)
-        if arguments is not None:  # a non-reentrant checkpoint, which holds nothing else
-            if id(frame) not in self._frames:
-                self._frames.add(id(frame))
-                for each in arguments:
-                    yield from _tensors(each.data if isinstance(each, _SavedTensor) else each, _DEPTH_MAX)
-            return
-        found = list(_tensors(data, _DEPTH_MAX))
-        yield from found
-        if not found:
-            self.hidden[getattr(hook, "__qualname__", type(hook).__name__)] = None
 
 
 class _Placed(NamedTuple):
     """What is known of a node that was passed."""
 
-    number: int
     around: Around | None  # of the operators that it feeds
-    parameter: Tensor | None  # that it only reshapes or casts
+    parameter: int | None  # id of the one that it only reshapes or casts
 
 
 def _node_of(root: object) -> Any:
     return root.grad_fn if isinstance(root, Tensor) else getattr(root, "node", None)
 
 
-@functools.cache
-def _fields(kind: type) -> tuple[str, ...]:
-    return tuple(name for name in dir(kind) if name.startswith(_PREFIX))
+def _structure(nodes: list[tuple[int, Any, Any]]) -> tuple[Any, ...]:
+    """Kinds of node, whom each takes from, and which parameters: equal where a plan holds."""
+    at = {node: position for position, (_, node, _) in enumerate(nodes)}
+    told: list[Any] = []
+    for _, node, edges in nodes:
+        told.append(id(type(node)))  # no class is kept: a compiled function's holds what it was compiled with
+        for below, _ in edges:
+            told.append(id(below.variable) if type(below) is _Leaf else at.get(below))
+    return tuple(told)
 
 
 def _operator(node: Any) -> str:
@@ -302,15 +345,4 @@ def _operator_named(name: str) -> str:
 
 
 def _identity(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata if type(tensor) is Tensor and tensor.layout is torch.strided else 0
-
-
-def _tensors(value: object, depth: int) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif depth and isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each, depth - 1)
-    elif depth and isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each, depth - 1)
+    return tensor.untyped_storage()._cdata if type(tensor) in _PLAIN and tensor.layout is torch.strided else 0

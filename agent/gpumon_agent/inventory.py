@@ -76,7 +76,8 @@ class Inventory:
         self._strays: list[weakref.ref[Tensor]] = []  # parameters of optimizers that are in no watched model
         self._ddp: list[weakref.ref[Module]] = []
         self._sharded: list[weakref.ref[Any]] = []  # FSDP2's own record of a parameter
-        self._views: set[int] = set()  # ids of parameters whose gradients are views of DDP buckets
+        self.views: set[int] = set()
+        """ids of parameters whose gradients are views of DDP buckets"""
         self.claimed: set[int] = set()
         """Identities of the storages that the newest call of `owners` counted."""
 
@@ -123,7 +124,7 @@ class Inventory:
         self._until_list -= fresh
         parameters = self._parameters()
         gathered: set[int] = set()  # while FSDP2 has a parameter gathered, it stands in the module in its shard's place
-        gathered_bytes = claim(self._gathered(), gathered, index)
+        gathered_bytes = claim(self.gathered(), gathered, index)
         model = self._model_sum(parameters, gathered, index, fresh)
         state = self._state_sum(model.claimed, index, fresh)
         claimed = gathered.union(model.claimed, state.claimed)
@@ -138,34 +139,51 @@ class Inventory:
             inputs=claim(_alive(self._inputs), claimed, index),
         )
 
-    def held(self, *, lasting: bool = True) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    def held(self, *, lasting: bool = True, fleeting: bool = True) -> Iterator[tuple[str, Tensor, Tensor | None]]:
         """(line of the ledger, tensor, the parameter it is a gradient of) in the order in which storages are claimed.
 
-        `lasting` False: without what stays where it is from step to step (weights, buffers, optimizer state).
+        `lasting`: what stays where it is from step to step (weights, buffers, optimizer state); `fleeting`: the rest.
         """
-        yield from (("buckets", tensor, None) for tensor in self._gathered())
+        if fleeting:
+            yield from (("buckets", tensor, None) for tensor in self.gathered())
         parameters = self._parameters()
         if lasting:
             yield from (("weights", parameter, None) for parameter in parameters)
             yield from (("buffers", buffer, None) for buffer in self._each_buffer())
             for optimizer in _alive(self._optimizers):
                 yield from (("optimizer", tensor, None) for tensor in state_tensors(optimizer))
-        views = self._views
+        if not fleeting:
+            return
+        views = self.views
         for parameter in parameters:
             if (gradient := parameter.grad) is not None:
                 yield ("buckets" if id(parameter) in views else "gradients"), gradient, parameter
         yield from (("inputs", tensor, None) for tensor in _alive(self._inputs))
 
-    def kept_for(self) -> Iterator[tuple[Tensor, Tensor, str]]:
-        """(parameter, tensor, "gradients" or "optimizer") of what is kept for each parameter."""
+    def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(parameter, its gradient)"""
         for parameter in self._parameters():
             if (gradient := parameter.grad) is not None:
-                yield parameter, gradient, "gradients"
+                yield parameter, gradient
+
+    def states(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(parameter, tensor of an optimizer's state for it)"""
         for optimizer in _alive(self._optimizers):
-            for parameter, state in optimizer.state.items():
+            for parameter, state in stepping(optimizer).state.items():
                 if isinstance(parameter, Tensor):
                     for tensor in tensors_within(state):
-                        yield parameter, tensor, "optimizer"
+                        yield parameter, tensor
+
+    def state_mark(self) -> object:
+        """Equal from call to call while the optimizers' state is what it was. None: that cannot be told."""
+        marks = tuple((index, kept.mark, kept.state) for index, kept in sorted(self._state_sums.items()))
+        return None if any(None in mark for _, mark, _ in marks) else marks
+
+    @property
+    def weights(self) -> frozenset[int]:
+        """Identities of the storages of weights and buffers, as the newest calls of `owners` counted them."""
+        kept = list(self._model_sums.values())
+        return kept[0].claimed if len(kept) == 1 else frozenset().union(*(each.claimed for each in kept))
 
     def references(self) -> tuple[_Refs[Module], _Refs[Tensor], _Refs[Any], _Refs[Optimizer]]:
         """Modules that own something, tensors of optimizers that are in none of them, FSDP2's records, optimizers."""
@@ -207,7 +225,7 @@ class Inventory:
     def _list(self) -> None:
         """Goes through the whole tree of every model: what the calls after it go through in a straight line."""
         self._modules, self._strays, self._ddp, self._sharded = [], [], [], []
-        self._views = set()
+        self.views = set()
         seen: set[int] = set()
         for model in _alive(self._models):
             for module in model.modules():
@@ -219,7 +237,7 @@ class Inventory:
                 if type(module).__name__ == "DistributedDataParallel":
                     self._ddp.append(weakref.ref(module))
                     if getattr(module, "gradient_as_bucket_view", False):
-                        self._views.update(id(parameter) for parameter in module.parameters())
+                        self.views.update(id(parameter) for parameter in module.parameters())
                 self._sharded += [weakref.ref(each) for each in fsdp_parameters(module)]
         owned = {id(parameter) for parameter in self._parameters()}
         for optimizer in _alive(self._optimizers):
@@ -240,7 +258,7 @@ class Inventory:
 
     def _gradients(self, parameters: list[Tensor], claimed: set[int], index: int) -> tuple[int, int]:
         """Bytes of gradients that own their storage, and of the storages in which the others are views."""
-        views = self._views
+        views = self.views
         if views:
             owned = [g for p in parameters if id(p) not in views and (g := p.grad) is not None]
             viewed = [g for p in parameters if id(p) in views and (g := p.grad) is not None]
@@ -266,7 +284,7 @@ class Inventory:
                     self._buckets[where] = self._buckets.get(where, 0) + size
         return self._buckets.get(index, 0)
 
-    def _gathered(self) -> Iterator[Tensor]:
+    def gathered(self) -> Iterator[Tensor]:
         for sharded in _alive(self._sharded):
             yield from sharded.all_gather_outputs
 

@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from gpumon_agent import wire
-from gpumon_agent.graph import READABLE, Places, TooLarge, Walk
+from gpumon_agent.activations import Activations
+from gpumon_agent.graph import Places, TooLarge, Walk
+from gpumon_agent.saving import READABLE
 
 pytestmark = pytest.mark.skipif(not READABLE, reason="this torch does not let its saved tensors be read")
 FLOAT = 4
@@ -131,6 +133,78 @@ def test_a_walk_that_takes_too_long_is_given_up() -> None:
     with pytest.raises(TooLarge):
         Walk([output], Places(), budget_ns=0)
     Walk([output], Places())
+
+
+def test_what_is_known_of_a_graph_holds_for_the_next_of_its_structure() -> None:
+    model = nn.Sequential(*(layer for _ in range(100) for layer in (nn.Linear(4, 4), nn.GELU())))
+    places = Places()
+    places.add(0, model)
+    weights = {p.untyped_storage()._cdata for p in model.parameters()}
+    x = torch.randn(2, 4)
+
+    def told(walk: Walk) -> Counter[Any]:
+        return Counter(
+            (place, tensor.shape) for tensor, place in walk.saved if tensor.untyped_storage()._cdata not in weights
+        )
+
+    expected = told(Walk([model(x)], places))
+    assert len(places.plans) == 1
+    again = Walk([model(x)], places, weights=weights)  # follows the plan
+    assert (len(places.plans), again.learns, told(again)) == (1, False, expected)
+    places.plans.clear()
+    first = Walk([model(x)], places, weights=weights)
+    followed = Walk([model(x)], places, weights=weights)
+    assert told(first) == told(followed) == expected
+    assert len(followed.saved) < len(first.saved)  # weights were read once
+    model[50].weight.data = torch.randn(4, 4)  # its place in the structure is its own
+    assert told(Walk([model(x)], places, weights=weights)) >= expected
+    assert Walk([model[:20](x)], places).saved
+    assert len(places.plans) == 2
+
+
+def test_a_walk_without_time_leaves_what_it_learnt_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(*(layer for _ in range(100) for layer in (nn.Linear(4, 4), nn.GELU())))
+    places = Places()
+    places.add(0, model)
+    expected = Counter((place, tensor.shape) for tensor, place in Walk([model(torch.randn(2, 4))], places).saved)
+    places.plans.clear()
+    clock = iter(range(10_000))
+    monkeypatch.setattr("gpumon_agent.graph.thread_time_ns", lambda: next(clock))
+    learnt: list[bool] = []
+    for _ in range(10):
+        try:
+            walk = Walk([model(torch.randn(2, 4))], places, budget_ns=6)  # looks at the clock
+            break
+        except TooLarge as reason:
+            learnt.append(reason.learns)
+    assert learnt
+    assert all(learnt)
+    assert Counter((place, tensor.shape) for tensor, place in walk.saved) == expected
+
+
+def test_walks_that_take_too_long_are_rested_from_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = True
+    walks = []
+
+    class Slow(Walk):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            walks.append(step)
+            if slow:
+                raise TooLarge(learns=False)
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr("gpumon_agent.activations.Walk", Slow)
+    told: list[str] = []
+    activations = Activations(Places, told.append, limited=True)
+    output = nn.Linear(4, 4)(torch.randn(2, 4))
+    for step in range(100):
+        slow = step < 60
+        activations.begin_step(walks=True)
+        activations.walk([output])
+    assert walks[:6] == [0, 2, 5, 10, 19, 36]
+    assert walks[6:] == list(range(69, 100))  # after 32 steps of rest, the longest there is
+    assert len(told) == 1
+    assert activations.known
 
 
 # ------------------------------------------------------------------------------------------------------ as the ledger
