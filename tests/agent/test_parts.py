@@ -139,18 +139,53 @@ def test_a_governor_that_is_off_samples_every_step() -> None:
     assert governor.ledger
 
 
+CAUGHT = """
+import copy, pickle, threading
+thread = threading.Thread(target=sys.exit, args=(5,))
+thread.start(); thread.join()
+try:
+    sys.exit(3)
+except SystemExit as error:
+    assert pickle.loads(pickle.dumps(error)).code == copy.deepcopy(error).code == 3
+    assert error.__traceback__.tb_next is None
+"""
+
+
 @pytest.mark.parametrize(
-    ("ending", "reason", "detail"),
+    ("ending", "reason", "detail", "code"),
     [
-        ("pass", "finished", ""),
-        ("raise ValueError('mine')", "exception", "ValueError: mine"),
-        ("import sys; sys.excepthook = print; raise ValueError('mine')", "exception", "ValueError: mine"),
-        ("raise KeyboardInterrupt", "signal", "SIGINT"),
-        ("gpumon_agent.stop()", "stopped", ""),
+        ("pass", "finished", "", 0),
+        ("raise ValueError('mine')", "exception", "ValueError: mine", 1),
+        ("sys.excepthook = print; raise ValueError('mine')", "exception", "ValueError: mine", 1),
+        ("raise KeyboardInterrupt", "signal", "SIGINT", -2),
+        ("sys.exit(3)", "exception", "SystemExit: 3", 3),
+        ("sys.exit('no data')", "exception", "SystemExit: no data", 1),
+        ("exit(4)", "exception", "SystemExit: 4", 4),
+        ("sys.exit()", "finished", "", 0),
+        ("exit(0)", "finished", "", 0),
+        (CAUGHT, "finished", "", 0),
+        ("farewell.remove(); sys.exit(5)", None, None, 5),
+        ("os._exit(6)", None, None, 6),
     ],
 )
-def test_the_last_words_name_the_reason(ending: str, reason: str, detail: str) -> None:
-    assert last_words(ending) == f"{reason}|backward|{detail}\n"
+def test_the_last_words_name_the_reason(ending: str, reason: str | None, detail: str | None, code: int) -> None:
+    script = f"""
+import os, sys
+from gpumon_agent.farewell import Farewell
+def said(*words):
+    print(*words, sep="|", file=sys.stderr)
+farewell = Farewell(said)
+{ending}
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == code
+    words = [line for line in done.stderr.splitlines() if "|" in line]
+    assert words == ([] if reason is None else [f"{reason}|{detail}"])
+
+
+def test_the_last_words_of_an_agent() -> None:
+    assert last_words("import sys; sys.exit(3)") == "exception|backward|SystemExit: 3\n"
+    assert last_words("gpumon_agent.stop()") == "stopped|backward|\n"
 
 
 def test_the_last_words_name_the_phase_that_the_exception_ended() -> None:

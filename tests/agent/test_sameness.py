@@ -202,6 +202,8 @@ def in_torch() -> dict[str, Any]:
         (checkpoint.CheckpointFunction, "backward"),
         (checkpoint._recomputation_hook, "__init__"),
         (sys, "excepthook"),
+        (sys, "exit"),
+        (type(exit), "__call__"),
         (torch.cuda.CUDAGraph, "capture_begin"),
         (torch.cuda.CUDAGraph, "replay"),
         (torch.cuda, "make_graphed_callables"),
