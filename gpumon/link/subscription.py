@@ -10,7 +10,7 @@ from pathlib import Path
 
 import zmq
 
-from gpumon_agent import wire
+from gpumon_agent import endpoint, wire
 from gpumon_agent.endpoint import Descriptor
 from gpumon_agent.wire import Received
 
@@ -27,10 +27,10 @@ async def subscribe(
 ) -> AsyncGenerator[Received, None]:
     """Everything the agents say, in order of `seq` per agent, from the static picture and the recent past on.
 
-    A process that vanished is told as `Goodbye(reason="lost")`. Ends when every agent said or got its Goodbye; with
-    `follow` never: a job of the same name that starts afterwards is picked up. Ranks of the same job that come later
-    are always picked up. Raises LinkError when none of the agents can be listened to; if only some cannot, a Notice
-    says so.
+    A process that vanished is told as `Goodbye(reason="lost")`. Ends when every agent said or got its Goodbye and no
+    torchrun that may start them anew is left; with `follow` never: a job of the same name that starts afterwards is
+    picked up. Ranks of the same job that come later are always picked up. Raises LinkError when none of the agents can
+    be listened to; if only some cannot, a Notice says so.
     """
     subscription = _Subscription(tuple(descriptors), follow, answer_s)
     try:
@@ -65,12 +65,14 @@ class _Subscription:
         self._next_look = time.monotonic() + _LOOK_S
         self._files: frozenset[Path] = frozenset()
         self._over = False
+        self._launchers: dict[int, int | None] = {}  # the torchruns of this machine: pid → start time
+        self._may_restart = False
         self._seen = {d.nonce for d in descriptors} | {d.nonce for d in discovery.discover() if d.key not in self._keys}
         self._agents = [Connection(self, d) for d in descriptors]
 
     @property
     def finished(self) -> bool:
-        return not self._follow and all(agent.ended for agent in self._agents)
+        return not self._follow and not self._may_restart and all(agent.ended for agent in self._agents)
 
     async def wait(self) -> None:
         """Until there is something to yield, or a tick has passed."""
@@ -117,9 +119,23 @@ class _Subscription:
         for agent in self._agents:
             if not agent.ended:
                 agent.tick(now)
+                self._know_launcher(agent)
+        if self._may_restart and all(agent.ended for agent in self._agents):
+            self._may_restart = any(
+                began is not None and endpoint.start_time(pid) == began for pid, began in self._launchers.items()
+            )
         if now >= self._next_look:
             self._next_look = now + _LOOK_S
             self._look()
+
+    def _know_launcher(self, agent: Connection) -> None:
+        """Between the end of its workers and their next start an elastic job has no process that speaks."""
+        hello, parent = agent.feed.hello, agent.descriptor.parent
+        if hello is None or hello.restarts is None or parent in self._launchers or parent <= 1:
+            return
+        began = endpoint.start_time(parent) if agent.descriptor.pid_ns == endpoint.pid_namespace() else None
+        self._launchers[parent] = began
+        self._may_restart = self._may_restart or began is not None
 
     def _look(self) -> None:
         over = all(agent.ended for agent in self._agents)
