@@ -63,18 +63,7 @@ def environment(virtual_gpu, tmp_path) -> dict[str, str]:
 
 @pytest.fixture
 def job(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    launch = (
-        *GPUMON,
-        "run",
-        "--name",
-        "job",
-        *TORCHRUN,
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-        "1",
-    )
+    torchrun = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
     process = subprocess.Popen(
         [*GPUMON, "run", "--name", "job", *torchrun, str(DDP), "--steps", "600", "--sleep", "0.05"],
         env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
