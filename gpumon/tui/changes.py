@@ -38,8 +38,9 @@ class Changes:
         for rank in frame.ranks:
             refused = next((n for n in reversed(rank.notices) if n.text.startswith(wire.NOT_DONE)), None)
             now = (rank.snapshot.t_ns if rank.snapshot else 0, refused.t_ns if refused else 0)
-            before = self._answered.get(rank.source) if rank.synced else now  # what came before this viewer did
-            self._answered[rank.source] = now
+            before = self._answered.get(rank.source)
+            if rank.synced:  # until then it is the past that is heard
+                self._answered[rank.source] = now
             if before is None or before == now:
                 continue
             if rank.snapshot is not None and now[0] > before[0]:

@@ -13,6 +13,7 @@ from watched import START_NS, Run
 
 from gpumon.session.store import SessionStore
 from gpumon.tui.app import MonitorApp, Options
+from gpumon.tui.feed import Ask, Pace
 from gpumon_agent import wire
 
 
@@ -49,6 +50,25 @@ class Reader:
 MakeApp = Callable[..., MonitorApp]
 
 
+class Asked:
+    """Stands for the agent's control socket: keeps what was asked for, and replies with what it was given."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str, int]] = []
+        self.reply: wire.Reply | Exception = wire.Reply(True, "at the next phase boundary")
+
+    async def __call__(self, source: str, what: str, device: int) -> wire.Reply:
+        self.heard.append((source, what, device))
+        if isinstance(self.reply, Exception):
+            raise self.reply
+        return self.reply
+
+
+@pytest.fixture
+def asked() -> Asked:
+    return Asked()
+
+
 @pytest.fixture
 def new_run() -> Callable[..., Run]:
     return Run
@@ -68,10 +88,12 @@ def readers() -> list[Reader]:
 def app_of(readers: list[Reader]) -> MakeApp:
     """An app that plays the runs; its clock stands where they end."""
 
-    def make(*runs: Run, reader: Reader | None = None, **options: object) -> MonitorApp:
+    def make(
+        *runs: Run, reader: Reader | None = None, asker: Ask | None = None, pace: Pace | None = None, **options: object
+    ) -> MonitorApp:
         reader = reader or Reader(*runs)
         made = Options(**options)  # type: ignore[arg-type]
-        app = MonitorApp(lambda: reader(), clock=reader.clock, options=made)
+        app = MonitorApp(lambda: reader(), clock=reader.clock, options=made, asker=asker, pace=pace)
         readers.append(reader)
         return app
 

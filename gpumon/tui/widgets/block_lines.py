@@ -69,7 +69,7 @@ def map_lines(m: Map, chosen: tuple[int, int], room: int, height: int, glyphs: G
         lines += _rows(pool, each, width, here, glyphs)
     if rest:
         together = blocks.sum_of(pool.totals for pool in rest)
-        lines.append(((f"   {len(rest)} more pools: {size(together.reserved)} reserved", "dim"),))
+        lines.append(fit([(f"   {len(rest)} more pools: {size(together.reserved)} reserved", "dim")], room))
     lines = lines[: height - foot]
     if foot and chosen[0] < len(m.found.pools):
         lines += [EMPTY] * (height - foot - len(lines))
@@ -107,7 +107,7 @@ def _facts(m: Map, record: SegmentsRecord, room: int, glyphs: Glyphs) -> list[Li
     items.append((("segments ", "dim"), (f"{t.segments:,}", "text"), ("  blocks ", "dim"), (f"{t.blocks:,}", "text")))
     items.append((("largest free block ", "dim"), (size(t.largest_free), "strong")))
     items.append((("fragmentation ", "dim"), (percent(t.fragmentation), "strong")))
-    return [*lines, *(((" ", ""), *line) for line in flow(items, room - 2, gap=3))]
+    return [*lines, *(fit(((" ", ""), *line), room) for line in flow(items, room - 2, gap=3))]
 
 
 def _of(t: Totals, kind: int) -> int:
