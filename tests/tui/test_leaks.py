@@ -156,11 +156,13 @@ async def test_a_snapshots_path_is_told_once_it_is_written(app_of, new_run, read
         run.say(wire.Snapshot(run.t_ns, 12_431, "/run/oom/new.pickle", 2 << 20))
         reader.add(run)
         await settled(pilot)
-        assert "/run/oom/new.pickle (2.00 MiB, on node1)" in text_of(app).replace("│", "")
+        assert "/run/oom/new.pickle (2.00 MiB, on node1)" in text_of(app)
         run.say(wire.Notice(run.t_ns, f"{wire.NOT_DONE}blocks were not read: too many", 9), numbered=True)
         reader.add(run)
         await settled(pilot)
-        assert "blocks were not read: too many" in text_of(app)
+        assert "pid 41873: asked for, not done: blocks were not read: too many" in [
+            n.message for n in app._notifications
+        ]
 
 
 async def test_a_replay_asks_nobody_and_says_so(app_of, new_run, settled, asked) -> None:
