@@ -15,11 +15,56 @@ from typing import Any
 
 import pytest
 from forks import Forks
+from xdist.scheduler import LoadScopeScheduling
 
 from gpumon import virtual_gpu as vgpu
 
 Script = str | Path | Callable[..., Any]
 PYTHON = os.environ.get("GPUMON_VIRTUAL_GPU_PYTHON", sys.executable)
+
+MOST_WORKERS = 8
+LONGEST = (
+    "tests/scenarios",
+    "tests/agent/test_ledgers",
+    "tests/shim/test_reach",
+    "tests/cli/test_d",
+    "tests/e2e",
+    "tests/agent",
+    "tests/inventory/test_owners",
+    "tests/oom/test_live",
+    "tests/cli",
+    "tests/analysis",
+    "tests/virtual_gpu",
+)
+"""The files that take longest begin first, so that no worker is left alone with one at the end."""
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A worker for each core; none for files or tests that are named, which run here, where a debugger reaches them."""
+    named = any(".py" in argument for argument in config.args)
+    if named or config.option.markexpr == "gpu":  # of physical GPUs there may be one
+        return 0
+    return min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+
+
+class _ByFile(LoadScopeScheduling):
+    """A file's tests stay together, for they share fixtures, and so do all that look at the same scenarios' runs."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        raised = file.endswith("test_raised.py")
+        return "tests/scenarios" if file.startswith("tests/scenarios/") and not raised else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return _ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        return next((i for i, start in enumerate(LONGEST) if item.nodeid.startswith(start)), len(LONGEST))
+
+    items.sort(key=place)
 
 
 @dataclass(frozen=True)
