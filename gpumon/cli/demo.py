@@ -28,7 +28,7 @@ SCRIPT = Path(__file__).parents[1] / "demo" / "train.py"
 
 
 @click.command("demo")
-@click.option("--workload", type=click.Choice(["plain", "spikes"]), default="plain", show_default=True)
+@click.option("--workload", type=click.Choice(["plain", "spikes", "ddp"]), default="plain", show_default=True)
 @click.option("--device", metavar="NAME|SIZE", help=f"On a virtual GPU: {DEVICES}, or a size such as '16 GiB'.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line instead of the screen.")
 @click.option("--steps", type=click.IntRange(min=1), help="With --json: end after so many steps.")
@@ -37,7 +37,8 @@ def command(workload: str, device: str | None, as_json: bool, steps: int | None)
 
     On the GPU if there is one, else on the CPU. With --device on a virtual GPU: PyTorch's own CUDA allocator at work
     without a GPU, and `gpumon dryrun`'s verdict at the end. The workload "spikes" has now and then a batch four times
-    as long. Quitting ends the training too.
+    as long; "ddp" trains two ranks, of which one keeps a copy of its gradients in DDP's buckets and the other does not
+    (gradient_as_bucket_view). Quitting ends the training too.
     """
     if steps is not None and not as_json:
         raise click.UsageError("--steps goes with --json: the screen stays until you quit it")
@@ -55,7 +56,9 @@ def command(workload: str, device: str | None, as_json: bool, steps: int | None)
         from gpumon.cli.dryrun import dryrun
 
         look = None if as_json else options(light=False, ansi=False, plain=False)
-        code = dryrun([str(SCRIPT), "--workload", workload], device, steps=steps, screen=look, as_json=as_json)
+        code = dryrun(
+            [str(SCRIPT), "--workload", workload], device, _ranks(workload), steps=steps, screen=look, as_json=as_json
+        )
         raise click.exceptions.Exit(code)
     with training(workload) as pid:
         arguments = [str(pid)]
@@ -84,17 +87,21 @@ def training(workload: str) -> Iterator[int]:
         )
         try:
             click.echo("Starting a training process (it imports torch first) …", err=True)
-            _await_agent(process, output)
+            _await_agents(process, output, _ranks(workload))
             yield process.pid
         finally:
             _end(process)
 
 
-def _await_agent(process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+def _ranks(workload: str) -> int:
+    return 2 if workload == "ddp" else 1
+
+
+def _await_agents(process: subprocess.Popen[bytes], output: IO[bytes], ranks: int) -> None:
     from gpumon import link
 
     deadline = time.monotonic() + START_PATIENCE_S
-    while not any(descriptor.pid == process.pid for descriptor in link.discover()):
+    while sum(process.pid in (found.pid, found.parent) for found in link.discover()) < ranks:
         if process.poll() is not None:
             output.seek(0)
             lines = output.read().decode(errors="replace").splitlines()[-LAST_LINES:]

@@ -11,6 +11,7 @@ import itertools
 import os
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed
+import torch.multiprocessing
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,6 +29,7 @@ CORPUS_BYTES = 2 << 20
 SPIKE_EVERY = 25
 SPIKE_FIRST = 10
 SPIKE_FACTOR = 4
+RANKS = 2
 
 
 @dataclass(frozen=True)
@@ -97,10 +101,10 @@ def batches(text: Tensor, size: Size, spikes: bool) -> Callable[[int], Tensor]:
     return batch
 
 
-def choose() -> tuple[str, Size]:
+def choose(rank: int = 0) -> tuple[str, Size]:
     if torch.cuda.is_available():
         roomy = torch.cuda.get_device_properties(0).total_memory >= 20 << 30
-        return "cuda", DEVICE if roomy else SMALL_DEVICE
+        return f"cuda:{rank % torch.cuda.device_count()}", DEVICE if roomy else SMALL_DEVICE
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))  # leaves room for whoever watches
     return "cpu", LAPTOP
 
@@ -118,17 +122,16 @@ def stop_with_input() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workload", choices=("plain", "spikes"), default="plain")
-    parser.add_argument("--stop-with-input", action="store_true", help="stop when standard input ends")
-    args = parser.parse_args()
-    if args.stop_with_input:
-        stop_with_input()
-    torch.manual_seed(0)
-    device, size = choose()
-    batch = batches(corpus(), size, args.workload == "spikes")
-    model = LanguageModel(size).to(device)
+def train(workload: str, rank: int = 0) -> None:
+    torch.manual_seed(rank)
+    device, size = choose(rank)
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
+    batch = batches(corpus(), size, workload == "spikes")
+    model: nn.Module = LanguageModel(size).to(device)
+    if workload == "ddp":
+        # rank 0 keeps a copy of its gradients in DDP's buckets; on rank 1 the gradients are views of them
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=rank == 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     for step in itertools.count():
         tokens = batch(step).to(device)
@@ -137,8 +140,34 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 50 == 0:
+        if step % 50 == 0 and rank == 0:
             print(f"step {step}: loss {loss.item():.3f}", flush=True)
+
+
+def train_rank(rank: int, meeting: str) -> None:
+    """One of the processes that torch.multiprocessing starts."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_WORLD_SIZE=str(RANKS))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # both are on this machine
+    backend = "nccl" if torch.cuda.device_count() >= RANKS else "gloo"
+    torch.distributed.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
+    try:
+        train("ddp", rank)
+    except KeyboardInterrupt:
+        os._exit(130)  # the other rank is gone as well: nothing is to be closed together
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workload", choices=("plain", "spikes", "ddp"), default="plain")
+    parser.add_argument("--stop-with-input", action="store_true", help="stop when standard input ends")
+    args = parser.parse_args()
+    if args.stop_with_input:
+        stop_with_input()
+    if args.workload != "ddp":
+        train(args.workload)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(train_rank, (str(Path(folder, "meeting")),), nprocs=RANKS)
 
 
 if __name__ == "__main__":

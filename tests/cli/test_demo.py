@@ -173,3 +173,20 @@ def test_a_training_that_fails_is_heard(env, tmp_path):
     assert shown.returncode == 1
     assert "the demo's training process failed. Its last words:" in shown.stderr
     assert "libfoo.so.1: cannot open shared object file" in shown.stderr
+
+
+def test_two_ranks_differ_by_the_copy_in_the_buckets(env):
+    shown = demo(
+        {**env, "CUDA_VISIBLE_DEVICES": "", "GPUMON_GOVERNOR": "off"}, "--workload", "ddp", "--json", "--steps", "4"
+    )
+    assert shown.returncode == 0, shown.stderr
+    views = {
+        m["rank"]: m["parallel"]["gradient_as_bucket_view"] for m in objects(shown.stdout, "model") if m["parallel"]
+    }
+    assert views == {0: False, 1: True}
+    ledgers = {s["rank"]: s["ledger"] for s in objects(shown.stdout, "step") if s["ledger"]}
+    size = ledgers[1]["buckets"]
+    assert size > 0
+    assert [(ledgers[rank]["buckets"], ledgers[rank]["gradients"]) for rank in (0, 1)] == [(size, size), (size, 0)]
+    assert {f["rank"] for f in objects(shown.stdout, "finding") if f["code"] == "bucket-copy"} == {0}
+    assert all(gone(hello["pid"]) for hello in objects(shown.stdout, "hello"))

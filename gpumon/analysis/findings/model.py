@@ -19,7 +19,7 @@ def bucket_copy(look: Look) -> Evidence | None:
         held = sum(parallel.bucket_bytes)
         if parallel.kind == "ddp" and held >= BUCKET_COPY.least_bytes:
             ranks = parallel.world_size or 1
-            together = f", {units.size(held * ranks)} on the {ranks} ranks together" if ranks > 1 else ""
+            together = f", up to {units.size(held * ranks)} on {ranks} ranks" if ranks > 1 else ""
             return Evidence(
                 f"DDP's buckets hold one more copy of the gradients of {record.model.name}{look.where}{together}",
                 held,
