@@ -138,7 +138,7 @@ class Agent:
             graph=accounts,
             outlooks=self.outlooks,
         )
-        self.publisher = Publisher(
+        self.publisher: Publisher = Publisher(
             Followed(self.recorder.drain, self.guard.protect("outlook's learning", self.outlooks.drained)),
             self.picture,
             self.heartbeat,

@@ -5,10 +5,11 @@ Model. First the storages of the ledger's owners are gone through (owners.py), t
 modules hold. A round that has explained the growth ends a census that growth began. What is found is grouped by shape,
 type, device and whether it holds a graph; a storage counts once, for the name that leads to it first.
 
-Slices run as a step closes, in the training thread. They have a quarter of the governor's budget and may use that of
-`CREDIT_STEPS` steps at once; while they run the ledger is read half as often. One asked for by key may take `PAUSE_NS`
-in one piece, says so, and goes on in slices. Nothing is looked at during a CUDA graph capture, under a compiler, or
-(before Python 3.13, where it would change what a debugger sees) under a trace function.
+Slices run as a step closes, in the training thread. They have a quarter of the governor's budget, saved up for
+`CREDIT_STEPS` steps at most; until what was spent is saved up again, the agent's other work has half of the budget. One
+asked for by key may take `PAUSE_NS` in one piece, says so, and goes on in slices. Nothing is looked at during a CUDA
+graph capture, under a compiler, or (before Python 3.13, where it would change what a debugger sees) under a trace
+function.
 Between slices only ids, counts and texts are kept: nothing that keeps an object alive.
 Cost: benchmarks/census.py.
 Known limitations: walk.py's, and: identities of storages that went between two slices may be taken again by others,
@@ -18,12 +19,14 @@ which are then missed until the next census.
 from __future__ import annotations
 
 import gc
+import heapq
+import operator
 import re
 import sys
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from time import monotonic_ns, thread_time_ns
+from time import monotonic_ns
 from typing import Any
 
 import torch
@@ -31,6 +34,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from . import roots, wire
+from .clock import Clock
 from .governor import Governor
 from .holders import Files, Name
 from .inventory import Inventory
@@ -42,13 +46,21 @@ from .walk import DEPTH_MAX, Root, Walk
 SLICE_NS = 600_000  # a slice ends at the first look at the clock after it
 PAUSE_NS = 85_000_000
 CREDIT_STEPS = 200
-ROUNDS = ((5, False), (9, False), (DEPTH_MAX, False), (DEPTH_MAX, True))
-"""levels, and whether installed packages' modules are gone through"""
+ROUNDS = (
+    ("user", 5, True),
+    ("beside", 5, False),
+    ("user beside", 9, True),
+    ("user beside", DEPTH_MAX, True),
+    ("packages", DEPTH_MAX, False),
+)
+"""where from, how many levels, and whether to look again into what the rounds before have visited"""
 _LEAST_NS = 60_000  # of budget, for a slice: finding the way back takes some of it
 _EXPLAINED = 0.5  # of the blocks that were added
 _STRIDED = torch.strided
 _HOST = -1
 _HOST_GROUPS_MAX = 8
+_TALLIES_MAX = 2_000  # more kinds of tensors than that are counted together
+_MODULES_AT_ONCE = 32
 _ADDRESSES_MAX = 128  # of a group's newest
 
 _Key = tuple[Any, Any, int, bool]
@@ -97,6 +109,8 @@ class Census:
         self._credit_ns = 0
         self._earned_ns = 0  # by one step
         self._before: Counter[_Key] | None = None
+        self._tensors_before: Counter[int] = Counter()  # by device
+        self._files = Files()
         self._blocks: dict[int, int] = {}  # live blocks at the census before
 
     def ask(self) -> str | None:
@@ -117,7 +131,7 @@ class Census:
             if _why_not() is None:
                 self._begin(step, "asked", figures)
                 began = monotonic_ns()
-                complete = self._slice(step, began + PAUSE_NS)
+                complete = self._slice(step, Clock(PAUSE_NS, wall_ns=PAUSE_NS))
                 self._tell(_paused(monotonic_ns() - began, complete))
             return
         if suspected and self._taking is None:
@@ -129,11 +143,11 @@ class Census:
         self._taking = None
 
     def _begin(self, step: int, reason: str, figures: tuple[tuple[int, int | None, int | None], ...]) -> None:
+        self._governor.give_way(True)
         blocks = {device: count for device, _, count in figures if count is not None}
         added = {device: count - self._blocks.get(device, count) for device, count in blocks.items()}
         self._taking = _Taking(self, step, reason, added if self._blocks else {})
         self._blocks = blocks
-        self._governor.gives_way = True
 
     def _earn(self) -> None:
         """Up to what `CREDIT_STEPS` steps would have left, all of it at the beginning."""
@@ -142,109 +156,125 @@ class Census:
             self._credit_ns += CREDIT_STEPS * (earned - self._earned_ns)
         self._earned_ns = earned
         self._credit_ns = min(self._credit_ns + earned, CREDIT_STEPS * earned)
+        if self._taking is None and self._credit_ns == CREDIT_STEPS * earned:
+            self._governor.give_way(False)
 
     def _go_on(self, step: int) -> None:
         left = self._credit_ns if self._limited else SLICE_NS
         if left < _LEAST_NS or _why_not() is not None:
             return
-        began = monotonic_ns()
-        self._slice(step, began + min(left, SLICE_NS))
-        self._credit_ns -= monotonic_ns() - began
+        clock = Clock(min(left, SLICE_NS))
+        self._slice(step, clock)
+        self._credit_ns -= clock.spent_ns
 
-    def _slice(self, step: int, until_ns: int) -> bool:
+    def _slice(self, step: int, clock: Clock) -> bool:
         taking = self._taking
         assert taking is not None
-        complete = taking.run(step, until_ns)
+        complete = taking.run(step, clock)
         if complete:
             self._taking = None
-            self._governor.gives_way = False
         return complete
 
-    def publish(self, census: wire.Census, counts: Counter[_Key]) -> None:
+    def publish(self, census: wire.Census, counts: Counter[_Key], tensors: Counter[int]) -> None:
         """One is complete."""
         self.newest = census
+        self._tensors_before = tensors
         self._number = census.number + 1
         self._before = counts
         self._say((census,))
 
 
 class _Taking:
-    """One census under way."""
+    """One census under way: its stages, one after the other, each a slice at a time."""
 
     def __init__(self, census: Census, step: int, reason: str, added: Mapping[int, int]) -> None:
         self._census = census
         self._began = step
         self._reason = reason
         self._added = added
-        self._files = Files()
-        self._owners: Owners | None = Owners(census._inventory, census._others)
-        self._claimed: set[int] = set()
+        self._files = census._files
+        self._owners = Owners(census._inventory, census._others)
+        self._claimed = self._owners.claimed
         self._inputs: set[int] = set()
         self._seen: set[int] = set()
         self._tallies: dict[_Key, _Tally] = {}
-        self._walk = Walk(self._found, self._files)
+        self._tensors: Counter[int] = Counter()  # by device
+        self._largest = 0  # group
+        self._walk = Walk(self._found, self._files, roots.of_module)
         self._rounds = list(ROUNDS[::-1])
-        self._walking = False
+        self._names: list[str] = []  # of modules that are still to be told the user's or not
+        self._modules: tuple[list[str], list[str]] = ([], [])  # installed packages', the user's
+        self._told: list[wire.Group] = []
+        self._to_tell: list[tuple[_Key, _Tally]] = []
+        self._on_cpu = False
         self._slices = 0
         self._spent_ns = 0
+        self._stages = [self._tell, self._go_round, self._owners.run]
 
-    def run(self, step: int, until_ns: int) -> bool:
+    def run(self, step: int, clock: Clock) -> bool:
         """One slice. True: the census is complete, and published."""
-        began = thread_time_ns()
         enabled = gc.isenabled()
         gc.disable()  # a collection that the objects made here bring about would look at all of the process's
         try:
             with torch._C.DisableTorchFunction():  # attributes of tensors, unseen by the user's own modes
                 self._slices += 1
-                complete = self._run(until_ns)
+                self._inputs = self._census._inventory.input_storages()
+                while self._stages:
+                    if not self._stages[-1](clock):
+                        return False
+                    self._stages.pop()
         finally:
             if enabled:
                 gc.enable()
-            self._spent_ns += thread_time_ns() - began
-        if complete:
-            self._publish(step)
-        return complete
+            self._spent_ns += clock.spent_ns
+        self._publish(step)
+        return True
 
-    def _run(self, until_ns: int) -> bool:
-        if self._owners is not None:
-            if not self._owners.run(until_ns):
-                return False
-            self._claimed, self._owners = self._owners.claimed, None
-        self._inputs = self._census._inventory.input_storages()
-        while True:
-            if self._walking:
-                if not self._walk.run(until_ns):
-                    return False
-                self._walking = False
-                if self._explains():
-                    return True
-            if not self._rounds:
+    def _sort_modules(self, clock: Clock) -> bool:
+        names = self._names
+        if not names and not self._modules[False]:
+            names = self._names = list(sys.modules)
+        while names:
+            for name in names[-_MODULES_AT_ONCE:]:
+                self._modules[self._files.users_module(name)].append(name)
+            del names[-_MODULES_AT_ONCE:]
+            if clock.over():
+                return not names
+        return True
+
+    def _go_round(self, clock: Clock) -> bool:
+        """Round by round, until one has explained the growth."""
+        while self._walk.run(clock):
+            if not self._rounds or self._explains():
                 return True
-            if monotonic_ns() > until_ns:
+            if clock.over():
                 return False
-            levels, packages = self._rounds.pop()
-            self._walk.begin(self._roots(packages), limit=levels, installed=packages, again=not packages)
-            self._walking = True
+            if self._rounds[-1][1] == DEPTH_MAX and not self._sort_modules(clock):
+                return False
+            which, levels, again = self._rounds.pop()
+            found: list[Root] = []
+            if "user" in which:
+                found += roots.of_the_user(self._files, self._modules[True][::-1])
+            if "beside" in which:
+                found += roots.beside(self._files, self._watched())
+            if "packages" in which:
+                found += roots.of_packages(self._modules[False])
+            self._walk.begin(found, limit=levels, installed="packages" in which, again=again)
+        return False
 
-    def _roots(self, packages: bool) -> list[Root]:
-        if packages:
-            return roots.of_packages(self._files)
-        watched = [("model", weakref.ref(model)) for _, model in self._census._models()]
-        optimizers = [("optimizer", reference) for reference in self._census._inventory.references()[3]]
-        return roots.of_the_user(self._files) + roots.beside(self._files, [*watched, *optimizers])
+    def _watched(self) -> list[tuple[str, Any]]:
+        models = [("model", weakref.ref(model)) for _, model in self._census._models()]
+        return models + [("optimizer", reference) for reference in self._census._inventory.references()[3]]
 
     def _explains(self) -> bool:
         """A census that growth began has found as many as were added since the one before: deeper ones can wait."""
-        if self._reason != "growth":
+        if self._reason != "growth" or self._rounds == list(ROUNDS[::-1]):
             return False
-        before = self._census._before
-        found: Counter[int] = Counter()
-        for key, tally in self._tallies.items():
-            found[key[2]] += tally.count - (before[key] if before is not None else 0)
         added = {device: count for device, count in self._added.items() if count > 0}
         if not added:
-            return any(tally.count >= _FIRST_HEAP for key, tally in self._tallies.items() if key[2] != _HOST)
-        return all(found[device] >= _EXPLAINED * count for device, count in added.items())
+            return self._largest >= _FIRST_HEAP
+        before = self._census._tensors_before
+        return all(self._tensors[device] - before[device] >= _EXPLAINED * count for device, count in added.items())
 
     def _found(self, tensor: Any, walk: Walk) -> bool:
         kind = type(tensor)
@@ -269,25 +299,42 @@ class _Taking:
         if not nbytes:
             return False
         self._seen.add(identity)
-        key = (tensor.shape, tensor.dtype, part.get_device(), tensor.requires_grad and not tensor.is_leaf)
+        device = part.get_device()
+        key = (tensor.shape, tensor.dtype, device, tensor.requires_grad and not tensor.is_leaf)
         tally = self._tallies.get(key)
         if tally is None:
-            tally = self._tallies[key] = _Tally()
+            if len(self._tallies) >= _TALLIES_MAX:
+                key = ((), None, device, False)
+            tally = self._tallies.setdefault(key, _Tally())
         tally.count += 1
         tally.bytes += nbytes
         tally.addresses.append(storage.data_ptr())
         tally.holders[walk.name()] += 1
+        self._tensors[device] += 1
+        if device != _HOST or not torch.cuda.is_initialized():
+            self._largest = max(self._largest, tally.count)
         return True
+
+    def _tell(self, clock: Clock) -> bool:
+        """Makes the message's groups, most bytes first."""
+        if not self._to_tell and not self._told:
+            named = [item for item in self._tallies.items() if item[0][1] is not None]
+            on_cpu = not any(count for device, count in self._tensors.items() if device != _HOST)
+            size = operator.itemgetter(1)
+            on_device = [(item, item[1].bytes) for item in named if item[0][2] != _HOST or on_cpu]
+            on_host = [] if on_cpu else [(item, item[1].bytes) for item in named if item[0][2] == _HOST]
+            room = wire.GROUPS_MAX - min(len(on_host), _HOST_GROUPS_MAX)
+            chosen = heapq.nlargest(room, on_device, size) + heapq.nlargest(_HOST_GROUPS_MAX, on_host, size)
+            self._on_cpu = on_cpu
+            self._to_tell = [item for item, _ in chosen[::-1]]
+        while self._to_tell:
+            if clock.over():
+                return False
+            self._told.append(self._group(*self._to_tell.pop()))
+        return not clock.over()
 
     def _publish(self, step: int) -> None:
         census = self._census
-        tallies = sorted(self._tallies.items(), key=lambda item: -item[1].bytes)
-        on_cpu = all(key[2] == _HOST for key in self._tallies)
-        device_groups = [item for item in tallies if item[0][2] != _HOST or on_cpu]
-        host_groups = [] if on_cpu else [item for item in tallies if item[0][2] == _HOST]
-        room = wire.GROUPS_MAX - min(len(host_groups), _HOST_GROUPS_MAX)
-        chosen = device_groups[:room] + host_groups[:_HOST_GROUPS_MAX]
-        counts: Counter[_Key] = Counter({key: tally.count for key, tally in self._tallies.items()})
         why = None
         if self._rounds:
             why = "what was found explains the growth: what lies deeper was not looked at"
@@ -297,7 +344,7 @@ class _Taking:
                 t_ns=monotonic_ns(),
                 number=census._number,
                 reason=self._reason,
-                groups=tuple(self._group(key, tally, on_cpu) for key, tally in chosen),
+                groups=tuple(self._told),
                 tensors=sum(tally.count for tally in self._tallies.values()),
                 bytes=sum(tally.bytes for tally in self._tallies.values()),
                 objects=self._walk.objects,
@@ -307,16 +354,17 @@ class _Taking:
                 cut=bool(self._rounds),
                 why=why,
             ),
-            counts,
+            Counter({key: tally.count for key, tally in self._tallies.items()}),
+            self._tensors,
         )
 
-    def _group(self, key: _Key, tally: _Tally, on_cpu: bool) -> wire.Group:
+    def _group(self, key: _Key, tally: _Tally) -> wire.Group:
         shape, dtype, device, has_graph = key
         before = self._census._before
         return wire.Group(
             shape=tuple(shape),
             dtype=str(dtype).removeprefix("torch."),
-            device=0 if on_cpu else device,
+            device=0 if self._on_cpu else device,
             count=tally.count,
             bytes=tally.bytes,
             has_graph=has_graph,

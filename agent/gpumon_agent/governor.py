@@ -30,6 +30,7 @@ class Governor:
         "_boundary",
         "_costs",
         "_durations",
+        "_gives_way",
         "_ledgers",
         "_off",
         "_rest",
@@ -39,7 +40,6 @@ class Governor:
         "boundaries",
         "boundary_ns",
         "budget_ns",
-        "gives_way",
         "ledger",
         "ledger_at_end_only",
         "ledger_every",
@@ -61,7 +61,7 @@ class Governor:
         self.reads = True  # the present step: read the allocator at each boundary
         self.ledger = True  # the present step: read the owners
         self.budget_ns: float = STEP_FLOOR_NS  # of a step, as it was last decided
-        self.gives_way = False  # a census takes a share of the budget: the ledger is read half as often
+        self._gives_way = False
         self._told = (1, 1)  # the rates a viewer was told last
         self._durations: deque[int] = deque(maxlen=200)
         self._boundary: deque[int] = deque(maxlen=200)  # of steps that read at each boundary
@@ -99,7 +99,7 @@ class Governor:
             if self.steps in (FIRST_LEDGERS, 10) or not self.steps % STEPS_BETWEEN_DECISIONS:
                 said = self._decide()
             self.reads = not self.steps % self.read_every
-            self.ledger = self.reads and not self.steps % (self.ledger_every * (1 + self.gives_way))
+            self.ledger = self.reads and not self.steps % self.ledger_every
             if self.ledger:
                 self.ledger_at_end_only = self._resting > 0
                 self._resting -= self._resting > 0
@@ -115,9 +115,18 @@ class Governor:
         self._rest = self._resting = min(max(REST_FIRST, self._rest * 2), REST_MAX) if dear else 0
         self._whole.clear()
 
+    def give_way(self, on: bool) -> None:
+        """A census has half of the budget, or no longer."""
+        if on != self._gives_way:
+            self._gives_way = on
+            if not self._off and self.steps > FIRST_LEDGERS:
+                self._decide()
+
     def _decide(self) -> str | None:
         step = sum(self._durations) / max(1, len(self._durations))
         self.budget_ns = budget = max(step * STEP_SHARE, STEP_FLOOR_NS)
+        if self._gives_way:
+            budget /= 2
         boundary, ledger = _mean(self._boundary), _mean(self._ledgers)
         # a change needs an eighth of difference, or the rate would flutter around the limit
         if boundary > budget * (1.0 if self.read_every == 1 else 1.0 - LEDGER_SHARE):

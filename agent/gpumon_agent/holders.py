@@ -5,6 +5,7 @@ Nothing here keeps anything: every list that is returned is for the slice in whi
 
 from __future__ import annotations
 
+import builtins
 import functools
 import gc
 import sys
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 from torch import Size, Tensor, device, dtype
 from torch.nn import Module
 
-ATOM, TENSOR, SEQUENCE, DICT, DEQUE, SET, PAIRS, REFERENTS, CLASS = range(9)
+ATOM, TENSOR, SEQUENCE, DICT, DEQUE, SET, PAIRS, REFERENTS, CLASS, FUNCTION, BUILTIN, MODULE = range(12)
 """How an object's children are come by; ATOM: it has none that matter."""
 
 Child = tuple[str, str, Any]
@@ -53,7 +54,7 @@ _EXACT: dict[type, int] = {
     **dict.fromkeys(
         (
             int, float, complex, bool, str, bytes, bytearray, range, slice, memoryview, type(None), type(Ellipsis),
-            type(NotImplemented), types.CodeType, types.ModuleType, types.GetSetDescriptorType,
+            type(NotImplemented), types.CodeType, types.GetSetDescriptorType,
             types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType,
             types.MemberDescriptorType, weakref.ref, weakref.KeyedRef, weakref.ProxyType, weakref.CallableProxyType,
             weakref.WeakMethod, Size, dtype, device,
@@ -66,10 +67,10 @@ _EXACT: dict[type, int] = {
     deque: DEQUE,
     set: SET,
     frozenset: SET,
-    types.FunctionType: PAIRS,
+    types.FunctionType: FUNCTION,
     types.MethodType: PAIRS,
-    types.BuiltinFunctionType: PAIRS,
-    types.MethodWrapperType: PAIRS,
+    types.BuiltinFunctionType: BUILTIN,
+    types.MethodWrapperType: BUILTIN,
     types.GeneratorType: PAIRS,
     types.CoroutineType: PAIRS,
     types.AsyncGeneratorType: PAIRS,
@@ -79,6 +80,7 @@ _EXACT: dict[type, int] = {
     functools.partial: PAIRS,
     type(functools.lru_cache(lambda: None)): PAIRS,
     type: CLASS,
+    types.ModuleType: MODULE,
 }  # fmt: skip
 
 
@@ -100,7 +102,9 @@ def how(kind: type) -> int:
         return CLASS
     if issubclass(kind, (BaseException, functools.partial)):
         return PAIRS
-    if not kind.__flags__ & _HAS_GC or issubclass(kind, (weakref.ref, types.ModuleType, int, float, str, bytes)):
+    if issubclass(kind, types.ModuleType):
+        return MODULE
+    if not kind.__flags__ & _HAS_GC or issubclass(kind, (weakref.ref, int, float, str, bytes)):
         return ATOM
     if str(getattr(kind, "__module__", "")).partition(".")[0] == "gpumon_agent":
         return ATOM
@@ -122,9 +126,13 @@ class Files:
             return False
         known = self._modules.get(name)
         if known is None:
-            file = getattr(sys.modules.get(name), "__file__", None)
-            interactive = name == "__main__"  # no file in a notebook, nor with -c
-            known = self._modules[name] = interactive or (isinstance(file, str) and self.users_file(file))
+            top = name.partition(".")[0]
+            known = self._modules.get(top)
+            if known is None or (known and top != name):  # an installed package is installed whole
+                file = vars(sys.modules.get(name, builtins)).get("__file__")
+                interactive = name == "__main__"  # no file in a notebook, nor with -c
+                known = interactive or (isinstance(file, str) and self.users_file(file))
+            self._modules[name] = known
         return known
 
     def users_file(self, file: str) -> bool:
@@ -386,7 +394,7 @@ class Name(NamedTuple):
     where: str | None
 
 
-PAIRED = frozenset(kind for kind, told in _EXACT.items() if told == PAIRS)
+PAIRED = frozenset(kind for kind, told in _EXACT.items() if told in (PAIRS, FUNCTION, BUILTIN))
 FRAMES = _FRAMES
 
 

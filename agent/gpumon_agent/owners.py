@@ -5,12 +5,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from itertools import islice
-from time import monotonic_ns
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
 
+from .clock import Clock
 from .describe import tensors_within
 from .inventory import Inventory
 from .storages import storages
@@ -34,12 +34,12 @@ class Owners:
         self._others = others
         self._listed = False
 
-    def run(self, until_ns: int) -> bool:
+    def run(self, clock: Clock) -> bool:
         if not self._listed:
             self._list()
             self._listed = True
         while self._work:
-            if monotonic_ns() > until_ns:
+            if clock.over():
                 return False
             claim, reference = self._work[-1]
             target = reference()

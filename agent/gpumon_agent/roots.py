@@ -23,8 +23,11 @@ _GLOBAL_HOOKS = (
 )  # fmt: skip
 
 
-def of_the_user(files: Files) -> list[Root]:
-    """The main module, the functions that run in this thread (outermost first), then the user's other modules."""
+def of_the_user(files: Files, modules: Iterable[str]) -> list[Root]:
+    """The main module, the functions that run in this thread (outermost first), then the user's other modules.
+
+    `modules`: those known by name; the walk meets more.
+    """
     stack = [frame for frame in _stack(None) if files.users_file(frame.f_code.co_filename)][::-1]
     main = sys.modules.get("__main__")
     namespaces: dict[int, Root] = {}
@@ -44,14 +47,13 @@ def of_the_user(files: Files) -> list[Root]:
                 )
         if code.co_name != "<module>":
             frames.append(of_frame(frame, None))
-    modules = [
+    others = [
         of_module(name)
-        for name, module in list(sys.modules.items())
-        if name != "__main__" and isinstance(module, ModuleType) and id(vars(module)) not in namespaces
-        if files.users_module(name)
+        for name in modules
+        if name != "__main__" and (space := _namespace(name)) is not None and id(space) not in namespaces
     ]
     del stack
-    return [*namespaces.values(), *frames, *modules]
+    return [*namespaces.values(), *frames, *others]
 
 
 def beside(files: Files, objects: Iterable[tuple[str, Any]]) -> list[Root]:
@@ -78,13 +80,9 @@ def beside(files: Files, objects: Iterable[tuple[str, Any]]) -> list[Root]:
     ]
 
 
-def of_packages(files: Files) -> list[Root]:
+def of_packages(names: Iterable[str]) -> list[Root]:
     """The modules of Python and of installed packages."""
-    return [
-        of_module(name)
-        for name, module in list(sys.modules.items())
-        if isinstance(module, ModuleType) and not files.users_module(name) and not name.startswith("gpumon_agent")
-    ]
+    return [of_module(name) for name in names if name.partition(".")[0] != "gpumon_agent"]
 
 
 def of_module(name: str) -> Root:
@@ -98,6 +96,7 @@ def of_module(name: str) -> Root:
         functools.partial(_namespace, name),
         prefix="" if main else f"{name.rpartition('.')[2]}.",
         named=True,
+        module=name,
         where=_line_in_module(name, code),
     )
 

@@ -17,6 +17,7 @@ to `SET_MAX`. What changes between two slices may be missed, and is then found b
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import gc
 import sys
@@ -24,11 +25,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, islice
-from time import monotonic_ns
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from . import holders
-from .holders import ATOM, CLASS, DEQUE, DICT, PAIRS, REFERENTS, SEQUENCE, SET, TENSOR
+from .clock import Clock
+from .holders import ATOM, BUILTIN, CLASS, DEQUE, DICT, FUNCTION, MODULE, PAIRS, REFERENTS, SEQUENCE, SET, TENSOR
 
 CHUNK = 24  # children between two looks at the clock
 DEPTH_MAX = 400
@@ -57,16 +59,25 @@ class Root(NamedTuple):
     kind: str = "global"
     named: bool = False  # a namespace: its dict's keys are variables
     own: str = ""  # what `self` stands for
+    module: str | None = None  # whose globals these are
     where: Callable[[str], str | None] = lambda _: None  # the line that first gave the variable a value
 
 
 class _Level:
     """One object on the way down. What is set in a slice only is None between slices."""
 
-    __slots__ = (
-        "at", "attributed", "base", "chunk", "cursor", "edges", "end", "full", "glances", "holder", "how", "identity",
-        "index", "items", "key", "label", "obj", "places", "style", "tag",
-    )  # fmt: skip
+    cursor = 0  # of the next chunk
+    end = -1  # of a sequence: where to stop; -1: at its end
+    glances = False  # only the newest entries of a large one are read, the others if those hold finds
+    full = False
+    attributed = False
+    chunk: Any = None  # in a slice
+    edges: Any = None  # in a slice: keys, or labels and tags
+    places: Any = None  # in a slice: cursors of a big dict's entries
+    items: Any = None  # in a slice: an iterator
+    index = 0  # next within the chunk
+    base = 0  # cursor of the chunk's first entry
+    holder: Any = None  # of tensors that are direct elements: the same for all of them
 
     def __init__(self, obj: Any, how: int, at: int, key: Any, label: str | None, tag: str, style: int) -> None:
         self.obj = obj  # in a slice
@@ -77,26 +88,18 @@ class _Level:
         self.label = label  # None: to be told from the level above
         self.tag = tag
         self.style = style
-        self.cursor = 0  # of the next chunk
-        self.end = -1  # of a sequence: where to stop; -1: at its end
-        self.glances = False  # only the newest entries of a large one are read, the others if those hold finds
-        self.full = False
-        self.attributed = False
-        self.chunk: Any = None  # in a slice
-        self.edges: Any = None  # in a slice
-        self.places: Any = None  # in a slice: cursors of a big dict's entries
-        self.index = 0  # next within the chunk
-        self.base = 0  # cursor of the chunk's first entry
-        self.items: Any = None  # in a slice: an iterator
-        self.holder: Any = None  # of tensors that are direct elements: the same for all of them
 
 
 class Walk:
     """One census's way through the objects. `found` is told of every tensor that is met, with this walk to ask for its
     name; it returns whether the tensor counts as a find."""
 
-    def __init__(self, found: Callable[[Any, Walk], bool], files: holders.Files) -> None:
+    def __init__(
+        self, found: Callable[[Any, Walk], bool], files: holders.Files, of_module: Callable[[str], Root]
+    ) -> None:
         self.objects = 0
+        self._of_module = of_module
+        self._met: set[object] = set()  # modules of the user's that are roots, by name
         self._found = found
         self._files = files
         self._roots: list[Root] = []
@@ -105,7 +108,7 @@ class Walk:
         self._visited: dict[int, int] = {}
         self._how: dict[type, int] = {}  # of types that are not the user's
         self._users_how: dict[int, tuple[weakref.ref[type], int]] = {}
-        self._until = 0
+        self._clock = Clock(0)
         self._lines: dict[tuple[str, int, str], int | None] = {}
         self._limit = DEPTH_MAX
         self._installed = False
@@ -119,19 +122,20 @@ class Walk:
         `again` False: what earlier rounds have visited is not looked into again.
         """
         self._roots = roots[::-1]
+        self._met = {root.module for root in roots}
         self._levels = []
         self._limit = limit
         self._installed = installed
         if again:
             self._visited = {}
 
-    def run(self, until_ns: int) -> bool:
-        """Walks on until the clock (monotonic) says so. True: this round is complete."""
+    def run(self, clock: Clock) -> bool:
+        """Walks on until the clock says so. True: this round is complete."""
         levels = self._levels
-        self._until = until_ns
+        self._clock = clock
         self._resume()
         try:
-            while monotonic_ns() < until_ns:
+            while not clock.over():
                 if not levels:
                     if not self._roots:
                         return True
@@ -150,6 +154,7 @@ class Walk:
         if obj is None:
             return
         kind = PAIRS if type(obj) in holders.PAIRED else self._kind(type(obj))
+        self._visited[_BUILTINS] = 0
         if kind in (ATOM, TENSOR):
             return
         style = _NAMED if root.named else _ITEM
@@ -240,8 +245,23 @@ class Walk:
             level.index = index
             if kind == TENSOR:
                 self._tensor(child, level, None if edges is None else edges[index - 1])
-                if self._levels[-1] is not level or monotonic_ns() > self._until:
+                if self._levels[-1] is not level or self._clock.over():
                     break
+                continue
+            if kind >= FUNCTION:
+                if kind == MODULE:
+                    self._meet(vars(child).get("__name__"))
+                    continue
+                if kind == BUILTIN:
+                    held = child.__self__
+                    if held is None or type(held) is ModuleType:
+                        continue
+                elif self._files.users_file(child.__code__.co_filename):
+                    self._meet(child.__globals__.get("__name__"))
+                elif child.__closure__ is child.__defaults__ is child.__kwdefaults__ is None:
+                    continue
+                kind = PAIRS
+            elif kind != CLASS and self._holds_nothing(child, kind):
                 continue
             if depth >= self._limit:
                 continue
@@ -383,9 +403,45 @@ class Walk:
             self._users_how[id(kind)] = weakref.ref(kind), found
         return found
 
+    def _meet(self, name: Any) -> None:
+        """A module of the user's that something leads to: what is imported is found so, without going through all."""
+        if name not in self._met and self._files.users_module(name):
+            self._met.add(name)
+            self._roots.append(self._of_module(name))
+
+    def _holds_nothing(self, child: Any, kind: int) -> bool:
+        """Whether a small object has only such children as have none themselves: then it needs no level of its own."""
+        if kind == REFERENTS:
+            held: Any = gc.get_referents(child)
+        elif kind == SEQUENCE:
+            held = child
+        elif kind == DICT:
+            if not gc.is_tracked(child):
+                return True
+            held = dict.values(child)
+            if len(held) <= _SMALL:
+                held = [*held, *dict.keys(child)]
+        else:
+            return False
+        if len(held) > _SMALL:
+            return False
+        kinds = self._how
+        for each in held:
+            known = kinds.get(type(each))
+            if known is None:
+                known = self._kind(type(each))
+            own = known == CLASS and each is type(child) and (each in kinds or id(each) in self._visited)
+            if not (own or known == ATOM):
+                return False
+        self.objects += len(held)
+        return True
+
     def _push(self, child: Any, kind: int, level: _Level, index: int) -> bool:
         if kind == CLASS:
-            if not (self._installed or self._files.users_module(getattr(child, "__module__", None))):
+            module = getattr(child, "__module__", None)
+            if self._files.users_module(module):
+                self._meet(module)
+            elif not self._installed:
                 return False
         elif kind in (SEQUENCE, DICT) and not gc.is_tracked(child):
             return False  # nothing in it could hold anything
@@ -523,6 +579,8 @@ def _shortened(labels: Iterable[str]) -> Iterator[str]:
 _PRIORITY = ("hook", "cache", "traceback", "generator", "closure", "default", "class", "module", "attribute")
 _NAMED_KEYS_MAX = 32
 _HEAP_TYPE = 1 << 9
+_SMALL = 24
+_BUILTINS = id(vars(builtins))  # every namespace leads there
 _ATTRIBUTES = -1  # in place of a position
 _AT_ONCE = 64  # children of one object between two looks at the clock
 

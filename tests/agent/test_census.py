@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))
 import zoo
 
-from gpumon_agent import wire
 from gpumon_agent import agent as agents
+from gpumon_agent import wire
 
 
 def census_of(watch: Any, step: Any, times: int = 5_000) -> wire.Census:

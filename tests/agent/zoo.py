@@ -101,11 +101,11 @@ PARTIAL_NAMED = functools.partial(
 )
 
 
-def with_default(value: Any, kept: list[Tensor] = tensors("default", "zoo.with_default.default(kept)[*]", "default")):  # noqa: B006, B008, E501
+def with_default(value: Any, kept: list[Tensor] = tensors("default", "zoo.with_default.default(kept)[*]", "default")):  # noqa: B008
     kept.append(value)
 
 
-def with_keyword(*, kept: list[Tensor] = tensors("keyword", "zoo.with_keyword.default(kept)[*]", "default")) -> None:  # noqa: B006, B008, E501
+def with_keyword(*, kept: list[Tensor] = tensors("keyword", "zoo.with_keyword.default(kept)[*]", "default")) -> None:  # noqa: B008
     del kept
 
 
@@ -116,7 +116,7 @@ def with_attribute() -> None:
 with_attribute.kept = tensors("function attribute", "zoo.with_attribute.kept[*]", "attribute")  # type: ignore[attr-defined]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def unbounded(key: int) -> Tensor:
     return torch.zeros(LENGTHS["lru_cache"])
 
