@@ -209,6 +209,11 @@ class Place:
     def endpoint(self) -> str:
         return f"ipc://{self.socket}"
 
+    def give_up_socket(self) -> None:
+        """Its file goes, so that it can be bound again."""
+        with contextlib.suppress(OSError):
+            self.socket.unlink(missing_ok=True)
+
     def lacks_socket(self) -> bool:
         return not os.path.lexists(self.socket)
 

@@ -84,6 +84,8 @@ class Publisher:
         self._watched = False  # somebody subscribed LIVE: with XPUB only the last departure is told
         self._requests: deque[bytes] = deque(maxlen=_REQUESTS_MAX)
         self._bell = (-1, -1)  # a pipe: a byte in it wakes the thread
+        self._turnstile = gate.Turnstile()
+        self._publish: zmq.Socket[bytes]  # of its own thread
 
     # ------------------------------------------------------------------------------------- called by the training side
 
@@ -134,18 +136,18 @@ class Publisher:
         # thread could ever wait, never the interpreter's exit.
         context = zmq.Context()
         try:
-            asks, publish = gate.open_sockets(context)
+            asks, self._publish = gate.open_gate(context), gate.open_publisher(context)
             poller = zmq.Poller()
             try:
                 if self._control is not None:
                     self._control.open(context, poller)
-                self._settle(publish)
+                self._settle(self._publish)
                 self._ready.set()
-                self._serve(asks, publish, poller)
+                self._serve(asks, poller)
             finally:
                 if self._control is not None:
                     self._control.close()
-                publish.close(linger=0)
+                self._publish.close(linger=0)
                 asks.close(linger=0)
         except zmq.ZMQError as error:
             say(f"no viewer can attach to this process: {error}")
@@ -157,7 +159,8 @@ class Publisher:
             self._answered.set()
             context.term()  # after the words above: nobody waits for it. Left to the collector it would warn
 
-    def _serve(self, asks: zmq.Socket[bytes], publish: zmq.Socket[bytes], poller: zmq.Poller) -> None:
+    def _serve(self, asks: zmq.Socket[bytes], poller: zmq.Poller) -> None:
+        publish = self._publish
         poller.register(asks, zmq.POLLIN)
         poller.register(publish, zmq.POLLIN)
         poller.register(self._bell[0], zmq.POLLIN)
@@ -168,9 +171,9 @@ class Publisher:
             wait_s = 0.0 if answer or busy or self._requests else max(0.0, next_flush - time.monotonic())
             ready = dict(poller.poll(math.ceil(wait_s * 1000)))
             if asks in ready:
-                gate.admit(asks)
-            if publish in ready:
-                self._hear(publish)
+                gate.admit(asks, self._turnstile)
+            if publish in ready and not self._hear(publish):
+                publish, answer = self._begin_anew(poller), None
             now = time.monotonic()
             if self._control is not None:
                 self._control.hear(now)
@@ -244,22 +247,44 @@ class Publisher:
             while self._watched and (left := end - time.monotonic()) > 0:
                 ready = dict(poller.poll(math.ceil(left * 1000)))
                 if asks in ready:
-                    gate.admit(asks)
-                if publish in ready:
-                    self._hear(publish)
+                    gate.admit(asks, self._turnstile)
+                if publish in ready and not self._hear(publish):
+                    return
 
-    def _hear(self, publish: zmq.Socket[bytes]) -> None:
-        """Subscriptions as they come: byte 1 subscribes, 0 tells that the last subscriber of a topic left."""
+    def _hear(self, publish: zmq.Socket[bytes]) -> bool:
+        """Subscriptions as they come: byte 1 subscribes, 0 tells that the last subscriber of a topic left.
+
+        False: somebody floods.
+        """
         for _ in range(_REQUESTS_MAX):
             try:
-                message = publish.recv(zmq.NOBLOCK)
+                frame = publish.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                return
+                return True
+            message = frame.bytes
             begins, topic = message[:1] == b"\x01", message[1:]
+            if begins and not self._turnstile.passes(gate.subscriber(frame), time.monotonic()):
+                return False
             if topic == wire.LIVE:
                 self._watched = begins
             elif begins and wire.is_request(topic) and topic not in self._requests:
                 self._requests.append(topic)
+        return True
+
+    def _begin_anew(self, poller: zmq.Poller) -> zmq.Socket[bytes]:
+        """Another socket in the publisher's place, with nobody connected: who floods is not admitted again."""
+        old = self._publish
+        context = old.context
+        poller.unregister(old)
+        old.close(linger=0)
+        self._watched = False
+        self._requests.clear()
+        self._publish = publish = gate.open_publisher(context)
+        poller.register(publish, zmq.POLLIN)
+        if self._place is not None:
+            self._place.give_up_socket()  # whoever connects from now on finds the new one
+        self._settle(publish)
+        return publish
 
     def _flush(self, publish: zmq.Socket[bytes]) -> None:
         encoded: list[tuple[int, bytes]] = []

@@ -1,0 +1,74 @@
+"""A process of this user's own that subscribes without end: the training neither grows nor waits, viewers see on."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from gpumon import link
+from gpumon_agent import wire
+from gpumon_agent.gate import SHUT_OUT_S, SUBSCRIPTIONS_MAX, Turnstile
+
+MIB = 1 << 20
+FLOOD = """
+import os, sys, time, zmq
+context, end, sent = zmq.Context(), time.monotonic() + 1.5, 0
+while time.monotonic() < end:
+    socket = context.socket(zmq.SUB)
+    socket.linger, socket.reconnect_ivl, socket.sndhwm = 0, 1, 0
+    socket.connect(sys.argv[1])
+    for _ in range(20_000):
+        socket.subscribe(os.urandom(8))
+        sent += 1
+    time.sleep(0.1)
+    socket.close()
+print(sent)
+"""
+
+
+async def steps(agent: Any, count: int, until: Callable[[], bool]) -> list[int]:
+    """The live steps that a viewer sees: `count` before the flood is let loose, and as many when `until` is true."""
+    seen: list[int] = []
+    left = count
+    async for received in link.subscribe(link.resolve(agent.endpoint)):
+        if isinstance(received.event, wire.Step) and not received.replayed:
+            seen.append(received.event.step)
+            left -= until()
+            if not left:
+                return seen
+        elif isinstance(received.event, wire.Goodbye):
+            raise AssertionError(received.event)
+    raise AssertionError("the agent has gone")
+
+
+async def test_a_flood_of_own_subscriptions_costs_no_memory_and_no_viewer(start: Callable[..., Any]) -> None:
+    agent = start()
+    agent.ask("steps 100")
+    agent.ask("background 50")
+    before = agent.ask("memory")
+    flood = subprocess.Popen([sys.executable, "-c", FLOOD, agent.endpoint], stdout=subprocess.PIPE, text=True)
+    viewer = asyncio.create_task(steps(agent, 10, lambda: flood.poll() is not None))
+    largest = 0
+    while flood.poll() is None:
+        largest = max(largest, await asyncio.to_thread(agent.ask, "memory"))
+        await asyncio.sleep(0.02)
+    assert int(flood.communicate()[0]) > 20_000
+    assert largest - before < 8 * MIB
+    seen = await asyncio.wait_for(viewer, 20)
+    assert seen == sorted(set(seen))
+    assert agent.ask("memory") - before < 8 * MIB
+    assert agent.socket.exists()
+    assert agent.ask("goodbye") < 0.25
+
+
+def test_who_subscribes_too_often_is_shut_out_for_a_while() -> None:
+    turnstile = Turnstile()
+    assert all(turnstile.passes(pid, 0.5) for pid in ("7", "8") for _ in range(SUBSCRIPTIONS_MAX))
+    assert not turnstile.passes("7", 0.5)
+    assert turnstile.admits("8", 1.0)
+    assert not turnstile.admits("7", 1.0)
+    assert turnstile.admits("7", 1.0 + SHUT_OUT_S)
+    assert all(turnstile.passes("8", 2.0 * second) for second in range(2, 2 + 2 * SUBSCRIPTIONS_MAX))
