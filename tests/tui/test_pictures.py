@@ -129,6 +129,61 @@ def test_an_estimated_line_explained(snap_compare, app_of, new_run, pressing) ->
     assert snap_compare(app_of(new_run().usual()), terminal_size=LARGE, run_before=pressing(*keys))
 
 
+def growing(new_run) -> Any:
+    """A run that keeps its outputs, found by two censuses, and a checkpoint that nobody let go."""
+    run = new_run().hello().model()
+    for step in range(12_192, 12_432):
+        run.step(step, leak=(step - 12_192) * 40 * (1 << 20))
+    run.host().census(12_300, 0, 600).census(12_431, 1).checkpoint().segments(12_431)
+    return run.beat(12_432, "forward").synced().host()
+
+
+@pytest.mark.parametrize("theme", ["gpumon-dark", "gpumon-light"])
+@pytest.mark.parametrize("size", [LARGE, SMALL], ids=["120x40", "80x24"])
+def test_leaks(snap_compare, app_of, new_run, size, theme, pressing, asked) -> None:
+    app = app_of(growing(new_run), theme=theme, asker=asked)
+    assert snap_compare(app, terminal_size=size, run_before=pressing("4", "down", "down"))
+
+
+def test_leaks_in_ascii_without_colour(snap_compare, app_of, new_run, monkeypatch, pressing, asked) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = app_of(growing(new_run), ascii=True, asker=asked)
+    assert snap_compare(app, terminal_size=LARGE, run_before=pressing("4"))
+
+
+def test_nothing_grows_and_no_census(snap_compare, app_of, new_run, pressing, asked) -> None:
+    assert snap_compare(app_of(new_run().usual(), asker=asked), terminal_size=LARGE, run_before=pressing("4"))
+
+
+@pytest.mark.parametrize("theme", ["gpumon-dark", "gpumon-light"])
+@pytest.mark.parametrize("size", [LARGE, SMALL], ids=["120x40", "80x24"])
+def test_blocks(snap_compare, app_of, new_run, size, theme, pressing, asked) -> None:
+    app = app_of(growing(new_run), theme=theme, asker=asked)
+    assert snap_compare(app, terminal_size=size, run_before=pressing("6", "right", "right", "right"))
+
+
+def test_blocks_in_ascii_without_colour(snap_compare, app_of, new_run, monkeypatch, pressing, asked) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = app_of(growing(new_run), ascii=True, asker=asked)
+    assert snap_compare(app, terminal_size=LARGE, run_before=pressing("6"))
+
+
+def test_blocks_when_memory_ran_out(snap_compare, app_of, new_run, pressing, asked) -> None:
+    run = new_run().leaking().segments(12_433, "oom", "backward")
+    assert snap_compare(app_of(run, asker=asked), terminal_size=LARGE, run_before=pressing("6", "f"))
+
+
+def test_blocks_before_anybody_asked(snap_compare, app_of, new_run, pressing, asked) -> None:
+    assert snap_compare(app_of(new_run().usual(), asker=asked), terminal_size=SMALL, run_before=pressing("6"))
+
+
+@pytest.mark.parametrize("key", ["4", "6"])
+@pytest.mark.parametrize("size", [(40, 12), (20, 5)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_small_terminals_with_evidence(snap_compare, app_of, new_run, size, key, pressing, asked) -> None:
+    app = app_of(growing(new_run), asker=asked)
+    assert snap_compare(app, terminal_size=size, run_before=pressing(key, "down", "end"))
+
+
 @pytest.mark.parametrize("key", ["1", "3", "5", "7"])
 @pytest.mark.parametrize("size", [(40, 12), (20, 5)], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_small_terminals(snap_compare, app_of, new_run, size, key, pressing) -> None:

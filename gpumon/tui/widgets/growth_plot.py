@@ -19,6 +19,8 @@ COUNTED = (BLOCKS,)
 _WORDS = {BLOCKS: "live blocks", "rss": "RSS"}
 _BLOCKS_REACH = 0.9  # of the plot's height: the two curves shall not hide each other
 LEAST_ROWS = 4
+LOW, TALL = 20, 32
+MOST = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,13 @@ class GrowthPlot(Panel):
     CALM = True
 
     def pick(self, view: View) -> Grown:
-        return grown(view)
+        picked = grown(view)
+        if LOW <= self.app.size.height < TALL:  # no room for a plot: none for empty lines either
+            growing = sum(figure.growing for figure in picked.figures)
+            self.styles.height = 1 + min(MOST, max(1, growing + (growing < len(picked.figures))))
+        else:
+            self.styles.height = None
+        return picked
 
     def draw(self, slice_: Grown, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         return growth_lines(slice_, width, height, glyphs, self.title_role)
@@ -125,7 +133,7 @@ def _plot(figures: list[Growth], room: int, rows: int, glyphs: Glyphs) -> list[L
 
     def column(points: tuple[tuple[int, int], ...], least: int, times: float) -> tuple[int | None, ...]:
         floor = reach // 20 + 1  # so that the lowest is drawn too
-        made = columns([round((value - least) * times) + floor for _, value in points], 0, dots)
+        made = _stretched([round((value - least) * times) + floor for _, value in points], dots)
         return tuple(made if glyphs.braille else [v for v in made for _ in range(2)])
 
     curves = [Curve("line:allocated", column(main.points, low, 1.0), area=True, sign="#")]
@@ -151,6 +159,13 @@ def _plot(figures: list[Growth], room: int, rows: int, glyphs: Glyphs) -> list[L
     foot: list[Span] = [(f"{' ' * axis}{first:,}{named}   ", "dim"), *legend]
     lines.append(spread(foot, [(f"{last:,} ", "dim")], room))
     return lines
+
+
+def _stretched(values: list[int], dots: int) -> list[int | None]:
+    """Over the whole width; the highest of those that share a column."""
+    if len(values) > dots:
+        return columns(values, 0, dots)
+    return [values[dot * len(values) // dots] for dot in range(dots)]
 
 
 def _sum(figure: Growth) -> str:

@@ -68,19 +68,18 @@ def foot_height(rows: tuple[Row, ...], at: int, height: int) -> int:
 def leak_lines(
     leaks: Leaks, order: str, cursor: int, top: int, room: int, height: int, glyphs: Glyphs, title: str
 ) -> list[Line]:
-    head: list[Span] = [(" Held by nobody that the ledger knows", title)]
+    head: list[Span] = [(" Tensors without an owner in the ledger", title)]
     census = leaks.census
     if census is None:
         return [fit(head, room), EMPTY, *_nothing(leaks, room)]
     looked = (
-        f"step {census.step:,}, {'asked for' if census.reason == 'asked' else census.reason}: "
-        f"{census.objects:,} objects looked at in {duration(census.spent_ns / 1e9)} of the training's time "
+        f"step {census.step:,}: {census.objects:,} objects in {duration(census.spent_ns / 1e9)} of training's time "
     )
     lines = [spread([*head, (f"  {census.tensors:,} tensors, {size(census.bytes)}", "dim")], [(looked, "dim")], room)]
     if census.cut:
         lines.append(fit([(f" {glyphs.warning} not every object was seen: {census.why or 'cut short'}", "warn")], room))
     if not leaks.rows:
-        text = " Nobody holds a tensor here beside weights, gradients, optimizer state, inputs and activations."
+        text = "None: weights, gradients, optimizer state, inputs and activations are all there is."
         return [*lines, EMPTY, *[((" ", ""), *line) for line in words(text, "dim", max(10, room - 2))]]
     wide, columns = place(room, order)
     lines.append(fit(_heads(wide, columns, order, glyphs), room))
