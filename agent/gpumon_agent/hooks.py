@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .cuda_graphs import Graphs
 from .guard import Guard, leave_no_frame
+from .inventory import INPUT_DEPTH_MAX, tensors_in
 from .outlook import Outlooks
 from .phases import Inputs, Phases
 
@@ -463,8 +464,15 @@ class _Root:
         if aborted is None:  # an always-called hook learns of an exception only by asking the interpreter
             aborted = id(sys.exc_info()[1]) != self._raising
         made = self._hooks._forward_made
+        gradients = torch.is_grad_enabled()
+        module = self._module()
+        evaluated = gradients and module is not None and not module.training
         self._hooks._phases.forward_ends(
-            self._key, gradients=torch.is_grad_enabled(), aborted=aborted, look=lambda: made(output)
+            self._key,
+            gradients=gradients,
+            aborted=aborted,
+            recorded=evaluated and any(each.grad_fn is not None for each in tensors_in(output, INPUT_DEPTH_MAX)),
+            look=lambda: made(output),
         )
 
 

@@ -40,6 +40,7 @@ from .wire import (
     OVERLAPPED,
     PHASES_PER_STEP_MAX,
     RECOMPUTED,
+    RECORDED,
     SAMPLED,
     SKIPPED,
     Notice,
@@ -189,8 +190,10 @@ class Phases:
         self._reads = []
         return [(device, allocated, tops.get(device, 0)) for device, allocated in stood.items()]
 
-    def forward_ends(self, root: int, *, gradients: bool, aborted: bool, look: Callable[[], object] = int) -> None:
-        """`look` sees what the forward made, before the window closes."""
+    def forward_ends(
+        self, root: int, *, gradients: bool, aborted: bool, recorded: bool = False, look: Callable[[], object] = int
+    ) -> None:
+        """`look` sees what the forward made, before the window closes. `recorded`: in eval mode, yet with a graph."""
         thread = self._here()
         forwards = thread.forwards
         if root not in forwards:
@@ -202,7 +205,8 @@ class Phases:
             look()
         self._observed = self._observed or gradients
         if not self._names:
-            self._close(thread.label, BACKWARD if gradients else BETWEEN, ABORTED if aborted else 0)
+            flags = (ABORTED if aborted else 0) | (RECORDED if recorded and thread.label == EVAL else 0)
+            self._close(thread.label, BACKWARD if gradients else BETWEEN, flags)
 
     def engine_begins(self, look: Callable[[], object] = int) -> bool:
         """False: this call is part of a forward (a compiler traces) or of another engine call.

@@ -414,3 +414,21 @@ def test_a_model_that_gets_wrapped_is_followed(watch: Any, before: bool) -> None
     for _ in range(3):
         iteration(wrapped, optimizer)
     assert watch.words()[:3] == [FIRST, STEP, STEP]
+
+
+def test_an_evaluation_that_records_a_graph_says_so(watch: Any) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch(model, optimizer)
+    batch = torch.ones(2, 4)
+    model.eval()
+    model(batch)
+    with torch.no_grad():
+        model(batch)
+    with torch.inference_mode():
+        model(batch)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    model(batch)  # nothing to record
+    recorded = [phase.flags & wire.RECORDED for phase in watch.phases() if phase.phase == "eval"]
+    assert recorded == [wire.RECORDED, 0, 0, 0]
