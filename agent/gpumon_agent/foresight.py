@@ -14,7 +14,8 @@ Two of these exist: in the agent, fed by its publisher's thread, and in the view
 known shapes and known figures takes no update at all. Memory is constant.
 
 Known limitations. The first step says nothing of the second's optimizer state: it is forgotten. Of several
-micro-batches only the one that comes is known; later ones are taken to be like it.
+micro-batches only the one that comes is known; later ones are taken to be like it where the newest step's were, else as
+high as usual.
 """
 
 from __future__ import annotations
@@ -51,23 +52,26 @@ class _Batch:
 class _Kind:
     """What is known of batches of one kind."""
 
-    __slots__ = ("forward", "more", "offset", "seen_at", "top")
+    __slots__ = ("backward", "forward", "more", "offset", "seen_at")
 
     def __init__(self) -> None:
         self.forward = Needs()
-        self.more: Needs | None = None  # what backward needs beyond it
+        self.backward: Needs | None = None
+        self.more = Needs(fixed=True)  # what backward needs beyond forward: until enough batches differed
         self.offset = 0.0  # of its start above the step's
-        self.top = 0.0  # the highest peak of the newest step, above the step's start
         self.seen_at = 0
 
     def at(self, batch: Features) -> tuple[float, str]:
-        forward = self.forward.at(batch)
-        more = self.more
-        if more is not None:
-            beyond = more.at(batch)
-            if beyond > 0:
-                return forward + beyond, BACKWARD
-        return forward, FORWARD
+        forward, backward = self.both(batch)
+        return (backward, BACKWARD) if backward is not None and backward > forward else (forward, FORWARD)
+
+    def both(self, batch: Features) -> tuple[float, float | None]:
+        forward, backward = self.forward.at(batch), self.backward
+        if backward is None:
+            return forward, None
+        if backward.batches < ENOUGH_BATCHES and backward.sort_of(batch) != KNOWN:
+            return forward, forward + self.more.at(batch)
+        return forward, backward.at(batch)
 
 
 class Foresight:
@@ -84,6 +88,9 @@ class Foresight:
         self._after: dict[str, deque[int | None]] = {}
         self._rest: tuple[float, str] | None = None  # highest of what follows the batches, above the step's start
         self._surprise: float | None = None
+        self._later: deque[float] = deque(maxlen=RECENT)  # highest peaks of later micro-batches, above the step's start
+        self._later_usual = 0.0
+        self._later_alike = False  # the newest step's micro-batches were all alike
 
     # -------------------------------------------------------------------------------------------------- predicting
 
@@ -99,16 +106,20 @@ class Foresight:
         rest = self._rest
         if rest is not None and begun + rest[0] > peak:
             peak, phase, sort = begun + rest[0], rest[1], AFTER
-        for other, like in self._kinds.items():
-            if other[0] and other != kind and self.steps - like.seen_at < RECENT:
-                if other[1] == kind[1]:  # another micro-batch like this one
-                    excess, its = like.at(batch)
-                    expected = begun + like.offset + excess
-                else:
-                    expected, its = begun + like.top, FORWARD
-                if expected > peak:
-                    peak, phase = expected, its
+        if first is None:
+            later = self._later_peak(batch, kind)
+            if later is not None and begun + later[0] > peak:
+                peak, phase, sort = begun + later[0], BACKWARD, later[1] if later[1] is not None else sort
         return max(0, round(peak)), phase, sort
+
+    def _later_peak(self, batch: Features, kind: Kind) -> tuple[float, int | None] | None:
+        """Of a step's later micro-batches, above its start: like the first one where they were, else as usual."""
+        if not self._later:
+            return None
+        like = self._kinds.get((True, kind[1]))
+        if self._later_alike and like is not None and self.steps - like.seen_at < RECENT:
+            return like.offset + like.at(batch)[0], None
+        return self._later_usual, AFTER
 
     def interval(self, peak: int, sort: int, batch: Features, kind: Kind) -> tuple[int, int]:
         """95 % of such batches peak in here."""
@@ -166,6 +177,12 @@ class Foresight:
         for each in batches:
             self._learn_batch(each, first.start)
         self._learn_after(after, first.start)
+        if len(batches) > 1:
+            self._later.append(max(max(b.forward, b.backward or 0) for b in batches[1:]) - first.start)
+            self._later_usual = sorted(self._later)[len(self._later) // 2]
+            self._later_alike = all(b.features == first.features and b.kind[1] == first.kind[1] for b in batches)
+        else:
+            self._later.clear()
         return True
 
     def _learn_batch(self, batch: _Batch, start: int) -> None:
@@ -176,14 +193,13 @@ class Foresight:
             known = self._kinds[batch.kind] = _Kind()
         excess = batch.forward - batch.start
         known.forward.learn(batch.features, excess)
-        top = batch.forward
         if batch.backward is not None:
-            if known.more is None:
-                known.more = Needs(fixed=True)
-            known.more.learn(batch.features, batch.backward - batch.forward)
-            top = max(top, batch.backward)
+            if known.backward is None:
+                known.backward = Needs()
+            known.backward.learn(batch.features, batch.backward - batch.start)
+            if known.backward.batches < ENOUGH_BATCHES:
+                known.more.learn(batch.features, batch.backward - batch.forward)
         known.offset = float(batch.start - start)
-        known.top = float(top - start) if known.seen_at != self.steps else max(known.top, float(top - start))
         known.seen_at = self.steps
 
     def _learn_after(self, after: dict[str, int], start: int) -> None:
@@ -230,18 +246,17 @@ class Foresight:
         self._kinds.clear()
         self._after.clear()
         self._rest = None
+        self._later.clear()
         self._surprise = None
         for residuals in self.residuals:
             residuals.forget(width)
 
     # --------------------------------------------------------------------------------------------------- answering
 
-    def kinds(self) -> tuple[Kind, ...]:
-        return tuple(self._kinds)
-
-    def known(self, batch: Features, kind: Kind) -> bool:
+    def needs(self, kind: Kind, batch: Features) -> tuple[float, float | None, Needs] | None:
+        """Forward's and backward's excess for a batch, and what the former was learnt from."""
         known = self._kinds.get(kind)
-        return known is not None and known.forward.sort_of(batch) == KNOWN
+        return None if known is None else (*known.both(batch), known.forward)
 
 
 def _next(values: deque[int | None]) -> float | None:

@@ -35,6 +35,11 @@ KNOWN, NEW, BEYOND, AFTER = range(4)
 FIRST_WIDTH = 0.10  # share of the peak to each side, before residuals of a sort are known
 LEAST_WIDTH = 0.0005  # rounding of single blocks
 COVERAGE = 0.96  # the level aimed at, so that 95 % holds on short runs too
+SQUARE_BATCHES = 6
+SQUARE_BETTER = 0.6
+SQUARE_LEAST = 0.002
+"""The square of the length counts once so many batches differed, if it leaves less than this share of the plain line's
+error, and that is no rounding."""
 _SAME = 0.001
 _RATE = 0.01  # of the level's adaptation
 
@@ -61,10 +66,41 @@ def features(shapes: Shapes) -> Features | None:
     return (first, further, square) if first else None
 
 
+class _Line:
+    """Coefficients of 1 and some features, by recursive least squares; and how far off it was lately."""
+
+    __slots__ = ("coefficients", "covariance", "off")
+
+    def __init__(self, prior: Sequence[float]) -> None:
+        self.coefficients: tuple[float, ...] = (0.0,) * len(prior)
+        self.covariance = [[p if i == j else 0.0 for j in range(len(prior))] for i, p in enumerate(prior)]
+        self.off = 0.0
+
+    def at(self, x: Sequence[float]) -> float:
+        return sum([c * v for c, v in zip(self.coefficients, x, strict=False)])
+
+    def learn(self, x: Sequence[float], y: float, weight: float, robust: bool, size: float, share: float) -> None:
+        error = y - self.at(x)
+        if robust:
+            reach = 3 * max(self.off, 0.005 * size)
+            if abs(error) > reach:
+                weight *= reach / abs(error)
+        self.off += (min(abs(error) / size, 0.5) - self.off) * share
+        covariance, count = self.covariance, len(self.coefficients)
+        px = [sum([p * v for p, v in zip(row, x, strict=False)]) for row in covariance]
+        gain = 1 / (1 / weight + sum([p * v for p, v in zip(px, x, strict=False)]))
+        step = gain * error
+        self.coefficients = tuple([c + step * p for c, p in zip(self.coefficients, px, strict=True)])
+        for i in range(count):
+            row, part = covariance[i], gain * px[i]
+            for k in range(count):
+                row[k] -= part * px[k]
+
+
 class Needs:
     """One phase's excess over the batch. `fixed`: with one batch known, take its excess as independent of the batch."""
 
-    __slots__ = ("_coefficients", "_covariance", "_keys", "_points", "_scale", "_spread", "_unit", "fixed", "seen")
+    __slots__ = ("_keys", "_plain", "_points", "_scale", "_square", "_unit", "fixed", "seen", "squares")
 
     def __init__(self, *, fixed: bool = False) -> None:
         self.fixed = fixed
@@ -73,13 +109,12 @@ class Needs:
     def forget(self) -> None:
         """Another regime: nothing learnt so far holds."""
         self.seen = 0
+        self.squares = False  # the square of the length tells more than it costs
         self._unit: tuple[float, float, float] = (1.0, 1.0, 1.0)
         self._scale = 1.0
-        self._coefficients: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
         sure, open_ = 1e2, 1e6
         prior = (open_, sure, sure, sure) if self.fixed else (sure, open_, 1e4, 1e4)
-        self._covariance = [[prior[i] if i == j else 0.0 for j in range(4)] for i in range(4)]
-        self._spread = 0.0
+        self._plain, self._square = _Line(prior[:3]), _Line(prior)
         self._points: dict[Features, list[float]] = {}
         self._keys: list[Features] = []  # replaced, never changed: another thread may read
 
@@ -99,19 +134,21 @@ class Needs:
 
     def line(self, batch: Features) -> float:
         """By the coefficients alone."""
-        a, b, c, d = self._coefficients
         u, v, w = self._unit
-        return a + b * batch[0] * u + c * batch[1] * v + d * batch[2] * w
+        x = (1.0, batch[0] * u, batch[1] * v, batch[2] * w)
+        return (self._square if self.squares else self._plain).at(x) * self._scale
 
     def at(self, batch: Features) -> float:
         """The excess to expect."""
         known = self._points.get(batch)
         if known is not None:
             return _settled(known)
-        expected = self.line(batch)
         keys = self._keys
         if not keys:
-            return expected
+            return 0.0
+        if batch[0] > keys[-1][0]:
+            return self._beyond(batch, keys[-1])
+        expected = self.line(batch)
         at = bisect_left(keys, batch)
         if at == 0 or at == len(keys):
             return expected + self._beside(keys[0 if at == 0 else -1])
@@ -119,6 +156,19 @@ class Needs:
         width = right[0] - left[0]
         share = (batch[0] - left[0]) / width if width else 0.5
         return expected + (1 - share) * self._beside(left) + share * self._beside(right)
+
+    def _beyond(self, batch: Features, largest: Features) -> float:
+        """Carried on from the largest batch known. A maximum of moments does not bend down: nor does this."""
+        _, b, c, *rest = (self._square if self.squares else self._plain).coefficients
+        u, v, w = self._unit
+        more = b * (batch[0] - largest[0]) * u + c * (batch[1] - largest[1]) * v
+        if rest:
+            square: float = batch[2] - largest[2]
+            if rest[0] < 0:
+                square = 2 * largest[2] * (batch[0] / largest[0] - 1)
+            more += rest[0] * square * w
+        more *= self._scale
+        return self.line(largest) + self._beside(largest) + max(0.0, more)
 
     def _beside(self, batch: Features) -> float:
         known = self._points.get(batch)
@@ -157,24 +207,16 @@ class Needs:
     def _update(self, batch: Features, excess: float) -> None:
         u, v, w = self._unit
         x = (1.0, batch[0] * u, batch[1] * v, batch[2] * w)
-        scale, covariance = self._scale, self._covariance
-        error = (excess - self.line(batch)) / scale
+        y = excess / self._scale
         size = max(x[1], 1e-3)
         weight = min(size * size, 1e4)  # large batches decide whether memory suffices; below, the differences tell
-        if len(self._keys) > 5:
-            reach = 3 * max(self._spread, 0.005 * size)
-            if abs(error) > reach:
-                weight *= reach / abs(error)
-        self._spread += (min(abs(error), 0.5) - self._spread) / min(self.seen, 20)
-        px = [row[0] * x[0] + row[1] * x[1] + row[2] * x[2] + row[3] * x[3] for row in covariance]
-        gain = 1 / (1 / weight + px[0] * x[0] + px[1] * x[1] + px[2] * x[2] + px[3] * x[3])
-        step = gain * error * scale
-        a, b, c, d = self._coefficients
-        self._coefficients = (a + step * px[0], b + step * px[1], c + step * px[2], d + step * px[3])
-        for i in range(4):
-            row, share = covariance[i], gain * px[i]
-            for j in range(4):
-                row[j] -= share * px[j]
+        robust, share = len(self._keys) > 5, 1 / min(self.seen, 20)
+        self._plain.learn(x, y, weight, robust, size, share)
+        if not batch[2]:
+            return
+        self._square.learn(x, y, weight, robust, size, share)
+        if len(self._keys) >= SQUARE_BATCHES:
+            self.squares = self._square.off < SQUARE_BETTER * self._plain.off and self._plain.off > SQUARE_LEAST
 
 
 def _settled(values: list[float]) -> float:

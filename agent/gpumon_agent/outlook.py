@@ -28,6 +28,7 @@ TRUSTED_AFTER = 8
 COMPACT_STEPS = 200
 """So long after the allocator gave its cache back, what it reserves is what it needs."""
 _CACHED = 512
+_SLACK_STEPS = 16  # among them is a high peak, at which least lies idle
 _SHRANK = 1 << 20
 _SHAPES_MAX = 64
 Fields = list[Any]
@@ -41,11 +42,12 @@ class Fragments:
     expandable segments pages are given back one by one.
     """
 
-    __slots__ = ("_compact", "_retries", "_slack", "_within", "expandable", "fitted")
+    __slots__ = ("_compact", "_retries", "_slack", "_split", "_within", "expandable", "fitted")
 
     def __init__(self, expandable: bool) -> None:
         self.expandable = expandable
-        self._slack = 0
+        self._slack: deque[int] = deque(maxlen=_SLACK_STEPS)
+        self._split: deque[int] = deque(maxlen=_SLACK_STEPS)
         self.fitted = 0  # the highest peak there was room for
         self._within: int | None = None  # the room at that time
         self._retries: int | None = None
@@ -64,12 +66,13 @@ class Fragments:
             self._retries = retries
         self.fitted = max(self.fitted, peak)
         slack = max(0, (tallest.reserved or 0) - peak)
+        self._slack.append(slack)
         if self._compact > 0:
-            self._slack = slack
+            self._split.append(slack)
             return
         full = [p.inactive_split for p in phases if p.inactive_split is not None and 4 * (p.allocated or 0) >= 3 * peak]
         split = max(full) if full else min((p.inactive_split or 0 for p in phases), default=0)
-        self._slack = min(slack, split)
+        self._split.append(min(slack, split))
 
     def within(self, room: int | None) -> None:
         """What the process can have now: where that shrank, what fitted before proves nothing."""
@@ -80,7 +83,9 @@ class Fragments:
 
     @property
     def bytes(self) -> int:
-        return 0 if self.expandable else self._slack
+        if self.expandable or not self._split:
+            return 0
+        return min(min(self._slack), sorted(self._split)[len(self._split) // 2])
 
 
 def expandable(settings: Iterable[str]) -> bool:

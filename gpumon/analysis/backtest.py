@@ -120,7 +120,8 @@ class Backtest:
 class _Device:
     """One device of one rank while the recording is played."""
 
-    def __init__(self, source: str, rank: int | None, device: int) -> None:
+    def __init__(self, source: str, rank: int | None, device: int, again: bool) -> None:
+        self.again = again
         self.score = Backtest(source, rank, device)
         self.foreseen = Foreseen()
         self.last: int | None = None
@@ -135,7 +136,8 @@ class _Device:
         figures = step_peaks(record, self.score.device)
         made = self.foreseen.outlook(record, self.score.device, room)
         self.foreseen.observe(record, self.score.device)
-        said = self.said.pop(record.step, None) or made
+        written = self.said.pop(record.step, None)
+        said = made if self.again or written is None else written
         for old in [step for step in self.said if step < record.step - 8]:
             del self.said[old]
         if figures is None:
@@ -203,8 +205,8 @@ class _Device:
         self.score.slope_alarms += slope >= SLOPE_ALARM
 
 
-def backtest(stream: Iterable[wire.Received]) -> list[Backtest]:
-    """The scores of a recording, device by device of each rank."""
+def backtest(stream: Iterable[wire.Received], *, again: bool = False) -> list[Backtest]:
+    """The scores of a recording, device by device of each rank. `again`: outlooks made here, not those in the recording."""
     store, reporter = SessionStore(StoreLimits(steps=_STEPS_KEPT), replaying=True), Reporter()
     devices: dict[tuple[str, int], _Device] = {}
     rooms: dict[tuple[str, int], int | None] = {}
@@ -212,7 +214,7 @@ def backtest(stream: Iterable[wire.Received]) -> list[Backtest]:
     def of(rank: RankFrame, index: int) -> _Device:
         key = rank.source, index
         if key not in devices:
-            devices[key] = _Device(rank.source, rank.hello.rank, index)
+            devices[key] = _Device(rank.source, rank.hello.rank, index, again)
         return devices[key]
 
     for received in stream:

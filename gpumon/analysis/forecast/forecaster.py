@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from gpumon.analysis.forecast.headroom import Room, steps_until
 from gpumon.analysis.history import StepPeaks
 from gpumon.analysis.lines import Forecast
-from gpumon.analysis.robust import Line, Trend, conformal, exceedance, median, resistant_line
+from gpumon.analysis.robust import Line, Trend, conformal, exceedance, median, resistant_line, theil_sen
 from gpumon.analysis.series import level, over_batch, upwards
 from gpumon_agent import wire
 
@@ -50,6 +50,8 @@ PERIOD_TOLERANCE = 0.001  # of the peak
 PHASES_KNOWN = 32  # names a user gives to phases may be endless
 FIRST_WIDTH = 0.10  # share of the peak added to each side of the interval after the first step
 REFIT_EVERY = 8
+FAR_POINTS = 64
+FAR_AGREES = 0.25  # share of the trend over the window by which that over the whole regime may differ
 END_ANCHORED = (wire.OPTIMIZER, wire.BETWEEN)
 BATCH_PHASES = (wire.FORWARD, wire.BACKWARD)
 
@@ -87,6 +89,11 @@ class Forecaster:
         self._batch: dict[str, Line] = {}  # per phase: excess over the multiple of the usual batch
         self._typical: tuple[float, float] | None = None
         self._seen = 0
+        self._far: list[tuple[float, float]] = []  # (step, start) over the whole regime, ever further apart
+        self._stride = 1
+        self._far_slope: float | None = None
+        self._usual: tuple[int, float] | None = None  # under a trend: a step, and the middle peak as of then
+        self._apart: list[float] = []  # by how much the window's peaks differ from it
 
     # ------------------------------------------------------------------------------------------------- learning
 
@@ -105,6 +112,11 @@ class Forecaster:
     def _remember(self, step: StepPeaks) -> None:
         self._seen += 1
         self._window.append(step)
+        if self._seen % self._stride == 0:
+            self._far.append((float(step.step), float(step.start)))
+            if len(self._far) == FAR_POINTS:
+                del self._far[::2]
+                self._stride *= 2
         size = float(step.input_bytes or 0)
         for phase in step.phases:
             series = self._phases.get(phase.phase)
@@ -117,6 +129,10 @@ class Forecaster:
 
     def _forget(self, keep: StepPeaks | None = None) -> None:
         self._window.clear()
+        self._far.clear()
+        self._stride = 1
+        self._far_slope = None
+        self._usual = None
         self._phases.clear()
         self._batch.clear()
         self._trend = self._peak_trend = None
@@ -157,11 +173,19 @@ class Forecaster:
         window = self._window
         self._trend = upwards([(float(s.step), float(s.start)) for s in window])
         self._peak_trend = upwards([(float(s.step), float(s.peak)) for s in window])
+        far = theil_sen(self._far) if self._trend is not None and self._stride > 1 else None
+        near = self._trend.slope if self._trend is not None else 0.0
+        self._far_slope = far.slope if far is not None and abs(far.slope - near) <= FAR_AGREES * near else None
         self._batch = {
             name: over_batch([(e.input_bytes, e.bytes) for e in self._phases[name]])
             for name in BATCH_PHASES
             if name in self._phases
         }
+        if (rate := self._rate()) is not None:
+            newest = window[-1].step
+            level_peaks = [s.peak - rate * (s.step - newest) for s in window]
+            middle = median(level_peaks)
+            self._usual, self._apart = (newest, middle), [peak - middle for peak in level_peaks]
         recent = sorted([step.peak for step in window][-TYPICAL_STEPS:])
         self._typical = (recent[TYPICAL_STEPS // 4], median(recent)) if len(recent) == TYPICAL_STEPS else None
 
@@ -264,6 +288,7 @@ class Forecaster:
         headroom = None if room is None else room.above(peak)
         rate = self._rate()
         total = (rate or 0.0) + (room.shrinks_per_step if room is not None else 0.0)
+        kept = rate is not None and self._trend is not None and self._trend.slope >= rate / 2
         p_oom = None
         if headroom is not None:
             scale = max(above - below, 1e-3 * predicted.peak) / 2
@@ -275,16 +300,28 @@ class Forecaster:
             phase=predicted.phase,
             headroom=headroom,
             p_oom=p_oom,
-            steps_to_oom=steps_until(headroom, total or None),
+            steps_to_oom=self._steps_to_oom(room, headroom, total, kept),
             max_batch_factor=None if room is None else self._batch_factor(room, max(0.0, above)),
             learnt_from=self._seen,
             bytes_per_step=None if rate is None else round(rate),
-            growth=None if rate is None else "batch" if self._trend is None or self._trend.slope < rate / 2 else "kept",
+            growth=None if rate is None else "kept" if kept else "batch",
         )
+
+    def _steps_to_oom(self, room: Room | None, headroom: int | None, rate: float, kept: bool) -> int | None:
+        if room is None or headroom is None or rate <= 0:
+            return None
+        if not kept or headroom < 0 or self._usual is None:
+            return steps_until(headroom, rate)
+        since, usual = self._usual
+        now = usual + rate * (self._window[-1].step + 1 - since)
+        return steps_until(room.above(round(now)), rate, self._apart)
 
     def _rate(self) -> float | None:
         """Bytes a step by which the peak grows. Random batches hide a leak in the peak, not in what stays."""
-        return max((trend.slope for trend in (self._trend, self._peak_trend) if trend is not None), default=None)
+        fastest = max((trend.slope for trend in (self._trend, self._peak_trend) if trend is not None), default=None)
+        if fastest is None or self._trend is None or self._far_slope is None or self._trend.slope < fastest / 2:
+            return fastest
+        return self._far_slope  # what is kept grows: the same trend, seen for longer
 
     def _batch_factor(self, room: Room, above: float) -> float | None:
         """Largest k so that every phase fits with k times the usual batch, the interval's upper side included."""

@@ -12,7 +12,9 @@ than each of them fails earlier. Growth of one tensor by less than a segment's r
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from gpumon.analysis.robust import theil_sen
@@ -24,6 +26,7 @@ SHRINKS_LEAST = 1 << 20
 """bytes a second"""
 
 READINGS = 64
+CHUNKS = 24  # into which the steps are cut between which a large batch and the usual one meet the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,27 @@ class Others:
         return -self._slope / steps_per_s
 
 
-def steps_until(headroom: int | None, rate: float | None) -> int | None:
-    """None without a trend upwards."""
+def steps_until(headroom: int | None, rate: float | None, residuals: Collection[float] = ()) -> int | None:
+    """Steps after which an allocation will have failed as likely as not; None without a trend upwards.
+
+    `residuals`: by how much peaks differed from their forecast. Where batches differ, a large one meets the end before
+    the usual one does: each step ahead fails with the share of residuals that its headroom does not cover.
+    """
     if headroom is None or rate is None or rate <= 0:
         return None
-    return math.floor(headroom / rate) + 1 if headroom >= 0 else 0
+    if headroom < 0:
+        return 0
+    usual = headroom / rate
+    ordered = sorted(residuals)
+    largest = min(ordered[-1], float(headroom)) if ordered else 0.0
+    if largest < rate:
+        return math.floor(usual) + 1
+    width = largest / rate / CHUNKS
+    survives = 1.0
+    for chunk in range(CHUNKS):
+        left = largest * (1 - (chunk + 0.5) / CHUNKS)
+        fails = (len(ordered) - bisect_left(ordered, left)) / (len(ordered) + 1)
+        survives *= (1 - fails) ** width
+        if survives <= 0.5:
+            return math.floor(usual - left / rate) + 1
+    return math.floor(usual) + 1

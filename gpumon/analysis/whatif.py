@@ -1,0 +1,413 @@
+"""What a watched run would need with another batch, length, precision or optimizer: from its own measurements.
+
+Model. A step's highest phases are taken apart into what was measured: S, what stands as forward begins (weights,
+buffers, optimizer state, buckets, inputs, and what else is held), f, what forward adds; d, what backward adds to that;
+the optimizer's gradients, temporaries and rest. A change scales or removes parts, and the new peak is the largest of
+
+    forward = S + f        backward = S + f + d        optimizer = S + gradients + temporaries + rest
+
+Batch and sequence scale f and d by what was learnt of the run's batches (gpumon_agent.needs) where those differed;
+where all were alike f is taken in proportion (a length up to its square), and d lies between standing still and growing
+with it. Each figure is a span: low, expected, high. What was not measured and cannot be derived is said, not guessed.
+Source. The phases of a step as in gpumon.analysis.estimate.closed_form; ZeRO: Rajbhandari et al. 2020.
+Cost. O(1) a change; checkpointing walks the model's modules.
+
+Known limitations. Spans of bf16 and checkpointing are wide: which operators autocast changes, and what a block's input
+is, the figures do not tell. Changes are combined as if they did not touch each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from gpumon.analysis.findings.model import FUSED
+from gpumon.analysis.foreseen import Foreseen, shared_out
+from gpumon.analysis.history import StepPeaks, step_peaks
+from gpumon.analysis.layers import Layer, trees
+from gpumon.analysis.lines import DeviceReport
+from gpumon.session.frame import RankFrame
+from gpumon_agent import wire
+from gpumon_agent.needs import features
+
+STEPS = 256
+SETTLED = 2  # the first step has no optimizer state, the second new buckets
+NEW_BATCHES = 3
+"""Different batches from which on what was learnt of them is carried to others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes: at least, expected, at most."""
+
+    low: float
+    expected: float
+    high: float
+
+    def __add__(self, other: Span | float) -> Span:
+        o = other if isinstance(other, Span) else Span(other, other, other)
+        return Span(self.low + o.low, self.expected + o.expected, self.high + o.high)
+
+    def times(self, factor: float) -> Span:
+        return Span(self.low * factor, self.expected * factor, self.high * factor)
+
+
+def exactly(count: float) -> Span:
+    return Span(count, count, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is asked for; together they are one answer."""
+
+    batch: float = 1.0
+    sequence: float = 1.0
+    accumulate: int = 1
+    checkpointing: bool = False
+    bf16: bool = False
+    fused: bool = False
+    bucket_views: bool = False
+    zero: int = 0  # stage
+    ranks: int | None = None  # over which; the run's own number where None
+
+    def name(self) -> str:
+        parts = []
+        if self.batch != 1:
+            parts.append(f"batch × {self.batch:g}")
+        if self.sequence != 1:
+            parts.append(f"sequence × {self.sequence:g}")
+        if self.accumulate > 1:
+            parts.append(f"{self.accumulate} micro-batches, same batch")
+        parts += [
+            text
+            for on, text in (
+                (self.checkpointing, "activation checkpointing"),
+                (self.bf16, "bf16 autocast"),
+                (self.fused, "fused optimizer"),
+                (self.bucket_views, "gradients as bucket views"),
+                (self.zero, f"ZeRO stage {self.zero}" + (f" over {self.ranks}" if self.ranks else "")),
+            )
+            if on
+        ]
+        return ", ".join(parts) or "as it is"
+
+
+USUAL = (
+    Change(),
+    Change(batch=2),
+    Change(batch=0.5),
+    Change(sequence=2),
+    Change(accumulate=2),
+    Change(checkpointing=True),
+    Change(bf16=True),
+    Change(fused=True),
+    Change(bucket_views=True),
+    Change(zero=1),
+    Change(zero=2),
+    Change(zero=3),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One change's peak, or why it cannot be told."""
+
+    change: Change
+    peak: Span | None = None
+    phase: str | None = None
+    why_not: str | None = None
+    headroom: int | None = None  # at the expected peak
+    fits: bool | None = None  # None: it depends on where in the span it falls, or the room is not known
+    notes: tuple[str, ...] = ()
+
+
+class Untold(Exception):
+    """Why a change cannot be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The step taken apart."""
+
+    start: float
+    weights: float
+    state: float
+    gradients: float
+    buckets: float
+    inputs: float
+    temporaries: float
+    rest: float  # of the optimizer's peak
+    forward: Span
+    more: Span  # what backward adds to it
+    notes: tuple[str, ...] = field(default=())
+
+
+def answer(
+    rank: RankFrame, report: DeviceReport, foreseen: Foreseen, changes: Sequence[Change] = USUAL
+) -> list[Answer]:
+    """One answer a change; the first question is what the run needs now."""
+    figures = _highest(rank, report.device)
+    if figures is None:
+        return [Answer(change, why_not="no step was read yet") for change in changes]
+    return [_answer(rank, report, foreseen, figures, change) for change in changes]
+
+
+def _highest(rank: RankFrame, device: int) -> StepPeaks | None:
+    """The step with the highest peak of the newest ones: with batches that differ, the one that counts."""
+    found = [figures for record in rank.steps[-STEPS:] if (figures := step_peaks(record, device)) is not None]
+    settled = [figures for figures in found if figures.step >= SETTLED] or found
+    return max(settled, key=lambda figures: figures.peak, default=None)
+
+
+def _answer(rank: RankFrame, report: DeviceReport, foreseen: Foreseen, figures: StepPeaks, change: Change) -> Answer:
+    try:
+        parts = _taken_apart(report, figures)
+        parts = _other_batch(rank, report, foreseen, figures, parts, change)
+        for apply in (_checkpointed, _bf16, _fused, _bucket_views, _zero, _accumulated):
+            parts = apply(rank, report, parts, change)
+    except Untold as why:
+        return Answer(change, why_not=str(why))
+    phases = {
+        wire.FORWARD: parts.forward + parts.start,
+        wire.BACKWARD: parts.forward + parts.more + parts.start,
+        wire.OPTIMIZER: exactly(parts.start + parts.gradients + parts.temporaries + parts.rest),
+    }
+    phase = max(phases, key=lambda name: phases[name].expected)
+    peak = Span(
+        max(span.low for span in phases.values()),
+        phases[phase].expected,
+        max(span.high for span in phases.values()),
+    )
+    usable = None
+    if report.forecast is not None and report.forecast.headroom is not None:
+        usable = report.forecast.headroom + report.forecast.next_peak
+    fits = None
+    if usable is not None:
+        fits = True if peak.high <= usable else False if peak.low > usable else None
+    headroom = None if usable is None else round(usable - peak.expected)
+    return Answer(change, peak, phase, None, headroom, fits, parts.notes)
+
+
+def _taken_apart(report: DeviceReport, figures: StepPeaks) -> Parts:
+    peaks = {phase.phase: phase.peak for phase in figures.phases}
+    if wire.FORWARD not in peaks:
+        raise Untold("no forward was seen")
+    lines = report.read.lines if report.read is not None else report.ledger
+    estimate = report.estimate.lines if report.estimate is not None else None
+
+    def line(name: str) -> float:
+        for source in (lines, estimate):
+            value = getattr(source, name) if source is not None else None
+            if value is not None:
+                return float(value)
+        return 0.0
+
+    start = float(figures.start)
+    forward = peaks[wire.FORWARD] - start
+    backward = peaks.get(wire.BACKWARD, peaks[wire.FORWARD]) - start
+    optimizer = peaks.get(wire.OPTIMIZER, figures.end)
+    temporaries = max(0.0, float(optimizer - figures.end))
+    gradients = line("gradients")
+    return Parts(
+        start=start,
+        weights=line("weights"),
+        state=line("optimizer"),
+        gradients=gradients,
+        buckets=line("buckets"),
+        inputs=float(figures.input_bytes or 0),
+        temporaries=temporaries,
+        rest=optimizer - start - gradients - temporaries,
+        forward=exactly(forward),
+        more=exactly(backward - forward),
+    )
+
+
+def _other_batch(
+    rank: RankFrame, report: DeviceReport, foreseen: Foreseen, figures: StepPeaks, parts: Parts, change: Change
+) -> Parts:
+    """Batch and sequence, and a micro-batch's share of the batch."""
+    factor, length = change.batch / change.accumulate, change.sequence
+    if factor == 1 and length == 1:
+        return parts
+    shapes = figures.input_shapes
+    if not shapes:
+        raise Untold("the shapes of its batches were not seen")
+    if length != 1 and not _has_length(rank, shapes):
+        raise Untold("no dimension of its inputs is known to be a length")
+    record = next(r for r in reversed(rank.steps) if r.step == figures.step)
+    groups = shared_out(shapes, record.on(report.device))
+    first = groups[0] if groups else shapes
+    then = features([_scaled(shape, factor, length) for shape in first])
+    notes = parts.notes
+    grown = factor * length - 1
+    start = parts.start + parts.inputs * grown
+    learnt = foreseen.foresight.needs((False, tuple(map(len, first))), then) if then is not None else None
+    if learnt is not None and then is not None and learnt[2].batches >= NEW_BATCHES:
+        f, backward, forward = learnt
+        d = parts.more.expected if backward is None else backward - f
+        share = _doubt(then[0], forward.largest())
+        notes = (*notes, f"from {forward.batches} different batches of this run")
+        return replace(
+            parts, start=start, inputs=parts.inputs * (1 + grown), notes=notes,
+            forward=Span(f * (1 - share), f, f * (1 + share)), more=Span(d - abs(d) * share, d, d + abs(d) * share),
+        )  # fmt: skip
+    f, d = parts.forward.expected, parts.more.expected
+    scale = factor * length
+    highest = factor * length * length if length > 1 else scale
+    notes = (*notes, "all batches were alike: forward in proportion, backward between as now and in proportion")
+    low, high = sorted((d, d * scale))
+    return replace(
+        parts,
+        start=start,
+        inputs=parts.inputs * (1 + grown),
+        notes=notes,
+        forward=Span(f * min(scale, highest), f * scale, f * max(scale, highest)),
+        more=Span(low, (low + high) / 2, high),
+    )
+
+
+def _has_length(rank: RankFrame, shapes: Sequence[Sequence[int]]) -> bool:
+    """Words are looked up, or dimension 1 differs from step to step: features of a sample do not."""
+    if not any(len(shape) in (2, 3) for shape in shapes):
+        return False
+    if any("Embedding" in module.kind for record in rank.models for module in record.modules):
+        return True
+    seen = {
+        record.closed.input_shapes[0][1]
+        for record in rank.steps[-STEPS:]
+        if record.closed is not None and record.closed.input_shapes and len(record.closed.input_shapes[0]) > 1
+    }
+    return len(seen) > 1
+
+
+def _doubt(size: int, largest: tuple[int, int, int] | None) -> float:
+    """Share to each side: one in a hundred within what was seen, more the further beyond."""
+    if largest is None or size <= largest[0]:
+        return 0.01
+    return min(0.5, 0.01 + 0.1 * (1 - largest[0] / size))
+
+
+def _scaled(shape: Sequence[int], factor: float, length: float) -> tuple[int, ...]:
+    if not shape:
+        return ()
+    out = [max(1, round(shape[0] * factor)), *shape[1:]]
+    if length != 1 and len(shape) in (2, 3):
+        out[1] = max(1, round(out[1] * length))
+    return tuple(out)
+
+
+def _accumulated(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -> Parts:
+    if change.accumulate <= 1:
+        return parts
+    grads = parts.gradients
+    modules = [m.trainable_bytes for record in rank.models for m in record.modules]
+    largest = float(max(modules, default=0))
+    d = parts.more
+    # a later micro-batch finds the gradients there: no more part of what its backward adds, but one at a time is
+    expected = max(0.0, d.expected - grads) + grads + largest
+    more = Span(max(0.0, d.low - grads) + grads, expected, max(expected, max(d.high, 0.0) + grads))
+    note = "later micro-batches find the gradients of the earlier ones there"
+    return replace(parts, more=more, notes=(*parts.notes, note))
+
+
+def _checkpointed(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -> Parts:
+    if not change.checkpointing:
+        return parts
+    found = [tree for tree in trees(rank) if tree.device == report.device]
+    blocks = max((_blocks(tree.root) for tree in found), key=lambda b: sum(b), default=[])
+    saved = sum(blocks)
+    if len(blocks) < 2 or not saved:
+        raise Untold("activations by layer were not read, or no repeated blocks keep any")
+    scale = parts.forward.expected / max(1.0, _measured_forward(rank, report))
+    kept = max(blocks) * scale
+    gone = (saved - max(blocks)) * scale
+    f = parts.forward
+    forward = Span(max(kept, f.low - gone), max(kept, f.expected - 0.9 * gone), max(kept, f.high - 0.75 * gone))
+    note = f"{len(blocks)} blocks: one at a time is computed again; each keeps its input"
+    return replace(parts, forward=forward, notes=(*parts.notes, note))
+
+
+def _measured_forward(rank: RankFrame, report: DeviceReport) -> float:
+    figures = _highest(rank, report.device)
+    if figures is None:
+        return 1.0
+    return float({p.phase: p.peak for p in figures.phases}.get(wire.FORWARD, figures.start) - figures.start)
+
+
+def _blocks(layer: Layer) -> list[int]:
+    """Activations of the children of that container whose alike children keep most."""
+    kinds: dict[str | None, list[int]] = {}
+    for child in layer.children:
+        if child.children:
+            kinds.setdefault(child.kind or str(len(child.children)), []).append(child.whole.activations or 0)
+    here = max((each for each in kinds.values() if len(each) > 1), key=sum, default=[])
+    return max([here, *(_blocks(child) for child in layer.children)], key=sum)
+
+
+def _bf16(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -> Parts:
+    if not change.bf16:
+        return parts
+    model = next((r.model for r in rank.models if not r.model.devices or report.device in r.model.devices), None)
+    if model is None or not model.parameters:
+        raise Untold("its model was not described")
+    if model.parameter_bytes < 3 * model.parameters:
+        raise Untold("its parameters are not fp32 already")
+    f, copies = parts.forward, parts.weights / 2
+    forward = Span(f.low / 2, 0.55 * f.expected + copies, f.high + copies)
+    note = (
+        "activations of matrix products halve, norms and losses stay fp32; autocast keeps half-size copies of weights"
+    )
+    return replace(parts, forward=forward, notes=(*parts.notes, note))
+
+
+def _fused(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -> Parts:
+    if not change.fused:
+        return parts
+    optimizers = [o for record in rank.models for o in record.model.optimizers]
+    if not optimizers:
+        raise Untold("its optimizer was not described")
+    if all(o.fused for o in optimizers):
+        raise Untold("its optimizer is fused already")
+    missing = sorted({o.kind for o in optimizers} - FUSED)
+    if missing:
+        raise Untold(f"{', '.join(missing)} has no fused step")
+    return replace(parts, temporaries=0.0)
+
+
+def _bucket_views(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -> Parts:
+    if not change.bucket_views:
+        return parts
+    parallel = next((r.model.parallel for r in rank.models if r.model.parallel is not None), None)
+    if parallel is None or parallel.kind != "ddp":
+        raise Untold("it does not run under DistributedDataParallel")
+    if parallel.gradient_as_bucket_view:
+        raise Untold("its gradients are views of the buckets already")
+    gone = parts.gradients
+    return replace(parts, gradients=0.0, more=parts.more + Span(-gone, -gone, 0.0))
+
+
+def _zero(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -> Parts:
+    if not change.zero:
+        return parts
+    ranks = change.ranks or rank.hello.world_size or 1
+    if ranks < 2:
+        raise Untold("it runs on one rank: say over how many with --ranks")
+    if any(r.model.parallel is not None and r.model.parallel.kind.startswith("fsdp") for r in rank.models):
+        raise Untold("it is sharded already")
+    spared = 1 - 1 / ranks
+    start, gradients, more = parts.start - parts.state * spared, parts.gradients, parts.more
+    temporaries = parts.temporaries * (1 - spared)
+    notes = parts.notes
+    if change.zero >= 2:
+        gone = gradients * spared
+        gradients -= gone
+        more = more + Span(-gone, -gone / 2, 0.0)
+        notes = (*notes, "gradients go bucket by bucket, so some of them stand at backward's peak")
+    forward = parts.forward
+    if change.zero >= 3:
+        unit = float(max((m.parameter_bytes for record in rank.models for m in record.modules), default=0))
+        start -= parts.weights * spared
+        forward = forward + Span(unit, unit, 2 * unit)
+    return replace(
+        parts, start=start, gradients=gradients, more=more, temporaries=temporaries, forward=forward, notes=notes
+    )
