@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from .probe.cpu import StorageTracker
 
-_REDESCRIBED_AFTER = (0, 4)  # steps: the first makes optimizer state, by the fifth DDP has logged its new buckets
+_REDESCRIBED_AFTER = (0, 4)  # steps with a model: the first makes optimizer state, by the fifth DDP logged its buckets
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _DEVICES_LOOKED_FOR_EVERY = 200  # steps: a model may move
 
@@ -70,6 +70,7 @@ class Agent:
         self._devices: tuple[wire.Device, ...] = ()
         self._fractions: dict[str, str] = {}  # of a device's total, where the user set one
         self._describing: Iterator[bool] | None = None
+        self._redescribed_at = set(_REDESCRIBED_AFTER)
         self._launched = launched()
         self._descriptor = endpoint.describe(
             name or os.environ.get("GPUMON_NAME") or _script(),
@@ -159,10 +160,12 @@ class Agent:
         optimizers = [_innermost(each) for each in optimizers if each is not None]
         watched = next((w for w in self._models if w.covers(model)), None)
         if watched is None:
-            watched = _Watched(len(self._models), model, name or self._descriptor.name, found)
+            own = self._unwrapped(model)
+            watched = _Watched(len(self._models), model, own, name or self._descriptor.name, found)
             self._models.append(watched)
             self.hooks.watch(model)
             self.accounts.changed()
+            self._redescribe_soon()
         watched.add(optimizers)
         self.inventory.watch(model, optimizers)
         for each in optimizers:
@@ -172,6 +175,10 @@ class Agent:
         for _ in watched.describe(self._describe):
             pass
         self.publisher.announce()
+
+    def _redescribe_soon(self) -> None:
+        step = self.recorder.now[0]
+        self._redescribed_at |= {step + later for later in _REDESCRIBED_AFTER}
 
     def _rooted(self, module: Module) -> None:
         self._new_roots.append(weakref.ref(module))
@@ -186,6 +193,7 @@ class Agent:
                     self.inventory.watch(module)
                     self.accounts.changed()
                     self._describing = watched.describe(self._describe)
+                    self._redescribe_soon()
 
     def look_for_devices(self) -> None:
         self._follow_wrappers()
@@ -280,7 +288,8 @@ class Agent:
     def _step_closed(self, step: int) -> None:
         self.accounts.begin_step()
         self.evidence.step_closed(step)
-        if step in _REDESCRIBED_AFTER:
+        if step in self._redescribed_at:
+            self._redescribed_at.discard(step)
             self._describing = _each(watched.describe(self._describe) for watched in self._models)
         elif not step % _DEVICES_LOOKED_FOR_EVERY:
             self.look_for_devices()
@@ -415,13 +424,13 @@ class Agent:
 class _Watched:
     """One model, held weakly, and what was last said of it."""
 
-    def __init__(self, index: int, model: Module, name: str, found: bool) -> None:
+    def __init__(self, index: int, model: Module, own: Module, name: str, found: bool) -> None:
         self.index = index
         self.name = name
         self.found = found
         self.described: list[wire.Event] = []
         self.model = weakref.ref(model)
-        self._inner = self.model
+        self._own = weakref.ref(own)  # inside every wrapper: it outlives those that are thrown away
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._revision = 0
 
@@ -431,14 +440,14 @@ class _Watched:
         return next((each for each in self.described if isinstance(each, wire.Model)), None)
 
     def covers(self, model: Module) -> bool:
-        return model in (self.model(), self._inner())
+        return model in (self.model(), self._own())
 
     def add(self, optimizers: list[Any]) -> None:
         known = [ref() for ref in self._optimizers]
         self._optimizers += [weakref.ref(each) for each in optimizers if all(each is not k for k in known)]
 
     def wrapped_by(self, wrapper: Module, unwrapped: Any) -> bool:
-        inner = self.model()
+        inner = self.model() or self._own()
         if inner is None or wrapper is inner or unwrapped(wrapper) is not unwrapped(inner):
             return False
         self.model = weakref.ref(wrapper)
