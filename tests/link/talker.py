@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from gpumon_agent import endpoint, wire
+from gpumon_agent.control import Control
 from gpumon_agent.publisher import Publisher
 from gpumon_agent.recorder import Recorder
 
@@ -28,7 +29,11 @@ class Talker:
         self.protocol = tuple(options.pop("protocol", (wire.PROTOCOL_MAJOR, wire.PROTOCOL_MINOR)))
         self.module_name = str(options.pop("module", "layers.{}"))
         self.descriptor = endpoint.describe(str(options.pop("name", "talk.py")), unix_ns=time.time_ns(), **options)
-        self.publisher = Publisher(self.recorder, self.picture, self.heartbeat, self.descriptor)
+        self.heard: list[wire.Request] = []
+        self.publisher = Publisher(
+            self.recorder, self.picture, self.heartbeat, self.descriptor,
+            control=Control(self.descriptor.nonce, self.asked),
+        )  # fmt: skip
 
     def picture(self) -> list[wire.Event]:
         d = self.descriptor
@@ -40,6 +45,14 @@ class Talker:
         model = wire.Model(0, 0, "model", "Net", 100, 100, 400, 400, 0, self.modules)
         names = [self.module_name.format(i) for i in range(self.modules)]
         return [hello, model, *(wire.Module(0, 0, name, "Linear", 10, 40, 40, 0) for name in names)]
+
+    def asked(self, request: wire.Request) -> wire.Reply | None:
+        self.heard.append(request)
+        return None if request.what == "fail" else wire.Reply(request.what != "refuse", request.what)
+
+    def requests(self) -> list[list[object]]:
+        heard, self.heard = self.heard, []
+        return [[request.what, request.device, request.available] for request in heard]
 
     def heartbeat(self) -> wire.Heartbeat:
         return wire.Heartbeat(time.monotonic_ns(), self.step, "forward", 0, self.recorder.dropped)

@@ -73,7 +73,7 @@ def leak_lines(
     if census is None:
         return [fit(head, room), EMPTY, *_nothing(leaks, room)]
     looked = (
-        f"step {census.step:,}: {census.objects:,} objects in {duration(census.spent_ns / 1e9)} of training's time "
+        f"step {census.step:,}: {census.objects:,} objects, {duration(census.spent_ns / 1e9)} "
     )
     lines = [spread([*head, (f"  {census.tensors:,} tensors, {size(census.bytes)}", "dim")], [(looked, "dim")], room)]
     if census.cut:

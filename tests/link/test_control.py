@@ -1,0 +1,188 @@
+"""Asking an agent for something, over a real socket: heard by its own user, one request at a time, whatever comes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from gpumon import link
+from gpumon_agent import endpoint, wire
+from gpumon_agent.control import REQUEST_BYTES_MAX, REQUESTS_A_SECOND
+
+from .test_gate import as_nobody, open_wide
+
+Start = Callable[..., Any]
+MIB = 1 << 20
+
+
+def found(agent: Any) -> endpoint.Descriptor:
+    return link.resolve(agent.endpoint)[0]
+
+
+def ask(agent: Any, what: str, **more: Any) -> wire.Reply:
+    return asyncio.run(link.ask(found(agent), wire.Request(what, **more)))
+
+
+@pytest.fixture
+def raw() -> Iterator[Callable[[str], Any]]:
+    """Sockets that say what they like."""
+    context = zmq.Context()
+    made: list[Any] = []
+
+    def connect(address: str, kind: int = zmq.DEALER) -> Any:
+        socket = context.socket(kind)
+        socket.linger = 0
+        socket.rcvtimeo = 3000
+        socket.connect(address)
+        made.append(socket)
+        return socket
+
+    yield connect
+    for socket in made:
+        socket.close(linger=0)
+    context.term()
+
+
+def test_a_request_is_heard_as_it_was_sent_and_answered(start: Start) -> None:
+    agent = start()
+    assert ask(agent, wire.ROOM, device=3, available=7 << 30) == wire.Reply(True, "room")
+    assert ask(agent, "refuse") == wire.Reply(False, "refuse")
+    assert ask(agent, "fail").accepted is False
+    assert agent.ask("requests") == [["room", 3, 7 << 30], ["refuse", 0, None], ["fail", 0, None]]
+    asker = link.Asker()
+    assert asyncio.run(asker(found(agent).nonce, wire.BLOCKS, 1)).accepted
+    with pytest.raises(link.NoJob, match="has ended"):
+        asyncio.run(asker("ffff", wire.BLOCKS, 1))
+
+
+def test_another_process_at_the_same_place_is_not_asked(start: Start) -> None:
+    agent = start()
+    other = msgspec.structs.replace(found(agent), nonce="0" * 16)
+    reply = asyncio.run(link.ask(other, wire.Request(wire.CENSUS)))
+    assert (reply.accepted, reply.why) == (
+        False,
+        "another process than the one that was asked answers here: attach again",
+    )
+    assert agent.ask("requests") == []
+
+
+def test_what_is_no_request_is_refused_and_the_next_one_heard(start: Start, raw: Any) -> None:
+    agent = start()
+    control = found(agent).control
+    for frames in ([b"\xff" * 40], [b""], [b"a", b"b"], [os.urandom(300)]):
+        socket = raw(control, zmq.REQ)
+        socket.send_multipart(frames)
+        assert wire.decode_reply(socket.recv()).accepted is False
+    raw(control).send_multipart([b"no delimiter"])
+    raw(control, zmq.REQ).send(b"x" * (REQUEST_BYTES_MAX + 1))  # that connection is dropped
+    assert ask(agent, wire.CENSUS).accepted
+    assert agent.ask("requests") == [["census", 0, None]]
+
+
+def test_a_flood_of_requests_neither_stops_the_stream_nor_takes_memory(start: Start, raw: Any) -> None:
+    agent = start()
+    descriptor = found(agent)
+    before = agent.ask("memory")
+    message = wire.encode_asked(wire.Request(wire.CENSUS, descriptor.nonce))
+    floods = [raw(descriptor.control) for _ in range(20)]
+    sent, end = 0, time.monotonic() + 2
+    while time.monotonic() < end:
+        for socket in floods:
+            try:
+                socket.send_multipart([b"", message], zmq.NOBLOCK)
+                sent += 1
+            except zmq.Again:
+                pass
+    assert sent > 2_000
+    agent.ask("steps 50")  # until the publisher has them
+
+    async def newest() -> int:
+        async for received in link.subscribe([descriptor]):
+            if isinstance(received.event, wire.Step) and received.event.step == 49:
+                return received.event.step
+        return -1
+
+    assert asyncio.run(asyncio.wait_for(newest(), 5)) == 49
+    assert len(agent.ask("requests")) <= 8 * REQUESTS_A_SECOND
+    assert agent.ask("memory") - before < 8 * MIB
+    for socket in floods:
+        socket.close(linger=0)
+    assert agent.ask("goodbye") < 0.25
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_is_refused_at_the_gate_and_told_so(start: Start) -> None:
+    agent = start()
+    descriptor = found(agent)
+    open_wide(agent.socket)
+    Path(descriptor.control.removeprefix("ipc://")).chmod(0o777)
+    code = """
+    import msgspec
+    descriptor = msgspec.json.decode(sys.argv[1], type=endpoint.Descriptor)
+    try:
+        print(asyncio.run(link.ask(descriptor, wire.Request("census"))))
+    except link.LinkError as error:
+        print(type(error).__name__, error)
+    """
+    code = "link.ask\n" + "\n".join(line.removeprefix("    ") for line in code.splitlines())
+    answer = as_nobody(code, msgspec.json.encode(descriptor).decode())
+    assert (
+        answer == f"ForeignUser the agent of process {agent.pid} refused this user; gpumon asks only your own processes"
+    )
+    assert agent.ask("requests") == []
+
+
+def test_who_cannot_answer_is_told_in_a_sentence(start: Start) -> None:
+    agent = start()
+    descriptor = found(agent)
+    old = msgspec.structs.replace(descriptor, control="")
+    with pytest.raises(link.NotAnswering, match=r"has no control socket; it is older than this gpumon: upgrade"):
+        asyncio.run(link.ask(old, wire.Request(wire.CENSUS)))
+    agent.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(link.NotAnswering, match=f"process {agent.pid} is stopped; continue it with `kill -CONT"):
+        asyncio.run(link.ask(descriptor, wire.Request(wire.CENSUS), 0.3))
+    agent.process.send_signal(signal.SIGCONT)
+    assert ask(agent, wire.CENSUS).accepted
+    agent.tell("mute")  # its agent leaves, the process goes on
+    deadline = time.monotonic() + 5
+    while agent.socket.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(link.NotAnswering, match="does not answer"):
+        asyncio.run(link.ask(descriptor, wire.Request(wire.CENSUS), 0.3))
+    agent.kill()
+    with pytest.raises(link.NoJob, match="has ended; nothing can be asked of it any more"):
+        asyncio.run(link.ask(descriptor, wire.Request(wire.CENSUS)))
+
+
+def test_the_socket_comes_back_and_goes_with_its_agent(start: Start) -> None:
+    agent, killed = start(), start(name="killed.py")
+    control = Path(found(agent).control.removeprefix("ipc://"))
+    leftover = Path(found(killed).control.removeprefix("ipc://"))
+    control.unlink()
+    deadline = time.monotonic() + 5
+    while not control.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert ask(agent, wire.CENSUS).accepted
+    agent.ask("goodbye")
+    assert not control.exists()
+    killed.kill()
+    assert leftover.exists()
+    link.discover()
+    assert not leftover.exists()
+
+
+def test_what_stands_at_its_path_is_not_replaced(runtime: Path) -> None:
+    descriptor = endpoint.describe("x")
+    runtime.mkdir(0o700)
+    taken = runtime / f"{descriptor.stem}{endpoint.CONTROL}"
+    taken.write_text("somebody's")
+    assert endpoint.claim(descriptor).socket.parent != runtime
