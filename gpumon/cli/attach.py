@@ -62,20 +62,19 @@ def command(
     """
     if not as_json and (steps or seconds):
         raise click.UsageError("--steps and --for go with --json: the screen stays until you quit it")
-    if wait:
-        if not as_json and not once:
-            need_a_terminal(NO_TERMINAL)
-        _wait_for(target)
+    if wait and not as_json and not once:
+        need_a_terminal(NO_TERMINAL)
+    from gpumon import link
+
+    find = _await if wait else link.resolve  # once: what it found may end at once, and what it has said is still shown
     if as_json:
         from gpumon.cli.attach_json import attach_json
 
-        raise click.exceptions.Exit(attach_json(target, rank, once, steps, seconds))
-    from gpumon import link
-
+        raise click.exceptions.Exit(attach_json(lambda: find(target), rank, once, steps, seconds))
     choices: Sequence[Job] = ()
     descriptors: tuple[Descriptor, ...] = ()
     try:
-        descriptors = link.resolve(target)
+        descriptors = find(target)
     except link.SeveralJobs as error:
         if once:
             raise click.ClickException(sentence(str(error))) from error
@@ -154,23 +153,19 @@ def _choices(jobs: Sequence[Job], rooms: Rooms) -> list[Choice]:
     return [choice(job) for job in jobs]
 
 
-def _wait_for(target: str | None) -> None:
-    """Returns once there is something to attach to, or another reason why not; says that it waits."""
+def _await(target: str | None) -> tuple[Descriptor, ...]:
+    """`link.resolve`, once there is something to attach to, or another reason why not; says that it waits."""
     from gpumon import link
 
     said = False
     while True:
         try:
-            link.resolve(target)
+            return link.resolve(target)
         except link.NoJob as error:
             if not said:
                 click.echo(f"Waiting: {error.what}. Ctrl-C ends the waiting.", err=True)
                 said = True
             time.sleep(WAIT_LOOK_S)
-        except link.LinkError:
-            return
-        else:
-            return
 
 
 def need_a_terminal(why_not: str) -> None:

@@ -25,12 +25,14 @@ _LINES_WAITING_MAX = 50_000  # objects for a reader that pauses; beyond it agent
 _ONCE = ("hello", "model", "step", "goodbye")
 
 
-def attach_json(target: str | None, rank: int | None, once: bool, steps: int | None, seconds: float | None) -> int:
-    """`gpumon attach TARGET --json`. Returns the exit code."""
+def attach_json(
+    find: Callable[[], tuple[Descriptor, ...]], rank: int | None, once: bool, steps: int | None, seconds: float | None
+) -> int:
+    """`gpumon attach --json` of what `find` gives or raises LinkError for. Returns the exit code."""
     from gpumon import link
 
     try:
-        targets = link.resolve(target)
+        targets = find()
     except link.LinkError as error:
         return _sorry(str(error))
     return run(targets, once=once, steps=steps, seconds=seconds, rank=rank)
