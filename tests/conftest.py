@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,12 @@ LONGEST = (
     "tests/virtual_gpu",
 )
 """The files that take longest begin first, so that no worker is left alone with one at the end."""
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # started in a shell's background or by nohup, which what a test starts would inherit: verbs leave it ignored then,
+    # as they should, and some tests press Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
