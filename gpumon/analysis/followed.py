@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-from gpumon.analysis.growth import BLOCKS, BYTES, GRAPHS, RESIDENT, SETTLING_STEPS, SLACK, Follower
+from gpumon.analysis.growth import BLOCKS, BYTES, RESIDENT, SETTLING_STEPS, SLACK, Follower
 from gpumon.analysis.lines import Growth
 from gpumon.session.frame import RankFrame, StepRecord
 from gpumon_agent import wire
@@ -30,7 +30,6 @@ class DeviceGrowth:
         self.allocated = Follower("allocated", BYTES, self._owned_since)
         self.blocks = Follower("blocks", BLOCKS)
         self.unexplained = Follower("unexplained", BYTES)
-        self.activations = Follower("activations", GRAPHS)
         self.slack = Follower("slack", SLACK)
         self._owned: deque[tuple[int, int]] = deque(maxlen=64)  # by step, where it changed
 
@@ -54,8 +53,6 @@ class DeviceGrowth:
         owned = sum(getattr(owners, name) or 0 for name in NAMED)
         if not self._owned or self._owned[-1][1] != owned:
             self._owned.append((step, owned))
-        if owners.activations is not None:
-            self.activations.observe(step, owners.activations, size)
         if owners.requested is not None:
             self.unexplained.observe(step, owners.requested - owned, size)
 
@@ -76,7 +73,7 @@ class DeviceGrowth:
 
     def growth(self, headroom: int | None) -> tuple[Growth, ...]:
         """Of each figure that is known. `headroom`: bytes left at the next peak, None where that is not known."""
-        figures = (self.allocated, self.blocks, self.unexplained, self.activations, self.slack)
+        figures = (self.allocated, self.blocks, self.unexplained, self.slack)
         stated = tuple(figure.growth() for figure in figures if figure.known)
         if headroom is None or not self.growing:
             return stated

@@ -59,7 +59,6 @@ class Law:
 
 
 BYTES = Law(least=4 << 10)
-GRAPHS = Law(least=64)  # a kept loss saves a few bytes
 BLOCKS = Law(least=3)
 SLACK = Law(least=32 << 20)
 RESIDENT = Law(least=24 << 20, scales=(3, 6, 12, 24))

@@ -139,9 +139,8 @@ class Read:
 class Growth:
     """What one figure does from step to step, taken where every step ends: the evidence of a leak, or of none.
 
-    `figure`: allocated, blocks (live ones, a count), unexplained, activations (what graphs keep after the step), slack
-    (reserved without allocated), rss, or "worker PID" (of a child process). `so_far`, `per_step`, `low` and `high` are
-    in the figure's own unit.
+    `figure`: allocated, blocks (live ones, a count), unexplained, slack (reserved without allocated), rss, or
+    "worker PID" (of a child process). `so_far`, `per_step`, `low` and `high` are in the figure's own unit.
     """
 
     figure: str
@@ -169,7 +168,7 @@ class DeviceReport:
     device_used: int | None  # the driver's figure now, all processes
     read: Read | None = None  # the newest ledger with owners
     composed: Peak | None = None  # the newest peak that was taken apart
-    growth: tuple[Growth, ...] = ()  # of allocated, blocks, unexplained, activations, slack: those known
+    growth: tuple[Growth, ...] = ()  # of allocated, blocks, unexplained, slack: those that are known
 
 
 @dataclass(frozen=True, slots=True)

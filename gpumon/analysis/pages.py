@@ -109,8 +109,7 @@ PAGES = {
         "Tensors are kept together with the graph they came from. A loss after backward() costs a block of 512 bytes "
         "a step and every node of its graph; an output before backward(), or with retain_graph=True, keeps all that "
         "autograd saved for it: a whole step's activations, each step anew.",
-        "As for tensor-leak; the tensors that grow in number have a grad_fn, or what graphs keep at the end of the "
-        "step grows.",
+        "As for tensor-leak; the tensors that grow in number have a grad_fn.",
         "Store numbers: loss.item(), or loss.detach() and one .cpu() for many. Store outputs with .detach(). Sum up "
         "as `total += loss.item()`: `total += loss` keeps every step's graph in one tensor.",
         "For the graph of the step under way. Note that a loss can keep more than itself: an elementwise loss with "

@@ -1,11 +1,13 @@
 """From a census to the names that can explain a growth: which tensors, how many, kept by whom.
 
 Model. A census lists groups of tensors that are alike, each with the names they are reached through. Where batches
-differ in length every step's tensors are a group of their own, so groups are put together by who holds them; a tensor
-that several names reach is counted for the first of them, as the census orders them. A name explains a growth that has
-gone on for n steps if it holds about as many tensors as blocks were added (or one for every other step, where each
-keeps a whole graph), or where no blocks were added, about as many bytes: one tensor that is concatenated to. A second
-census says by itself which groups have grown.
+differ in length every step's tensors are a group of their own, and a kept state_dict is a group for each shape, so
+groups are put together by the variable that leads to them; a tensor that several names reach is counted for the first
+of them, as the census orders them. A variable explains a growth that has gone on for n steps if it holds about as many
+tensors as blocks were added (or one for every other step, where each keeps a whole graph), or where no blocks were
+added, about as many bytes: one tensor that is concatenated to. Of a census that ended early fewer will do. Those that
+hold less than `BEST_SHARE` of what the best one holds are left out: what is there anyway. A second census says by
+itself which groups have grown.
 Cost. A walk over at most `wire.GROUPS_MAX` groups.
 Known limitations. At a first census what was always there and happens to be as many is not told apart.
 """
@@ -21,12 +23,16 @@ from gpumon_agent import wire
 COUNT_SHARE = 0.25  # of the blocks that were added: several names may share a growth
 STEPS_SHARE = 0.5
 BYTES_SHARE = 0.5
+BEST_SHARE = 0.25
+LEAST = 3  # tensors
+LEAST_OF_CUT = 5  # of a census that ended when it had seen enough
+BLOCK_BYTES = 512  # a tensor on a device takes a multiple of it
 TOO_MANY_TIMES = 4  # as many tensors as blocks were added: those were there before
 
 
 @dataclass(slots=True)
 class Suspect:
-    """Live tensors that one name keeps. `holder` is None where nobody was found."""
+    """Live tensors that one variable keeps. `holder` is None where nobody was found."""
 
     holder: wire.Holder | None
     has_graph: bool
@@ -36,8 +42,19 @@ class Suspect:
     cyclic: int = 0
     grown: int | None = None
     kinds: dict[tuple[tuple[int, ...], str], int] = field(default_factory=dict)  # (shape, dtype) → tensors
+    names: dict[str, int] = field(default_factory=dict)  # the holders', with how many tensors
     where: str | None = None
     phase: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The holder's, of several that lead through one variable the variable's."""
+        if self.holder is None:
+            return ""
+        if len(self.names) == 1:
+            return self.holder.name
+        path, inside, function = self.holder.name.partition(" in ")
+        return f"{path.partition('[')[0]}[*]{inside}{function}"
 
     @property
     def held(self) -> int:
@@ -68,12 +85,14 @@ def suspects(census: wire.Census, device: int) -> list[Suspect]:
         if group.device != device or not group.count:
             continue
         for holder, count in _shares(group):
-            named = (holder.name, holder.kind, holder.where) if holder else (group.shape, group.dtype, group.where)
+            named = (_root(holder),) if holder else (group.shape, group.dtype, group.where)
             key = (group.has_graph, holder is None, *named)
             suspect = found.get(key)
             if suspect is None:
                 suspect = found[key] = Suspect(holder, group.has_graph)
             _add(suspect, group, count)
+            if holder is not None:
+                suspect.names[holder.name] = suspect.names.get(holder.name, 0) + count
     return sorted(found.values(), key=lambda suspect: -suspect.held)
 
 
@@ -90,7 +109,8 @@ def _shares(group: wire.Group) -> Iterator[tuple[wire.Holder | None, int]]:
 
 def _add(suspect: Suspect, group: wire.Group, count: int) -> None:
     suspect.count += count
-    suspect.bytes += group.bytes * count // group.count
+    each = -(-group.bytes // group.count)
+    suspect.bytes += (-(-each // BLOCK_BYTES) * BLOCK_BYTES if group.device >= 0 else each) * count
     suspect.graph_bytes += (group.graph_bytes or 0) * count // group.count
     suspect.cyclic += min(group.cyclic, count)
     if group.grown is not None:
@@ -110,17 +130,31 @@ def explaining(
         return []
     blocks = steps * blocks_per_step if blocks_per_step else 0.0
     grown = steps * bytes_per_step if bytes_per_step else 0.0
-    return [each for each in suspects(census, device) if _explains(each, steps, blocks, grown)]
+    found = [each for each in suspects(census, device) if _explains(each, census.cut, steps, blocks, grown)]
+    most = max((each.count for each in found), default=0)
+    return [each for each in found if each.count >= BEST_SHARE * most]
 
 
-def _explains(suspect: Suspect, steps: int, blocks: float, grown: float) -> bool:
+def _explains(suspect: Suspect, cut: bool, steps: int, blocks: float, grown: float) -> bool:
     if suspect.grown is not None and suspect.grown <= 0:
         return False
     if blocks:
-        if suspect.count < max(2.0, min(COUNT_SHARE * blocks, STEPS_SHARE * steps)):
+        wanted = LEAST_OF_CUT if cut else max(LEAST, min(COUNT_SHARE * blocks, STEPS_SHARE * steps))
+        if suspect.count < wanted:
             return False
         return suspect.grown is not None or suspect.count <= TOO_MANY_TIMES * max(blocks, steps)
     return bool(grown) and BYTES_SHARE * grown <= suspect.held <= TOO_MANY_TIMES * grown
+
+
+def _root(holder: wire.Holder) -> tuple[str, str]:
+    """The variable that leads to it, and in which function."""
+    path, _, function = holder.name.partition(" in ")
+    return path.partition("[")[0], function
+
+
+def variable(name: str) -> str:
+    """A holder's name without what lies within it and where it is: "losses" of "losses[*][0] in main()"."""
+    return name.partition(" in ")[0].partition("[")[0]
 
 
 def _elements(shape: tuple[int, ...]) -> int:

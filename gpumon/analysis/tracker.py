@@ -53,15 +53,15 @@ class Tracker:
             for evidence in found if isinstance(found, tuple) else (found,):
                 held[rule.code, look.device, evidence.subject] = (rule, evidence)
         for key, (rule, evidence) in held.items():
-            self._hold(key, rule, evidence, look.record.step, again)
+            self._hold(key, rule, evidence, look, again)
         if self._cases:
             for key in [key for key in self._cases if key[1] == look.device and key not in held]:
                 self._miss(key, again)
 
-    def _hold(self, key: _Key, rule: Rule, evidence: Evidence, step: int, again: bool) -> None:
+    def _hold(self, key: _Key, rule: Rule, evidence: Evidence, look: Look, again: bool) -> None:
         case = self._cases.get(key)
         if case is None:
-            case = self._cases[key] = _Case(since=step)
+            case = self._cases[key] = _Case(since=look.record.step)
             again = False
         if evidence.since is not None and case.finding is None:
             case.since = evidence.since
@@ -79,7 +79,7 @@ class Tracker:
                 holder=evidence.holder,
                 where=evidence.where,
                 remedy=evidence.remedy,
-                subject=evidence.subject,
+                subject=evidence.subject or look.where.strip(),
             )
 
     def _miss(self, key: _Key, again: bool) -> None:

@@ -41,7 +41,8 @@ class _Said:
     models: dict[int, int] = field(default_factory=dict)  # model → revision
     step: StepRecord | None = None
     layers: dict[tuple[int, int], LayersRecord] = field(default_factory=dict)  # by model and device
-    findings: dict[tuple[str, int | None], str] = field(default_factory=dict)  # (code, since) → state
+    findings: dict[tuple[str, str, int | None], tuple[str | None, ...]] = field(default_factory=dict)
+    """(code, subject, since) → what was told: state, severity, holder, where"""
     ended: bool = False
 
 
@@ -85,12 +86,15 @@ class Objects:
                 yield from self._findings(rank, said, found, rank.unix_ns(event.t_ns), live)
         elif isinstance(event, wire.Layers):
             yield from self._layers(rank, said, received)
+        elif isinstance(event, (wire.Census, wire.Checkpoint)):
+            yield from self._findings(rank, said, self._reporter.rank(rank).findings, received.unix_ns, live)
         elif isinstance(event, wire.Oom):
             report = self._reporter.rank(rank).oom
             if report is not None:
                 yield Stated(rank.source, jsonl.oom(rank, event, report), live)
         elif isinstance(event, wire.Goodbye) and not said.ended:
             said.ended = True
+            yield from self._findings(rank, said, self._reporter.rank(rank).findings, received.unix_ns, live)
             yield Stated(rank.source, jsonl.goodbye(rank, event, received.unix_ns), live)
 
     def _models(self, rank: RankFrame, said: _Said, received: wire.Received, *, whole: bool) -> Iterator[Stated]:
@@ -127,12 +131,13 @@ class Objects:
     def _findings(
         self, rank: RankFrame, said: _Said, findings: tuple[Finding, ...], unix_ns: int, live: bool
     ) -> Iterator[Stated]:
-        """Each finding when it opens and when it is gone, not at every step in between."""
-        present = {(found.code, found.step) for found in findings}
+        """Each finding when it opens, when its holder, line or severity becomes another, and when it is gone."""
+        present = {(found.code, found.subject, found.step) for found in findings}
         for found in findings:
-            key = (found.code, found.step)
-            if said.findings.get(key) != found.state:
-                said.findings[key] = found.state
+            key = (found.code, found.subject, found.step)
+            told = (found.state, found.severity, found.holder, found.where)
+            if said.findings.get(key) != told:
+                said.findings[key] = told
                 yield Stated(rank.source, jsonl.finding(rank, found, unix_ns), live)
         for key in said.findings.keys() - present:
             del said.findings[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpumon.analysis import units
 from gpumon.analysis.findings.look import Evidence, Look, models
 from gpumon.analysis.rules import CHECKPOINT_DEVICE, RETAINED_CHECKPOINT
+from gpumon.analysis.suspects import variable
 from gpumon_agent import wire
 
 
@@ -30,7 +31,7 @@ def _retained(look: Look, loaded: wire.Checkpoint) -> Evidence:
     elif weights and loaded.alive > weights:
         like = f", {loaded.alive / weights:.1f} times the weights"
     by = f"held by `{holder.name}`" if holder else "who holds them was not found"
-    name = _variable(holder) if holder else "the loaded dict"
+    name = variable(holder.name) if holder else "the loaded dict"
     on_host = 'map_location="cpu"' if loaded.source.startswith("torch.load") else 'device="cpu"'
     return Evidence(
         f"{units.size(loaded.alive)}{look.where} still alive since {loaded.source}{_file(loaded)}"
@@ -59,7 +60,7 @@ def _elsewhere(look: Look, loaded: wire.Checkpoint) -> Evidence:
     holder = loaded.holders[0] if loaded.holders else None
     still = f"{units.size(loaded.alive)} of it alive" if loaded.alive else "freed since, the context stays"
     how = "map_location says so" if loaded.mapped else "without map_location it goes back to where it was saved from"
-    after = f"; del {_variable(holder)} afterwards" if holder else ""
+    after = f"; del {variable(holder.name)} afterwards" if holder else ""
     return Evidence(
         f"{loaded.source}{_file(loaded)}{_at(loaded)} put {units.size(loaded.loaded)} on {backend}:{loaded.device}, "
         f"where {look.rank.label} trains nothing ({still}): {how}",
@@ -70,10 +71,6 @@ def _elsewhere(look: Look, loaded: wire.Checkpoint) -> Evidence:
         subject=f"load {loaded.number} {loaded.device}",
         since=loaded.step,
     )
-
-
-def _variable(holder: wire.Holder) -> str:
-    return holder.name.split("[")[0]
 
 
 def _file(loaded: wire.Checkpoint) -> str:

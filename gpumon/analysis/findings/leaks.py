@@ -1,9 +1,8 @@
 """What is kept from step to step: tensor-leak, retained-graph, host-leak.
 
 Evidence is a growth that gpumon.analysis.growth has confirmed. Which tensors it is made of, and who holds them, the
-newest census tells that can explain it (gpumon.analysis.suspects). Until there is one, the finding waits `ALONE_STEPS`
-steps of growth, and is then stated without a name; which of the two codes it is, is taken from what stays of the
-graphs at the end of the step.
+newest census tells that can explain it (gpumon.analysis.suspects). Until there is one, the finding waits for
+`alone_steps` of growth, and is then stated as a tensor-leak without a name.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from gpumon.analysis import units
 from gpumon.analysis.findings.look import Evidence, Look
 from gpumon.analysis.lines import Growth
 from gpumon.analysis.rules import HOST_LEAK, TENSOR_LEAK
-from gpumon.analysis.suspects import Suspect, explaining
+from gpumon.analysis.suspects import Suspect, explaining, variable
 
 NAMED_MAX = 4
 
@@ -65,15 +64,12 @@ def _leaks(look: Look, *, with_graph: bool) -> tuple[Evidence, ...]:
         if found:
             whole = sum(suspect.held for suspect in found) or 1
             return tuple(
-                _named(look, main, suspect, round(per_step * suspect.held / whole))
+                _named(look, main, suspect, census.step - main.since + 1, round(per_step * suspect.held / whole))
                 for suspect in found[:NAMED_MAX]
                 if suspect.has_graph == with_graph
             )
-    newest = look.record.step
-    waited = newest - main.since >= TENSOR_LEAK.alone_steps or look.rank.status == "ended"
-    if not waited or with_graph != ("activations" in grown):
-        return ()
-    return (_alone(look, main, round(per_step), with_graph),)
+    waited = look.record.step - main.since >= TENSOR_LEAK.alone_steps or look.rank.status == "ended"
+    return (_alone(look, main, round(per_step)),) if waited and not with_graph else ()
 
 
 def _bytes_per_step(grown: dict[str, Growth]) -> float:
@@ -84,29 +80,29 @@ def _bytes_per_step(grown: dict[str, Growth]) -> float:
     return 512 * (grown["blocks"].per_step or 0.0)  # at least: no block is smaller
 
 
-def _named(look: Look, main: Growth, suspect: Suspect, per_step: int) -> Evidence:
+def _named(look: Look, main: Growth, suspect: Suspect, steps: int, per_step: int) -> Evidence:
     where = suspect.where or (suspect.holder.where if suspect.holder else None)
     made = f", made at {suspect.where}" + (f" ({suspect.phase})" if suspect.phase else "") if suspect.where else ""
     keeps = f", with graphs of {units.size(suspect.graph_bytes)}" if suspect.graph_bytes else ""
     graph = keeps or (", each with its graph" if suspect.has_graph else "")
     severity, soon = _urgency(look, main)
     return Evidence(
-        f"{suspect.tensors}{graph}{look.where}, {_pace(main, suspect)} since step {units.count(main.since)}{made}, "
+        f"{suspect.tensors}{graph}{look.where}, {_pace(suspect, steps)} since step {units.count(main.since)}{made}, "
         f"{_held_by(suspect)}{soon}",
         suspect.held,
         _remedy(suspect),
         bytes_per_step=per_step,
         holder=_holder(suspect),
         where=where,
-        subject=suspect.holder.name if suspect.holder else f"{suspect.where or ''}{list(suspect.kinds)[:1]}",
+        subject=variable(suspect.name) or f"{suspect.where or ''}{list(suspect.kinds)[:1]}",
         since=main.since,
         severity=severity,
     )
 
 
-def _alone(look: Look, main: Growth, per_step: int, with_graph: bool) -> Evidence:
+def _alone(look: Look, main: Growth, per_step: int) -> Evidence:
     severity, soon = _urgency(look, main)
-    what = "what graphs keep after the step" if with_graph else "allocated at the end of the step"
+    what = "what the ledger cannot name" if main.figure == "unexplained" else "allocated at the end of the step"
     blocks = next((g for g in look.growth if g.figure == "blocks" and g.growing), None)
     if main.figure == "blocks":
         title = f"live blocks grow by {main.per_step:.2g} a step"
@@ -118,9 +114,8 @@ def _alone(look: Look, main: Growth, per_step: int, with_graph: bool) -> Evidenc
     return Evidence(
         f"{title}{look.where} since step {units.count(main.since)}{said}{soon}",
         so_far if main.figure != "blocks" else 512 * so_far,
-        "something keeps a loss or an output with its graph: store loss.item(), or output.detach()"
-        if with_graph
-        else "something keeps tensors from step to step: a list or dict that grows, a cache, a hook; a census names it",
+        "something keeps tensors from step to step: losses (.item()), outputs (.detach()), a cache, a hook; a census "
+        "names it",
         bytes_per_step=per_step,
         since=main.since,
         severity=severity,
@@ -135,10 +130,14 @@ def _urgency(look: Look, main: Growth) -> tuple[str | None, str]:
     return "critical", f"; memory runs out in about {units.count(left)} steps"
 
 
-def _pace(main: Growth, suspect: Suspect) -> str:
-    if not main.since or suspect.count == 1:
+def _pace(suspect: Suspect, steps: int) -> str:
+    """ "one a step", "3 a step", "one every 5 steps"; of one tensor that it grows."""
+    if suspect.count == 1:
         return "growing"
-    return "growing" if main.per_step is None else "more with each step"
+    rate = suspect.count / max(1, steps)
+    if rate >= 0.8:
+        return f"{units.count(round(rate))} a step" if round(rate) > 1 else "one a step"
+    return f"one every {units.count(round(1 / rate))} steps"
 
 
 def _interval(main: Growth) -> str:
@@ -149,7 +148,7 @@ def _holder(suspect: Suspect) -> str | None:
     holder = suspect.holder
     if holder is None:
         return "a reference cycle" if 2 * suspect.cyclic > suspect.count else None
-    return holder.name
+    return suspect.name
 
 
 def _held_by(suspect: Suspect) -> str:
@@ -160,12 +159,12 @@ def _held_by(suspect: Suspect) -> str:
         return "who holds them was not found"
     kind = HOW_HELD.get(holder.kind, holder.kind)
     where = f", {holder.where}" if holder.where else ""
-    return f"held by `{holder.name}` ({kind}{where})"
+    return f"held by `{suspect.name}` ({kind}{where})"
 
 
 def _remedy(suspect: Suspect) -> str:
     holder = suspect.holder
-    name = f"`{holder.name.split('[')[0]}`" if holder else "the list"
+    name = f"`{variable(holder.name)}`" if holder else "the list"
     if holder is None and 2 * suspect.cyclic > suspect.count:
         return "break the cycle (a weakref, or del of one side), or gc.collect() once in a while"
     if suspect.has_graph:
