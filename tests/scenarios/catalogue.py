@@ -105,6 +105,7 @@ PLAIN = (
     Scenario("ema", "ema", has_twin=True),
     Scenario("fsdp2", "fsdp2", ranks=2),
     Scenario("fsdp2-rank-0-of-8", "fsdp2", ("--fake-world", "8"), virtual_only=True),
+    Scenario("fsdp1-rank-0-of-8", "fsdp1", ("--fake-world", "8"), virtual_only=True),
     Scenario("compile-module", "compile", ("--form", "module", "--backend", "aot_eager")),
     Scenario("compile-inplace", "compile", ("--form", "inplace", "--backend", "aot_eager")),
     Scenario("compile-fullgraph", "compile", ("--form", "fullgraph", "--backend", "aot_eager")),
