@@ -447,7 +447,9 @@ class _Watched:
         self._optimizers += [weakref.ref(each) for each in optimizers if all(each is not k for k in known)]
 
     def wrapped_by(self, wrapper: Module, unwrapped: Any) -> bool:
-        inner = self.model() or self._own()
+        inner = self.model()
+        if inner is None:  # never its truth: a compiled model asks the user's for its length
+            inner = self._own()
         if inner is None or wrapper is inner or unwrapped(wrapper) is not unwrapped(inner):
             return False
         self.model = weakref.ref(wrapper)

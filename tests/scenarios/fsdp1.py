@@ -1,4 +1,4 @@
-"""FSDP1 (FullyShardedDataParallel): a rank owns a shard of weights, gradients and state; --fake-world needs no peers."""
+"""FSDP1 (FullyShardedDataParallel): a rank owns shards of weights, gradients, state; --fake-world needs no peers."""
 
 import os
 
