@@ -38,7 +38,7 @@ class TooDear(Exception):
 def read() -> Raw:
     """All devices' segments. Raises TooDear. Must be called in the training thread, after CUDA began.
 
-    The collector is held: the dicts made here would set it off, and it would free the user's garbage when he did not.
+    The collector is held: the dicts made here would set it off again and again, the full collections among them.
     """
     import torch
 

@@ -105,7 +105,8 @@ class Errands:
 
     def _file(self, raw: blocks.Raw, at: tuple[int, str], t_ns: int) -> Iterator[None]:
         written = snapshots.Written(self._box)
-        yield from written.write(raw.segments, raw.rest)
+        # the page offers the devices that have a trace, be it an empty one
+        yield from written.write(raw.segments, {**raw.rest, "device_traces": [[] for _ in range(raw.devices)]})
         self._told(wire.Snapshot(t_ns, at[0], written.path, written.size if written.path else None, written.why))
 
     def _told(self, snapshot: wire.Snapshot) -> None:

@@ -78,7 +78,8 @@ def test_another_process_at_the_same_place_is_not_asked(start: Start) -> None:
 def test_what_is_no_request_is_refused_and_the_next_one_heard(start: Start, raw: Any) -> None:
     agent = start()
     control = found(agent).control
-    for frames in ([b"\xff" * 40], [b""], [b"a", b"b"], [os.urandom(300)]):
+    sound = wire.encode_asked(wire.Request(wire.CENSUS, found(agent).nonce))
+    for frames in ([b"\xff" * 40], [b""], [sound, b"more"], [os.urandom(300)]):
         socket = raw(control, zmq.REQ)
         socket.send_multipart(frames)
         assert wire.decode_reply(socket.recv()).accepted is False

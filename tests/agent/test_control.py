@@ -1,0 +1,205 @@
+"""What a viewer asks of an agent, on a virtual GPU, from the request to what comes of it: one training process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import pickletools
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumon import link
+from gpumon.analysis.blocks import allocator
+from gpumon.session.store import SessionStore
+from gpumon_agent import blackbox, wire
+
+SCRIPT = Path(__file__).with_name("asked.py")
+READ_BY_THE_PAGE = {
+    "PROTO", "EMPTY_DICT", "MARK", "BINUNICODE", "BINPUT", "BINGET", "EMPTY_LIST", "BININT", "BININT1", "BININT2",
+    "LONG1", "APPEND", "APPENDS", "SETITEMS", "SETITEM", "TUPLE2", "NEWTRUE", "NEWFALSE", "NONE", "BINFLOAT", "STOP",
+}  # fmt: skip
+"""Opcodes that the memory_viz page's own reader of pickles has been tested with."""
+
+
+class Watched:
+    """The training process, and a viewer that listens to it and asks."""
+
+    def __init__(self, process: subprocess.Popen[str], gpu: Any) -> None:
+        self.process = process
+        self.gpu = gpu
+        self.store = SessionStore()
+        self.events: list[wire.Event] = []
+
+    def tell(self, command: str) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate()
+        return json.loads(line)
+
+    def ask(self, what: str, *more: int) -> wire.Reply:
+        (descriptor,) = link.resolve(str(self.process.pid))
+        return asyncio.run(link.Asker([descriptor])(descriptor.nonce, what, *more))
+
+    def asked(self, what: str, until: Callable[[wire.Event], bool]) -> wire.Event:
+        """Asks, lets a step go by, and returns what a viewer then hears of it."""
+        reply = self.ask(what)
+        assert reply.accepted, reply
+        self.tell("steps 1")
+        return self.heard(until)
+
+    def heard(self, until: Callable[[wire.Event], bool]) -> wire.Event:
+        async def listen() -> wire.Event:
+            async for received in link.subscribe(link.resolve(str(self.process.pid))):
+                self.store.apply(received)
+                self.events.append(received.event)
+                if until(received.event):
+                    return received.event
+            raise AssertionError("it ended")
+
+        return asyncio.run(asyncio.wait_for(listen(), 20))
+
+    @property
+    def rank(self) -> Any:
+        return self.store.frame(0).ranks[0]
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[Path]:
+    """Short: a socket's path may be 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="gm") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
+
+
+def test_what_is_asked_for_is_done_between_two_phases(virtual_gpu: Any, runtime: Path) -> None:
+    gpu = virtual_gpu(memory="4GiB")
+    environment = {**gpu.environment, "XDG_RUNTIME_DIR": str(runtime), "GPUMON_GOVERNOR": "off"}
+    process = subprocess.Popen(
+        gpu.command(SCRIPT), env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline()) == 5
+        watched = Watched(process, gpu)
+        _blocks(watched)
+        _file(watched, runtime)
+        _refusals(watched)
+        _out_of_memory(watched)
+        _what_is_dear(watched)
+        assert watched.tell("failures") == []
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _blocks(watched: Watched) -> None:
+    """The map is the allocator's at that boundary, to the byte, and part of the picture for whoever comes later."""
+    watched.tell("keep 3000")
+    first = watched.asked(wire.BLOCKS, lambda e: isinstance(e, wire.Segments) and e.part == e.parts - 1)
+    assert isinstance(first, wire.Segments)
+    assert first.parts > 1
+    watched.tell("steps 1")
+    watched.heard(lambda e: isinstance(e, wire.Synced))
+    (record,) = watched.rank.segments
+    found = allocator(record.segments).totals
+    boundary = max(
+        (e for e in watched.events if isinstance(e, wire.Phase) and e.t_ns <= record.t_ns), key=lambda e: e.t_ns
+    )
+    assert record.t_ns - boundary.t_ns < 5_000_000_000
+    assert (found.reserved, found.allocated + found.waiting) == (boundary.reserved, boundary.active)
+    assert (found.allocated, found.inactive_split) == (boundary.allocated, boundary.inactive_split)
+    assert record.spent_ns is not None
+    assert record.reason == "asked"
+    assert watched.tell("capture") == ["blocks"]  # not within a CUDA graph
+    watched.tell("steps 1")
+    watched.heard(lambda e: isinstance(e, wire.Segments) and e.number > record.number)
+    ran, on, off, count = watched.tell("collects")
+    assert (on, off) == (True, False)
+    assert count > 6000
+    assert ran < 8  # one before it is held, one after: not one for every ten blocks
+
+
+def _file(watched: Watched, runtime: Path) -> None:
+    """What torch.cuda.memory._dump_snapshot would have written, as far as the page's reader and torch's own see."""
+    told = watched.asked(wire.SNAPSHOT_FILE, lambda e: isinstance(e, wire.Snapshot))
+    assert isinstance(told, wire.Snapshot)
+    assert told.path is not None
+    path = Path(told.path)
+    assert path.parent == runtime / "gpumon" / "oom"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.stat().st_size == told.bytes
+    data = path.read_bytes()
+    assert {opcode.name for opcode, _, _ in pickletools.genops(data)} <= READ_BY_THE_PAGE
+    snapshot = pickle.loads(data)
+    assert [len(trace) for trace in snapshot["device_traces"]] == [0]
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    assert len(blocks) > 6000
+    assert all({"address", "size", "requested_size", "state", "frames"} <= block.keys() for block in blocks)
+    assert sum(b["size"] for b in blocks) == sum(s["total_size"] for s in snapshot["segments"])
+    viz = pytest.importorskip("torch.cuda._memory_viz")
+    assert "total_allocated" in viz.segsum(snapshot)
+    assert len(viz.trace_plot(snapshot)) > len(data)
+    for _ in range(9):
+        watched.asked(wire.SNAPSHOT_FILE, lambda e: isinstance(e, wire.Snapshot))
+    assert len(list(path.parent.glob("snapshot-*"))) <= 8
+    assert not list(path.parent.glob(".*"))
+
+
+def _refusals(watched: Watched) -> None:
+    assert watched.ask("reboot") == wire.Reply(False, "this agent does not know what 'reboot' is: upgrade gpumon-agent")
+    assert watched.ask(wire.ROOM).accepted is False
+    assert watched.ask(wire.ROOM, 0, 3 << 30).accepted
+    assert watched.tell("room") == {"0": 3 << 30}
+    assert watched.ask(wire.BLOCKS).why == "at the next phase boundary"
+    assert watched.ask(wire.BLOCKS).why == "asked for already: at the next phase boundary"
+    watched.tell("steps 1")
+
+
+def _out_of_memory(watched: Watched) -> None:
+    number = watched.rank.segments[0].number
+    assert watched.tell("oom") == "caught"
+    read = watched.heard(lambda e: isinstance(e, wire.Segments) and e.reason == "oom")
+    assert isinstance(read, wire.Segments)
+    assert read.number > number
+    oom = next(e for e in reversed(watched.events) if isinstance(e, wire.Oom))
+    watched.heard(lambda e: isinstance(e, wire.Synced))
+    found = allocator(watched.rank.segments[0].segments).totals
+    assert (found.reserved, found.allocated) == (oom.reserved, oom.allocated)
+
+
+def _what_is_dear(watched: Watched) -> None:
+    """Where the script records history, or there are too many blocks, nothing is read, and it is said why."""
+
+    def refused(event: wire.Event) -> bool:
+        return isinstance(event, wire.Notice) and event.text.startswith(wire.NOT_DONE)
+
+    watched.tell("record 1")
+    told = watched.asked(wire.BLOCKS, refused)
+    assert isinstance(told, wire.Notice)
+    assert "the script records the allocator's history" in told.text
+    written = watched.asked(wire.SNAPSHOT_FILE, lambda e: isinstance(e, wire.Snapshot) and e.path is None)
+    assert isinstance(written, wire.Snapshot)
+    assert "torch.cuda.memory._dump_snapshot" in str(written.why)
+    watched.tell("record 0")
+    watched.tell("keep 60000")
+    watched.asked(wire.BLOCKS, lambda e: refused(e) and "more than can be read within 100 ms" in e.text)
+    watched.tell("keep 0")
+
+
+def test_nothing_is_written_where_reports_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpumon_agent.snapshots import Written
+
+    monkeypatch.setenv(blackbox.VARIABLE, "off")
+    written = Written(blackbox.BlackBox())
+    assert list(written.write([], {})) == []
+    assert (written.path, written.why) == (None, "no snapshot on disk: GPUMON_OOM_DIR is off")
