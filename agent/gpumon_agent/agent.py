@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _REDESCRIBED_AFTER = (0, 4)  # steps with a model: the first makes optimizer state, by the fifth DDP logged its buckets
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _DEVICES_LOOKED_FOR_EVERY = 200  # steps: a model may move
+_HELD_S = 30.0  # at most; a signal ends it
 
 
 class Agent:
@@ -72,6 +73,7 @@ class Agent:
         self._describing: Iterator[bool] | None = None
         self._redescribed_at = set(_REDESCRIBED_AFTER)
         self._launched = launched()
+        self._hold_after = _number("GPUMON_HOLD_AFTER")
         self._descriptor = endpoint.describe(
             name or os.environ.get("GPUMON_NAME") or _script(),
             unix_ns=time.time_ns(),
@@ -286,6 +288,8 @@ class Agent:
         self.evidence.step_closes(self.phases.reads)
 
     def _step_closed(self, step: int) -> None:
+        if step + 1 == self._hold_after:  # a dry run has seen enough: it ends this process from here
+            time.sleep(_HELD_S)
         self.accounts.begin_step()
         self.evidence.step_closed(step)
         if step in self._redescribed_at:
