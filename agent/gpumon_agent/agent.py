@@ -73,7 +73,7 @@ class Agent:
         self._describing: Iterator[bool] | None = None
         self._redescribed_at = set(_REDESCRIBED_AFTER)
         self._launched = launched()
-        self._hold_after = _number("GPUMON_HOLD_AFTER")
+        self._hold_after = int(os.environ.get("GPUMON_HOLD_AFTER", 0))
         self._descriptor = endpoint.describe(
             name or os.environ.get("GPUMON_NAME") or _script(),
             unix_ns=time.time_ns(),
