@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from .needs import AFTER, BEYOND, FIRST_WIDTH, KNOWN, Features, Needs, Residuals, Shapes, features
-from .wire import BACKWARD, FORWARD, LOAD, Phase
+from .wire import ABORTED, BACKWARD, FORWARD, LOAD, Phase
 
 PERIOD = 64  # steps of a round that is still recognized
 ROUNDS = 2
@@ -79,13 +79,14 @@ class Foresight:
 
     def __init__(self) -> None:
         self.steps = 0
+        self._began = 0  # at which of them the regime began
         self.changed = 0  # how often another regime was seen to begin
         self.changes: deque[int] = deque(maxlen=16)
         """steps at which another regime was seen to begin"""
         self.residuals = (Residuals(), Residuals(), Residuals(), Residuals())
         self.start: int | None = None  # of the newest step
         self._kinds: dict[Kind, _Kind] = {}
-        self._after: dict[str, deque[int | None]] = {}
+        self._after: dict[str, deque[tuple[int, int]]] = {}  # at which step, above the step's start
         self._rest: tuple[float, str] | None = None  # highest of what follows the batches, above the step's start
         self._surprise: float | None = None
         self._later: deque[float] = deque(maxlen=RECENT)  # highest peaks of later micro-batches, above the step's start
@@ -144,19 +145,24 @@ class Foresight:
         batches: list[_Batch] = []
         after: dict[str, int] = {}
         stood: int | None = None
-        before = 0
+        before = forwards = 0
         for phase in phases:
             peak, name = phase.allocated_peak, phase.phase
             if peak is None or phase.allocated is None:
                 return False
             if name == FORWARD:
-                at = len(batches)
+                at, forwards = forwards, forwards + 1
                 if stood is None or at >= len(groups):
                     return False
+                if phase.flags & ABORTED:
+                    stood = phase.allocated
+                    continue
                 batch = features(groups[at])
                 if batch is None:
                     return False
-                batches.append(_Batch(stood, peak, (bool(at), tuple(map(len, groups[at]))), batch))
+                batches.append(_Batch(stood, peak, (bool(batches), tuple(map(len, groups[at]))), batch))
+            elif name == BACKWARD and batches and phase.flags & ABORTED:
+                batches.pop()  # given up: memory ran out, say, and the script went on
             elif name == BACKWARD and batches:
                 batches[-1].backward = max(peak, batches[-1].backward or 0)
             elif batches and phase.index == 0:
@@ -210,8 +216,9 @@ class Foresight:
         rest: tuple[float, str] | None = None
         for name, values in series.items():
             peak = after.get(name)
-            values.append(None if peak is None else peak - start)
-            expected = _next(values)
+            if peak is not None:
+                values.append((self.steps, peak - start))
+            expected = _next(values, self.steps + 1, self.steps - self._began) if values else None
             if expected is not None and (rest is None or expected > rest[0]):
                 rest = expected, name
         self._rest = rest
@@ -243,6 +250,7 @@ class Foresight:
             residuals.learn(residual)
 
     def _forget(self, width: float = FIRST_WIDTH) -> None:
+        self._began = self.steps
         self._kinds.clear()
         self._after.clear()
         self._rest = None
@@ -259,24 +267,31 @@ class Foresight:
         return None if known is None else (*known.both(batch), known.forward)
 
 
-def _next(values: deque[int | None]) -> float | None:
-    """What follows in a series; None: the phase is not expected."""
-    newest = list(values)
-    count = len(newest)
-    if count >= 2 and newest[-1] is not None and _alike(newest[-1], newest[-2]):
-        return float(newest[-1])
-    if count >= 3:
-        period = _period(newest)
-        if period is not None:
-            value = newest[-period]
-            return None if value is None else float(value)
-    recent = [value for value in newest[-RECENT:] if value is not None]
-    if 2 * len(recent) < min(count, RECENT) or not recent:
+def _next(seen: deque[tuple[int, int]], now: int, age: int) -> float | None:
+    """What a phase that was seen at these steps with these values has at step `now`; None: it is not expected.
+
+    `age`: steps since the regime began.
+    """
+    count = len(seen)
+    newest, value = seen[-1]
+    if count >= 2 and newest - seen[-2][0] > 1:
+        gap = newest - seen[-2][0]
+        if count >= 3 and seen[-2][0] - seen[-3][0] == gap:
+            return float(value) if now - newest == gap else None
+    recent = [each for at, each in list(seen)[-RECENT:] if at >= now - RECENT]
+    if 2 * len(recent) < min(age, RECENT) or not recent:
         return None
+    if count >= 2 and _alike(value, seen[-2][1]):
+        return float(value)
+    if newest - seen[0][0] == count - 1:  # at every step: do its values take turns?
+        values = [each for _, each in seen]
+        period = _period(values)
+        if period is not None:
+            return float(values[-period])
     return float(sorted(recent)[len(recent) // 2])
 
 
-def _period(values: list[int | None]) -> int | None:
+def _period(values: list[int]) -> int | None:
     """The shortest round that the newest `ROUNDS` rounds repeat."""
     count = len(values)
     for period in range(1, count // ROUNDS + 1):
@@ -287,7 +302,5 @@ def _period(values: list[int | None]) -> int | None:
     return None
 
 
-def _alike(left: int | None, right: int | None) -> bool:
-    if left is None or right is None:
-        return left is right
+def _alike(left: int, right: int) -> bool:
     return abs(left - right) <= _ALIKE * max(abs(left), 4096)

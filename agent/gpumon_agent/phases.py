@@ -201,7 +201,9 @@ class Phases:
         del forwards[forwards.index(root) :]
         if forwards:
             return
-        if not aborted:
+        if aborted:
+            self._batches = max(0, self._batches - 1)  # a batch that was given up is none of the step's
+        else:
             look()
         self._observed = self._observed or gradients
         if not self._names:
@@ -229,6 +231,8 @@ class Phases:
         thread = self._here()
         thread.engine = False
         flags = ABORTED if aborted else 0
+        if aborted:
+            self._batches = max(0, self._batches - 1)
         if thread.backwards:
             thread.deferred = flags
         else:

@@ -206,7 +206,7 @@ class _Device:
 
 
 def backtest(stream: Iterable[wire.Received], *, again: bool = False) -> list[Backtest]:
-    """The scores of a recording, device by device of each rank. `again`: outlooks made here, not those in the recording."""
+    """The scores of a recording, device by device of each rank. `again`: outlooks made here, not those recorded."""
     store, reporter = SessionStore(StoreLimits(steps=_STEPS_KEPT), replaying=True), Reporter()
     devices: dict[tuple[str, int], _Device] = {}
     rooms: dict[tuple[str, int], int | None] = {}

@@ -103,8 +103,9 @@ def lines(file: Path, score: Backtest) -> list[str]:
     if error is not None:
         out.append(f"  steps to OOM: {_share(error)} off in the median, once a quarter of the way was run")
     out.append(
-        f"  false warnings in {score.clean_steps:,} steps: {score.false_outlooks} outlooks, {score.false_findings} findings"
-        f"; a line through the device's total: {score.slope_alarms} alarms in {score.slope_readings} readings"
+        f"  false warnings in {score.clean_steps:,} steps: {score.false_outlooks} outlooks, "
+        f"{score.false_findings} findings; "
+        f"a line through the device's total: {score.slope_alarms} alarms in {score.slope_readings} readings"
     )
     return out
 

@@ -1,0 +1,172 @@
+"""The agent's model of coming batches against runs whose next peak is known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from statistics import median
+
+import pytest
+from synthetic import GIB, MIB
+
+from gpumon_agent import wire
+from gpumon_agent.foresight import Foresight
+from gpumon_agent.outlook import Fragments, Outlooks, judged, verdict
+
+WEIGHTS, STATE = 100 * MIB, 200 * MIB
+Shape = tuple[int, ...]
+Excess = Callable[[Shape], float]
+
+
+def phases(step: int, start: int, forward: float, backward: float, **last: int) -> list[wire.Phase]:
+    """One step of a model with AdamW: what stands, two peaks over it, and the optimizer's."""
+    ends = (
+        ("between", start, start),
+        ("forward", start + round(forward), start + round(forward)),
+        ("backward", start + WEIGHTS, start + round(backward)),
+        ("optimizer", start + WEIGHTS, start + 2 * WEIGHTS),
+        *((name, start, start + peak) for name, peak in last.items()),
+    )
+    return [
+        wire.Phase(step, name, 0, 0, 0, 1, allocated, peak, 2 * GIB, 2 * GIB, allocated, 0, allocated, 9, 0, 0)
+        for name, allocated, peak in ends
+    ]
+
+
+def errors(
+    shapes: list[Shape], forward: Excess, backward: Excess, leak: int = 0, **last: int
+) -> Iterator[tuple[float, bool]]:
+    """Of each step: the share by which the outlook was off, and whether its interval held."""
+    foresight = Foresight()
+    for step, shape in enumerate(shapes):
+        start = WEIGHTS + (STATE if step else 0) + step * leak
+        now = phases(step, start, forward(shape), backward(shape), **last)
+        peak = max(phase.allocated_peak or 0 for phase in now)
+        said = judged(foresight, step, 0, 0, (shape,), 1, start, 0, None, Fragments(False))
+        if said is not None:
+            yield abs(said.next_peak / peak - 1), said.low <= peak <= said.high
+        foresight.learn(step, now, [(shape,)])
+
+
+def linear(shape: Shape) -> float:
+    return 2e4 * shape[0] * shape[1]
+
+
+def squared(shape: Shape) -> float:
+    """A weight for each pair of positions."""
+    return 2e4 * shape[0] * shape[1] + 900.0 * shape[0] * shape[1] ** 2
+
+
+def lengths(seed: int, steps: int = 200) -> list[Shape]:
+    rng = random.Random(seed)
+    return [(8, rng.randint(32, 900)) for _ in range(steps)]
+
+
+def both(seed: int, steps: int = 200) -> list[Shape]:
+    """As many words in each batch as fit a budget."""
+    rng = random.Random(seed)
+    return [(max(1, 8192 // length), length) for length in (rng.randint(32, 900) for _ in range(steps))]
+
+
+@pytest.mark.parametrize("excess", [linear, squared])
+@pytest.mark.parametrize("shapes", [lengths(1), lengths(2), both(3), both(4)])
+def test_peaks_that_follow_the_shapes_are_known_to_two_percent_and_the_interval_holds(
+    shapes: list[Shape], excess: Excess
+) -> None:
+    found = list(errors(shapes, excess, lambda shape: max(1.2 * excess(shape), WEIGHTS)))[20:]
+    assert median(error for error, _ in found) < 0.005
+    assert sorted(error for error, _ in found)[int(0.95 * len(found))] < 0.03
+    assert sum(held for _, held in found) / len(found) >= 0.93
+
+
+def test_a_batch_far_larger_than_any_before_is_foreseen_by_its_square() -> None:
+    shapes = [*lengths(5, 60), (8, 3600)]
+    *_, (error, _) = errors(shapes, squared, lambda shape: 1.2 * squared(shape))
+    assert error < 0.1
+
+
+def test_noise_of_a_thousandth_is_no_square_of_the_length() -> None:
+    rng = random.Random(6)
+    shapes = [*lengths(6, 60), (8, 9000)]
+    *_, (error, _) = errors(shapes, lambda s: linear(s) * rng.uniform(0.999, 1.001), lambda s: 1.2 * linear(s))
+    assert error < 0.05
+
+
+def test_the_same_shapes_are_known_from_the_third_step_on_whatever_leaks() -> None:
+    found = list(errors([(8, 512)] * 60, linear, lambda shape: 1.2 * linear(shape), leak=3 * MIB))
+    assert max(error for error, _ in found[1:]) < 0.005
+    assert all(held for _, held in found[1:])
+
+
+def test_a_phase_that_comes_every_seventh_step_is_expected_then_and_only_then() -> None:
+    foresight, said = Foresight(), []
+    for step in range(70):
+        start = WEIGHTS + STATE
+        more = {"checkpoint": 900 * MIB} if step % 7 == 3 else {}
+        found = foresight.peak((512, 0, 8 * 64 * 64), (False, (2,)), start)
+        if step > 30 and found is not None:
+            said.append((step, found[1] == "checkpoint"))
+        foresight.learn(step, phases(step, start, 50 * MIB, 60 * MIB, **more), [((8, 64),)])
+    assert said
+    assert all(expected == (step % 7 == 3) for step, expected in said)
+
+
+def test_another_regime_widens_the_interval_and_is_learnt_anew() -> None:
+    foresight = Foresight()
+    widths, offs = [], []
+    for step in range(100):
+        start = WEIGHTS + STATE
+        times = 1 if step < 50 else 3
+        now = phases(step, start, times * 300 * MIB, times * 400 * MIB)
+        said = judged(foresight, step, 0, 0, ((8, 64),), 1, start, 0, None, Fragments(False))
+        if said is not None:
+            widths.append(said.high - said.low)
+            offs.append(abs(said.next_peak / (start + times * 400 * MIB) - 1))
+        foresight.learn(step, now, [((8, 64),)])
+    assert foresight.changed == 1
+    assert max(widths[49:54]) > 50 * widths[45]
+    assert widths[-1] < 0.01 * (WEIGHTS + STATE + 1200 * MIB)
+    assert max(offs[54:]) < 0.001
+
+
+def test_nothing_is_warned_of_where_nobody_told_what_the_device_has_unless_no_device_has_it() -> None:
+    assert verdict(9 * GIB, 8 * GIB, 10 * GIB, True, None, None, None) == (wire.FITS, None)
+    assert verdict(9 * GIB, 8 * GIB, 10 * GIB, True, None, 7 * GIB, None) == (wire.OOM_AHEAD, -2 * GIB)
+    assert verdict(9 * GIB, 6 * GIB, 10 * GIB, True, None, 7 * GIB, None) == (wire.FITS, None)
+    assert verdict(9 * GIB, 6 * GIB, 10 * GIB, True, 8 * GIB, None, None)[0] == wire.OOM_AHEAD
+    assert verdict(9 * GIB, 6 * GIB, 10 * GIB, False, 8 * GIB, None, None)[0] == wire.TIGHT  # too little is known
+    fragments = Fragments(False)
+    fragments.fitted = 9 * GIB
+    assert verdict(9 * GIB, 8 * GIB + 1, 10 * GIB, True, 8 * GIB, None, fragments)[0] == wire.TIGHT  # as high as before
+
+
+def test_what_the_allocator_cannot_use_is_what_it_held_beside_a_peak_after_it_gave_its_cache_back() -> None:
+    def step(reserved: int, split: int, retries: int) -> list[wire.Phase]:
+        return [
+            wire.Phase(1, "backward", 0, 0, 0, 1, 474 * MIB, 517 * MIB, reserved, reserved, 0, split, 0, 9, retries, 0)
+        ]
+
+    fragments = Fragments(False)
+    fragments.learn(step(552 * MIB, 12 * MIB, 0))
+    assert fragments.bytes == 12 * MIB
+    for _ in range(9):
+        fragments.learn(step(552 * MIB, 12 * MIB, 1))
+    assert fragments.bytes == 35 * MIB
+    fragments.expandable = True
+    assert fragments.bytes == 0
+
+
+def test_memory_does_not_grow_with_the_run() -> None:
+    outlooks = Outlooks(lambda event: None, {})
+    rng = random.Random(7)
+    for step in range(3000):
+        shape = (8, rng.randint(32, 9000))
+        outlooks.batch(step, 0, [shape], 1, [(0, WEIGHTS, 0)])
+        for phase in phases(step, WEIGHTS, linear(shape), 1.2 * linear(shape)):
+            outlooks.follow(phase)
+        outlooks.follow(wire.Step(step, 0, 1, 1, (shape,), False, 4))
+    foresight = outlooks._devices[0]
+    assert all(residuals.seen <= 3000 and len(residuals._ordered) <= 200 for residuals in foresight.residuals)
+    assert all(known.forward.batches <= 64 for known in foresight._kinds.values())
+    assert len(outlooks._known) <= 512
+    assert not outlooks._groups
