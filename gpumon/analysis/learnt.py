@@ -47,6 +47,7 @@ class Device:
     others: Others = field(default_factory=Others)
     foreseen: Foreseen = field(default_factory=Foreseen)
     replays: bool = False  # the newest step ran a CUDA graph, whose peaks nobody sees
+    typical: float | None = None  # peak, at the newest look
     growth: DeviceGrowth = field(default_factory=DeviceGrowth)
     batches: Batches = field(default_factory=Batches)
     standing: Standing = field(default_factory=Standing)
@@ -94,6 +95,7 @@ class Rank:
     owned: dict[int, Owned | None] = field(default_factory=dict)
     tracker: Tracker = field(default_factory=Tracker)
     looked_at: int | None = None  # newest step that findings were looked for at
+    hello: wire.Hello | None = None
     pid: int = 0
     job: str | None = None
     label: str = ""

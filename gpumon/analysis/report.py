@@ -33,26 +33,38 @@ class Reporter:
 
     def __init__(self) -> None:
         self._ranks: dict[str, Rank] = {}
+        self._pids: frozenset[int] | None = frozenset()  # of all ranks; None: to be counted again
 
     def report(self, frame: Frame) -> tuple[RankReport, ...]:
         """One report a rank, in the frame's order."""
         present = {rank.source for rank in frame.ranks}
         for source in self._ranks.keys() - present:
             del self._ranks[source]
+            self._pids = None
         for rank in frame.ranks:
             self.meet(rank)
         return tuple(self.rank(rank) for rank in frame.ranks)
 
     def meet(self, rank: RankFrame) -> None:
         """Who it is, before it has closed a step: to the others it is no stranger."""
-        state = self._ranks.setdefault(rank.source, Rank())
+        self._meet(rank)
+
+    def _meet(self, rank: RankFrame) -> Rank:
+        state = self._ranks.get(rank.source)
+        if state is None:
+            state = self._ranks[rank.source] = Rank()
         hello = rank.hello
+        if state.hello is hello:
+            return state
+        state.hello = hello
+        self._pids = None
         state.pid, state.job = hello.pid, hello.run_id or (hello.name if (hello.world_size or 1) > 1 else None)
         state.label, state.host = rank.label, rank.hello.host
+        return state
 
     def rank(self, rank: RankFrame) -> RankReport:
         """The report of one rank."""
-        state = self._ranks.setdefault(rank.source, Rank())
+        state = self._meet(rank)
         newest = rank.steps[-1] if rank.steps else None
         key = (
             id(newest),
@@ -69,7 +81,6 @@ class Reporter:
         )
         if state.report is None or key != state.key:
             state.follow(rank)
-            self.meet(rank)
             state.uuids = frozenset(d.uuid for d in rank.hello.devices if d.uuid and d.index in state.devices)
             state.report = self._state(rank, state)
             state.key = key
@@ -101,12 +112,15 @@ class Reporter:
             return
         described = ledger.device_of(rank, report.device)
         typical = learnt.forecaster.typical_peak()
+        learnt.typical = typical[1] if typical is not None else None
         peers: list[float] = []
         if state.job is not None:
             for other in self._ranks.values():
                 if other is not state and other.job == state.job:
-                    peaks = (device.forecaster.typical_peak() for device in other.devices.values())
-                    peers.extend(peak[1] for peak in peaks if peak is not None)
+                    peers += [each.typical for each in other.devices.values() if each.typical is not None]
+        if self._pids is None:
+            self._pids = frozenset(other.pid for other in self._ranks.values())
+        reading = ledger.reading_of(rank.host, described.uuid if described else None)
         state.tracker.look(
             Look(
                 rank=rank,
@@ -115,14 +129,14 @@ class Reporter:
                 figures=learnt.newest,
                 forecast=report.forecast,
                 lines=report.ledger,
-                reading=ledger.reading_of(rank.host, described.uuid if described else None),
+                reading=reading,
                 capacity=report.capacity,
-                our_pids={other.pid for other in self._ranks.values()},
+                our_pids=self._pids,
                 usually_above=typical[0] if typical is not None else None,
-                typical_peak=typical[1] if typical is not None else None,
+                typical_peak=learnt.typical,
                 peers_peaks=tuple(peers),
                 retries_before=learnt.retries,
-                elsewhere=self._elsewhere(rank, described.uuid if described else None),
+                elsewhere=self._elsewhere(rank, reading),
                 growth=report.growth,
                 host_growth=state.host_growth.growth() if report.device == min(state.devices) else (),
                 censuses=state.censuses,
@@ -135,10 +149,11 @@ class Reporter:
             return
         learnt.retries = retries(record, report.device)
 
-    def _elsewhere(self, rank: RankFrame, uuid: str | None) -> dict[int, str]:
+    def _elsewhere(self, rank: RankFrame, reading: wire.DeviceReading | None) -> dict[int, str]:
         """pid → label of the watched processes of this machine that train on other devices than this one."""
-        if uuid is None:
+        if reading is None or not reading.processes or len(reading.processes) < 2:
             return {}
+        uuid = reading.uuid
         return {
             other.pid: other.label
             for source, other in self._ranks.items()
@@ -171,9 +186,7 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
         owners = ledger.ledger_of(record, end)
         lines = ledger.lines(end, owners, learnt.lasting if learnt else None, driver)
     forecast = None
-    if (
-        learnt is not None and not learnt.replays
-    ):  # no counter sees what runs in a CUDA graph
+    if learnt is not None and not learnt.replays:  # no counter sees what runs in a CUDA graph
         forecast = learnt.forecaster.forecast(_room(rank, learnt, driver))
     joined = lines is not None and lines.total is not None and driver is not None and end is not None
     return DeviceReport(
