@@ -66,7 +66,7 @@ class Drawn:
 
 
 def rank_lines(page: RankPage, cursor: int, room: int, height: int, glyphs: Glyphs) -> Drawn:
-    unit = unit_for(*(value for row in page.rows for value in (row.peak, row.reserved)))
+    unit = unit_for(*(value for row in page.rows for value in (row.peak, row.reserved, row.buckets)))
     top = summary(page, unit, room)[: max(1, min(4, height // 6))]
     entries = _entries(page)
     if len(entries) + len(top) + 1 <= height or room < 2 * CELL:
