@@ -35,6 +35,7 @@ KNOWN, NEW, BEYOND, AFTER = range(4)
 FIRST_WIDTH = 0.10  # share of the peak to each side, before residuals of a sort are known
 LEAST_WIDTH = 0.0005  # rounding of single blocks
 COVERAGE = 0.96  # the level aimed at, so that 95 % holds on short runs too
+SURE_BATCHES = 12
 SQUARE_BATCHES = 6
 SQUARE_BETTER = 0.6
 SQUARE_LEAST = 0.002
@@ -100,7 +101,7 @@ class _Line:
 class Needs:
     """One phase's excess over the batch. `fixed`: with one batch known, take its excess as independent of the batch."""
 
-    __slots__ = ("_keys", "_plain", "_points", "_scale", "_square", "_unit", "fixed", "seen", "squares")
+    __slots__ = ("_keys", "_now", "_plain", "_points", "_scale", "_square", "_unit", "fixed", "seen", "squares")
 
     def __init__(self, *, fixed: bool = False) -> None:
         self.fixed = fixed
@@ -115,6 +116,7 @@ class Needs:
         sure, open_ = 1e2, 1e6
         prior = (open_, sure, sure, sure) if self.fixed else (sure, open_, 1e4, 1e4)
         self._plain, self._square = _Line(prior[:3]), _Line(prior)
+        self._now = (0.0, 0.0, 0.0, 0.0)  # the line that counts, in bytes an element
         self._points: dict[Features, list[float]] = {}
         self._keys: list[Features] = []  # replaced, never changed: another thread may read
 
@@ -134,9 +136,8 @@ class Needs:
 
     def line(self, batch: Features) -> float:
         """By the coefficients alone."""
-        u, v, w = self._unit
-        x = (1.0, batch[0] * u, batch[1] * v, batch[2] * w)
-        return (self._square if self.squares else self._plain).at(x) * self._scale
+        a, b, c, d = self._now
+        return a + b * batch[0] + c * batch[1] + d * batch[2]
 
     def at(self, batch: Features) -> float:
         """The excess to expect."""
@@ -159,15 +160,11 @@ class Needs:
 
     def _beyond(self, batch: Features, largest: Features) -> float:
         """Carried on from the largest batch known. A maximum of moments does not bend down: nor does this."""
-        _, b, c, *rest = (self._square if self.squares else self._plain).coefficients
-        u, v, w = self._unit
-        more = b * (batch[0] - largest[0]) * u + c * (batch[1] - largest[1]) * v
-        if rest:
-            square: float = batch[2] - largest[2]
-            if rest[0] < 0:
-                square = 2 * largest[2] * (batch[0] / largest[0] - 1)
-            more += rest[0] * square * w
-        more *= self._scale
+        _, b, c, d = self._now
+        square: float = batch[2] - largest[2]
+        if d < 0:
+            square = 2 * largest[2] * (batch[0] / largest[0] - 1)
+        more = b * (batch[0] - largest[0]) + c * (batch[1] - largest[1]) + d * square
         return self.line(largest) + self._beside(largest) + max(0.0, more)
 
     def _beside(self, batch: Features) -> float:
@@ -189,12 +186,15 @@ class Needs:
             if not points:
                 self._unit = (1 / batch[0], 1 / batch[1] if batch[1] else 0.0, 1 / batch[2] if batch[2] else 0.0)
                 self._scale = max(abs(excess), 1.0)
+            sure = len(points) >= SURE_BATCHES and abs(excess - self.at(batch)) <= _SAME * abs(excess)
             if len(points) >= POINTS_MAX:
                 self._drop()
             points[batch] = [excess]
             keys = self._keys.copy()
             insort(keys, batch)
             self._keys = keys
+            if sure:
+                return  # nothing to be learnt from it
         self._update(batch, excess)
 
     def _drop(self) -> None:
@@ -212,11 +212,16 @@ class Needs:
         weight = min(size * size, 1e4)  # large batches decide whether memory suffices; below, the differences tell
         robust, share = len(self._keys) > 5, 1 / min(self.seen, 20)
         self._plain.learn(x, y, weight, robust, size, share)
-        if not batch[2]:
-            return
-        self._square.learn(x, y, weight, robust, size, share)
-        if len(self._keys) >= SQUARE_BATCHES:
-            self.squares = self._square.off < SQUARE_BETTER * self._plain.off and self._plain.off > SQUARE_LEAST
+        if batch[2]:
+            self._square.learn(x, y, weight, robust, size, share)
+            if len(self._keys) >= SQUARE_BATCHES:
+                self.squares = self._square.off < SQUARE_BETTER * self._plain.off and self._plain.off > SQUARE_LEAST
+        scale = self._scale
+        if self.squares:
+            a, b, c, d = self._square.coefficients
+        else:
+            (a, b, c), d = self._plain.coefficients, 0.0
+        self._now = a * scale, b * u * scale, c * v * scale, d * w * scale
 
 
 def _settled(values: list[float]) -> float:

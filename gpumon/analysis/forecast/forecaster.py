@@ -31,6 +31,7 @@ included, when all batches had the same size: it is a lower bound then.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
 
@@ -77,7 +78,8 @@ class Forecaster:
     def __init__(self) -> None:
         self._window: deque[StepPeaks] = deque(maxlen=WINDOW)
         self._phases: dict[str, deque[_Excess]] = {}
-        self._residuals: deque[float] = deque(maxlen=RESIDUALS)
+        self._residuals: deque[float] = deque()
+        self._ordered: list[float] = []  # the same, by size
         self._predicted: _Point | None = None
         self._band = (0.0, 0.0)
         self._calm = (0.0, 0.0)  # the band without the newest surprise
@@ -155,14 +157,21 @@ class Forecaster:
         elif side and surprise is not None and surprise * side > 0:
             self._forget(keep=self._window[-1])
             self._residuals.clear()
+            self._ordered.clear()
             self._begin_regime(step, residual)
         else:
             if surprise is not None:
-                self._residuals.append(surprise)  # it stood alone: an unusual batch, not another regime
+                self._keep(surprise)  # it stood alone: an unusual batch, not another regime
             if side:
                 self._surprise = residual
             else:
-                self._residuals.append(residual)
+                self._keep(residual)
+
+    def _keep(self, residual: float) -> None:
+        if len(self._residuals) == RESIDUALS:
+            del self._ordered[bisect_left(self._ordered, self._residuals.popleft())]
+        self._residuals.append(residual)
+        insort(self._ordered, residual)
 
     def _begin_regime(self, step: StepPeaks, residual: float) -> None:
         self._prior = max(FIRST_WIDTH * step.peak, abs(residual))
@@ -223,8 +232,11 @@ class Forecaster:
         if count < 6 or newest == window[-2].peak == window[-3].peak:
             return None
         near = PERIOD_TOLERANCE * newest
+        peaks = [step.peak for step in window]
         for period in range(2, min(PERIOD, count // 3) + 1):
-            if all(abs(window[-i].peak - window[-i - period].peak) <= near for i in range(1, 2 * period + 1)):
+            if abs(newest - peaks[-1 - period]) > near or abs(peaks[-2] - peaks[-2 - period]) > near:
+                continue
+            if all(abs(peaks[-i] - peaks[-i - period]) <= near for i in range(3, 2 * period + 1)):
                 return period
         return None
 
@@ -234,11 +246,13 @@ class Forecaster:
         due = self._due(series)
         if due is not None:
             return level([series[-1].bytes, series[-2].bytes]) if due else None
-        recent = [
-            entry.bytes
-            for entry in (series[at] for at in range(-min(steps, len(series)), 0))
-            if entry.seen > self._seen - steps
-        ]
+        oldest = self._seen - steps
+        recent = []
+        for entry in reversed(series):
+            if entry.seen <= oldest:
+                break
+            recent.append(entry.bytes)
+        recent.reverse()
         if 2 * len(recent) < steps or not recent:
             return None
         if input_bytes is not None and name in BATCH_PHASES:
@@ -261,7 +275,7 @@ class Forecaster:
         return None if since > gap else since == gap
 
     def _interval(self, peak: float) -> tuple[float, float]:
-        band = conformal(self._residuals)
+        band = conformal(self._ordered)
         extra = self._prior / max(1, self._since_change) ** 2
         if extra < 1e-4 * peak and len(self._residuals) >= 2:
             extra = 0.0
@@ -292,7 +306,7 @@ class Forecaster:
         p_oom = None
         if headroom is not None:
             scale = max(above - below, 1e-3 * predicted.peak) / 2
-            p_oom = exceedance(self._residuals, float(headroom), scale) if headroom > 0 else 1.0
+            p_oom = exceedance(self._ordered, float(headroom), scale) if headroom > 0 else 1.0
         return Forecast(
             next_peak=peak,
             low=max(0, math.floor(predicted.peak + below)),
