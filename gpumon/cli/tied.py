@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 _TIE = """
 import ctypes, os, signal, sys
@@ -15,6 +16,7 @@ if os.getppid() == int(sys.argv[1]):
     except OSError as error:
         sys.exit(f"Error: {sys.argv[2]} could not be started: {error.strerror}.")
 """
+_KEEPER = str(Path(__file__).with_name("keeper.py"))
 
 
 def tied(argv: Sequence[str]) -> list[str]:
@@ -26,3 +28,13 @@ def tied(argv: Sequence[str]) -> list[str]:
     if sys.platform != "linux":
         return list(argv)
     return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *argv]
+
+
+def kept(argv: Sequence[str]) -> list[str]:
+    """`argv` under a keeper, which ends with its status and leaves nothing of what it started: see keeper.py.
+
+    On Linux; elsewhere `argv` as it is.
+    """
+    if sys.platform != "linux":
+        return list(argv)
+    return [sys.executable, "-I", "-S", _KEEPER, str(os.getpid()), *argv]

@@ -16,7 +16,7 @@ from typing import IO
 
 from gpumon import link, virtual_gpu
 from gpumon.analysis.trial import Ended, Outcome, Space, Trial
-from gpumon.cli.tied import tied
+from gpumon.cli.tied import kept
 from gpumon_agent import wire
 from gpumon_agent.endpoint import Descriptor
 
@@ -28,7 +28,8 @@ LAST_WORDS_S = 3.0
 
 POLITE_S = 10.0
 FIRM_S = 5.0
-"""How long a command has to end after SIGINT, and then after SIGTERM."""
+FORCE_S = 15.0
+"""How long a command has to end after SIGINT, then after SIGTERM, and then its keeper to have killed it."""
 
 
 class VirtualRun:
@@ -47,6 +48,8 @@ class VirtualRun:
         """What could not be listened to, and why."""
         self._argv = list(argv)
         self._environment = {**environment, "GPUMON_AWAIT_VIEWER": "1", "GPUMON_GOVERNOR": "off"}
+        if steps is not None:
+            self._environment["GPUMON_HOLD_AFTER"] = str(steps)
         self._session = environment["VGPU_SESSION"]
         self._steps = steps
         self._ended: Ended | None = None  # why it was ended from here
@@ -59,7 +62,7 @@ class VirtualRun:
         # started in a shell's background we are told to ignore Ctrl-C, but the command is to be ended by one
         previous = signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
-            tied(self._argv),
+            kept(self._argv),
             env=self._environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -178,7 +181,8 @@ class VirtualRun:
     def _end(self) -> None:
         """As Ctrl-C would, then firmly, then by force."""
         self.process.send_signal(signal.SIGINT)
-        for patience, number in ((POLITE_S, signal.SIGTERM), (FIRM_S, signal.SIGKILL)):
+        # the last of them is for the keeper alone, which knows what is in no process group of ours: ranks
+        for patience, number in ((POLITE_S, signal.SIGTERM), (FIRM_S, signal.SIGHUP), (FORCE_S, signal.SIGKILL)):
             try:
                 self.process.wait(patience)
                 break
@@ -189,7 +193,10 @@ class VirtualRun:
 
     def _signal_all(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
+            if number == signal.SIGHUP:
+                os.kill(self.process.pid, number)
+            else:
+                os.killpg(self.process.pid, number)
 
     def _copy(self, pipe: IO[bytes], target: int) -> None:
         readable = True

@@ -185,7 +185,7 @@ def test_after_so_many_steps_the_script_is_ended_politely(dryrun):
     assert [o["step"] for o in objects if o["type"] == "step"] == [0, 1, 2]
     verdict = objects[-1]
     assert (verdict["fits"], verdict["ended"], verdict["exit_code"]) == (True, "steps", None)
-    assert verdict["steps"] >= 3
+    assert verdict["steps"] == 3  # and not one more: it waits there for its end
     goodbye = next(o for o in objects if o["type"] == "goodbye")
     assert goodbye["reason"] == "signal"  # the exit handlers ran: the agent's is one of them
 
@@ -210,29 +210,46 @@ def test_however_it_ends_the_script_ends_too(dryrun, number):
         time.sleep(0.05)
 
 
-def test_two_ranks_under_torchrun_have_a_device_each(dryrun):
-    script = """
-        import os, torch
-        from torch import distributed, nn
+RANKS = """
+    import os, sys, torch
+    from torch import distributed, nn
 
-        distributed.init_process_group("nccl")
-        rank = int(os.environ["LOCAL_RANK"])
-        torch.cuda.set_device(rank)
-        model = nn.parallel.DistributedDataParallel(nn.Linear(2048, 2048).cuda(), device_ids=[rank])
-        optimizer = torch.optim.AdamW(model.parameters())
-        for _ in range(3):
-            model(torch.randn(8, 2048, device="cuda")).sum().backward()
-            optimizer.step()
-        distributed.destroy_process_group()
-    """
-    torchrun = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    objects, shown = dryrun.objects("--device", "t4", "--devices", 2, *torchrun, dryrun.script(script))
+    distributed.init_process_group("nccl")
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2048, 2048).cuda(), device_ids=[rank])
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(int(sys.argv[1])):
+        model(torch.randn(8, 2048, device="cuda")).sum().backward()
+        optimizer.step()
+    distributed.destroy_process_group()
+"""
+TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+
+
+def test_two_ranks_under_torchrun_have_a_device_each(dryrun):
+    objects, shown = dryrun.objects("--device", "t4", "--devices", 2, *TORCHRUN, dryrun.script(RANKS), 3)
     assert shown.returncode == 0, shown.stderr
     verdict = objects[-1]
     assert verdict["fits"] is True
     assert [(peak["rank"], peak["device"]) for peak in verdict["peaks"]] == [(0, 0), (1, 1)]
     assert [device["context"] for device in verdict["devices"]] == [450 * MIB] * 2
     assert verdict["steps"] == 3
+
+
+def test_a_dry_run_killed_hard_leaves_no_rank(dryrun):
+    command = dryrun.command("--device", "t4", "--devices", 2, "--json", *TORCHRUN, dryrun.script(RANKS), 10**9)
+    with subprocess.Popen(command, env=dryrun.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:
+        assert run.stdout
+        ranks: set[int] = set()
+        while len(ranks) < 2:
+            ranks.add(json.loads(run.stdout.readline())["pid"])
+        below = psutil.Process(run.pid).children(recursive=True)
+        assert ranks < {process.pid for process in below}
+        psutil.Process(min(ranks)).suspend()
+        run.kill()
+    _, left = psutil.wait_procs(below, timeout=20)
+    assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_a_wrong_name_is_told_all_the_right_ones(dryrun):
