@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from . import wire
+from . import loads, wire
 from .activations import Activations
 from .composing import Composing
 from .governor import SAMPLED_STEP_NS
@@ -75,6 +75,7 @@ class Accounts:
         self._activations = Activations(self._current_places, tell, limited=limited)
         self._others = self.others = Others(models, tell)
         self._workspaces = Workspaces()
+        self._loads = loads.install()
         self._layers = Layers(self.inventory, self._current_places, models, say)
         self._layers_due_ns = 0
         self._layers_wanted = not limited  # in this step
@@ -164,6 +165,7 @@ class Accounts:
         owners = self.inventory.owners(where, fresh=fresh)
         others = self._others.tensors(look=fresh)
         other_models = None if others is None else claim(others, self.inventory.claimed, device)
+        checkpoints = self._loads.claim(device, self.inventory.claimed)
         saved = self._activations.alive(device, self.inventory.claimed)
         if self._activations.known:
             self._layers.note(device, saved)
@@ -180,6 +182,7 @@ class Accounts:
             *owners,
             activations=sum(each.nbytes for each in saved) if self._activations.known else None,
             workspaces=self._workspaces.bytes(device),
+            checkpoints=checkpoints,
             other_models=other_models,
             hidden=tuple(self._activations.hidden)[:16],
         )

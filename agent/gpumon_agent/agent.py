@@ -100,6 +100,8 @@ class Agent:
             models=lambda: [(w.index, model) for w in self._models if (model := w.model()) is not None],
             say=lambda events: self.publisher.say(events),
             tell=self.notice,
+            now=lambda: self.recorder.now,
+            devices=lambda: [(where.type, index) for _, index, where in self.phases.readers or ()],
             limited=os.environ.get("GPUMON_GOVERNOR") != "off",
         )
         self.ask_census = self.evidence.ask
@@ -120,7 +122,7 @@ class Agent:
             keep=self.last_words.ahead,
             functions=_listeners,
         )
-        self.phases = Phases(
+        self.phases: Phases = Phases(
             self.recorder,
             self.governor,
             find_readers=self._find_readers,

@@ -21,7 +21,6 @@ from __future__ import annotations
 import gc
 import heapq
 import operator
-import re
 import sys
 import weakref
 from collections import Counter, deque
@@ -38,6 +37,8 @@ from .clock import Clock
 from .governor import Governor
 from .holders import Files, Name
 from .inventory import Inventory
+from .loads import Load, Loads
+from .names import together
 from .owners import Owners
 from .storages import plain
 from .suspicion import Suspicion
@@ -93,7 +94,9 @@ class Census:
         say: Callable[[tuple[wire.Event, ...]], None],
         tell: Callable[[str], None],
         limited: bool,
+        loads: Loads,
     ) -> None:
+        self.loads = loads
         self.newest: wire.Census | None = None
         self.suspicion = Suspicion()
         self._inventory = inventory
@@ -139,6 +142,16 @@ class Census:
         if self._taking is not None:
             self._go_on(step)
 
+    def search(self) -> bool:
+        """Looks for who holds what loaded checkpoints have left. False: not now."""
+        if self._taking is not None or _why_not() is not None:
+            return False
+        self._begin(0, "checkpoint", ())
+        return True
+
+    def searching(self) -> bool:
+        return self._taking is not None and self._taking.searches
+
     def stop(self) -> None:
         self._taking = None
 
@@ -147,7 +160,8 @@ class Census:
         blocks = {device: count for device, _, count in figures if count is not None}
         added = {device: count - self._blocks.get(device, count) for device, count in blocks.items()}
         self._taking = _Taking(self, step, reason, added if self._blocks else {})
-        self._blocks = blocks
+        if reason != "checkpoint":
+            self._blocks = blocks
 
     def _earn(self) -> None:
         """Up to what `CREDIT_STEPS` steps would have left, all of it at the beginning."""
@@ -201,6 +215,16 @@ class _Taking:
         self._tensors: Counter[int] = Counter()  # by device
         self._largest = 0  # group
         self._walk = Walk(self._found, self._files, roots.of_module)
+        self._wanted: dict[int, tuple[Load, int]] = {}  # storages that loads have left: whose, and on which device
+        for load in census.loads.loads:
+            load.holders = {device: Counter() for device in load.loaded}
+            self._wanted |= {
+                identity: (load, each.device)
+                for identity, each in load.followed.items()
+                if identity not in load.owned
+            }
+        self._missing = len(self._wanted)
+        self.searches = reason == "checkpoint"
         self._rounds = list(ROUNDS[::-1])
         self._names: list[str] = []  # of modules that are still to be told the user's or not
         self._modules: tuple[list[str], list[str]] = ([], [])  # installed packages', the user's
@@ -268,6 +292,8 @@ class _Taking:
 
     def _explains(self) -> bool:
         """A census that growth began has found as many as were added since the one before: deeper ones can wait."""
+        if self._reason == "checkpoint":
+            return self._missing <= 0 or len(self._rounds) == 1
         if self._reason != "growth" or self._rounds == list(ROUNDS[::-1]):
             return False
         added = {device: count for device, count in self._added.items() if count > 0}
@@ -291,6 +317,14 @@ class _Taking:
     def _count(self, part: Tensor, tensor: Tensor, walk: Walk) -> bool:
         storage = part.untyped_storage()
         identity = storage._cdata
+        wanted = self._wanted.get(identity)
+        if wanted is not None:
+            if identity not in self._seen:
+                self._seen.add(identity)
+                self._missing -= 1
+                load, device = wanted
+                load.holders[device][walk.name()] += 1
+            return True
         if identity in self._claimed or identity in self._inputs:
             return False
         if identity in self._seen:
@@ -335,6 +369,8 @@ class _Taking:
 
     def _publish(self, step: int) -> None:
         census = self._census
+        if self._reason == "checkpoint":
+            return
         why = None
         if self._rounds:
             why = "what was found explains the growth: what lies deeper was not looked at"
@@ -372,23 +408,11 @@ class _Taking:
             grown=None if before is None else tally.count - before[key],
             holders=tuple(
                 wire.Holder(name.text, name.kind, name.where, count)
-                for name, count in _together(tally.holders).most_common(wire.HOLDERS_MAX)
+                for name, count in together(tally.holders).most_common(wire.HOLDERS_MAX)
             ),
         )
 
 
-def _together(holders: Counter[Name]) -> Counter[Name]:
-    """Where many keys of one dict hold alike, the dict."""
-    if len(holders) <= _KEYS_TOLD:
-        return holders
-    together: Counter[Name] = Counter()
-    for name, count in holders.items():
-        together[name._replace(text=_KEY_TOLD.sub("[*]", name.text))] += count
-    return together
-
-
-_KEYS_TOLD = 4
-_KEY_TOLD = re.compile(r"\['[^']*'\]")
 _UNREAL = frozenset({"FakeTensor", "FunctionalTensor"})
 _FIRST_HEAP = 8  # tensors alike, in a first census: that is what grew
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from . import wire
+from . import loads, wire
 from .census import Census
+from .checkpoints import Checkpoints
 from .governor import Governor
 from .guard import Guard
 
@@ -28,8 +29,12 @@ class Evidence:
         models: Callable[[], Iterable[tuple[int, Module]]],
         say: Callable[[tuple[wire.Event, ...]], None],
         tell: Callable[[str], None],
+        now: Callable[[], tuple[int, str, int]],
+        devices: Callable[[], Iterable[tuple[str, int]]],
         limited: bool,
     ) -> None:
+        self._loads = loads.install()
+        self._loads.step = lambda: now()[0]
         self.census = Census(
             accounts.inventory,
             governor,
@@ -38,7 +43,12 @@ class Evidence:
             say=say,
             tell=tell,
             limited=limited,
+            loads=self._loads,
         )
+        self.checkpoints = Checkpoints(
+            self._loads, governor, devices=devices, say=say, search=self.census.search, searching=self.census.searching
+        )
+        self._follow = guard.protect("checkpoints", self.checkpoints.step_closed)
         self.ask = guard.protect("census", self.census.ask)
         self._figures: dict[int, tuple[int | None, int | None]] = {}
         self._take = guard.protect("census", self.census.step_closed)
@@ -52,12 +62,16 @@ class Evidence:
 
     def step_closed(self, step: int) -> None:
         self._take(step, [(device, *figures) for device, figures in self._figures.items()])
+        if self._loads.loads:
+            self._follow(step)
 
     def picture(self) -> list[wire.Event]:
         """What a viewer that comes late is shown."""
         newest = self.census.newest
-        return [] if newest is None else [newest]
+        told = self.checkpoints.picture()
+        return told if newest is None else [newest, *told]
 
     def stop(self) -> None:
         """Leaves nothing switched on and nothing replaced."""
         self.census.stop()
+        loads.uninstall()

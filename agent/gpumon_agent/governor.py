@@ -122,6 +122,10 @@ class Governor:
             if not self._off and self.steps > FIRST_LEDGERS:
                 self._decide()
 
+    def ask_ledger(self) -> None:
+        """The step that begins now is to be sampled whatever the rates."""
+        self.reads = self.ledger = True
+
     def _decide(self) -> str | None:
         step = sum(self._durations) / max(1, len(self._durations))
         self.budget_ns = budget = max(step * STEP_SHARE, STEP_FLOOR_NS)

@@ -54,6 +54,12 @@ def read(models: Iterable[Module], training_thread: int) -> Scene:
     )
 
 
+def users_line() -> str | None:
+    """file.py:LINE of the innermost of the user's own code that runs in this thread."""
+    user = next((frame for frame in _frames(sys._getframe(1)) if not _installed(frame)), None)
+    return None if user is None else _place(user)
+
+
 def same_size(models: Iterable[Module], requested: int) -> tuple[wire.Sized, ...]:
     """Parameters for which the allocator would ask the driver for `requested` bytes.
 

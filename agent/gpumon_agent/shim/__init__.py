@@ -7,6 +7,7 @@ initialized): launchers, compilers, DataLoader workers and package managers do n
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from ..guard import Guard
@@ -35,13 +36,17 @@ def end() -> None:
         _finders.pop().uninstall()
     while _trackers:
         _trackers.pop().stop()
+    loads = sys.modules.get("gpumon_agent.loads")
+    if loads is not None:
+        loads.uninstall()
 
 
 def _begin() -> None:
     from torch import cuda
 
-    from .. import find
+    from .. import find, loads
 
+    loads.install()
     if os.environ.get("GPUMON_TRACK_CPU") == "1":
         from ..probe.cpu import StorageTracker
 
@@ -50,6 +55,14 @@ def _begin() -> None:
     _finders.append(find.install(_ToAgent()))
     if hasattr(cuda, "_lazy_call"):
         cuda._lazy_call(Guard(lambda text: None).protect("shim", _device_taken))
+
+
+def safetensors() -> None:
+    """`import safetensors.torch` is complete."""
+    from .. import loads
+
+    if _finders:
+        Guard(lambda text: None).protect("shim", loads.install().wrap_safetensors)()
 
 
 def _device_taken() -> None:

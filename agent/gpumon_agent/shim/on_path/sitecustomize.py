@@ -27,7 +27,7 @@ class _Finder:
 
             init = os.path.join(_PACKAGE, "__init__.py")
             return spec_from_file_location(name, init, submodule_search_locations=[_PACKAGE])
-        if name == "torch" and target is None:
+        if name in ("torch", "safetensors.torch") and target is None:
             for finder in sys.meta_path:
                 find = None if finder is self else getattr(finder, "find_spec", None)
                 spec = find and find(name, path, target)
@@ -51,8 +51,11 @@ class _TorchSpec(_ModuleSpec):  # type: ignore[misc,valid-type]
         super().__setattr__(name, value)
         if name == "_initializing" and not value:
             self.__class__ = _ModuleSpec  # type: ignore[assignment]
-            if "torch" in sys.modules:  # the import system takes a module out whose code raised
-                _torch_is_here()
+            if self.name in sys.modules:  # the import system takes a module out whose code raised
+                if self.name == "torch":
+                    _torch_is_here()
+                elif "gpumon_agent.shim" in sys.modules:
+                    sys.modules["gpumon_agent.shim"].safetensors()
 
 
 def _torch_is_here() -> None:
