@@ -15,9 +15,11 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+from torch import Tensor
 
 from . import loads, wire
 from .activations import Activations
+from .callers import made
 from .composing import Composing
 from .governor import SAMPLED_STEP_NS
 from .graph import Places
@@ -120,6 +122,15 @@ class Accounts:
         self._activations.begin_step(walks=walks)
         self._layers.begin_step(walks=self._activations.known)
 
+    def inputs(self, args: object, kwargs: object) -> tuple[int, list[tuple[int, ...]]]:
+        """A root's forward begins with these."""
+        found = self.inventory.inputs(args, kwargs)
+        if self._cost.ledger:
+            began = monotonic_ns()
+            self.inventory.beside()
+            self._cost.ledger_ns += monotonic_ns() - began
+        return found
+
     # ------------------------------------------------------------------------------------------------------ the graph
 
     def forward_ends(self, output: object) -> None:
@@ -127,7 +138,7 @@ class Accounts:
         self._walk(list(tensors_in(output, INPUT_DEPTH_MAX)))
 
     def backward_begins(self, roots: Iterable[object]) -> None:
-        self._walk(list(roots))
+        self._walk(list(roots), look=made)
 
     def backward_returns(self, gradients: Iterable[object]) -> None:
         """With `create_graph` they have a graph of their own, made in the engine's threads."""
@@ -135,12 +146,12 @@ class Accounts:
         if with_graph:
             self._walk(with_graph, whole=True)
 
-    def _walk(self, roots: list[object], *, whole: bool = False) -> None:
+    def _walk(self, roots: list[object], *, look: Callable[[], Iterable[Tensor]] = tuple, whole: bool = False) -> None:
         if not self._cost.ledger or not self._activations.known or _nothing_is_real():
             return
         began = monotonic_ns()
         with _no_collection():
-            self._activations.walk(roots, self.inventory.claimed, self.inventory.weights, whole=whole)
+            self._activations.walk(roots, self.inventory.claimed, self.inventory.weights, made=look(), whole=whole)
         if self._activations.known:
             self._peak.graph_walked()
         self._cost.ledger_ns += monotonic_ns() - began
@@ -184,7 +195,7 @@ class Accounts:
             workspaces=self._workspaces.bytes(device),
             checkpoints=checkpoints,
             other_models=other_models,
-            hidden=tuple(self._activations.hidden)[:16],
+            hidden=(*self._activations.hidden, *_cast_weights(where.type))[:16],
         )
         self.ledgers[ledger.device] = ledger
         self._recorder.append(ledger)
@@ -230,6 +241,15 @@ class Accounts:
 def _index(where: torch.device) -> int:
     """As Tensor.get_device() has it."""
     return _CPU if where.type == "cpu" else where.index or 0
+
+
+def _cast_weights(kind: str) -> tuple[str, ...]:
+    """Within autocast its copies of weights: what no gradient needs (a first layer's) only its cache holds."""
+    try:
+        on = torch.is_autocast_enabled(kind) and torch.is_autocast_cache_enabled()
+    except RuntimeError:  # no autocast on this kind of device
+        return ()
+    return ("autocast's copies of weights",) if on else ()
 
 
 def _nothing_is_real() -> bool:

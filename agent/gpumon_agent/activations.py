@@ -81,12 +81,14 @@ class Activations:
         claimed: Container[int] = (),
         weights: Container[int] = (),
         *,
+        made: Iterable[Tensor] = (),
         whole: bool = False,
     ) -> None:
         """Notes what the graphs behind `roots` keep, as far as they were not walked before in this step.
 
-        `claimed`: identities of storages that an owner has; `weights`: of those that lie where they lie. `whole`: with
-        what was walked, for nodes made in different threads cannot be put in order.
+        `claimed`: identities of storages that an owner has; `weights`: of those that lie where they lie. `made`: what
+        somebody holds of the graph. `whole`: with what was walked, for nodes made in different threads cannot be put
+        in order.
         """
         if not self.known:
             return
@@ -111,7 +113,7 @@ class Activations:
         self.hidden |= walk.hidden
         for tensor, place in walk.saved:
             self._note(tensor, place, claimed)
-        for root in roots:
+        for root in (*roots, *made):
             if isinstance(root, Tensor):
                 self._note(root, None, claimed)
 

@@ -136,7 +136,7 @@ class Agent:
         self.hooks = Hooks(
             self.phases,
             self.guard,
-            inputs=self.inventory.inputs,
+            inputs=accounts.inputs,
             rooted=self._rooted,
             entered=self.look_for_devices,
             notice=self.notice,

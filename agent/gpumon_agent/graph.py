@@ -263,7 +263,7 @@ class Walk:
                     continue
                 parameter = id(below.variable) if type(below) is _Leaf else None
                 position = positions.get(below)
-                feeder = placed[position] if position is not None else None
+                feeder = placed[position] if position is not None and position < at else None
                 if parameter is None and feeder is not None:
                     parameter = feeder.parameter
                 if parameter is not None:

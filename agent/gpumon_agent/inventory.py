@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
+from .callers import beside
 from .describe import state_tensors, stepping, tensors_within
 from .spread import bucket_sizes, ddp_logging, fsdp_parameters
 from .storages import storages, untransformed
@@ -115,6 +116,10 @@ class Inventory:
         self._inputs = [weakref.ref(tensor) for tensor in tensors]
         return sum(sizes.values()), [tuple(tensor.shape) for tensor in tensors]
 
+    def beside(self) -> None:
+        """Notes, weakly, what else of the batch the callers of the forward that has begun have in their variables."""
+        self._inputs += [weakref.ref(tensor) for tensor in beside(list(_alive(self._inputs)))]
+
     def owners(self, device: torch.device, *, fresh: bool = True) -> Owners:
         """What each owner holds on `device` now. `fresh=False` may reuse the sums of what rarely changes."""
         index = _CPU if device.type == "cpu" else device.index or 0
@@ -158,6 +163,9 @@ class Inventory:
         for parameter in parameters:
             if (gradient := parameter.grad) is not None:
                 yield ("buckets" if id(parameter) in views else "gradients"), gradient, parameter
+        for each in _alive(self._inputs):
+            if each.is_leaf and (gradient := each.grad) is not None:
+                yield "gradients", gradient, None
         yield from (("inputs", tensor, None) for tensor in _alive(self._inputs))
 
     def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -269,6 +277,7 @@ class Inventory:
             gradient = getattr(sharded, "unsharded_accumulated_grad", None)  # no_sync: not yet reduced
             if gradient is not None:
                 owned.append(gradient)
+        owned += [g for each in _alive(self._inputs) if each.is_leaf and (g := each.grad) is not None]
         return claim(owned, claimed, index), claim(viewed, claimed, index)
 
     def _bucket_bytes(self, index: int) -> int:

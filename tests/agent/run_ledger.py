@@ -55,7 +55,11 @@ def walked() -> dict[str, int]:
         "weights": parameters,
         "buffers": [b for module in whole for b in module.buffers(recurse=False)],
         "optimizer": [t for each in optimizers for t in tensors(dict(each.state))],
-        "gradients": [p.grad for p in parameters if p.grad is not None],
+        "gradients": [
+            each.grad
+            for each in (*parameters, *(each for each in objects if type(each) is torch.Tensor and each.is_leaf))
+            if each.grad is not None
+        ],
     }
     del objects
     seen: set[int] = set()
