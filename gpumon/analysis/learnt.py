@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gpumon.analysis import ledger
 from gpumon.analysis.batches import Batches
@@ -23,6 +24,9 @@ from gpumon.analysis.standing import Standing
 from gpumon.analysis.tracker import Tracker
 from gpumon.session.frame import ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
+
+if TYPE_CHECKING:
+    from gpumon.analysis.whatif import Answer
 
 LEARNT_STEPS = 256
 """Newest steps a rank is learnt from when it is met, or met again; every model's own window is shorter."""
@@ -45,6 +49,8 @@ class Device:
     retries: int | None = None  # at the look before the newest
     available: int | None = None  # reserved and free together, at the newest reading that could be placed
     others: Others = field(default_factory=Others)
+    whatif: tuple[Answer, ...] = ()
+    asked_at: int | None = None  # the step at which what-if was answered last
     foreseen: Foreseen = field(default_factory=Foreseen)
     replays: bool = False  # the newest step ran a CUDA graph, whose peaks nobody sees
     typical: float | None = None  # peak, at the newest look

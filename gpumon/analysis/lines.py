@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gpumon.analysis.oom.report import OomReport
+    from gpumon.analysis.whatif import Answer
 
 OWNERS = (
     "weights",
@@ -169,6 +170,8 @@ class DeviceReport:
     read: Read | None = None  # the newest ledger with owners
     composed: Peak | None = None  # the newest peak that was taken apart
     growth: tuple[Growth, ...] = ()  # of allocated, blocks, unexplained, slack: those that are known
+    regimes: tuple[int, ...] = ()  # steps with which peaks were seen to follow another rule, the newest last
+    whatif: tuple[Answer, ...] = ()  # what the usual changes would need, as of some steps ago
 
 
 @dataclass(frozen=True, slots=True)

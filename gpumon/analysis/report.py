@@ -7,6 +7,7 @@ kept as long as both stay (and no census or checkpoint comes in between).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpumon.analysis import ledger
@@ -23,9 +24,13 @@ from gpumon_agent.outlook import expandable
 
 if TYPE_CHECKING:
     from gpumon.analysis.oom.report import OomReport
+    from gpumon.analysis.whatif import Answer
 
 PACE_STEPS = 20
 """Steps the pace is taken over."""
+
+WHATIF_FROM, WHATIF_EVERY, WHATIF_STEPS = 8, 256, 32
+"""Steps: from which on what-if is answered, after how many again, and how many it looks at."""
 
 
 class Reporter:
@@ -189,7 +194,7 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
     if learnt is not None and not learnt.replays:  # no counter sees what runs in a CUDA graph
         forecast = learnt.forecaster.forecast(_room(rank, learnt, driver))
     joined = lines is not None and lines.total is not None and driver is not None and end is not None
-    return DeviceReport(
+    report = DeviceReport(
         device=index,
         ledger=lines,
         ledger_age_s=max(0.0, (rank.unix_ns(end.t_ns) - driver.unix_ns) / 1e9) if joined and driver and end else None,
@@ -201,7 +206,22 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
         read=learnt.read if learnt else None,
         composed=learnt.composed if learnt else None,
         growth=learnt.growth.growth(forecast.headroom if forecast else None) if learnt else (),
+        regimes=tuple(learnt.forecaster.changes) if learnt else (),
     )
+    return report if learnt is None or forecast is None else replace(report, whatif=_asked(rank, report, learnt))
+
+
+def _asked(rank: RankFrame, report: DeviceReport, learnt: Device) -> tuple[Answer, ...]:
+    """What the usual changes would need: asked again now and then, for it looks at many steps."""
+    newest = rank.steps[-1].step if rank.steps else 0
+    if newest < WHATIF_FROM:
+        return ()
+    if learnt.asked_at is None or newest - learnt.asked_at >= WHATIF_EVERY or newest < learnt.asked_at:
+        from gpumon.analysis.whatif import SHORT, answer
+
+        learnt.asked_at = newest
+        learnt.whatif = tuple(answer(rank, report, learnt.foreseen, SHORT, steps=WHATIF_STEPS))
+    return learnt.whatif
 
 
 def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...]) -> OomReport | None:

@@ -107,6 +107,9 @@ USUAL = (
     Change(zero=3),
 )
 
+SHORT = tuple(USUAL[at] for at in (1, 3, 4, 5, 6, 7))
+"""Those of which a screen has room."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -139,22 +142,27 @@ class Parts:
     rest: float  # of the optimizer's peak
     forward: Span
     more: Span  # what backward adds to it
+    measured: float  # forward, as it was
     notes: tuple[str, ...] = field(default=())
 
 
 def answer(
-    rank: RankFrame, report: DeviceReport, foreseen: Foreseen, changes: Sequence[Change] = USUAL
+    rank: RankFrame,
+    report: DeviceReport,
+    foreseen: Foreseen,
+    changes: Sequence[Change] = USUAL,
+    steps: int = STEPS,
 ) -> list[Answer]:
-    """One answer a change; the first question is what the run needs now."""
-    figures = _highest(rank, report.device)
+    """One answer a change, from the highest of the newest `steps` steps."""
+    figures = _highest(rank, report.device, steps)
     if figures is None:
         return [Answer(change, why_not="no step was read yet") for change in changes]
     return [_answer(rank, report, foreseen, figures, change) for change in changes]
 
 
-def _highest(rank: RankFrame, device: int) -> StepPeaks | None:
+def _highest(rank: RankFrame, device: int, steps: int) -> StepPeaks | None:
     """The step with the highest peak of the newest ones: with batches that differ, the one that counts."""
-    found = [figures for record in rank.steps[-STEPS:] if (figures := step_peaks(record, device)) is not None]
+    found = [figures for record in rank.steps[-steps:] if (figures := step_peaks(record, device)) is not None]
     settled = [figures for figures in found if figures.step >= SETTLED] or found
     return max(settled, key=lambda figures: figures.peak, default=None)
 
@@ -219,6 +227,7 @@ def _taken_apart(report: DeviceReport, figures: StepPeaks) -> Parts:
         rest=optimizer - start - gradients - temporaries,
         forward=exactly(forward),
         more=exactly(backward - forward),
+        measured=forward,
     )
 
 
@@ -318,20 +327,13 @@ def _checkpointed(rank: RankFrame, report: DeviceReport, parts: Parts, change: C
     saved = sum(blocks)
     if len(blocks) < 2 or not saved:
         raise Untold("activations by layer were not read, or no repeated blocks keep any")
-    scale = parts.forward.expected / max(1.0, _measured_forward(rank, report))
+    scale = parts.forward.expected / max(1.0, parts.measured)
     kept = max(blocks) * scale
     gone = (saved - max(blocks)) * scale
     f = parts.forward
     forward = Span(max(kept, f.low - gone), max(kept, f.expected - 0.9 * gone), max(kept, f.high - 0.75 * gone))
     note = f"{len(blocks)} blocks: one at a time is computed again; each keeps its input"
     return replace(parts, forward=forward, notes=(*parts.notes, note))
-
-
-def _measured_forward(rank: RankFrame, report: DeviceReport) -> float:
-    figures = _highest(rank, report.device)
-    if figures is None:
-        return 1.0
-    return float({p.phase: p.peak for p in figures.phases}.get(wire.FORWARD, figures.start) - figures.start)
 
 
 def _blocks(layer: Layer) -> list[int]:

@@ -51,6 +51,7 @@ PERIOD_TOLERANCE = 0.001  # of the peak
 PHASES_KNOWN = 32  # names a user gives to phases may be endless
 FIRST_WIDTH = 0.10  # share of the peak added to each side of the interval after the first step
 REFIT_EVERY = 8
+SETTLED_STEPS = 8  # what changes before is no regime, but a run that begins
 FAR_POINTS = 64
 FAR_AGREES = 0.25  # share of the trend over the window by which that over the whole regime may differ
 END_ANCHORED = (wire.OPTIMIZER, wire.BETWEEN)
@@ -85,6 +86,8 @@ class Forecaster:
         self._calm = (0.0, 0.0)  # the band without the newest surprise
         self._surprise: float | None = None  # a residual far outside: an unusual batch, or the first of a regime
         self._since_change = 0
+        self.changes: deque[int] = deque(maxlen=16)
+        """steps with which another regime was seen to have begun"""
         self._prior = 0.0
         self._trend: Trend | None = None
         self._peak_trend: Trend | None = None
@@ -158,6 +161,8 @@ class Forecaster:
             self._forget(keep=self._window[-1])
             self._residuals.clear()
             self._ordered.clear()
+            if step.step >= SETTLED_STEPS:
+                self.changes.append(step.step)
             self._begin_regime(step, residual)
         else:
             if surprise is not None:

@@ -7,12 +7,23 @@ from dataclasses import dataclass
 from gpumon.analysis.lines import Forecast
 from gpumon.analysis.units import in_unit, size, unit_for
 from gpumon.analysis.verdict import verdict
+from gpumon.analysis.whatif import Answer
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.spans import Line, Span, fit
 from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
+from gpumon_agent import wire
 
 _ROLE = {"fits": "good", "tight": "warn", "oom-ahead": "bad"}
+_SHORT = {
+    "batch × 2": "batch ×2",
+    "sequence × 2": "length ×2",
+    "2 micro-batches, same batch": "2 micro-batches",
+    "activation checkpointing": "checkpointing",
+    "bf16 autocast": "bf16",
+    "fused optimizer": "fused",
+}
+REGIME_SHOWN_STEPS = 100
 _WORD = {"fits": "fits", "tight": "tight", "oom-ahead": "OOM ahead"}
 
 
@@ -24,12 +35,25 @@ class Outlook:
     capacity: int | None
     ended: bool
     counted: bool  # the allocator counts on this device
+    now: wire.Outlook | None = None  # said by the agent of the batch that is in forward, where that tells more
+    regime: int | None = None  # the step with which another regime began, where that is not long ago
+    whatif: tuple[Answer, ...] = ()
 
 
 def outlook(view: View) -> Outlook:
     d = view.device
     ended = view.rank is not None and view.rank.status == "ended"
-    return Outlook(d.forecast if d else None, d.capacity if d else None, ended, d is None or d.peak is not None)
+    newest = view.rank.steps[-1].step if view.rank is not None and view.rank.steps else None
+    now = regime = None
+    if d is not None and view.rank is not None and newest is not None:
+        said = next((each for each in view.rank.outlooks if each.device == d.device), None)
+        if said is not None and said.verdict != wire.FITS and (ended or said.step > newest):
+            now = said
+        if d.regimes and newest - d.regimes[-1] < REGIME_SHOWN_STEPS:
+            regime = d.regimes[-1]
+    forecast, capacity = (d.forecast, d.capacity) if d is not None else (None, None)
+    counted = d is None or d.peak is not None
+    return Outlook(forecast, capacity, ended, counted, now, regime, d.whatif if d is not None else ())
 
 
 class ForecastPanel(Panel):
@@ -99,6 +123,10 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
         lines.append(
             fit([(f"   {'trend':<{pad - 3}}", "dim"), (f"rising: full in about {f.steps_to_oom:,} steps", "bad")], room)
         )
+    if o.now is not None:
+        lines.append(fit(_now(o.now), room))
+    if o.regime is not None and height > len(lines):
+        lines.append(fit([(f"   another regime since step {o.regime:,}: learnt anew", "warn")], room))
     if o.capacity and height > len(lines) + 1 and room >= 30:
         lines.append(((" " * 3, ""), *_gauge(f, o.capacity, room - 5, glyphs)))
     if height > len(lines):
@@ -106,7 +134,37 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
         lines.append(
             fit([(f"   learnt from {f.learnt_from:,} step{'s' if f.learnt_from != 1 else ''}{chance}", "dim")], room)
         )
+    if height > len(lines) and (asked := _whatif(o.whatif, room, glyphs)):
+        lines.append(fit(asked, room))
     return lines
+
+
+def _now(said: wire.Outlook) -> list[Span]:
+    """The batch that is in forward now."""
+    shapes = "×".join(map(str, said.input_shapes[0])) if said.input_shapes else ""
+    role = _ROLE[said.verdict]
+    return [
+        (f"   step {said.step:,}", "dim"),
+        (f"  {shapes} needs {size(said.next_peak)}: {_WORD[said.verdict]}", role),
+    ]
+
+
+def _whatif(answers: tuple[Answer, ...], room: int, glyphs: Glyphs) -> list[Span]:
+    """As many of the usual changes as fit into a line, each with its peak."""
+    spans: list[Span] = [("   what if", "dim")]
+    left = room - 10
+    for each in answers:
+        if each.peak is None:
+            continue
+        name = _SHORT.get(each.change.name(), each.change.name())
+        text = f"  {name if glyphs.braille else name.replace('×', 'x')} {size(round(each.peak.expected))}"
+        if len(text) > left:
+            continue
+        left -= len(text)
+        spans.append(
+            (text, {True: "text", None: "warn", False: "bad"}[each.fits] if each.headroom is not None else "text")
+        )
+    return spans if len(spans) > 1 else []
 
 
 def _gauge(f: Forecast, capacity: int, room: int, glyphs: Glyphs) -> Line:
