@@ -1,11 +1,15 @@
 """What a viewer that comes and goes does to training's steps, and how soon one that comes late has seen everything.
 
-    python benchmarks/attach.py [--rounds 10] [--window 3] [--after 0]
+    python benchmarks/attach.py [--rounds 60] [--window 1.5] [--after 0]
 
-A training process on the CPU (one thread) notes when each of its steps ended. A round is three windows of equal length:
-nobody watches, nobody watches, `gpumon attach` on a pty of 120×40 comes, draws and is quit with `q`. The first two tell
-how much steps differ by themselves (A/A), the last two what a viewer changes (A/B); both as medians over the rounds of
-the windows' median and 99th percentile. The training keeps another core than the viewer where there are two.
+A training process on the CPU (one thread) notes of each step its wall time, without the pause after it, and what its
+thread and its process spent. A round is three windows of equal length in random order: nobody watches, nobody watches,
+`gpumon attach` on a pty of 120×40 comes, draws and is quit with `q`. A window's figure is the mean of its steps without
+the largest tenth: a neighbour on a shared machine makes those. Told is the mean over the rounds of the differences
+within a round, with its 95 % interval from 10,000 bootstrap resamples of whole rounds: between the two windows without
+a viewer (A/A: what the method cannot tell apart), and between them and the one with it (A/B). The thread's processor
+time does not count the time it waits for a core. Many short rounds rather than few long ones, for a neighbour's load
+comes and goes in seconds. The training keeps another core than the viewer where there are two.
 
 Then, when training is `--after` seconds old, a subscription: how long until the static picture and until the whole
 history, and how many steps and seconds back that reaches; and the time to the first figures on a screen.
@@ -14,11 +18,11 @@ history, and how many steps and seconds back that reaches; and the time to the f
 from __future__ import annotations
 
 import argparse
-import array
 import asyncio
 import fcntl
 import os
 import pty
+import random
 import struct
 import subprocess
 import sys
@@ -26,35 +30,64 @@ import tempfile
 import termios
 import threading
 import time
-from itertools import pairwise
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import mean
+from typing import NamedTuple
 
 from startup import DATA, start
 
 from gpumon import link
 from gpumon_agent import wire
 
+RESAMPLES = 10_000
+UNMOVED_PERCENT = 1.0
+"""A change that lies within it, with its interval, is none."""
+
 SCRIPT = """
-import sys, time, torch
+import struct, sys, time, torch
 torch.set_num_threads(1)
 model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
 optimizer = torch.optim.AdamW(model.parameters())
+clocks = time.monotonic_ns, time.thread_time_ns, time.process_time_ns
 with open(sys.argv[1], "wb", buffering=0) as times:
     while True:
+        began = [clock() for clock in clocks]
         model(torch.randn(32, 256)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        times.write(time.monotonic_ns().to_bytes(8, "little"))
-        time.sleep(0.02)
+        ended = [clock() for clock in clocks]
+        times.write(struct.pack("6Q", *began, *ended))
+        time.sleep(0.005)
 """
 
 
-def durations(times: Path, began: int, ended: int) -> list[float]:
-    """Milliseconds of the steps that lie between two moments of the monotonic clock."""
-    marks = array.array("Q", times.read_bytes())
-    inside = [mark for mark in marks if began <= mark <= ended]
-    return [(b - a) / 1e6 for a, b in pairwise(inside)]
+class Window(NamedTuple):
+    """What the steps within it took."""
+
+    wall_ms: float
+    thread_ms: float
+    """Of the training thread's processor time."""
+    others: float
+    """Processor time of the process's other threads (the agent's is the only one), as a share of the window."""
+    steps: int
+
+
+def trimmed(values: list[float]) -> float:
+    """The mean without the largest tenth."""
+    return mean(sorted(values)[: max(1, len(values) * 9 // 10)])
+
+
+def measured(times: Path, began: int, ended: int) -> Window:
+    """The steps between two moments of the monotonic clock."""
+    steps = [step for step in struct.iter_unpack("6Q", times.read_bytes()) if began <= step[0] and step[3] <= ended]
+    first, last = steps[0], steps[-1]
+    others = (last[2] - first[2]) - (last[1] - first[1])
+    return Window(
+        trimmed([(step[3] - step[0]) / 1e6 for step in steps]),
+        trimmed([(step[4] - step[1]) / 1e6 for step in steps]),
+        others / (last[0] - first[0]),
+        len(steps),
+    )
 
 
 def watch(command: list[str], seconds: float) -> None:
@@ -81,27 +114,51 @@ def watch(command: list[str], seconds: float) -> None:
         raise SystemExit(f"gpumon attach ended with status {status}")
 
 
-def window(times: Path, work: float, viewer: list[str] | None = None) -> list[float]:
+def window(times: Path, seconds: float, viewer: list[str] | None = None) -> Window:
     began = time.monotonic_ns()
     if viewer is None:
-        time.sleep(work)
+        time.sleep(seconds)
     else:
-        watch(viewer, work)
-    return durations(times, began, time.monotonic_ns())
+        watch(viewer, seconds)
+    return measured(times, began, time.monotonic_ns())
 
 
-def p99(values: list[float]) -> float:
-    return quantiles(values, n=100)[98]
+def interval(values: list[float], chance: random.Random) -> tuple[float, float, float]:
+    """The mean, and the middle 95 % of the means of resampled rounds."""
+    means = sorted(mean(chance.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    return mean(values), means[RESAMPLES * 25 // 1000], means[RESAMPLES * 975 // 1000]
 
 
 def rounds(times: Path, count: int, seconds: float, viewer: list[str]) -> None:
-    found = [[window(times, seconds), window(times, seconds), window(times, seconds, viewer)] for _ in range(count)]
-    print(f"{f'{count} rounds of {seconds:g} s, a step':<34}{'median':>10}{'p99':>10}")
-    for name, at in (("A, nobody watches, ms", 1), ("B, a viewer comes and goes, ms", 2)):
-        print(f"{name:<34}{median(median(r[at]) for r in found):>10.2f}{median(p99(r[at]) for r in found):>10.2f}")
-    for name, left, right in (("A/A, %", 0, 1), ("A/B, %", 1, 2)):
-        changes = [[100 * (of(r[right]) / of(r[left]) - 1) for of in (median, p99)] for r in found]
-        print(f"{name:<34}{median(c[0] for c in changes):>+10.2f}{median(c[1] for c in changes):>+10.2f}")
+    chance = random.Random(0)
+    found: list[dict[str, Window]] = []
+    for _ in range(count):
+        order = chance.sample(["alone", "alone again", "watched"], k=3)
+        found.append({name: window(times, seconds, viewer if name == "watched" else None) for name in order})
+    steps = sum(each.steps for each in found[0].values()) / 3
+    title = f"{count} rounds of {seconds:g} s, some {steps:.0f} steps a window"
+    print(f"{title:<52}{'mean':>9}   95 % interval")
+    for field, name in (("thread_ms", "thread's processor time"), ("wall_ms", "wall time")):
+        alone = [mean(getattr(each[name], field) for name in ("alone", "alone again")) for each in found]
+        line = f"a step's {name}, nobody watches, ms"
+        print(f"{line:<52}{mean(alone):>9.3f}")
+        same = [100 * (getattr(e["alone again"], field) / getattr(e["alone"], field) - 1) for e in found]
+        other = [100 * (getattr(e["watched"], field) / a - 1) for e, a in zip(found, alone, strict=True)]
+        for what, values in (("A/A, nobody watches twice, %", same), ("A/B, a viewer comes and goes, %", other)):
+            middle, low, high = interval(values, chance)
+            print(f"  {what:<50}{middle:>+9.2f}   {low:+.2f} … {high:+.2f}   {verdict(low, high)}")
+    for name in ("alone", "watched"):
+        middle, low, high = interval([100 * each[name].others for each in found], chance)
+        line = f"the agent's thread, {name}, % of a core"
+        print(f"{line:<52}{middle:>9.2f}   {low:.2f} … {high:.2f}")
+
+
+def verdict(low: float, high: float) -> str:
+    if low > UNMOVED_PERCENT or high < -UNMOVED_PERCENT:
+        return "moved"
+    if low >= -UNMOVED_PERCENT and high <= UNMOVED_PERCENT:
+        return f"unmoved, within {UNMOVED_PERCENT:g} %"
+    return "undecided: more rounds, or a quieter machine"
 
 
 async def late(pid: int) -> None:
@@ -124,8 +181,8 @@ async def late(pid: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--window", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--window", type=float, default=1.5)
     parser.add_argument("--after", type=float, default=0.0, help="seconds of training before the late viewer comes")
     asked = parser.parse_args()
     gpumon = [sys.executable, "-m", "gpumon"]
@@ -136,7 +193,7 @@ def main() -> int:
         began = time.monotonic()
         train = subprocess.Popen([*gpumon, "run", "--track-cpu", str(script), str(times)])
         try:
-            while not times.exists() or times.stat().st_size < 800:
+            while not times.exists() or times.stat().st_size < 4800:
                 time.sleep(0.2)
             if hasattr(os, "sched_setaffinity") and len(cores := sorted(os.sched_getaffinity(0))) > 1:
                 os.sched_setaffinity(train.pid, cores[:1])
