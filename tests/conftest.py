@@ -129,6 +129,16 @@ class VirtualGpu:
         return [self.python, str(path), *map(str, arguments)]
 
 
+@pytest.fixture(autouse=True)
+def _of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test starts meets neither the agents of other tests nor the size of somebody's terminal."""
+    with tempfile.TemporaryDirectory(prefix="gm", ignore_cleanup_errors=True) as runtime:  # a socket's path: 107 bytes
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        for size in ("LINES", "COLUMNS"):  # pytest-xdist's workers have them set
+            monkeypatch.delenv(size, raising=False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
     """One process with torch imported, for all tests of this worker."""

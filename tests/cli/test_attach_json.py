@@ -88,7 +88,7 @@ def session(virtual_gpu: Callable[..., Any], tmp_path: Path) -> Iterator[Session
 
 
 def test_steps_counts_live_steps_and_every_figure_is_the_script_s_own(session: Session) -> None:
-    training = session.train(400)
+    training = session.train(100_000)
     made = session.objects("--steps", "5")
     steps = [each for each in made if each["type"] == "step"]
     assert [each["type"] for each in made[:2]] == ["hello", "model"]
@@ -102,7 +102,7 @@ def test_steps_counts_live_steps_and_every_figure_is_the_script_s_own(session: S
 
 
 def test_once_prints_hello_model_and_the_newest_step(session: Session) -> None:
-    session.train(400)
+    session.train(100_000)
     made = session.objects("--once")
     assert [each["type"] for each in made] == ["hello", "model", "step"]
     assert made[2]["step"] > 0

@@ -11,6 +11,7 @@ import time
 from ctypes.util import find_library
 from itertools import chain, repeat
 
+import forks
 import psutil
 import pytest
 
@@ -27,7 +28,8 @@ def no_driver() -> list[str]:
 
 
 def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    """Of this process, without the one that other tests fork from."""
+    return [each for each in psutil.Process().children(recursive=True) if forks.__file__ not in each.cmdline()]
 
 
 async def saying(sampler: Sampler, words: str) -> str:
