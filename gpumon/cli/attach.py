@@ -98,7 +98,7 @@ def command(
     app = MonitorApp(
         feed,
         choices=_choices(choices, rooms),
-        host=lambda pids: rooms.follow(this_machine(pids)),
+        host=lambda pids: rooms.beside(this_machine(pids)),
         asker=link.Asker(descriptors),
         options=look,
         ranks=len(descriptors),

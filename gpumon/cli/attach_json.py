@@ -233,9 +233,12 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
     from gpumon import link
     from gpumon.cli.rooms import Rooms
     from gpumon.host import Sampler
+    from gpumon_agent.endpoint import pid_namespace
 
     rooms = Rooms(targets)
-    pids = {target.pid for target in targets}
+    here = pid_namespace()
+    foreign = {target.nonce for target in targets if target.pid_ns not in ("", here)}  # there a pid is another process
+    pids = {target.pid for target in targets if target.nonce not in foreign}
     waiting: asyncio.Queue[wire.Received | None] = asyncio.Queue()
 
     async def pass_on(received: wire.Received) -> None:
@@ -246,7 +249,7 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
     async def listen() -> None:
         async with contextlib.aclosing(link.subscribe(targets)) as stream:
             async for received in stream:
-                if isinstance(received.event, wire.Hello):
+                if isinstance(received.event, wire.Hello) and received.event.nonce not in foreign:
                     pids.add(received.event.pid)
                 rooms.take(received)
                 await pass_on(received)
@@ -255,6 +258,7 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
         async with Sampler(lambda: pids) as sampler:
             async for received in sampler:
                 rooms.take(received)
+                sampler.hurry(rooms.wanted(received.unix_ns))
                 await pass_on(received)
 
     listening, looking = asyncio.create_task(listen()), asyncio.create_task(look())

@@ -72,6 +72,7 @@ async def _host(recording: link.Recording, pids: set[int], rooms: Rooms) -> None
         async for received in sampler:
             recording.write(received)
             rooms.take(received)
+            sampler.hurry(rooms.wanted(received.unix_ns))
 
 
 async def _flush(recording: link.Recording) -> None:

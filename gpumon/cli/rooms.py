@@ -14,11 +14,13 @@ from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
+    from gpumon.host import Sampler
     from gpumon_agent.endpoint import Descriptor
 
 CHANGED_BYTES = 1 << 20
 AGAIN_NS = 10_000_000_000  # an agent that was busy did not hear it
 _STEPS = 32  # in which a reading is placed
+WANTED_NS = 20_000_000_000  # from a rank's first step on; later a reading a second does
 
 
 class Rooms:
@@ -30,6 +32,7 @@ class Rooms:
         self._told: dict[tuple[str, int], tuple[int, int]] = {}  # room and when it was told
         self._open = False  # a reading came that may be placed with the next step
         self._tasks: set[asyncio.Task[None]] = set()
+        self._began: dict[str, int] = {}  # ranks whose room is not known yet, and when they were met
 
     async def follow(self, events: AsyncIterable[wire.Received]) -> AsyncGenerator[wire.Received, None]:
         """The same events."""
@@ -43,16 +46,31 @@ class Rooms:
             if close is not None:
                 await close()
 
+    async def beside(self, sampler: Sampler) -> AsyncGenerator[wire.Received, None]:
+        """The host's readings, more of them while one is waited for."""
+        async for received in self.follow(sampler):
+            sampler.hurry(self.wanted(received.unix_ns))
+            yield received
+
     def take(self, received: wire.Received) -> None:
         """Needs the running loop: what is to be told is sent beside it."""
         event = received.event
         self._store.apply(received)
         if isinstance(event, wire.Host):
             self._open = True
+        elif isinstance(event, wire.Hello) and received.source not in self._began:
+            self._began[received.source] = received.unix_ns
+        elif isinstance(event, wire.Goodbye):
+            self._began[received.source] = 0
         elif self._open and isinstance(event, wire.Step) and not received.replayed:
             self._open = False
             for source in self._store.sources():
                 self._look(source, received.unix_ns)
+
+    def wanted(self, unix_ns: int) -> bool:
+        """Whether a reading is waited for: somebody trains, and what it can have is not known."""
+        known = {source for source, _ in self._told}
+        return any(source not in known and unix_ns - met < WANTED_NS for source, met in self._began.items())
 
     def _look(self, source: str, unix_ns: int) -> None:
         rank = self._store.rank(source, unix_ns)
