@@ -236,6 +236,7 @@ class Accounts:
     def disown(self) -> None:
         """In a forked child: what is switched on is the parent's."""
         self._peak.history.remove()
+        self._activations.stop()
 
 
 def _index(where: torch.device) -> int:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .graph import Place, Places, TooLarge, Walk
-from .saving import READABLE
+from .saving import READABLE, Watch
 from .storages import plain, untransformed
 
 WALK_NS = 7_000_000
@@ -66,11 +66,15 @@ class Activations:
         self._walked: tuple[int, int] = (0, -1)  # thread, number of the newest node that was walked
         self._rest = 0  # sampled steps, after a walk that took too long
         self._resting = 0  # how many of them are left
-        self._told = False
+        self._told = self._told_hooked = False
+        self._watch = Watch()
 
     def begin_step(self, *, walks: bool) -> None:
         """Another step: nothing of its graph was walked yet. `walks`: it will be."""
-        self.known = walks and READABLE and not self._resting
+        if self._watch.hooked and not self._told_hooked:
+            self._told_hooked = True
+            self._tell("with this version of torch activations cannot be read where saved-tensor hooks are used")
+        self.known = walks and READABLE and not self._watch.hooked and not self._resting
         self._resting -= walks and self._resting > 0
         self.hidden.clear()
         self._walked = (0, -1)
@@ -91,6 +95,9 @@ class Activations:
         in order.
         """
         if not self.known:
+            return
+        if self._watch.hooked:
+            self.known = False
             return
         roots = list(roots)
         thread = get_ident()
@@ -144,3 +151,7 @@ class Activations:
         for identity in gone:
             del self._noted[identity]
         return found
+
+    def stop(self) -> None:
+        """Leaves nothing replaced."""
+        self._watch.stop()

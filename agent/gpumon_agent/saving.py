@@ -6,23 +6,36 @@ released reads as None. Looked into as well: the attributes of a custom Function
 non-reentrant checkpointing keeps to run a forward again, and tensors within what a pack hook returned. What else a hook
 returned is told by the hook's name, for nobody can look into it.
 
-Source: torch/csrc/autograd/saved_variable.h, torch/utils/checkpoint.py. `SavedTensor.data` came after torch 2.8: before
-it a graph cannot be read, and `READABLE` is False.
-Known limitations. An object that a `ctx` keeps and that holds tensors in turn is not looked into.
+`SavedTensor.data` came after torch 2.8. Before it a saved tensor can only be unpacked (`_saved_*`), which gives a
+tensor on the same storage; a version that does not match raises, here, and changes nothing. But it would run an unpack
+hook, and nobody can ask whether there is one: so there it is watched whether hooks are ever set (`Watch`), and from
+then on no graph is read.
+
+Source: torch/csrc/autograd/saved_variable.h, torch/utils/checkpoint.py.
+Known limitations. An object that a `ctx` keeps and that holds tensors in turn is not looked into. Before torch 2.9:
+nothing is known with saved-tensor hooks (non-reentrant checkpointing, save_on_cpu), nor of what was changed in place
+after it was saved.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .guard import leave_no_frame
+
 _SavedTensor: Any = torch._C._autograd.SavedTensor
 _CustomNode: Any = torch._C._FunctionBase
-READABLE = hasattr(_SavedTensor, "data")
+_DATA = hasattr(_SavedTensor, "data")
+_SETS_HOOKS = (
+    (torch._C._autograd, "_push_saved_tensors_default_hooks"),  # torch.autograd.graph.saved_tensors_hooks
+    (_SavedTensor, "register_hooks"),
+)
+READABLE = _DATA or all(hasattr(owner, name) for owner, name in _SETS_HOOKS)
 CONTEXT = ""
 """stands for the attributes of a custom Function's ctx among the names of `fields`"""
 
@@ -35,6 +48,39 @@ def fields(kind: Any) -> tuple[str, ...]:
     """The names under which nodes of this class keep tensors."""
     names = tuple(name for name in dir(kind) if name.startswith(_PREFIX))
     return (*names, CONTEXT) if issubclass(kind, _CustomNode) else names
+
+
+class Watch:
+    """Where saved tensors have to be unpacked: whether a hook was ever set that this would run."""
+
+    def __init__(self) -> None:
+        self.hooked = False
+        self._restore: list[tuple[Any, str, Any, Any]] = []
+        if not _DATA and READABLE:
+            for owner, name in _SETS_HOOKS:
+                original = getattr(owner, name)
+                replaced = self._noting(original)
+                setattr(owner, name, replaced)
+                self._restore.append((owner, name, original, replaced))
+
+    def stop(self) -> None:
+        """Puts back what is torch's."""
+        for owner, name, original, replaced in self._restore:
+            if getattr(owner, name) is replaced:
+                setattr(owner, name, original)
+        self._restore.clear()
+
+    def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def note(*args: Any, **kwargs: Any) -> Any:
+            self.hooked = True
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+
+        return note
 
 
 class Reader:
@@ -52,9 +98,11 @@ class Reader:
         if name == CONTEXT:  # a custom Function's node is its ctx
             return [tensor for value in list(vars(node).values()) for tensor in _tensors(value, _DEPTH_MAX)]
         try:
-            kept = getattr(node, name)
+            kept = getattr(node, name if _DATA else _unpacked(name, isinstance(node, _CustomNode)))
         except RuntimeError:  # released: some kinds of node raise, the others say None
             return []
+        if not _DATA:
+            return [each for each in (kept if isinstance(kept, (tuple, list)) else (kept,)) if isinstance(each, Tensor)]
         if type(kept) is _SavedTensor and type(data := kept.data) is Tensor:  # nearly always
             return [data]
         found: list[Tensor] = []
@@ -83,6 +131,12 @@ class Reader:
         yield from found
         if not found:
             self.hidden[getattr(hook, "__qualname__", type(hook).__name__)] = None
+
+
+@functools.cache
+def _unpacked(name: str, custom: bool) -> str:
+    """_raw_saved_self → _saved_self; of a custom Function, _raw_saved_tensors → saved_tensors."""
+    return name.removeprefix("_raw_" if custom else "_raw")
 
 
 def _tensors(value: object, depth: int) -> Iterator[Tensor]:

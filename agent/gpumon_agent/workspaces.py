@@ -22,7 +22,6 @@ import torch
 
 _snapshot: Any = getattr(torch._C, "_cuda_memorySnapshot", None)  # None: a build without CUDA
 _can_leave_out = "include_traces" in inspect.signature(torch.cuda.memory_snapshot).parameters
-_NO_POOL = (2**62, 2**62)
 _PAIR = re.compile(r":(\d+):(\d+)")
 
 
@@ -70,17 +69,14 @@ class Workspaces:
             self.addresses[device] = dict.fromkeys(candidates & before, size)
 
 
-def snapshot(*, traces: bool = True, segments: bool = True) -> dict[str, Any]:
+def snapshot(*, traces: bool = True) -> dict[str, Any]:
     """The allocator's segments, their blocks, and its history, by torch's own function: others may replace it.
 
-    Without `traces` the history is left out, where this torch can. Without `segments` those of a pool that does not
-    exist are asked for: they would cost as much as the history.
+    Without `traces` the history is left out, where this torch can. (The history alone could be had by asking for the
+    segments of a pool that does not exist: torch 2.8 crashes there.)
     """
-    pool: Any = None if segments else _NO_POOL
-    if not traces and _can_leave_out:
-        pool = (*(pool or (0, 0)), False)
     try:
-        read: dict[str, Any] = _snapshot(pool)
+        read: dict[str, Any] = _snapshot(None if traces or not _can_leave_out else (0, 0, False))
     except TypeError:  # torch 2.4 takes no argument
         read = _snapshot()
     return read
