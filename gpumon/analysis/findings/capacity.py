@@ -38,6 +38,9 @@ def oom_ahead(look: Look) -> Evidence | None:
     far = rule.steps_to_oom if kept else rule.steps_to_oom_by_batch
     if not kept and forecast.learnt_from >= rule.steps_a_batch_grew:
         far = rule.steps_to_oom_by_batch_that_long
+    fits_as_before = forecast.next_peak <= forecast.highest and forecast.headroom >= 0
+    if not kept and fits_as_before:
+        return None  # batches that large were there before: sorted by length, an epoch is begun again
     if steps is not None and steps <= far:
         return Evidence(
             f"memory runs out in about {units.count(steps)} steps{look.where}: the peak grows by "
@@ -48,7 +51,7 @@ def oom_ahead(look: Look) -> Evidence | None:
             else _smaller_peak(forecast),
             bytes_per_step=forecast.bytes_per_step,
         )
-    if forecast.p_oom is None or forecast.p_oom < rule.p_oom:
+    if fits_as_before or forecast.p_oom is None or forecast.p_oom < rule.p_oom:
         return None
     return Evidence(
         f"the next iteration needs {units.size(forecast.next_peak)} ({units.size(forecast.low)}–"

@@ -97,6 +97,7 @@ class Forecaster:
         self._far: list[tuple[float, float]] = []  # (step, start) over the whole regime, ever further apart
         self._stride = 1
         self._far_slope: float | None = None
+        self._highest = 0
         self._usual: tuple[int, float] | None = None  # under a trend: a step, and the middle peak as of then
         self._apart: list[float] = []  # by how much the window's peaks differ from it
 
@@ -117,6 +118,7 @@ class Forecaster:
     def _remember(self, step: StepPeaks) -> None:
         self._seen += 1
         self._window.append(step)
+        self._highest = max(self._highest, step.peak)
         if self._seen % self._stride == 0:
             self._far.append((float(step.step), float(step.start)))
             if len(self._far) == FAR_POINTS:
@@ -311,7 +313,7 @@ class Forecaster:
         p_oom = None
         if headroom is not None:
             scale = max(above - below, 1e-3 * predicted.peak) / 2
-            p_oom = exceedance(self._ordered, float(headroom), scale) if headroom > 0 else 1.0
+            p_oom = exceedance(self._around(predicted.peak), float(headroom), scale) if headroom > 0 else 1.0
         return Forecast(
             next_peak=peak,
             low=max(0, math.floor(predicted.peak + below)),
@@ -324,7 +326,14 @@ class Forecaster:
             learnt_from=self._seen,
             bytes_per_step=None if rate is None else round(rate),
             growth=None if rate is None else "kept" if kept else "batch",
+            highest=self._highest,
         )
+
+    def _around(self, peak: float) -> list[float]:
+        """By how much the window's peaks, carried on to the next step, differ from a forecast."""
+        slope = self._rate() or 0.0
+        following = self._window[-1].step + 1
+        return [step.peak + slope * (following - step.step) - peak for step in self._window]
 
     def _steps_to_oom(self, room: Room | None, headroom: int | None, rate: float, kept: bool) -> int | None:
         if room is None or headroom is None or rate <= 0:
