@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class Forks:
         self.python = python
         self._server: subprocess.Popen[str] | None = None
         self._began_with: dict[str, str] = {}
+        self._one_at_a_time = threading.Lock()
 
     def can(self, env: Mapping[str, str]) -> bool:
         """Whether a fork in this environment is what a process started in it would be."""
@@ -57,6 +59,10 @@ class Forks:
         self, argv: Sequence[str], env: Mapping[str, str], out: Path, *, ranks: int = 1, timeout: float = 120
     ) -> Forked:
         """Run a script to its end, once a rank; a process that takes longer than `timeout` is ended by SIGALRM."""
+        with self._one_at_a_time:
+            return self._run(argv, env, out, ranks, timeout)
+
+    def _run(self, argv: Sequence[str], env: Mapping[str, str], out: Path, ranks: int, timeout: float) -> Forked:
         assert self.can(env)
         if self._server is None:
             self._began_with = dict(env)

@@ -26,7 +26,7 @@ def told(gpu: Any, folder: Path, script: Path, *args: str, **environment: str) -
     """The messages of a script that ran to its end on a virtual GPU, in a process forked from one that has torch."""
     out = folder / f"{script.stem}.told"
     env = {**gpu.environment, "GPUMON_GOVERNOR": "off", **environment}
-    ended = gpu.forks.run([__file__, str(out), str(script), *args], env, folder, timeout=120)
+    ended = gpu.forks.run([__file__, str(out), str(script), *args], env, folder, timeout=300)
     assert ended.codes == (0,), ended.err
     from gpumon_agent import wire
 

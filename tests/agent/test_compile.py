@@ -93,7 +93,7 @@ def answers(folder: Path, watched: str) -> dict[str, Any]:
     path = folder / "script.py"
     path.write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, str(path), watched, *CASES], capture_output=True, text=True, timeout=170, check=False
+        [sys.executable, str(path), watched, *CASES], capture_output=True, text=True, timeout=300, check=False
     )
     if watched == "no" and "symbolically trace a dynamo-optimized function" in done.stderr:
         pytest.skip("this torch cannot compile a checkpoint in these forms, watched or not")

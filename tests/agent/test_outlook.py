@@ -56,7 +56,7 @@ def train() -> None:
 
     def until(step: int) -> None:
         """The publisher's thread has learnt it."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 120
         while time.monotonic() < end and not any(isinstance(e, wire.Step) and e.step >= step for e in list(kept)):
             time.sleep(0.01)
 

@@ -177,7 +177,7 @@ def said(*words):
 farewell = Farewell(said)
 {ending}
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == code
     words = [line for line in done.stderr.splitlines() if "|" in line]
     assert words == ([] if reason is None else [f"{reason}|{detail}"])
@@ -206,5 +206,5 @@ watched.adopt(model)
 model(torch.ones(2, 4))
 {ending}
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     return done.stdout.splitlines(keepends=True)[-1]

@@ -32,7 +32,7 @@ def python(script: str, folder: Path, *, env: dict[str, str] | None = None) -> s
         [sys.executable, str(path)],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=300,
         check=False,
         env={**os.environ, "XDG_RUNTIME_DIR": str(folder), **(env or {})},
     )
@@ -294,7 +294,7 @@ gpumon_agent.stop()
 """
     path = tmp_path / "script.py"
     path.write_text(script)
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=150, check=True)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == ""
     assert done.stderr.count("once for each place") == 2  # the warning, and the line it points at
 
@@ -374,7 +374,7 @@ Fails.apply(model(torch.ones(2, 4))).sum().backward()
             [sys.executable, str(path)],
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=300,
             check=False,
             env={**os.environ, "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path), "WATCHED": watched},
         )

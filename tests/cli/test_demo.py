@@ -26,14 +26,14 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 def demo(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*DEMO, *args], capture_output=True, text=True, env=env, timeout=120)
+    return subprocess.run([*DEMO, *args], capture_output=True, text=True, env=env, timeout=300)
 
 
 def objects(text: str, kind: str) -> list[dict]:
     return [o for o in map(json.loads, text.splitlines()) if o["type"] == kind]
 
 
-def gone(pid: int, patience_s: float = 30) -> bool:
+def gone(pid: int, patience_s: float = 120) -> bool:
     deadline = time.monotonic() + patience_s
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > deadline:
@@ -86,7 +86,7 @@ def test_however_the_demo_ends_the_training_ends_too(running, how):
     assert not gone(trains, 0.2)
     process.send_signal(how)
     assert gone(trains)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=300)
     assert "Traceback" not in stderr
 
 
@@ -139,11 +139,11 @@ def test_the_screen_appears_and_q_ends_both(env):
         os.close(slave)
         seen = b""
         while b"optimizer" not in seen:
-            assert select.select([master], [], [], 60)[0], seen[-2000:]
+            assert select.select([master], [], [], 300)[0], seen[-2000:]
             seen += os.read(master, 65536)
         (trains,) = psutil.Process(process.pid).children()
         os.write(master, b"q")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(OSError):  # the other end closed
                 if select.select([master], [], [], 0.1)[0]:

@@ -15,7 +15,7 @@ def doctor(**env: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         env={**os.environ, **env},
-        timeout=120,
+        timeout=300,
     )
 
 

@@ -101,7 +101,7 @@ def test_it_reads_a_pipe() -> None:
     for arguments in (["-"], []):
         done = subprocess.run(
             [sys.executable, "-m", "gpumon", "explain", *arguments],
-            input=LOG, capture_output=True, text=True, check=False, timeout=60,
+            input=LOG, capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("Capacity: ")

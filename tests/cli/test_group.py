@@ -14,7 +14,7 @@ HEAVY = ("torch", "textual", "rich", "zmq", "pynvml", "psutil", "numpy")
 
 def gpumon(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gpumon", *args], capture_output=True, text=True, env={**os.environ, **env}, timeout=60
+        [sys.executable, "-m", "gpumon", *args], capture_output=True, text=True, env={**os.environ, **env}, timeout=300
     )
 
 
@@ -25,7 +25,7 @@ def imported_by(*args: str) -> set[str]:
         f"try:\n    main({list(args)!r}, prog_name='gpumon')\nexcept SystemExit:\n    pass\n"
         f"print('imported:', *sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     return set(done.stderr.rsplit("imported:", 1)[1].split())
 
 
@@ -67,7 +67,7 @@ def test_a_full_disk_behind_the_output_is_one_sentence(verb):
         ["sh", "-c", 'exec "$0" -m gpumon "$1" >/dev/full', sys.executable, verb],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stderr) == (1, "Error: the output cannot be written: No space left on device.\n")
@@ -79,7 +79,7 @@ def test_a_closed_output_is_written_to_nobody(verb):
         ["sh", "-c", 'exec "$0" -m gpumon "$1" >&-', sys.executable, verb],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -90,7 +90,7 @@ def completing(**env: str) -> str:
     """What the shell hears when it asks the entry point `gpumon`."""
     code = "from gpumon.cli import main; main(prog_name='gpumon')"
     asked = {"PATH": os.environ["PATH"], **env}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=asked, timeout=60).stdout
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=asked, timeout=300).stdout
 
 
 def test_the_shell_completes_verbs():

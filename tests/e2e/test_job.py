@@ -41,7 +41,7 @@ def job(virtual_gpu, tmp_path) -> Iterator[dict[str, str]]:
 
 
 def both_training(environment: dict[str, str]) -> list[dict[str, Any]]:
-    end = time.monotonic() + 90
+    end = time.monotonic() + 300
     while True:
         listed = [agent for agent in agents(environment) if agent["step"]]
         if len(listed) == 2:

@@ -19,7 +19,7 @@ def test_buckets_are_the_logger_s_and_the_allocator_s_and_the_finding_comes_and_
     ran = subprocess.run(
         [sys.executable, "-m", "gpumon", "dryrun", "--device", "a100-40", "--devices", str(RANKS), "--json",
          sys.executable, str(SCRIPT), str(tmp_path)],
-        capture_output=True, text=True, timeout=170, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
         env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "run"), "GPUMON_GOVERNOR": "off", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     objects = [json.loads(line) for line in ran.stdout.splitlines()]

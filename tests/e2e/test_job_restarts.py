@@ -45,7 +45,7 @@ class Heard:
             self.objects.append(json.loads(line))
 
     def rest(self) -> None:
-        while (line := self._queue.get(timeout=60)) is not None:
+        while (line := self._queue.get(timeout=300)) is not None:
             self.objects.append(json.loads(line))
 
 

@@ -217,7 +217,7 @@ def test_a_signal_ends_it_cleanly(exporter) -> None:
     """The last one: nothing is served afterwards."""
     process, url = exporter
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0
+    assert process.wait(120) == 0
     assert process.stderr.read() == ""
     with pytest.raises(OSError, match="refused"):
         get(url)

@@ -21,7 +21,7 @@ def looked_at(virtual_gpu, *words, devices=1, launcher=()) -> list[dict[str, Any
         "CUBLAS_WORKSPACE_CONFIG": ":0:0",  # before 2.15 torch keeps its workspaces, owned by nobody
     }
     command = [sys.executable, "-m", "gpumon", "run", *launcher, str(HERE / "beside.py"), *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     if "cannot import name 'fully_shard'" in done.stderr:
         pytest.skip("this torch has FSDP2 only in its private modules")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -56,7 +56,7 @@ class Agent:
 
     def stderr(self) -> str:
         """What it said by the end; ends it."""
-        return self.process.communicate(timeout=10)[1]
+        return self.process.communicate(timeout=60)[1]
 
     def end(self) -> None:
         if self.process.poll() is None:

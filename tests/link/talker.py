@@ -60,7 +60,7 @@ class Talker:
     def steps(self, count: int, phases: int = 3) -> None:
         """So many iterations at once, and until the publisher has them."""
         self.emit(count, phases)
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while self.publisher.history.newest < self.recorder.last_seq and time.monotonic() < end:
             time.sleep(0.005)
 

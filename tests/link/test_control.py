@@ -154,7 +154,7 @@ def test_who_cannot_answer_is_told_in_a_sentence(start: Start) -> None:
     agent.process.send_signal(signal.SIGCONT)
     assert ask(agent, wire.CENSUS).accepted
     agent.tell("mute")  # its agent leaves, the process goes on
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while agent.socket.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     with pytest.raises(link.NotAnswering, match="does not answer"):
@@ -169,7 +169,7 @@ def test_the_socket_comes_back_and_goes_with_its_agent(start: Start) -> None:
     control = Path(found(agent).control.removeprefix("ipc://"))
     leftover = Path(found(killed).control.removeprefix("ipc://"))
     control.unlink()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not control.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert ask(agent, wire.CENSUS).accepted

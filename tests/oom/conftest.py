@@ -38,7 +38,7 @@ class Place:
             env={**self.gpu.environment, **self.environment, **environment},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
 
@@ -48,7 +48,7 @@ class Place:
             env={**self.gpu.environment, **self.environment, **environment},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
 

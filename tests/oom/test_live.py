@@ -37,7 +37,7 @@ def test_the_last_words_reach_a_viewer_and_the_disk(place: Place, where: str) ->
         text=True,
     )
     attached = _attached(place, training.pid)
-    _, raised = training.communicate(timeout=60)
+    _, raised = training.communicate(timeout=300)
     call, mebibytes = CALLS[where]
     (oom,) = [each for each in attached if each["type"] == "oom"]
     assert (oom["phase"], oom["step"], oom["requested"]) == (where, 0, mebibytes * MIB)
@@ -167,7 +167,7 @@ def test_a_recording_with_one_is_explained(place: Place, tmp_path: Path) -> None
     done = subprocess.run(
         place.gpu.command(recorded, str(file)),
         env={**place.gpu.environment, **place.environment},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert "OutOfMemoryError" in done.stderr
     explained = place.gpumon("explain", "--session", file, "--json")

@@ -87,7 +87,7 @@ def without_torch(wheels, tmp_path_factory) -> Path:
 
 def run(python: Path, *args: str) -> subprocess.CompletedProcess[str]:
     env = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
-    return subprocess.run([str(python), "-W", "error", *args], capture_output=True, text=True, env=env, timeout=60)
+    return subprocess.run([str(python), "-W", "error", *args], capture_output=True, text=True, env=env, timeout=300)
 
 
 IMPORT_ALL = """

@@ -76,7 +76,7 @@ def test_torchrun_and_this_runner_start_the_same_ranks(run_scenario, virtual_gpu
     expected = run_scenario(scenario).steps(0)[-1]["phases"]
     gpu = virtual_gpu(**scenario.options)
     completed = subprocess.run(
-        scenario.command("--report"), env=gpu.environment, capture_output=True, text=True, timeout=120, check=False
+        scenario.command("--report"), env=gpu.environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert completed.returncode == 0, completed.stderr
     lines = [json.loads(line) for line in completed.stdout.splitlines() if '"step": 4' in line]

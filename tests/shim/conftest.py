@@ -39,7 +39,7 @@ class Commands:
 
     def plain(self, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            words, cwd=self.folder, env={**self.environment, **extra}, capture_output=True, text=True, timeout=150
+            words, cwd=self.folder, env={**self.environment, **extra}, capture_output=True, text=True, timeout=300
         )
 
     def watched(self, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:

@@ -32,7 +32,7 @@ class Terminal:
     master: int
     output: str = ""
 
-    def read_until(self, *wanted: str, seconds: float = 30.0) -> str:
+    def read_until(self, *wanted: str, seconds: float = 120.0) -> str:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if all(word in ESCAPES.sub("", self.output) or word in self.output for word in wanted):
@@ -49,7 +49,7 @@ class Terminal:
     def press(self, keys: str) -> None:
         os.write(self.master, keys.encode())
 
-    def ended(self, seconds: float = 15.0) -> int:
+    def ended(self, seconds: float = 60.0) -> int:
         deadline = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < deadline:
             if self.master >= 0 and select.select([self.master], [], [], 0.1)[0]:
@@ -178,7 +178,7 @@ def test_a_truncated_recording_is_played_as_far_as_it_goes_and_the_log_says_so(i
 def test_without_a_terminal_one_sentence_says_what_to_use(recording, arguments) -> None:
     asked = [str(recording) if word == "FILE" else word for word in arguments]
     done = subprocess.run(
-        [sys.executable, "-m", "gpumon", *asked], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30
+        [sys.executable, "-m", "gpumon", *asked], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
@@ -188,7 +188,7 @@ def test_without_a_terminal_one_sentence_says_what_to_use(recording, arguments) 
 def test_a_picture_as_text_goes_into_a_pipe(recording) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "gpumon", "replay", str(recording), "--once"],
-        capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "110", "PYTHONIOENCODING": "utf-8"},
+        capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "110", "PYTHONIOENCODING": "utf-8"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "61.0 of 139.8 GiB at the peak (backward)" in done.stdout

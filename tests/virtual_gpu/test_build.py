@@ -144,7 +144,7 @@ def test_processes_that_start_at_once_share_one_table_and_a_fork_is_its_own_proc
 
     device = virtual_gpu(context="0")
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: device.run(start), range(2)))
+        list(pool.map(lambda _: device.run(start, fresh=True), range(2)))
     ask = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0)).used)"
     read = subprocess.run(
         [sys.executable, "-c", ask], env=device.environment, capture_output=True, text=True, check=True
@@ -154,11 +154,11 @@ def test_processes_that_start_at_once_share_one_table_and_a_fork_is_its_own_proc
 
 def test_a_signal_reaches_the_program_itself(virtual_gpu):
     device = virtual_gpu()
-    command = [*LAUNCHER, "run", "--python", device.python, "--session", device.session, "--", "sleep", "60"]
+    command = [*LAUNCHER, "run", "--python", device.python, "--session", device.session, "--", "sleep", "600"]
     with subprocess.Popen(command) as program:
         time.sleep(2)
         program.send_signal(signal.SIGTERM)
-        assert program.wait(30) == -signal.SIGTERM
+        assert program.wait(300) == -signal.SIGTERM
 
 
 def test_tables_nobody_removed_are_swept_after_an_hour(torch_with_cuda):

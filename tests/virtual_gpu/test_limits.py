@@ -169,7 +169,7 @@ def test_without_the_nvidia_wheels_training_runs_and_nvrtc_fails_by_name(virtual
     slim = slim_copy(gpu.python, tmp_path / "slim")
     environment = vgpu.environment(python=str(slim))
     ran = subprocess.run(
-        [slim, *gpu.command(train)[1:]], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [slim, *gpu.command(train)[1:]], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     vgpu.remove_session(environment["VGPU_SESSION"])
     assert ran.returncode == 0, ran.stderr

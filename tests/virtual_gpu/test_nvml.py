@@ -53,7 +53,7 @@ class Training:
         return self
 
     def go_on(self) -> str:
-        return self.process.communicate("\n", timeout=60)[0]
+        return self.process.communicate("\n", timeout=300)[0]
 
     def __exit__(self, *_):
         self.process.kill()
