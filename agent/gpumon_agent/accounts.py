@@ -21,6 +21,7 @@ from . import loads, wire
 from .activations import Activations
 from .callers import made
 from .composing import Composing
+from .composition import History
 from .governor import SAMPLED_STEP_NS
 from .graph import Places
 from .inventory import INPUT_DEPTH_MAX, Inventory, claim, tensors_in
@@ -94,6 +95,11 @@ class Accounts:
     def layers(self) -> dict[tuple[int, int], tuple[wire.Layers, ...]]:
         """The newest of each model and device."""
         return self._layers.newest
+
+    @property
+    def history(self) -> History:
+        """The one switch of PyTorch's history of allocations."""
+        return self._peak.history
 
     def changed(self) -> None:
         """A model was added, or wrapped."""

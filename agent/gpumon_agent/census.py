@@ -1,7 +1,7 @@
 """Live tensors that no owner of the ledger claims, and who holds them: begun by suspicion or on request, in slices.
 
 Model. First the storages of the ledger's owners are gone through (owners.py), then objects from names downward
-(walk.py), in rounds: the user's variables to five levels, to nine, then to the bottom, last what installed packages'
+(walk.py), in rounds: the user's variables to six levels, to nine, then to the bottom, last what installed packages'
 modules hold. A round that has explained the growth ends a census that growth began. What is found is grouped by shape,
 type, device and whether it holds a graph; a storage counts once, for the name that leads to it first.
 
@@ -33,13 +33,16 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from . import roots, wire
+from .allocations import BLOCKS_MAX, Allocations
 from .clock import Clock
+from .composition import History
 from .governor import Governor
 from .holders import Files, Name
 from .inventory import Inventory
 from .loads import Load, Loads
 from .names import together
 from .owners import Owners
+from .retained import retained
 from .storages import plain
 from .suspicion import Suspicion
 from .walk import DEPTH_MAX, Root, Walk
@@ -48,8 +51,8 @@ SLICE_NS = 600_000  # a slice ends at the first look at the clock after it
 PAUSE_NS = 85_000_000
 CREDIT_STEPS = 200
 ROUNDS = (
-    ("user", 5, True),
-    ("beside", 5, False),
+    ("user", 6, True),
+    ("beside", 6, False),
     ("user beside", 9, True),
     ("user beside", DEPTH_MAX, True),
     ("packages", DEPTH_MAX, False),
@@ -71,14 +74,20 @@ _Key = tuple[Any, Any, int, bool]
 class _Tally:
     """One group under way."""
 
-    __slots__ = ("addresses", "bytes", "count", "graph_bytes", "holders")
+    __slots__ = ("addresses", "bytes", "count", "graphs", "holders")
 
     def __init__(self) -> None:
         self.count = 0
         self.bytes = 0
-        self.graph_bytes: int | None = None
+        self.graphs: list[int | None] = []  # bytes that the graphs of the first few keep
         self.holders: Counter[Name] = Counter()
         self.addresses: deque[int] = deque(maxlen=_ADDRESSES_MAX)
+
+
+    @property
+    def graph_bytes(self) -> int | None:
+        known = [nbytes for nbytes in self.graphs if nbytes is not None]
+        return max(known) * self.count if known and len(known) == len(self.graphs) else None
 
 
 class Census:
@@ -95,6 +104,7 @@ class Census:
         tell: Callable[[str], None],
         limited: bool,
         loads: Loads,
+        history: History,
     ) -> None:
         self.loads = loads
         self.newest: wire.Census | None = None
@@ -114,6 +124,7 @@ class Census:
         self._before: Counter[_Key] | None = None
         self._tensors_before: Counter[int] = Counter()  # by device
         self._files = Files()
+        self.allocations = Allocations(history, self._files)
         self._blocks: dict[int, int] = {}  # live blocks at the census before
 
     def ask(self) -> str | None:
@@ -126,6 +137,7 @@ class Census:
 
     def step_closed(self, step: int, figures: Iterable[tuple[int, int | None, int | None]]) -> None:
         """(device, allocated, live blocks) as the optimizer ended."""
+        self.allocations.step_closed()
         figures = tuple(figures)
         suspected = self.suspicion.step_closed(step, figures)
         self._earn()
@@ -154,6 +166,7 @@ class Census:
 
     def stop(self) -> None:
         self._taking = None
+        self.allocations.stop()
 
     def _begin(self, step: int, reason: str, figures: tuple[tuple[int, int | None, int | None], ...]) -> None:
         self._governor.give_way(True)
@@ -162,6 +175,8 @@ class Census:
         self._taking = _Taking(self, step, reason, added if self._blocks else {})
         if reason != "checkpoint":
             self._blocks = blocks
+            if sum(blocks.values()) <= BLOCKS_MAX:
+                self.allocations.begin()
 
     def _earn(self) -> None:
         """Up to what `CREDIT_STEPS` steps would have left, all of it at the beginning."""
@@ -211,6 +226,7 @@ class _Taking:
         self._claimed = self._owners.claimed
         self._inputs: set[int] = set()
         self._seen: set[int] = set()
+        self._single: set[str] = set()  # names that are one tensor's
         self._tallies: dict[_Key, _Tally] = {}
         self._tensors: Counter[int] = Counter()  # by device
         self._largest = 0  # group
@@ -233,7 +249,8 @@ class _Taking:
         self._on_cpu = False
         self._slices = 0
         self._spent_ns = 0
-        self._stages = [self._tell, self._go_round, self._owners.run]
+        self._lines: dict[int, str] = {}  # address → where it was made
+        self._stages = [self._tell, self._read_lines, self._go_round, self._owners.run]
 
     def run(self, step: int, clock: Clock) -> bool:
         """One slice. True: the census is complete, and published."""
@@ -332,6 +349,11 @@ class _Taking:
         nbytes = storage.nbytes()
         if not nbytes:
             return False
+        name = walk.name()
+        if "*" not in name.text and "…" not in name.text:  # one place, which holds another tensor than a while ago
+            if name.text in self._single:
+                return True
+            self._single.add(name.text)
         self._seen.add(identity)
         device = part.get_device()
         key = (tensor.shape, tensor.dtype, device, tensor.requires_grad and not tensor.is_leaf)
@@ -343,10 +365,23 @@ class _Taking:
         tally.count += 1
         tally.bytes += nbytes
         tally.addresses.append(storage.data_ptr())
-        tally.holders[walk.name()] += 1
+        if key[3] and len(tally.graphs) < _GRAPHS_MAX:
+            tally.graphs.append(retained(tensor, self._claimed, _GRAPH_NS))
+        tally.holders[name] += 1
         self._tensors[device] += 1
         if device != _HOST or not torch.cuda.is_initialized():
             self._largest = max(self._largest, tally.count)
+        return True
+
+    def _read_lines(self, clock: Clock) -> bool:
+        """Once stacks have been kept for as long as they are to be; in a slice of its own."""
+        allocations = self._census.allocations
+        if self.searches or not allocations.read:
+            return True
+        if allocations.open or clock.spent_ns > _FRESH_NS:
+            return False
+        wanted = {address for tally in self._tallies.values() for address in tally.addresses}
+        self._lines = allocations.lines(wanted)
         return True
 
     def _tell(self, clock: Clock) -> bool:
@@ -396,6 +431,7 @@ class _Taking:
 
     def _group(self, key: _Key, tally: _Tally) -> wire.Group:
         shape, dtype, device, has_graph = key
+        made = Counter(self._lines[address] for address in tally.addresses if address in self._lines)
         before = self._census._before
         return wire.Group(
             shape=tuple(shape),
@@ -405,6 +441,7 @@ class _Taking:
             bytes=tally.bytes,
             has_graph=has_graph,
             graph_bytes=tally.graph_bytes,
+            where=made.most_common(1)[0][0] if made else None,
             grown=None if before is None else tally.count - before[key],
             holders=tuple(
                 wire.Holder(name.text, name.kind, name.where, count)
@@ -414,6 +451,9 @@ class _Taking:
 
 
 _UNREAL = frozenset({"FakeTensor", "FunctionalTensor"})
+_GRAPHS_MAX = 3  # of a group: the first may be the present step's, whose graph is gone
+_GRAPH_NS = 200_000
+_FRESH_NS = 100_000  # spent by a slice that has only just begun
 _FIRST_HEAP = 8  # tensors alike, in a first census: that is what grew
 
 

@@ -67,6 +67,7 @@ class History:
 
     def __init__(self) -> None:
         self.recording = False
+        self.stacks = False  # instead of the events, the stacks of a few steps' allocations are kept
         self._theirs = False
         self._C: Any = torch._C
         self._record = getattr(torch._C, "_cuda_record_memory_history", None)
@@ -76,13 +77,35 @@ class History:
 
     def begin(self) -> bool:
         """False where this torch has no such history, or somebody else records it."""
-        if self._record is None or self._enabled is None or self.recording or self._theirs or self._enabled():
+        if not self._is_free():
             return False
-        self._switch(True)
+        self.recording = self._switch("all", None, ENTRIES_MAX)
+        self._hide()
+        return True
+
+    def begin_stacks(self) -> bool:
+        """With every block that is made from here on its stack is kept, and no events. False as above."""
+        if not torch.cuda.is_initialized() or not self._is_free():
+            return False
+        self.stacks = self._switch("state", "state", 1)
+        self._hide()
+        return True
+
+    def stop_stacks(self) -> None:
+        if self.stacks:
+            self._put_back(self._meanwhile)
+            self._switch(None, None, 1)
+            self.stacks = False
+
+    def _is_free(self) -> bool:
+        if self._record is None or self._enabled is None or self.recording or self.stacks or self._theirs:
+            return False
+        return not self._enabled()
+
+    def _hide(self) -> None:
         self._meanwhile = self._replace("_cuda_memorySnapshot")
         self._meanwhile["_cuda_isHistoryEnabled"] = self._enabled
         self._C._cuda_isHistoryEnabled = lambda: False
-        return True
 
     def end(self) -> list[list[dict[str, Any]]] | None:
         """The events since `begin` by device, oldest first.
@@ -99,7 +122,8 @@ class History:
         """Switches it off; nothing of ours stays recorded."""
         if self.recording:
             self._put_back(self._meanwhile)
-            self._switch(False)
+            self._switch(None, None, ENTRIES_MAX)
+            self.recording = False
 
     def remove(self) -> None:
         """Puts back every function that was replaced. What records goes on: in a forked child it is the parent's."""
@@ -122,6 +146,7 @@ class History:
         def give_way(*args: Any, **kwargs: Any) -> Any:
             self._theirs = self._theirs or records
             self.stop()
+            self.stop_stacks()
             try:
                 return original(*args, **kwargs)
             except BaseException as error:
@@ -130,16 +155,15 @@ class History:
 
         return give_way
 
-    def _switch(self, on: bool) -> None:
+    def _switch(self, kept: str | None, stacks: str | None, entries: int) -> bool:
         assert self._record is not None
-        arguments: list[Any] = ["all" if on else None, None, "python", ENTRIES_MAX]
+        arguments: list[Any] = [kept, stacks, "python", entries]
         for more in _MORE:
             try:
                 self._record(*arguments, *more)
             except TypeError:  # another version's arguments
                 continue
-            self.recording = on
-            return
+            return True
         raise RuntimeError("this torch's history of allocations takes arguments that are not known here")
 
 

@@ -44,6 +44,7 @@ class Evidence:
             tell=tell,
             limited=limited,
             loads=self._loads,
+            history=accounts.history,
         )
         self.checkpoints = Checkpoints(
             self._loads, governor, devices=devices, say=say, search=self.census.search, searching=self.census.searching

@@ -524,7 +524,8 @@ class Walk:
                     text = root.own + text[4:]
             text = root.prefix + text + root.suffix
         kind = next((each for each in _PRIORITY if each in tags), root.kind)
-        told = holders.Name(text.replace("hook.closure", "hook closure"), kind, where or root.where(variable))
+        text = text.replace("hook.closure", "hook closure").replace(".cache.keys()", ".cache")
+        told = holders.Name(text, kind, where or root.where(variable))
         if steady:
             level.holder = told
         return told
