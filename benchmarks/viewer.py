@@ -1,10 +1,11 @@
 """What the screen costs: processor time, memory and terminal output while it follows a job, through a pty of 120×40.
 
-    python benchmarks/viewer.py [--ranks 8] [--seconds 20]
+    python benchmarks/viewer.py [--ranks 8] [--seconds 20] [--keys 2]
 
-The ranks are real publishers with sockets of their own, in one process, 20 steps a second, four phases and, on every
-tenth step, two ledgers each. Processor time is the viewer's own, then that of its child, which asks NVML. Beside it an
-empty Textual app in the same pty. Budget: 5 % of a core and 64 MB at 8 ranks.
+The ranks are real publishers with sockets of their own, sixteen a process, 20 steps a second, five phases and, on every
+tenth step, two ledgers each. `--keys 2` measures the Ranks screen. Pictures are bursts of output: the screen's rate.
+Processor time is the viewer's own, then that of its child, which asks NVML. Beside it an empty Textual app in the same
+pty. Budgets: 5 % of a core and 64 MB at 8 ranks; 15 % at 64, with four pictures a second.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ SAMPLED_EVERY = 10
 WARM_S = 8.0
 GIB = 1 << 30
 MIB = 1 << 20
+RANKS_A_PROCESS = 16
+BURST_S = 0.04  # silence that ends a picture
 EMPTY = "from textual.app import App; App().run()"
 
 
@@ -40,7 +43,8 @@ def events(step: int) -> list[wire.NumberedEvent]:
     move = step * 7919 % 13 * 8 * MIB
     flags = wire.SAMPLED if step % SAMPLED_EVERY == 0 else 0
     made: list[wire.NumberedEvent] = []
-    for phase, end, peak in (("between", 36, 48), ("forward", 48, 49), ("backward", 48, 60), ("optimizer", 48, 53)):
+    for phase, end, peak in (("between", 36, 48), ("forward", 48, 49), ("backward", 48, 60),
+                                ("clipping", 48, 48), ("optimizer", 48, 53)):  # fmt: skip
         allocated, highest = end * GIB, peak * GIB + move
         figures = (allocated, highest, 62 * GIB, 62 * GIB, allocated, 10 * MIB, allocated - MIB, 1200, 0, 0)
         made.append(wire.Phase(step, phase, 0, 0, now, 12_000_000, *figures, flags=flags))
@@ -48,15 +52,15 @@ def events(step: int) -> list[wire.NumberedEvent]:
         owners = {"weights": 12 * GIB, "gradients": 12 * GIB, "optimizer": 24 * GIB - MIB, "activations": 0}
         made.append(wire.Ledger(step, "optimizer", 0, 0, 48 * GIB, 48 * GIB - MIB, 62 * GIB, **owners))
         made.append(wire.Ledger(step, "backward", 0, 0, 60 * GIB, 60 * GIB - MIB, None, **owners, peak=True))
-    return [*made, wire.Step(step, now, 50_000_000, 2 * MIB, ((8, 1024),), phases=4)]
+    return [*made, wire.Step(step, now, 50_000_000, 2 * MIB, ((8, 1024),), phases=5)]
 
 
-def serve(ranks: int) -> None:
-    """`ranks` publishers in this process; ends when its standard input does."""
+def serve(first: int, count: int, ranks: int) -> None:
+    """`count` of `ranks` publishers in this process; ends when its standard input does."""
     publishers = []
     clock = wire.Clock(time.monotonic_ns(), time.time_ns())
     state = [0]
-    for rank in range(ranks):
+    for rank in range(first, first + count):
         descriptor = endpoint.describe("bench", rank=rank, world_size=ranks, run_id="bench", unix_ns=time.time_ns())
         device = wire.Device(0, f"GPU-{rank}", "NVIDIA H200", 140 * GIB)
         hello = wire.Hello(
@@ -102,26 +106,33 @@ def children(pid: int) -> list[int]:
         return [int(child) for child in file.read().split()]
 
 
-def measure(name: str, command: list[str], seconds: float) -> None:
+def measure(name: str, command: list[str], seconds: float, keys: str = "") -> None:
     """Prints what a command takes in a pty, after it has settled."""
     pid, fd = pty.fork()
     if pid == 0:
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
         os.execv(command[0], command)
-    written = [0]
+    written, pictures = [0], [0]
 
     def drain() -> None:
+        before = 0.0
         while True:
             try:
                 written[0] += len(os.read(fd, 65536))
             except OSError:
                 return
+            pictures[0] += time.monotonic() - before > BURST_S
+            before = time.monotonic()
 
     threading.Thread(target=drain, daemon=True).start()
     time.sleep(WARM_S)
+    if keys:
+        os.write(fd, keys.encode())
+        time.sleep(2)
     helpers = children(pid)
     before, helped, bytes_before = cpu_s(pid), sum(map(cpu_s, helpers)), written[0]
+    pictures[0] = 0
     began = time.monotonic()
     time.sleep(seconds)
     took = time.monotonic() - began
@@ -129,6 +140,7 @@ def measure(name: str, command: list[str], seconds: float) -> None:
     output = (written[0] - bytes_before) / took / 1000
     print(
         f"{name:<22} {own:7.2%} of a core, {rss_mb(pid):5.1f} MB, {output:6.1f} kB/s to the terminal"
+        f" in {pictures[0] / took:.1f} pictures/s"
         f"; its {len(helpers)} children {theirs:.2%}, {sum(map(rss_mb, helpers)):.1f} MB"
     )
     os.kill(pid, signal.SIGKILL)
@@ -139,28 +151,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--keys", default="", help="pressed before it is measured")
+    parser.add_argument("--serve", type=int, nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
-        serve(asked.ranks)
+        serve(*asked.serve, asked.ranks)
         return 0
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_RUNTIME_DIR"] = folder
-        server = subprocess.Popen(
-            [sys.executable, __file__, "--serve", "--ranks", str(asked.ranks)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert server.stdin is not None
-        assert server.stdout is not None
+        servers = []
+        for first in range(0, asked.ranks, RANKS_A_PROCESS):
+            mine = [str(first), str(min(RANKS_A_PROCESS, asked.ranks - first)), "--ranks", str(asked.ranks)]
+            command = [sys.executable, __file__, "--serve", *mine]
+            servers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         try:
-            server.stdout.readline()
+            for server in servers:
+                assert server.stdout is not None
+                server.stdout.readline()
             time.sleep(2)
             measure("empty Textual app", [sys.executable, "-c", EMPTY], asked.seconds / 2)
-            measure(f"attach, {asked.ranks} ranks", [sys.executable, "-m", "gpumon", "attach", "bench"], asked.seconds)
+            attach = [sys.executable, "-m", "gpumon", "attach", "bench"]
+            measure(f"attach, {asked.ranks} ranks", attach, asked.seconds, asked.keys)
         finally:
-            server.stdin.close()
-            server.wait(10)
+            for server in servers:
+                server.communicate(b"")
     return 0
 
 

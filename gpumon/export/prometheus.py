@@ -8,7 +8,7 @@ Labels are few and bounded: `training` (the job's name), `run` ("0", and "1" …
 time), `rank`, `device` ("cuda:0"), and one of line, phase, code, state. A rank without a number is counted. What may
 change with every run (pid, host, versions) stands on `gpumon_rank_info` alone.
 A peak is the highest over the steps of the last minute, so that a scrape misses none.
-Cost: `benchmarks/prometheus.py`.
+Cost: benchmarks/replay_hour.py measures a scrape.
 Needs prometheus_client, an extra.
 """
 
