@@ -64,7 +64,9 @@ class Bag(nn.Module):
 class Perceptron(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 64))
+        self.layers = nn.Sequential(
+            nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 64)
+        )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
