@@ -271,9 +271,9 @@ def page(result: Result) -> Iterator[str]:
     yield """# How well forecasts hold
 
 Written by `python benchmarks/forecast.py --write`; [forecast.md](forecast.md) says how forecasts are made. Recorded
-on the virtual GPU, whose allocator is PyTorch's own, with `gpumon record` beside each run, and played back message by message.
-*Outlook* is what was said as a batch entered forward, its shapes known; *next* what was said a step before, its batch
-not known; errors are shares of the peak that then was, from step 3 on (same shapes) or 20 (shapes that vary); *held* is
+on the virtual GPU, whose allocator is PyTorch's own, with `gpumon record` beside each run, and played back message by
+message. *Outlook* is what was said as a batch entered forward, its shapes known; *next* what was said a step before,
+its batch not known; errors are shares of the peak that then was, from step 3 on (same shapes) or 20 (shapes that vary); *held* is
 how often the 95 % interval did.
 """
     for title, kinds in (
@@ -284,7 +284,7 @@ how often the 95 % interval did.
         if not rows:
             continue
         yield f"## {title}\n"
-        yield "| run | steps | outlook, median | 95th | held | next, median | held | last peak | largest so far | ended |"
+        yield "| run | steps | outlook, median | 95th | held | next, median | held | last peak | largest | ended |"
         yield "|---|---|---|---|---|---|---|---|---|---|"
         for each, score in rows:
             cells = (
@@ -332,7 +332,8 @@ def summary(every: list[tuple[Scored, Backtest]]) -> Iterator[str]:
             f"{percent(each.ninety_fifth)} in the 95th percentile, intervals held {percent(each.coverage)};"
         )
     worse = [each.name for each, score in real if beaten(score)]
-    yield f"- a naive forecaster was better in the median in {len(worse)} of {len(real)} runs: {', '.join(worse) or 'none'};"
+    beaten_in = f"{len(worse)} of {len(real)} runs: {', '.join(worse) or 'none'}"
+    yield f"- a naive forecaster was better in the median in {beaten_in};"
     shape = [e for each, score in every if each.kind == "shape" for e in score.ended[:1]]
     said = [e for e in shape if e.by_shape is not None or (e.steps_ahead is not None and e.steps_ahead >= 0)]
     yield f"- out of memory by shape: {len(said)} of {len(shape)} were said before the allocator's observer was called;"
@@ -345,7 +346,7 @@ def summary(every: list[tuple[Scored, Backtest]]) -> Iterator[str]:
     yield f"- false alarms in {steps:,} clean synthetic steps: {outlooks} outlooks, {findings} findings;"
     slope = [(score.slope_alarms, score.slope_readings) for _, score in real]
     alarms, readings = sum(a for a, _ in slope), sum(n for _, n in slope)
-    yield f"- a line through the device's total, alarm at 1 MB/s: {alarms} alarms in {readings} readings of these short runs."
+    yield f"- a line through the device's total, alarm at 1 MB/s: {alarms} alarms in {readings} readings."
 
 
 def main() -> None:
