@@ -30,7 +30,7 @@ from .others import Others
 from .probe import Reading
 from .recorder import Recorder
 from .whose import Whose
-from .workspaces import Workspaces
+from .workspaces import Workspaces, tracks_blocks
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -73,6 +73,8 @@ class Accounts:
         self._cost = cost
         self._models = models
         self._limited = limited
+        self._tell = tell
+        self._untracked = False  # that an allocator knows no blocks was told
         self._places = Places()
         self._places_left = 0
         self._activations = Activations(self._current_places, tell, limited=limited)
@@ -186,7 +188,11 @@ class Accounts:
         saved = self._activations.alive(device, self.inventory.claimed)
         if self._activations.known:
             self._layers.note(device, saved)
-        if where.type == "cuda" and self._looks_for_workspaces(step, phase):
+        tracked = where.type != "cuda" or tracks_blocks()
+        if not tracked and not self._untracked:
+            self._untracked = True
+            self._tell("cudaMallocAsync knows no blocks: workspaces and what a peak was made of stay unknown")
+        if where.type == "cuda" and tracked and self._looks_for_workspaces(step, phase):
             self._workspaces.look(device, lambda: self._whose.addresses(saved))
         ledger = wire.Ledger(
             step,
@@ -194,7 +200,7 @@ class Accounts:
             index,
             where.index or 0,
             reading.allocated,
-            reading.requested,
+            reading.requested if tracked else None,
             reading.reserved,
             *owners,
             activations=sum(each.nbytes for each in saved) if self._activations.known else None,
@@ -209,6 +215,8 @@ class Accounts:
             self._layers.take()
         if phase == wire.OPTIMIZER and self._limited and not (self._layers_wanted or self._peak.wanted):
             self._whose.prepare(ledger, device)
+        if not tracked:
+            return
         with _no_collection():
             self._peak.phase_ended(ledger, reading, device, saved)
 

@@ -12,6 +12,7 @@ cuBLASLt's own workspace (since torch 2.7 the same block) and cuDNN's are not ke
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import re
@@ -34,6 +35,12 @@ def workspace_bytes(device: int) -> int:
     if configured is not None:
         return sum(int(kib) * int(count) for kib, count in _PAIR.findall(configured)) * 1024
     return (4096 * 8 if torch.cuda.get_device_capability(device) == (9, 0) else 4096 * 2 + 16 * 8) * 1024
+
+
+@functools.cache
+def tracks_blocks() -> bool:
+    """Whether CUDA's allocator here is PyTorch's own: cudaMallocAsync knows no blocks, and has no snapshot."""
+    return bool(torch.cuda.get_allocator_backend() != "cudaMallocAsync")
 
 
 class Workspaces:

@@ -90,7 +90,10 @@ def lines(
     known = _owners(owners) if owners is not None else _carried(phase, lasting)
     if phase.allocated is None and not known:
         return None
-    rest = phase.requested if phase.requested is not None else phase.allocated
+    requested = phase.requested
+    if not requested and phase.allocated:
+        requested = None  # cudaMallocAsync does not count it
+    rest = requested if requested is not None else phase.allocated
     left = None if rest is None else rest - sum(known.values())
     sampled = owners is not None and owners.activations is not None
     if driver is not None and driver.reserved != phase.reserved:
@@ -99,7 +102,7 @@ def lines(
         **known,
         unexplained=left if sampled else None,
         unattributed=None if sampled else left,
-        rounding=_difference(phase.allocated, phase.requested),
+        rounding=_difference(phase.allocated, requested),
         slack=_difference(phase.reserved, phase.allocated),
         allocated=phase.allocated,
         reserved=phase.reserved,

@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from typing import Any, Literal
 import click
 
 from gpumon.host import read_driver
-from gpumon_agent import endpoint, wire
+from gpumon_agent import blackbox, endpoint, wire
 from gpumon_agent._version import __version__
 
 OLDEST_TORCH = (2, 4)
@@ -144,6 +145,19 @@ def _agents() -> Iterator[Seen]:
     yield Seen("ok", "agents", names + more if found else "none runs now; start one with: gpumon run train.py")
 
 
+def _out_of_memory() -> Iterator[Seen]:
+    """Silent where no watched training ever ran out of memory."""
+    found = blackbox.newest()
+    if found is not None:
+        _, report = found
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(report.unix))
+        yield Seen(
+            "note",
+            "last OOM",
+            f"{report.name}, step {report.step}, {report.phase}, {when}; read it with: gpumon explain --last",
+        )
+
+
 def _virtual_gpu() -> Iterator[Seen]:
     from gpumon import virtual_gpu
 
@@ -173,6 +187,7 @@ CHECKS: tuple[Callable[[], Iterator[Seen]], ...] = (
     _driver,
     _runtime_directory,
     _agents,
+    _out_of_memory,
     _virtual_gpu,
     _terminal,
 )

@@ -13,12 +13,15 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from gpumon_agent import wire
+from gpumon_agent import saving, wire
 from gpumon_agent.activations import Activations
 from gpumon_agent.graph import Places, TooLarge, Walk
 from gpumon_agent.saving import READABLE
 
 pytestmark = pytest.mark.skipif(not READABLE, reason="this torch does not let its saved tensors be read")
+ASKS = pytest.mark.skipif(
+    not hasattr(torch._C._autograd.SavedTensor, "data"), reason="this torch cannot say whether a tensor was packed"
+)
 FLOAT = 4
 
 
@@ -86,6 +89,7 @@ def test_a_frozen_layer_owns_what_is_saved_through_it() -> None:
     assert by_module(model, model(torch.randn(3, 8))) == {"0": 3 * 8 * FLOAT, "2": 3 * 16 * FLOAT}
 
 
+@ASKS
 def test_arguments_of_a_checkpoint_without_reentry_are_found() -> None:
     layer = nn.Linear(8, 8)
     model = nn.Sequential(nn.Linear(8, 8), layer)
@@ -110,6 +114,7 @@ def test_what_a_custom_function_keeps_on_its_context_is_found() -> None:
     assert sum(by_module(model, OnContext.apply(model(torch.randn(3, 8)))).values()) == 3 * (3 * 8) * FLOAT
 
 
+@ASKS
 def test_who_packs_what_nobody_can_look_into_is_told_by_name() -> None:
     class Opaque:
         def __init__(self, tensor: torch.Tensor) -> None:
@@ -180,6 +185,29 @@ def test_a_walk_without_time_leaves_what_it_learnt_to_the_next(monkeypatch: pyte
     assert learnt
     assert all(learnt)
     assert Counter((place, tensor.shape) for tensor, place in walk.saved) == expected
+
+
+def test_where_a_saved_tensor_must_be_unpacked_nothing_is_read_once_somebody_packs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(saving, "_DATA", False)  # as before torch 2.9
+    push = torch._C._autograd._push_saved_tensors_default_hooks
+    told: list[str] = []
+    activations = Activations(Places, told.append, limited=False)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh())
+    output = model(torch.randn(3, 8))
+    activations.begin_step(walks=True)
+    activations.walk([output])
+    assert sum(each.nbytes for each in activations.alive(-1, set())) == (3 * 8 + 3 * 16) * FLOAT
+    unpacked: list[str] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpacked.append):
+        packed = model(torch.randn(3, 8))
+    activations.walk([packed])
+    activations.begin_step(walks=True)
+    activations.walk([packed])
+    assert (unpacked, activations.known, len(told)) == ([], False, 1)
+    activations.stop()
+    assert torch._C._autograd._push_saved_tensors_default_hooks is push
 
 
 def test_walks_that_take_too_long_are_rested_from_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,13 @@ def test_lines_sum_to_reserved_whatever_was_read(
     assert lines.unexplained is None or lines.unattributed is None
 
 
+def test_an_allocator_that_does_not_count_what_was_requested_has_no_rounding() -> None:
+    phase = wire.Phase(5, "optimizer", 0, 0, 9, 1, 900, 900, 1000, 1000, requested=0)  # cudaMallocAsync says 0
+    lines = ledger.lines(phase, wire.Ledger(5, "optimizer", 0, 0, 900, None, 1000, weights=700, activations=0))
+    assert lines is not None
+    assert (lines.rounding, lines.unexplained, lines.slack) == (None, 200, 100)
+
+
 @given(
     owners=st.lists(amounts, min_size=len(OWNERS), max_size=len(OWNERS)),
     requested=st.integers(0, 1 << 42),

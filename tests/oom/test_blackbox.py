@@ -115,3 +115,15 @@ def test_a_link_in_the_runtime_directory_is_not_followed(tmp_path: Path, monkeyp
 
 def test_off_writes_nothing_and_says_nothing(tmp_path: Path) -> None:
     assert BlackBox({blackbox.VARIABLE: blackbox.OFF}).write(REPORT) == (None, None)
+
+
+def test_doctor_shows_the_newest_report_and_how_to_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpumon.cli import doctor
+
+    monkeypatch.setenv(blackbox.VARIABLE, str(tmp_path))
+    assert list(doctor._out_of_memory()) == []
+    box(tmp_path).write(REPORT)
+    (seen,) = doctor._out_of_memory()
+    assert (seen.verdict, seen.subject) == ("note", "last OOM")
+    assert seen.text.startswith(f"{REPORT.name}, step {REPORT.step}, {REPORT.phase}, 2023-11-1")
+    assert seen.text.endswith("gpumon explain --last")
