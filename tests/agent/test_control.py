@@ -9,6 +9,7 @@ import pickletools
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,9 @@ def test_what_is_asked_for_is_done_between_two_phases(virtual_gpu: Any, runtime:
     try:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline()) == 5
+        deadline = time.monotonic() + 30
+        while not any(found.pid == process.pid for found in link.discover()) and time.monotonic() < deadline:
+            time.sleep(0.02)
         watched = Watched(process, gpu)
         _blocks(watched)
         _file(watched, runtime)
