@@ -3,10 +3,12 @@
 On a machine without CUDA it runs itself on the virtual GPU: the host's work is the real one, kernels take no time.
 Methods, each within one process and one loop:
 
-boundary   Every boundary of a training loop is timed where its caches are as cold as training leaves them. One boundary
-           in two times the whole of it, the other a raw `torch._C._cuda_memoryStats` in its place (then does the work).
+boundary   Every boundary of a training loop is timed where its caches are as cold as training leaves them. About one in
+           two, at random, times the whole of it, the others a raw `torch._C._cuda_memoryStats` in its place (and then
+           do the work).
 step       Blocks of steps come in rounds of three, in random order: the agent's hooks muted (they return at once),
-           muted again (A/A: what that row shows is the machine's noise, not the agent), and at work.
+           muted again (A/A: what that row shows is the machine's noise, not the agent), and at work. Told is the
+           median over the rounds of the differences within a round, with its 95 % interval (bootstrap of rounds).
 growth     Resident memory over many boundaries, with the publisher running and nobody watching.
 exit       From the script's last line to the end of the process, watched and unwatched in turns.
 """
@@ -31,7 +33,7 @@ ROW = "| {:<44} | {:>12} | {:>12} | {:>12} |"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400, help="steps of the boundary measurement (400)")
-    parser.add_argument("--rounds", type=int, default=100, help="rounds of blocks of the step measurement (100)")
+    parser.add_argument("--rounds", type=int, default=200, help="rounds of blocks of the step measurement (200)")
     parser.add_argument("--boundaries", type=int, default=1_000_000, help="boundaries of the growth measurement (10⁶)")
     parser.add_argument("--step-ms", type=float, default=20.0, help="length of the step to measure the share of (20)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the table there, with this command")
@@ -112,7 +114,7 @@ def measure(args: argparse.Namespace) -> None:
     for row in boundary(training, args.steps):
         print(row)
     print()
-    print(ROW.format(f"{args.rounds} rounds of blocks of {BLOCK} steps", "median", "p25", "p75"))
+    print(ROW.format(f"{args.rounds} rounds of blocks of {BLOCK} steps", "median", "from", "to"))
     print(ROW.format("-" * 44, *["-" * 11 + ":"] * 3))
     for row in share(training, args.rounds):
         print(row)
@@ -137,11 +139,10 @@ def boundary(training: Training, steps: int) -> Iterator[str]:
     raw: list[int] = []
     close = agent.phases._close
     clock = time.perf_counter_ns
-    turn = [0]
+    chance = random.Random(0)
 
     def timed(*args: Any) -> None:
-        turn[0] += 1
-        if turn[0] % 2:
+        if chance.random() < 0.5:
             began = clock()
             close(*args)
             whole.append(clock() - began)
@@ -153,9 +154,7 @@ def boundary(training: Training, steps: int) -> Iterator[str]:
 
     training.run(20)
     agent.phases._close = timed  # type: ignore[method-assign]
-    for _ in range(steps):  # an odd number of boundaries between steps, so that each kind is timed both ways
-        training.run(1)
-        turn[0] += 1 if turn[0] % 8 == 0 else 0
+    training.run(steps)
     agent.phases._close = close  # type: ignore[method-assign]
     agents.stop()
     yield _row("one raw read of the allocator, µs", raw)
@@ -189,13 +188,17 @@ def share(training: Training, rounds: int) -> Iterator[str]:
     for clock, name in enumerate(("wall", "CPU of the thread")):
         for kind in kinds[1:]:
             values = [100 * (b[clock] / a[clock] - 1) for a, b in zip(measured["muted"], measured[kind], strict=True)]
-            low, _, high = quantiles(values, n=4)
-            yield ROW.format(
-                f"{kind} against muted: {name}, %", *(f"{value:+.2f}" for value in (median(values), low, high))
-            )
-        low, middle, high = quantiles([each[clock] for each in measured["muted"]], n=4)
-        yield ROW.format(f"a muted step: {name}, ms", f"{middle:.2f}", f"{low:.2f}", f"{high:.2f}")
+            yield ROW.format(f"{kind} against muted: {name}, %", *(f"{value:+.2f}" for value in interval(values)))
+        alone = [each[clock] for each in measured["muted"]]
+        yield ROW.format(f"a muted step: {name}, ms", *(f"{value:.2f}" for value in interval(alone)))
     yield ROW.format("allocator read, ledger read: every … steps", *map(str, every), "")
+
+
+def interval(values: list[float]) -> tuple[float, float, float]:
+    """The median, and the middle 95 % of the medians of resampled rounds."""
+    chance = random.Random(0)
+    medians = sorted(median(chance.choices(values, k=len(values))) for _ in range(2000))
+    return median(values), medians[50], medians[1949]
 
 
 def growth(boundaries: int) -> Iterator[str]:
