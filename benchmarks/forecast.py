@@ -273,8 +273,8 @@ def page(result: Result) -> Iterator[str]:
 Written by `python benchmarks/forecast.py --write`; [forecast.md](forecast.md) says how forecasts are made. Recorded
 on the virtual GPU, whose allocator is PyTorch's own, with `gpumon record` beside each run, and played back message by
 message. *Outlook* is what was said as a batch entered forward, its shapes known; *next* what was said a step before,
-its batch not known; errors are shares of the peak that then was, from step 3 on (same shapes) or 20 (shapes that vary); *held* is
-how often the 95 % interval did.
+its batch not known; errors are shares of the peak that then was, from step 3 on (same shapes) or 20 (shapes that
+vary); *held* is how often the 95 % interval did.
 """
     for title, kinds in (
         ("Shapes", ("shapes",)), ("Out of memory by shape", ("shape",)), ("Out of memory by a leak", ("leak",)),

@@ -33,6 +33,7 @@ KINDS_MAX = 16  # models in turn, micro-batches
 RECENT = 9
 SURPRISE = 0.01  # of the peak: less is none
 ENOUGH_BATCHES = 4  # different ones, before what a new one needed tells how well others are foreseen
+FEW_APART, BEYOND_APART = 0.25, 0.1  # share of what is beyond the largest batch known, to each side: with few known
 _ALIKE = 0.001
 
 Kind = tuple[bool, tuple[int, ...]]
@@ -131,7 +132,7 @@ class Foresight:
             largest = needs.largest()
             if largest is not None and batch[0] > largest[0]:
                 excess = needs.at(batch) / max(peak, 1)
-                apart = (1 - largest[0] / batch[0]) * excess * (0.5 if needs.batches < 3 else 0.1)
+                apart = (1 - largest[0] / batch[0]) * excess * (FEW_APART if needs.batches < 3 else BEYOND_APART)
                 below, above = below - apart, above + apart
         surprise = self._surprise
         if surprise is not None:

@@ -1,0 +1,136 @@
+"""Headroom, what-if and backtest on runs whose every byte is known."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from msgspec.structs import replace
+from synthetic import GIB, MIB, Run, apply, rank_of
+
+from gpumon.analysis import Reporter
+from gpumon.analysis.backtest import backtest
+from gpumon.analysis.forecast import Others, Room
+from gpumon.analysis.forecast.headroom import steps_until
+from gpumon.analysis.foreseen import Foreseen
+from gpumon.analysis.room import available
+from gpumon.analysis.whatif import Answer, Change, answer
+from gpumon.session.frame import RankFrame
+from gpumon_agent import wire
+
+
+def test_what_is_stranded_never_makes_a_step_fail_that_fits() -> None:
+    assert Room(100, 30).above(60) == 10
+    assert Room(100, 30).above(90) == 0
+    assert Room(100, 30).above(110) == -10
+
+
+def test_where_batches_differ_a_large_one_meets_the_end_first() -> None:
+    assert steps_until(None, 1.0) is steps_until(10, None) is steps_until(10, 0.0) is None
+    assert steps_until(-1, 1.0) == 0
+    assert steps_until(1000, 10.0) == 101
+    spread = [-300.0, -150.0, 0.0, 150.0, 300.0]
+    assert steps_until(1000, 10.0, [0.0] * 9) == 101
+    first = steps_until(1000, 10.0, spread)
+    assert first is not None
+    assert 70 < first < 85  # the largest fifth of the batches fails from step 70 on
+
+
+def test_others_are_followed_only_where_they_take_surely_and_much() -> None:
+    others = Others()
+    for second in range(30):
+        others.read(float(second), 10 * GIB - second * 50 * MIB)
+    assert others.per_step(2.0) == pytest.approx(25 * MIB)
+    rng = random.Random(1)
+    quiet = Others()
+    for second in range(30):
+        quiet.read(float(second), 10 * GIB - rng.choice((0, 50 * MIB)))
+    assert quiet.per_step(2.0) == 0.0
+
+
+def test_a_fraction_that_the_user_set_is_no_less_a_limit_than_the_device() -> None:
+    rank = rank_of(Run(settings={"memory_fraction:0": "0.250000"}), 10, host_every=1)
+    free = rank_of(Run(), 10, host_every=1)
+    assert available(free, 0) == Run().total - Run().context
+    assert available(rank, 0) == Run().total // 4
+
+
+def test_after_a_graph_was_replayed_there_is_no_forecast_rather_than_an_old_one() -> None:
+    run, reporter = Run(), Reporter()
+    store = apply(run.stream(10, host_every=1))
+    before = reporter.report(store.frame(0))[0].devices[0].forecast
+    assert before is not None
+    phase = wire.Phase(10, wire.GRAPH_REPLAY, 0, 0, run.time_ns(10), 1, run.end(9), None, GIB, GIB, 0, 0, 0, 1, 0, 0)
+    for event in (phase, wire.Step(10, run.time_ns(10), 1, phases=1)):
+        store.apply(run.received(event, 10))
+    assert reporter.report(store.frame(0))[0].devices[0].forecast is None
+
+
+def asked(run: Run, steps: int, *changes: Change) -> list[Answer]:
+    rank: RankFrame = rank_of(run, steps, host_every=1)
+    foreseen = Foreseen()
+    for record in rank.steps:
+        foreseen.observe(record, 0)
+    return answer(rank, Reporter().rank(rank).devices[0], foreseen, changes)
+
+
+def test_another_batch_is_answered_from_the_batches_that_were() -> None:
+    rng = random.Random(2)
+    lengths = [rng.randint(64, 512) for _ in range(60)]
+    run = Run(activations=lambda s: 2 * MIB * lengths[s], input_bytes=lambda s: 512 * lengths[s])
+    double, half = asked(run, 60, Change(batch=2), Change(batch=0.5))
+    largest = max(range(20, 60), key=run.peak)
+    for found, factor in ((double, 2), (half, 0.5)):
+        assert found.peak is not None
+        needed = Run(activations=lambda s, factor=factor: round(2 * MIB * lengths[s] * factor)).peak(largest)
+        assert abs(found.peak.expected / needed - 1) < 0.02
+        assert found.fits
+    assert double.phase == "backward"
+
+
+def test_each_change_takes_away_what_it_is_about_and_says_what_it_cannot_know() -> None:
+    run = Run(activations=lambda step: 50 * MIB, world_size=4, rank=0)
+    now, fused, zero, views, longer, one = asked(
+        run, 30, Change(), Change(fused=True), Change(zero=1), Change(bucket_views=True), Change(sequence=2),
+        Change(checkpointing=True),
+    )  # fmt: skip
+    assert now.peak is not None
+    assert now.peak.expected == run.peak(29)
+    assert now.phase == "optimizer"
+    assert fused.peak is not None
+    assert now.peak.expected - fused.peak.expected == run.weights  # the foreach step's temporaries
+    assert zero.peak is not None
+    assert now.peak.expected - zero.peak.expected == 0.75 * (run.state + run.weights)
+    assert views.why_not == "it does not run under DistributedDataParallel"
+    assert longer.why_not == "no dimension of its inputs is known to be a length"
+    assert one.why_not is not None
+    assert "by layer" in one.why_not
+
+
+def test_a_backtest_knows_what_was_said_in_time_and_what_was_false() -> None:
+    run = Run(kept=lambda step: step * 16 * MIB, total=3 * GIB)
+    room = run.total - run.context
+    end = next(step for step in range(500) if run.peak(step) > room)
+    stream = list(run.stream(end, host_every=1))
+    said = wire.Outlook(end, 0, run.time_ns(end) - 5000, run.peak(end), 0, 0, "optimizer", wire.OOM_AHEAD, -1)
+    oom = wire.Oom(end, "optimizer", 0, run.time_ns(end), MIB)
+    stream += [run.received(said, end), run.received(oom, end)]
+    (score,) = backtest(stream)
+    assert score.ended[0].by_shape == 5000
+    assert score.ended[0].steps_ahead is not None
+    assert score.ended[0].steps_ahead >= 20
+    assert (score.false_outlooks, score.false_findings) == (0, 0)
+    error = score.steps_to_oom_error()
+    assert error is not None
+    assert error < 0.05
+    assert score.naive["last peak"].median is not None
+    assert score.outlook.median is not None
+    assert score.outlook.median < score.naive["last peak"].median
+
+    false = Run()
+    stream = list(false.stream(30, host_every=1))
+    wrong = wire.Outlook(20, 0, 1, 9 * GIB, 8 * GIB, 9 * GIB, "backward", wire.OOM_AHEAD, -1)
+    at = next(i for i, r in enumerate(stream) if isinstance(r.event, wire.Step) and r.event.step == 20)
+    stream.insert(at, replace(false.received(wrong, 20), seq=-1))
+    (score,) = backtest(stream)
+    assert score.false_outlooks == 1
