@@ -151,7 +151,7 @@ class Phases:
     # ---------------------------------------------------------------------------------------------------- what happens
 
     def forward_begins(self, root: int, *, evaluates: bool, inputs: Callable[[], Inputs]) -> None:
-        thread = self._here()
+        thread = self._thread if get_ident() == self._owner else self._here()
         forwards = thread.forwards
         if forwards:
             if root not in forwards:  # a watched model inside another
@@ -194,7 +194,7 @@ class Phases:
         self, root: int, *, gradients: bool, aborted: bool, recorded: bool = False, look: Callable[[], object] = int
     ) -> None:
         """`look` sees what the forward made, before the window closes. `recorded`: in eval mode, yet with a graph."""
-        thread = self._here()
+        thread = self._thread if get_ident() == self._owner else self._here()
         forwards = thread.forwards
         if root not in forwards:
             return
@@ -215,7 +215,7 @@ class Phases:
 
         `look` sees the graph that it starts from.
         """
-        thread = self._here()
+        thread = self._thread if get_ident() == self._owner else self._here()
         if thread.forwards or thread.engine:
             return False
         if self._pending:
@@ -228,7 +228,7 @@ class Phases:
         return True
 
     def engine_ends(self, *, aborted: bool) -> None:
-        thread = self._here()
+        thread = self._thread if get_ident() == self._owner else self._here()
         thread.engine = False
         flags = ABORTED if aborted else 0
         if aborted:
@@ -240,10 +240,11 @@ class Phases:
 
     def backward_begins(self) -> None:
         """`Tensor.backward` holds the gradients it starts from until it returns: then backward ends, not before."""
-        self._here().backwards += 1
+        thread = self._thread if get_ident() == self._owner else self._here()
+        thread.backwards += 1
 
     def backward_returns(self) -> None:
-        thread = self._here()
+        thread = self._thread if get_ident() == self._owner else self._here()
         thread.backwards -= 1
         flags = thread.deferred
         if not thread.backwards and flags is not None:
@@ -271,7 +272,7 @@ class Phases:
                 known[key] = weakref.ref(optimizer, functools.partial(_forget, known, key))
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        thread = self._here()
+        thread = self._thread if get_ident() == self._owner else self._here()
         key = id(optimizer)
         thread.optimizers.append(key)
         if len(thread.optimizers) > 1:
@@ -282,7 +283,8 @@ class Phases:
             self._close_step()
 
     def optimizer_ends(self, optimizer: Any, *, in_engine: bool) -> None:
-        optimizers = self._here().optimizers
+        thread = self._thread if get_ident() == self._owner else self._here()
+        optimizers = thread.optimizers
         if not optimizers:
             return
         optimizers.pop()
@@ -308,7 +310,8 @@ class Phases:
 
     @property
     def in_optimizer(self) -> bool:
-        return bool(self._here().optimizers)
+        thread = self._thread if get_ident() == self._owner else self._here()
+        return bool(thread.optimizers)
 
     def replay_begins(self) -> bool:
         """A CUDA graph is about to run. False: inside a phase, to which it belongs."""
@@ -359,6 +362,7 @@ class Phases:
             self._close_step()
 
     def _here(self) -> _Thread:
+        """Of the calling thread. Those whom every step calls look first whether it is the one they last met."""
         ident = get_ident()
         return self._thread if ident == self._owner else self._another(ident)
 
