@@ -143,7 +143,8 @@ class Accounts:
 
     def forward_ends(self, output: object) -> None:
         """A root returns `output`: it is noted, and what autograd saved for it."""
-        self._walk(list(tensors_in(output, INPUT_DEPTH_MAX)))
+        if self._cost.ledger:
+            self._walk(list(tensors_in(output, INPUT_DEPTH_MAX)))
 
     def backward_begins(self, roots: Iterable[object]) -> None:
         self._walk(list(roots), look=made)
