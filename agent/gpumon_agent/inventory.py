@@ -100,21 +100,24 @@ class Inventory:
 
     def inputs(self, *batch: object) -> tuple[int, list[tuple[int, ...]]]:
         """Notes, weakly, the tensors handed to a root's forward; their storage bytes and their shapes."""
-        tensors: list[Tensor] = []
+        shapes: list[tuple[int, ...]] = []
+        noted: list[weakref.ref[Tensor]] = []
         sizes: dict[int, int] = {}
         for part in batch:  # arguments, and those with names: mostly plain tensors, at every forward
             for value in part.values() if type(part) is dict else part if type(part) is tuple else (part,):
                 if type(value) is Tensor and value.layout is torch.strided and not _transformed(value):
-                    tensors.append(value)
+                    noted.append(weakref.ref(value))
+                    shapes.append(tuple(value.shape))
                     if not value.is_meta:
                         storage = value.untyped_storage()
                         sizes[storage._cdata] = storage.nbytes()
                 else:
                     for tensor in map(untransformed, tensors_in(value, INPUT_DEPTH_MAX - 2)):
-                        tensors.append(tensor)
+                        noted.append(weakref.ref(tensor))
+                        shapes.append(tuple(tensor.shape))
                         sizes.update((identity, nbytes) for identity, nbytes, _ in storages(tensor))
-        self._inputs = [weakref.ref(tensor) for tensor in tensors]
-        return sum(sizes.values()), [tuple(tensor.shape) for tensor in tensors]
+        self._inputs = noted
+        return sum(sizes.values()), shapes
 
     def beside(self) -> None:
         """Notes, weakly, what else of the batch the callers of the forward that has begun have in their variables."""
