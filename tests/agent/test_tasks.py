@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpumon_agent.governor import Governor
 
 
@@ -18,3 +20,50 @@ def test_ledgers_that_are_too_dear_are_rested_from_and_come_back() -> None:
     assert len([step for step in whole if step < 1000]) < 30
     assert whole[-1] == 3999  # and for good, once they are not
     assert len(whole) > 2000
+
+
+def composed_apart() -> None:
+    import torch
+    from torch import nn
+
+    from gpumon_agent import agent as agents
+    from gpumon_agent import governor, wire
+
+    governor.STEP_SHARE = 1000.0  # every step is sampled
+    agent = agents._agent = agents.Agent("test", publish=False)
+    model = nn.Sequential(*(layer for _ in range(12) for layer in (nn.Linear(1024, 1024), nn.GELU()))).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    agent.adopt(model, optimizer)
+
+    def step(length):
+        x = torch.randn(length, 1024, device="cuda")
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ledgers = [event for _, event in agent.recorder.drain() if isinstance(event, wire.Ledger)]
+        walked = any(each.activations is not None for each in ledgers if each.phase == "forward")
+        return walked, [each for each in ledgers if each.peak]
+
+    def unexplained(peak):
+        lines = ("weights", "buffers", "gradients", "optimizer", "inputs", "activations", "temporaries", "workspaces")
+        return peak.requested - sum(getattr(peak, line) or 0 for line in lines)
+
+    for _ in range(4):
+        step(8192)
+    alike = [step(8192) for _ in range(12)]
+    apart = [peaks[0] for walked, peaks in alike if peaks and not walked]
+    assert len(apart) >= 4, alike  # composed from what an earlier step's walk found
+    assert {peak.phase for peak in apart} == {"backward"}
+    assert all(peak.activations >= 12 * 8192 * 1024 * 4 for peak in apart), apart
+    assert all(0 <= unexplained(peak) <= 0.02 * peak.allocated for peak in apart)
+
+    varying = [step(4096 + 512 * (at % 7)) for at in range(40)]
+    told = [peak for _, peaks in varying for peak in peaks]
+    assert told, varying  # with a walk of their own where nothing stands as it stood
+    assert all(0 <= unexplained(peak) <= 0.02 * peak.allocated for peak in told), told
+    agent.leave("stopped")
+    assert not [failed for failed in agent.guard.failures.items() if failed[1]]
+
+
+def test_a_peak_is_composed_from_an_earlier_walk_only_where_nothing_has_moved(virtual_gpu: Any) -> None:
+    virtual_gpu().run(composed_apart)
