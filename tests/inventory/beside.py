@@ -1,6 +1,6 @@
 """Runs a scenario and prints, at each of its reading points, the owners' bytes beside what the allocator was asked for.
 
-Started by `gpumon run`, so that the agent in this process has found the model: python beside.py SCENARIO ARGS…
+The agent has found the model, as under `gpumon run`; it publishes nothing: python beside.py SCENARIO ARGS…
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gpumon_agent import agent as agents
+from gpumon_agent import find, shim
+
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 
 
@@ -23,9 +26,11 @@ def main() -> None:
     import _report
     import torch
 
+    agent = agents._agent = agents.Agent(publish=False)
+    find.install(shim._ToAgent())
+
     def look(report: _report.Report, phase: str, **_: Any) -> None:
-        agent = getattr(sys.modules.get("gpumon_agent.agent"), "_agent", None)
-        if agent is not None and torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():
             device = torch.device("cuda", torch.cuda.current_device())
             if phase == "between" and torch.distributed.is_initialized():
                 time.sleep(0.5)  # NCCL's watchdog keeps the buckets from before the rebuild until it looks again

@@ -8,10 +8,10 @@ import io
 import weakref
 
 import pytest
-import torch
-from torch import nn
-
 from gpumon_agent import find
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
 
 
 class Seen:
