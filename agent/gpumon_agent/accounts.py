@@ -147,7 +147,8 @@ class Accounts:
             self._walk(list(tensors_in(output, INPUT_DEPTH_MAX)))
 
     def backward_begins(self, roots: Iterable[object]) -> None:
-        self._walk(list(roots), look=made)
+        if self._cost.ledger:
+            self._walk(list(roots), look=made)
 
     def backward_returns(self, gradients: Iterable[object]) -> None:
         """With `create_graph` they have a graph of their own, made in the engine's threads."""
