@@ -8,6 +8,7 @@ import io
 import weakref
 
 import pytest
+
 from gpumon_agent import find
 
 torch = pytest.importorskip("torch")
