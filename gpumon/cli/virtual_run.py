@@ -16,6 +16,7 @@ from typing import IO
 
 from gpumon import link, virtual_gpu
 from gpumon.analysis.trial import Ended, Outcome, Space, Trial
+from gpumon.cli.rooms import Rooms
 from gpumon.cli.tied import kept
 from gpumon_agent import wire
 from gpumon_agent.endpoint import Descriptor
@@ -56,6 +57,7 @@ class VirtualRun:
         self._ending: threading.Thread | None = None
         self._targets = (out, err)
         self._copies: list[threading.Thread] = []
+        self._rooms = Rooms()
         self._pids: set[int] = set()
 
     def __enter__(self) -> VirtualRun:
@@ -95,6 +97,7 @@ class VirtualRun:
         try:
             while (received := await waiting.get()) is not None:
                 self.trial.take(received)
+                self._rooms.take(received)
                 yield received
                 if self._steps is not None and self.trial.steps >= self._steps:
                     self.end_soon("steps")
@@ -159,6 +162,7 @@ class VirtualRun:
 
         async with Sampler(pids) as sampler:
             async for received in sampler:
+                sampler.hurry(self._rooms.wanted(received.unix_ns))
                 yield received
 
     # ----------------------------------------------------------------------------------------------------- the end
