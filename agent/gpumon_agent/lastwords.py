@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from . import blackbox, scene, wire
+from . import blackbox, scene, snapshots, wire, workspaces
 from .guard import Guard
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ _OWNERS = (
     "allocated", "requested", "reserved", "weights", "buffers", "gradients", "optimizer", "buckets", "inputs",
     "activations", "workspaces", "checkpoints",
 )  # fmt: skip
+
+
+SNAPSHOT = "GPUMON_OOM_SNAPSHOT"
+"""set to 1: a snapshot of the allocator beside each report"""
 
 
 class LastWords:
@@ -73,7 +78,17 @@ class LastWords:
         if problem is not None and not self._complained:
             self._complained = True
             self._notice(problem)
+        if path is not None and os.environ.get(SNAPSHOT) == "1":
+            self._snapshot()
         return path
+
+    def _snapshot(self) -> None:
+        """Beside the report, for PyTorch's memory_viz page: every block as it stands, history if recorded."""
+        rest = workspaces.snapshot()
+        written = snapshots.Written(self._box)
+        for _ in written.write(rest.pop("segments"), rest):
+            pass
+        self._notice(written.why or f"a snapshot of the out-of-memory: {written.path}")
 
     def _report(self, oom: wire.Oom, seen: scene.Scene) -> blackbox.Report:
         hello = self._hello()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -127,3 +129,34 @@ def test_doctor_shows_the_newest_report_and_how_to_read_it(tmp_path: Path, monke
     assert (seen.verdict, seen.subject) == ("note", "last OOM")
     assert seen.text.startswith(f"{REPORT.name}, step {REPORT.step}, {REPORT.phase}, 2023-11-1")
     assert seen.text.endswith("gpumon explain --last")
+
+
+def runs_out() -> None:
+    import torch
+
+    from gpumon_agent import agent as agents
+
+    agent = agents._agent = agents.Agent("test", publish=False)
+    model = torch.nn.Linear(1024, 1024).cuda()
+    agent.adopt(model, torch.optim.SGD(model.parameters()))
+    model(torch.ones(1, 1024, device="cuda"))
+    try:
+        torch.empty(1 << 40, device="cuda")
+    except torch.cuda.OutOfMemoryError:
+        agent.leave("stopped")
+    assert not [failed for failed in agent.guard.failures.items() if failed[1]]
+
+
+def test_a_snapshot_stands_beside_the_report_where_it_is_wanted(virtual_gpu: Any, tmp_path: Path) -> None:
+    gpu = virtual_gpu()
+    for wanted in ("", "1"):
+        folder = tmp_path / f"left{wanted}"
+        gpu.run(runs_out, env={blackbox.VARIABLE: str(folder), "GPUMON_OOM_SNAPSHOT": wanted})
+        assert len([*folder.glob("oom-*.json")]) == 1
+        snapshots = [*folder.glob("snapshot-*.pickle")]
+        assert bool(snapshots) == bool(wanted)
+    (path,) = snapshots
+    with path.open("rb") as file:
+        held = pickle.load(file)  # our own
+    sizes = [b["requested_size"] for s in held["segments"] for b in s["blocks"] if b["state"] == "active_allocated"]
+    assert 1024 * 1024 * 4 in sizes
