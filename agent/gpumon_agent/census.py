@@ -58,6 +58,7 @@ ROUNDS = (
     ("packages", DEPTH_MAX, False),
 )
 """where from, how many levels, and whether to look again into what the rounds before have visited"""
+_ROUNDS_AFTER_NINE_LEVELS = 2  # where one tensor gets larger there is no heap to wait for
 _LEAST_NS = 60_000  # of budget, for a slice: finding the way back takes some of it
 _EXPLAINED = 0.5  # of the blocks that were added
 _STRIDED = torch.strided
@@ -315,7 +316,8 @@ class _Taking:
             return False
         added = {device: count for device, count in self._added.items() if count > 0}
         if not added:
-            return self._largest >= _FIRST_HEAP
+            few = not self._census.suspicion.blocks_grow and len(self._rounds) <= _ROUNDS_AFTER_NINE_LEVELS
+            return self._largest >= _FIRST_HEAP or few
         before = self._census._tensors_before
         return all(self._tensors[device] - before[device] >= _EXPLAINED * count for device, count in added.items())
 

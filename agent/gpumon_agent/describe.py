@@ -27,6 +27,7 @@ _MATTERS_FOR_BYTES = (
     "maximize", "momentum", "nesterov", "optim_bits", "weight_decay",
 )  # fmt: skip
 _SLICE_MODULES = 100
+OPTIMIZERS_MAX = 64  # of a message; of more (one made anew each epoch, and the old ones kept) the newest are told
 
 
 def model(
@@ -66,7 +67,7 @@ def parts(
             buffer_bytes=sum(m.buffer_bytes for m in modules),
             modules=len(modules),
             devices=tuple(sorted({device.index or 0 for device in tally.devices})),
-            optimizers=tuple(optimizer(each) for each in optimizers),
+            optimizers=tuple(optimizer(each) for each in optimizers[-OPTIMIZERS_MAX:]),
             parallel=parallel(root, kinds, tally.meshes),
             found=found,
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextvars
 import functools
 import re
 import sys
@@ -75,6 +76,7 @@ def beside(files: Files, objects: Iterable[tuple[str, Any]]) -> list[Root]:
         ),
         Root(_handled, prefix="the exception being handled", kind="traceback"),
         *(Root(functools.partial(getattr, hooks, name, None), prefix=name, kind="hook") for name in _GLOBAL_HOOKS),
+        Root(_context, named=True),
         Root(lambda: vars(builtins), prefix="builtins.", named=True),
         Root(lambda: threading._active, prefix="threads", kind="attribute"),  # type: ignore[attr-defined]
     ]
@@ -123,6 +125,11 @@ def of_frame(frame: FrameType, ident: int | None) -> Root:
 
 
 _EMPTY = ModuleType("empty")
+
+
+def _context() -> dict[str, Any]:
+    """What this thread's context variables hold: no object leads to it, only the thread does."""
+    return {f"{variable.name}.get()": value for variable, value in contextvars.copy_context().items()}
 
 
 def _namespace(name: str) -> dict[str, Any] | None:

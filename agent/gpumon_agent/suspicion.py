@@ -65,12 +65,13 @@ class Suspicion:
         self._not_before = 0
         self._quiet_since = 0
         self.grows = False
+        self.blocks_grow = False  # else a few tensors that get larger
 
     def step_closed(self, step: int, figures: Iterable[tuple[int, int | None, int | None]]) -> bool:
         """(device, allocated, blocks) as this step ended. True: look now."""
         if step < FIRST_STEP:
             return False
-        grows = False
+        grows = blocks_grow = False
         for device, allocated, blocks in figures:
             if allocated is None:
                 continue
@@ -79,8 +80,9 @@ class Suspicion:
                 rises = self._rises[device] = (Rise(), Rise())
             grows |= rises[0].feed(allocated)
             if blocks is not None:
-                grows |= rises[1].feed(blocks)
-        self.grows = grows
+                blocks_grow |= rises[1].feed(blocks)
+        grows |= blocks_grow
+        self.grows, self.blocks_grow = grows, blocks_grow
         if not grows:
             if step - self._quiet_since > QUIET_STEPS:
                 self._quiet_since = step
