@@ -7,6 +7,8 @@ newest census tells that can explain it (gpumon.analysis.suspects). Until there 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpumon.analysis import units
 from gpumon.analysis.findings.look import Evidence, Look
 from gpumon.analysis.lines import Growth
@@ -14,6 +16,7 @@ from gpumon.analysis.rules import HOST_LEAK, TENSOR_LEAK
 from gpumon.analysis.suspects import Suspect, explaining, variable
 
 NAMED_MAX = 4
+TAKEN = ("allocated", "unexplained", "blocks")
 
 HOW_HELD = {
     "global": "a global",
@@ -47,10 +50,12 @@ def retained_graph(look: Look) -> tuple[Evidence, ...]:
 
 
 def _leaks(look: Look, *, with_graph: bool) -> tuple[Evidence, ...]:
-    grown = {growth.figure: growth for growth in look.growth if growth.growing}
+    grown = {growth.figure: growth for growth in look.growth if growth.growing and growth.figure in TAKEN}
     main = grown.get("allocated") or grown.get("unexplained") or grown.get("blocks")
-    if main is None or main.since is None or main.per_step is None:
+    if main is None or main.per_step is None:
         return ()
+    main = replace(main, since=min(each.since for each in (main, *grown.values()) if each.since is not None))
+    assert main.since is not None
     blocks = grown.get("blocks")
     per_step = _bytes_per_step(grown)
     for census in reversed(look.censuses):
@@ -135,7 +140,7 @@ def _pace(suspect: Suspect, steps: int) -> str:
     if suspect.count == 1:
         return "growing"
     rate = suspect.count / max(1, steps)
-    if rate >= 0.8:
+    if rate >= 0.67:
         return f"{units.count(round(rate))} a step" if round(rate) > 1 else "one a step"
     return f"one every {units.count(round(1 / rate))} steps"
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from _toy import DEVICE, batches, perceptron, run, setup, train
+from _toy import DEVICE, STEPS, batches, perceptron, run, setup, train
 from torch.nn import functional as F
 
 
@@ -78,7 +78,7 @@ def copies_of_the_model(clean):
 def optimizer_each_epoch(clean):
     model = perceptron()
     old = []
-    for _ in range(24):
+    for _ in range(STEPS // 3):
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         for inputs, targets in batches(3):
             train(model, optimizer, inputs, targets)
