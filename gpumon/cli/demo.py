@@ -28,7 +28,7 @@ SCRIPT = Path(__file__).parents[1] / "demo" / "train.py"
 
 
 @click.command("demo")
-@click.option("--workload", type=click.Choice(["plain", "spikes", "ddp"]), default="plain", show_default=True)
+@click.option("--workload", type=click.Choice(["plain", "spikes", "leak", "ddp"]), default="plain", show_default=True)
 @click.option("--device", metavar="NAME|SIZE", help=f"On a virtual GPU: {DEVICES}, or a size such as '16 GiB'.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line instead of the screen.")
 @click.option("--steps", type=click.IntRange(min=1), help="With --json: end after so many steps.")
@@ -37,8 +37,8 @@ def command(workload: str, device: str | None, as_json: bool, steps: int | None)
 
     On the GPU if there is one, else on the CPU. With --device on a virtual GPU: PyTorch's own CUDA allocator at work
     without a GPU, and `gpumon dryrun`'s verdict at the end. The workload "spikes" has now and then a batch four times
-    as long; "ddp" trains two ranks, of which one keeps a copy of its gradients in DDP's buckets and the other does not
-    (gradient_as_bucket_view). Quitting ends the training too.
+    as long; "leak" keeps a few KiB of every step in a list; "ddp" trains two ranks, of which one keeps a copy of its
+    gradients in DDP's buckets and the other does not (gradient_as_bucket_view). Quitting ends the training too.
     """
     if steps is not None and not as_json:
         raise click.UsageError("--steps goes with --json: the screen stays until you quit it")

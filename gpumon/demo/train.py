@@ -133,6 +133,7 @@ def train(workload: str, rank: int = 0) -> None:
         # rank 0 keeps a copy of its gradients in DDP's buckets; on rank 1 the gradients are views of them
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=rank == 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    confidence: list[Tensor] = []  # what "leak" never lets go: how sure the model was of each token, step after step
     for step in itertools.count():
         tokens = batch(step).to(device)
         logits = model(tokens[:, :-1])
@@ -140,6 +141,8 @@ def train(workload: str, rank: int = 0) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if workload == "leak":
+            confidence.append(logits.detach().softmax(-1).amax(-1))
         if step % 50 == 0 and rank == 0:
             print(f"step {step}: loss {loss.item():.3f}", flush=True)
 
@@ -158,7 +161,7 @@ def train_rank(rank: int, meeting: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workload", choices=("plain", "spikes", "ddp"), default="plain")
+    parser.add_argument("--workload", choices=("plain", "spikes", "leak", "ddp"), default="plain")
     parser.add_argument("--stop-with-input", action="store_true", help="stop when standard input ends")
     args = parser.parse_args()
     if args.stop_with_input:

@@ -80,6 +80,13 @@ def test_spikes_have_a_batch_four_times_as_long_now_and_then(env):
     assert {shape[-1] for step in steps for shape in step["input_shapes"]} == {96, 384}
 
 
+def test_a_leak_is_named(env):
+    shown = demo(env, "--json", "--steps", "60", "--workload", "leak")
+    finding = next(each for each in objects(shown.stdout, "finding") if each["code"] == "tensor-leak")
+    assert finding["holder"] == "confidence[*] in train()"
+    assert finding["bytes_per_step"] == 8 * 96 * 4
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_however_the_demo_ends_the_training_ends_too(running, how):
     process, trains = running

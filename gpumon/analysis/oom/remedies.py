@@ -145,7 +145,9 @@ def _other(case: Case) -> Iterator[Remedy]:
 def _leak(case: Case) -> Iterator[Remedy]:
     yield Remedy("item", "loss.item() (or .detach()) for what is logged or summed: a kept loss keeps its graph")
     yield Remedy("lists", "lists and dicts that collect outputs, predictions or losses: keep them on the CPU, detached")
-    yield Remedy("watch", "gpumon run …, then gpumon attach: since which step it grows, in which phase, how fast")
+    yield Remedy(
+        "watch", "gpumon run …, then gpumon attach and key 4: which tensors grow, since when, and who holds them"
+    )
 
 
 def _oversized(case: Case) -> Iterator[Remedy]:
