@@ -71,6 +71,8 @@ def first_steps(shapes: tuple[tuple[int, int], ...]) -> None:
         "adamax:loop": lambda p: torch.optim.Adamax(p, foreach=False),
         "adamax:foreach": lambda p: torch.optim.Adamax(p, foreach=True),
         "adadelta:foreach": lambda p: torch.optim.Adadelta(p, foreach=True),
+        "asgd:loop": lambda p: torch.optim.ASGD(p, foreach=False),
+        "asgd:foreach": lambda p: torch.optim.ASGD(p, foreach=True),
         "adagrad:foreach": lambda p: torch.optim.Adagrad(p, foreach=True),
     }
     found = {}

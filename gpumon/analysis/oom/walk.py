@@ -16,8 +16,9 @@ Source. torch/optim (2.15) and transformers' AdamW (to 4.x), compared with the a
 the virtual GPU (tests/oom/test_walk.py).
 Cost. O(parameters).
 Known limitations. All parameters are taken as one group, in their own order. Ways that a recipe does not list are not
-known. Tensors below 10 MiB are taken as split without a remainder. Counters of steps kept on the device (fused, 512 B
-each) are left out.
+known, nor are optimizers whose temporaries have other shapes than their parameters: Rprop's masks, Adafactor's rows and
+columns, Muon's products, LBFGS's one long vector. Tensors below 10 MiB are taken as split without a remainder. Counters
+of steps kept on the device (fused, 512 B each) are left out.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Recipe:
     width: float | None = None  # bytes an element of state; None: the parameter's own
     early: bool = False  # states are made with the optimizer, before the first forward
     kept: bool = True  # the last temporary lives until its successor exists
+    together: bool = True  # lists of a foreach step stand at the same time
 
 
 _ADAM = ("first moment (exp_avg)", "second moment (exp_avg_sq)")
@@ -76,6 +78,7 @@ RECIPES = {
         Recipe("momentum", ("momentum buffer",), ways=(REACH, FOREACH, FUSED)),
         Recipe("rmsprop", ("square average",), ("square root of the average",), 1, (REACH, LOOP, FOREACH)),
         Recipe("adagrad", ("sum of squares",), ("square root of the sum",), 2, (LOOP, FOREACH, FUSED), early=True),
+        Recipe("asgd", ("average (ax)",), ("gap to the average",), 2, (LOOP, FOREACH), kept=False, together=False),
         Recipe("adamw8bit", _ADAM, ways=(REACH,), width=1.016),
     )
 }
@@ -156,6 +159,7 @@ def first_step(tensors: Sequence[Tensor], recipe: Recipe, way: str) -> Iterator[
             kept = counted(tensor.bytes) if recipe.temporaries and recipe.kept else 0
     elif way == FOREACH:
         for _ in range(recipe.lists or 0):
+            kept = kept if recipe.together else 0
             for tensor in trained:
                 yield from briefly(recipe.temporaries[:1], tensor, kept)
                 kept += counted(tensor.bytes)
