@@ -1,6 +1,6 @@
 """How well forecasts hold: recorded runs and scenarios on the virtual GPU, long clean synthetic runs; what they cost.
 
-    python benchmarks/forecast.py [--runs] [--scenarios] [--clean] [--cost] [--keep FOLDER] [--write]
+    python benchmarks/forecast.py [--runs] [--scenarios] [--clean] [--cost] [--keep FOLDER [--kept]] [--write]
 
 Without a choice: all of them. Recordings are made with `gpumon record` beside the training, one after the other, and
 scored by gpumon.analysis.backtest, which plays them message by message. `--write` writes docs/forecast-accuracy.md.
@@ -37,6 +37,7 @@ from gpumon.session.frame import StepRecord  # noqa: E402
 from gpumon_agent import wire  # noqa: E402
 from gpumon_agent.outlook import Outlooks  # noqa: E402
 
+ONLY_KEPT = "--kept" in sys.argv
 PAGE = ROOT / "docs" / "forecast-accuracy.md"
 RUN = ROOT / "benchmarks" / "forecast_run.py"
 ATTENTION = ("--model", "attention")
@@ -111,8 +112,8 @@ class Result:
 def record(name: str, memory: str | None, command: Sequence[str], folder: Path) -> Path | None:
     """The recording of one run, its training begun with the agent; None where there is none."""
     file = folder / f"{''.join(c if c.isalnum() else '-' for c in name)}.gpumon"
-    if file.exists():
-        return file
+    if file.exists() or ONLY_KEPT:
+        return file if file.exists() else None
     environment = vgpu.environment(devices=1, profile="a100-40", memory=memory, context=f"{CONTEXT_MIB}MiB")
     job = f"forecast-{os.getpid()}-{len(list(folder.iterdir()))}"
     environment |= {"GPUMON_NAME": job, "GPUMON_OOM_DIR": "off"}
@@ -297,7 +298,7 @@ vary); *held* is how often the 95 % interval did.
     yield "## Together\n"
     yield from summary(every)
     if result.failed:
-        yield f"\nNot scored, for no step of them has peaks or steps enough: {', '.join(result.failed)}."
+        yield f"\nNot scored (too short, no peaks, or not recorded this time): {', '.join(result.failed)}."
     if result.costs:
         yield "\n## Cost\n\nCPU time of one thread; `nothing` is what measuring itself shows.\n"
         yield "| what | |\n|---|---|"
@@ -354,6 +355,7 @@ def main() -> None:
     for name in ("runs", "scenarios", "clean", "cost", "write"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--steps", type=int, default=6000, help="of each clean synthetic run (6000)")
+    parser.add_argument("--kept", action="store_true", help="make no recordings: only those in --keep")
     parser.add_argument("--keep", type=Path, help="where recordings stay, and are taken from")
     args = parser.parse_args()
     everything = not (args.runs or args.scenarios or args.clean or args.cost)

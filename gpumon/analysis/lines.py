@@ -105,7 +105,7 @@ class Forecast:
     learnt_from: int  # iterations
     bytes_per_step: int | None = None  # how fast the peak grows; None: no trend
     growth: str | None = None  # of a trend: "kept" (what stays from step to step) or "batch" (what a step needs)
-    highest: int = 0  # peak so far: that much there was room for
+    highest: int = 0  # peak before the steps that this was learnt from: that much there was room for
 
 
 SEVERITIES = ("info", "warning", "critical")

@@ -38,7 +38,7 @@ def oom_ahead(look: Look) -> Evidence | None:
     far = rule.steps_to_oom if kept else rule.steps_to_oom_by_batch
     if not kept and forecast.learnt_from >= rule.steps_a_batch_grew:
         far = rule.steps_to_oom_by_batch_that_long
-    fits_as_before = forecast.next_peak <= forecast.highest and forecast.headroom >= 0
+    fits_as_before = forecast.next_peak <= rule.as_before * forecast.highest and forecast.headroom >= 0
     if not kept and fits_as_before:
         return None  # batches that large were there before: sorted by length, an epoch is begun again
     if steps is not None and steps <= far:

@@ -117,8 +117,9 @@ class Forecaster:
 
     def _remember(self, step: StepPeaks) -> None:
         self._seen += 1
+        if len(self._window) == WINDOW:
+            self._highest = max(self._highest, self._window[0].peak)
         self._window.append(step)
-        self._highest = max(self._highest, step.peak)
         if self._seen % self._stride == 0:
             self._far.append((float(step.step), float(step.start)))
             if len(self._far) == FAR_POINTS:
@@ -135,6 +136,7 @@ class Forecaster:
             series.append(_Excess(self._seen, size, float(phase.peak - anchor)))
 
     def _forget(self, keep: StepPeaks | None = None) -> None:
+        self._highest = max(self._highest, *(step.peak for step in self._window), 0)
         self._window.clear()
         self._far.clear()
         self._stride = 1
