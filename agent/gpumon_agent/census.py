@@ -47,7 +47,7 @@ from .storages import plain
 from .suspicion import Suspicion
 from .walk import DEPTH_MAX, Root, Walk
 
-SLICE_NS = 600_000  # a slice ends at the first look at the clock after it
+SLICE_NS = 400_000  # a slice ends at the first look at the clock after it
 PAUSE_NS = 85_000_000
 CREDIT_STEPS = 200
 ROUNDS = (
@@ -344,7 +344,7 @@ class _Taking:
                 load, device = wanted
                 load.holders[device][walk.name()] += 1
             return True
-        if identity in self._claimed or identity in self._inputs:
+        if identity in self._inputs or self._owners.claim(identity):
             return False
         if identity in self._seen:
             return True

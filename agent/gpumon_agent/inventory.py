@@ -67,6 +67,7 @@ class Inventory:
         self._models: list[weakref.ref[Module]] = []
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._inputs: list[weakref.ref[Tensor]] = []
+        self._handed = 0  # so many of them were arguments of the forward
         self._model_sums: dict[int, _Kept] = {}
         self._state_sums: dict[int, _Kept] = {}
         self._state_uses = 0
@@ -117,6 +118,7 @@ class Inventory:
                         shapes.append(tuple(tensor.shape))
                         sizes.update((identity, nbytes) for identity, nbytes, _ in storages(tensor))
         self._inputs = noted
+        self._handed = len(noted)
         return sum(sizes.values()), shapes
 
     def beside(self) -> None:
@@ -203,8 +205,9 @@ class Inventory:
         return self._modules, self._strays, self._sharded, self._optimizers
 
     def input_storages(self) -> set[int]:
-        """Identities of what was handed to the newest forward and is still alive."""
-        return {identity for tensor in _alive(self._inputs) for identity, _, _ in storages(tensor)}
+        """Identities of what was handed to the newest forward and is still alive. Not of what stands beside it in the
+        callers' variables: one that gets larger with each step would pass for a part of the batch."""
+        return {identity for tensor in _alive(self._inputs[: self._handed]) for identity, _, _ in storages(tensor)}
 
     def _each_buffer(self) -> Iterator[Tensor]:
         for module in _alive(self._modules):

@@ -28,6 +28,7 @@ class Owners:
 
     def __init__(self, inventory: Inventory, others: Callable[[], Iterable[Module]]) -> None:
         self.claimed: set[int] = set()
+        self._gradients: dict[int, weakref.ref[Tensor]] = {}
         self._inventory = inventory
         self._work: list[tuple[Callable[[Any, int], bool], weakref.ref[Any]]] = []
         self._cursor = 0
@@ -49,6 +50,16 @@ class Owners:
             else:
                 self._cursor += _AT_ONCE
         return True
+
+    def claim(self, identity: int) -> bool:
+        """Whether a storage is somebody's. Gradients come and go with each step, and what is made next may lie where
+        they lay, so the leaf is asked again."""
+        if identity in self.claimed:
+            return True
+        reference = self._gradients.get(identity)
+        leaf = reference() if reference is not None else None
+        gradient = leaf.grad if leaf is not None else None
+        return gradient is not None and any(mine == identity for mine, _, _ in storages(gradient))
 
     def _list(self) -> None:
         modules, tensors, sharded, optimizers = self._inventory.references()
@@ -76,7 +87,8 @@ class Owners:
             self.claimed.update(identity for identity, _, _ in storages(tensor))
         gradient = tensor.grad if tensor.is_leaf else None
         if gradient is not None:
-            self.claimed.update(identity for identity, _, _ in storages(gradient))
+            leaf = weakref.ref(tensor)
+            self._gradients.update((identity, leaf) for identity, _, _ in storages(gradient))
         return True
 
     def _module(self, module: Module, cursor: int) -> bool:
