@@ -1,11 +1,12 @@
-"""How a model is spread over ranks: DDP's buckets and hook, FSDP's shards and units, the local bytes of DTensors.
+"""How a model is spread over ranks: DDP's buckets and hook, FSDP's and ZeRO's shards, the local bytes of DTensors.
 
 Told by the classes found in the model, and by what those classes themselves have written down: DDP's reducer logs its
 buckets, a FlatParameter and an FSDPParam know their sizes. Bytes are this rank's; `whole_bytes` are what the parameters
 would take unsharded, `unit_bytes` what is gathered at once for the largest unit, in the type it is gathered in.
 Cost: one pass over the modules where the model is sharded, none where it is not. Keeps nothing alive.
-Known limitations. With FSDP a second unit is often gathered ahead of time; with DDP's mixed precision and with hooks
-that keep bytes outside their state, those are not seen. Pipeline stages are models of their own to torch.
+Known limitations. Of DeepSpeed's ZeRO only stage 3 shows on the parameters; stages 1 and 2 show as an optimizer of
+fewer elements than the model has. With FSDP a second unit is often gathered ahead of time; with DDP's mixed precision
+and with hooks that keep bytes outside their state, those are not seen. Pipeline stages are models of their own to torch.
 """
 
 from __future__ import annotations
@@ -31,8 +32,17 @@ class Meshes:
         self._widest: Any = None
         self.local_bytes = 0  # of all parameters, DTensors or not
         self.whole_bytes = 0
+        self.partitioned = 0  # ranks over which DeepSpeed's ZeRO 3 spreads the parameters; 0: it does not
 
     def see(self, parameter: Tensor, local_bytes: int) -> None:
+        part = getattr(
+            parameter, "ds_tensor", None
+        )  # ZeRO 3: what this rank keeps of it; the parameter itself is empty
+        if part is not None and hasattr(parameter, "ds_numel"):
+            self.partitioned = int(getattr(parameter, "ds_zero_partition_world_size", 0)) or self.partitioned
+            self.local_bytes += part.numel() * part.element_size()
+            self.whole_bytes += int(parameter.ds_numel) * part.element_size()
+            return
         self.local_bytes += local_bytes
         self.whole_bytes += parameter.numel() * parameter.element_size()
         mesh = getattr(parameter, "device_mesh", None)
@@ -66,6 +76,13 @@ def parallel(root: Module, kinds: dict[type, Module], meshes: Meshes) -> wire.Pa
         )
     if "FSDPModule" in by_name:
         return _fsdp2(root, meshes)
+    if meshes.partitioned:
+        return wire.Parallel(
+            "zero3",
+            world_size=meshes.partitioned,
+            shard_bytes=meshes.local_bytes,
+            whole_bytes=meshes.whole_bytes,
+        )
     if meshes.size is not None:  # DTensors that nothing gathers: tensor parallelism
         return wire.Parallel(
             "tensor_parallel",

@@ -111,7 +111,9 @@ def sentences(frame: Frame) -> tuple[str, ...]:
             said.append(f"communication hook {held.hook}{kept}")
     parts = shards(frame)
     if parts is not None:
-        name = {"fsdp1": "FSDP1", "fsdp2": "FSDP2", "tensor_parallel": "tensor parallel"}.get(parts.kind, parts.kind)
+        name = {"fsdp1": "FSDP1", "fsdp2": "FSDP2", "tensor_parallel": "tensor parallel", "zero3": "ZeRO 3"}.get(
+            parts.kind, parts.kind
+        )
         said.append(f"{name}: {units.size(parts.shard)} a rank of {units.size(parts.whole)} of parameters")
         if parts.unit_bytes:
             said.append(f"the largest unit, {parts.unit or 'the root'}, gathers {units.size(parts.unit_bytes)} at once")

@@ -1,0 +1,52 @@
+"""DeepSpeed's ZeRO as an agent tells it, where DeepSpeed is installed: rank 0 of 8 over the NCCL stand-in."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+WHOLE = 6 * (512 * 2048 + 2048 + 2048 * 512 + 512) * 4
+
+
+def rank_of_eight(stage: int) -> None:
+    import json
+    import os
+    import warnings
+
+    warnings.simplefilter("ignore")
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="8", DS_ACCELERATOR="cuda", MASTER_ADDR="127.0.0.1")
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl", rank=0, world_size=8, store=dist.HashStore())
+    import deepspeed
+
+    from gpumon_agent import describe
+
+    network = nn.Sequential(*(nn.Sequential(nn.Linear(512, 2048), nn.Linear(2048, 512)) for _ in range(6)))
+    optimizer = torch.optim.AdamW(network.parameters())
+    engine, *_ = deepspeed.initialize(
+        model=network,
+        optimizer=optimizer,
+        config={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage}},
+    )
+    for _ in range(3):
+        engine.backward(engine(torch.zeros(4, 512, device="cuda")).square().mean())
+        engine.step()
+    told, _ = describe.model(network, [optimizer], index=0, revision=0, name="job", found=False)
+    kept = told.parallel
+    parallel = None if kept is None else [kept.kind, kept.world_size, kept.shard_bytes, kept.whole_bytes]
+    print(json.dumps([parallel, told.optimizers[0].state_bytes]))
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_shards_and_state_are_this_rank_s(virtual_gpu, stage: int) -> None:
+    ran = virtual_gpu().run(rank_of_eight, stage, timeout=170)
+    parallel, state = json.loads([line for line in ran.stdout.splitlines() if line.startswith(("[[", "[null"))][-1])
+    assert parallel == (["zero3", 8, WHOLE // 8, WHOLE] if stage == 3 else None)
+    assert state == 2 * (WHOLE // 8) + 4  # two moments, and a count of steps
