@@ -6,7 +6,7 @@ would take unsharded, `unit_bytes` what is gathered at once for the largest unit
 Cost: one pass over the modules where the model is sharded, none where it is not. Keeps nothing alive.
 Known limitations. Of DeepSpeed's ZeRO only stage 3 shows on the parameters; stages 1 and 2 show as an optimizer of
 fewer elements than the model has. With FSDP a second unit is often gathered ahead of time; with DDP's mixed precision
-and with hooks that keep bytes outside their state, those are not seen. Pipeline stages are models of their own to torch.
+and with hooks that keep bytes outside their state, those are not seen. To torch pipeline stages are models apiece.
 """
 
 from __future__ import annotations
