@@ -89,6 +89,13 @@ def test_without_a_census_it_is_stated_later_and_alone() -> None:
     assert found.holder is None
 
 
+def test_where_a_whole_census_found_nobody_it_says_so() -> None:
+    found = only(history(leaking(512, census(30)), steps=60)[-1], "tensor-leak")
+    assert found.holder is None
+    assert "no name of the program leads to it" in found.title
+    assert "gc.collect()" in found.remedy
+
+
 def test_a_census_that_comes_late_gives_the_name() -> None:
     said = history(leaking(512, census(70, group(68, has_graph=True))), steps=72)
     assert codes(said[60]) == {"tensor-leak"}

@@ -16,6 +16,10 @@ from gpumon.analysis.rules import HOST_LEAK, TENSOR_LEAK
 from gpumon.analysis.suspects import Suspect, explaining, variable
 
 NAMED_MAX = 4
+SOMEBODY = "something keeps tensors: losses (.item()), outputs (.detach()), a cache, a hook; a census names it"
+NOBODY = (
+    "a reference cycle the collector has not visited (gc.collect() frees it; is gc disabled?), or C++ code keeps them"
+)
 TAKEN = ("allocated", "unexplained", "blocks")
 
 HOW_HELD = {
@@ -116,11 +120,13 @@ def _alone(look: Look, main: Growth, per_step: int) -> Evidence:
     more = f" in {units.count(blocks.so_far)} blocks" if blocks and main.figure != "blocks" else ""
     so_far = main.so_far or 0
     said = f", {units.size(so_far)}{more} so far" if main.figure != "blocks" else f", {units.count(so_far)} so far"
+    searched = any(census.step >= (main.since or 0) and not census.cut for census in look.censuses)
+    if searched:
+        said += ", and no name of the program leads to it"
     return Evidence(
         f"{title}{look.where} since step {units.count(main.since)}{said}{soon}",
         so_far if main.figure != "blocks" else 512 * so_far,
-        "something keeps tensors from step to step: losses (.item()), outputs (.detach()), a cache, a hook; a census "
-        "names it",
+        NOBODY if searched else SOMEBODY,
         bytes_per_step=per_step,
         since=main.since,
         severity=severity,

@@ -15,7 +15,10 @@ STEPS = 60
 
 @dataclass(frozen=True)
 class Leak:
-    """One script. `holder`: the names of which the finding must hold one; `steps`: after which it must be found."""
+    """One script. `holder`: the names of which the finding must hold one; `steps`: after which it must be found.
+
+    Nobody holds what only a cycle keeps: there the holder must be null.
+    """
 
     name: str
     code: str
@@ -62,7 +65,7 @@ LEAKS = (
         rows_of_tuples="retained-graph rows",
         metrics_by_name="tensor-leak metrics",
         window_without_end="tensor-leak window",
-        concatenated="tensor-leak all_outputs",
+        concatenated="tensor-leak all_outputs 80",
         seen_values="tensor-leak seen",
         per_class="tensor-leak board",
         every_fifth="tensor-leak samples 100",
@@ -93,7 +96,7 @@ LEAKS = (
         context_variable="tensor-leak TRACE/trace",
         writer_thread="tensor-leak pending",
         weak_with_a_strong_twin="tensor-leak strong",
-        cycles_without_gc="tensor-leak cycle",
+        cycles_without_gc="tensor-leak nobody",
     ),
     *_leaks(
         "training",
