@@ -17,9 +17,7 @@ from gpumon.analysis.suspects import Suspect, explaining, variable
 
 NAMED_MAX = 4
 SOMEBODY = "something keeps tensors: losses (.item()), outputs (.detach()), a cache, a hook; a census names it"
-NOBODY = (
-    "a reference cycle the collector has not visited (gc.collect() frees it; is gc disabled?), or C++ code keeps them"
-)
+NOBODY = "a reference cycle that gc has not visited (gc.collect() frees it; is gc disabled?), or C++ code keeps them"
 TAKEN = ("allocated", "unexplained", "blocks")
 
 HOW_HELD = {
