@@ -53,24 +53,28 @@ class _Batch:
 class _Kind:
     """What is known of batches of one kind."""
 
-    __slots__ = ("backward", "forward", "more", "offset", "seen_at")
+    __slots__ = ("backward", "direct", "forward", "more", "offset", "seen_at")
 
     def __init__(self) -> None:
         self.forward = Needs()
         self.backward: Needs | None = None
+        self.direct = False  # enough batches differed to foresee backward by itself
         self.more = Needs(fixed=True)  # what backward needs beyond forward: until enough batches differed
         self.offset = 0.0  # of its start above the step's
         self.seen_at = 0
 
     def at(self, batch: Features) -> tuple[float, str]:
-        forward, backward = self.both(batch)
-        return (backward, BACKWARD) if backward is not None and backward > forward else (forward, FORWARD)
+        if self.direct and self.backward is not None:
+            forward, backward = self.forward.at(batch), self.backward.at(batch)
+            return (backward, BACKWARD) if backward > forward else (forward, FORWARD)
+        forward, later = self.both(batch)
+        return (later, BACKWARD) if later is not None and later > forward else (forward, FORWARD)
 
     def both(self, batch: Features) -> tuple[float, float | None]:
         forward, backward = self.forward.at(batch), self.backward
         if backward is None:
             return forward, None
-        if backward.batches < ENOUGH_BATCHES and backward.sort_of(batch) != KNOWN:
+        if not self.direct and backward.sort_of(batch) != KNOWN:
             return forward, forward + self.more.at(batch)
         return forward, backward.at(batch)
 
@@ -108,7 +112,7 @@ class Foresight:
         rest = self._rest
         if rest is not None and begun + rest[0] > peak:
             peak, phase, sort = begun + rest[0], rest[1], AFTER
-        if first is None:
+        if first is None and self._later:
             later = self._later_peak(batch, kind)
             if later is not None and begun + later[0] > peak:
                 peak, phase, sort = begun + later[0], BACKWARD, later[1] if later[1] is not None else sort
@@ -116,8 +120,6 @@ class Foresight:
 
     def _later_peak(self, batch: Features, kind: Kind) -> tuple[float, int | None] | None:
         """Of a step's later micro-batches, above its start: like the first one where they were, else as usual."""
-        if not self._later:
-            return None
         like = self._kinds.get((True, kind[1]))
         if self._later_alike and like is not None and self.steps - like.seen_at < RECENT:
             return like.offset + like.at(batch)[0], None
@@ -204,7 +206,8 @@ class Foresight:
             if known.backward is None:
                 known.backward = Needs()
             known.backward.learn(batch.features, batch.backward - batch.start)
-            if known.backward.batches < ENOUGH_BATCHES:
+            known.direct = known.backward.batches >= ENOUGH_BATCHES
+            if not known.direct:
                 known.more.learn(batch.features, batch.backward - batch.forward)
         known.offset = float(batch.start - start)
         known.seen_at = self.steps

@@ -42,10 +42,11 @@ class Fragments:
     expandable segments pages are given back one by one.
     """
 
-    __slots__ = ("_compact", "_retries", "_slack", "_split", "_within", "expandable", "fitted")
+    __slots__ = ("_compact", "_idle", "_retries", "_slack", "_split", "_within", "expandable", "fitted")
 
     def __init__(self, expandable: bool) -> None:
         self.expandable = expandable
+        self._idle = 0
         self._slack: deque[int] = deque(maxlen=_SLACK_STEPS)
         self._split: deque[int] = deque(maxlen=_SLACK_STEPS)
         self.fitted = 0  # the highest peak there was room for
@@ -69,10 +70,12 @@ class Fragments:
         self._slack.append(slack)
         if self._compact > 0:
             self._split.append(slack)
+            self._settle()
             return
         full = [p.inactive_split for p in phases if p.inactive_split is not None and 4 * (p.allocated or 0) >= 3 * peak]
         split = max(full) if full else min((p.inactive_split or 0 for p in phases), default=0)
         self._split.append(min(slack, split))
+        self._settle()
 
     def within(self, room: int | None) -> None:
         """What the process can have now: where that shrank, what fitted before proves nothing."""
@@ -81,11 +84,13 @@ class Fragments:
                 self.fitted = 0
             self._within = room
 
+    def _settle(self) -> None:
+        """Asked for at every batch, so made ready here."""
+        self._idle = min(min(self._slack), sorted(self._split)[len(self._split) // 2])
+
     @property
     def bytes(self) -> int:
-        if self.expandable or not self._split:
-            return 0
-        return min(min(self._slack), sorted(self._split)[len(self._split) // 2])
+        return 0 if self.expandable else self._idle
 
 
 def expandable(settings: Iterable[str]) -> bool:
