@@ -112,6 +112,7 @@ def main(script: str, *args: str) -> None:
         print(json.dumps({"failures": [name for name, count in agent.guard.failures.items() if count]}), flush=True)
 
     atexit.register(dump)
+    gc.freeze()  # what was imported is not looked through at each reading point
     sys.argv = [script, *args]
     runpy.run_path(script, run_name="__main__")
 
