@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from synthetic import Run, rank_of
 
-from gpumon_agent import blackbox
+from gpumon.analysis.oom.live import of_rank
+from gpumon_agent import blackbox, wire
 
 from .conftest import SCENARIO, Place
 
@@ -178,3 +181,13 @@ def test_a_recording_with_one_is_explained(place: Place, tmp_path: Path) -> None
     lines = (tmp_path / "recorded.py").read_text().splitlines()
     asked = next(n for n, line in enumerate(lines, 1) if "model(torch.zeros" in line)
     assert told["where"] == f"recorded.py:{asked}"
+
+
+def test_a_ddp_bucket_of_that_size_is_named_where_ddp_makes_them() -> None:
+    run = Run(parallel=wire.Parallel("ddp", 2, (25 * MIB, 40 * MIB), True, False))
+    for phase, named in (("forward", ["DDP's bucket 1"]), ("optimizer", [])):
+        event = wire.Oom(1, phase, 0, 9, 40 * MIB, run.total, MIB, run.total - 9 * MIB, run.total - 8 * MIB)
+        rank = replace(rank_of(run, 2), oom=event)
+        report = of_rank(rank)
+        assert report is not None
+        assert [each.tensor.name for each in report.suspects] == named

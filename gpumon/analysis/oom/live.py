@@ -8,6 +8,7 @@ set. With cudaMallocAsync PyTorch calls no observer.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from gpumon.analysis.estimate.model import Tensor
@@ -51,7 +52,7 @@ def of_rank(rank: RankFrame, growth: int | None = None) -> OomReport | None:
         step=event.step,
         module=event.module,
         where=event.where,
-        suspects=suspects,
+        suspects=(*suspects, *_buckets(rank, message, event.phase)),
         notes=(*report.notes, MORE) if event.report is not None else report.notes,
         lines=_lines(event, _newest_ledger(rank, event.device), total),
         file=event.report,
@@ -127,6 +128,20 @@ def _settings(environment: dict[str, str], rank: RankFrame) -> Settings:
         fused=any(o.fused for o in optimizers) or None,
         bucket_views=views[0] if views else None,
     )
+
+
+def _buckets(rank: RankFrame, message: Message, phase: str) -> Iterator[Suspect]:
+    """DDP makes its buckets of gradients with itself, and once more in its second forward."""
+    if phase not in (wire.LOAD, wire.FORWARD):
+        return
+    for record in rank.models:
+        parallel = record.model.parallel
+        if parallel is not None and parallel.kind == "ddp":
+            width = max(1, record.model.trainable_bytes // max(1, record.model.trainable))
+            for at, count in enumerate(parallel.bucket_bytes):
+                if message.may_be(count):
+                    bucket = Tensor(f"DDP's bucket {at}", (count // width,), width, False)
+                    yield Suspect(bucket, "a bucket of gradients", phase, count)
 
 
 def _optimizer(report: Report) -> str | None:
