@@ -32,7 +32,7 @@ from . import holders
 from .clock import Clock
 from .holders import ATOM, BUILTIN, CLASS, DEQUE, DICT, FUNCTION, MODULE, PAIRS, REFERENTS, SEQUENCE, SET, TENSOR
 
-CHUNK = 24  # children between two looks at the clock
+CHUNK = 16  # children between two looks at the clock
 DEPTH_MAX = 400
 BIG = 4_096  # entries: a dict of more is read by the interpreter's own cursor; a position in it costs time to return to
 SET_MAX = 50_000
@@ -135,13 +135,13 @@ class Walk:
         self._clock = clock
         self._resume()
         try:
-            while not clock.over():
-                if not levels:
-                    if not self._roots:
-                        return True
+            while levels or self._roots:
+                if levels:
+                    self._advance(levels[-1])
+                else:
                     self._enter()
-                    continue
-                self._advance(levels[-1])
+                if clock.over():  # asked last: finding the way back may have taken all of a short slice
+                    break
             return not levels and not self._roots
         finally:
             self._suspend()
@@ -534,7 +534,8 @@ class Walk:
         if label is not None:
             return label, tag
         if above.how in (SEQUENCE, DEQUE, SET):
-            return "[*]", ""
+            bounded = above.how == DEQUE and above.obj is not None and above.obj.maxlen is not None
+            return "[*]", "bounded" if bounded else ""
         if above.how == DICT:
             if edge is _KEY:
                 return ".keys()[*]", ""
@@ -577,13 +578,13 @@ def _shortened(labels: Iterable[str]) -> Iterator[str]:
         yield label * times if label == "[*]" else label if times == 1 else f"{label}…"
 
 
-_PRIORITY = ("hook", "cache", "traceback", "generator", "closure", "default", "class", "module", "attribute")
+_PRIORITY = ("bounded", "hook", "cache", "traceback", "generator", "closure", "default", "class", "module", "attribute")
 _NAMED_KEYS_MAX = 32
 _HEAP_TYPE = 1 << 9
 _SMALL = 24
 _BUILTINS = id(vars(builtins))  # every namespace leads there
 _ATTRIBUTES = -1  # in place of a position
-_AT_ONCE = 64  # children of one object between two looks at the clock
+_AT_ONCE = 16  # children of one object between two looks at the clock
 
 
 def _entry(mapping: dict[Any, Any], cursor: int) -> tuple[Any, Any] | None:

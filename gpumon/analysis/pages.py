@@ -102,8 +102,8 @@ PAGES = {
         "Results for later: .cpu(), or numbers with .item(). A cache: maxsize. An exception: keep str(error), for its"
         " traceback holds every function's variables. A hook: overwrite, or handle.remove(). A cycle: a weakref.",
         "While a figure rises for fewer than 30 steps; where it has been as high within the last 1,000 steps, as with"
-        " a list emptied each epoch. A buffer that fills for longer is told as a leak until it is full, then it is "
-        "gone.",
+        " a list emptied each epoch. A deque with maxlen that fills is told as information. Another buffer that fills"
+        " for longer is told as a leak until it is full, then it is gone.",
     ),
     "retained-graph": Page(
         "Tensors are kept together with the graph they came from. A loss after backward() costs a block of 512 bytes "

@@ -21,6 +21,7 @@ NOBODY = "a reference cycle that gc has not visited (gc.collect() frees it; is g
 TAKEN = ("allocated", "unexplained", "blocks")
 
 HOW_HELD = {
+    "bounded": "a deque with maxlen",
     "global": "a global",
     "local": "a local variable",
     "attribute": "an attribute",
@@ -35,6 +36,7 @@ HOW_HELD = {
 }
 
 INSTEAD = {
+    "bounded": "it stops growing when it is full: is there room for it then?",
     "cache": "a cache keeps every argument and every result: bound it (maxsize), or cache something else than tensors",
     "traceback": "an exception keeps the variables of every function it passed through: keep str(error) instead",
     "generator": "a suspended generator keeps its variables: close() it, or let it end",
@@ -93,6 +95,8 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, per_step: int
     keeps = f", with graphs of {units.size(suspect.graph_bytes)}" if suspect.graph_bytes else ""
     graph = keeps or (", each with its graph" if suspect.has_graph else "")
     severity, soon = _urgency(look, main)
+    if severity is None and suspect.holder is not None and suspect.holder.kind == "bounded":
+        severity = "info"
     return Evidence(
         f"{suspect.tensors}{graph}{look.where}, {_pace(suspect, steps)} since step {units.count(main.since)}{made}, "
         f"{_held_by(suspect)}{soon}",

@@ -64,7 +64,7 @@ def metrics_by_name(clean):
 
 def window_without_end(clean):
     model, optimizer, loader = setup()
-    window = deque(maxlen=10 if clean else None)
+    window = deque(maxlen=50 if clean else None)
     for inputs, targets in loader:
         optimizer.zero_grad()
         outputs = model(inputs)  # made
