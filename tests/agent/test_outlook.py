@@ -33,6 +33,7 @@ def train() -> None:
             raise TooLong(str(outlook.step))
         return "ignored"
 
+    torch.cuda.set_per_process_memory_fraction(0.9)
     model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256)).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     gpumon_agent.watch(model, optimizer)
@@ -94,6 +95,8 @@ def train() -> None:
         "sent": [(e.step, e.verdict) for e in kept if isinstance(e, wire.Outlook)],
         "oom": [(e.step, e.t_ns) for e in kept if isinstance(e, wire.Oom)],
         "room": agent.room[0],
+        "limits": agent.outlooks.limits,
+        "settings": agent._hello().settings,
     }
     print(json.dumps(seen))
 
@@ -127,6 +130,8 @@ def test_it_is_said_before_it_fails(virtual_gpu: Gpu, tmp_path: Path) -> None:
     # the observer's own figures tell what the process can have from then on
     assert 500 << 20 < seen["room"] <= 574 << 20
     assert done.stderr.count("will not fit") == 2
+    assert seen["settings"]["memory_fraction:0"] == "0.900000"
+    assert abs(seen["limits"]["0"] - 0.9 * (1 << 30)) <= 1
     (kept,) = [json.loads(path.read_text()) for path in reports.glob("ahead-*.json")]
     assert kept["verdict"] == "oom-ahead"
     assert "gpumon: " in done.stderr
