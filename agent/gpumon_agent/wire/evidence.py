@@ -20,8 +20,8 @@ class Holder(Message, frozen=True):
     """Who keeps tensors alive, by a name a person knows."""
 
     name: Text  # "losses[*]", "Trainer.history['loss'][*]", "main.<locals>.hook(kept)[*]"
-    kind: Text  # global | local | attribute | class | closure | default | cache | generator | traceback | hook | module |
-    # bounded (a deque with maxlen)
+    kind: Text  # global | local | attribute | class | closure | default | cache | generator | traceback | hook | module
+    # or bounded: a deque with maxlen
     where: Text | None = None  # file.py:LINE of the function whose frame, closure or default it is
     count: int = 0  # tensors of the group that are reached through it
 
