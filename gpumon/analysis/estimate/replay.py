@@ -38,6 +38,9 @@ class Replay:
     _gradients: dict[str, Storage] = field(default_factory=dict)  # complete ones
     _whole: list[Tensor] = field(default_factory=list)  # gradients of the running layer, not yet reduced to shards
     _gathered: list[Storage] = field(default_factory=list)
+    _copied: list[Storage] = field(default_factory=list)  # what the last layer was gathered in, until the next is
+    _last: int | None = None  # the newest layer of this forward
+    _in_forward: bool = False
     _prepared: bool = False
 
     def __post_init__(self) -> None:
@@ -91,17 +94,22 @@ class Replay:
             return before
         run = Pass(memory, self.tape, self.workload.checkpointing and not self.workload.inference, self._absent)
         root = self._gather(None)
+        self._in_forward, self._last = True, None
         outputs = run.forward(self._enter)
         self._enter(None)
+        self._in_forward = False
         self._drop_all(before)
         memory.close(wire.FORWARD)
         if not self.workload.inference:
             run.backward(self._deposit, self._enter)
             self._enter(None)
+            self._drop_all(self._copied)
+            self._copied.clear()
             self._drop_all(root)
             memory.close(wire.BACKWARD)
         else:
-            self._drop_all(root)
+            self._drop_all([*root, *self._copied])
+            self._copied.clear()
         return outputs
 
     # ----------------------------------------------------------------------------------------------------- gradients
@@ -140,10 +148,18 @@ class Replay:
     # ------------------------------------------------------------------------------------------------ sharded weights
 
     def _enter(self, layer: int | None) -> None:
-        """A layer begins: what the one before had gathered goes, this one's weights and the next one's come."""
+        """A layer begins: what the one before had gathered goes, this one's weights and the next one's come.
+
+        After forward's last layer the buffer it was gathered in stays, until backward gathers the next.
+        """
         self._reduce()
         if layer is not None:
+            self._drop_all(self._copied)
+            self._copied.clear()
             self._gathered += self._gather(layer)
+            self._last = layer
+        elif self._in_forward and self._last is not None and not self._copied and self._shards_of["weights"] > 1:
+            self._copied.append(self.memory.take(self._layer_bytes.get(self._last, 0), "buckets"))
 
     def _gather(self, layer: int | None) -> list[Storage]:
         if self._shards_of["weights"] == 1:
