@@ -145,7 +145,8 @@ class Census:
         if self._asked:
             self._asked = False
             if _why_not() is None:
-                self._begin(step, "asked", figures)
+                if self._taking is None or self._taking.searches:
+                    self._begin(step, "asked", figures)
                 began = monotonic_ns()
                 complete = self._slice(step, Clock(PAUSE_NS, wall_ns=PAUSE_NS))
                 self._tell(_paused(monotonic_ns() - began, complete))

@@ -40,8 +40,6 @@ class Owners:
             self._list()
             self._listed = True
         while self._work:
-            if clock.over():
-                return False
             claim, reference = self._work[-1]
             target = reference()
             if target is None or claim(target, self._cursor):
@@ -49,7 +47,9 @@ class Owners:
                 self._cursor = 0
             else:
                 self._cursor += _AT_ONCE
-        return True
+            if clock.over():
+                break
+        return not self._work
 
     def claim(self, identity: int) -> bool:
         """Whether a storage is somebody's. Gradients come and go with each step, and what is made next may lie where

@@ -15,6 +15,7 @@ import zoo
 
 from gpumon_agent import agent as agents
 from gpumon_agent import wire
+from gpumon_agent.census import ROUNDS
 
 
 def census_of(watch: Any, step: Any, times: int = 5_000) -> wire.Census:
@@ -64,3 +65,72 @@ def test_every_way_of_keeping_tensors_is_named(watch: Any, monkeypatch: pytest.M
     for key, what in wrong.items():
         print("WRONG", key, what)
     assert not wrong
+
+
+def test_it_keeps_nothing_alive(watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors go at once when the script lets go of them, wherever the census stands: between any two slices."""
+    monkeypatch.setattr("gpumon_agent.census.SLICE_NS", 60_000)
+    monkeypatch.setattr("gpumon_agent.census.ROUNDS", ROUNDS[:2])
+    kept: list[int] = []
+    inside: list[int] = []
+
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch(model, optimizer)
+
+    def step() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def train() -> None:
+        step()
+        census = watch.agent.evidence.census
+        census._begin(0, "asked", ())
+        held = zoo.Holdall()
+        for at in range(1_000):
+            if census._taking is None:
+                return
+            step()
+            if census._taking is not None and any(each.label == ".held" for each in census._taking._walk._levels):
+                inside.append(at)
+            if not held.renew():
+                kept.append(at)
+
+    train()
+    assert len(inside) > 3
+    assert kept == []
+
+
+def test_not_in_a_compiler_nor_under_a_tracer(watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch(nn.Linear(1, 1))
+    assert watch.agent.ask_census() is None
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert watch.agent.ask_census() == "a compiler is tracing"
+    monkeypatch.undo()
+    if sys.version_info < (3, 13):
+        monkeypatch.setattr(sys, "gettrace", lambda: print)
+        assert watch.agent.ask_census() == "a debugger or a tracer is at work"
+
+
+def test_a_training_is_the_same_to_the_bit(watch: Any) -> None:
+    def train(census: bool) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 1))
+        optimizer = torch.optim.AdamW(model.parameters())
+        watch(model, optimizer)
+        kept, losses = [], []
+        for _ in range(30):
+            if census:
+                assert watch.agent.ask_census() is None
+            loss = model(torch.randn(4, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept.append(loss.detach())
+            losses.append(loss.item())
+        return losses
+
+    assert train(census=True) == train(census=False)
+    assert watch.agent.evidence.census._taking._walk.objects > 1_000
+    assert any("held up the training for" in said for said in watch.notices())

@@ -12,6 +12,7 @@ import functools
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def tensors(key: str, name: str, kind: str, *, count: int = COUNT) -> list[Tenso
 HISTORY = tensors("global list", "zoo.HISTORY[*]", "global")  # line: global list
 BY_STEP = dict(enumerate(tensors("global dict", "zoo.BY_STEP[*]", "global", count=40)))
 BY_NAME = {"loss": tensors("dict of lists", "zoo.BY_NAME['loss'][*]", "global")}
-RECENT = collections.deque(tensors("deque", "zoo.RECENT[*]", "global"), maxlen=100)
+RECENT = collections.deque(tensors("deque", "zoo.RECENT[*]", "bounded"), maxlen=100)
 DISTINCT = set(tensors("set", "zoo.DISTINCT[*]", "global"))
 PAIRS = [(each, 1) for each in tensors("tuples", "zoo.PAIRS[*][*]", "global")]
 ONE = tensors("one global", "zoo.ONE", "global", count=1)[0]
@@ -236,3 +237,46 @@ def around(step: Callable[[], object], times: int) -> None:
     for _ in range(times):
         inner()
     del local_list
+
+
+class Holdall:
+    """Tensors in every kind of container, let go of and made anew by `renew`."""
+
+    def __init__(self) -> None:
+        self.references: list[weakref.ref[Tensor]] = []
+        self.fill()
+
+    def fill(self) -> None:
+        def new() -> Tensor:
+            tensor = torch.zeros(2)
+            self.references.append(weakref.ref(tensor))
+            return tensor
+
+        def generate(value: Tensor) -> Iterator[Tensor]:
+            while True:
+                yield value
+
+        self.items = [new() for _ in range(40)]
+        self.by_key = {str(at): [new()] for at in range(40)}
+        self.nested = {"a": {"b": ({"c": new()},)}}
+        self.deque = collections.deque(new() for _ in range(10))
+        self.distinct = {new() for _ in range(10)}
+        self.closure = (lambda value: lambda: value)(new())
+        self.generator = generate(new())
+        next(self.generator)
+        self.partial = functools.partial(print, new())
+        self.records = [Record(0, new()) for _ in range(10)]
+        try:
+            raise ValueError(new())
+        except ValueError as error:
+            self.error = error.with_traceback(None)
+
+    def renew(self) -> bool:
+        """Whether everything of before is gone."""
+        names = [name for name in vars(self) if name != "references"]
+        for name in names:
+            delattr(self, name)
+        all_gone = all(reference() is None for reference in self.references)
+        self.references.clear()
+        self.fill()
+        return all_gone
