@@ -55,7 +55,7 @@ def metrics_by_name(clean):
     for inputs, targets in loader:
         optimizer.zero_grad()
         outputs = model(inputs)
-        loss = F.l1_loss(outputs, targets)
+        loss = F.l1_loss(outputs, targets)  # made
         loss.backward()
         optimizer.step()
         metrics["mae"].append(loss.item() if clean else loss.detach())

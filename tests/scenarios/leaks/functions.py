@@ -36,7 +36,7 @@ def cached_function(clean):
     model, optimizer, loader = setup()
     for inputs, targets in loader:
         optimizer.zero_grad()
-        outputs = model(inputs)
+        outputs = model(inputs)  # made
         F.mse_loss(outputs, targets).backward()
         optimizer.step()
         normalized.__wrapped__(outputs.detach()) if clean else normalized(outputs.detach())
