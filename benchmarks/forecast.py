@@ -145,9 +145,9 @@ def runs(result: Result, folder: Path) -> None:
             score(result, name, kind, record(name, memory, [str(RUN), *args], folder))
 
 
-def scenarios(result: Result, folder: Path) -> None:
+def scenarios(result: Result, folder: Path, only: Sequence[str]) -> None:
     for scenario in SCENARIOS:
-        if scenario.ranks > 1 or scenario.virtual_only:
+        if scenario.ranks > 1 or scenario.virtual_only or (only and scenario.name not in only):
             continue
         memory = f"{scenario.memory_mib}MiB" if scenario.memory_mib else None
         command = [str(scenario.path), *scenario.args, "--sleep", "0.05"]
@@ -355,6 +355,7 @@ def main() -> None:
     for name in ("runs", "scenarios", "clean", "cost", "write"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--steps", type=int, default=6000, help="of each clean synthetic run (6000)")
+    parser.add_argument("--only", nargs="*", default=(), metavar="SCENARIO", help="of the scenarios these")
     parser.add_argument("--kept", action="store_true", help="make no recordings: only those in --keep")
     parser.add_argument("--keep", type=Path, help="where recordings stay, and are taken from")
     args = parser.parse_args()
@@ -366,7 +367,7 @@ def main() -> None:
         if args.runs or everything:
             runs(result, folder)
         if args.scenarios or everything:
-            scenarios(result, folder)
+            scenarios(result, folder, args.only)
     if args.clean or everything:
         clean(result, args.steps)
     if args.cost or everything:

@@ -34,6 +34,7 @@ RECENT = 9
 SURPRISE = 0.01  # of the peak: less is none
 ENOUGH_BATCHES = 4  # different ones, before what a new one needed tells how well others are foreseen
 FEW_APART, BEYOND_APART = 0.25, 0.1  # share of what is beyond the largest batch known, to each side: with few known
+_LATER = "\0later"  # no phase is called so
 _ALIKE = 0.001
 
 Kind = tuple[bool, tuple[int, ...]]
@@ -94,8 +95,7 @@ class Foresight:
         self._after: dict[str, deque[tuple[int, int]]] = {}  # at which step, above the step's start
         self._rest: tuple[float, str] | None = None  # highest of what follows the batches, above the step's start
         self._surprise: float | None = None
-        self._later: deque[float] = deque(maxlen=RECENT)  # highest peaks of later micro-batches, above the step's start
-        self._later_usual = 0.0
+        self._later: float | None = None  # what the next step's later micro-batches are expected to need, likewise
         self._later_alike = False  # the newest step's micro-batches were all alike
 
     # -------------------------------------------------------------------------------------------------- predicting
@@ -112,7 +112,7 @@ class Foresight:
         rest = self._rest
         if rest is not None and begun + rest[0] > peak:
             peak, phase, sort = begun + rest[0], rest[1], AFTER
-        if first is None and self._later:
+        if first is None:
             later = self._later_peak(batch, kind)
             if later is not None and begun + later[0] > peak:
                 peak, phase, sort = begun + later[0], BACKWARD, later[1] if later[1] is not None else sort
@@ -120,10 +120,11 @@ class Foresight:
 
     def _later_peak(self, batch: Features, kind: Kind) -> tuple[float, int | None] | None:
         """Of a step's later micro-batches, above its start: like the first one where they were, else as usual."""
-        like = self._kinds.get((True, kind[1]))
-        if self._later_alike and like is not None and self.steps - like.seen_at < RECENT:
-            return like.offset + like.at(batch)[0], None
-        return self._later_usual, AFTER
+        if self._later_alike:
+            like = self._kinds.get((True, kind[1]))
+            if like is not None:
+                return like.offset + like.at(batch)[0], None
+        return None if self._later is None else (self._later, AFTER)
 
     def interval(self, peak: int, sort: int, batch: Features, kind: Kind) -> tuple[int, int]:
         """95 % of such batches peak in here."""
@@ -185,13 +186,12 @@ class Foresight:
         self.steps += 1
         for each in batches:
             self._learn_batch(each, first.start)
-        self._learn_after(after, first.start)
+        self._later_alike = len(batches) > 1 and all(
+            each.features == first.features and each.kind[1] == first.kind[1] for each in batches
+        )
         if len(batches) > 1:
-            self._later.append(max(max(b.forward, b.backward or 0) for b in batches[1:]) - first.start)
-            self._later_usual = sorted(self._later)[len(self._later) // 2]
-            self._later_alike = all(b.features == first.features and b.kind[1] == first.kind[1] for b in batches)
-        else:
-            self._later.clear()
+            after[_LATER] = max(max(each.forward, each.backward or 0) for each in batches[1:])
+        self._learn_after(after, first.start)
         return True
 
     def _learn_batch(self, batch: _Batch, start: int) -> None:
@@ -223,7 +223,9 @@ class Foresight:
             if peak is not None:
                 values.append((self.steps, peak - start))
             expected = _next(values, self.steps + 1, self.steps - self._began) if values else None
-            if expected is not None and (rest is None or expected > rest[0]):
+            if name == _LATER:
+                self._later = expected
+            elif expected is not None and (rest is None or expected > rest[0]):
                 rest = expected, name
         self._rest = rest
 
@@ -258,7 +260,8 @@ class Foresight:
         self._kinds.clear()
         self._after.clear()
         self._rest = None
-        self._later.clear()
+        self._later = None
+        self._later_alike = False
         self._surprise = None
         for residuals in self.residuals:
             residuals.forget(width)
