@@ -28,6 +28,7 @@ from gpumon_agent import wire
 from gpumon_agent.endpoint import Descriptor
 
 HERE = Path(__file__).parent
+DEMO = HERE.parent / "gpumon" / "demo" / "train.py"
 SCENARIOS = HERE.parent / "tests" / "scenarios"
 PATIENCE_S = 180.0
 LARGE, SMALL = (120, 40), (80, 24)
@@ -66,6 +67,8 @@ SCENES = (
             Picture("layers-light", keys=("3", "slash", *"expand"), theme="gpumon-light", earlier=EARLIER),
             Picture("estimate", keys=("5", *["down"] * 4), earlier=EARLIER),
             Picture("estimate-light", keys=("5",), theme="gpumon-light", earlier=EARLIER),
+            Picture("blocks", keys=("6", "f")),
+            Picture("blocks-light", keys=("6", "right", "right"), theme="gpumon-light"),
             Picture("explain", keys=("5", *["down"] * 4, "e"), earlier=EARLIER),
             Picture("help", keys=("question_mark",), earlier=EARLIER),
             Picture("out-of-memory"),
@@ -74,6 +77,14 @@ SCENES = (
         ),
         ("-p", "a100-40"),
         seconds=None,
+    ),
+    Scene(
+        (str(DEMO), "--workload", "leak"),
+        (
+            Picture("leaks", keys=("4",)),
+            Picture("leaks-light", keys=("4",), theme="gpumon-light"),
+        ),
+        seconds=45.0,  # until a second census tells what has grown
     ),
     Scene(
         ("torchrun", "--nproc-per-node", "4", "ddp.py", "--large", "--steps", "100000"),
@@ -148,7 +159,8 @@ async def draw(recording: Path, picture: Picture) -> None:
         heard.set()
         await asyncio.Event().wait()
 
-    app = MonitorApp(feed, clock=lambda: events[-1].unix_ns, options=Options(picture.theme))
+    now, options = events[-1].unix_ns, Options(picture.theme)
+    app = MonitorApp(feed, clock=lambda: now, options=options, asker=link.Asker())  # the keys of a live session
     async with app.run_test(size=picture.size) as pilot:
         await heard.wait()
         await pilot.pause(1.0)

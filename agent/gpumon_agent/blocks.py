@@ -1,8 +1,9 @@
 """The allocator's segments and blocks: read whole in the training thread, made into messages on the publisher's.
 
-Cost: torch's snapshot makes one dict a block, 0.4 to 0.9 µs each with the garbage collector held (benchmarks/asked.py):
-10,000 blocks stop the training for some 5 ms, `BLOCKS_MAX` for less than 100 ms. More are refused. What follows (small
-tuples, encoding) is done in slices of `SLICE` blocks by the other thread, which gives way after each.
+Cost: torch's snapshot makes one dict a block, about 0.5 µs each with the garbage collector held, twice that on a busy
+machine (benchmarks/asked.py): `BLOCKS_MAX` stop the training for 30 to 60 ms. More are refused, except at an
+out-of-memory, where nothing is held up. What follows (small tuples, encoding) is done in slices of `SLICE` blocks by
+the other thread, which gives way after each.
 Known limitations. While the script itself records the allocator's history, every block carries its stacks, and torch
 writes them out at each snapshot, for seconds: nothing is read then.
 """
@@ -16,7 +17,8 @@ from typing import Any, NamedTuple
 
 from . import wire
 
-BLOCKS_MAX = 100_000  # of all devices together: torch reads them all
+BLOCKS_MAX = 60_000  # of all devices together: torch reads them all
+BLOCKS_AT_OOM_MAX = 200_000  # some 100 MiB of host memory for a moment
 SLICE = 512
 
 _STATES = {"active_allocated": wire.ALLOCATED, "inactive": wire.INACTIVE}  # what is left waits for a stream
@@ -35,7 +37,7 @@ class TooDear(Exception):
     """Reading would stop the training for too long, or is not ours to do. The text is one sentence."""
 
 
-def read() -> Raw:
+def read(limit: int = BLOCKS_MAX) -> Raw:
     """All devices' segments. Raises TooDear. Must be called in the training thread, after CUDA began.
 
     The collector is held: the dicts made here would set it off again and again, the full collections among them.
@@ -52,8 +54,8 @@ def read() -> Raw:
         )
     devices = torch.cuda.device_count()
     count = sum(_count(device) for device in range(devices))
-    if count > BLOCKS_MAX:
-        raise TooDear(f"{count:,} blocks are more than can be read within 100 ms: {BLOCKS_MAX:,}")
+    if count > limit:
+        raise TooDear(f"{count:,} blocks are more than can be read within 100 ms: {limit:,}")
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -139,11 +139,12 @@ class Errands:
         t_ns = time.monotonic_ns()
         step, phase, _ = self._now()
         try:
-            raw = blocks.read()
+            raw = blocks.read(blocks.BLOCKS_AT_OOM_MAX if reason == "oom" else blocks.BLOCKS_MAX)
         except blocks.TooDear as why:
             self._tell(f"{wire.NOT_DONE if reason == 'asked' else ''}blocks were not read: {why}")
             return
-        self._dear(raw)
+        if reason == "asked":
+            self._dear(raw)
         self._works.append(self._segments(raw, device, (step, phase), t_ns, reason))
 
     def _dump(self) -> None:

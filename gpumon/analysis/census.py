@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from gpumon_agent import wire
 
-ORDERS = ("bytes", "count", "grown", "step")
-"""By what groups are sorted, the largest first; step: bytes per step."""
+ORDERS = ("step", "bytes", "count", "grown")
+"""By what groups are sorted, the largest first, equal ones by bytes; step: bytes per step, then several before one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ def _per_step(group: wire.Group, steps: int) -> int | None:
     return round(group.grown * (group.bytes + (group.graph_bytes or 0)) / group.count / steps)
 
 
-def _by(row: Row, order: str) -> tuple[int, int]:
+def _by(row: Row, order: str) -> tuple[int, bool, int]:
     first = {
         "bytes": row.total,
         "count": row.group.count,
         "grown": row.group.grown or 0,
         "step": row.per_step or 0,
     }[order]
-    return first, row.total
+    return first, order == "step" and row.group.count > 1, row.total  # one of a kind is no leak yet
 
 
 def alive(checkpoints: Iterable[wire.Checkpoint], device: int | None) -> tuple[wire.Checkpoint, ...]:

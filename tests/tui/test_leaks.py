@@ -107,7 +107,7 @@ async def test_enter_on_the_findings_leads_there_and_keys_sort(app_of, a_run, se
         assert "held by outputs[*]  local, train.py:58 · 1,227 tensors" in shown
         assert "12.1 GiB of 12.1 GiB held by ckpt since torch.load last.pt at train.py:31" in shown
         table = app.screen.query_one(LeakTable)
-        await pilot.press("o")
+        await pilot.press("o", "o")
         assert (table.order, table.here.group.count) == ("count", 1227)
         await pilot.press("end")
         assert table.here.group.count == 3

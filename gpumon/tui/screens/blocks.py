@@ -20,8 +20,8 @@ class BlocksScreen(RankScreen):
     AUTO_FOCUS = "#blocks"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("b", "read", "Read", id="blocks.read",
-                tooltip="Let the agent read the allocator's blocks now: once, between two phases, about half a"
-                        " microsecond a block of the training's time"),
+                tooltip="Let the agent read the allocator's blocks now: once, between two phases, about a microsecond"
+                        " a block of the training's time"),
     ]  # fmt: skip
 
     def compose(self) -> ComposeResult:

@@ -178,7 +178,7 @@ def _nothing(m: Map, room: int) -> list[Line]:
     else:
         text = (
             f"Not read yet. Press {m.key}: the agent reads the allocator's blocks between two phases, once, in about "
-            "half a microsecond a block of the training's time. At an out-of-memory it does so by itself."
+            "a microsecond a block of the training's time. At an out-of-memory it does so by itself."
         )
     return [((" ", ""), *line) for line in words(text, "dim", max(10, room - 2))]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumon.analysis.lines import Growth
-from gpumon.analysis.units import in_unit, size, unit_for
+from gpumon.analysis.units import size
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.plot import Curve, columns, plot
 from gpumon.tui.spans import EMPTY, Line, Span, fit, right, spread
@@ -19,6 +19,9 @@ COUNTED = (BLOCKS,)
 _WORDS = {BLOCKS: "live blocks", "rss": "RSS"}
 _BLOCKS_REACH = 0.9  # of the plot's height: the two curves shall not hide each other
 LEAST_ROWS = 4
+SOON, LATER = 1_000, 10_000
+"""Steps until memory runs out: below, it is the most urgent thing on the screen; above, hardly a concern."""
+
 LOW, TALL = 20, 32
 MOST = 5
 
@@ -109,8 +112,10 @@ def _fact(figure: Growth, room: int, glyphs: Glyphs) -> Line:
         line.append((f" since {figure.since:,}", "dim"))
     if figure.so_far is not None:
         line.append((f" · {_text(figure, figure.so_far)} so far", "text"))
-    if figure.steps_to_oom is not None:
-        line.append((f" · out of memory in about {figure.steps_to_oom:,} steps", "bad"))
+    left_over = figure.steps_to_oom
+    if left_over is not None:
+        role = "bad" if left_over < SOON else "warn" if left_over < LATER else "dim"
+        line.append((f" · out of memory in about {left_over:,} steps", role))
     return fit(line, room)
 
 
@@ -120,12 +125,9 @@ def _plot(figures: list[Growth], room: int, rows: int, glyphs: Glyphs) -> list[L
     low, high = min(values), max(values)
     reach = max(high - low, 1)
     counted = main.figure in COUNTED
-    unit = unit_for(high)
-
-    def label(value: int) -> str:
-        return f"{value:,}" if counted else in_unit(value, unit)
-
-    axis = max(8, *(len(label(v)) + 2 for v in (low, high)))
+    bottom = f"{low:,}" if counted else size(low)
+    top = "" if high == low else f"+{high - low:,}" if counted else size(high - low, sign=True)
+    axis = max(8, len(bottom) + 2, len(top) + 2)
     width = room - axis - 1
     if width < 8:
         return []
@@ -151,12 +153,10 @@ def _plot(figures: list[Growth], room: int, rows: int, glyphs: Glyphs) -> list[L
     edge, bare = ("┤", "│") if glyphs.braille else ("|", "|")
     lines: list[Line] = [EMPTY]
     for i, row in enumerate(drawn):
-        at = {rows // 2: high} if high == low else {0: high, rows - 1: low}
-        text = label(at[i]) if i in at else ""
+        text = top if i == 0 else bottom if i == (rows - 1 if top else rows // 2) else ""
         lines.append(((right(text, axis - 1), "dim"), (edge if text else bare, "rule"), *row))
     first, last = main.points[0][0], main.points[-1][0]
-    named = "" if counted else f"   {unit.name}, at the end of the step"
-    foot: list[Span] = [(f"{' ' * axis}{first:,}{named}   ", "dim"), *legend]
+    foot: list[Span] = [(f"{' ' * axis}{first:,}   ", "dim"), *legend, (", at the end of the step", "dim")]
     lines.append(spread(foot, [(f"{last:,} ", "dim")], room))
     return lines
 

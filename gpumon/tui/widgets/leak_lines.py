@@ -72,9 +72,7 @@ def leak_lines(
     census = leaks.census
     if census is None:
         return [fit(head, room), EMPTY, *_nothing(leaks, room)]
-    looked = (
-        f"step {census.step:,}: {census.objects:,} objects, {duration(census.spent_ns / 1e9)} "
-    )
+    looked = f"step {census.step:,}: {census.objects:,} objects, {duration(census.spent_ns / 1e9)} "
     lines = [spread([*head, (f"  {census.tensors:,} tensors, {size(census.bytes)}", "dim")], [(looked, "dim")], room)]
     if census.cut:
         lines.append(fit([(f" {glyphs.warning} not every object was seen: {census.why or 'cut short'}", "warn")], room))
@@ -109,10 +107,10 @@ def _row(row: Row, wide: int, columns: tuple[tuple[str, str, int], ...], here: b
     line: list[Span] = [(f"{glyphs.now if here else ' '} ", "key")]
     for name, _, cells in columns:
         if name == "step":
-            line.append((right(size(row.per_step, sign=True) if row.per_step is not None else none, cells),
+            line.append((right(size(row.per_step, sign=True) if row.per_step else none, cells),
                          "strong" if row.per_step else "dim"))  # fmt: skip
         elif name == "grown":
-            line.append((right(none if g.grown is None else f"{g.grown:+,}", cells), "warn" if g.grown else "dim"))
+            line.append((right(f"{g.grown:+,}" if g.grown else none, cells), "warn" if g.grown else "dim"))
         elif name == "count":
             line.append((right(f"{g.count:,}", cells), "text"))
         elif name == "bytes":
