@@ -27,6 +27,7 @@ VARIABLES_MAX = 512
 CONTAINED_MAX = 64
 _OPTIMIZED = 0x1  # code of a function
 _LOCALS_ARE_A_VIEW = sys.version_info >= (3, 13)
+_ASK_FOR_LOCALS = frozenset(("locals", "vars", "eval", "exec"))
 _OURS = ("torch", "gpumon_agent")
 
 
@@ -61,7 +62,7 @@ def _variables(frame: FrameType) -> list[Any]:
         return list(names.values()) if len(names) <= VARIABLES_MAX else []
     if _LOCALS_ARE_A_VIEW:
         return list(frame.f_locals.values())
-    if "locals" in code.co_names:  # it may hold the very dict that would be written to and cleared
+    if not _ASK_FOR_LOCALS.isdisjoint(code.co_names):  # it may hold the very dict that would be written to and cleared
         return []
     kept = frame.f_locals
     values = list(kept.values())

@@ -47,7 +47,8 @@ class _Device:
 
     def __init__(self) -> None:
         self.walked: dict[_Key, _Walked] = {}  # as the target begins, and as it ends
-        self.within: list[Alive] = []  # what was saved as backward began in that step
+        self.within: list[Alive] = []  # what was saved at the newest walk: as this backward began, as it ends
+        self.walked_within: list[Alive] = []  # as the target ended in that step
         self.phases: list[tuple[_Key, int]] = []  # of this step, with their peaks
         self.target: tuple[_Key, _Key] | None = None  # the phase that makes the peak, and the one before it
         self.began: _Began | None = None
@@ -95,6 +96,8 @@ class Composing:
         target = self._target
         if target is not None and key in target and self._activations.known:
             mine.walked[key] = _Walked(_stands(reading), saved)
+            if key == target[0]:
+                mine.walked_within = mine.within
         elif target is not None and key in target and self.wanted and mine.walked:
             walked = mine.walked.get(key)
             if walked is None or walked.stood != _stands(reading):
@@ -135,7 +138,7 @@ class Composing:
             target = (phases[highest][0], phases[highest - 1][0]) if highest else None
             if target != mine.target:
                 mine.target = target
-                mine.walked, mine.within = {}, []
+                mine.walked, mine.within, mine.walked_within = {}, [], []
             if composed is not None and (mine.target is None or (composed.phase, composed.index) == mine.target[0]):
                 told.append(composed)
         targets = list(dict.fromkeys(mine.target for mine in self._devices.values() if mine.target is not None))
@@ -160,7 +163,7 @@ class Composing:
         after = self._whose.blocks(ended, device, saved, self._places())
         within = {
             each.address: Block("activations", each.nbytes, each.place)
-            for each in mine.within
+            for each in mine.walked_within
             if each.address not in before
         }
         if self._activations.known:
