@@ -369,7 +369,9 @@ class MonitorApp(App[int]):
         if action == "mode":
             if isinstance(self.screen, ChooseScreen):
                 return False
-            return parameters != (self.current_mode,) and (parameters != ("ranks",) or len(self.view.frame.ranks) > 1)
+            ranks = self.view.frame.ranks  # one that is heard alone may be one of many
+            several = len(ranks) > 1 or any((rank.hello.world_size or 1) > 1 for rank in ranks)
+            return parameters != (self.current_mode,) and (parameters != ("ranks",) or several)
         return True
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:

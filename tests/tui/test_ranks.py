@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -187,6 +186,14 @@ async def test_enter_opens_the_rank_under_the_cursor_even_when_sorted(app_of, se
         assert app.view.rank.hello.rank == 5
 
 
-def test_a_replaced_row_is_a_row_like_others() -> None:
-    rows = page_of(troubled()).rows
-    assert replace(rows[0], rank=9) != rows[0]
+async def test_one_rank_heard_of_eight_has_the_screen_too_and_rank_3_is_shown_first(app_of, settled) -> None:
+    app = app_of(rank(0, 8, steps=12))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await pilot.press("2")
+        await settled(pilot)
+        assert app.current_mode == "ranks"
+    app = app_of(*[rank(number, 8, steps=12) for number in range(8)], rank=3)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        assert app.view.rank.hello.rank == 3
