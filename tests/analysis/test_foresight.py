@@ -112,10 +112,15 @@ def test_when_everything_needs_twice_as_much_batches_of_any_length_are_soon_know
     assert sorted(offs)[int(0.9 * len(offs))] < 0.01
 
 
-def test_noise_of_a_thousandth_is_no_square_of_the_length() -> None:
+def test_rounding_to_whole_blocks_is_no_square_of_an_image_s_edge() -> None:
     rng = random.Random(6)
-    shapes: list[Shape] = [*((8, rng.randint(400, 520)) for _ in range(60)), (8, 9000)]
-    *_, (error, _) = errors(shapes, lambda s: linear(s) * rng.uniform(0.999, 1.001), lambda s: 1.2 * linear(s))
+    edges = [rng.randint(96, 128) for _ in range(60)]
+    shapes: list[Shape] = [*((8, 3, edge, edge) for edge in edges), (8, 3, 1280, 1280)]
+
+    def whole(shape: Shape) -> float:
+        return -(-1000 * shape[0] * shape[1] * shape[2] * shape[3] // (4 * MIB)) * 4 * MIB
+
+    *_, (error, _) = errors(shapes, whole, lambda shape: 1.2 * whole(shape))
     assert error < 0.05
 
 
