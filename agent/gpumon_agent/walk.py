@@ -77,7 +77,7 @@ class _Level:
     items: Any = None  # in a slice: an iterator
     index = 0  # next within the chunk
     base = 0  # cursor of the chunk's first entry
-    holder: Any = None  # of tensors that are direct elements: the same for all of them
+    holder: holders.Name | None = None  # of tensors that are direct elements: the same for all of them
 
     def __init__(self, obj: Any, how: int, at: int, key: Any, label: str | None, tag: str, style: int) -> None:
         self.obj = obj  # in a slice
@@ -109,6 +109,7 @@ class Walk:
         self._how: dict[type, int] = {}  # of types that are not the user's
         self._users_how: dict[int, tuple[weakref.ref[type], int]] = {}
         self._clock = Clock(0)
+        self._holders: dict[int, holders.Name] = {}  # of containers, by id
         self._lines: dict[tuple[str, int, str], int | None] = {}
         self._limit = DEPTH_MAX
         self._installed = False
@@ -494,9 +495,11 @@ class Walk:
         """Of what holds the tensor that `found` is being told of."""
         level = self._levels[-1]
         steady = level.how in (SEQUENCE, DEQUE, SET) or (level.how == DICT and len(level.obj) > _NAMED_KEYS_MAX)
-        if steady and level.holder is not None:
-            known: holders.Name = level.holder
-            return known
+        if steady:
+            known = level.holder or self._holders.get(level.identity)
+            if known is not None:  # what came into it since another way led there is held by the same
+                level.holder = known
+                return known
         labels: list[str] = []
         tags: set[str] = set()
         where: str | None = None
@@ -528,6 +531,8 @@ class Walk:
         told = holders.Name(text, kind, where or root.where(variable))
         if steady:
             level.holder = told
+            if len(self._holders) < _HOLDERS_MAX:
+                self._holders[level.identity] = told
         return told
 
     def _label(self, above: _Level, label: str | None, tag: str, edge: Any, child: Any) -> tuple[str, str]:
@@ -582,6 +587,7 @@ _PRIORITY = ("bounded", "hook", "cache", "traceback", "generator", "closure", "d
 _NAMED_KEYS_MAX = 32
 _HEAP_TYPE = 1 << 9
 _SMALL = 24
+_HOLDERS_MAX = 10_000
 _BUILTINS = id(vars(builtins))  # every namespace leads there
 _ATTRIBUTES = -1  # in place of a position
 _AT_ONCE = 16  # children of one object between two looks at the clock
