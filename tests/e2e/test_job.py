@@ -23,6 +23,10 @@ def agents(environment: dict[str, str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in listed.stdout.splitlines()]
 
 
+def attach(environment: dict[str, str], *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*GPUMON, "attach", *more], env=environment, capture_output=True, text=True, check=False)
+
+
 @pytest.fixture
 def job(virtual_gpu, tmp_path) -> Iterator[dict[str, str]]:
     """The environment in which a job of two ranks trains, and no other job is."""
@@ -53,6 +57,11 @@ def both_training(environment: dict[str, str]) -> list[dict[str, Any]]:
 def test_ranks_are_listed_with_their_own_device_attached_as_one_and_a_killed_one_is_lost(job):
     ranks = both_training(job)
     assert [(agent["rank"], agent["devices"]) for agent in ranks] == [(0, ["cuda:0"]), (1, ["cuda:1"])]
+
+    one = attach(job, "--json", "--rank", "1", "--steps", "1")
+    assert {json.loads(line)["rank"] for line in one.stdout.splitlines()} == {1}
+    none = attach(job, "--json", "--rank", "7")
+    assert (none.returncode, none.stderr) == (1, "Error: no rank 7 in this job; it has 0, 1\n")
 
     with subprocess.Popen([*GPUMON, "attach", "--json"], env=job, stdout=subprocess.PIPE, text=True) as viewer:
         heard: list[dict[str, Any]] = []
