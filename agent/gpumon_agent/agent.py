@@ -404,8 +404,8 @@ class Agent:
             _agent = None
         self.guard.protect("goodbye", self.phases.finish)()
         self.hooks.remove()
-        self.accounts.stop()
         self.evidence.stop()
+        self.accounts.stop()
         for probe in self._probes.values():
             probe.stop()
         self._farewell.remove()
@@ -421,7 +421,7 @@ class Agent:
         self.hooks.remove()
         self.accounts.disown()
         self.accounts.stop()
-        self.evidence.stop()
+        self.evidence.disown()
         for probe in self._probes.values():
             probe.stop()
         self._farewell.remove()

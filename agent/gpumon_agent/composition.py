@@ -129,6 +129,7 @@ class History:
         """Puts back every function that was replaced. What records goes on: in a forked child it is the parent's."""
         self._put_back(self._meanwhile)
         self._put_back(self._always)
+        self.stacks = False
 
     def _replace(self, *names: str, records: bool = False) -> dict[str, Any]:
         originals = {name: original for name in names if (original := getattr(self._C, name, None)) is not None}

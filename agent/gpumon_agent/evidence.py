@@ -76,3 +76,7 @@ class Evidence:
         """Leaves nothing switched on and nothing replaced."""
         self.census.stop()
         loads.uninstall()
+
+    def disown(self) -> None:
+        """In a forked child: what PyTorch keeps is the parent's, and its device."""
+        loads.uninstall()
