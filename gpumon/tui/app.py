@@ -225,8 +225,8 @@ class MonitorApp(App[int]):
         if not self._paused:
             frame = self._store.frame(self._clock())
             self._note_changes(frame)
-            for text in self._changes.answers(frame):
-                self.tell(text)
+            for text in self._changes.answers(frame):  # the log has them from the agent
+                self.notify(text, timeout=TOLD_S, markup=False)
             self.view = self._look_at(frame, self._reporter.report(frame) if calm else self.view.reports)
         elif self.view.paused != self._paused:
             self.view = self._look_at(self.view.frame, self.view.reports)
