@@ -23,7 +23,7 @@ from .needs import AFTER, KNOWN, Features, Shapes, features
 VARIABLE = "GPUMON_OUTLOOK"
 TIGHT_SHARE = 0.05
 """Less of the room than this left above the interval: tight."""
-TRUSTED_AFTER = 8
+TRUSTED_AFTER = 3
 """Residuals of its sort, from which on the forecast itself, not the lower end of its interval, decides."""
 COMPACT_STEPS = 200
 """So long after the allocator gave its cache back, what it reserves is what it needs."""
