@@ -153,7 +153,7 @@ class OutlierBatch(Rule):
 class Fragmentation(Rule):
     code: str = "fragmentation"
     severity: str = "warning"
-    opens_after: int = 2
+    opens_after: int = 6  # near the edge a retry empties the cache sooner
     unused_share_of_reserved: float = 0.4
     least_bytes: int = 128 * MIB
 
