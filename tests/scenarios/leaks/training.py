@@ -61,7 +61,9 @@ def averaged_weights(clean):
     for inputs, targets in loader:
         train(model, optimizer, inputs, targets)
         weights = {name: value.detach().clone() for name, value in model.state_dict().items()}  # made
-        snapshots = [weights] if clean else [*snapshots, weights]
+        if clean:
+            snapshots.clear()
+        snapshots.append(weights)
 
 
 def copies_of_the_model(clean):
