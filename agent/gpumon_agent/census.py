@@ -370,7 +370,8 @@ class _Taking:
         tally.addresses.append(storage.data_ptr())
         if key[3] and len(tally.graphs) < _GRAPHS_MAX:
             tally.graphs.append(retained(tensor, self._claimed, _GRAPH_NS))
-        tally.holders[name] += 1
+        if name in tally.holders or len(tally.holders) < _NAMES_MAX:
+            tally.holders[name] += 1
         self._tensors[device] += 1
         if device != _HOST or not torch.cuda.is_initialized():
             self._largest = max(self._largest, tally.count)
@@ -454,6 +455,7 @@ class _Taking:
 
 
 _UNREAL = frozenset({"FakeTensor", "FunctionalTensor"})
+_NAMES_MAX = 200  # of a group: more are counted, and not told
 _GRAPHS_MAX = 3  # of a group: the first may be the present step's, whose graph is gone
 _GRAPH_NS = 200_000
 _FRESH_NS = 100_000  # spent by a slice that has only just begun

@@ -241,7 +241,7 @@ def _of_cache(cache: Any) -> list[Child]:
     return found
 
 
-_REFERENTS_MAX = 20_000
+_REFERENTS_MAX = 2_000
 
 
 def _of_frame(frame: types.FrameType) -> list[Child]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -17,6 +17,7 @@ from .storages import storages
 
 ALIKE_MAX = 3  # models of one kind and size that nobody watches; more are a heap, and no owner
 _AT_ONCE = 8
+_Claim = Callable[[Any, int], bool]
 
 
 class Owners:
@@ -30,7 +31,8 @@ class Owners:
         self.claimed: set[int] = set()
         self._gradients: dict[int, weakref.ref[Tensor]] = {}
         self._inventory = inventory
-        self._work: list[tuple[Callable[[Any, int], bool], weakref.ref[Any]]] = []
+        self._work: Iterator[tuple[_Claim, weakref.ref[Any]]] = iter(())
+        self._now: tuple[_Claim, weakref.ref[Any]] | None = None
         self._cursor = 0
         self._others = others
         self._listed = False
@@ -39,17 +41,21 @@ class Owners:
         if not self._listed:
             self._list()
             self._listed = True
-        while self._work:
-            claim, reference = self._work[-1]
+        while True:
+            if self._now is None:
+                self._now = next(self._work, None)
+                self._cursor = 0
+                if self._now is None:
+                    return True
+            claim, reference = self._now
             target = reference()
             if target is None or claim(target, self._cursor):
-                self._work.pop()
-                self._cursor = 0
+                self._now = None
             else:
                 self._cursor += _AT_ONCE
+            target = None
             if clock.over():
-                break
-        return not self._work
+                return False
 
     def claim(self, identity: int) -> bool:
         """Whether a storage is somebody's. Gradients come and go with each step, and what is made next may lie where
@@ -63,24 +69,27 @@ class Owners:
 
     def _list(self) -> None:
         modules, tensors, sharded, optimizers = self._inventory.references()
-        work: list[tuple[Callable[[Any, int], bool], weakref.ref[Any]]] = []
-        work += [(self._module, reference) for reference in modules]
-        work += [(self._tensor, reference) for reference in tensors]
-        work += [(self._shard, reference) for reference in sharded]
         newest: dict[int, weakref.ref[Any]] = {}
         for reference in optimizers:
             optimizer = reference()
             if optimizer is not None:
                 newest[_first_parameter(optimizer)] = reference
-        work += [(self._optimizer, reference) for reference in newest.values()]
+        unwatched: list[weakref.ref[Any]] = []
         alike: dict[tuple[type, int], list[Module]] = {}
         for other in self._others():
             size = sum(1 for _ in islice(other.parameters(), 1_000))
             alike.setdefault((type(other), size), []).append(other)
         for others in alike.values():
             if len(others) <= ALIKE_MAX:
-                work += [(self._module, weakref.ref(each)) for other in others for each in other.modules()]
-        self._work = work
+                unwatched += [weakref.ref(each) for other in others for each in other.modules()]
+        kinds: tuple[tuple[_Claim, Iterable[weakref.ref[Any]]], ...] = (
+            (self._module, modules),
+            (self._tensor, tensors),
+            (self._shard, sharded),
+            (self._optimizer, newest.values()),
+            (self._module, unwatched),
+        )
+        self._work = ((claim, reference) for claim, references in kinds for reference in references)
 
     def _tensor(self, tensor: Tensor, _: int = 0) -> bool:
         if not tensor.is_meta:

@@ -33,9 +33,9 @@ from .clock import Clock
 from .holders import ATOM, BUILTIN, CLASS, DEQUE, DICT, FUNCTION, MODULE, PAIRS, REFERENTS, SEQUENCE, SET, TENSOR
 
 CHUNK = 16  # children between two looks at the clock
-DEPTH_MAX = 400
+DEPTH_MAX = 160  # the way back takes 1 µs a level
 BIG = 4_096  # entries: a dict of more is read by the interpreter's own cursor; a position in it costs time to return to
-SET_MAX = 50_000
+SET_MAX = 10_000
 GLANCE = 512  # entries of a large container that a shallow walk reads, its newest
 _KEY = object()
 _ITEM, _NAMED, _BARE = range(3)  # how a dict's keys are told: ['key'], .key, not at all
