@@ -178,8 +178,11 @@ class Accounts:
 
     def boundary(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
         """A phase closed on a device: its ledger."""
-        if _nothing_is_real():
-            return
+        if not _nothing_is_real():
+            with _no_collection():
+                self._boundary(step, phase, index, where, reading)
+
+    def _boundary(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
         device = _index(where)
         # what rarely changes is summed again at each step's end, but not in a step that composes its peak
         fresh = step == 0 or (phase == wire.OPTIMIZER and not (self._limited and self._peak.wanted))
@@ -217,9 +220,7 @@ class Accounts:
             self._layers.take()
         if phase == wire.OPTIMIZER and self._limited and not (self._layers_wanted or self._peak.wanted):
             self._whose.prepare(ledger, device)
-        if not tracked:
-            return
-        with _no_collection():
+        if tracked:
             self._peak.phase_ended(ledger, reading, device, saved)
 
     def _looks_for_workspaces(self, step: int, phase: str) -> bool:
@@ -230,8 +231,11 @@ class Accounts:
 
     def close_step(self, step: int) -> None:
         """Before the step is told."""
-        if not self._cost.ledger:
-            return
+        if self._cost.ledger:
+            with _no_collection():
+                self._close_step(step)
+
+    def _close_step(self, step: int) -> None:
         began = monotonic_ns()
         composed = self._peak.step_ended()
         for each in composed:
