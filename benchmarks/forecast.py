@@ -338,7 +338,8 @@ vary); *held* is how often the 95 % interval did.
     if result.failed:
         yield f"\nNot scored (too short, no peaks, or not recorded this time): {', '.join(result.failed)}."
     if result.costs:
-        yield "\n## Cost\n\nCPU time of one thread; `nothing` is what measuring itself shows.\n"
+        yield "\n## Cost\n\nCPU time of one thread; `nothing` is what measuring itself shows."
+        yield f"Load average of the last minute: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores.\n"
         yield "| what | |\n|---|---|"
         yield from (f"| {name} | {text} |" for name, text in result.costs)
 
