@@ -53,6 +53,9 @@ class Tracker:
             for evidence in found if isinstance(found, tuple) else (found,):
                 held[rule.code, look.device, evidence.subject] = (rule, evidence)
         for key, (rule, evidence) in held.items():
+            unnamed = (key[0], key[1], "")
+            if key not in self._cases and unnamed in self._cases and unnamed not in held:
+                self._cases[key] = self._cases.pop(unnamed)  # the same, now with a name
             self._hold(key, rule, evidence, look, again)
         if self._cases:
             for key in [key for key in self._cases if key[1] == look.device and key not in held]:

@@ -89,6 +89,12 @@ def test_without_a_census_it_is_stated_later_and_alone() -> None:
     assert found.holder is None
 
 
+def test_a_leak_that_gets_its_name_late_stays_the_same_finding() -> None:
+    said = history(leaking(512, census(70, group(68))), steps=75)
+    assert only(said[60], "tensor-leak").holder is None
+    assert (only(said[-1], "tensor-leak").holder, only(said[-1], "tensor-leak").step) == ("losses[*]", 2)
+
+
 def test_where_a_whole_census_found_nobody_it_says_so() -> None:
     found = only(history(leaking(512, census(30)), steps=60)[-1], "tensor-leak")
     assert found.holder is None
