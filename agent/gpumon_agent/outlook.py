@@ -27,7 +27,7 @@ TRUSTED_AFTER = 3
 """Residuals of its sort, from which on the forecast itself, not the lower end of its interval, decides."""
 COMPACT_STEPS = 200
 """So long after the allocator gave its cache back, what it reserves is what it needs."""
-_CACHED = 512
+_CACHED = 2048  # batches whose features are kept ready
 _SLACK_STEPS = 16  # among them is a high peak, at which least lies idle
 _SHRANK = 1 << 20
 _SHAPES_MAX = 64

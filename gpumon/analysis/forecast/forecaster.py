@@ -315,7 +315,14 @@ class Forecaster:
         p_oom = None
         if headroom is not None:
             scale = max(above - below, 1e-3 * predicted.peak) / 2
-            p_oom = exceedance(self._around(predicted.peak), float(headroom), scale) if headroom > 0 else 1.0
+            p_oom = 1.0
+            if headroom > 0:
+                around = self._around(predicted.peak)
+                if rate is None:
+                    around = [max(around)]  # beyond the largest only that and how many there were count
+                    p_oom = exceedance(around, float(headroom), scale) * 2 / (len(self._window) + 1)
+                if rate is not None or headroom <= around[0]:
+                    p_oom = exceedance(self._around(predicted.peak), float(headroom), scale)
         return Forecast(
             next_peak=peak,
             low=max(0, math.floor(predicted.peak + below)),
@@ -333,7 +340,9 @@ class Forecaster:
 
     def _around(self, peak: float) -> list[float]:
         """By how much the window's peaks, carried on to the next step, differ from a forecast."""
-        slope = self._rate() or 0.0
+        slope = self._rate()
+        if slope is None:
+            return [step.peak - peak for step in self._window]
         following = self._window[-1].step + 1
         return [step.peak + slope * (following - step.step) - peak for step in self._window]
 
