@@ -48,7 +48,8 @@ from .suspicion import Suspicion
 from .walk import DEPTH_MAX, Root, Walk
 
 SLICE_NS = 400_000  # a slice ends at the first look at the clock after it
-PAUSE_NS = 85_000_000
+PAUSE_NS = 70_000_000
+TELLING_NS = 15_000_000  # after it, for saying what was found so far
 CREDIT_STEPS = 200
 ROUNDS = (
     ("user", 6, True),
@@ -149,6 +150,9 @@ class Census:
                     self._begin(step, "asked", figures)
                 began = monotonic_ns()
                 complete = self._slice(step, Clock(PAUSE_NS, wall_ns=PAUSE_NS))
+                if not complete and self._taking is not None:
+                    self._taking.tell_early()
+                    complete = self._slice(step, Clock(TELLING_NS, wall_ns=TELLING_NS))
                 self._tell(_paused(monotonic_ns() - began, complete))
             return
         if suspected and self._taking is None:
@@ -206,9 +210,12 @@ class Census:
             self._taking = None
         return complete
 
-    def publish(self, census: wire.Census, counts: Counter[_Key], tensors: Counter[int]) -> None:
-        """One is complete."""
+    def publish(self, census: wire.Census, counts: Counter[_Key], tensors: Counter[int], *, complete: bool) -> None:
+        """One is complete, or has found so much."""
         self.newest = census
+        if not complete:
+            self._say((census,))
+            return
         self._tensors_before = tensors
         self._number = census.number + 1
         self._before = counts
@@ -220,7 +227,7 @@ class _Taking:
 
     def __init__(self, census: Census, step: int, reason: str, added: Mapping[int, int]) -> None:
         self._census = census
-        self._began = step
+        self._began = self._step = step
         self._reason = reason
         self._added = added
         self._files = census._files
@@ -251,11 +258,13 @@ class _Taking:
         self._on_cpu = False
         self._slices = 0
         self._spent_ns = 0
+        self._early = False  # what was found by names was told, before what lies deep is looked at
         self._lines: dict[int, str] = {}  # address → where it was made
         self._stages = [self._tell, self._read_lines, self._go_round, self._owners.run]
 
     def run(self, step: int, clock: Clock) -> bool:
         """One slice. True: the census is complete, and published."""
+        self._step = step
         enabled = gc.isenabled()
         gc.disable()  # a collection that the objects made here bring about would look at all of the process's
         try:
@@ -292,8 +301,13 @@ class _Taking:
                 return True
             if clock.over():
                 return False
-            if self._rounds[-1][1] == DEPTH_MAX and not self._sort_modules(clock):
-                return False
+            if self._rounds[-1][1] == DEPTH_MAX:
+                if not self._early:
+                    self.tell_early()
+                    if self._early:
+                        return False
+                if not self._sort_modules(clock):
+                    return False
             which, levels, again = self._rounds.pop()
             found: list[Root] = []
             if "user" in which:
@@ -406,12 +420,27 @@ class _Taking:
             self._told.append(self._group(*self._to_tell.pop()))
         return not clock.over()
 
-    def _publish(self, step: int) -> None:
+    def tell_early(self) -> None:
+        """What was found so far is told next: what is left may take minutes."""
+        if not self._early and not self.searches and self._tallies:
+            self._early = True
+            self._stages += [self._tell_so_far, self._read_lines]
+
+    def _tell_so_far(self, clock: Clock) -> bool:
+        if not self._tell(clock) and (self._to_tell or not self._told):
+            return False
+        self._publish(self._step, complete=False)
+        self._told, self._to_tell = [], []
+        return True
+
+    def _publish(self, step: int, *, complete: bool = True) -> None:
         census = self._census
         if self._reason == "checkpoint":
             return
         why = None
-        if self._rounds:
+        if not complete:
+            why = "not everything was looked at yet"
+        elif self._rounds:
             why = "what was found explains the growth: what lies deeper was not looked at"
         census.publish(
             wire.Census(
@@ -426,11 +455,12 @@ class _Taking:
                 slices=self._slices,
                 spent_ns=self._spent_ns,
                 began_step=self._began,
-                cut=bool(self._rounds),
+                cut=bool(self._rounds) or not complete,
                 why=why,
             ),
             Counter({key: tally.count for key, tally in self._tallies.items()}),
             self._tensors,
+            complete=complete,
         )
 
     def _group(self, key: _Key, tally: _Tally) -> wire.Group:

@@ -19,8 +19,10 @@ from gpumon_agent.census import ROUNDS
 
 
 def census_of(watch: Any, step: Any, times: int = 5_000) -> wire.Census:
-    """One that was asked for, when it is complete."""
+    """One that was asked for, when it is complete. Before that it told what it had found by names."""
     agent: agents.Agent = watch.agent
+    said: list[wire.Event] = []
+    agent.publisher.say = said.extend  # type: ignore[method-assign,assignment]
     assert agent.ask_census() is None
     before = agent.evidence.census.newest
 
@@ -36,7 +38,10 @@ def census_of(watch: Any, step: Any, times: int = 5_000) -> wire.Census:
     try:
         zoo.around(one, times)
     except Complete:
-        return agent.evidence.census.newest
+        early, complete = (each for each in said if isinstance(each, wire.Census))
+        assert (early.number, early.cut, complete.number, complete.cut) == (0, True, 0, False)
+        assert early.groups
+        return complete
     raise AssertionError("the census is not complete")
 
 
