@@ -205,9 +205,10 @@ class Census:
     def _slice(self, step: int, clock: Clock) -> bool:
         taking = self._taking
         assert taking is not None
+        self._taking = None  # one that fails is not gone on with
         complete = taking.run(step, clock)
-        if complete:
-            self._taking = None
+        if not complete:
+            self._taking = taking
         return complete
 
     def publish(self, census: wire.Census, counts: Counter[_Key], tensors: Counter[int], *, complete: bool) -> None:
