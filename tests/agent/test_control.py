@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pickle
 import pickletools
 import stat
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +74,8 @@ class Watched:
         return self.store.frame(0).ranks[0]
 
 
-@pytest.fixture(scope="module")
-def runtime() -> Iterator[Path]:
-    """Short: a socket's path may be 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="gm") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", folder)
-        yield Path(folder)
-
-
-def test_what_is_asked_for_is_done_between_two_phases(virtual_gpu: Any, runtime: Path) -> None:
+def test_what_is_asked_for_is_done_between_two_phases(virtual_gpu: Any) -> None:
+    runtime = Path(os.environ["XDG_RUNTIME_DIR"])
     gpu = virtual_gpu(memory="4GiB")
     environment = {**gpu.environment, "XDG_RUNTIME_DIR": str(runtime), "GPUMON_GOVERNOR": "off"}
     process = subprocess.Popen(
