@@ -310,7 +310,7 @@ class _Taking:
                 if not self._sort_modules(clock):
                     return False
             which, levels, again = self._rounds.pop()
-            found: list[Root] = []
+            found: list[Root | str] = []
             if "user" in which:
                 found += roots.of_the_user(self._files, self._modules[True][::-1])
             if "beside" in which:

@@ -102,7 +102,7 @@ class Walk:
         self._met: set[object] = set()  # modules of the user's that are roots, by name
         self._found = found
         self._files = files
-        self._roots: list[Root] = []
+        self._roots: list[Root | str] = []  # a name: of a module
         self._root: Root = Root(lambda: None)
         self._levels: list[_Level] = []
         self._visited: dict[int, int] = {}
@@ -117,13 +117,13 @@ class Walk:
         self._tensor_tag = ""
         self._tensor_edge: Any = None
 
-    def begin(self, roots: list[Root], *, limit: int, installed: bool = False, again: bool = True) -> None:
+    def begin(self, roots: list[Root | str], *, limit: int, installed: bool = False, again: bool = True) -> None:
         """Another round from `roots`. `limit`: of levels. `installed`: installed packages' classes too.
 
         `again` False: what earlier rounds have visited is not looked into again.
         """
         self._roots = roots[::-1]
-        self._met = {root.module for root in roots}
+        self._met = {root.module for root in roots if isinstance(root, Root)}
         self._levels = []
         self._limit = limit
         self._installed = installed
@@ -150,7 +150,8 @@ class Walk:
     # ------------------------------------------------------------------------------------------------------ the stack
 
     def _enter(self) -> None:
-        self._root = root = self._roots.pop()
+        next_ = self._roots.pop()
+        self._root = root = self._of_module(next_) if isinstance(next_, str) else next_
         obj = root.find()
         if obj is None:
             return
