@@ -58,8 +58,12 @@ def device_used(device: str) -> int:
     import pynvml
 
     pynvml.nvmlInit()
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
-    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")).used)
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    if uuid is None:  # torch 2.4
+        handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda._get_nvml_device_index(device))
+    else:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
 
 
 def resident(pid: int | str = "self") -> int:

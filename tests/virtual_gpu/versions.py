@@ -7,6 +7,7 @@ wheels, kept in ``$XDG_CACHE_HOME/gpumon/torch`` for the next time (some 2 GB ea
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -65,8 +66,10 @@ def main(arguments: list[str]) -> int:
         python = interpreter(version)
         print(f"torch {version}", flush=True)
         command = [str(python), "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider", *(more or TESTS)]
-        # the wheel alone is imported thanks to what stands in for the libraries that it lacks; no device is seen
-        environment = {**vgpu.environment(devices=0, python=str(python)), "GPUMON_REQUIRE_VIRTUAL_GPU": "1"}
+        environment = {**os.environ, "GPUMON_REQUIRE_VIRTUAL_GPU": "1"}
+        if version != "installed":
+            # the wheel alone is imported thanks to what stands in for the libraries that it lacks; no device is seen
+            environment |= {**vgpu.environment(devices=0, python=str(python)), "GPUMON_OLDER_TORCH": "1"}
         failed += subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0
     return failed
 
