@@ -9,10 +9,10 @@ import weakref
 
 import pytest
 
-from gpumon_agent import find
-
 torch = pytest.importorskip("torch")
 nn = torch.nn
+
+from gpumon_agent import find  # noqa: E402 (it imports torch)
 
 
 class Seen:
