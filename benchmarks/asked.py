@@ -17,8 +17,9 @@ from statistics import median
 import torch
 
 from gpumon.analysis.blocks import allocator, cell_bytes, cells
-from gpumon_agent import blocks, snapshots, wire
-from gpumon_agent.workspaces import snapshot
+from gpumon_agent import wire
+from gpumon_agent.ledger.workspaces import snapshot
+from gpumon_agent.viewers import blocks, snapshots
 
 SIZES = (1_000, 10_000, 50_000, 100_000)
 

@@ -45,7 +45,7 @@ def measure(args: argparse.Namespace) -> list[str]:
     import torch
 
     from gpumon_agent import agent as agents
-    from gpumon_agent.suspicion import Suspicion
+    from gpumon_agent.leaks.suspicion import Suspicion
 
     samples = [{"x": [number, str(number)], "y": number} for number in range(250_000)]
     entries: list[Entry] = []

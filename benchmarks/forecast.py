@@ -39,7 +39,7 @@ from gpumon.analysis.lines import Forecast  # noqa: E402
 from gpumon.analysis.rules import OOM_AHEAD  # noqa: E402
 from gpumon.session.frame import StepRecord  # noqa: E402
 from gpumon_agent import wire  # noqa: E402
-from gpumon_agent.outlook import Outlooks  # noqa: E402
+from gpumon_agent.forecast.outlook import Outlooks  # noqa: E402
 
 ONLY_KEPT = "--kept" in sys.argv
 PAGE = ROOT / "docs" / "forecast-accuracy.md"

@@ -22,10 +22,11 @@ import time
 import tracemalloc
 
 from gpumon import link
-from gpumon_agent import endpoint, wire
-from gpumon_agent.history import History
-from gpumon_agent.publisher import Publisher
-from gpumon_agent.recorder import Recorder
+from gpumon_agent import wire
+from gpumon_agent.viewers import endpoint
+from gpumon_agent.viewers.history import History
+from gpumon_agent.viewers.publisher import Publisher
+from gpumon_agent.viewers.recorder import Recorder
 
 PHASES = 5
 STEPS_A_SECOND = 20

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from gpumon_agent import accounts, governor, wire
 from gpumon_agent import agent as agents
+from gpumon_agent import governor, wire
+from gpumon_agent.ledger import accounts
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "scenarios"))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ._version import __version__
+from gpumon_agent._version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .agent import phase
-    from .wire import Outlook
+    from gpumon_agent.agent import phase
+    from gpumon_agent.wire import Outlook
 
 __all__ = ["__version__", "on_outlook", "phase", "stop", "watch"]
 
@@ -20,7 +20,7 @@ def watch(model: Any, optimizer: Any = None, *, name: str | None = None) -> None
 
     `name` is what viewers call the job; by default the script's file name. Never raises into training.
     """
-    from .agent import watch as start
+    from gpumon_agent.agent import watch as start
 
     start(model, optimizer, name=name)
 
@@ -32,21 +32,21 @@ def on_outlook(function: Callable[[Outlook], object]) -> None:
     `verdict`, "fits", "tight" or "oom-ahead". What it returns is ignored; what it raises is not: raised there, it ends
     the model's call, and a training loop can skip the batch.
     """
-    from .agent import on_outlook as listen
+    from gpumon_agent.agent import on_outlook as listen
 
     listen(function)
 
 
 def stop() -> None:
     """Take every hook and wrapper out again and close the connection. Training goes on unwatched."""
-    from .agent import stop as end
+    from gpumon_agent.agent import stop as end
 
     end()
 
 
 def __getattr__(name: str) -> Any:
     if name == "phase":  # with gpumon_agent.phase("eval"): …
-        from .agent import phase
+        from gpumon_agent.agent import phase
 
         return phase
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,25 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from . import endpoint, farewell, wire
-from ._version import __version__
-from .control import Control
-from .errands import Errands
-from .governor import Governor
-from .guard import Guard
-from .lastwords import LastWords
-from .launched import launched
-from .outlook import Followed, Outlooks, expandable
-from .phases import Phases, Reader
-from .probe import Probe
-from .publisher import Publisher
-from .recorder import Recorder
+from gpumon_agent import wire
+from gpumon_agent._version import __version__
+from gpumon_agent.forecast.outlook import Followed, Outlooks, expandable
+from gpumon_agent.governor import Governor
+from gpumon_agent.guard import Guard
+from gpumon_agent.launched import launched
+from gpumon_agent.oom.lastwords import LastWords
+from gpumon_agent.probe import Probe
+from gpumon_agent.steps.phases import Phases, Reader
+from gpumon_agent.viewers import endpoint, farewell
+from gpumon_agent.viewers.control import Control
+from gpumon_agent.viewers.errands import Errands
+from gpumon_agent.viewers.publisher import Publisher
+from gpumon_agent.viewers.recorder import Recorder
 
 if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
-    from .probe.cpu import StorageTracker
+    from gpumon_agent.probe.cpu import StorageTracker
 
 _REDESCRIBED_AFTER = (0, 4)  # steps with a model: the first makes optimizer state, by the fifth DDP logged its buckets
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -44,11 +45,11 @@ class Agent:
     """Everything that watches this process. Made by the first `watch()`, or when the shim finds a model."""
 
     def __init__(self, name: str | None = None, *, tracker: StorageTracker | None = None, publish: bool = True) -> None:
-        from . import describe
-        from .accounts import Accounts
-        from .evidence import Evidence
-        from .hooks import Hooks
-        from .wrappers import unwrapped
+        from gpumon_agent.leaks.evidence import Evidence
+        from gpumon_agent.ledger import describe
+        from gpumon_agent.ledger.accounts import Accounts
+        from gpumon_agent.steps.hooks import Hooks
+        from gpumon_agent.steps.wrappers import unwrapped
 
         opened_ns = time.monotonic_ns()
         self.pid = os.getpid()
@@ -63,7 +64,7 @@ class Agent:
         self._tracker = tracker
         self._publishers = int(publish)  # threads of ours
         if tracker is None and os.environ.get("GPUMON_TRACK_CPU") == "1":
-            from .probe.cpu import StorageTracker
+            from gpumon_agent.probe.cpu import StorageTracker
 
             self._tracker = StorageTracker()
             self._tracker.start()
@@ -263,11 +264,11 @@ class Agent:
         probe = self._probes.get(kind)
         if probe is None:
             if kind == "cpu":
-                from .probe.cpu import CpuProbe
+                from gpumon_agent.probe.cpu import CpuProbe
 
                 probe = CpuProbe(self._tracker)
             else:
-                from .probe.accelerator import AcceleratorProbe
+                from gpumon_agent.probe.accelerator import AcceleratorProbe
 
                 probe = AcceleratorProbe(kind)
             self._probes[kind] = probe
@@ -277,8 +278,8 @@ class Agent:
         from torch import _C
 
         if hasattr(_C, "_cuda_memoryStats"):
-            from .peaks import Peaks
-            from .probe.cuda import CudaProbe
+            from gpumon_agent.probe.cuda import CudaProbe
+            from gpumon_agent.probe.peaks import Peaks
 
             peaks = Peaks(bounds=self._bounds, own_threads=self._publishers)
             self._probes["cuda"] = CudaProbe(peaks, self.guard.protect("oom", self._oom))
@@ -534,7 +535,7 @@ def watch(model: Any, optimizer: Any = None, *, name: str | None = None, found: 
 
 
 def stop() -> None:
-    from . import shim
+    from gpumon_agent import shim
 
     shim.end()
     if _agent is not None and _agent.pid == os.getpid():

@@ -1,7 +1,9 @@
-"""The agent's own model of coming batches (gpumon_agent.foresight), fed from a session: what it would have said, and
-why.
+"""The agent's own model of coming batches, fed from a session: what it would have said, and why.
 
-Model and sources: gpumon_agent.foresight and gpumon_agent.needs. Cost: theirs, and a pass over a step's phases.
+Model and sources: gpumon_agent.forecast.foresight and gpumon_agent.forecast.needs.
+Cost. `observe`: theirs, and a pass over a step's phases. A viewer needs the model only where somebody asks: it has
+each step's fragments learnt (`note`: two passes over the phases), and the model from the frame's steps when it is asked
+(`catch_up`).
 Known limitations. A step's shapes come without their micro-batches: they are shared out evenly over its forwards, which
 is wrong where one step runs models with different numbers of inputs.
 """
@@ -12,8 +14,8 @@ from collections.abc import Sequence
 
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
-from gpumon_agent.foresight import Foresight
-from gpumon_agent.outlook import Fragments, judged
+from gpumon_agent.forecast.foresight import Foresight
+from gpumon_agent.forecast.outlook import Fragments, judged
 
 Shape = tuple[int, ...]
 
@@ -24,6 +26,7 @@ class Foreseen:
     def __init__(self) -> None:
         self.foresight = Foresight()
         self.fragments = Fragments(False)
+        self._learnt: int | None = None  # the newest step that `catch_up` has seen
 
     @property
     def changes(self) -> int:
@@ -39,6 +42,24 @@ class Foreseen:
             return False
         self.fragments.learn(here)
         return True
+
+    def note(self, record: StepRecord, here: tuple[wire.Phase, ...]) -> None:
+        """Learns of a closed step only what its allocator could not use; `here`: its phases on the device."""
+        if record.closed is not None and record.whole and record.closed.input_shapes and _ran(here):
+            self.fragments.learn(here)
+
+    def catch_up(self, steps: Sequence[StepRecord], device: int) -> Foreseen:
+        """Has the model learn those of the steps, oldest first, that it has not seen."""
+        known = self._learnt
+        for record in steps:
+            if (known is None or record.step > known) and record.closed is not None and record.whole:
+                here = record.on(device)
+                groups = shared_out(record.closed.input_shapes, here)
+                if groups:
+                    self.foresight.learn(record.step, here, groups)
+        if steps:
+            self._learnt = steps[-1].step
+        return self
 
     def outlook(self, record: StepRecord, device: int, room: int | None) -> wire.Outlook | None:
         """What would have been said as the step's first batch came."""
@@ -62,6 +83,23 @@ class Foreseen:
             self.foresight, closed.step, device, t_ns, groups[0], closed.input_bytes, stood, so_far, room,
             self.fragments,
         )  # fmt: skip
+
+
+def _ran(phases: Sequence[wire.Phase]) -> bool:
+    """Whether a forward ran to its end, with what stood before it known: what the model asks of a step."""
+    stood = False
+    forwards = 0
+    for phase in phases:
+        if phase.allocated is None or phase.allocated_peak is None:
+            return False
+        if phase.phase == wire.FORWARD:
+            if not stood:
+                return False
+            forwards += not phase.flags & wire.ABORTED
+        elif phase.phase == wire.BACKWARD and forwards and phase.flags & wire.ABORTED:
+            forwards -= 1
+        stood = True
+    return forwards > 0
 
 
 def shared_out(shapes: Sequence[Shape], phases: Sequence[wire.Phase]) -> list[Sequence[Shape]]:

@@ -47,22 +47,30 @@ def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:
     start: int | None = None
     latest: int | None = None
     backward_end: int | None = None
+    reserved_peak: int | None = None
+    stranded: int | None = None
     for phase in record.phases:
-        if phase.device != device or phase.allocated is None or phase.allocated_peak is None:
+        if phase.device != device:
             continue
-        if phase.phase == wire.FORWARD and start is None:
-            start = latest if latest is not None else phase.allocated
-        if phase.phase == wire.BACKWARD:
-            backward_end = phase.allocated
-        latest = phase.allocated
-        if phase.phase not in LOADING and phase.allocated_peak > peaks.get(phase.phase, -1):
-            peaks[phase.phase] = phase.allocated_peak
+        split, reserved = phase.inactive_split, phase.reserved_peak
+        if split is not None and (stranded is None or split < stranded):
+            stranded = split
+        if reserved is not None and (reserved_peak is None or reserved > reserved_peak):
+            reserved_peak = reserved
+        name, allocated, peak = phase.phase, phase.allocated, phase.allocated_peak
+        if allocated is None or peak is None:
+            continue
+        if name == wire.FORWARD and start is None:
+            start = latest if latest is not None else allocated
+        if name == wire.BACKWARD:
+            backward_end = allocated
+        latest = allocated
+        if name not in LOADING and peak > peaks.get(name, -1):
+            peaks[name] = peak
     end = ledger.boundary(record, device)
     if start is None or end is None or end.allocated is None or not peaks:
         return None
-    here = [phase for phase in record.phases if phase.device == device]
-    split = [phase.inactive_split for phase in here if phase.inactive_split is not None]
-    tallest = max(peaks, key=lambda name: peaks[name])
+    tallest = max(peaks, key=peaks.__getitem__)
     return StepPeaks(
         step=record.step,
         start=start,
@@ -74,7 +82,7 @@ def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:
         input_shapes=record.closed.input_shapes,
         skipped=record.closed.skipped,
         reserved=end.reserved,
-        reserved_peak=max((p.reserved_peak for p in here if p.reserved_peak is not None), default=None),
-        stranded=min(split, default=0),
+        reserved_peak=reserved_peak,
+        stranded=stranded or 0,
         backward_end=backward_end,
     )

@@ -43,6 +43,10 @@ class Device:
     lasting: wire.Ledger | None = None  # newest sampled ledger at the step's end
     first: list[StepPeaks] = field(default_factory=list)  # what the estimate learns from
     newest: StepPeaks | None = None
+    record: StepRecord | None = None  # the newest that was learnt, and what was found in it:
+    end: wire.Phase | None = None
+    owners: wire.Ledger | None = None  # read there
+    peak: Peak | None = None
     forecaster: Forecaster = field(default_factory=Forecaster)
     read: Read | None = None  # the newest ledger with owners
     composed: Peak | None = None  # the newest peak that was taken apart
@@ -66,8 +70,9 @@ class Device:
 
     def observe(self, record: StepRecord, owners: Owned | None) -> None:
         figures = step_peaks(record, self.index)
-        self.foreseen.observe(record, self.index)
-        self.replays = any(phase.phase == wire.GRAPH_REPLAY for phase in record.phases)
+        here = record.on(self.index)
+        self.foreseen.note(record, here)
+        self.replays = wire.GRAPH_REPLAY in [phase.phase for phase in record.phases]
         if figures is not None:
             self.newest = figures
             if len(self.first) < LEARNING_STEPS and not figures.skipped:
@@ -76,13 +81,14 @@ class Device:
             self.batches.observe(figures)
         self.standing.observe(record, self.index, figures)
         self.read = ledger.read(record, self.index) or self.read
-        peak = ledger.peak(record, self.index)
+        self.peak = peak = ledger.peak(record, self.index)
         if peak is not None and peak.lines is not None:
             self.composed = peak
-        end = ledger.boundary(record, self.index)
+        self.record, self.end, self.owners = record, None, None
+        self.end = end = ledger.boundary(record, self.index)
         if end is None:
             return
-        read = ledger.ledger_of(record, end)
+        self.owners = read = ledger.ledger_of(record, end)
         self.growth.observe(record, end, read)
         if read is not None and read.weights is not None:
             self.lasting = read
@@ -110,22 +116,25 @@ class Rank:
     censuses: deque[wire.Census] = field(default_factory=lambda: deque(maxlen=CENSUSES))
     checkpoints: tuple[wire.Checkpoint, ...] = ()
     ended: bool = False
+    peers: tuple[float, ...] = ()  # the medians of the other ranks of its job
+    peers_of: int = -1  # as of which change of them
     ahead: tuple[wire.Outlook, ...] = ()  # batches that will not fit, when findings were last looked for
     uuids: frozenset[str] = frozenset()  # of the devices its phases are on; empty until the first closed
 
-    def follow(self, rank: RankFrame) -> None:
+    def follow(self, rank: RankFrame) -> bool:
+        """Learns what is new; whether what was known had to be learnt again."""
         if rank.models is not self.models:
             self.models = rank.models
             self.owned = {index: closed_form.owned(rank.models, index) for index in devices(rank)}
         steps = rank.steps
         if not steps or steps[-1] is self.newest:
-            return
+            return False
         known = self.newest
         if known is None or self.first is None or steps[0].step < self.first or steps[-1].step <= known.step:
             self.devices.clear()
-            at = 0
+            again, at = True, 0
         else:
-            at = len(steps)
+            again, at = False, len(steps)
             while at and steps[at - 1].step > known.step:
                 at -= 1
         learnt_from = len(steps) - LEARNT_STEPS
@@ -134,6 +143,7 @@ class Rank:
         for record in steps[max(at, learnt_from) :]:
             self.observe(record)
         self.first, self.newest = steps[0].step, steps[-1]
+        return again
 
     def observe(self, record: StepRecord) -> None:
         for index in {phase.device for phase in record.phases}:

@@ -69,6 +69,8 @@ def boundary(record: StepRecord, device: int) -> wire.Phase | None:
 
 def ledger_of(record: StepRecord, phase: wire.Phase) -> wire.Ledger | None:
     """The owners read as `phase` closed."""
+    if not record.ledgers:
+        return None
     for ledger in reversed(record.ledgers):
         if (
             not ledger.peak
@@ -116,21 +118,22 @@ def lines(
 def peak(record: StepRecord, device: int) -> Peak | None:
     """The step's highest moment on a device: the phase with the largest `allocated_peak` (the first of equals)."""
     highest: wire.Phase | None = None
+    allocated = -1
     for phase in record.phases:
-        if phase.device == device and phase.phase == wire.GRAPH_REPLAY:
-            return None  # the step's highest moment may lie in what nobody saw
-        if phase.device != device or phase.allocated_peak is None:
+        if phase.device != device:
             continue
-        if highest is None or highest.allocated_peak is None or phase.allocated_peak > highest.allocated_peak:
-            highest = phase
-    if highest is None or highest.allocated_peak is None:
+        if phase.phase == wire.GRAPH_REPLAY:
+            return None  # the step's highest moment may lie in what nobody saw
+        if phase.allocated_peak is not None and phase.allocated_peak > allocated:
+            highest, allocated = phase, phase.allocated_peak
+    if highest is None:
         return None
     composition = next((entry for entry in reversed(record.ledgers) if entry.peak and entry.device == device), None)
     return Peak(
         step=record.step,
         phase=highest.phase,
         index=highest.index,
-        allocated=highest.allocated_peak,
+        allocated=allocated,
         lines=None if composition is None else peak_lines(composition),
         module=None if composition is None else composition.module,
     )
@@ -152,6 +155,8 @@ def peak_lines(composition: wire.Ledger) -> Lines:
 
 def read(record: StepRecord, device: int) -> Read | None:
     """The ledger at a step's end if its owners were read; without the driver's lines."""
+    if not record.ledgers:
+        return None
     end = boundary(record, device)
     owners = ledger_of(record, end) if end is not None else None
     found = lines(end, owners) if end is not None and owners is not None else None
@@ -173,7 +178,10 @@ def told(peak: Peak) -> str:
 
 
 def device_of(rank: RankFrame, index: int) -> wire.Device | None:
-    return next((device for device in rank.hello.devices if device.index == index), None)
+    for device in rank.hello.devices:
+        if device.index == index:
+            return device
+    return None
 
 
 def reading_of(host: wire.Host | None, uuid: str | None) -> wire.DeviceReading | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class DeviceReport:
     ledger: Lines | None  # at the end of the newest step's optimizer phase
     ledger_age_s: float | None  # how old the driver's lines in it are
     peak: Peak | None  # of the newest closed step
-    estimate: Estimate | None
+    estimating: Estimate | Callable[[], Estimate | None] | None  # or how it is made
     forecast: Forecast | None
     capacity: int | None  # the device's total
     device_used: int | None  # the driver's figure now, all processes
@@ -172,7 +173,18 @@ class DeviceReport:
     composed: Peak | None = None  # the newest peak that was taken apart
     growth: tuple[Growth, ...] = ()  # of allocated, blocks, unexplained, slack: those that are known
     regimes: tuple[int, ...] = ()  # steps with which peaks were seen to follow another rule, the newest last
-    whatif: tuple[Answer, ...] = ()  # what the usual changes would need, as of some steps ago
+    asking: Callable[[DeviceReport], tuple[Answer, ...]] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """Made when it is asked for: most reports are of ranks that nobody looks at."""
+        made = self.estimating
+        return made if made is None or isinstance(made, Estimate) else made()
+
+    @property
+    def whatif(self) -> tuple[Answer, ...]:
+        """What the usual changes would need, as of some steps ago. Made when it is asked for, as the estimate."""
+        return self.asking(self) if self.asking is not None else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ kept as long as both stay (and no census or checkpoint comes in between).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpumon.analysis import ledger
@@ -15,12 +16,13 @@ from gpumon.analysis.estimate import closed_form
 from gpumon.analysis.estimate.closed_form import Owned
 from gpumon.analysis.findings import Look, retries
 from gpumon.analysis.forecast import Room
-from gpumon.analysis.learnt import Device, Rank
-from gpumon.analysis.lines import DeviceReport, Estimate, Lines, RankReport
+from gpumon.analysis.history import StepPeaks
+from gpumon.analysis.learnt import LEARNT_STEPS, Device, Rank
+from gpumon.analysis.lines import DeviceReport, Estimate, Lines, Peak, RankReport
 from gpumon.analysis.room import available
 from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon_agent import wire
-from gpumon_agent.outlook import expandable
+from gpumon_agent.forecast.outlook import expandable
 
 if TYPE_CHECKING:
     from gpumon.analysis.oom.report import OomReport
@@ -39,6 +41,7 @@ class Reporter:
     def __init__(self) -> None:
         self._ranks: dict[str, Rank] = {}
         self._pids: frozenset[int] | None = frozenset()  # of all ranks; None: to be counted again
+        self._medians = 0  # how often the typical peak of some rank changed
 
     def report(self, frame: Frame) -> tuple[RankReport, ...]:
         """One report a rank, in the frame's order."""
@@ -46,6 +49,7 @@ class Reporter:
         for source in self._ranks.keys() - present:
             del self._ranks[source]
             self._pids = None
+            self._medians += 1
         for rank in frame.ranks:
             self.meet(rank)
         return tuple(self.rank(rank) for rank in frame.ranks)
@@ -63,6 +67,7 @@ class Reporter:
             return state
         state.hello = hello
         self._pids = None
+        self._medians += 1
         state.pid, state.job = hello.pid, hello.run_id or (hello.name if (hello.world_size or 1) > 1 else None)
         state.label, state.host = rank.label, rank.hello.host
         return state
@@ -85,7 +90,7 @@ class Reporter:
             rank.status == "ended",
         )
         if state.report is None or key != state.key:
-            state.follow(rank)
+            self._medians += state.follow(rank)
             state.uuids = frozenset(d.uuid for d in rank.hello.devices if d.uuid and d.index in state.devices)
             state.report = self._state(rank, state)
             state.key = key
@@ -117,12 +122,12 @@ class Reporter:
             return
         described = ledger.device_of(rank, report.device)
         typical = learnt.forecaster.typical_peak()
-        learnt.typical = typical[1] if typical is not None else None
-        peers: list[float] = []
-        if state.job is not None:
-            for other in self._ranks.values():
-                if other is not state and other.job == state.job:
-                    peers += [each.typical for each in other.devices.values() if each.typical is not None]
+        median = typical[1] if typical is not None else None
+        if median != learnt.typical:
+            learnt.typical = median
+            self._medians += 1
+        if state.peers_of != self._medians:
+            state.peers, state.peers_of = self._peers(state), self._medians
         if self._pids is None:
             self._pids = frozenset(other.pid for other in self._ranks.values())
         reading = ledger.reading_of(rank.host, described.uuid if described else None)
@@ -139,7 +144,7 @@ class Reporter:
                 our_pids=self._pids,
                 usually_above=typical[0] if typical is not None else None,
                 typical_peak=learnt.typical,
-                peers_peaks=tuple(peers),
+                peers_peaks=state.peers,
                 retries_before=learnt.retries,
                 elsewhere=self._elsewhere(rank, reading),
                 growth=report.growth,
@@ -153,6 +158,14 @@ class Reporter:
         if again:
             return
         learnt.retries = retries(record, report.device)
+
+    def _peers(self, state: Rank) -> tuple[float, ...]:
+        """The medians of the other ranks of its job."""
+        if state.job is None:
+            return ()
+        others = (other for other in self._ranks.values() if other is not state and other.job == state.job)
+        devices = (device for other in others for device in other.devices.values())
+        return tuple([device.typical for device in devices if device.typical is not None])
 
     def _elsewhere(self, rank: RankFrame, reading: wire.DeviceReading | None) -> dict[int, str]:
         """pid → label of the watched processes of this machine that train on other devices than this one."""
@@ -182,24 +195,23 @@ def report(frame: Frame) -> tuple[RankReport, ...]:
 def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
     learnt = state.devices.get(index)
     record = rank.steps[-1] if rank.steps else rank.open_step
-    end = ledger.boundary(record, index) if record is not None else None
+    end, owners, peak = _found(record, index, learnt)
     driver = ledger.driver_lines(rank, index)
     described = ledger.device_of(rank, index)
     reading = ledger.reading_of(rank.host, described.uuid if described else None)
     lines = None
-    if record is not None and end is not None:
-        owners = ledger.ledger_of(record, end)
+    if end is not None:
         lines = ledger.lines(end, owners, learnt.lasting if learnt else None, driver)
     forecast = None
     if learnt is not None and not learnt.replays:  # no counter sees what runs in a CUDA graph
         forecast = learnt.forecaster.forecast(_room(rank, learnt, driver))
     joined = lines is not None and lines.total is not None and driver is not None and end is not None
-    report = DeviceReport(
+    return DeviceReport(
         device=index,
         ledger=lines,
         ledger_age_s=max(0.0, (rank.unix_ns(end.t_ns) - driver.unix_ns) / 1e9) if joined and driver and end else None,
-        peak=ledger.peak(record, index) if record is not None else None,
-        estimate=_estimate(state.owned.get(index), learnt, lines),
+        peak=peak,
+        estimating=_estimating(state.owned.get(index), learnt, lines),
         forecast=forecast,
         capacity=_capacity(described, reading),
         device_used=_used(reading),
@@ -207,11 +219,23 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
         composed=learnt.composed if learnt else None,
         growth=learnt.growth.growth(forecast.headroom if forecast else None) if learnt else (),
         regimes=tuple(learnt.forecaster.changes) if learnt else (),
+        asking=None if learnt is None or forecast is None else partial(_asked, rank, learnt),
     )
-    return report if learnt is None or forecast is None else replace(report, whatif=_asked(rank, report, learnt))
 
 
-def _asked(rank: RankFrame, report: DeviceReport, learnt: Device) -> tuple[Answer, ...]:
+def _found(
+    record: StepRecord | None, index: int, learnt: Device | None
+) -> tuple[wire.Phase | None, wire.Ledger | None, Peak | None]:
+    """Where a step ends on a device, the owners read there, and its peak: found as it was learnt, if it was."""
+    if record is None:
+        return None, None, None
+    if learnt is not None and learnt.record is record:
+        return learnt.end, learnt.owners, learnt.peak
+    end = ledger.boundary(record, index)
+    return end, ledger.ledger_of(record, end) if end is not None else None, ledger.peak(record, index)
+
+
+def _asked(rank: RankFrame, learnt: Device, report: DeviceReport) -> tuple[Answer, ...]:
     """What the usual changes would need: asked again now and then, for it looks at many steps."""
     newest = rank.steps[-1].step if rank.steps else 0
     if newest < WHATIF_FROM:
@@ -220,7 +244,8 @@ def _asked(rank: RankFrame, report: DeviceReport, learnt: Device) -> tuple[Answe
         from gpumon.analysis.whatif import SHORT, answer
 
         learnt.asked_at = newest
-        learnt.whatif = tuple(answer(rank, report, learnt.foreseen, SHORT, steps=WHATIF_STEPS))
+        foreseen = learnt.foreseen.catch_up(rank.steps[-LEARNT_STEPS:], learnt.index)
+        learnt.whatif = tuple(answer(rank, report, foreseen, SHORT, steps=WHATIF_STEPS))
     return learnt.whatif
 
 
@@ -233,13 +258,26 @@ def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...]) -> OomReport | None
     return of_rank(rank, next((f.bytes_per_step for f in here if f.growth == "kept"), None))
 
 
-def _estimate(owners: Owned | None, learnt: Device | None, lines: Lines | None) -> Estimate | None:
+@dataclass(frozen=True, slots=True)
+class _Estimating:
+    """What an estimate is made from, once somebody asks for it."""
+
+    owners: Owned
+    first: tuple[StepPeaks, ...] | None
+    input_bytes: int | None
+    lines: Lines | None
+
+    def __call__(self) -> Estimate:
+        owners = closed_form.calibrated(self.owners, self.lines)
+        shown = closed_form.learn(self.first, owners, self.input_bytes) if self.first is not None else None
+        return closed_form.estimate(owners, shown, self.lines)
+
+
+def _estimating(owners: Owned | None, learnt: Device | None, lines: Lines | None) -> _Estimating | None:
     if owners is None:
         return None
-    owners = closed_form.calibrated(owners, lines)
     size = learnt.newest.input_bytes if learnt is not None and learnt.newest is not None else None
-    shown = closed_form.learn(learnt.first, owners, size) if learnt is not None else None
-    return closed_form.estimate(owners, shown, lines)
+    return _Estimating(owners, tuple(learnt.first) if learnt is not None else None, size, lines)
 
 
 def _room(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None) -> Room | None:

@@ -12,7 +12,8 @@ SAME_RATE_TOLERANCE = 0.05
 
 def upwards(points: list[tuple[float, float]]) -> Trend | None:
     """The trend, if it is one: significant, or the very same rate in each of the newest steps."""
-    if all(y == points[0][1] for _, y in points):
+    values = [y for _, y in points]
+    if values.count(values[0]) == len(values):
         return None
     trend = theil_sen(points)
     if trend is None or trend.slope < TREND_BYTES_PER_STEP:
@@ -31,6 +32,8 @@ def level(values: list[float]) -> float:
 
 def over_batch(points: list[tuple[float, float]]) -> Line:
     """A phase's excess over the multiple of the usual batch: through the origin where all batches were alike."""
+    if points.count(points[0]) == len(points):
+        return Line(0.0, float(points[0][1]))
     line = resistant_line(points)
     usual = median([size for size, _ in points])
     if line is not None and line.slope > 0 and line.intercept >= 0:

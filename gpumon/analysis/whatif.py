@@ -6,7 +6,7 @@ the optimizer's gradients, temporaries and rest. A change scales or removes part
 
     forward = S + f        backward = S + f + d        optimizer = S + gradients + temporaries + rest
 
-Batch and sequence scale f and d by what was learnt of the run's batches (gpumon_agent.needs) where those differed;
+Batch and sequence scale f and d by what was learnt of the run's batches (the agent's needs) where those differed;
 where all were alike f is taken in proportion (a length up to its square), and d lies between standing still and growing
 with it. Each figure is a span: low, expected, high. What was not measured and cannot be derived is said, not guessed.
 Source. The phases of a step as in gpumon.analysis.estimate.closed_form; ZeRO: Rajbhandari et al. 2020.
@@ -28,7 +28,7 @@ from gpumon.analysis.layers import Layer, trees
 from gpumon.analysis.lines import DeviceReport
 from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
-from gpumon_agent.needs import features
+from gpumon_agent.forecast.needs import features
 
 STEPS = 256
 SETTLED = 2  # the first step has no optimizer state, the second new buckets

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpumon.link import Job
     from gpumon.tui.app import MonitorApp, Options
     from gpumon.tui.feed import Choice
-    from gpumon_agent.endpoint import Descriptor
+    from gpumon_agent.viewers.endpoint import Descriptor
 
 NO_TERMINAL = "this is not a terminal, and the screen needs one; use --json or --once"
 WAIT_LOOK_S = 0.25

@@ -17,8 +17,10 @@ from typing import Any, Literal
 import click
 
 from gpumon.host import read_driver
-from gpumon_agent import blackbox, endpoint, wire
+from gpumon_agent import wire
 from gpumon_agent._version import __version__
+from gpumon_agent.oom import blackbox
+from gpumon_agent.viewers import endpoint
 
 OLDEST_TORCH = (2, 4)
 IMPORT_PATIENCE_S = 120.0

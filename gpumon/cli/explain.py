@@ -108,7 +108,7 @@ def _of_text(text: str, known: Known, otherwise: str) -> OomReport:
 
 def _of_disk() -> OomReport:
     from gpumon.analysis.oom.live import of_file
-    from gpumon_agent import blackbox
+    from gpumon_agent.oom import blackbox
 
     found = blackbox.newest()
     if found is None:

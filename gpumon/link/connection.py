@@ -11,7 +11,7 @@ from typing import Protocol
 import zmq
 
 from gpumon_agent import wire
-from gpumon_agent.endpoint import Descriptor
+from gpumon_agent.viewers.endpoint import Descriptor
 from gpumon_agent.wire import Received
 
 from . import discovery

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import zmq
 
-from gpumon_agent import endpoint, wire
-from gpumon_agent.endpoint import Descriptor
+from gpumon_agent import wire
+from gpumon_agent.viewers import endpoint
+from gpumon_agent.viewers.endpoint import Descriptor
 from gpumon_agent.wire import Received
 
 from . import discovery

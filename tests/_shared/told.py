@@ -57,7 +57,8 @@ def findings(messages: Iterator[wire.Received]) -> tuple[tuple[Finding, ...], di
 
 def _tell(out: str, script: str, *args: str) -> None:
     from gpumon_agent import agent as agents
-    from gpumon_agent import find, shim, wire
+    from gpumon_agent import shim, wire
+    from gpumon_agent.steps import find
 
     agent = agents._agent = agents.Agent(publish=False)
     said: list[tuple[int, wire.Event]] = []

@@ -14,7 +14,8 @@ from torch import nn
 
 import gpumon_agent
 from gpumon_agent import agent as agents
-from gpumon_agent import blocks, wire
+from gpumon_agent import wire
+from gpumon_agent.viewers import blocks
 
 
 class Trainer:

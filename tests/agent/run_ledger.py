@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 
 from gpumon_agent import agent as agents
-from gpumon_agent import find, shim, wire
+from gpumon_agent import shim, wire
+from gpumon_agent.steps import find
 
 WALKED = ("forward", "backward", "optimizer")
 

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from gpumon_agent import agent as agents
-from gpumon_agent import find, shim, wire
+from gpumon_agent import shim, wire
+from gpumon_agent.steps import find
 
 
 def main(out: str, script: str, *args: str) -> None:

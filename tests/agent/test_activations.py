@@ -13,10 +13,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from gpumon_agent import saving, wire
-from gpumon_agent.activations import Activations
-from gpumon_agent.graph import Places, TooLarge, Walk
-from gpumon_agent.saving import READABLE
+from gpumon_agent import wire
+from gpumon_agent.ledger import saving
+from gpumon_agent.ledger.activations import Activations
+from gpumon_agent.ledger.graph import Places, TooLarge, Walk
+from gpumon_agent.ledger.saving import READABLE
 
 pytestmark = pytest.mark.skipif(not READABLE, reason="this torch does not let its saved tensors be read")
 ASKS = pytest.mark.skipif(
@@ -174,7 +175,7 @@ def test_a_walk_without_time_leaves_what_it_learnt_to_the_next(monkeypatch: pyte
     expected = Counter((place, tensor.shape) for tensor, place in Walk([model(torch.randn(2, 4))], places).saved)
     places.plans.clear()
     clock = iter(range(10_000))
-    monkeypatch.setattr("gpumon_agent.graph.thread_time_ns", lambda: next(clock))
+    monkeypatch.setattr("gpumon_agent.ledger.graph.thread_time_ns", lambda: next(clock))
     learnt: list[bool] = []
     for _ in range(10):
         try:
@@ -221,7 +222,7 @@ def test_walks_that_take_too_long_are_rested_from_and_come_back(monkeypatch: pyt
                 raise TooLarge(learns=False)
             super().__init__(*args, **kwargs)
 
-    monkeypatch.setattr("gpumon_agent.activations.Walk", Slow)
+    monkeypatch.setattr("gpumon_agent.ledger.activations.Walk", Slow)
     told: list[str] = []
     activations = Activations(Places, told.append, limited=True)
     output = nn.Linear(4, 4)(torch.randn(2, 4))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpumon_agent import callers
+from gpumon_agent.ledger import callers
 
 
 def here(call: Any, *args: Any) -> Any:

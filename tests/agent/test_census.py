@@ -15,7 +15,7 @@ import zoo
 
 from gpumon_agent import agent as agents
 from gpumon_agent import wire
-from gpumon_agent.census import ROUNDS
+from gpumon_agent.leaks.census import ROUNDS
 
 
 def census_of(watch: Any, step: Any, times: int = 5_000) -> wire.Census:
@@ -46,7 +46,7 @@ def census_of(watch: Any, step: Any, times: int = 5_000) -> wire.Census:
 
 
 def test_every_way_of_keeping_tensors_is_named(watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpumon_agent.census.SLICE_NS", 100_000_000)
+    monkeypatch.setattr("gpumon_agent.leaks.census.SLICE_NS", 100_000_000)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
     optimizer = torch.optim.AdamW(model.parameters())
     watch(model, optimizer)
@@ -74,8 +74,8 @@ def test_every_way_of_keeping_tensors_is_named(watch: Any, monkeypatch: pytest.M
 
 def test_it_keeps_nothing_alive(watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors go at once when the script lets go of them, wherever the census stands: between any two slices."""
-    monkeypatch.setattr("gpumon_agent.census.SLICE_NS", 60_000)
-    monkeypatch.setattr("gpumon_agent.census.ROUNDS", ROUNDS[:2])
+    monkeypatch.setattr("gpumon_agent.leaks.census.SLICE_NS", 60_000)
+    monkeypatch.setattr("gpumon_agent.leaks.census.ROUNDS", ROUNDS[:2])
     kept: list[int] = []
     inside: list[int] = []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpumon_agent.composition import Block, compose
+from gpumon_agent.ledger.composition import Block, compose
 
 
 def events(*told: tuple[str, int, int]) -> list[dict[str, Any]]:

@@ -19,7 +19,8 @@ import pytest
 from gpumon import link
 from gpumon.analysis.blocks import allocator
 from gpumon.session.store import SessionStore
-from gpumon_agent import blackbox, wire
+from gpumon_agent import wire
+from gpumon_agent.oom import blackbox
 
 SCRIPT = Path(__file__).with_name("asked.py")
 READ_BY_THE_PAGE = {
@@ -195,7 +196,7 @@ def _what_is_dear(watched: Watched) -> None:
 
 
 def test_nothing_is_written_where_reports_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpumon_agent.snapshots import Written
+    from gpumon_agent.viewers.snapshots import Written
 
     monkeypatch.setenv(blackbox.VARIABLE, "off")
     written = Written(blackbox.BlackBox())

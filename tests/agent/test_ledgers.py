@@ -17,7 +17,7 @@ from gpumon import virtual_gpu as vgpu
 from gpumon.analysis import ledger
 from gpumon.analysis.lines import OWNERS
 from gpumon_agent import wire
-from gpumon_agent.saving import READABLE
+from gpumon_agent.ledger.saving import READABLE
 
 RUNNER = "../agent/run_ledger"
 AT_BOUNDARIES = 0.001  # of allocated

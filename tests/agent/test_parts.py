@@ -13,7 +13,7 @@ import pytest
 from gpumon_agent import wire
 from gpumon_agent.governor import Governor
 from gpumon_agent.guard import FAILURES_MAX, Guard
-from gpumon_agent.recorder import Recorder
+from gpumon_agent.viewers.recorder import Recorder
 
 
 def notice(text: str = "") -> wire.Notice:
@@ -171,7 +171,7 @@ except SystemExit as error:
 def test_the_last_words_name_the_reason(ending: str, reason: str | None, detail: str | None, code: int) -> None:
     script = f"""
 import os, sys
-from gpumon_agent.farewell import Farewell
+from gpumon_agent.viewers.farewell import Farewell
 def said(*words):
     print(*words, sep="|", file=sys.stderr)
 farewell = Farewell(said)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from gpumon_agent.suspicion import PAUSE_STEPS, Suspicion
+from gpumon_agent.leaks.suspicion import PAUSE_STEPS, Suspicion
 
 BLOCK = 512
 MIB = 1 << 20

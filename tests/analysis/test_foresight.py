@@ -10,8 +10,8 @@ import pytest
 from synthetic import GIB, MIB
 
 from gpumon_agent import wire
-from gpumon_agent.foresight import Foresight
-from gpumon_agent.outlook import Fragments, Outlooks, judged, verdict
+from gpumon_agent.forecast.foresight import Foresight
+from gpumon_agent.forecast.outlook import Fragments, Outlooks, judged, verdict
 
 WEIGHTS, STATE = 100 * MIB, 200 * MIB
 Shape = tuple[int, ...]

@@ -7,9 +7,10 @@ import sys
 import threading
 import time
 
-from gpumon_agent import endpoint, wire
-from gpumon_agent.publisher import Publisher
-from gpumon_agent.recorder import Recorder
+from gpumon_agent import wire
+from gpumon_agent.viewers import endpoint
+from gpumon_agent.viewers.publisher import Publisher
+from gpumon_agent.viewers.recorder import Recorder
 
 STEPS_A_SECOND = 10
 MIB = 1 << 20

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gpumon_agent import agent as agents
-from gpumon_agent import find, shim
+from gpumon_agent import shim
+from gpumon_agent.steps import find
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 

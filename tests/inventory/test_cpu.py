@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpumon_agent.inventory import Inventory
+from gpumon_agent.ledger.inventory import Inventory
 from gpumon_agent.probe.cpu import CpuProbe, StorageTracker, resident_bytes
 
 

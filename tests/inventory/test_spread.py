@@ -22,8 +22,8 @@ def rank_of_many() -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
     from torch.nn.parallel import DistributedDataParallel
 
-    from gpumon_agent import describe
-    from gpumon_agent.inventory import Inventory
+    from gpumon_agent.ledger import describe
+    from gpumon_agent.ledger.inventory import Inventory
 
     warnings.simplefilter("ignore")
     device = torch.device("cuda", 0)

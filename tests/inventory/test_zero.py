@@ -26,7 +26,7 @@ def rank_of_eight(stage: int) -> None:
     dist.init_process_group("nccl", rank=0, world_size=8, store=dist.HashStore())
     import deepspeed
 
-    from gpumon_agent import describe
+    from gpumon_agent.ledger import describe
 
     network = nn.Sequential(*(nn.Sequential(nn.Linear(512, 2048), nn.Linear(2048, 512)) for _ in range(6)))
     optimizer = torch.optim.AdamW(network.parameters())

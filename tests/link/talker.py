@@ -13,10 +13,11 @@ import threading
 import time
 from pathlib import Path
 
-from gpumon_agent import endpoint, wire
-from gpumon_agent.control import Control
-from gpumon_agent.publisher import Publisher
-from gpumon_agent.recorder import Recorder
+from gpumon_agent import wire
+from gpumon_agent.viewers import endpoint
+from gpumon_agent.viewers.control import Control
+from gpumon_agent.viewers.publisher import Publisher
+from gpumon_agent.viewers.recorder import Recorder
 
 GIB = 1 << 30
 

@@ -20,7 +20,8 @@ import pytest
 import zmq
 
 from gpumon import link
-from gpumon_agent import endpoint, wire
+from gpumon_agent import wire
+from gpumon_agent.viewers import endpoint
 from gpumon_agent.wire import Received
 
 Start = Callable[..., Any]

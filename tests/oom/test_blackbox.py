@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpumon_agent import blackbox
-from gpumon_agent.blackbox import BlackBox, Parameter, Report
+from gpumon_agent.oom import blackbox
+from gpumon_agent.oom.blackbox import BlackBox, Parameter, Report
 
 REPORT = Report(
     version=blackbox.VERSION, unix=1_700_000_000.0, host="here", pid=4711, rank=3, name="train.py", argv=("train.py",),
@@ -83,7 +83,7 @@ def test_a_stack_beyond_reason_goes_before_the_figures(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_sentence_and_leaves_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpumon_agent.blackbox.os.rename", _full)
+    monkeypatch.setattr("gpumon_agent.oom.blackbox.os.rename", _full)
     path, problem = box(tmp_path).write(REPORT)
     assert path is None
     assert problem == f"no report of the out-of-memory in {tmp_path}: No space left on device"

@@ -18,7 +18,7 @@ from gpumon.analysis.oom.explaining import Known, explain
 from gpumon.analysis.oom.report import OomReport
 from gpumon.analysis.oom.weighing import Growth
 from gpumon.analysis.oom.words import text
-from gpumon_agent.blackbox import shown
+from gpumon_agent.oom.blackbox import shown
 
 DATA = Path(__file__).parents[1] / "data"
 GIB = 1 << 30

@@ -12,7 +12,8 @@ import pytest
 from synthetic import Run, rank_of
 
 from gpumon.analysis.oom.live import of_rank
-from gpumon_agent import blackbox, wire
+from gpumon_agent import wire
+from gpumon_agent.oom import blackbox
 
 from .conftest import SCENARIO, Place
 

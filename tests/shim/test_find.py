@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from gpumon_agent import find  # noqa: E402 (it imports torch)
+from gpumon_agent.steps import find  # noqa: E402 (it imports torch)
 
 
 class Seen:

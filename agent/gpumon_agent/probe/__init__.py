@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from ..wire import Device
+from gpumon_agent.wire import Device
 
 
 class Reading(NamedTuple):

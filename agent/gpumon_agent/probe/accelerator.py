@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..wire import BOUND, Device
-from . import Reading
+from gpumon_agent.probe import Reading
+from gpumon_agent.wire import BOUND, Device
 
 
 class AcceleratorProbe:

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..wire import Device
-from . import Reading
+from gpumon_agent.probe import Reading
+from gpumon_agent.wire import Device
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _RESIDENT = 1  # the field's position in /proc/PID/statm
@@ -102,7 +102,7 @@ class StorageTracker:
         from torch.utils._python_dispatch import TorchDispatchMode
         from torch.utils.data import _utils
 
-        from ..storages import plain
+        from gpumon_agent.ledger.storages import plain
 
         self._tensor, self._plain = Tensor, plain
         see = self._see

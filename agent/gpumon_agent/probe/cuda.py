@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..peaks import Peaks
-from ..wire import Device
+from gpumon_agent.probe.peaks import Peaks
+from gpumon_agent.wire import Device
 
 Oom = Callable[[int, int, int, int], None]
 """device, requested bytes, the device's total, its free bytes"""

@@ -10,15 +10,15 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from ..guard import Guard
+from gpumon_agent.guard import Guard
 
 if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
-    from ..agent import Agent
-    from ..find import Finder
-    from ..probe.cpu import StorageTracker
+    from gpumon_agent.agent import Agent
+    from gpumon_agent.probe.cpu import StorageTracker
+    from gpumon_agent.steps.find import Finder
 
 
 _trackers: list[StorageTracker] = []
@@ -36,7 +36,7 @@ def end() -> None:
         _finders.pop().uninstall()
     while _trackers:
         _trackers.pop().stop()
-    loads = sys.modules.get("gpumon_agent.loads")
+    loads = sys.modules.get("gpumon_agent.leaks.loads")
     if loads is not None:
         loads.uninstall()
 
@@ -44,11 +44,12 @@ def end() -> None:
 def _begin() -> None:
     from torch import cuda
 
-    from .. import find, loads
+    from gpumon_agent.leaks import loads
+    from gpumon_agent.steps import find
 
     loads.install()
     if os.environ.get("GPUMON_TRACK_CPU") == "1":
-        from ..probe.cpu import StorageTracker
+        from gpumon_agent.probe.cpu import StorageTracker
 
         _trackers.append(StorageTracker())
         _trackers[0].start()  # now, not with the agent: what is made before it starts is not seen
@@ -59,7 +60,7 @@ def _begin() -> None:
 
 def safetensors() -> None:
     """`import safetensors.torch` is complete."""
-    from .. import loads
+    from gpumon_agent.leaks import loads
 
     if _finders:
         Guard(lambda text: None).protect("shim", loads.install().wrap_safetensors)()
@@ -78,7 +79,7 @@ def _is_loader_worker() -> bool:
 
 
 def _agent() -> Agent:
-    from .. import agent  # zmq and msgspec are imported here, not in every process that has torch
+    from gpumon_agent import agent  # zmq and msgspec are imported here, not in every process that has torch
 
     return agent.running(tracker=_trackers[0] if _trackers else None)
 

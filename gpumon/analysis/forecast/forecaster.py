@@ -24,7 +24,7 @@ Cost. `observe` and `forecast` look at a few newest steps; every eighth step tre
 most 32 and `WINDOW` points. Memory is constant. benchmarks/session.py measures both.
 
 Known limitations. Excess over the bytes of a batch is taken as a line: what follows its shapes, attention's square too,
-is foreseen once they are known (gpumon_agent.foresight). `max_batch_factor` scales all of a phase's excess, gradients
+is foreseen once they are known (the agent's foresight). `max_batch_factor` scales all of a phase's excess, gradients
 included, when all batches had the same size: it is a lower bound then.
 """
 
@@ -216,18 +216,23 @@ class Forecaster:
         if period is not None:
             before = self._window[-period]
             return _Point(before.peak + slope * period, before.peak_phase)
-        recent = [self._window[at] for at in range(-min(LEVEL_STEPS, len(self._window)), 0)]
+        window = self._window
+        steps = min(LEVEL_STEPS, len(window))
         if self._peak_trend is not None and input_bytes is None:
             slope = self._peak_trend.slope
-            peaks = [s.peak - slope * (s.step - newest.step) for s in recent]
+            peaks = [s.peak - slope * (s.step - newest.step) for s in (window[at] for at in range(-steps, 0))]
             return _Point(level(peaks) + slope, newest.peak_phase)
-        start = level([s.start - slope * (s.step - newest.step) for s in recent]) + slope
-        end = level([s.end - slope * (s.step - newest.step) for s in recent]) + slope
+        if not slope and steps > 2 and _stood(newest, window[-2]) and _stood(newest, window[-3]):
+            start, end = float(newest.start), float(newest.end)
+        else:
+            recent = [window[at] for at in range(-steps, 0)]
+            start = level([s.start - slope * (s.step - newest.step) for s in recent]) + slope
+            end = level([s.end - slope * (s.step - newest.step) for s in recent]) + slope
         if self._seen == 1 and gradient_bytes is not None:  # what the first step leaves to the second
             start = max(start, end - gradient_bytes)
         best = _Point(0.0, newest.peak_phase)
         for name in self._phases:
-            excess = self._excess(name, len(recent), input_bytes)
+            excess = self._excess(name, steps, input_bytes)
             anchor = end if name in END_ANCHORED else start
             if excess is not None and anchor + excess > best.peak:
                 best = _Point(anchor + excess, name)
@@ -252,6 +257,11 @@ class Forecaster:
     def _excess(self, name: str, steps: int, input_bytes: int | None) -> float | None:
         """None for a phase that is not due: one that comes every so many steps, or that fewer than half had."""
         series = self._phases[name]
+        if input_bytes is None and len(series) >= LEVEL_STEPS:
+            newest = series[-1].bytes
+            in_each = series[-LEVEL_STEPS].seen == self._seen - LEVEL_STEPS + 1
+            if in_each and newest == series[-2].bytes == series[-3].bytes:
+                return newest
         due = self._due(series)
         if due is not None:
             return level([series[-1].bytes, series[-2].bytes]) if due else None
@@ -373,3 +383,8 @@ class Forecaster:
             (usable - newest.start - line.intercept) / line.slope for line in self._batch.values() if line.slope > 0
         ]
         return max(0.0, math.floor(100 * min(factors)) / 100) if factors else None
+
+
+def _stood(newer: StepPeaks, older: StepPeaks) -> bool:
+    """Whether both began and ended with the same bytes."""
+    return newer.start == older.start and newer.end == older.end

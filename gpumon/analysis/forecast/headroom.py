@@ -1,7 +1,7 @@
 """What is left above a forecast before an allocation fails, how many steps that lasts, and how likely it is too little.
 
 Model. Headroom = what the process can have (reserved + free, by the driver; no more than a fraction that the user set)
-− the next peak − what the allocator will hold reserved then and cannot use. That last figure (gpumon_agent.outlook.
+− the next peak − what the allocator will hold reserved then and cannot use. That last figure (the agent's
 Fragments) is at most reserved − allocated at a peak, for it fitted into that, and it is that very figure once the
 allocator had to give its cache back; with expandable segments it is nothing. Steps to OOM: headroom over what the peak
 grows by a step, and what other processes take meanwhile.

@@ -16,7 +16,7 @@ from gpumon.analysis.oom.walk import RECIPES, WAYS_IN_WORDS, Recipe, first_step,
 from gpumon.analysis.oom.weighing import Growth, weigh
 from gpumon.analysis.oom.wording import Message
 from gpumon_agent import wire
-from gpumon_agent.blackbox import shown
+from gpumon_agent.oom.blackbox import shown
 
 DEFAULT_OPTIMIZER = "adamw"
 """Assumed, and said to be, where a model is given and no optimizer."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from gpumon.analysis.oom.figures import Figure, known
 from gpumon.analysis.oom.wording import Message
-from gpumon_agent.blackbox import shown
+from gpumon_agent.oom.blackbox import shown
 
 CONTEXT_MAX = 2 << 30
 """A CUDA context with its libraries takes 0.3 to 1.8 GiB; more than this outside PyTorch is not ours alone."""

@@ -1,0 +1,1 @@
+"""Whether the batch that comes will fit."""

@@ -1,0 +1,313 @@
+"""What one device's next peak will be, as a batch of known shapes comes: a phase's needs put on what already stands.
+
+Model. A batch finds `start` bytes allocated. Its forward peaks at start + its excess, its backward at that plus a
+difference; both follow the batch (see needs). Later micro-batches of a step begin with the gradients of the
+earlier ones: they have needs of their own. What runs after them (optimizer, clipping, a user's phase) has an excess
+over the step's start: the value of a round before where the last two rounds of up to `PERIOD` steps were alike
+(optimizers in turn, an evaluation, a checkpoint every so many steps), else the middle of the recent ones where at least
+half of the recent steps had that phase. The forecast is the highest of them, and what the step has seen already.
+
+A residual far outside its interval widens the next interval at once; a second one on the same side is another regime:
+what was learnt goes, and the interval is as wide as in the first steps.
+
+Two of these exist: in the agent, fed by its publisher's thread, and in the viewer. Cost: see needs; a step of
+known shapes and known figures takes no update at all. Memory is constant.
+
+Known limitations. The first step says nothing of the second's optimizer state: it is forgotten. Of several
+micro-batches only the one that comes is known; later ones are taken to be like it where the newest step's were, else as
+high as usual.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from gpumon_agent.forecast.needs import AFTER, BEYOND, FIRST_WIDTH, KNOWN, Features, Needs, Residuals, Shapes, features
+from gpumon_agent.wire import ABORTED, BACKWARD, FORWARD, LOAD, Phase
+
+PERIOD = 64  # steps of a round that is still recognized
+ROUNDS = 2
+LABELS_MAX = 32  # names a user gives to phases may be endless
+KINDS_MAX = 16  # models in turn, micro-batches
+RECENT = 9
+SURPRISE = 0.01  # of the peak: less is none
+ENOUGH_BATCHES = 4  # different ones, before what a new one needed tells how well others are foreseen
+FEW_APART, BEYOND_APART = 0.25, 0.1  # share of what is beyond the largest batch known, to each side: with few known
+_LATER = "\0later"  # no phase is called so
+_ALIKE = 0.001
+
+Kind = tuple[bool, tuple[int, ...]]
+"""a later micro-batch of its step; how many dimensions each of its inputs has"""
+
+
+class _Batch:
+    """One forward of a step and the backward after it."""
+
+    __slots__ = ("backward", "features", "forward", "kind", "start")
+
+    def __init__(self, start: int, forward: int, kind: Kind, batch: Features) -> None:
+        self.start, self.forward, self.kind, self.features = start, forward, kind, batch
+        self.backward: int | None = None
+
+
+class _Kind:
+    """What is known of batches of one kind."""
+
+    __slots__ = ("backward", "direct", "forward", "more", "offset", "seen_at")
+
+    def __init__(self) -> None:
+        self.forward = Needs()
+        self.backward: Needs | None = None
+        self.direct = False  # enough batches differed to foresee backward by itself
+        self.more = Needs(fixed=True)  # what backward needs beyond forward: until enough batches differed
+        self.offset = 0.0  # of its start above the step's
+        self.seen_at = 0
+
+    def at(self, batch: Features) -> tuple[float, str]:
+        if self.direct and self.backward is not None:
+            forward, backward = self.forward.at(batch), self.backward.at(batch)
+            return (backward, BACKWARD) if backward > forward else (forward, FORWARD)
+        forward, later = self.both(batch)
+        return (later, BACKWARD) if later is not None and later > forward else (forward, FORWARD)
+
+    def both(self, batch: Features) -> tuple[float, float | None]:
+        forward, backward = self.forward.at(batch), self.backward
+        if backward is None:
+            return forward, None
+        if not self.direct and backward.sort_of(batch) != KNOWN:
+            return forward, forward + self.more.at(batch)
+        return forward, backward.at(batch)
+
+
+class Foresight:
+    """One device of one process."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._began = 0  # at which of them the regime began
+        self.changed = 0  # how often another regime was seen to begin
+        self.changes: deque[int] = deque(maxlen=16)
+        """steps at which another regime was seen to begin"""
+        self.residuals = (Residuals(), Residuals(), Residuals(), Residuals())
+        self.start: int | None = None  # of the newest step
+        self._kinds: dict[Kind, _Kind] = {}
+        self._after: dict[str, deque[tuple[int, int]]] = {}  # at which step, above the step's start
+        self._rest: tuple[float, str] | None = None  # highest of what follows the batches, above the step's start
+        self._surprise: float | None = None
+        self._later: float | None = None  # what the next step's later micro-batches are expected to need, likewise
+        self._later_alike = False  # the newest step's micro-batches were all alike
+
+    # -------------------------------------------------------------------------------------------------- predicting
+
+    def peak(self, batch: Features, kind: Kind, start: int, first: int | None = None) -> tuple[int, str, int] | None:
+        """(peak of the step from here on, its phase, sort of batch). `first`: where a later one's step started."""
+        known = self._kinds.get(kind)
+        if known is None:
+            return None
+        begun = start if first is None else first
+        excess, phase = known.at(batch)
+        peak = start + excess
+        sort = known.forward.sort_of(batch)
+        rest = self._rest
+        if rest is not None and begun + rest[0] > peak:
+            peak, phase, sort = begun + rest[0], rest[1], AFTER
+        if first is None:
+            later = self._later_peak(batch, kind)
+            if later is not None and begun + later[0] > peak:
+                peak, phase, sort = begun + later[0], BACKWARD, later[1] if later[1] is not None else sort
+        return max(0, round(peak)), phase, sort
+
+    def _later_peak(self, batch: Features, kind: Kind) -> tuple[float, int | None] | None:
+        """Of a step's later micro-batches, above its start: like the first one where they were, else as usual."""
+        if self._later_alike:
+            like = self._kinds.get((True, kind[1]))
+            if like is not None:
+                return like.offset + like.at(batch)[0], None
+        return None if self._later is None else (self._later, AFTER)
+
+    def interval(self, peak: int, sort: int, batch: Features, kind: Kind) -> tuple[int, int]:
+        """95 % of such batches peak in here."""
+        residuals = self.residuals[sort]
+        below, above = residuals.below, residuals.above
+        if sort == BEYOND:  # the further beyond, the less is known
+            needs = self._kinds[kind].forward
+            largest = needs.largest()
+            if largest is not None and batch[0] > largest[0]:
+                excess = needs.at(batch) / max(peak, 1)
+                apart = (1 - largest[0] / batch[0]) * excess * (FEW_APART if needs.batches < 3 else BEYOND_APART)
+                below, above = below - apart, above + apart
+        surprise = self._surprise
+        if surprise is not None:
+            below, above = min(below, surprise), max(above, surprise)
+        return max(0, int(peak * (1 + below))), int(peak * (1 + above)) + 1
+
+    # ---------------------------------------------------------------------------------------------------- learning
+
+    def learn(self, step: int, phases: Sequence[Phase], groups: Sequence[Shapes]) -> bool:
+        """One closed step's phases on this device, in order; shapes forward by forward. False: it could not be read."""
+        batches: list[_Batch] = []
+        after: dict[str, int] = {}
+        stood: int | None = None
+        before = forwards = 0
+        for phase in phases:
+            peak, name = phase.allocated_peak, phase.phase
+            if peak is None or phase.allocated is None:
+                return False
+            if name == FORWARD:
+                at, forwards = forwards, forwards + 1
+                if stood is None or at >= len(groups):
+                    return False
+                if phase.flags & ABORTED:
+                    stood = phase.allocated
+                    continue
+                batch = features(groups[at])
+                if batch is None:
+                    return False
+                batches.append(_Batch(stood, peak, (bool(batches), tuple(map(len, groups[at]))), batch))
+            elif name == BACKWARD and batches and phase.flags & ABORTED:
+                batches.pop()  # given up: memory ran out, say, and the script went on
+            elif name == BACKWARD and batches:
+                batches[-1].backward = max(peak, batches[-1].backward or 0)
+            elif batches and phase.index == 0:
+                after[name] = peak
+            elif batches:
+                after[name] = max(peak, after.get(name, 0))
+            elif name != LOAD:
+                before = max(before, peak)
+            stood = phase.allocated
+        if not batches:
+            return False
+        first = batches[0]
+        self.start = first.start
+        if self.steps == 1:
+            self._forget()  # in the second step there is optimizer state, and buckets were made anew
+        self._score(step, first, batches, after)
+        self.steps += 1
+        for each in batches:
+            self._learn_batch(each, first.start)
+        self._later_alike = len(batches) > 1 and all(
+            each.features == first.features and each.kind[1] == first.kind[1] for each in batches
+        )
+        if len(batches) > 1:
+            after[_LATER] = max(max(each.forward, each.backward or 0) for each in batches[1:])
+        self._learn_after(after, first.start)
+        return True
+
+    def _learn_batch(self, batch: _Batch, start: int) -> None:
+        known = self._kinds.get(batch.kind)
+        if known is None:
+            if len(self._kinds) >= KINDS_MAX:
+                del self._kinds[min(self._kinds, key=lambda kind: self._kinds[kind].seen_at)]
+            known = self._kinds[batch.kind] = _Kind()
+        excess = batch.forward - batch.start
+        known.forward.learn(batch.features, excess)
+        if batch.backward is not None:
+            if known.backward is None:
+                known.backward = Needs()
+            known.backward.learn(batch.features, batch.backward - batch.start)
+            known.direct = known.backward.batches >= ENOUGH_BATCHES
+            if not known.direct:
+                known.more.learn(batch.features, batch.backward - batch.forward)
+        known.offset = float(batch.start - start)
+        known.seen_at = self.steps
+
+    def _learn_after(self, after: dict[str, int], start: int) -> None:
+        series = self._after
+        for name in after:
+            if name not in series and len(series) < LABELS_MAX:
+                series[name] = deque(maxlen=ROUNDS * PERIOD)
+        rest: tuple[float, str] | None = None
+        for name, values in series.items():
+            peak = after.get(name)
+            if peak is not None:
+                values.append((self.steps, peak - start))
+            expected = _next(values, self.steps + 1, self.steps - self._began) if values else None
+            if name == _LATER:
+                self._later = expected
+            elif expected is not None and (rest is None or expected > rest[0]):
+                rest = expected, name
+        self._rest = rest
+
+    def _score(self, step: int, first: _Batch, batches: list[_Batch], after: dict[str, int]) -> None:
+        predicted = self.peak(first.features, first.kind, first.start)
+        if predicted is None:
+            return
+        actual = max(max(each.forward, each.backward or 0) for each in batches)
+        actual = max(actual, max(after.values(), default=0))
+        peak, _, sort = predicted
+        residual = actual / peak - 1 if peak else 0.0
+        residuals = self.residuals[sort]
+        reach = residuals.above - residuals.below
+        far = residual > residuals.above + reach or residual < residuals.below - reach
+        surprise, self._surprise = self._surprise, None
+        if sort != BEYOND and far and abs(residual) > SURPRISE:
+            if surprise is not None and surprise * residual > 0:
+                self._forget(max(FIRST_WIDTH, abs(residual)))
+                self.changes.append(step)
+                self.changed += 1
+                return
+            self._surprise = residual
+        elif surprise is not None:
+            residuals.learn(surprise)  # it stood alone
+        if self._surprise is None and (
+            sort in (KNOWN, AFTER) or self._kinds[first.kind].forward.batches >= ENOUGH_BATCHES
+        ):
+            residuals.learn(residual)
+
+    def _forget(self, width: float = FIRST_WIDTH) -> None:
+        self._began = self.steps
+        self._kinds.clear()
+        self._after.clear()
+        self._rest = None
+        self._later = None
+        self._later_alike = False
+        self._surprise = None
+        for residuals in self.residuals:
+            residuals.forget(width)
+
+    # --------------------------------------------------------------------------------------------------- answering
+
+    def needs(self, kind: Kind, batch: Features) -> tuple[float, float | None, Needs] | None:
+        """Forward's and backward's excess for a batch, and what the former was learnt from."""
+        known = self._kinds.get(kind)
+        return None if known is None else (*known.both(batch), known.forward)
+
+
+def _next(seen: deque[tuple[int, int]], now: int, age: int) -> float | None:
+    """What a phase that was seen at these steps with these values has at step `now`; None: it is not expected.
+
+    `age`: steps since the regime began.
+    """
+    count = len(seen)
+    newest, value = seen[-1]
+    if count >= 2 and newest - seen[-2][0] > 1:
+        gap = newest - seen[-2][0]
+        if count >= 3 and seen[-2][0] - seen[-3][0] == gap:
+            return float(value) if now - newest == gap else None
+    recent = [each for at, each in list(seen)[-RECENT:] if at >= now - RECENT]
+    if 2 * len(recent) < min(age, RECENT) or not recent:
+        return None
+    if count >= 2 and _alike(value, seen[-2][1]):
+        return float(value)
+    if newest - seen[0][0] == count - 1:  # at every step: do its values take turns?
+        values = [each for _, each in seen]
+        period = _period(values)
+        if period is not None:
+            return float(values[-period])
+    return float(sorted(recent)[len(recent) // 2])
+
+
+def _period(values: list[int]) -> int | None:
+    """The shortest round that the newest `ROUNDS` rounds repeat."""
+    count = len(values)
+    for period in range(1, count // ROUNDS + 1):
+        if not _alike(values[-1], values[-1 - period]):
+            continue
+        if all(_alike(values[-i], values[-i - period]) for i in range(2, (ROUNDS - 1) * period + 1)):
+            return period
+    return None
+
+
+def _alike(left: int, right: int) -> bool:
+    return abs(left - right) <= _ALIKE * max(abs(left), 4096)

@@ -1,0 +1,322 @@
+"""Whether the batch that is about to enter forward will fit: said before anything is allocated for it.
+
+The training thread asks with the batch's shapes and what the allocator holds at that moment; what was learnt (see
+foresight) the publisher's thread learnt, which follows the drained events. What the process can have on
+a device nobody here may ask the driver: a viewer tells it, or an out-of-memory that the training survived. A fraction
+of the device that the user set, and the device's total, are limits that hold anyway: what exceeds them is certain.
+Where nothing is told there is no headroom, and no warning that is not certain.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from gpumon_agent import wire
+from gpumon_agent.forecast.foresight import Foresight
+from gpumon_agent.forecast.needs import AFTER, KNOWN, Features, Shapes, features
+from gpumon_agent.guard import say
+
+VARIABLE = "GPUMON_OUTLOOK"
+TIGHT_SHARE = 0.05
+"""Less of the room than this left above the interval: tight."""
+TRUSTED_AFTER = 3
+"""Residuals of its sort, from which on the forecast itself, not the lower end of its interval, decides."""
+COMPACT_STEPS = 200
+"""So long after the allocator gave its cache back, what it reserves is what it needs."""
+_CACHED = 2048  # batches whose features are kept ready
+_SLACK_STEPS = 16  # among them is a high peak, at which least lies idle
+_SHRANK = 1 << 20
+_SHAPES_MAX = 64
+Fields = list[Any]
+
+
+class Fragments:
+    """Bytes of one device that its allocator reserves at a peak and cannot use for it.
+
+    At most reserved − allocated at the peak, for it fits into that. Less where whole segments lie free, which are given
+    back before an allocation fails: then what is split off at the fullest boundaries. After a retry none lie free. With
+    expandable segments pages are given back one by one.
+    """
+
+    __slots__ = ("_compact", "_idle", "_retries", "_slack", "_split", "_within", "expandable", "fitted")
+
+    def __init__(self, expandable: bool) -> None:
+        self.expandable = expandable
+        self._idle = 0
+        self._slack: deque[int] = deque(maxlen=_SLACK_STEPS)
+        self._split: deque[int] = deque(maxlen=_SLACK_STEPS)
+        self.fitted = 0  # the highest peak there was room for
+        self._within: int | None = None  # the room at that time
+        self._retries: int | None = None
+        self._compact = 0  # steps for which the cache is known to be lean
+
+    def learn(self, phases: Sequence[wire.Phase]) -> None:
+        if not phases:
+            return
+        tallest = max(phases, key=lambda phase: phase.allocated_peak or 0)
+        peak = tallest.allocated_peak or 0
+        retries = phases[-1].retries
+        if retries is not None:
+            self._compact = (
+                COMPACT_STEPS if self._retries is not None and retries > self._retries else self._compact - 1
+            )
+            self._retries = retries
+        self.fitted = max(self.fitted, peak)
+        slack = max(0, (tallest.reserved or 0) - peak)
+        self._slack.append(slack)
+        if self._compact > 0:
+            self._split.append(slack)
+            self._settle()
+            return
+        full = [p.inactive_split for p in phases if p.inactive_split is not None and 4 * (p.allocated or 0) >= 3 * peak]
+        split = max(full) if full else min((p.inactive_split or 0 for p in phases), default=0)
+        self._split.append(min(slack, split))
+        self._settle()
+
+    def within(self, room: int | None) -> None:
+        """What the process can have now: where that shrank, what fitted before proves nothing."""
+        if room is not None:
+            if self._within is not None and room < self._within - _SHRANK:
+                self.fitted = 0
+            self._within = room
+
+    def _settle(self) -> None:
+        """Asked for at every batch, so made ready here."""
+        self._idle = min(min(self._slack), sorted(self._split)[len(self._split) // 2])
+
+    @property
+    def bytes(self) -> int:
+        return 0 if self.expandable else self._idle
+
+
+def expandable(settings: Iterable[str]) -> bool:
+    """Whether the allocator's configuration says so."""
+    return any("expandable_segments:true" in value.replace(" ", "").lower() for value in settings)
+
+
+def trusts(foresight: Foresight, sort: int) -> bool:
+    """Whether the forecast itself decides, not only the lower end of its interval."""
+    return sort in (KNOWN, AFTER) or foresight.residuals[sort].seen >= TRUSTED_AFTER
+
+
+def verdict(
+    peak: int, low: int, high: int, trusted: bool, room: int | None, limit: int | None, fragments: Fragments | None
+) -> tuple[str, int | None]:
+    """(fits, tight or oom-ahead; headroom). `room`: what the process can have; `limit`: what nothing can exceed.
+
+    A peak as high as one that fitted is no out-of-memory ahead.
+    """
+    if room is None:
+        if limit is not None and low > limit:
+            return wire.OOM_AHEAD, limit - peak
+        return wire.FITS, None
+    if limit is not None and limit < room:
+        room = limit
+    usable = room
+    fitted = 0
+    if fragments is not None:
+        fragments.within(room)
+        usable, fitted = room - fragments.bytes, fragments.fitted
+    headroom = usable - peak
+    if peak > fitted and (low > usable or (trusted and headroom < 0)):
+        return wire.OOM_AHEAD, headroom
+    return (wire.TIGHT if high > usable - TIGHT_SHARE * room else wire.FITS), headroom
+
+
+def judged(
+    foresight: Foresight,
+    step: int,
+    device: int,
+    t_ns: int,
+    shapes: Shapes,
+    nbytes: int | None,
+    start: int,
+    so_far: int,
+    room: int | None,
+    fragments: Fragments,
+) -> wire.Outlook | None:
+    """The outlook of a step's first batch; None where nothing is known of such batches."""
+    batch = features(shapes)
+    if batch is None:
+        return None
+    kind = (False, tuple(map(len, shapes)))
+    predicted = foresight.peak(batch, kind, start)
+    if predicted is None:
+        return None
+    peak, phase, sort = predicted
+    low, high = foresight.interval(peak, sort, batch, kind)
+    word, headroom = verdict(peak, low, high, trusts(foresight, sort), room, None, fragments)
+    if so_far > peak:
+        peak, phase, low, high = so_far, wire.BETWEEN, so_far, max(high, so_far)
+    told = tuple(tuple(shape) for shape in shapes[:_SHAPES_MAX])
+    return wire.Outlook(step, device, t_ns, peak, low, high, phase, word, headroom, nbytes, told)
+
+
+class Outlooks:
+    """What the agent of one process says of coming batches."""
+
+    def __init__(
+        self,
+        append: Callable[[Any], None],
+        room: dict[int, int],
+        *,
+        expandable: bool = False,
+        environment: str | None = os.environ.get(VARIABLE),
+        keep: Callable[[wire.Outlook], None] | None = None,
+        functions: list[Callable[[wire.Outlook], object]] | None = None,
+    ) -> None:
+        self.room = room
+        """bytes the process can have on a device, those it has reserved included"""
+        self.limits: dict[int, int] = {}
+        """no more than these, certainly: the device's total, or the share of it that the user allows"""
+        self._functions = functions if functions is not None else []
+        self.waiting: wire.Outlook | None = None  # for the user's functions
+        self._append = append
+        self._prints = environment == "print"
+        self._keep = keep
+        self._expandable = expandable
+        self._devices: dict[int, Foresight] = {}
+        self._fragments: dict[int, Fragments] = {}
+        self._known: dict[tuple[tuple[int, ...], ...], tuple[Features | None, tuple[int, ...]]] = {}
+        self._groups: deque[tuple[int, Sequence[tuple[int, ...]]]] = deque(maxlen=4096)
+        self._open: list[wire.Phase] = []
+        self._first: dict[int, int] = {}  # device -> allocated as the step's first batch came
+        self._said: dict[int, int] = {}
+
+    # ------------------------------------------------------------------------------------------ in the training thread
+
+    def batch(
+        self, step: int, index: int, shapes: Sequence[tuple[int, ...]], nbytes: int, now: Sequence[tuple[int, Any, int]]
+    ) -> None:
+        """The `index`-th batch of `step` comes. `now`: device, allocated, the step's highest peak so far."""
+        self._groups.append((step, shapes))
+        devices = self._devices
+        if not devices:
+            return
+        key = tuple(shapes)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _CACHED:
+                self._known.clear()
+            known = self._known[key] = features(shapes), tuple(map(len, shapes))
+        batch, dimensions = known
+        if batch is None:
+            return
+        kind = (index > 0, dimensions)
+        for device, allocated, so_far in now:
+            foresight = devices.get(device)
+            if foresight is None:
+                continue
+            start = allocated if allocated is not None else foresight.start
+            if start is None:
+                continue
+            if index:
+                predicted = foresight.peak(batch, kind, start, self._first.get(device))
+            else:
+                self._first[device] = start
+                predicted = foresight.peak(batch, kind, start)
+            if predicted is None:
+                continue
+            peak, phase, sort = predicted
+            low, high = foresight.interval(peak, sort, batch, kind)
+            word, headroom = self._verdict(device, peak, low, high, sort, foresight)
+            if so_far > peak:
+                peak, phase, low, high = so_far, wire.BETWEEN, so_far, max(high, so_far)
+            if index and word != wire.OOM_AHEAD and 100 * abs(peak - self._said.get(device, 0)) <= peak:
+                continue  # a later micro-batch says what its step's first one said
+            self._said[device] = peak
+            fields: Fields = [
+                step, device, time.monotonic_ns(), peak, low, high, phase, word, headroom, nbytes,
+                tuple(shapes[:_SHAPES_MAX]),
+            ]  # fmt: skip
+            self._append(fields)
+            if self._functions:
+                self.waiting = wire.Outlook(*fields)
+            if self._prints and word == wire.OOM_AHEAD:
+                say(sentence(wire.Outlook(*fields)))
+
+    def _verdict(
+        self, device: int, peak: int, low: int, high: int, sort: int, foresight: Foresight
+    ) -> tuple[str, int | None]:
+        trusted = trusts(foresight, sort)
+        return verdict(
+            peak, low, high, trusted, self.room.get(device), self.limits.get(device), self._fragments.get(device)
+        )
+
+    def tell(self) -> None:
+        """The user's functions hear the newest outlook; what they raise is theirs."""
+        outlook, self.waiting = self.waiting, None
+        if outlook is not None:
+            for function in tuple(self._functions):
+                function(outlook)
+
+    # ---------------------------------------------------------------------------------------- in the publisher's thread
+
+    def follow(self, event: wire.NumberedEvent) -> None:
+        """Each drained event, in order."""
+        if isinstance(event, wire.Phase):
+            self._open.append(event)
+            if len(self._open) > 4 * wire.PHASES_PER_STEP_MAX:
+                del self._open[: wire.PHASES_PER_STEP_MAX]
+        elif isinstance(event, wire.Step):
+            self._step_closed(event.step)
+        elif isinstance(event, wire.Outlook) and event.verdict == wire.OOM_AHEAD and self._keep is not None:
+            self._keep(event)
+        elif isinstance(event, wire.Oom) and event.free is not None and event.reserved is not None:
+            can_have = event.free + event.reserved
+            self.room[event.device] = can_have if event.total is None else min(can_have, event.total)
+
+    def _step_closed(self, step: int) -> None:
+        phases, self._open = self._open, []
+        groups: list[Shapes] = []
+        while self._groups and self._groups[0][0] <= step:
+            at, shapes = self._groups.popleft()
+            if at == step:
+                groups.append(shapes)
+        for device in {phase.device for phase in phases}:
+            here = [phase for phase in phases if phase.device == device and phase.step == step]
+            foresight = self._devices.get(device) or Foresight()
+            if here and foresight.learn(step, here, groups):
+                self._devices.setdefault(device, foresight)
+                fragments = self._fragments.get(device)
+                if fragments is None:
+                    fragments = self._fragments[device] = Fragments(self._expandable)
+                fragments.learn(here)
+
+    def drained(self, events: list[tuple[int, wire.NumberedEvent]]) -> None:
+        for _, event in events:
+            self.follow(event)
+
+
+def sentence(outlook: wire.Outlook) -> str:
+    """One line for a terminal."""
+    from gpumon_agent.oom.blackbox import shown
+
+    where = f"on device {outlook.device}"
+    text = f"step {outlook.step} will not fit: {outlook.phase} needs {shown(outlook.next_peak)} {where}"
+    if outlook.headroom is not None and outlook.headroom < 0:
+        text += f", {shown(-outlook.headroom)} more than there is"
+    return text
+
+
+class Followed:
+    """A recorder whose drained events are followed too, once the outlooks among them, until then lists, are made."""
+
+    def __init__(
+        self,
+        drain: Callable[[], list[tuple[int, Any]]],
+        follow: Callable[[list[tuple[int, wire.NumberedEvent]]], object],
+    ) -> None:
+        self._drain = drain
+        self._follow = follow
+
+    def drain(self) -> list[tuple[int, wire.NumberedEvent]]:
+        events: list[tuple[int, wire.NumberedEvent]] = [
+            (seq, wire.Outlook(*event) if isinstance(event, list) else event) for seq, event in self._drain()
+        ]
+        self._follow(events)
+        return events

@@ -1,0 +1,507 @@
+"""Live tensors that no owner of the ledger claims, and who holds them: begun by suspicion or on request, in slices.
+
+Model. First the storages of the ledger's owners are gone through (owners.py), then objects from names downward
+(walk.py), in rounds: the user's variables to six levels, to nine, then to the bottom, last what installed packages'
+modules hold. A round that has explained the growth ends a census that growth began. What is found is grouped by shape,
+type, device and whether it holds a graph; a storage counts once, for the name that leads to it first.
+
+Slices run as a step closes, in the training thread. They have a quarter of the governor's budget, saved up for
+`CREDIT_STEPS` steps at most; until what was spent is saved up again, the agent's other work has half of the budget. One
+asked for by key may take `PAUSE_NS` in one piece, says so, and goes on in slices. Nothing is looked at during a CUDA
+graph capture, under a compiler, or (before Python 3.13, where it would change what a debugger sees) under a trace
+function.
+Between slices only ids, counts and texts are kept: nothing that keeps an object alive.
+Cost: benchmarks/census.py.
+Known limitations: walk.py's, and: identities of storages that went between two slices may be taken again by others,
+which are then missed until the next census.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import operator
+import sys
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from time import monotonic_ns
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from gpumon_agent import wire
+from gpumon_agent.governor import Governor
+from gpumon_agent.leaks import roots
+from gpumon_agent.leaks.allocations import BLOCKS_MAX, Allocations
+from gpumon_agent.leaks.clock import Clock
+from gpumon_agent.leaks.holders import Files, Name
+from gpumon_agent.leaks.loads import Load, Loads
+from gpumon_agent.leaks.names import together
+from gpumon_agent.leaks.owners import Owners
+from gpumon_agent.leaks.retained import retained
+from gpumon_agent.leaks.suspicion import Suspicion
+from gpumon_agent.leaks.walk import DEPTH_MAX, Root, Walk
+from gpumon_agent.ledger.composition import History
+from gpumon_agent.ledger.inventory import Inventory
+from gpumon_agent.ledger.storages import plain
+
+SLICE_NS = 400_000  # a slice ends at the first look at the clock after it
+PAUSE_NS = 70_000_000
+TELLING_NS = 15_000_000  # after it, for saying what was found so far
+CREDIT_STEPS = 200
+ROUNDS = (
+    ("user", 6, True),
+    ("beside", 6, False),
+    ("user beside", 9, True),
+    ("user beside", DEPTH_MAX, True),
+    ("packages", DEPTH_MAX, False),
+)
+"""where from, how many levels, and whether to look again into what the rounds before have visited"""
+_ROUNDS_AFTER_NINE_LEVELS = 2  # where one tensor gets larger there is no heap to wait for
+_LEAST_NS = 60_000  # of budget, for a slice: finding the way back takes some of it
+_EXPLAINED = 0.5  # of the blocks that were added
+_STRIDED = torch.strided
+_HOST = -1
+_HOST_GROUPS_MAX = 8
+_TALLIES_MAX = 2_000  # more kinds of tensors than that are counted together
+_MODULES_AT_ONCE = 32
+_ADDRESSES_MAX = 128  # of a group's newest
+
+_Key = tuple[Any, Any, int, bool]
+"""shape, dtype, device, has a graph"""
+
+
+class _Tally:
+    """One group under way."""
+
+    __slots__ = ("addresses", "bytes", "count", "graphs", "holders")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.bytes = 0
+        self.graphs: list[int | None] = []  # bytes that the graphs of the first few keep
+        self.holders: Counter[Name] = Counter()
+        self.addresses: deque[int] = deque(maxlen=_ADDRESSES_MAX)
+
+    @property
+    def graph_bytes(self) -> int | None:
+        known = [nbytes for nbytes in self.graphs if nbytes is not None]
+        return max(known) * self.count if known and len(known) == len(self.graphs) else None
+
+
+class Census:
+    """The censuses of one process. Called in the training thread, under the guard."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        governor: Governor,
+        *,
+        models: Callable[[], Iterable[tuple[int, Module]]],
+        others: Callable[[], Iterable[Module]],
+        say: Callable[[tuple[wire.Event, ...]], None],
+        tell: Callable[[str], None],
+        limited: bool,
+        loads: Loads,
+        history: History,
+    ) -> None:
+        self.loads = loads
+        self.newest: wire.Census | None = None
+        self.suspicion = Suspicion()
+        self._inventory = inventory
+        self._governor = governor
+        self._models = models
+        self._others = others
+        self._say = say
+        self._tell = tell
+        self._limited = limited
+        self._number = 0
+        self._taking: _Taking | None = None
+        self._asked = False
+        self._credit_ns = 0
+        self._earned_ns = 0  # by one step
+        self._before: Counter[_Key] | None = None
+        self._tensors_before: Counter[int] = Counter()  # by device
+        self._files = Files()
+        self.allocations = Allocations(history, self._files)
+        self._blocks: dict[int, int] = {}  # live blocks at the census before
+
+    def ask(self) -> str | None:
+        """By key: at the next boundary a piece of at most 100 ms, the rest in slices. None, or why not."""
+        why = _why_not()
+        if why is not None:
+            return why
+        self._asked = True
+        return None
+
+    def step_closed(self, step: int, figures: Iterable[tuple[int, int | None, int | None]]) -> None:
+        """(device, allocated, live blocks) as the optimizer ended."""
+        self.allocations.step_closed()
+        figures = tuple(figures)
+        suspected = self.suspicion.step_closed(step, figures)
+        self._earn()
+        if self._asked:
+            self._asked = False
+            if _why_not() is None:
+                if self._taking is None or self._taking.searches:
+                    self._begin(step, "asked", figures)
+                began = monotonic_ns()
+                complete = self._slice(step, Clock(PAUSE_NS, wall_ns=PAUSE_NS))
+                if not complete and self._taking is not None:
+                    self._taking.tell_early()
+                    complete = self._slice(step, Clock(TELLING_NS, wall_ns=TELLING_NS))
+                self._tell(_paused(monotonic_ns() - began, complete))
+            return
+        if suspected and self._taking is None:
+            self._begin(step, "growth", figures)
+        if self._taking is not None:
+            self._go_on(step)
+
+    def search(self) -> bool:
+        """Looks for who holds what loaded checkpoints have left. False: not now."""
+        if self._taking is not None or _why_not() is not None:
+            return False
+        self._begin(0, "checkpoint", ())
+        return True
+
+    def searching(self) -> bool:
+        return self._taking is not None and self._taking.searches
+
+    def stop(self) -> None:
+        self._taking = None
+        self.allocations.stop()
+
+    def _begin(self, step: int, reason: str, figures: tuple[tuple[int, int | None, int | None], ...]) -> None:
+        self._governor.give_way(True)
+        blocks = {device: count for device, _, count in figures if count is not None}
+        added = {device: count - self._blocks.get(device, count) for device, count in blocks.items()}
+        self._taking = _Taking(self, step, reason, added if self._blocks else {})
+        if reason != "checkpoint":
+            self._blocks = blocks
+            if sum(blocks.values()) <= BLOCKS_MAX:
+                self.allocations.begin()
+
+    def _earn(self) -> None:
+        """Up to what `CREDIT_STEPS` steps would have left, all of it at the beginning."""
+        earned = int(self._governor.budget_ns / 4)
+        if earned > self._earned_ns:
+            self._credit_ns += CREDIT_STEPS * (earned - self._earned_ns)
+        self._earned_ns = earned
+        self._credit_ns = min(self._credit_ns + earned, CREDIT_STEPS * earned)
+        if self._taking is None and self._credit_ns == CREDIT_STEPS * earned:
+            self._governor.give_way(False)
+
+    def _go_on(self, step: int) -> None:
+        left = self._credit_ns if self._limited else SLICE_NS
+        if left < _LEAST_NS or _why_not() is not None:
+            return
+        clock = Clock(min(left, SLICE_NS))
+        self._slice(step, clock)
+        self._credit_ns -= clock.spent_ns
+
+    def _slice(self, step: int, clock: Clock) -> bool:
+        taking = self._taking
+        assert taking is not None
+        self._taking = None  # one that fails is not gone on with
+        complete = taking.run(step, clock)
+        if not complete:
+            self._taking = taking
+        return complete
+
+    def publish(self, census: wire.Census, counts: Counter[_Key], tensors: Counter[int], *, complete: bool) -> None:
+        """One is complete, or has found so much."""
+        self.newest = census
+        if not complete:
+            self._say((census,))
+            return
+        self._tensors_before = tensors
+        self._number = census.number + 1
+        self._before = counts
+        self._say((census,))
+
+
+class _Taking:
+    """One census under way: its stages, one after the other, each a slice at a time."""
+
+    def __init__(self, census: Census, step: int, reason: str, added: Mapping[int, int]) -> None:
+        self._census = census
+        self._began = self._step = step
+        self._reason = reason
+        self._added = added
+        self._files = census._files
+        self._owners = Owners(census._inventory, census._others)
+        self._claimed = self._owners.claimed
+        self._inputs: set[int] = set()
+        self._seen: set[int] = set()
+        self._single: set[str] = set()  # names that are one tensor's
+        self._tallies: dict[_Key, _Tally] = {}
+        self._tensors: Counter[int] = Counter()  # by device
+        self._largest = 0  # group
+        self._walk = Walk(self._found, self._files, roots.of_module)
+        self._wanted: dict[int, tuple[Load, int]] = {}  # storages that loads have left: whose, and on which device
+        for load in census.loads.loads:
+            load.holders = {device: Counter() for device in load.loaded}
+            self._wanted |= {
+                identity: (load, each.device) for identity, each in load.followed.items() if identity not in load.owned
+            }
+        self._missing = len(self._wanted)
+        self.searches = reason == "checkpoint"
+        self._rounds = list(ROUNDS[::-1])
+        self._names: list[str] = []  # of modules that are still to be told the user's or not
+        self._modules: tuple[list[str], list[str]] = ([], [])  # installed packages', the user's
+        self._told: list[wire.Group] = []
+        self._to_tell: list[tuple[_Key, _Tally]] = []
+        self._on_cpu = False
+        self._slices = 0
+        self._spent_ns = 0
+        self._early = False  # what was found by names was told, before what lies deep is looked at
+        self._lines: dict[int, str] = {}  # address → where it was made
+        self._stages = [self._tell, self._read_lines, self._go_round, self._owners.run]
+
+    def run(self, step: int, clock: Clock) -> bool:
+        """One slice. True: the census is complete, and published."""
+        self._step = step
+        enabled = gc.isenabled()
+        gc.disable()  # a collection that the objects made here bring about would look at all of the process's
+        try:
+            with torch._C.DisableTorchFunction():  # attributes of tensors, unseen by the user's own modes
+                self._slices += 1
+                self._inputs = self._census._inventory.input_storages()
+                while self._stages:
+                    if not self._stages[-1](clock):
+                        return False
+                    self._stages.pop()
+        finally:
+            if enabled:
+                gc.enable()
+            self._spent_ns += clock.spent_ns
+        self._publish(step)
+        return True
+
+    def _sort_modules(self, clock: Clock) -> bool:
+        names = self._names
+        if not names and not self._modules[False]:
+            names = self._names = list(sys.modules)
+        while names:
+            for name in names[-_MODULES_AT_ONCE:]:
+                self._modules[self._files.users_module(name)].append(name)
+            del names[-_MODULES_AT_ONCE:]
+            if clock.over():
+                return not names
+        return True
+
+    def _go_round(self, clock: Clock) -> bool:
+        """Round by round, until one has explained the growth."""
+        while self._walk.run(clock):
+            if not self._rounds or self._explains():
+                return True
+            if clock.over():
+                return False
+            if self._rounds[-1][1] == DEPTH_MAX:
+                if not self._early:
+                    self.tell_early()
+                    if self._early:
+                        return False
+                if not self._sort_modules(clock):
+                    return False
+            which, levels, again = self._rounds.pop()
+            found: list[Root | str] = []
+            if "user" in which:
+                found += roots.of_the_user(self._files, self._modules[True][::-1])
+            if "beside" in which:
+                found += roots.beside(self._files, self._watched())
+            if "packages" in which:
+                found += roots.of_packages(self._modules[False])
+            self._walk.begin(found, limit=levels, installed="packages" in which, again=again)
+        return False
+
+    def _watched(self) -> list[tuple[str, Any]]:
+        models = [("model", weakref.ref(model)) for _, model in self._census._models()]
+        return models + [("optimizer", reference) for reference in self._census._inventory.references()[3]]
+
+    def _explains(self) -> bool:
+        """A census that growth began has found as many as were added since the one before: deeper ones can wait."""
+        if self._reason == "checkpoint":
+            return self._missing <= 0 or len(self._rounds) == 1
+        if self._reason != "growth" or self._rounds == list(ROUNDS[::-1]):
+            return False
+        added = {device: count for device, count in self._added.items() if count > 0}
+        if not added:
+            few = not self._census.suspicion.blocks_grow and len(self._rounds) <= _ROUNDS_AFTER_NINE_LEVELS
+            return self._largest >= _FIRST_HEAP or few
+        before = self._census._tensors_before
+        return all(self._tensors[device] - before[device] >= _EXPLAINED * count for device, count in added.items())
+
+    def _found(self, tensor: Any, walk: Walk) -> bool:
+        kind = type(tensor)
+        if kind is Tensor or kind is Parameter:
+            if tensor.is_meta or tensor.layout is not _STRIDED:
+                return False
+            return self._count(tensor, tensor, walk)
+        found = False
+        if kind.__name__ not in _UNREAL:
+            for part in plain(tensor):
+                found |= self._count(part, tensor, walk)
+        return found
+
+    def _count(self, part: Tensor, tensor: Tensor, walk: Walk) -> bool:
+        storage = part.untyped_storage()
+        identity = storage._cdata
+        wanted = self._wanted.get(identity)
+        if wanted is not None:
+            if identity not in self._seen:
+                self._seen.add(identity)
+                self._missing -= 1
+                load, device = wanted
+                load.holders[device][walk.name()] += 1
+            return True
+        if identity in self._inputs or self._owners.claim(identity):
+            return False
+        if identity in self._seen:
+            return True
+        nbytes = storage.nbytes()
+        if not nbytes:
+            return False
+        name = walk.name()
+        if "*" not in name.text and "…" not in name.text:  # one place, which holds another tensor than a while ago
+            if name.text in self._single:
+                return True
+            self._single.add(name.text)
+        self._seen.add(identity)
+        device = part.get_device()
+        key = (tensor.shape, tensor.dtype, device, tensor.requires_grad and not tensor.is_leaf)
+        tally = self._tallies.get(key)
+        if tally is None:
+            if len(self._tallies) >= _TALLIES_MAX:
+                key = ((), None, device, False)
+            tally = self._tallies.setdefault(key, _Tally())
+        tally.count += 1
+        tally.bytes += nbytes
+        tally.addresses.append(storage.data_ptr())
+        if key[3] and len(tally.graphs) < _GRAPHS_MAX:
+            tally.graphs.append(retained(tensor, self._claimed, _GRAPH_NS))
+        if name in tally.holders or len(tally.holders) < _NAMES_MAX:
+            tally.holders[name] += 1
+        self._tensors[device] += 1
+        if device != _HOST or not torch.cuda.is_initialized():
+            self._largest = max(self._largest, tally.count)
+        return True
+
+    def _read_lines(self, clock: Clock) -> bool:
+        """Once stacks have been kept for as long as they are to be; in a slice of its own."""
+        allocations = self._census.allocations
+        if self.searches or not allocations.read:
+            return True
+        if allocations.open or clock.spent_ns > _FRESH_NS:
+            return False
+        wanted = {address for tally in self._tallies.values() for address in tally.addresses}
+        self._lines = allocations.lines(wanted)
+        return True
+
+    def _tell(self, clock: Clock) -> bool:
+        """Makes the message's groups, most bytes first."""
+        if not self._to_tell and not self._told:
+            named = [item for item in self._tallies.items() if item[0][1] is not None]
+            on_cpu = not any(count for device, count in self._tensors.items() if device != _HOST)
+            size = operator.itemgetter(1)
+            on_device = [(item, item[1].bytes) for item in named if item[0][2] != _HOST or on_cpu]
+            on_host = [] if on_cpu else [(item, item[1].bytes) for item in named if item[0][2] == _HOST]
+            room = wire.GROUPS_MAX - min(len(on_host), _HOST_GROUPS_MAX)
+            chosen = heapq.nlargest(room, on_device, size) + heapq.nlargest(_HOST_GROUPS_MAX, on_host, size)
+            self._on_cpu = on_cpu
+            self._to_tell = [item for item, _ in chosen[::-1]]
+        while self._to_tell:
+            if clock.over():
+                return False
+            self._told.append(self._group(*self._to_tell.pop()))
+        return not clock.over()
+
+    def tell_early(self) -> None:
+        """What was found so far is told next: what is left may take minutes."""
+        if not self._early and not self.searches and self._tallies:
+            self._early = True
+            self._stages += [self._tell_so_far, self._read_lines]
+
+    def _tell_so_far(self, clock: Clock) -> bool:
+        if not self._tell(clock) and (self._to_tell or not self._told):
+            return False
+        self._publish(self._step, complete=False)
+        self._told, self._to_tell = [], []
+        return True
+
+    def _publish(self, step: int, *, complete: bool = True) -> None:
+        census = self._census
+        if self._reason == "checkpoint":
+            return
+        why = None
+        if not complete:
+            why = "not everything was looked at yet"
+        elif self._rounds:
+            why = "what was found explains the growth: what lies deeper was not looked at"
+        census.publish(
+            wire.Census(
+                step=step,
+                t_ns=monotonic_ns(),
+                number=census._number,
+                reason=self._reason,
+                groups=tuple(self._told),
+                tensors=sum(tally.count for tally in self._tallies.values()),
+                bytes=sum(tally.bytes for tally in self._tallies.values()),
+                objects=self._walk.objects,
+                slices=self._slices,
+                spent_ns=self._spent_ns,
+                began_step=self._began,
+                cut=bool(self._rounds) or not complete,
+                why=why,
+            ),
+            Counter({key: tally.count for key, tally in self._tallies.items()}),
+            self._tensors,
+            complete=complete,
+        )
+
+    def _group(self, key: _Key, tally: _Tally) -> wire.Group:
+        shape, dtype, device, has_graph = key
+        made = Counter(self._lines[address] for address in tally.addresses if address in self._lines)
+        before = self._census._before
+        return wire.Group(
+            shape=tuple(shape),
+            dtype=str(dtype).removeprefix("torch."),
+            device=0 if self._on_cpu else device,
+            count=tally.count,
+            bytes=tally.bytes,
+            has_graph=has_graph,
+            graph_bytes=tally.graph_bytes,
+            where=made.most_common(1)[0][0] if made else None,
+            grown=None if before is None else tally.count - before[key],
+            holders=tuple(
+                wire.Holder(name.text, name.kind, name.where, count)
+                for name, count in together(tally.holders).most_common(wire.HOLDERS_MAX)
+            ),
+        )
+
+
+_UNREAL = frozenset({"FakeTensor", "FunctionalTensor"})
+_NAMES_MAX = 200  # of a group: more are counted, and not told
+_GRAPHS_MAX = 3  # of a group: the first may be the present step's, whose graph is gone
+_GRAPH_NS = 200_000
+_FRESH_NS = 100_000  # spent by a slice that has only just begun
+_FIRST_HEAP = 8  # tensors alike, in a first census: that is what grew
+
+
+def _why_not() -> str | None:
+    """Why no census may be taken at this moment."""
+    if torch.compiler.is_compiling():
+        return "a compiler is tracing"
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is being captured"
+    if sys.version_info < (3, 13) and sys.gettrace() is not None:
+        return "a debugger or a tracer is at work"
+    return None
+
+
+def _paused(nanoseconds: int, complete: bool) -> str:
+    rest = "it is complete" if complete else "the rest follows a slice a step"
+    return f"the census that was asked for held up the training for {nanoseconds / 1e6:.0f} ms: {rest}"

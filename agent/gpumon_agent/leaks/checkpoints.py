@@ -1,0 +1,113 @@
+"""What loaded checkpoints leave on a device: told when they are loaded, used, retained or gone, and by whom held.
+
+Two steps after `load_state_dict` what is alive and in no owner's books is retained; who holds it a search tells, with
+the census's own walk. Said on change only. A device on which no watched model lives is foreign: nobody trains there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from time import monotonic_ns
+
+import msgspec
+
+from gpumon_agent import wire
+from gpumon_agent.governor import Governor
+from gpumon_agent.leaks.loads import Load, Loads
+from gpumon_agent.leaks.names import together
+
+STEPS_AFTER = 2
+_HOST = -1
+_LOOKS_APART = 64  # steps between looks at what has not changed
+
+
+class Checkpoints:
+    """Called in the training thread, under the guard; `picture` in any."""
+
+    def __init__(
+        self,
+        loads: Loads,
+        governor: Governor,
+        *,
+        devices: Callable[[], Iterable[tuple[str, int]]],
+        say: Callable[[tuple[wire.Event, ...]], None],
+        search: Callable[[], bool],
+        searching: Callable[[], bool],
+    ) -> None:
+        self._loads = loads
+        self._governor = governor
+        self._devices = devices
+        self._say = say
+        self._search = search
+        self._searching = searching
+        self._told: dict[tuple[int, int], wire.Checkpoint] = {}
+        self._marks: dict[int, tuple[object, ...]] = {}  # of a load: what tells that something changed
+
+    def picture(self) -> list[wire.Event]:
+        return list(self._told.copy().values())
+
+    def step_closed(self, step: int) -> None:
+        loads = self._loads
+        if not loads.settle():
+            return
+        devices = set(self._devices())
+        if self._searching():  # what it has found so far is half of it
+            return
+        indices = {index for kind, index in devices if kind != "cpu"}
+        on_cpu = all(kind == "cpu" for kind, _ in devices)
+        said: list[wire.Event] = []
+        for load in loads.loads.copy():
+            used = load.used_step
+            due = used is not None and step >= used + STEPS_AFTER
+            ours = on_cpu or any(device in indices for device in load.loaded)
+            if due and ours and (load.looked_step is None or load.looked_step <= (used or 0)):
+                self._governor.ask_ledger()  # whether owners have taken the tensors over
+                continue
+            mark = len(load.followed), used, sum(map(len, load.holders.values())), len(load.owned), due
+            if self._marks.get(load.number) == mark and step % _LOOKS_APART:
+                continue
+            self._marks[load.number] = mark
+            for device in load.loaded:
+                if (device == _HOST) == on_cpu:
+                    told = self._of(load, device, step, devices)
+                    known = self._told.get((load.number, told.device))
+                    if known is None or _differs(known, told):
+                        self._told[load.number, told.device] = told
+                        said.append(told)
+                    if told.alive and (due or told.foreign) and not load.searched:
+                        load.searched = self._search()
+            if not load.followed:
+                loads.loads.remove(load)
+        if said:
+            self._say(tuple(said))
+
+    def _of(self, load: Load, device: int, step: int, devices: set[tuple[str, int]]) -> wire.Checkpoint:
+        alive = load.alive(device)
+        return wire.Checkpoint(
+            number=load.number,
+            device=max(device, 0),
+            step=load.step,
+            t_ns=monotonic_ns(),
+            source=load.source,
+            file=load.file,
+            where=load.where,
+            loaded=load.loaded[device],
+            tensors=len(alive),
+            alive=sum(alive.values()),
+            looked_step=step,
+            used_step=load.used_step,
+            mapped=load.mapped,
+            foreign=device != _HOST and all(index != device for kind, index in devices if kind != "cpu"),
+            holders=tuple(
+                wire.Holder(name.text, name.kind, name.where, count)
+                for name, count in together(load.holders[device], 1).most_common(wire.HOLDERS_MAX)
+            )
+            if alive and device in load.holders
+            else (),
+        )
+
+
+def _differs(known: wire.Checkpoint, told: wire.Checkpoint) -> bool:
+    return msgspec.structs.replace(told, t_ns=known.t_ns, looked_step=known.looked_step) != known or (
+        told.alive > 0 and told.used_step is not None and known.looked_step < told.used_step + STEPS_AFTER
+    )

@@ -1,0 +1,83 @@
+"""What the agent finds out about tensors that stay: censuses and checkpoints, and when each of them is at work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from gpumon_agent import wire
+from gpumon_agent.governor import Governor
+from gpumon_agent.guard import Guard
+from gpumon_agent.leaks import loads
+from gpumon_agent.leaks.census import Census
+from gpumon_agent.leaks.checkpoints import Checkpoints
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from gpumon_agent.ledger.accounts import Accounts
+
+
+class Evidence:
+    """One process's. Made and called in the training thread, except `picture`."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        governor: Governor,
+        accounts: Accounts,
+        *,
+        models: Callable[[], Iterable[tuple[int, Module]]],
+        say: Callable[[tuple[wire.Event, ...]], None],
+        tell: Callable[[str], None],
+        now: Callable[[], tuple[int, str, int]],
+        devices: Callable[[], Iterable[tuple[str, int]]],
+        limited: bool,
+    ) -> None:
+        self._loads = loads.install()
+        self._loads.step = lambda: now()[0]
+        self.census = Census(
+            accounts.inventory,
+            governor,
+            models=models,
+            others=accounts.others.modules,
+            say=say,
+            tell=tell,
+            limited=limited,
+            loads=self._loads,
+            history=accounts.history,
+        )
+        self.checkpoints = Checkpoints(
+            self._loads, governor, devices=devices, say=say, search=self.census.search, searching=self.census.searching
+        )
+        self._follow = guard.protect("checkpoints", self.checkpoints.step_closed)
+        self.ask = guard.protect("census", self.census.ask)
+        self._figures: dict[int, tuple[int | None, int | None]] = {}
+        self._take = guard.protect("census", self.census.step_closed)
+
+    def step_closes(self, reads: Iterable[tuple[int, Any]]) -> None:
+        """(device, reading) of the step's last windows: what is allocated as the optimizer ends."""
+        figures: dict[int, tuple[int | None, int | None]] = {}
+        for device, reading in reads:
+            figures[device] = reading[0], reading[7]
+        self._figures = figures
+
+    def step_closed(self, step: int) -> None:
+        self._take(step, [(device, *figures) for device, figures in self._figures.items()])
+        if self._loads.loads:
+            self._follow(step)
+
+    def picture(self) -> list[wire.Event]:
+        """What a viewer that comes late is shown."""
+        newest = self.census.newest
+        told = self.checkpoints.picture()
+        return told if newest is None else [newest, *told]
+
+    def stop(self) -> None:
+        """Leaves nothing switched on and nothing replaced."""
+        self.census.stop()
+        loads.uninstall()
+
+    def disown(self) -> None:
+        """In a forked child: what PyTorch keeps is the parent's, and its device."""
+        loads.uninstall()

@@ -1,0 +1,407 @@
+"""What an object holds, and how a person would name it: the kinds of objects that the walk looks into.
+
+Nothing here keeps anything: every list that is returned is for the slice in which it was asked for.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import gc
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from opcode import opmap, opname
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Size, Tensor, device, dtype
+from torch.nn import Module
+
+ATOM, TENSOR, SEQUENCE, DICT, DEQUE, SET, PAIRS, REFERENTS, CLASS, FUNCTION, BUILTIN, MODULE = range(12)
+"""How an object's children are come by; ATOM: it has none that matter."""
+
+Child = tuple[str, str, Any]
+"""label ("[*]", ".values", ".closure(kept)"), what kind of holder that makes (or ""), the object"""
+
+_FUNCTIONS = (types.FunctionType,)
+_FRAMES = (types.FrameType,)
+_HAS_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: instances can hold references
+_OPTIMIZED = 1  # CO_OPTIMIZED: a function's frame; a module's or a class body's has its real namespace
+_OURS = str(Path(__file__).parent)
+_LOCALS_ARE_A_VIEW = sys.version_info >= (3, 13)
+_MODULE_DICTS = {
+    "_parameters": ("", "module"),
+    "_buffers": ("", "module"),
+    "_modules": ("", ""),
+    "_forward_hooks": (".forward hook", "hook"),
+    "_forward_pre_hooks": (".forward pre-hook", "hook"),
+    "_backward_hooks": (".backward hook", "hook"),
+    "_backward_pre_hooks": (".backward pre-hook", "hook"),
+    "_state_dict_hooks": (".state_dict hook", "hook"),
+    "_state_dict_pre_hooks": (".state_dict pre-hook", "hook"),
+    "_load_state_dict_post_hooks": (".load_state_dict hook", "hook"),
+    "_load_state_dict_pre_hooks": (".load_state_dict pre-hook", "hook"),
+    "_optimizer_step_post_hooks": (".step hook", "hook"),
+    "_optimizer_step_pre_hooks": (".step pre-hook", "hook"),
+}
+"""A module's and an optimizer's own dicts → the words that stand for them, and the kind of holder they make."""
+HOOK_DICTS = frozenset(name for name, (_, tag) in _MODULE_DICTS.items() if tag == "hook")
+
+_EXACT: dict[type, int] = {
+    **dict.fromkeys(
+        (
+            int, float, complex, bool, str, bytes, bytearray, range, slice, memoryview, type(None), type(Ellipsis),
+            type(NotImplemented), types.CodeType, types.GetSetDescriptorType,
+            types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType,
+            types.MemberDescriptorType, weakref.ref, weakref.KeyedRef, weakref.ProxyType, weakref.CallableProxyType,
+            weakref.WeakMethod, Size, dtype, device,
+        ),
+        ATOM,
+    ),
+    list: SEQUENCE,
+    tuple: SEQUENCE,
+    dict: DICT,
+    deque: DEQUE,
+    set: SET,
+    frozenset: SET,
+    types.FunctionType: FUNCTION,
+    types.MethodType: PAIRS,
+    types.BuiltinFunctionType: BUILTIN,
+    types.MethodWrapperType: BUILTIN,
+    types.GeneratorType: PAIRS,
+    types.CoroutineType: PAIRS,
+    types.AsyncGeneratorType: PAIRS,
+    types.TracebackType: PAIRS,
+    types.FrameType: PAIRS,
+    types.CellType: PAIRS,
+    functools.partial: PAIRS,
+    type(functools.lru_cache(lambda: None)): PAIRS,
+    type: CLASS,
+    types.ModuleType: MODULE,
+}  # fmt: skip
+
+
+PLAIN = frozenset(kind for kind, told in _EXACT.items() if told in (SEQUENCE, DICT, DEQUE, SET))
+_CONTAINERS = tuple((kind, told) for kind, told in _EXACT.items() if kind in PLAIN)
+
+
+def how(kind: type) -> int:
+    """How the children of a `kind`'s instances are come by."""
+    known = _EXACT.get(kind)
+    if known is not None:
+        return known
+    if issubclass(kind, Tensor):
+        return TENSOR
+    for base, found in _CONTAINERS:
+        if issubclass(kind, base):  # also our own dicts of hooks: the others' hooks are in them
+            return found
+    if issubclass(kind, type):
+        return CLASS
+    if issubclass(kind, (BaseException, functools.partial)):
+        return PAIRS
+    if issubclass(kind, types.ModuleType):
+        return MODULE
+    if not kind.__flags__ & _HAS_GC or issubclass(kind, (weakref.ref, int, float, str, bytes)):
+        return ATOM
+    if str(getattr(kind, "__module__", "")).partition(".")[0] == "gpumon_agent":
+        return ATOM
+    return REFERENTS
+
+
+class Files:
+    """Which code is the user's: neither Python's, nor an installed package's, nor ours. By module and by file."""
+
+    def __init__(self) -> None:
+        from gpumon_agent.oom.scene import is_installed
+
+        self._is_installed = is_installed
+        self._modules: dict[str, bool] = {}
+        self._files: dict[str, bool] = {}
+
+    def users_module(self, name: Any) -> bool:
+        if not isinstance(name, str):
+            return False
+        known = self._modules.get(name)
+        if known is None:
+            top = name.partition(".")[0]
+            known = self._modules.get(top)
+            if known is None or (known and top != name):  # an installed package is installed whole
+                file = vars(sys.modules.get(name, builtins)).get("__file__")
+                interactive = name == "__main__"  # no file in a notebook, nor with -c
+                known = interactive or (isinstance(file, str) and self.users_file(file))
+            self._modules[name] = known
+        return known
+
+    def users_file(self, file: str) -> bool:
+        known = self._files.get(file)
+        if known is None:
+            known = self._files[file] = not (file.startswith(_OURS) or self._is_installed(file))
+        return known
+
+
+def ours(code: types.CodeType) -> bool:
+    return code.co_filename.startswith(_OURS)
+
+
+# ---------------------------------------------------------------------------------------------------------- children
+
+
+def children(thing: Any) -> list[Child]:
+    """Of an object whose kind says PAIRS. In an order that holds as long as the object does not change."""
+    kind = type(thing)
+    if kind in _FUNCTIONS:
+        return _of_function(thing)
+    if kind in _FRAMES:
+        return _of_frame(thing)
+    if kind is types.MethodType:
+        return [(".__self__", "", thing.__self__), ("", "", thing.__func__)]
+    if kind in (types.BuiltinFunctionType, types.MethodWrapperType):
+        held = thing.__self__
+        return [] if isinstance(held, types.ModuleType) else [(".__self__", "", held)]
+    if kind is types.GeneratorType:
+        return [(".gi_frame", "generator", thing.gi_frame), ("", "", thing.gi_yieldfrom)]
+    if kind is types.CoroutineType:
+        return [(".cr_frame", "generator", thing.cr_frame), ("", "", thing.cr_await)]
+    if kind is types.AsyncGeneratorType:
+        return [(".ag_frame", "generator", thing.ag_frame), ("", "", thing.ag_await)]
+    if kind is types.TracebackType:
+        frame = thing.tb_frame
+        return [
+            (f".tb({frame.f_code.co_name}:{thing.tb_lineno})", "traceback", frame),
+            ("", "", thing.tb_next),
+        ]
+    if kind is types.CellType:
+        try:
+            return [("", "", thing.cell_contents)]
+        except ValueError:  # empty
+            return []
+    if isinstance(thing, functools.partial):
+        held = [(f".args[{at}]", "", each) for at, each in enumerate(thing.args)]
+        return [(".func", "", thing.func), *held, (".keywords", "", thing.keywords)]
+    if isinstance(thing, BaseException):
+        return _of_exception(thing)
+    return _of_cache(thing)
+
+
+def _of_function(function: Any) -> list[Child]:
+    code = function.__code__
+    if ours(code):
+        return []
+    found: list[Child] = []
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            found.append((f".closure({name})", "closure", cell.cell_contents))
+        except ValueError:  # not yet filled
+            continue
+    defaults = function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    found += [(f".default({name})", "default", value) for name, value in zip(names, defaults, strict=False)]
+    for name, value in (function.__kwdefaults__ or {}).items():
+        found.append((f".default({name})", "default", value))
+    if len(found) or code.co_filename[:1] != "<":
+        # its __dict__ is not asked for: that makes one where there was none
+        known = (function.__globals__, function.__kwdefaults__)
+        for each in gc.get_referents(function):
+            if type(each) is dict and each and not any(each is k for k in known) and "__builtins__" not in each:
+                if "__import__" in each or each is function.__annotations__:
+                    continue
+                found += [(f".{name}", "attribute", value) for name, value in each.items() if name != "__wrapped__"]
+                if "__wrapped__" in each:
+                    found.append(("", "", each["__wrapped__"]))
+    return found
+
+
+def _of_exception(error: BaseException) -> list[Child]:
+    return [
+        ("", "", error.__traceback__),
+        (".__cause__", "", error.__cause__),
+        (".__context__", "", error.__context__ if error.__context__ is not error.__cause__ else None),
+        (".args", "", error.args),
+        ("", "", next((each for each in gc.get_referents(error) if type(each) is dict), None)),
+    ]
+
+
+def _of_cache(cache: Any) -> list[Child]:
+    """Of functools.lru_cache: what it remembers, be it in a dict or (with a limit) in a list of its own."""
+    function = getattr(cache, "__wrapped__", None)
+    if cache.cache_info().currsize > _REFERENTS_MAX:
+        return [("", "", function)]
+    found: list[Child] = []
+    for each in gc.get_referents(cache):
+        if each is function:
+            found.append(("", "", each))
+        elif type(each) is dict:
+            if "__wrapped__" not in each:
+                found.append((".cache", "cache", each))
+        elif not isinstance(each, type) and type(each) is not object:
+            found.append((".cache[*]", "cache", each))
+    return found
+
+
+_REFERENTS_MAX = 2_000
+
+
+def _of_frame(frame: types.FrameType) -> list[Child]:
+    """A function's local variables, in the order of its code. What reading them leaves in the frame is taken out."""
+    code = frame.f_code
+    if ours(code) or not code.co_flags & _OPTIMIZED:
+        return []
+    if _LOCALS_ARE_A_VIEW:
+        values: dict[str, Any] = dict(frame.f_locals)
+    else:
+        if "locals" in code.co_names:  # it may hold the very dict that would be written to and cleared
+            return []
+        kept = frame.f_locals
+        values = kept.copy()
+        kept.clear()
+    names = (*code.co_cellvars, *code.co_varnames, *code.co_freevars)  # a closure has its variables from here
+    return [(f".{name}", "", values[name]) for name in dict.fromkeys(names) if name in values]
+
+
+def class_children(kind: type) -> list[Child]:
+    return [(f".{name}", "class", value) for name, value in vars(kind).items()]
+
+
+def class_line(kind: type) -> str | None:
+    """file.py:LINE of a class, as far as it or its methods tell."""
+    first = vars(kind).get("__firstlineno__")  # since Python 3.13
+    codes = [code for value in vars(kind).values() if (code := getattr(value, "__code__", None)) is not None]
+    codes = [code for code in codes if isinstance(code, types.CodeType)]
+    if not codes:
+        return None
+    code = min(codes, key=lambda each: each.co_firstlineno)
+    return place(code, first if isinstance(first, int) else None)
+
+
+def tensor_children(tensor: Any) -> list[Child]:
+    """Hooks and attributes of a tensor: what it saved for backward is told as its graph."""
+    found: list[Child] = []
+    hooks = tensor._backward_hooks
+    if hooks:
+        found += [(".gradient hook", "hook", hook) for hook in list(hooks.values())]
+    hooks = getattr(tensor, "_post_accumulate_grad_hooks", None)
+    if hooks:
+        found += [(".gradient hook", "hook", hook) for hook in list(hooks.values())]
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- names
+
+
+def attribute(owner: Any, child: Any) -> str | None:
+    """The name under which `owner`, an instance, holds `child`; None where no name leads to it."""
+    values = instance_dict(owner)
+    if values is not None:
+        for name, value in values.items():
+            if value is child:
+                return str(name)
+    for kind in type(owner).__mro__:
+        for name, slot in vars(kind).items():
+            if isinstance(slot, types.MemberDescriptorType):
+                try:
+                    if slot.__get__(owner) is child:
+                        return name
+                except AttributeError:  # not set
+                    continue
+    return None
+
+
+def instance_dict(owner: Any) -> dict[str, Any] | None:
+    try:
+        values = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def dict_words(owner: Any, name: str) -> tuple[str, str]:
+    """(label, tag) of an attribute that is called `name`."""
+    words = _MODULE_DICTS.get(name)
+    if words is not None and (isinstance(owner, Module) or name in HOOK_DICTS):
+        return words
+    return f".{name}", "attribute"
+
+
+def place(code: types.CodeType, line: int | None = None) -> str:
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno if line is None else line}"
+
+
+def stored_at(code: types.CodeType, name: str) -> int | None:
+    """The line on which `code` first gives the variable `name` a value; an argument has none."""
+    for line, stored in _stores(code):
+        if stored == name:
+            return line
+    return None
+
+
+_EXTENDED = opmap["EXTENDED_ARG"]
+
+
+def _stores(code: types.CodeType) -> Iterator[tuple[int | None, str]]:
+    lines = [(start, line) for start, _, line in code.co_lines() if line is not None]
+    at = -1
+    argument = 0
+    raw = code.co_code
+    cells = (*code.co_varnames, *(each for each in code.co_cellvars if each not in code.co_varnames), *code.co_freevars)
+    if sys.version_info < (3, 11):
+        cells = (*code.co_cellvars, *code.co_freevars)
+    for offset in range(0, len(raw), 2):
+        operation = raw[offset]
+        argument = argument << 8 | raw[offset + 1]
+        if operation == _EXTENDED:
+            continue
+        stored = _STORES.get(operation)
+        if stored is not None:
+            while at + 1 < len(lines) and lines[at + 1][0] <= offset:
+                at += 1
+            line = lines[at][1] if at >= 0 else None
+            if stored == "fast":
+                yield line, code.co_varnames[argument] if argument < len(code.co_varnames) else cells[argument]
+            elif stored == "deref":
+                yield line, cells[argument]
+            elif stored == "fast fast":
+                yield line, code.co_varnames[argument >> 4]
+                yield line, code.co_varnames[argument & 15]
+            elif stored == "fast load":
+                yield line, code.co_varnames[argument >> 4]
+            else:
+                yield line, code.co_names[argument]
+        argument = 0
+
+
+_STORES = {
+    number: kind
+    for name, kind in (
+        ("STORE_FAST", "fast"),
+        ("STORE_DEREF", "deref"),
+        ("STORE_NAME", "name"),
+        ("STORE_GLOBAL", "name"),
+        ("STORE_FAST_STORE_FAST", "fast fast"),
+        ("STORE_FAST_LOAD_FAST", "fast load"),
+    )
+    if (number := opmap.get(name)) is not None and opname
+}
+
+
+class Name(NamedTuple):
+    """A holder, as it is told."""
+
+    text: str
+    kind: str
+    where: str | None
+
+
+PAIRED = frozenset(kind for kind, told in _EXACT.items() if told in (PAIRS, FUNCTION, BUILTIN))
+FRAMES = _FRAMES
+
+
+def code_of(thing: Any) -> types.CodeType | None:
+    """Of a function, or a frame."""
+    kind = type(thing)
+    if kind in _FUNCTIONS:
+        code: types.CodeType = thing.__code__
+        return code
+    return thing.f_code if kind in _FRAMES else None

@@ -1,0 +1,24 @@
+"""Holders put together where only the keys of one dict tell them apart."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from gpumon_agent.leaks.holders import Name
+
+KEYS_TOLD = 4
+_LAST_KEY = re.compile(r"\['[^']*'\](?=[^\[]*$)")
+_KEY = re.compile(r"\['[^']*'\]")
+
+
+def together(holders: Counter[Name], told: int = KEYS_TOLD) -> Counter[Name]:
+    """Of more than `told` names those that differ in the last key become one, then those that differ in any."""
+    for differing in (_LAST_KEY, _KEY):
+        if len(holders) <= told:
+            break
+        merged: Counter[Name] = Counter()
+        for name, count in holders.items():
+            merged[name._replace(text=differing.sub("[*]", name.text))] += count
+        holders = merged
+    return holders

@@ -1,0 +1,39 @@
+"""How many bytes one tensor's graph keeps for a backward that may never come: a walk that ends soon, or gives up.
+
+Source: graph.py and saving.py, of which this is the part that needs no modules. Cost: 3 µs a node.
+Known limitations. A graph of more nodes than the time allows is not measured: None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any
+
+from gpumon_agent.leaks.clock import Clock
+from gpumon_agent.ledger.saving import READABLE, Reader, fields
+from gpumon_agent.ledger.storages import storages
+
+
+def retained(tensor: Any, claimed: Container[int], budget_ns: int) -> int | None:
+    """Bytes of the storages that `tensor`'s graph has saved, its own and those in `claimed` left out."""
+    root = tensor.grad_fn
+    if root is None or not READABLE:
+        return None
+    clock = Clock(budget_ns)
+    reader = Reader()
+    saved: dict[int, int] = {}
+    own = {identity for identity, _, _ in storages(tensor)}
+    waiting, seen = [root], {root}
+    while waiting:
+        node = waiting.pop()
+        kind: Any = type(node)
+        for name in fields(kind):
+            for each in reader.read(node, name):
+                saved.update((identity, nbytes) for identity, nbytes, _ in storages(each))
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                waiting.append(below)
+        if clock.over():
+            return None
+    return sum(nbytes for identity, nbytes in saved.items() if identity not in own and identity not in claimed)

@@ -1,0 +1,298 @@
+"""Everything that is read on a sampled step: owners, activations, workspaces, layers, and the composition of the peak.
+
+The order of one step: `begin_step`; walks of the graph as forward ends and backward begins; `boundary` as each phase
+closes; `close_step` before its Step is told. With the governor on a sampled step has one task beside its ledger: to
+compose the peak, to tell the layers (at most once a second), or, where neither is due, none. They take turns; the
+first sampled step has none.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from gpumon_agent import wire
+from gpumon_agent.governor import SAMPLED_STEP_NS
+from gpumon_agent.leaks import loads
+from gpumon_agent.ledger.activations import Activations
+from gpumon_agent.ledger.callers import made
+from gpumon_agent.ledger.composing import Composing
+from gpumon_agent.ledger.composition import History
+from gpumon_agent.ledger.graph import Places
+from gpumon_agent.ledger.inventory import INPUT_DEPTH_MAX, Inventory, claim, tensors_in
+from gpumon_agent.ledger.layers import Layers
+from gpumon_agent.ledger.others import Others
+from gpumon_agent.ledger.whose import Whose
+from gpumon_agent.ledger.workspaces import Workspaces, tracks_blocks
+from gpumon_agent.probe import Reading
+from gpumon_agent.viewers.recorder import Recorder
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+LAYERS_EVERY_NS = 1_000_000_000
+COMPOSED_EVERY = 2
+"""Sampled steps, with the governor on: every so many a peak is composed."""
+REST_FIRST, REST_MAX = 2, 64
+"""Where composing takes a sampled step over its limit: so many times are left out, twice as many after each."""
+PLACES_EVERY_STEPS = 64
+_LOOKS = 8  # steps at whose end workspaces are looked for; later only with the layers
+_CPU = -1
+
+
+class Cost(Protocol):
+    """Where the cost of reading is booked: the governor."""
+
+    ledger: bool
+    ledger_at_end_only: bool
+    ledger_ns: int
+
+
+class Accounts:
+    """The books of one process. Called in the training thread, under the guard."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        cost: Cost,
+        models: Callable[[], Iterable[tuple[int, Module]]],
+        *,
+        say: Callable[[tuple[wire.Event, ...]], None],
+        tell: Callable[[str], None],
+        limited: bool,
+    ) -> None:
+        self.inventory = Inventory()
+        self.ledgers: dict[int, wire.Ledger] = {}
+        """the newest of each device"""
+        self._recorder = recorder
+        self._cost = cost
+        self._models = models
+        self._limited = limited
+        self._tell = tell
+        self._untracked = False  # that an allocator knows no blocks was told
+        self._places = Places()
+        self._places_left = 0
+        self._activations = Activations(self._current_places, tell, limited=limited)
+        self._others = self.others = Others(models, tell)
+        self._workspaces = Workspaces()
+        self._loads = loads.install()
+        self._layers = Layers(self.inventory, self._current_places, models, say)
+        self._layers_due_ns = 0
+        self._layers_wanted = not limited  # in this step
+        whose = Whose(self.inventory, self._others, self._workspaces)
+        self._whose = whose
+        self._peak = Composing(whose, self._activations, self.inventory, self._current_places)
+        self._peak.wanted = not limited
+        self._sampled = 0
+        self._last_ns = SAMPLED_STEP_NS  # that a sampled step took
+        self._rest = 0  # turns that composing leaves out
+        self._resting = 0
+
+    @property
+    def layers(self) -> dict[tuple[int, int], tuple[wire.Layers, ...]]:
+        """The newest of each model and device."""
+        return self._layers.newest
+
+    @property
+    def history(self) -> History:
+        """The one switch of PyTorch's history of allocations."""
+        return self._peak.history
+
+    def changed(self) -> None:
+        """A model was added, or wrapped."""
+        self._others.changed()
+        self._places_left = 0
+
+    def begin_step(self) -> None:
+        if not self._cost.ledger:
+            return
+        self._places_left -= 1
+        walks = not self._cost.ledger_at_end_only
+        self._layers_wanted = monotonic_ns() >= self._layers_due_ns
+        if self._limited:
+            self._sampled += 1
+            self._peak.wanted = False
+            turn = walks and not self._sampled % COMPOSED_EVERY
+            if turn:
+                # a walk first, and composing alone the next time, where both together would be too much
+                self._peak.wanted = not self._resting and (
+                    self._peak.alone or self._peak.moved or self._last_ns < SAMPLED_STEP_NS // 3
+                )
+                self._resting -= self._resting > 0
+            self._layers_wanted = self._layers_wanted and not turn
+            walks = walks and not (self._peak.wanted and self._peak.alone)
+            walks = walks and not (self._layers_wanted and self._layers.stale)
+        self._activations.begin_step(walks=walks)
+        self._layers.begin_step(walks=self._activations.known)
+
+    def inputs(self, args: object, kwargs: object) -> tuple[int, list[tuple[int, ...]]]:
+        """A root's forward begins with these."""
+        found = self.inventory.inputs(args, kwargs)
+        if self._cost.ledger:
+            began = monotonic_ns()
+            self.inventory.beside()
+            self._cost.ledger_ns += monotonic_ns() - began
+        return found
+
+    # ------------------------------------------------------------------------------------------------------ the graph
+
+    def forward_ends(self, output: object) -> None:
+        """A root returns `output`: it is noted, and what autograd saved for it."""
+        if self._cost.ledger:
+            self._walk(list(tensors_in(output, INPUT_DEPTH_MAX)))
+
+    def backward_begins(self, roots: Iterable[object]) -> None:
+        if self._cost.ledger:
+            self._walk(list(roots), look=made)
+
+    def backward_returns(self, gradients: Iterable[object]) -> None:
+        """With `create_graph` they have a graph of their own, made in the engine's threads."""
+        with_graph = [each for each in gradients if getattr(each, "grad_fn", None) is not None]
+        if with_graph:
+            self._walk(with_graph, whole=True)
+
+    def _walk(self, roots: list[object], *, look: Callable[[], Iterable[Tensor]] = tuple, whole: bool = False) -> None:
+        if not self._cost.ledger or not self._activations.known or _nothing_is_real():
+            return
+        began = monotonic_ns()
+        with _no_collection():
+            self._activations.walk(roots, self.inventory.claimed, self.inventory.weights, made=look(), whole=whole)
+        if self._activations.known:
+            self._peak.graph_walked()
+        self._cost.ledger_ns += monotonic_ns() - began
+
+    def _current_places(self) -> Places:
+        if self._places_left <= 0:
+            self._places_left = PLACES_EVERY_STEPS
+            self._places = Places()
+            for index, model in self._models():
+                self._places.add(index, model)
+        return self._places
+
+    # ------------------------------------------------------------------------------------------------------ boundaries
+
+    def boundary(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
+        """A phase closed on a device: its ledger."""
+        if not _nothing_is_real():
+            with _no_collection():
+                self._boundary(step, phase, index, where, reading)
+
+    def _boundary(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
+        device = _index(where)
+        # what rarely changes is summed again at each step's end, but not in a step that composes its peak
+        fresh = step == 0 or (phase == wire.OPTIMIZER and not (self._limited and self._peak.wanted))
+        owners = self.inventory.owners(where, fresh=fresh)
+        others = self._others.tensors(look=fresh)
+        other_models = None if others is None else claim(others, self.inventory.claimed, device)
+        checkpoints = self._loads.claim(device, self.inventory.claimed)
+        saved = self._activations.alive(device, self.inventory.claimed)
+        if self._activations.known:
+            self._layers.note(device, saved)
+        tracked = where.type != "cuda" or tracks_blocks()
+        if not tracked and not self._untracked:
+            self._untracked = True
+            self._tell("cudaMallocAsync knows no blocks: workspaces and what a peak was made of stay unknown")
+        if where.type == "cuda" and tracked and self._looks_for_workspaces(step, phase):
+            self._workspaces.look(device, lambda: self._whose.addresses(saved))
+        ledger = wire.Ledger(
+            step,
+            phase,
+            index,
+            where.index or 0,
+            reading.allocated,
+            reading.requested if tracked else None,
+            reading.reserved,
+            *owners,
+            activations=sum(each.nbytes for each in saved) if self._activations.known else None,
+            workspaces=self._workspaces.bytes(device),
+            checkpoints=checkpoints,
+            other_models=other_models,
+            hidden=(*self._activations.hidden, *_cast_weights(where.type))[:16],
+        )
+        self.ledgers[ledger.device] = ledger
+        self._recorder.append(ledger)
+        if phase == wire.OPTIMIZER and self._layers_wanted:
+            self._layers.take()
+        if phase == wire.OPTIMIZER and self._limited and not (self._layers_wanted or self._peak.wanted):
+            self._whose.prepare(ledger, device)
+        if tracked:
+            self._peak.phase_ended(ledger, reading, device, saved)
+
+    def _looks_for_workspaces(self, step: int, phase: str) -> bool:
+        """They are known at the second look: within the first step, so that its end can tell them."""
+        if phase != wire.OPTIMIZER:
+            return step == 0 and (phase == wire.BACKWARD or not self._limited)
+        return self._layers_wanted or step < (1 if self._limited else _LOOKS)
+
+    def close_step(self, step: int) -> None:
+        """Before the step is told."""
+        if self._cost.ledger:
+            with _no_collection():
+                self._close_step(step)
+
+    def _close_step(self, step: int) -> None:
+        began = monotonic_ns()
+        composed = self._peak.step_ended()
+        for each in composed:
+            self._recorder.append(each)
+        if self._layers.tell(step, self.ledgers):
+            self._layers_due_ns = began + LAYERS_EVERY_NS
+        self._cost.ledger_ns += monotonic_ns() - began
+        self._last_ns = self._cost.ledger_ns
+        if composed:
+            dear = self._limited and self._cost.ledger_ns > SAMPLED_STEP_NS
+            self._rest = self._resting = min(max(REST_FIRST, self._rest * 2), REST_MAX) if dear else 0
+
+    def stop(self) -> None:
+        """Leaves nothing switched on and nothing replaced."""
+        self._peak.stop()
+        self.disown()
+
+    def disown(self) -> None:
+        """In a forked child: what is switched on is the parent's."""
+        self._peak.history.remove()
+        self._activations.stop()
+
+
+def _index(where: torch.device) -> int:
+    """As Tensor.get_device() has it."""
+    return _CPU if where.type == "cpu" else where.index or 0
+
+
+def _cast_weights(kind: str) -> tuple[str, ...]:
+    """Within autocast its copies of weights: what no gradient needs (a first layer's) only its cache holds."""
+    try:
+        on = torch.is_autocast_enabled(kind) and torch.is_autocast_cache_enabled()
+    except RuntimeError:  # no autocast on this kind of device
+        return ()
+    return ("autocast's copies of weights",) if on else ()
+
+
+def _nothing_is_real() -> bool:
+    """Within torch.func's transforms and under fake tensors a model's own tensors stand for others, or for none."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    )
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Thousands of short-lived objects are made within: the collector would take them for a reason to look at all.
+
+    In a process with transformers imported one such look takes a quarter of a second.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,274 @@
+"""What was alive at a step's highest moment: one phase of allocator history, without stacks, replayed.
+
+Model. The phase that made the last step's peak is expected to make this one's. As it begins, PyTorch's own history of
+allocations is switched on and the addresses of what owners hold are noted; as it ends, history and owners are read
+again, and history is switched off. From what was requested at the phase's beginning every event adds or subtracts its
+requested bytes; the largest sum is the peak. A block that was alive then belongs
+
+- to the owner that held its address as the phase began, if it stood there since;
+- else to the owner that holds it as the phase ends, if it stood there until then;
+- else, if it was made and freed within the phase, to what autograd saved in it (of the loss), or to `temporaries`.
+
+What is left of `requested` is *unexplained*. The module that was running: forward allocates what each module saves in
+the modules' order, backward frees it and makes gradients in the opposite order, so the nearest such events before and
+after the peak tell two modules; the answer is the innermost module around both, None where one of them is missing.
+
+Source: `torch.cuda.memory._record_memory_history`; the sizes in its trace are requested bytes.
+Cost: 0.2 µs an allocation while it records; 1 µs an event to read and replay: benchmarks/inventory.py.
+Known limitations. History that the user records is left alone: no composition then. The largest sum of requested bytes
+is taken for the peak of allocated ones: they differ by rounding.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+
+from gpumon_agent.guard import leave_no_frame
+from gpumon_agent.ledger.graph import Place
+from gpumon_agent.ledger.workspaces import snapshot
+
+_COUNTED = ("alloc", "free_completed")
+ENTRIES_MAX = 100_000
+"""of the trace: a phase with more events is given up"""
+
+
+class Block(NamedTuple):
+    """Whose the bytes at an address are."""
+
+    line: str
+    nbytes: int
+    place: Place | None = None
+
+
+Blocks = dict[int, Block]
+"""by address"""
+
+
+class Composition(NamedTuple):
+    """A peak, taken apart: requested bytes."""
+
+    requested: int
+    lines: dict[str, int]
+    module: str | None
+
+
+class History:
+    """PyTorch's history of allocations, ours for the length of one phase; invisible to whoever reads or records it.
+
+    Who records history himself, even once, has it alone from then on. While ours runs, the functions that read it are
+    replaced too: the first such call ends ours and goes through to the original.
+    """
+
+    def __init__(self) -> None:
+        self.recording = False
+        self.stacks = False  # instead of the events, the stacks of a few steps' allocations are kept
+        self._theirs = False
+        self._C: Any = torch._C
+        self._record = getattr(torch._C, "_cuda_record_memory_history", None)
+        self._enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+        self._always = self._replace("_cuda_record_memory_history", "_cuda_record_memory_history_legacy", records=True)
+        self._meanwhile: dict[str, Any] = {}
+
+    def begin(self) -> bool:
+        """False where this torch has no such history, or somebody else records it."""
+        if not self._is_free():
+            return False
+        self.recording = self._switch("all", None, ENTRIES_MAX)
+        self._hide()
+        return True
+
+    def begin_stacks(self) -> bool:
+        """With every block that is made from here on its stack is kept, and no events. False as above."""
+        if not torch.cuda.is_initialized() or not self._is_free():
+            return False
+        self.stacks = self._switch("state", "state", 1)
+        self._hide()
+        return True
+
+    def stop_stacks(self) -> None:
+        if self.stacks:
+            self._put_back(self._meanwhile)
+            self._switch(None, None, 1)
+            self.stacks = False
+
+    def _is_free(self) -> bool:
+        if self._record is None or self._enabled is None or self.recording or self.stacks or self._theirs:
+            return False
+        return not self._enabled()
+
+    def _hide(self) -> None:
+        self._meanwhile = self._replace("_cuda_memorySnapshot")
+        self._meanwhile["_cuda_isHistoryEnabled"] = self._enabled
+        self._C._cuda_isHistoryEnabled = lambda: False
+
+    def end(self) -> list[list[dict[str, Any]]] | None:
+        """The events since `begin` by device, oldest first.
+
+        None where somebody else took over, or there were too many.
+        """
+        if not self.recording:
+            return None
+        traces: list[list[dict[str, Any]]] = snapshot()["device_traces"]
+        self.stop()
+        return None if any(len(trace) >= ENTRIES_MAX for trace in traces) else traces
+
+    def stop(self) -> None:
+        """Switches it off; nothing of ours stays recorded."""
+        if self.recording:
+            self._put_back(self._meanwhile)
+            self._switch(None, None, ENTRIES_MAX)
+            self.recording = False
+
+    def remove(self) -> None:
+        """Puts back every function that was replaced. What records goes on: in a forked child it is the parent's."""
+        self._put_back(self._meanwhile)
+        self._put_back(self._always)
+        self.stacks = False
+
+    def _replace(self, *names: str, records: bool = False) -> dict[str, Any]:
+        originals = {name: original for name in names if (original := getattr(self._C, name, None)) is not None}
+        for name, original in originals.items():
+            setattr(self._C, name, self._giving_way(original, records))
+        return originals
+
+    def _put_back(self, originals: dict[str, Any]) -> None:
+        for name, original in originals.items():
+            setattr(self._C, name, original)
+        originals.clear()
+
+    def _giving_way(self, original: Callable[..., Any], records: bool) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def give_way(*args: Any, **kwargs: Any) -> Any:
+            self._theirs = self._theirs or records
+            self.stop()
+            self.stop_stacks()
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+
+        return give_way
+
+    def _switch(self, kept: str | None, stacks: str | None, entries: int) -> bool:
+        assert self._record is not None
+        arguments: list[Any] = [kept, stacks, "python", entries]
+        for more in _MORE:
+            try:
+                self._record(*arguments, *more)
+            except TypeError:  # another version's arguments
+                continue
+            return True
+        raise RuntimeError("this torch's history of allocations takes arguments that are not known here")
+
+
+_SKIPPED = ["free_requested", "segment_alloc", "segment_free", "segment_map", "segment_unmap"]
+_MORE: tuple[tuple[Any, ...], ...] = (
+    (True, False, False, _SKIPPED, False, True),  # clear the history, two we leave off, skip, pinned memory, CUDA: 2.15
+    (True, False, False, _SKIPPED),
+    (True, False, False),
+    (True, False),
+    (True,),
+    (),  # torch 2.4
+)
+"""What follows the four arguments that every version takes, newest first."""
+
+
+def compose(
+    trace: Iterable[dict[str, Any]],
+    requested: int,
+    before: Blocks,
+    after: Blocks,
+    saved: Blocks,
+    *,
+    forward: bool,
+) -> Composition:
+    """The peak of one phase; see the module.
+
+    `requested`: bytes as it began. `before`, `after`: whose the blocks are at its beginning and its end; `saved`: those
+    that autograd saved within it, all of them alive at one moment, and that may be gone by its end.
+    """
+    events = [(e["action"] == "alloc", e["addr"], e["size"]) for e in trace if e["action"] in _COUNTED]
+    sums = list(accumulate([size if made else -size for made, _, size in events], initial=requested))
+    peak = max(sums)
+    at = sums.index(peak) - 1
+    alive: dict[int, int] = {}  # address → the event that made it, of those made in the phase and alive at the peak
+    gone: set[int] = set()  # addresses that stood at the beginning and were freed before the peak
+    freed: dict[int, int] = {}  # address → when, of what was there at the peak
+    latest = -1  # when the last of `saved` was made: until then they were all there
+    for index, (made, address, _) in enumerate(events[: at + 1]):
+        if made:
+            alive[address] = index
+        elif alive.pop(address, None) is None:
+            gone.add(address)
+    for index, (made, address, _) in enumerate(events[at + 1 :], at + 1):
+        if not made:
+            freed.setdefault(address, index)
+    if saved:
+        touched: set[int] = set()
+        for index, (made, address, _) in enumerate(events):
+            if address in saved and address not in touched:
+                touched.add(address)
+                if made:
+                    latest = index
+    lines: Counter[str] = Counter()
+    for address, block in before.items():
+        if address not in gone:
+            lines[block.line] += block.nbytes
+    for address, index in alive.items():
+        until = freed.get(address)
+        if until is None:
+            owner = after.get(address)
+            if owner is not None:
+                lines[owner.line] += events[index][2]
+        elif address in saved and index <= latest < until:
+            lines["activations"] += events[index][2]
+        else:
+            lines["temporaries"] += events[index][2]
+    return Composition(peak, dict(lines), _running(events, at, before, after, saved, forward=forward))
+
+
+def _running(
+    events: list[tuple[bool, int, int]], at: int, before: Blocks, after: Blocks, saved: Blocks, *, forward: bool
+) -> str | None:
+    """The innermost module around the nearest events that tell a module, before and after the peak."""
+    telling = "activations" if forward else "gradients"
+    first: dict[int, int] = {}  # address → when it was first freed: if it stood at the beginning, that tells
+    newest: dict[int, int] = {}  # address → its newest event: an alloc that stays tells
+    for index, (made, address, _) in enumerate(events):
+        newest[address] = index
+        if not made and not forward:
+            first.setdefault(address, index)
+
+    def told(index: int) -> Block | None:
+        made, address, _ = events[index]
+        if made:
+            block = after.get(address) if newest[address] == index else None
+            return block if block is not None and block.line == telling else None
+        if forward or first[address] != index:
+            return None
+        block = before.get(address) or saved.get(address)
+        return block if block is not None and block.line == "activations" else None
+
+    earlier = next((block for index in range(at, -1, -1) if (block := told(index)) is not None), None)
+    later = next((block for index in range(max(at, 0), len(events)) if (block := told(index)) is not None), None)
+    if earlier is None or later is None or earlier.place is None or later.place is None:
+        return None
+    if earlier.place[0] != later.place[0]:
+        return None
+    return _around(earlier.place[1], later.place[1]) or None
+
+
+def _around(left: str, right: str) -> str:
+    common = []
+    for a, b in zip(left.split("."), right.split("."), strict=False):
+        if a != b:
+            break
+        common.append(a)
+    return ".".join(common)

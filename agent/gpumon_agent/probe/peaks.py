@@ -1,0 +1,266 @@
+"""Peaks of every phase, while the user's own peak figures stay exactly what they would have been.
+
+The allocator keeps one set of peak counters a device. A phase's peak needs them reset at each boundary; the user reads
+and resets the same ones. So each boundary folds the peaks it is about to reset into a *shadow*; a read through torch
+returns max(shadow, counter), and a user's reset first tells the open window its peak, then drops the shadow.
+
+Covered: every reader through torch.cuda and torch.accelerator, which look their C functions up in `torch._C` at each
+call. Not covered: C++ readers, and names bound from `torch._C` before the agent came: they see a window's peak.
+
+After `stop()` the counters hold the peak since the last boundary, and older ones exist in the shadow alone: nothing can
+put them back. So the four functions stay wrapped until no counter is below its shadow: until the user's next reset of
+each device, or a read that finds the counters caught up. Until then a read costs a microsecond more, and nothing else.
+"""
+
+from __future__ import annotations
+
+from _thread import _count as _python_threads
+from collections.abc import Callable, Iterable
+from operator import itemgetter
+from typing import Any
+
+from gpumon_agent.guard import leave_no_frame
+from gpumon_agent.wire import BOUND
+
+Stats = dict[str, Any]
+
+_NAMES = (
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+)
+_OVERSIZE = ("oversize_allocations", "oversize_segments")
+_POOLS = ("all", "small_pool", "large_pool")
+_PRIVATE = "reserved_bytes_by_private_pools"
+_folded: Callable[[Stats], tuple[dict[str, Stats], ...]] = itemgetter(*_NAMES)
+_QUIET_CHECKS = 256  # after so many checks without a foreign allocation, check one boundary in sixteen
+
+
+class _Shadow:
+    """One device's peaks from before the last boundary, and what a user's reset took from the open window."""
+
+    __slots__ = ("boundaries", "carried", "carried_reserved", "oversize", "peaks", "private", "quiet", "resets")
+
+    def __init__(self) -> None:
+        self.carried = 0
+        self.carried_reserved = 0
+        self.resets = 0  # how often the user reset: a boundary that a reset interrupts must not bring old peaks back
+        self.boundaries = 0
+        self.quiet = 0
+        self.drop()
+
+    def drop(self) -> None:
+        self.peaks = [0] * (3 * len(_NAMES))
+        self.oversize = [0, 0]
+        self.private: dict[Any, list[int]] = {}
+
+    def raise_to(self, at: int, pools: Iterable[Stats]) -> None:
+        """Raise the three peaks from `at` on."""
+        peaks = self.peaks
+        for i, pool in enumerate(pools, at):
+            peaks[i] = max(peaks[i], pool["peak"])
+        # all of them anew, side by side in memory: a boundary compares each, and has none in the caches
+        peaks[:] = [(peak << 1) >> 1 for peak in peaks]
+
+    def fold_private(self, private: dict[Any, Stats]) -> None:
+        known = self.private
+        self.private = {
+            pool: [max(p, stat[name]["peak"]) for p, name in zip(known.get(pool, (0, 0, 0)), _POOLS, strict=True)]
+            for pool, stat in private.items()
+        }
+
+    def lift(self, stats: Stats) -> bool:
+        """Raise the peaks in `stats` to the shadow's: what the user would have read. Whether any was below."""
+        peaks = iter(self.peaks)
+        lifted = False
+        for stat in _folded(stats):
+            for pool in _POOLS:
+                peak = next(peaks)
+                if peak > stat[pool]["peak"]:
+                    stat[pool]["peak"] = peak
+                    lifted = True
+        for name, peak in zip(_OVERSIZE, self.oversize, strict=True):
+            if peak > stats[name]["peak"]:
+                stats[name]["peak"] = peak
+                lifted = True
+        for key, stat in stats.get(_PRIVATE, {}).items():
+            for pool, peak in zip(_POOLS, self.private.get(key, ()), strict=False):
+                if peak > stat[pool]["peak"]:
+                    stat[pool]["peak"] = peak
+                    lifted = True
+        return lifted
+
+
+_lingering: list[Peaks] = []
+"""The one that has stopped and is not gone yet."""
+
+
+class Peaks:
+    """Reads the CUDA (or ROCm) allocator at boundaries. Wraps torch's readers unless `bounds`: then it never resets."""
+
+    __slots__ = ("_C", "_leaving", "_replaced", "_shadows", "_wrappers", "bounds", "own_threads", "read", "reset")
+
+    def __init__(self, *, bounds: bool = False, own_threads: int = 0) -> None:
+        from torch import _C
+
+        self._C = _C
+        self.bounds = bounds
+        self._shadows: dict[int, _Shadow] = {}
+        self._replaced: dict[str, Callable[..., Any]] = {}
+        self._wrappers: dict[str, Callable[..., Any]] = {}
+        self._leaving = False
+        for before in _lingering[:]:  # watched, stopped, and watched again: the older peaks are still the user's
+            self._shadows.update(before._shadows)
+            before._shadows.clear()
+            before._uninstall()
+        self.read: Callable[[int], Stats] = _C._cuda_memoryStats
+        self.reset: Callable[[int], None] = _C._cuda_resetPeakMemoryStats
+        self.own_threads = own_threads  # of those that Python counts
+        if not bounds:
+            self._install()
+        elif self._shadows:
+            self._install()
+            self.stop()
+
+    def _install(self) -> None:
+        for name, make in (
+            ("_cuda_memoryStats", self._reader),
+            ("_accelerator_getDeviceStats", self._reader),
+            ("_cuda_resetPeakMemoryStats", self._resetter),
+            ("_accelerator_resetPeakStats", self._resetter),
+        ):
+            original = getattr(self._C, name, None)  # torch.accelerator's came with 2.9
+            if original is not None:
+                self._replaced[name] = original
+                self._wrappers[name] = make(original)
+                setattr(self._C, name, self._wrappers[name])
+
+    def stop(self) -> None:
+        """No boundary comes any more. Torch is as it was found as soon as no peak is missing from its counters."""
+        self._leaving = True
+        if self._replaced:
+            _lingering[:] = [self]
+            self._forget(None)
+
+    def _forget(self, device: int | None) -> None:
+        """After `stop`: the counters of `device` tell what the user would have read."""
+        self._shadows.pop(device, None)  # type: ignore[arg-type]
+        if not self._shadows:
+            self._uninstall()
+
+    def _uninstall(self) -> None:
+        for name, original in self._replaced.items():
+            if getattr(self._C, name) is self._wrappers[name]:  # else somebody wrapped it after us: ours stays inside
+                setattr(self._C, name, original)
+        self._replaced.clear()
+        if self in _lingering:
+            _lingering.remove(self)
+
+    def _reader(self, original: Callable[[int], Stats]) -> Callable[[int], Stats]:
+        shadows = self._shadows
+
+        def read(device: int) -> Stats:
+            try:
+                stats = original(device)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            shadow = shadows.get(device)
+            if shadow is not None and not shadow.lift(stats) and self._leaving:
+                self._forget(device)
+            return stats
+
+        return read
+
+    def _resetter(self, original: Callable[[int], None]) -> Callable[[int], None]:
+        shadows = self._shadows
+
+        def reset(device: int) -> None:
+            if self._leaving:
+                original(device)
+                self._forget(device)
+                return
+            shadow = shadows.get(device)
+            if shadow is None:  # the load window is open on every device
+                shadow = shadows[device] = _Shadow()
+            stats = self.read(device)
+            peak = stats["allocated_bytes"]["all"]["peak"]
+            if peak > shadow.carried:
+                shadow.carried = peak
+            peak = stats["reserved_bytes"]["all"]["peak"]
+            if peak > shadow.carried_reserved:
+                shadow.carried_reserved = peak
+            shadow.resets += 1
+            original(device)
+            shadow.drop()
+
+        return reset
+
+    def boundary(self, device: int) -> tuple[Any, ...]:
+        """Close the device's window: read once, reset its peaks, and give what was read, in the order of a Reading.
+
+        While other Python threads run, a second read tells whether one of them allocated between the two calls: its
+        peak may be lost, so the reading is marked a bound. After 256 quiet checks every sixteenth boundary is checked.
+
+        One flat function, for it runs at every boundary, where training has left nothing of it in the caches.
+        """
+        shadow = self._shadows.get(device)
+        if shadow is None:
+            shadow = self._shadows[device] = _Shadow()
+        resets = shadow.resets
+        stats = self.read(device)
+        nine = (  # by constant names: an itemgetter's own code is cold here, and costs more than nine look-ups
+            stats["allocated_bytes"], stats["reserved_bytes"], stats["active_bytes"],
+            stats["inactive_split_bytes"], stats["requested_bytes"], stats["allocation"],
+            stats["segment"], stats["active"], stats["inactive_split"],
+        )  # fmt: skip
+        allocated, reserved, allocation = nine[0]["all"], nine[1]["all"], nine[5]["all"]
+        peak, reserved_peak = allocated["peak"], reserved["peak"]
+        flags = 0
+        if self.bounds:
+            flags = BOUND
+        else:
+            # into the shadow before the reset, or a reader in another thread would see the peak missing
+            peaks = shadow.peaks
+            i = 0
+            for stat in nine:
+                both, small, large = stat.values()  # torch fills them in the order of _POOLS
+                if both["peak"] > peaks[i] or small["peak"] > peaks[i + 1] or large["peak"] > peaks[i + 2]:
+                    shadow.raise_to(i, (both, small, large))
+                i += 3
+            oversize = shadow.oversize
+            if stats["oversize_allocations"]["peak"] > oversize[0] or stats["oversize_segments"]["peak"] > oversize[1]:
+                shadow.oversize = [max(p, stats[n]["peak"]) for p, n in zip(oversize, _OVERSIZE, strict=True)]
+            private = stats.get(_PRIVATE)
+            if private or shadow.private:
+                shadow.fold_private(private or {})
+            self.reset(device)
+            if resets != shadow.resets:
+                shadow.drop()
+            if shadow.carried or shadow.carried_reserved:
+                peak, reserved_peak = max(peak, shadow.carried), max(reserved_peak, shadow.carried_reserved)
+                shadow.carried = shadow.carried_reserved = 0
+            if _python_threads() > self.own_threads:
+                flags = self._check(shadow, allocation, device)
+        return (
+            allocated["current"], peak, reserved["current"], reserved_peak,
+            nine[2]["all"]["current"], nine[3]["all"]["current"], nine[4]["all"]["current"], allocation["current"],
+            stats["num_alloc_retries"], stats["num_ooms"], flags, None,
+        )  # fmt: skip
+
+    def _check(self, shadow: _Shadow, allocation: Stats, device: int) -> int:
+        """BOUND if somebody has allocated since `allocation` was read."""
+        shadow.boundaries += 1
+        if shadow.quiet >= _QUIET_CHECKS and shadow.boundaries & 15:
+            return 0
+        if self.read(device)["allocation"]["all"]["allocated"] != allocation["allocated"]:
+            shadow.quiet = 0
+            return BOUND
+        shadow.quiet += 1
+        return 0

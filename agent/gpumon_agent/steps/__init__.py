@@ -1,0 +1,1 @@
+"""Where phases and iterations begin and end, and whose they are."""

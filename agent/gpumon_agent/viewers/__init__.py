@@ -1,0 +1,1 @@
+"""All that goes on between this process and its viewers: sockets, files, the one thread."""

@@ -1,0 +1,119 @@
+"""The allocator's segments and blocks: read whole in the training thread, made into messages on the publisher's.
+
+Cost: torch's snapshot makes one dict a block, about 0.5 µs each with the garbage collector held, twice that on a busy
+machine (benchmarks/asked.py): `BLOCKS_MAX` stop the training for 30 to 60 ms. More are refused, except at an
+out-of-memory, where nothing is held up. What follows (small tuples, encoding) is done in slices of `SLICE` blocks by
+the other thread, which gives way after each.
+Known limitations. While the script itself records the allocator's history, every block carries its stacks, and torch
+writes them out at each snapshot, for seconds: nothing is read then.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from gpumon_agent import wire
+
+BLOCKS_MAX = 60_000  # of all devices together: torch reads them all
+BLOCKS_AT_OOM_MAX = 200_000  # some 100 MiB of host memory for a moment
+SLICE = 512
+
+_STATES = {"active_allocated": wire.ALLOCATED, "inactive": wire.INACTIVE}  # what is left waits for a stream
+
+
+class Raw(NamedTuple):
+    """What torch told, and what that took of the training thread's time."""
+
+    segments: list[dict[str, Any]]
+    rest: dict[str, Any]
+    devices: int
+    spent_ns: int
+
+
+class TooDear(Exception):
+    """Reading would stop the training for too long, or is not ours to do. The text is one sentence."""
+
+
+def read(limit: int = BLOCKS_MAX) -> Raw:
+    """All devices' segments. Raises TooDear. Must be called in the training thread, after CUDA began.
+
+    The collector is held: the dicts made here would set it off again and again, the full collections among them.
+    """
+    import torch
+
+    from gpumon_agent.ledger import workspaces
+
+    enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    if enabled is not None and enabled():
+        raise TooDear(
+            "the script records the allocator's history, which makes every look at its blocks slow: "
+            "torch.cuda.memory._dump_snapshot, called in the script, writes them with their stacks"
+        )
+    devices = torch.cuda.device_count()
+    count = sum(_count(device) for device in range(devices))
+    if count > limit:
+        raise TooDear(f"{count:,} blocks are more than can be read within 100 ms: {limit:,}")
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        began = time.monotonic_ns()
+        told = workspaces.snapshot(traces=False)
+        spent_ns = time.monotonic_ns() - began
+    finally:
+        if collects:
+            gc.enable()
+    return Raw(told.pop("segments"), told, devices, spent_ns)
+
+
+def _count(device: int) -> int:
+    """Live blocks, and the gaps between them."""
+    import torch
+
+    stats = torch._C._cuda_memoryStats(device)
+    return int(stats["active"]["all"]["current"] + stats["inactive_split"]["all"]["current"])
+
+
+def made_of(raw: Raw, device: int) -> Iterator[list[wire.Segment] | None]:
+    """Takes `raw` apart, freeing it as it goes: None after each slice of work, the device's segments at last."""
+    segments: list[wire.Segment] = []
+    room = SLICE
+    raw.segments.reverse()
+    while raw.segments:
+        segment = raw.segments.pop()
+        if segment["device"] != device:
+            continue
+        blocks: list[tuple[int, int]] = []
+        told = segment["blocks"]
+        told.reverse()
+        while told:
+            block = told.pop()
+            blocks.append((block["size"], _STATES.get(block["state"], wire.PENDING)))
+            room -= 1
+            if not room:
+                room = SLICE
+                yield None
+        segments.append(
+            wire.Segment(
+                address=segment["address"],
+                bytes=segment["total_size"],
+                small=segment["segment_type"] == "small",
+                stream=segment["stream"],
+                expandable=bool(segment.get("is_expandable")),
+                private=tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0),
+                blocks=tuple(blocks),
+            )
+        )
+    segments.sort(key=lambda segment: segment.address)
+    yield segments
+
+
+def encoded(
+    segments: list[wire.Segment], device: int, number: int, at: tuple[int, str], t_ns: int, reason: str, spent_ns: int
+) -> Iterator[bytes]:
+    """The messages, one after the other."""
+    cut = list(wire.parts(segments))
+    for part, some in enumerate(cut):
+        yield wire.encode_event(wire.Segments(device, number, *at, t_ns, reason, part, len(cut), some, spent_ns))

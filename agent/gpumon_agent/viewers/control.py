@@ -1,0 +1,92 @@
+"""The control socket: a viewer asks for one thing of four, and is told at once whether it will be done.
+
+Its own REP socket beside the publisher's, behind the same gate (only this user's processes), served by the publisher's
+thread. A request is one small frame: a word of an enum, the agent's nonce, at most two numbers; no path, no code. The
+socket never waits and never does the work: `answer` only notes what is wanted. Who asks more often than
+`REQUESTS_A_SECOND` is not heard until the second is over: the socket is left out of the poll, and libzmq holds the
+sender back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import zmq
+
+from gpumon_agent import wire
+
+REQUEST_BYTES_MAX = 512  # a sound one takes about 40
+REQUESTS_A_SECOND = 20
+_WAITING_MAX = 8  # requests of one connection that libzmq keeps for us
+
+
+class Control:
+    """Made by the training side, used on the publisher's thread alone."""
+
+    def __init__(self, nonce: str, answer: Callable[[wire.Request], wire.Reply | None]) -> None:
+        self._nonce = nonce
+        self._answer = answer
+        self._socket: zmq.Socket[bytes] | None = None
+        self._poller: zmq.Poller | None = None
+        self._left = REQUESTS_A_SECOND
+        self._second = 0.0
+        self._listening = False
+        self.refused = 0
+
+    def open(self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller) -> None:
+        socket = context.socket(zmq.REP)
+        socket.linger = 0
+        socket.rcvhwm = socket.sndhwm = _WAITING_MAX
+        socket.maxmsgsize = REQUEST_BYTES_MAX
+        socket.zap_domain = b"gpumon"
+        self._socket, self._poller = socket, poller
+
+    def bind(self, address: str) -> None:
+        """Raises ZMQError. Nothing may stand there: libzmq would replace it."""
+        assert self._socket is not None
+        self._socket.bind(address)
+
+    def hear(self, now: float) -> None:
+        """Answers what has come, and listens no further where it was too much for one second."""
+        if self._socket is None or self._poller is None:
+            return
+        if now - self._second >= 1.0:
+            self._second, self._left = now, REQUESTS_A_SECOND
+        while self._left:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._left -= 1
+            reply = self._reply(frames)
+            self.refused += not reply.accepted
+            self._send(wire.encode_asked(reply))
+        if self._listening != bool(self._left):
+            self._listening = bool(self._left)
+            if self._listening:
+                self._poller.register(self._socket, zmq.POLLIN)
+            else:
+                self._poller.unregister(self._socket)
+
+    def _reply(self, frames: list[bytes]) -> wire.Reply:
+        if len(frames) != 1:
+            return wire.Reply(False, "a request is one frame")
+        try:
+            request = wire.decode_request(frames[0])
+        except wire.WireError as error:
+            return wire.Reply(False, str(error))
+        if request.nonce != self._nonce:
+            return wire.Reply(False, "another process than the one that was asked answers here: attach again")
+        return self._answer(request) or wire.Reply(False, "the agent failed at it; its log tells more")
+
+    def _send(self, reply: bytes) -> None:
+        assert self._socket is not None
+        try:
+            self._socket.send(reply, zmq.NOBLOCK)
+        except zmq.Again:  # who asked went away and left a full queue: a REP socket drops it with its next word
+            return
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close(linger=0)
+            self._socket = None

@@ -1,0 +1,268 @@
+"""Where an agent can be found: a private directory, one socket and one descriptor file per agent.
+
+The directory is `$XDG_RUNTIME_DIR/gpumon`, else `gpumon-UID` in the system's temporary directory. It is used only if it
+is ours, not a symbolic link and closed to others: whoever can write there could pose as a training process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from gpumon_agent import wire
+from gpumon_agent._version import __version__
+
+PATH_BYTES_MAX = 106  # sockaddr_un holds 108 with its final NUL; libzmq wants one less
+DESCRIPTOR_BYTES_MAX = 128 * 1024
+CONTROL = ".ask"  # how a control socket's name ends
+_DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Unavailable(Exception):
+    """No safe place for a socket. The text is one sentence for a person."""
+
+
+class Descriptor(msgspec.Struct, frozen=True):
+    """One agent, as its file in the runtime directory tells. The file names are made of `pid` and `nonce`."""
+
+    pid: int
+    start_time: int  # field 22 of /proc/PID/stat, clock ticks since boot; 0 where there is no /proc
+    boot_id: str
+    pid_ns: str  # a pid means nothing outside its namespace
+    nonce: str  # hex; Hello carries the same
+    name: str
+    host: str
+    argv: tuple[str, ...]
+    endpoint: str = ""  # ipc://PATH; empty until the publisher has bound it
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    run_id: str | None = None
+    parent: int = 0  # the pid that started this process: ranks of one launcher share it
+    protocol: tuple[int, int] = (wire.PROTOCOL_MAJOR, wire.PROTOCOL_MINOR)
+    agent: str = __version__
+    unix_ns: int = 0  # when the agent began
+    control: str = ""  # ipc://PATH of the socket that takes wire.Request; empty where there is none
+
+    @property
+    def stem(self) -> str:
+        return f"{self.pid}-{self.nonce[:8]}"
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for the ranks of one job. torchrun's run id is the word "none" unless the user chose one."""
+        if self.run_id not in (None, "", "none"):
+            return (self.host, self.name, self.run_id)
+        if self.world_size is not None and self.world_size > 1:
+            return (self.host, self.name, self.parent)
+        return (self.nonce,)
+
+
+def describe(
+    name: str,
+    *,
+    unix_ns: int = 0,
+    rank: int | None = None,
+    local_rank: int | None = None,
+    world_size: int | None = None,
+    run_id: str | None = None,
+) -> Descriptor:
+    """This process, with a fresh nonce. Draws from the system's randomness, never from a generator training uses."""
+    pid = os.getpid()
+    return Descriptor(
+        pid=pid,
+        start_time=start_time(pid) or 0,
+        boot_id=boot_id(),
+        pid_ns=pid_namespace(),
+        nonce=secrets.token_hex(8),
+        name=wire.clean(name),
+        host=socket.gethostname(),
+        argv=wire.clean_argv(sys.argv),
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        run_id=run_id,
+        parent=os.getppid(),
+        unix_ns=unix_ns,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ processes' identity
+
+
+def start_time(pid: int) -> int | None:
+    """When `pid` began, in clock ticks since boot. None: there is no such process, or only its remains (a zombie)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the command before it may hold spaces and brackets
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def pid_namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+# --------------------------------------------------------------------------------------------------------- directory
+
+
+def candidates() -> Iterator[Path]:
+    """Where an agent of this user may have put its files, most wanted first."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and Path(runtime).is_absolute():
+        yield Path(runtime, "gpumon")
+    with contextlib.suppress(FileNotFoundError):  # nothing can be written anywhere
+        yield Path(tempfile.gettempdir(), f"gpumon-{os.geteuid()}")
+
+
+def open_directory(path: Path, *, create: bool) -> int:
+    """A descriptor of the directory at `path`, known to be ours and closed to others. The caller closes it.
+
+    Raises Unavailable with the reason. `FileNotFoundError` only where `create` is false.
+    """
+    try:
+        _check_parent(path.parent)
+        if create:
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+        fd = os.open(path, _DIR_FLAGS)  # of a symbolic link: ELOOP or ENOTDIR
+    except FileNotFoundError:
+        if not create:
+            raise
+        raise Unavailable(f"{path.parent} does not exist") from None
+    except OSError as error:
+        refused = path.is_symlink() or (path.exists() and not path.is_dir())
+        raise Unavailable(f"{path} is no directory of ours" if refused else f"{path}: {error.strerror}") from error
+    try:
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid():
+            raise Unavailable(f"{path} belongs to another user (uid {status.st_uid})")
+        if stat.S_IMODE(status.st_mode) != 0o700:
+            os.fchmod(fd, 0o700)  # a strict umask took away our own rights, or it was left open to others
+    except (OSError, Unavailable):
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check_parent(parent: Path) -> None:
+    """Others must not be able to swap the directory under us: the parent is ours or root's, and sticky if shared."""
+    status = parent.stat()
+    if status.st_uid not in (0, os.geteuid()):
+        raise Unavailable(f"{parent} belongs to another user (uid {status.st_uid})")
+    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+        raise Unavailable(f"{parent} can be changed by other users")
+
+
+def claim(descriptor: Descriptor) -> Place:
+    """The first usable directory, with names for `descriptor` in it that nothing stands at yet. Raises Unavailable."""
+    reasons: list[str] = []
+    for directory in candidates():
+        path = directory / f"{descriptor.stem}.sock"
+        if len(os.fsencode(path)) > PATH_BYTES_MAX:
+            reasons.append(f"{directory} is too long a path for a socket")
+            continue
+        try:
+            os.close(open_directory(directory, create=True))
+        except (Unavailable, OSError) as error:
+            reasons.append(str(error))
+            continue
+        if not os.access(directory, os.W_OK | os.X_OK):
+            reasons.append(f"{directory} cannot be written to")
+        elif os.path.lexists(path) or os.path.lexists(path.with_suffix(CONTROL)):
+            reasons.append(f"{path} exists already")  # libzmq would replace it, whatever it is
+        else:
+            return Place(directory, descriptor.stem)
+    raise Unavailable("; ".join(reasons) or "no directory for temporary files can be written to")
+
+
+class Place:
+    """An agent's sockets and descriptor file in a directory that `claim` found to be ours."""
+
+    def __init__(self, directory: Path, stem: str) -> None:
+        self.socket = directory / f"{stem}.sock"
+        self.control = self.socket.with_suffix(CONTROL)
+        self._file = directory / f"{stem}.json"
+        self._pid = os.getpid()
+
+    @property
+    def endpoint(self) -> str:
+        return f"ipc://{self.socket}"
+
+    def give_up_socket(self) -> None:
+        """Its file goes, so that it can be bound again."""
+        with contextlib.suppress(OSError):
+            self.socket.unlink(missing_ok=True)
+
+    def lacks_socket(self) -> bool:
+        return not os.path.lexists(self.socket)
+
+    def lacks_control(self) -> bool:
+        return not os.path.lexists(self.control)
+
+    def lacks_descriptor(self) -> bool:
+        return not os.path.lexists(self._file)
+
+    def publish(self, descriptor: Descriptor) -> None:
+        """Writes the descriptor, whole or not at all. Raises Unavailable (a full disk)."""
+        draft = self._file.with_suffix(".new")
+        try:
+            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "wb") as file:
+                file.write(msgspec.json.encode(descriptor))
+            draft.replace(self._file)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise Unavailable(f"{self._file}: {error.strerror}") from error
+
+    def remove(self) -> None:
+        """All its files go. Does nothing in a forked child, whose parent still lives there."""
+        if os.getpid() == self._pid:
+            for path in (self._file, self.socket, self.control):
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError:  # the directory went away or became read-only: the viewers reap what is left
+                    return
+
+
+def read_descriptor(path: Path) -> Descriptor | None:
+    """What the file tells; None where it is gone or is not one (a file name must agree with what it holds)."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(fd, "rb") as file:
+            raw = file.read(DESCRIPTOR_BYTES_MAX)
+        descriptor = msgspec.json.decode(raw, type=Descriptor)
+    except (OSError, msgspec.DecodeError):
+        return None
+    if path.name != f"{descriptor.stem}.json":
+        return None
+    return msgspec.structs.replace(
+        descriptor,
+        endpoint=f"ipc://{path.with_suffix('.sock')}",  # never a path that the file's content chose
+        control=f"ipc://{path.with_suffix(CONTROL)}" if descriptor.control else "",
+        name=wire.clean(descriptor.name),
+        host=wire.clean(descriptor.host),
+        argv=wire.clean_argv(descriptor.argv),
+        run_id=None if descriptor.run_id is None else wire.clean(descriptor.run_id),
+    )

@@ -1,0 +1,367 @@
+"""The agent's one thread: it owns the sockets, encodes what the recorder hands over, and answers viewers.
+
+Nothing here can hold up training: the training thread appends to the recorder's deque and never meets a socket. ZeroMQ
+drops for a viewer that does not keep up; the gap in `seq` tells it so.
+
+Events are encoded as they are drained, whether somebody watches or not: 2,000 steps of encoded events fit 4 MiB, as
+Structs they would take between four and five times as much, and encoding is a fraction of a microsecond an event, off
+the training thread. `benchmarks/link.py` measures both.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from gpumon_agent import wire
+from gpumon_agent.guard import Guard, say
+from gpumon_agent.viewers import endpoint, gate
+from gpumon_agent.viewers.control import Control
+from gpumon_agent.viewers.history import History
+
+FLUSH_S = 0.1
+HEARTBEAT_S = 1.0
+CLOSE_S = 0.22  # the promise is 250 ms; the rest is for being woken on a busy machine
+_GOODBYE_S = 0.15  # of CLOSE_S: how long viewers are given to take the last words
+_SNAPSHOT_FRAMES_A_TURN = 8  # then the thread polls again: the interpreter's lock is never held for long
+_VIEWER_AWAITED_S = 30.0  # where GPUMON_AWAIT_VIEWER is 1: a dry run may be over before anybody could attach
+_REQUESTS_MAX = 64  # snapshots owed at one time; a viewer whose request was dropped asks again
+_alive: weakref.WeakSet[Publisher] = weakref.WeakSet()
+
+
+class Source(Protocol):
+    """The recorder, as far as the publisher knows it."""
+
+    def drain(self) -> list[tuple[int, wire.NumberedEvent]]: ...
+
+
+class Publisher:
+    """Publishes one agent's stream. `picture` and `heartbeat` are called on the publisher's thread."""
+
+    def __init__(
+        self,
+        recorder: Source,
+        picture: Callable[[], Iterable[wire.Event | bytes]],
+        heartbeat: Callable[[], wire.Heartbeat],
+        descriptor: endpoint.Descriptor,
+        *,
+        control: Control | None = None,
+        work: Callable[[], bool] = bool,
+    ) -> None:
+        """`work`, if given, is asked for its next slice at every turn of the thread; False: it has nothing to do."""
+        self.history = History()
+        self.descriptor = descriptor
+        self.unsent = 0  # frames or events that could not be sent
+        # What others wrote runs guarded: it must not end this thread, nor print a traceback into the training's output.
+        protect = Guard(lambda text: None).protect
+        self._drain = protect("recorder", lambda: sorted(recorder.drain(), key=itemgetter(0)))
+        self._picture = protect("picture", lambda: list(picture()))
+        self._heartbeat = protect("heartbeat", heartbeat)
+        self._work = protect("requests", work)
+        self._control = control
+        self._place: endpoint.Place | None = None
+        self._homeless = False  # told already that there is no place for the socket
+        self._pid = os.getpid()
+        self._announce = False
+        self._says: deque[tuple[wire.Event | bytes, ...]] = deque(maxlen=_REQUESTS_MAX)
+        self._redescribe = False
+        self._closing = False
+        self._goodbye: wire.Goodbye | None = None
+        self._thread: threading.Thread | None = None
+        self._ready = threading.Event()
+        self._closed = threading.Event()
+        self._answered = threading.Event()  # a viewer has the whole picture, or none will come
+        self._watched = False  # somebody subscribed LIVE: with XPUB only the last departure is told
+        self._requests: deque[bytes] = deque(maxlen=_REQUESTS_MAX)
+        self._bell = (-1, -1)  # a pipe: a byte in it wakes the thread
+        self._turnstile = gate.Turnstile()
+        self._publish: zmq.Socket[bytes]  # of its own thread
+
+    # ------------------------------------------------------------------------------------- called by the training side
+
+    def start(self) -> None:
+        self._bell = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="gpumon-publisher", daemon=True)
+        _alive.add(self)
+        self._thread.start()
+        if os.environ.get("GPUMON_AWAIT_VIEWER") == "1":
+            self._answered.wait(_VIEWER_AWAITED_S)
+
+    def wait_ready(self, seconds: float) -> bool:
+        """Whether viewers can attach now."""
+        return self._ready.wait(seconds) and not self._closed.is_set()
+
+    def announce(self, descriptor: endpoint.Descriptor | None = None) -> None:
+        """The static picture changed: viewers get it with the next flush. A new `descriptor` replaces the file."""
+        if descriptor is not None:
+            self.descriptor = msgspec.structs.replace(
+                descriptor,
+                endpoint=self.descriptor.endpoint,
+                control=self.descriptor.control,
+                pid=self.descriptor.pid,
+                nonce=self.descriptor.nonce,
+            )
+            self._redescribe = True
+        self._announce = True
+
+    def say(self, events: tuple[wire.Event | bytes, ...]) -> None:
+        """This part of the static picture changed: viewers get it with the next flush. Bytes: an encoded event."""
+        self._says.append(events)
+
+    def close(self, goodbye: wire.Goodbye | None = None) -> None:
+        """Sends what is left and `goodbye`, removes socket and descriptor. Takes at most 250 ms; then lets go."""
+        if os.getpid() != self._pid or self._thread is None or self._closing:
+            return
+        self._goodbye = goodbye
+        self._closing = True
+        os.write(self._bell[1], b"\0")
+        if self._closed.wait(CLOSE_S):  # else the thread may still look at it
+            for end in self._bell:
+                os.close(end)
+
+    # ------------------------------------------------------------------------------------------------- its own thread
+
+    def _run(self) -> None:
+        # The context lives in this frame alone. Ending it waits for open sockets (libzmq's term); here only this daemon
+        # thread could ever wait, never the interpreter's exit.
+        context = zmq.Context()
+        try:
+            asks, self._publish = gate.open_gate(context), gate.open_publisher(context)
+            poller = zmq.Poller()
+            try:
+                if self._control is not None:
+                    self._control.open(context, poller)
+                self._settle(self._publish)
+                self._ready.set()
+                self._serve(asks, poller)
+            finally:
+                if self._control is not None:
+                    self._control.close()
+                self._publish.close(linger=0)
+                asks.close(linger=0)
+        except zmq.ZMQError as error:
+            say(f"no viewer can attach to this process: {error}")
+        finally:
+            if self._place is not None:
+                self._place.remove()
+            self._closed.set()
+            self._ready.set()
+            self._answered.set()
+            context.term()  # after the words above: nobody waits for it. Left to the collector it would warn
+
+    def _serve(self, asks: zmq.Socket[bytes], poller: zmq.Poller) -> None:
+        publish = self._publish
+        poller.register(asks, zmq.POLLIN)
+        poller.register(publish, zmq.POLLIN)
+        poller.register(self._bell[0], zmq.POLLIN)
+        answer: Iterator[bytes] | None = None
+        next_flush = next_heartbeat = time.monotonic()
+        busy: bool | None = False
+        while not self._closing:
+            wait_s = 0.0 if answer or busy or self._requests else max(0.0, next_flush - time.monotonic())
+            ready = dict(poller.poll(math.ceil(wait_s * 1000)))
+            if asks in ready:
+                gate.admit(asks, self._turnstile)
+            if publish in ready and not self._hear(publish):
+                publish, answer = self._begin_anew(poller), None
+            now = time.monotonic()
+            if self._control is not None:
+                self._control.hear(now)
+            busy = self._work()
+            if now >= next_flush:
+                next_flush = now + FLUSH_S
+                self._flush(publish)
+            if now >= next_heartbeat or self._redescribe:
+                next_heartbeat = now + HEARTBEAT_S
+                self._settle(publish)
+                if self._watched:
+                    self._send(publish, [self._heartbeat()])
+            if answer is None and self._requests:
+                answer = self._answer(self._requests.popleft())
+            if answer is not None and not self._continue(publish, answer):
+                answer = None
+                self._answered.set()
+        self._leave(asks, publish, poller, answer)
+
+    def _settle(self, publish: zmq.Socket[bytes]) -> None:
+        """Socket and descriptor stand where viewers look, again if they went: a logout empties XDG_RUNTIME_DIR."""
+        try:
+            if self._place is None or self._place.lacks_socket():
+                if self._place is not None:
+                    self._place.remove()
+                place = endpoint.claim(self.descriptor)
+                publish.bind(place.endpoint)  # the old one is not unbound: libzmq would remove the new file with it
+                self._place = place
+                self._redescribe = True
+            if self._control is not None and self._place.lacks_control():
+                self._bind(self._control, self._place)
+            if self._redescribe or self._place.lacks_descriptor():
+                self._redescribe = False
+                self.descriptor = msgspec.structs.replace(
+                    self.descriptor,
+                    endpoint=self._place.endpoint,
+                    control=f"ipc://{self._place.control}" if self._control is not None else "",
+                )
+                self._place.publish(self.descriptor)
+            self._homeless = False
+        except (endpoint.Unavailable, zmq.ZMQError) as error:
+            if not self._homeless:
+                say(f"no viewer can attach to this process: {error}")
+            self._homeless = True
+
+    def _bind(self, control: Control, place: endpoint.Place) -> None:
+        """Without a control socket viewers still see everything; they can ask for nothing."""
+        self._redescribe = True
+        try:
+            control.bind(f"ipc://{place.control}")
+        except zmq.ZMQError as error:
+            say(f"viewers cannot ask this process for anything: {error}")
+            control.close()
+            self._control = None
+
+    def _leave(
+        self, asks: zmq.Socket[bytes], publish: zmq.Socket[bytes], poller: zmq.Poller, answer: Iterator[bytes] | None
+    ) -> None:
+        """The last words. A viewer that has heard Goodbye unsubscribes, and the last to do so is reported here."""
+        end = time.monotonic() + _GOODBYE_S
+        poller.unregister(self._bell[0])
+        if self._place is not None:
+            self._place.remove()  # nobody new; who is connected stays so
+        while answer is not None and self._continue(publish, answer):
+            pass
+        while self._work() and time.monotonic() < end:
+            pass
+        self._flush(publish)
+        if self._goodbye is not None and self._watched:
+            self._send(publish, [self._goodbye])
+            while self._watched and (left := end - time.monotonic()) > 0:
+                ready = dict(poller.poll(math.ceil(left * 1000)))
+                if asks in ready:
+                    gate.admit(asks, self._turnstile)
+                if publish in ready and not self._hear(publish):
+                    return
+
+    def _hear(self, publish: zmq.Socket[bytes]) -> bool:
+        """Subscriptions as they come: byte 1 subscribes, 0 tells that the last subscriber of a topic left.
+
+        False: somebody floods.
+        """
+        for _ in range(_REQUESTS_MAX):
+            try:
+                frame = publish.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return True
+            message = frame.bytes
+            begins, topic = message[:1] == b"\x01", message[1:]
+            if begins and not self._turnstile.passes(gate.subscriber(frame), time.monotonic()):
+                return False
+            if topic == wire.LIVE:
+                self._watched = begins
+            elif begins and wire.is_request(topic) and topic not in self._requests:
+                self._requests.append(topic)
+        return True
+
+    def _begin_anew(self, poller: zmq.Poller) -> zmq.Socket[bytes]:
+        """Another socket in the publisher's place, with nobody connected: who floods is not admitted again."""
+        old = self._publish
+        context = old.context
+        poller.unregister(old)
+        old.close(linger=0)
+        self._watched = False
+        self._requests.clear()
+        self._publish = publish = gate.open_publisher(context)
+        poller.register(publish, zmq.POLLIN)
+        if self._place is not None:
+            self._place.give_up_socket()  # whoever connects from now on finds the new one
+        self._settle(publish)
+        return publish
+
+    def _flush(self, publish: zmq.Socket[bytes]) -> None:
+        encoded: list[tuple[int, bytes]] = []
+        for seq, event in self._drain() or ():
+            data = wire.encode_event(event)
+            if len(data) > wire.EVENT_BYTES_MAX:
+                self.unsent += 1
+                continue
+            encoded.append((seq, data))
+            self.history.add(seq, data, closes_step=isinstance(event, wire.Step))
+        if self._announce:
+            self._announce = False
+            if self._watched:
+                self._send(publish, self._picture() or ())
+        while self._says:
+            said = self._says.popleft()
+            if self._watched:
+                self._send(publish, said)
+        if self._watched:
+            for packet in wire.pack(encoded, replayed=False):
+                self._put(publish, wire.frame(packet))
+
+    def _answer(self, topic: bytes) -> Iterator[bytes]:
+        """Frames for one asker. History and its newest seq are taken at the same moment: what is newer goes LIVE."""
+        glance = topic[:1] == wire.GLANCE
+        packets = [] if glance else self.history.packets()
+        newest = self.history.newest
+        picture = [event for event in self._picture() or () if not glance or isinstance(event, wire.Hello)]
+        for packet in wire.pack(self._encoded(picture), replayed=True):
+            yield wire.frame(packet, topic)
+        for packet in packets:
+            yield wire.frame(packet, topic)
+        for packet in wire.pack(self._encoded([self._heartbeat(), wire.Synced(newest)]), replayed=True):
+            yield wire.frame(packet, topic)
+
+    def _continue(self, publish: zmq.Socket[bytes], answer: Iterator[bytes]) -> bool:
+        """Sends the next few frames of an answer; False when it is complete."""
+        for _ in range(_SNAPSHOT_FRAMES_A_TURN):
+            frame = next(answer, None)
+            if frame is None:
+                return False
+            self._put(publish, frame)
+        return True
+
+    def _send(self, publish: zmq.Socket[bytes], events: Iterable[wire.Event | bytes | None]) -> None:
+        for packet in wire.pack(self._encoded(events), replayed=False):
+            self._put(publish, wire.frame(packet))
+
+    def _encoded(self, events: Iterable[wire.Event | bytes | None]) -> Iterator[tuple[int, bytes]]:
+        for event in events:
+            if event is None:
+                continue
+            data = event if isinstance(event, bytes) else wire.encode_event(event)
+            if len(data) <= wire.EVENT_BYTES_MAX:
+                yield -1, data
+            else:
+                self.unsent += 1
+
+    def _put(self, publish: zmq.Socket[bytes], frame: bytes) -> None:
+        try:
+            publish.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            self.unsent += 1
+
+
+def _close_all() -> None:
+    for publisher in list(_alive):
+        publisher.close()
+
+
+def _forget_in_child() -> None:
+    """A forked child has no publisher thread: its copies of the publishers answer nothing and remove nothing."""
+    for publisher in list(_alive):
+        publisher._thread = None
+    _alive.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_in_child)

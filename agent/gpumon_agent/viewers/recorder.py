@@ -1,0 +1,77 @@
+"""The bounded queue between the training thread, which appends, and the publisher, which drains."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from gpumon_agent.wire import LOAD, NumberedEvent, Phase
+
+EVENTS_MAX = 16_384  # some 5 MiB; the publisher empties it ten times a second
+
+_alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+class Recorder:
+    """Numbers events and keeps them until drained. Never blocks: when full, the oldest goes and is counted.
+
+    A forked child inherits this object but not the publisher's thread: there `append` does nothing.
+    """
+
+    __slots__ = ("__weakref__", "_drained", "_events", "_inert", "_newest", "now", "numbers", "put")
+
+    def __init__(self, limit: int = EVENTS_MAX) -> None:
+        self.now: tuple[int, str, int] = (0, LOAD, 0)
+        """Step, phase and its beginning (monotonic ns). Swapped whole, so that any thread may read it."""
+        self._inert = False  # in a forked child; a flag, for asking the kernel who we are costs a system call
+        self._events: deque[tuple[Any, ...]] = deque(maxlen=limit)
+        self._drained = 0  # events so far
+        self._newest = -1  # number of those
+        # What `append` is made of, for who cannot afford a call more: `put((next(numbers), *fields of a Phase))`. Muted
+        # in a fork by who calls them. The number is atomic: two training threads never share one.
+        self.numbers = count()
+        self.put: Callable[[tuple[Any, ...]], None] = self._events.append
+        _alive.add(self)
+
+    def append(self, event: NumberedEvent) -> None:
+        if not self._inert:
+            self.put((next(self.numbers), event))
+
+    def drain(self) -> list[tuple[int, NumberedEvent]]:
+        """Everything put since the last call, in order. For the one draining thread, which makes the Phases."""
+        drained: list[tuple[int, NumberedEvent]] = []
+        pop = self._events.popleft
+        try:
+            while True:
+                seq, *event = pop()
+                drained.append((seq, event[0] if len(event) == 1 else Phase(*event)))
+        except IndexError:  # the deque's own word for empty; asking for its length first would race
+            self._drained += len(drained)
+            self._newest = max((seq for seq, _ in drained), default=self._newest)
+            return drained
+
+    @property
+    def dropped(self) -> int:
+        """Events that had to go before they were drained, as the drained ones' numbers tell."""
+        return self._newest + 1 - self._drained
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the newest event."""
+        try:
+            newest: int = self._events[-1][0]
+        except IndexError:
+            return self._newest
+        return max(newest, self._newest)
+
+
+def _silence_in_child() -> None:
+    for recorder in list(_alive):
+        recorder._inert = True
+
+
+os.register_at_fork(after_in_child=_silence_in_child)
