@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpumon.analysis import ledger
 from gpumon.session.frame import StepRecord
@@ -12,8 +13,7 @@ LOADING = (wire.LOAD,)
 """Windows that come once: what they peaked at says nothing about the next iteration."""
 
 
-@dataclass(frozen=True, slots=True)
-class PhasePeak:
+class PhasePeak(NamedTuple):
     """The highest moment of a phase in a step, all its occurrences together."""
 
     phase: str

@@ -177,3 +177,15 @@ def devices(rank: RankFrame) -> set[int]:
     return {device.index for device in rank.hello.devices} | {
         index for record in rank.models for index in record.model.devices
     }
+
+
+def found(
+    record: StepRecord | None, index: int, learnt: Device | None
+) -> tuple[wire.Phase | None, wire.Ledger | None, Peak | None]:
+    """Where a step ends on a device, the owners read there, and its peak: found as it was learnt, if it was."""
+    if record is None:
+        return None, None, None
+    if learnt is not None and learnt.record is record:
+        return learnt.end, learnt.owners, learnt.peak
+    end = ledger.boundary(record, index)
+    return end, ledger.ledger_of(record, end) if end is not None else None, ledger.peak(record, index)

@@ -7,18 +7,15 @@ kept as long as both stay (and no census or checkpoint comes in between).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from gpumon.analysis import ledger
-from gpumon.analysis.estimate import closed_form
-from gpumon.analysis.estimate.closed_form import Owned
+from gpumon.analysis.estimating import estimating
 from gpumon.analysis.findings import Look, retries
 from gpumon.analysis.forecast import Room
-from gpumon.analysis.history import StepPeaks
-from gpumon.analysis.learnt import LEARNT_STEPS, Device, Rank
-from gpumon.analysis.lines import DeviceReport, Estimate, Lines, Peak, RankReport
+from gpumon.analysis.learnt import LEARNT_STEPS, Device, Rank, found
+from gpumon.analysis.lines import DeviceReport, RankReport
 from gpumon.analysis.room import available
 from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon_agent import wire
@@ -195,7 +192,7 @@ def report(frame: Frame) -> tuple[RankReport, ...]:
 def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
     learnt = state.devices.get(index)
     record = rank.steps[-1] if rank.steps else rank.open_step
-    end, owners, peak = _found(record, index, learnt)
+    end, owners, peak = found(record, index, learnt)
     driver = ledger.driver_lines(rank, index)
     described = ledger.device_of(rank, index)
     reading = ledger.reading_of(rank.host, described.uuid if described else None)
@@ -211,7 +208,7 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
         ledger=lines,
         ledger_age_s=max(0.0, (rank.unix_ns(end.t_ns) - driver.unix_ns) / 1e9) if joined and driver and end else None,
         peak=peak,
-        estimating=_estimating(state.owned.get(index), learnt, lines),
+        estimating=estimating(state.owned.get(index), learnt, lines),
         forecast=forecast,
         capacity=_capacity(described, reading),
         device_used=_used(reading),
@@ -221,18 +218,6 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
         regimes=tuple(learnt.forecaster.changes) if learnt else (),
         asking=None if learnt is None or forecast is None else partial(_asked, rank, learnt),
     )
-
-
-def _found(
-    record: StepRecord | None, index: int, learnt: Device | None
-) -> tuple[wire.Phase | None, wire.Ledger | None, Peak | None]:
-    """Where a step ends on a device, the owners read there, and its peak: found as it was learnt, if it was."""
-    if record is None:
-        return None, None, None
-    if learnt is not None and learnt.record is record:
-        return learnt.end, learnt.owners, learnt.peak
-    end = ledger.boundary(record, index)
-    return end, ledger.ledger_of(record, end) if end is not None else None, ledger.peak(record, index)
 
 
 def _asked(rank: RankFrame, learnt: Device, report: DeviceReport) -> tuple[Answer, ...]:
@@ -256,28 +241,6 @@ def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...]) -> OomReport | None
 
     here = (device.forecast for device in devices if device.device == rank.oom.device and device.forecast)
     return of_rank(rank, next((f.bytes_per_step for f in here if f.growth == "kept"), None))
-
-
-@dataclass(frozen=True, slots=True)
-class _Estimating:
-    """What an estimate is made from, once somebody asks for it."""
-
-    owners: Owned
-    first: tuple[StepPeaks, ...] | None
-    input_bytes: int | None
-    lines: Lines | None
-
-    def __call__(self) -> Estimate:
-        owners = closed_form.calibrated(self.owners, self.lines)
-        shown = closed_form.learn(self.first, owners, self.input_bytes) if self.first is not None else None
-        return closed_form.estimate(owners, shown, self.lines)
-
-
-def _estimating(owners: Owned | None, learnt: Device | None, lines: Lines | None) -> _Estimating | None:
-    if owners is None:
-        return None
-    size = learnt.newest.input_bytes if learnt is not None and learnt.newest is not None else None
-    return _Estimating(owners, tuple(learnt.first) if learnt is not None else None, size, lines)
 
 
 def _room(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None) -> Room | None:

@@ -21,7 +21,8 @@ steps, the band is widened by a share of the peak that falls with the square of 
 Sources. Anchors: FACTS of PyTorch's allocator (peaks are piecewise linear in the batch). Theil–Sen, Tukey, conformal
 prediction: see gpumon.analysis.robust.
 Cost. `observe` and `forecast` look at a few newest steps; every eighth step trend and batch are fitted again, over at
-most 32 and `WINDOW` points. Memory is constant. benchmarks/session.py measures both.
+most 32 and `WINDOW` points. Where steps are alike neither is done again. Memory is constant. benchmarks/session.py
+measures both.
 
 Known limitations. Excess over the bytes of a batch is taken as a line: what follows its shapes, attention's square too,
 is foreseen once they are known (the agent's foresight). `max_batch_factor` scales all of a phase's excess, gradients
@@ -34,6 +35,7 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpumon.analysis.forecast.headroom import Room, steps_until
 from gpumon.analysis.history import StepPeaks
@@ -64,8 +66,7 @@ class _Point:
     phase: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Excess:
+class _Excess(NamedTuple):
     """What a phase added to its anchor in one step."""
 
     seen: int  # the how-manieth step
@@ -100,6 +101,8 @@ class Forecaster:
         self._highest = 0
         self._usual: tuple[int, float] | None = None  # under a trend: a step, and the middle peak as of then
         self._apart: list[float] = []  # by how much the window's peaks differ from it
+        self._alike = 0  # the newest steps, so many, that are the same in all that is learnt from
+        self._settled = False  # what was fitted last was fitted over nothing but such steps
 
     # ------------------------------------------------------------------------------------------------- learning
 
@@ -108,12 +111,18 @@ class Forecaster:
         self._score(step)
         if self._seen == 1 or (self._window and step.step <= self._window[-1].step):
             self._forget()  # before the first optimizer step there is no optimizer state: another regime
+        self._alike = self._alike + 1 if self._window and _same(step, self._window[-1]) else 1
         self._remember(step)
         self._since_change += 1
         if self._seen % REFIT_EVERY == 0 or len(self._window) <= 2 * REFIT_EVERY:
-            self._refit()
-        self._predicted = self._predict(gradient_bytes)
-        self._band = self._interval(self._predicted.peak)
+            settled = self._alike >= WINDOW
+            if not (settled and self._settled):
+                self._refit()
+                self._predicted = None
+            self._settled = settled
+        predicted = self._predicted if self._predicts_the_same(step) else None
+        self._predicted = predicted = predicted or self._predict(gradient_bytes)
+        self._band = self._interval(predicted.peak)
 
     def _remember(self, step: StepPeaks) -> None:
         self._seen += 1
@@ -142,6 +151,7 @@ class Forecaster:
         self._stride = 1
         self._far_slope = None
         self._usual = None
+        self._alike = 0
         self._phases.clear()
         self._batch.clear()
         self._trend = self._peak_trend = None
@@ -237,6 +247,12 @@ class Forecaster:
             if excess is not None and anchor + excess > best.peak:
                 best = _Point(anchor + excess, name)
         return best
+
+    def _predicts_the_same(self, step: StepPeaks) -> bool:
+        """Whether the steps that a prediction looks at, and each phase's excess in them, are those of the last one."""
+        if self._alike <= LEVEL_STEPS + 1 or self._trend is not None or self._peak_trend is not None:
+            return False
+        return len(step.phases) == len(self._phases)  # none is left that may be due
 
     def _period(self) -> int | None:
         """After how many steps, 2 to `PERIOD`, the peaks repeat: seen in the last three rounds. None: they do not."""
@@ -388,3 +404,8 @@ class Forecaster:
 def _stood(newer: StepPeaks, older: StepPeaks) -> bool:
     """Whether both began and ended with the same bytes."""
     return newer.start == older.start and newer.end == older.end
+
+
+def _same(newer: StepPeaks, older: StepPeaks) -> bool:
+    """Whether both are the same in all that a forecast is made from."""
+    return _stood(newer, older) and newer.phases == older.phases and newer.input_bytes == older.input_bytes
