@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpumon.analysis import ledger
@@ -20,8 +19,7 @@ class PhasePeak(NamedTuple):
     peak: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepPeaks:
+class StepPeaks(NamedTuple):
     """One step on one device. `start`: allocated as the first forward began; `end`: at the end of the optimizer."""
 
     step: int

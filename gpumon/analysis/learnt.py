@@ -15,6 +15,7 @@ from gpumon.analysis import ledger
 from gpumon.analysis.batches import Batches
 from gpumon.analysis.estimate import closed_form
 from gpumon.analysis.estimate.closed_form import LEARNING_STEPS, Owned
+from gpumon.analysis.findings import tables
 from gpumon.analysis.followed import DeviceGrowth, HostGrowth
 from gpumon.analysis.forecast import Forecaster, Others
 from gpumon.analysis.foreseen import Foreseen
@@ -105,6 +106,7 @@ class Rank:
     report: RankReport | None = None
     models: tuple[ModelRecord, ...] | None = None  # those that `owned` was made from
     owned: dict[int, Owned | None] = field(default_factory=dict)
+    tables: tuple[tuple[ModelRecord, tuple[wire.Module, ...]], ...] = ()  # large embeddings of these
     tracker: Tracker = field(default_factory=Tracker)
     looked_at: int | None = None  # newest step that findings were looked for at
     hello: wire.Hello | None = None
@@ -112,6 +114,7 @@ class Rank:
     job: str | None = None
     label: str = ""
     host: str = ""
+    placed: int = -1  # how many devices `uuids` was made for
     host_growth: HostGrowth = field(default_factory=HostGrowth)
     censuses: deque[wire.Census] = field(default_factory=lambda: deque(maxlen=CENSUSES))
     checkpoints: tuple[wire.Checkpoint, ...] = ()
@@ -124,7 +127,7 @@ class Rank:
     def follow(self, rank: RankFrame) -> bool:
         """Learns what is new; whether what was known had to be learnt again."""
         if rank.models is not self.models:
-            self.models = rank.models
+            self.models, self.tables = rank.models, tables(rank.models)
             self.owned = {index: closed_form.owned(rank.models, index) for index in devices(rank)}
         steps = rank.steps
         if not steps or steps[-1] is self.newest:

@@ -62,7 +62,7 @@ class Reporter:
         hello = rank.hello
         if state.hello is hello:
             return state
-        state.hello = hello
+        state.hello, state.placed = hello, -1
         self._pids = None
         self._medians += 1
         state.pid, state.job = hello.pid, hello.run_id or (hello.name if (hello.world_size or 1) > 1 else None)
@@ -87,8 +87,11 @@ class Reporter:
             rank.status == "ended",
         )
         if state.report is None or key != state.key:
-            self._medians += state.follow(rank)
-            state.uuids = frozenset(d.uuid for d in rank.hello.devices if d.uuid and d.index in state.devices)
+            again = state.follow(rank)
+            self._medians += again
+            if again or len(state.devices) != state.placed:
+                state.placed = len(state.devices)
+                state.uuids = frozenset(d.uuid for d in rank.hello.devices if d.uuid and d.index in state.devices)
             state.report = self._state(rank, state)
             state.key = key
         return state.report
@@ -149,6 +152,7 @@ class Reporter:
                 censuses=state.censuses,
                 outlier=learnt.batches.outlier,
                 standing=learnt.standing,
+                tables=state.tables,
             ),
             again=again,
         )

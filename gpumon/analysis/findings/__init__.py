@@ -3,7 +3,7 @@
 Model. A rule looks at one device of one rank at one step and returns evidence or None; thresholds are data
 (gpumon.analysis.rules), and gpumon.analysis.tracker makes findings of evidence that stays.
 Source. The catalogue of the design, section 7.
-Cost. A few comparisons a rule; statements about the model walk its modules.
+Cost. A few comparisons a rule; statements about the model walk its modules once, as it is described.
 Known limitations. `rank-skew` does not know of pipeline stages, whose peaks differ by design.
 """
 
@@ -25,6 +25,7 @@ from gpumon.analysis.findings.look import Find
 from gpumon.analysis.findings.look import Found as Found
 from gpumon.analysis.findings.look import Look as Look
 from gpumon.analysis.findings.model import bucket_copy, dominant_embedding, foreach_peak, zeroed_gradients
+from gpumon.analysis.findings.model import tables as tables
 from gpumon.analysis.findings.ranks import rank_skew, stray_context
 from gpumon.analysis.rules import (
     ALLOCATOR_RETRIES,

@@ -64,6 +64,8 @@ def oom_ahead(look: Look) -> Evidence | None:
 
 def _said_of_now(look: Look) -> Evidence | None:
     """What the agent said of the batch that is in forward now, its shapes known."""
+    if not look.rank.outlooks:
+        return None
     outlook = next((each for each in look.rank.outlooks if each.device == look.device), None)
     if outlook is None or outlook.verdict != wire.OOM_AHEAD or outlook.step <= look.record.step:
         return None
@@ -108,7 +110,10 @@ def _expandable(look: Look) -> bool:
 
 def retries(record: StepRecord, device: int) -> int | None:
     """The allocator's count of retries at the step's last sample on a device."""
-    return next((p.retries for p in reversed(record.phases) if p.device == device and p.retries is not None), None)
+    for phase in reversed(record.phases):
+        if phase.device == device and phase.retries is not None:
+            return phase.retries
+    return None
 
 
 def other_process(look: Look) -> Evidence | None:

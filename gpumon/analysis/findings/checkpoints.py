@@ -10,6 +10,8 @@ from gpumon_agent import wire
 
 
 def retained_checkpoint(look: Look) -> tuple[Evidence, ...]:
+    if not look.rank.checkpoints:
+        return ()
     return tuple(_retained(look, loaded) for loaded in look.rank.checkpoints if _is_retained(look, loaded))
 
 
@@ -47,6 +49,8 @@ def _retained(look: Look, loaded: wire.Checkpoint) -> Evidence:
 
 def checkpoint_device(look: Look) -> tuple[Evidence, ...]:
     """Stated once for each load, at whichever device of the rank is looked at first."""
+    if not look.rank.checkpoints:
+        return ()
     first = min((phase.device for phase in look.record.phases), default=look.device)
     if look.device != first:
         return ()

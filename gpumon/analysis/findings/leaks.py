@@ -55,6 +55,8 @@ def retained_graph(look: Look) -> tuple[Evidence, ...]:
 
 def _leaks(look: Look, *, with_graph: bool) -> tuple[Evidence, ...]:
     grown = {growth.figure: growth for growth in look.growth if growth.growing and growth.figure in TAKEN}
+    if not grown:
+        return ()
     main = grown.get("allocated") or grown.get("unexplained") or grown.get("blocks")
     if main is None or main.per_step is None:
         return ()
@@ -197,7 +199,7 @@ def _remedy(suspect: Suspect) -> str:
 
 
 def host_leak(look: Look) -> tuple[Evidence, ...]:
-    return tuple(_host(look, growth) for growth in look.host_growth if growth.growing)
+    return tuple([_host(look, growth) for growth in look.host_growth if growth.growing])
 
 
 def _host(look: Look, growth: Growth) -> Evidence:

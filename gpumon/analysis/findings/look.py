@@ -52,6 +52,7 @@ class Look:
     censuses: Sequence[wire.Census] = ()  # the newest last
     outlier: Outlier | None = None  # the newest batch that stood out
     standing: Standing = field(default_factory=Standing)
+    tables: Sequence[tuple[ModelRecord, tuple[wire.Module, ...]]] | None = None  # large embeddings, if known
 
     @property
     def where(self) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gpumon.analysis import units
 from gpumon.analysis.findings.look import Evidence, Look, models
 from gpumon.analysis.rules import BUCKET_COPY, DOMINANT_EMBEDDING, FOREACH_PEAK, ZEROED_GRADIENTS
+from gpumon.session.frame import ModelRecord
 from gpumon_agent import wire
 
 FUSED = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
@@ -30,11 +33,11 @@ def bucket_copy(look: Look) -> Evidence | None:
 
 
 def dominant_embedding(look: Look) -> Evidence | None:
-    for record in models(look):
+    for record, found in tables(look.rank.models) if look.tables is None else look.tables:
+        if record.model.devices and look.device not in record.model.devices:
+            continue
         total = record.model.parameter_bytes
-        for module in record.modules:
-            if "Embedding" not in module.kind or module.parameter_bytes < DOMINANT_EMBEDDING.least_bytes:
-                continue
+        for module in found:
             if _has_sparse_gradients(look, module):
                 continue  # the table costs its rows once, and gradients only of those looked up
             share = module.parameter_bytes / total if total else 0.0
@@ -50,6 +53,16 @@ def dominant_embedding(look: Look) -> Evidence | None:
                 subject=module.path,
             )
     return None
+
+
+def tables(described: Iterable[ModelRecord]) -> tuple[tuple[ModelRecord, tuple[wire.Module, ...]], ...]:
+    """Models with embeddings large enough to be spoken of. A pass over all modules: once for what does not change."""
+    least = DOMINANT_EMBEDDING.least_bytes
+    found = (
+        (record, tuple([m for m in record.modules if "Embedding" in m.kind and m.parameter_bytes >= least]))
+        for record in described
+    )
+    return tuple([each for each in found if each[1]])
 
 
 def _has_sparse_gradients(look: Look, module: wire.Module) -> bool:
