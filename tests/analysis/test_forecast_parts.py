@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -14,7 +15,7 @@ from gpumon.analysis.forecast import Others, Room
 from gpumon.analysis.forecast.headroom import steps_until
 from gpumon.analysis.foreseen import Foreseen
 from gpumon.analysis.room import available
-from gpumon.analysis.whatif import Answer, Change, answer
+from gpumon.analysis.whatif import SHORT, Answer, Change, answer
 from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
 
@@ -72,6 +73,20 @@ def asked(run: Run, steps: int, *changes: Change) -> list[Answer]:
     for record in rank.steps:
         foreseen.observe(record, 0)
     return answer(rank, Reporter().rank(rank).devices[0], foreseen, changes)
+
+
+def test_a_report_asked_late_answers_what_if_as_though_the_model_had_been_fed_all_along() -> None:
+    rng = random.Random(2)
+    lengths = [rng.randint(64, 512) for _ in range(60)]
+    run = Run(activations=lambda s: 2 * MIB * lengths[s], input_bytes=lambda s: 512 * lengths[s])
+    rank = rank_of(run, 60, host_every=1)
+    reporter, fed = Reporter(), Foreseen()
+    for record in rank.steps:
+        fed.observe(record, 0)
+        reporter.rank(dataclasses.replace(rank, steps=rank.steps[: record.step + 1]))
+    report = reporter.rank(rank).devices[0]
+    assert any(each.peak is not None for each in report.whatif)
+    assert report.whatif == tuple(answer(rank, report, fed, SHORT, steps=32))
 
 
 def test_another_batch_is_answered_from_the_batches_that_were() -> None:
