@@ -3,7 +3,7 @@
 Model. The phase's sample gives allocated, requested and reserved as the allocator counts them; a `wire.Ledger` read at
 the same boundary gives bytes by owner. Everything else is a difference, so the sum is exact by construction:
 
-    rounding     = allocated − requested
+    rounding     = allocated − requested          (without what is freed and waits for a stream)
     unexplained  = requested − owners            (on sampled steps)
     unattributed = requested − owners known      (on the others: activations and unexplained together)
     slack        = reserved − allocated
@@ -92,9 +92,9 @@ def lines(
     known = _owners(owners) if owners is not None else _carried(phase, lasting)
     if phase.allocated is None and not known:
         return None
-    requested = phase.requested
-    if not requested and phase.allocated:
-        requested = None  # cudaMallocAsync does not count it
+    requested = requested_of(phase)
+    if requested is not None and phase.requested != requested:  # how those blocks were rounded is not known
+        requested = max(requested, min(sum(known.values()), phase.allocated or 0))
     rest = requested if requested is not None else phase.allocated
     left = None if rest is None else rest - sum(known.values())
     sampled = owners is not None and owners.activations is not None
@@ -301,8 +301,20 @@ def _carried(phase: wire.Phase, lasting: wire.Ledger | None) -> dict[str, int]:
     if lasting is None:
         return {}
     carried = {name: value for name in LASTING if (value := getattr(lasting, name)) is not None}
-    limit = phase.requested if phase.requested is not None else phase.allocated
+    requested = requested_of(phase)
+    limit = requested if requested is not None else phase.allocated
     return carried if limit is None or sum(carried.values()) <= limit else {}
+
+
+def requested_of(phase: wire.Phase) -> int | None:
+    """What live tensors asked for. torch goes on counting as requested what is freed and waits for a stream; what of
+    `active` is not allocated is just that, rounded.
+    """
+    if phase.requested is None or (not phase.requested and phase.allocated):  # cudaMallocAsync does not count it
+        return None
+    if phase.active is None or phase.allocated is None or phase.active <= phase.allocated:
+        return phase.requested
+    return max(0, phase.requested - (phase.active - phase.allocated))
 
 
 def _difference(more: int | None, less: int | None) -> int | None:

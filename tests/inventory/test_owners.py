@@ -41,8 +41,8 @@ def test_between_steps_only_the_batch_is_unnamed(looked_at, words):
     lines = looked_at(*words)
     inputs = of_phase(lines, "forward")[0]["inputs"]
     assert inputs > 0
-    # the batch is made before the forward that names it as input; the targets are as large
-    assert {line["rest"] for line in of_phase(lines, "between")} == {2 * inputs}
+    # inputs and targets are made before the forward that names them
+    assert {line["rest"] for line in of_phase(lines, "between")} == {inputs}
 
 
 @pytest.mark.parametrize("words", [["gpt.py"], ["sparse_embedding.py"], ["gan.py"], ["cnn.py"]])
@@ -65,7 +65,7 @@ def test_ddp_buckets_hold_a_copy_of_the_gradients_or_the_gradients_themselves(lo
     assert {line["buckets"] for line in lines} == {lines[0]["weights"]}
     assert {line["gradients"] for line in of_phase(lines, "backward")} == {0 if view else lines[0]["weights"]}
     inputs = of_phase(lines, "forward")[0]["inputs"]
-    assert {line["rest"] for line in of_phase(lines, "between")} == {2 * inputs}
+    assert {line["rest"] for line in of_phase(lines, "between")} == {inputs}
 
 
 def test_fsdp2_counts_shards_as_weights_and_what_it_gathers_as_buckets(looked_at):
@@ -74,5 +74,5 @@ def test_fsdp2_counts_shards_as_weights_and_what_it_gathers_as_buckets(looked_at
     assert between["weights"] == forward["weights"] == optimizer["gradients"] == optimizer["optimizer"] // 2
     assert (between["buckets"], optimizer["buckets"]) == (0, 0)
     assert forward["buckets"] > forward["weights"]  # the root stays gathered from its forward to its backward
-    assert between["rest"] == 2 * forward["inputs"]
+    assert between["rest"] == forward["inputs"]
     assert of_phase(lines, "load")[0]["rest"] == 0

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 def as_nobody(code: str, *arguments: str) -> str:
     """What `code` prints, run as uid 65534 in a process that imports first: the interpreter may be root's alone."""
     preamble = (
-        "import asyncio, json, os, sys, time, zmq\nfrom gpumon import link\nfrom gpumon_agent.viewers import endpoint; from gpumon_agent import wire\n"
+        "import asyncio, json, os, sys, time, zmq\nfrom gpumon import link\n"
+        "from gpumon_agent import wire\nfrom gpumon_agent.viewers import endpoint\n"
     )
     preamble += "link.subscribe, link.discover\nos.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
     command = [sys.executable, "-c", preamble + textwrap.dedent(code), *arguments]

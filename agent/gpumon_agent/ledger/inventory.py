@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from gpumon_agent.ledger.callers import beside
 from gpumon_agent.ledger.describe import state_tensors, stepping, tensors_within
-from gpumon_agent.ledger.spread import bucket_sizes, ddp_logging, fsdp_parameters
+from gpumon_agent.ledger.spread import bucket_sizes, ddp_logging, flat_parameter, fsdp_parameters
 from gpumon_agent.ledger.storages import storages, untransformed
 
 INPUT_DEPTH_MAX = 6
@@ -78,6 +78,7 @@ class Inventory:
         self._strays: list[weakref.ref[Tensor]] = []  # parameters of optimizers that are in no watched model
         self._ddp: list[weakref.ref[Module]] = []
         self._sharded: list[weakref.ref[Any]] = []  # FSDP2's own record of a parameter
+        self._flat: list[weakref.ref[Any]] = []  # FSDP1's parameters, each those of a unit
         self.views: set[int] = set()
         """ids of parameters whose gradients are views of DDP buckets"""
         self.claimed: set[int] = set()
@@ -238,7 +239,7 @@ class Inventory:
 
     def _list(self) -> None:
         """Goes through the whole tree of every model: what the calls after it go through in a straight line."""
-        self._modules, self._strays, self._ddp, self._sharded = [], [], [], []
+        self._modules, self._strays, self._ddp, self._sharded, self._flat = [], [], [], [], []
         self.views = set()
         seen: set[int] = set()
         for model in _alive(self._models):
@@ -253,6 +254,9 @@ class Inventory:
                     if getattr(module, "gradient_as_bucket_view", False):
                         self.views.update(id(parameter) for parameter in module.parameters())
                 self._sharded += [weakref.ref(each) for each in fsdp_parameters(module)]
+                flat = flat_parameter(module)
+                if flat is not None:
+                    self._flat.append(weakref.ref(flat))
         owned = {id(parameter) for parameter in self._parameters()}
         for optimizer in _alive(self._optimizers):
             for group in optimizer.param_groups:
@@ -267,6 +271,7 @@ class Inventory:
             if parameter is not None
         ]
         found += [sharded.sharded_param for sharded in _alive(self._sharded)]
+        found += [flat._local_shard for flat in _alive(self._flat) if hasattr(flat, "_local_shard")]
         found += _alive(self._strays)
         return found
 
@@ -283,6 +288,8 @@ class Inventory:
             gradient = getattr(sharded, "unsharded_accumulated_grad", None)  # no_sync: not yet reduced
             if gradient is not None:
                 owned.append(gradient)
+        for flat in _alive(self._flat):  # kept until the next forward, whatever zero_grad did to the views of it
+            owned += [g for g in (flat.grad, getattr(flat, "_saved_grad_shard", None)) if g is not None]
         owned += [g for each in _alive(self._inputs) if each.is_leaf and (g := each.grad) is not None]
         return claim(owned, claimed, index), claim(viewed, claimed, index)
 
@@ -302,6 +309,9 @@ class Inventory:
     def gathered(self) -> Iterator[Tensor]:
         for sharded in _alive(self._sharded):
             yield from sharded.all_gather_outputs
+        for flat in _alive(self._flat):
+            if hasattr(flat, "_full_param_padded"):  # from the first forward on; no storage while it is not gathered
+                yield flat._full_param_padded
 
 
 T = TypeVar("T")

@@ -206,6 +206,13 @@ def _fsdp2(root: Module, meshes: Meshes) -> wire.Parallel:
     )
 
 
+def flat_parameter(module: Module) -> Any:
+    """FSDP1's parameter of the unit that `module` is; None for other modules and where nothing is sharded."""
+    handle: Any = getattr(module, "_handle", None)
+    flat = getattr(handle, "flat_param", None)
+    return flat if flat is not None and handle.uses_sharded_strategy else None
+
+
 def fsdp_parameters(module: Module) -> Iterable[Any]:
     """FSDP2's records of the parameters that `module` shards; none for other modules and other versions of torch."""
     read = getattr(module, "_get_fsdp_state", None)
