@@ -146,6 +146,8 @@ def _finding(f: Finding, room: int, glyphs: Glyphs) -> Line:
     said = "  " + " · ".join(part for part in (f.title, where) if part)
     left_over = room - sum(cells(text) for text, _ in line)
     remedy = f" · {f.remedy}" if f.remedy and not gone else ""
-    if cells(said) + cells(remedy) > left_over and remedy:
+    if cells(said) + cells(remedy) > left_over and f.holder:  # the name first: Leaks and JSON have the whole title
+        said = f"  held by {f.holder}" + (f", {f.where}" if f.where else "")
+    elif cells(said) + cells(remedy) > left_over and remedy:
         said = clip(said, max(24, left_over - cells(remedy)))
     return fit([*line, (said, "text" if not gone else "dim"), (remedy, "good")], room)
