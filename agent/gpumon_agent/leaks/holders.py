@@ -30,7 +30,7 @@ _FUNCTIONS = (types.FunctionType,)
 _FRAMES = (types.FrameType,)
 _HAS_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: instances can hold references
 _OPTIMIZED = 1  # CO_OPTIMIZED: a function's frame; a module's or a class body's has its real namespace
-_OURS = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parents[1])  # of the whole package
 _LOCALS_ARE_A_VIEW = sys.version_info >= (3, 13)
 _MODULE_DICTS = {
     "_parameters": ("", "module"),

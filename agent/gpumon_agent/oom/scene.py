@@ -25,7 +25,7 @@ SAME_SIZE_MAX = 8
 SEGMENT_BYTES = 2 << 20  # the allocator rounds what it asks the driver for up to this
 LARGE_BYTES = 20 << 20  # up to here a segment serves tensors of many sizes
 
-_OURS = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parents[1])  # of the whole package
 _INSTALLED = tuple(
     {path for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_paths().get(name))}
 )
