@@ -39,6 +39,9 @@ DRIVEN = ("near-capacity", "oom-ahead", "allocator-retries", "other-process", "h
 WATCHED_TOO = {"other-process"}
 """The other process is started by the script, so the agent is in it as well, and it is no stranger."""
 
+TRUE_TOO = {"checkpoint-device": {"retained-checkpoint", "stray-context"}}
+"""What a scenario also shows, where a reading falls right: each rank keeps its copy, and a context comes with it."""
+
 RAISE = {code: s for s in reversed(SCENARIOS) for code in s.raises if code in RULES}
 """the first scenario that raises each code"""
 
@@ -79,7 +82,8 @@ def test_every_code_of_the_catalogue_has_a_rule_and_every_rule_a_scenario():
 def test_it_raises_what_the_catalogue_says_and_nothing_else_that_warns(virtual_gpu, tmp_path, scenario):
     found = raised(scenario, virtual_gpu(**scenario.options), tmp_path)
     assert found.keys() >= set(scenario.raises) - WATCHED_TOO
-    assert {code for code, severity in found.items() if severity != "info"} <= set(scenario.raises)
+    warned = {code for code, severity in found.items() if severity != "info"}
+    assert warned <= set(scenario.raises) | TRUE_TOO.get(scenario.name, set())
 
 
 def test_the_usual_ones_hold_every_rule():
