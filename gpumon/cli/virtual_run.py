@@ -115,6 +115,7 @@ class VirtualRun:
     async def _follow(self, waiting: asyncio.Queue[wire.Received | None]) -> None:
         """One subscription a job of the session, for as long as the command runs and its last words take."""
         jobs: dict[tuple[object, ...], asyncio.Task[None]] = {}
+        heard: set[str] = set()
         deadline: float | None = None
         try:
             while True:
@@ -124,7 +125,9 @@ class VirtualRun:
                         break
                 found: dict[tuple[object, ...], list[Descriptor]] = {}
                 for descriptor in self._agents():
-                    found.setdefault(descriptor.key, []).append(descriptor)
+                    if descriptor.nonce not in heard:  # its key is another once it knows its rank
+                        found.setdefault(descriptor.key, []).append(descriptor)
+                        heard.add(descriptor.nonce)
                 for key in found.keys() - jobs.keys():
                     jobs[key] = asyncio.create_task(self._listen(found[key], waiting))
                 await asyncio.sleep(LOOK_S)

@@ -49,9 +49,8 @@ print(torch.optim.Optimizer.__init__ is init, train()[0])
 
 def test_a_run_that_takes_a_device_is_seen_before_it_has_a_model(commands, virtual_gpu):
     script = commands.script("import torch\nprint(seen())\ntorch.cuda.init()\nprint(seen())")
-    done = commands.watched(
-        script, **virtual_gpu().environment, XDG_RUNTIME_DIR=commands.environment["XDG_RUNTIME_DIR"]
-    )
+    here = {"XDG_RUNTIME_DIR": commands.environment["XDG_RUNTIME_DIR"]}
+    done = commands.watched(script, **{**virtual_gpu().environment, **here})
     assert done.stdout == "unwatched\nwatched \n", done.stderr
 
 
