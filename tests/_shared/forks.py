@@ -63,7 +63,9 @@ class Forks:
             return self._run(argv, env, out, ranks, timeout)
 
     def _run(self, argv: Sequence[str], env: Mapping[str, str], out: Path, ranks: int, timeout: float) -> Forked:
-        assert self.can(env)
+        if not self.can(env):  # another environment needs a server of its own
+            self.close()
+            self._server = None
         if self._server is None:
             self._began_with = dict(env)
             self._server = subprocess.Popen(
