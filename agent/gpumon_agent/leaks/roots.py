@@ -63,10 +63,14 @@ def beside(files: Files, objects: Iterable[tuple[str, Any]]) -> list[Root]:
     found = [Root(reference, prefix=name, kind="attribute") for name, reference in objects]
     for ident in sys._current_frames():
         own = ident == threading.get_ident()
-        for frame in list(_stack(None if own else ident))[::-1]:
-            code = frame.f_code
-            if not ours(code) and not (own and files.users_file(code.co_filename)) and code.co_name != "<module>":
-                found.append(of_frame(frame, None if own else ident))
+        # no loop over frames here: its variable would end as this very frame, a cycle that keeps every caller's tensors
+        found += [
+            of_frame(frame, None if own else ident)
+            for frame in list(_stack(None if own else ident))[::-1]
+            if not ours(frame.f_code)
+            and not (own and files.users_file(frame.f_code.co_filename))
+            and frame.f_code.co_name != "<module>"
+        ]
     hooks = sys.modules.get("torch.nn.modules.module")
     return [
         *found,
