@@ -85,10 +85,10 @@ class Training:
         while True:
             self._build(layers)
             self.run(20)
-            took = 1000 * self.run(20) / 20
-            if took > 0.7 * step_ms or layers > 2000:
+            took = 1000 * min(self.run(10) for _ in range(4)) / 10
+            if took > 0.9 * step_ms or layers > 2000:
                 break
-            layers = int(layers * min(4.0, max(1.2, step_ms / took)))
+            layers = int(layers * min(4.0, max(1.1, step_ms / took)))
         self.layers = layers
 
     def _build(self, layers: int) -> None:
@@ -178,6 +178,8 @@ def share(training: Training, rounds: int) -> Iterator[str]:
     for _ in range(rounds):
         for kind in order.sample(kinds, k=len(kinds)):
             agent.hooks.fires = kind == "watched"
+            # the governor is to see the length of a step, not of the muted blocks before it
+            agent.phases._step_opened_ns = time.monotonic_ns()
             training.run(1)
             cpu = time.thread_time()
             wall = training.run(BLOCK)
