@@ -19,6 +19,9 @@ CHILDREN = 64
 NAMED = ("weights", "buffers", "gradients", "optimizer", "buckets", "workspaces")
 """Owners that may rightly grow for a while, as with parameters that are trained for the first time."""
 
+GROWING_RIGHTLY = tuple(name for name in NAMED if name != "buffers")
+"""A buffer that is concatenated to is a leak like any other."""
+
 LASTING = ("allocated", "unexplained")
 """Figures whose growth takes room on the device."""
 
@@ -51,8 +54,9 @@ class DeviceGrowth:
 
     def _own(self, step: int, owners: wire.Ledger, size: int) -> None:
         owned = sum(getattr(owners, name) or 0 for name in NAMED)
-        if not self._owned or self._owned[-1][1] != owned:
-            self._owned.append((step, owned))
+        rightly = sum(getattr(owners, name) or 0 for name in GROWING_RIGHTLY)
+        if not self._owned or self._owned[-1][1] != rightly:
+            self._owned.append((step, rightly))
         if owners.requested is not None:
             self.unexplained.observe(step, owners.requested - owned, size)
 

@@ -164,7 +164,8 @@ class ZeroedGradients(Rule):
     severity: str = "info"
     opens_after: int = 3
     closes_after: int = 3
-    least_bytes: int = 64 << 10
+    least_bytes: int = MIB
+    least_share_of_peak: float = 0.02
 
 
 @dataclass(frozen=True, slots=True)

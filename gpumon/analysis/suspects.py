@@ -136,6 +136,8 @@ def explaining(
 
 
 def _explains(suspect: Suspect, cut: bool, steps: int, blocks: float, grown: float) -> bool:
+    if suspect.cyclic:
+        return True  # it was seen to stay, one as a sample of many
     if suspect.grown is not None and suspect.grown <= 0:
         return False
     if blocks:
@@ -150,6 +152,16 @@ def _root(holder: wire.Holder) -> tuple[str, str]:
     """The variable that leads to it, and in which function."""
     path, _, function = holder.name.partition(" in ")
     return path.partition("[")[0], function
+
+
+def container(name: str) -> str:
+    """What grows, by a holder's name: "log.handlers[*].records" of "log.handlers[*].records[*].args[0] in main()"."""
+    path = name.partition(" in ")[0]
+    within, grows, _ = path.rpartition("[*]")
+    path = within if grows else path
+    while path.endswith("[*]"):
+        path = path.removesuffix("[*]")
+    return path
 
 
 def variable(name: str) -> str:

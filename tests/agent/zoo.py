@@ -38,7 +38,7 @@ BY_STEP = dict(enumerate(tensors("global dict", "zoo.BY_STEP[*]", "global", coun
 BY_NAME = {"loss": tensors("dict of lists", "zoo.BY_NAME['loss'][*]", "global")}
 RECENT = collections.deque(tensors("deque", "zoo.RECENT[*]", "bounded"), maxlen=100)
 DISTINCT = set(tensors("set", "zoo.DISTINCT[*]", "global"))
-PAIRS = [(each, 1) for each in tensors("tuples", "zoo.PAIRS[*][*]", "global")]
+PAIRS = [(each, 1) for each in tensors("tuples", "zoo.PAIRS[*][0]", "global")]
 ONE = tensors("one global", "zoo.ONE", "global", count=1)[0]
 DEFAULTS: collections.defaultdict[str, list[Tensor]] = collections.defaultdict(list)
 DEFAULTS["a"] += tensors("defaultdict", "zoo.DEFAULTS['a'][*]", "global")
@@ -80,7 +80,7 @@ class Node:
 METER = Meter()
 SLOTTED = Slotted()
 RECORDS = [Record(0, each) for each in tensors("dataclasses", "zoo.RECORDS[*].value", "attribute")]
-NAMESPACE = types.SimpleNamespace(deep={"er": [tensors("deep", "zoo.NAMESPACE.deep['er'][*][*]", "attribute")]})
+NAMESPACE = types.SimpleNamespace(deep={"er": [tensors("deep", "zoo.NAMESPACE.deep['er'][0][*]", "attribute")]})
 
 
 def closure() -> Callable[[Tensor], None]:
@@ -149,7 +149,7 @@ next(GENERATOR)
 
 
 def fail() -> None:
-    batch = tensors("traceback", "zoo.ERRORS[*].tb(fail:", "traceback")
+    batch = tensors("traceback", "zoo.ERRORS[0].tb(fail:", "traceback")
     raise RuntimeError(len(batch))
 
 

@@ -11,15 +11,18 @@ of blocks which were made in those steps.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
+from gpumon_agent import wire
 from gpumon_agent.leaks.holders import Files
 from gpumon_agent.ledger.composition import History
 from gpumon_agent.ledger.workspaces import snapshot
 
 STEPS = 2
 STEPS_MAX = 16
+STEPS_AFTER = 3  # by then gradients, batches and activations of those steps are gone
 BLOCKS_MAX = 8_000
 
 
@@ -31,7 +34,8 @@ class Allocations:
         self._files = files
         self._left = 0
         self._steps = STEPS
-        self.read = False  # something was recorded that was not read yet
+        self.unread = False  # something was recorded that was not read yet
+        self._closed = 0  # steps since it was last on
 
     @property
     def open(self) -> bool:
@@ -41,34 +45,51 @@ class Allocations:
         """From here on, for a few steps."""
         if not self._left and self._history.begin_stacks():
             self._left = self._steps
-            self.read = True
+            self.unread, self._closed = True, 0
 
     def step_closed(self) -> None:
         if self._left:
             self._left -= 1
             if not self._left:
                 self._history.stop_stacks()
+        else:
+            self._closed += 1
 
     def stop(self) -> None:
         self._left = 0
         self._history.stop_stacks()
 
-    def lines(self, addresses: Collection[int]) -> dict[int, str]:
-        """address → file.py:LINE, of those that were made while stacks were kept."""
-        if not self.read:
-            return {}
-        self.read = False
+    @property
+    def survived(self) -> bool:
+        """Whether so many steps went by since that what is alive of it stays."""
+        return not self._left and self._closed >= STEPS_AFTER
+
+    def read(
+        self, addresses: Collection[int], known: Collection[int]
+    ) -> tuple[dict[int, str], tuple[wire.Unclaimed, ...]]:
+        """address → file.py:LINE, of those that were made while stacks were kept; and of the others that were made
+        then and are in neither, by line."""
+        self.unread = False
         found: dict[int, str] = {}
+        others: Counter[tuple[int, str]] = Counter()
+        sizes: Counter[tuple[int, str]] = Counter()
         for segment in snapshot(traces=False)["segments"]:
             address = segment["address"]
             for block in segment["blocks"]:
-                if address in addresses and block["state"] == "active_allocated":
-                    line = self._line(block.get("frames") or ())
-                    if line is not None:
+                wanted = address in addresses
+                if block["state"] == "active_allocated" and block.get("frames") and (wanted or address not in known):
+                    line = self._line(block["frames"])
+                    if line is not None and wanted:
                         found[address] = line
+                    elif line is not None:
+                        others[segment["device"], line] += 1
+                        sizes[segment["device"], line] += block["size"]
                 address += block["size"]
-        self._steps = STEPS if found else min(2 * self._steps, STEPS_MAX)
-        return found
+        self._steps = STEPS if found or others else min(2 * self._steps, STEPS_MAX)
+        if not self.survived:
+            return found, ()
+        told = [wire.Unclaimed(at[1], count, sizes[at], at[0]) for at, count in others.items()]
+        return found, tuple(sorted(told, key=lambda each: -each.bytes)[: wire.HOLDERS_MAX])
 
     def _line(self, frames: Any) -> str | None:
         for frame in frames:

@@ -37,6 +37,7 @@ from gpumon_agent.governor import Governor
 from gpumon_agent.leaks import roots
 from gpumon_agent.leaks.allocations import BLOCKS_MAX, Allocations
 from gpumon_agent.leaks.clock import Clock
+from gpumon_agent.leaks.cycles import Cycles, InCycle
 from gpumon_agent.leaks.holders import Files, Name
 from gpumon_agent.leaks.loads import Load, Loads
 from gpumon_agent.leaks.names import together
@@ -128,6 +129,7 @@ class Census:
         self._files = Files()
         self.allocations = Allocations(history, self._files)
         self._blocks: dict[int, int] = {}  # live blocks at the census before
+        self._buffers: dict[tuple[int, str], int] = {}
 
     def ask(self) -> str | None:
         """By key: at the next boundary a piece of at most 100 ms, the rest in slices. None, or why not."""
@@ -199,7 +201,10 @@ class Census:
         if left < _LEAST_NS or _why_not() is not None:
             return
         clock = Clock(min(left, SLICE_NS))
-        self._slice(step, clock)
+        taking = self._taking
+        assert taking is not None
+        if not taking.look_for_cycles(step):
+            self._slice(step, clock)
         self._credit_ns -= clock.spent_ns
 
     def _slice(self, step: int, clock: Clock) -> bool:
@@ -232,10 +237,11 @@ class _Taking:
         self._reason = reason
         self._added = added
         self._files = census._files
-        self._owners = Owners(census._inventory, census._others)
+        self._owners = Owners(census._inventory, census._others, census._buffers)
         self._claimed = self._owners.claimed
         self._inputs: set[int] = set()
         self._seen: set[int] = set()
+        self._known: set[int] = set()  # addresses of what was found
         self._single: set[str] = set()  # names that are one tensor's
         self._tallies: dict[_Key, _Tally] = {}
         self._tensors: Counter[int] = Counter()  # by device
@@ -259,6 +265,8 @@ class _Taking:
         self._spent_ns = 0
         self._early = False  # what was found by names was told, before what lies deep is looked at
         self._lines: dict[int, str] = {}  # address → where it was made
+        self._unclaimed: tuple[wire.Unclaimed, ...] = ()
+        self._cycles = Cycles()
         self._stages = [self._tell, self._read_lines, self._go_round, self._owners.run]
 
     def run(self, step: int, clock: Clock) -> bool:
@@ -367,10 +375,15 @@ class _Taking:
             return False
         name = walk.name()
         if "*" not in name.text and "…" not in name.text:  # one place, which holds another tensor than a while ago
+            if self._reason == "growth":
+                graph = tensor.requires_grad and not tensor.is_leaf
+                key = (tensor.shape, tensor.dtype, part.get_device(), graph)
+                self._cycles.note(walk.way(), name, key, storage, self._step)
             if name.text in self._single:
                 return True
             self._single.add(name.text)
         self._seen.add(identity)
+        self._known.add(storage.data_ptr())
         device = part.get_device()
         key = (tensor.shape, tensor.dtype, device, tensor.requires_grad and not tensor.is_leaf)
         tally = self._tallies.get(key)
@@ -390,28 +403,37 @@ class _Taking:
             self._largest = max(self._largest, tally.count)
         return True
 
+    @property
+    def _unnamed(self) -> bool:
+        """Everything was looked at, and what was found does not explain the growth."""
+        return self._reason == "growth" and not self._rounds and not self._explains()
+
     def _read_lines(self, clock: Clock) -> bool:
         """Once stacks have been kept for as long as they are to be; in a slice of its own."""
         allocations = self._census.allocations
-        if self.searches or not allocations.read:
+        if self.searches or not (allocations.unread or self._unnamed):
             return True
-        if allocations.open or clock.spent_ns > _FRESH_NS:
+        unexplained = self._reason == "growth" and not self._explains()
+        if allocations.open or (unexplained and not allocations.survived) or clock.spent_ns > _FRESH_NS:
             return False
         wanted = {address for tally in self._tallies.values() for address in tally.addresses}
-        self._lines = allocations.lines(wanted)
+        wanted.update(each.address for each in self._cycles.found)
+        self._lines, self._unclaimed = allocations.read(wanted, self._known | self._owners.addresses)
         return True
 
     def _tell(self, clock: Clock) -> bool:
         """Makes the message's groups, most bytes first."""
         if not self._to_tell and not self._told:
             named = [item for item in self._tallies.items() if item[0][1] is not None]
-            on_cpu = not any(count for device, count in self._tensors.items() if device != _HOST)
+            on_device = {device for device, count in self._tensors.items() if count and device != _HOST}
+            on_cpu = not on_device and all(each.key[2] == _HOST for each in self._cycles.found)
             size = operator.itemgetter(1)
-            on_device = [(item, item[1].bytes) for item in named if item[0][2] != _HOST or on_cpu]
-            on_host = [] if on_cpu else [(item, item[1].bytes) for item in named if item[0][2] == _HOST]
-            room = wire.GROUPS_MAX - min(len(on_host), _HOST_GROUPS_MAX)
-            chosen = heapq.nlargest(room, on_device, size) + heapq.nlargest(_HOST_GROUPS_MAX, on_host, size)
+            theirs = [(item, item[1].bytes) for item in named if item[0][2] != _HOST or on_cpu]
             self._on_cpu = on_cpu
+            self._told = self._in_cycles()
+            on_host = [] if on_cpu else [(item, item[1].bytes) for item in named if item[0][2] == _HOST]
+            room = wire.GROUPS_MAX - len(self._told) - min(len(on_host), _HOST_GROUPS_MAX)
+            chosen = heapq.nlargest(room, theirs, size) + heapq.nlargest(_HOST_GROUPS_MAX, on_host, size)
             self._to_tell = [item for item, _ in chosen[::-1]]
         while self._to_tell:
             if clock.over():
@@ -419,9 +441,44 @@ class _Taking:
             self._told.append(self._group(*self._to_tell.pop()))
         return not clock.over()
 
+    def look_for_cycles(self, step: int) -> bool:
+        """Whether this slice went into it. What is found is told at once: a walk from names will not find it."""
+        if not self._cycles.due(step):
+            return False
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            found = self._cycles.look(step)
+        finally:
+            if enabled:
+                gc.enable()
+        if found and len(self._cycles.found) <= _CYCLES_TOLD:
+            self._early = False
+            self.tell_early()
+        return True
+
+    def _in_cycles(self) -> list[wire.Group]:
+        found: dict[tuple[_Key, Name], list[InCycle]] = {}
+        for each in self._cycles.found:
+            found.setdefault((each.key, each.name), []).append(each)
+        return [
+            wire.Group(
+                shape=tuple(shape),
+                dtype=str(dtype).removeprefix("torch."),
+                device=0 if self._on_cpu else device,
+                count=len(each),
+                bytes=sum(one.bytes for one in each),
+                has_graph=has_graph,
+                where=next((self._lines[one.address] for one in each if one.address in self._lines), None),
+                holders=(wire.Holder(f"reference cycle of {name.text}", "cycle", name.where, len(each)),),
+                cyclic=len(each),
+            )
+            for ((shape, dtype, device, has_graph), name), each in found.items()
+        ][: wire.HOLDERS_MAX]
+
     def tell_early(self) -> None:
         """What was found so far is told next: what is left may take minutes."""
-        if not self._early and not self.searches and self._tallies:
+        if not self._early and not self.searches and (self._tallies or self._cycles.found):
             self._early = True
             self._stages += [self._tell_so_far, self._read_lines]
 
@@ -456,6 +513,7 @@ class _Taking:
                 began_step=self._began,
                 cut=bool(self._rounds) or not complete,
                 why=why,
+                unclaimed=self._unclaimed,
             ),
             Counter({key: tally.count for key, tally in self._tallies.items()}),
             self._tensors,
@@ -488,6 +546,7 @@ _NAMES_MAX = 200  # of a group: more are counted, and not told
 _GRAPHS_MAX = 3  # of a group: the first may be the present step's, whose graph is gone
 _GRAPH_NS = 200_000
 _FRESH_NS = 100_000  # spent by a slice that has only just begun
+_CYCLES_TOLD = 3  # at once, each
 _FIRST_HEAP = 8  # tensors alike, in a first census: that is what grew
 
 

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from torch import Size, Tensor, device, dtype
 from torch.nn import Module
 
-ATOM, TENSOR, SEQUENCE, DICT, DEQUE, SET, PAIRS, REFERENTS, CLASS, FUNCTION, BUILTIN, MODULE = range(12)
-"""How an object's children are come by; ATOM: it has none that matter."""
+ATOM, TENSOR, SEQUENCE, DICT, DEQUE, SET, ROWS, PAIRS, REFERENTS, CLASS, FUNCTION, BUILTIN, MODULE = range(13)
+"""How an object's children are come by; ATOM: it has none that matter; ROWS: of numpy's arrays of objects."""
 
 Child = tuple[str, str, Any]
 """label ("[*]", ".values", ".closure(kept)"), what kind of holder that makes (or ""), the object"""
@@ -98,6 +98,9 @@ def how(kind: type) -> int:
     for base, found in _CONTAINERS:
         if issubclass(kind, base):  # also our own dicts of hooks: the others' hooks are in them
             return found
+    array = getattr(sys.modules.get("numpy"), "ndarray", None)
+    if array is not None and issubclass(kind, array):
+        return ROWS  # it does not tell the collector what it holds
     if issubclass(kind, type):
         return CLASS
     if issubclass(kind, (BaseException, functools.partial)):
@@ -259,6 +262,13 @@ def _of_frame(frame: types.FrameType) -> list[Child]:
         kept.clear()
     names = (*code.co_cellvars, *code.co_varnames, *code.co_freevars)  # a closure has its variables from here
     return [(f".{name}", "", values[name]) for name in dict.fromkeys(names) if name in values]
+
+
+def row_entries(array: Any, begin: int, end: int) -> list[Any]:
+    """Of numpy's array of objects, in the order of its index."""
+    flat = sys.modules["numpy"].ndarray.flat.__get__(array)
+    entries: list[Any] = flat[begin:end].tolist()
+    return entries
 
 
 def class_children(kind: type) -> list[Child]:

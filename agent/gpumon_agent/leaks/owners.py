@@ -13,7 +13,7 @@ from torch.nn import Module
 from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.ledger.describe import tensors_within
 from gpumon_agent.ledger.inventory import Inventory
-from gpumon_agent.ledger.storages import storages
+from gpumon_agent.ledger.storages import plain, storages
 
 ALIKE_MAX = 3  # models of one kind and size that nobody watches; more are a heap, and no owner
 _AT_ONCE = 8
@@ -24,17 +24,22 @@ class Owners:
     """Identities of the storages that belong to somebody. `run` until it says True, then ask `claimed`.
 
     Of several optimizers for the same parameters only the newest owns its state; of many unwatched models alike none
-    owns its weights: those are what a leak of optimizers or of copies is made of.
+    owns its weights: those are what a leak of optimizers or of copies is made of. A buffer that has become larger since
+    the census before is nobody's either; `sizes` has the bytes of each.
     """
 
-    def __init__(self, inventory: Inventory, others: Callable[[], Iterable[Module]]) -> None:
+    def __init__(
+        self, inventory: Inventory, others: Callable[[], Iterable[Module]], sizes: dict[tuple[int, str], int]
+    ) -> None:
         self.claimed: set[int] = set()
+        self.addresses: set[int] = set()  # of the same
         self._gradients: dict[int, weakref.ref[Tensor]] = {}
         self._inventory = inventory
         self._work: Iterator[tuple[_Claim, weakref.ref[Any]]] = iter(())
         self._now: tuple[_Claim, weakref.ref[Any]] | None = None
         self._cursor = 0
         self._others = others
+        self._sizes = sizes
         self._listed = False
 
     def run(self, clock: Clock) -> bool:
@@ -93,7 +98,7 @@ class Owners:
 
     def _tensor(self, tensor: Tensor, _: int = 0) -> bool:
         if not tensor.is_meta:
-            self.claimed.update(identity for identity, _, _ in storages(tensor))
+            self._claim(tensor)
         gradient = tensor.grad if tensor.is_leaf else None
         if gradient is not None:
             leaf = weakref.ref(tensor)
@@ -101,25 +106,38 @@ class Owners:
         return True
 
     def _module(self, module: Module, cursor: int) -> bool:
-        held = [*module._parameters.values(), *module._buffers.values()]
-        for tensor in held[cursor : cursor + _AT_ONCE]:
-            if tensor is not None:
+        held = [*module._parameters.items(), *module._buffers.items()]
+        for name, tensor in held[cursor : cursor + _AT_ONCE]:
+            if tensor is not None and not (name in module._buffers and self._grew(module, name, tensor)):
                 self._tensor(tensor)
         return cursor + _AT_ONCE >= len(held)
+
+    def _grew(self, module: Module, name: str, buffer: Tensor) -> bool:
+        nbytes = sum(size for _, size, _ in storages(buffer))
+        key = id(module), name
+        before = self._sizes.get(key, nbytes)
+        self._sizes[key] = max(before, nbytes)
+        return nbytes > before
 
     def _shard(self, record: Any, _: int) -> bool:
         self._tensor(record.sharded_param)
         for tensor in (*record.all_gather_outputs, getattr(record, "unsharded_accumulated_grad", None)):
             if tensor is not None:
-                self.claimed.update(identity for identity, _, _ in storages(tensor))
+                self._claim(tensor)
         return True
 
     def _optimizer(self, optimizer: Any, cursor: int) -> bool:
         states = list(islice(optimizer.state.values(), cursor, cursor + _AT_ONCE))
         for state in states:
             for tensor in tensors_within(state):
-                self.claimed.update(identity for identity, _, _ in storages(tensor))
+                self._claim(tensor)
         return len(states) < _AT_ONCE
+
+    def _claim(self, tensor: Tensor) -> None:
+        for part in plain(tensor):
+            storage = part.untyped_storage()
+            self.claimed.add(storage._cdata)
+            self.addresses.add(storage.data_ptr())
 
 
 def _first_parameter(optimizer: Any) -> int:

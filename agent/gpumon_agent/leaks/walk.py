@@ -40,6 +40,7 @@ from gpumon_agent.leaks.holders import (
     MODULE,
     PAIRS,
     REFERENTS,
+    ROWS,
     SEQUENCE,
     SET,
     TENSOR,
@@ -216,6 +217,8 @@ class Walk:
                     return dict.get(obj, level.key)
                 entry = _entry(obj, at) if len(obj) > BIG else next(islice(dict.items(obj), at, None), None)
                 return None if entry is None else entry[level.key is not _KEY]
+            if above.how == ROWS:
+                return holders.row_entries(obj, at, at + 1)[0]
             if above.how == SEQUENCE:
                 return list.__getitem__(obj, at) if isinstance(obj, list) else tuple.__getitem__(obj, at)
             if above.how == DEQUE:
@@ -292,7 +295,7 @@ class Walk:
 
     def _attributes(self, level: _Level) -> bool:
         """A container of the user's own class may have attributes too: they come after what it contains."""
-        if level.attributed or level.how not in (SEQUENCE, DICT, DEQUE, SET) or type(level.obj) in holders.PLAIN:
+        if level.attributed or level.how not in (SEQUENCE, DICT, DEQUE, SET, ROWS) or type(level.obj) in holders.PLAIN:
             return False
         level.attributed = True
         values = holders.instance_dict(level.obj)
@@ -306,7 +309,7 @@ class Walk:
         obj, kind = level.obj, level.how
         if level.chunk is not None and (kind in (PAIRS, REFERENTS, CLASS, TENSOR)):
             return False
-        if kind in (SEQUENCE, DEQUE):
+        if kind in (SEQUENCE, DEQUE, ROWS):
             return self._fill_from_sequence(level)
         if kind == DICT:
             return self._fill_from_dict(level)
@@ -328,8 +331,9 @@ class Walk:
 
     def _fill_from_sequence(self, level: _Level) -> bool:
         obj = level.obj
+        rows = level.how == ROWS
         kind: Any = list if isinstance(obj, list) else tuple if isinstance(obj, tuple) else deque
-        size = kind.__len__(obj)
+        size = obj.size if rows else kind.__len__(obj)
         if level.end < 0 and size > 2 * GLANCE and self._limit < DEPTH_MAX:
             level.glances = True
             level.cursor = level.end = size - GLANCE
@@ -341,7 +345,10 @@ class Walk:
         if begin >= end:
             return False
         part = slice(begin, end)
-        level.chunk = [obj[at] for at in range(begin, end)] if kind is deque else kind.__getitem__(obj, part)
+        if rows:
+            level.chunk = holders.row_entries(obj, begin, end)
+        else:
+            level.chunk = [obj[at] for at in range(begin, end)] if kind is deque else kind.__getitem__(obj, part)
         level.base, level.cursor, level.edges, level.index = begin, end, None, 0
         return True
 
@@ -460,6 +467,8 @@ class Walk:
                 return False
         elif kind in (SEQUENCE, DICT) and not gc.is_tracked(child):
             return False  # nothing in it could hold anything
+        elif kind == ROWS and not child.dtype.hasobject:
+            return False
         edge = None if level.edges is None else level.edges[index]
         label: str | None = None
         tag = ""
@@ -508,7 +517,9 @@ class Walk:
     def name(self) -> holders.Name:
         """Of what holds the tensor that `found` is being told of."""
         level = self._levels[-1]
-        steady = level.how in (SEQUENCE, DEQUE, SET) or (level.how == DICT and len(level.obj) > _NAMED_KEYS_MAX)
+        steady = level.how in _CONTAINERS or (level.how == DICT and len(level.obj) > _NAMED_KEYS_MAX)
+        if steady and _fixed(level.obj):
+            steady = False  # each entry has a name of its own
         if steady:
             known = level.holder or self._holders.get(level.identity)
             if known is not None:  # what came into it since another way led there is held by the same
@@ -519,7 +530,7 @@ class Walk:
         where: str | None = None
         told_class = False
         for above, each in zip(self._levels, self._levels[1:], strict=False):
-            label, tag = self._label(above, each.label, each.tag, each.key, each.obj)
+            label, tag = self._label(above, each.label, each.tag, each.key, each.obj, each.at)
             labels.append(label)
             tags.add(tag)
             where = self._line_within(above, label) or where
@@ -527,7 +538,7 @@ class Walk:
                 labels, told_class = [each.obj.__qualname__], True
                 tags.clear()
                 where = holders.class_line(each.obj)
-        label, tag = self._label(level, None, "", self._tensor_edge, None)
+        label, tag = self._label(level, None, "", self._tensor_edge, None, level.base + level.index - 1)
         labels.append(label)
         tags.add(tag)
         where = self._line_within(level, label) or where
@@ -549,10 +560,16 @@ class Walk:
                 self._holders[level.identity] = told
         return told
 
-    def _label(self, above: _Level, label: str | None, tag: str, edge: Any, child: Any) -> tuple[str, str]:
+    def way(self) -> Iterator[Any]:
+        """The objects that lead to the tensor that `found` is being told of, the innermost first."""
+        return (level.obj for level in reversed(self._levels))
+
+    def _label(self, above: _Level, label: str | None, tag: str, edge: Any, child: Any, at: int) -> tuple[str, str]:
         if label is not None:
             return label, tag
-        if above.how in (SEQUENCE, DEQUE, SET):
+        if above.how in _CONTAINERS:
+            if _fixed(above.obj):
+                return _entry_of(above.obj, at), ""
             bounded = above.how == DEQUE and above.obj is not None and above.obj.maxlen is not None
             return "[*]", "bounded" if bounded else ""
         if above.how == DICT:
@@ -594,11 +611,28 @@ def _shortened(labels: Iterable[str]) -> Iterator[str]:
     """A linked list's `.next.next.next` is `.next…`."""
     for label, run in groupby(each for each in labels if each):
         times = len(list(run))
-        yield label * times if label == "[*]" else label if times == 1 else f"{label}…"
+        few = times == 1 or label == "[*]" or (times == 2 and label.endswith("]"))
+        yield label * times if few else f"{label}…"
+
+
+def _fixed(container: Any) -> bool:
+    """Whether a container's entries are told by their place: a record's, a small tuple's, the only one."""
+    if isinstance(container, tuple):
+        return tuple.__len__(container) <= _PLACES_MAX
+    return isinstance(container, list) and list.__len__(container) == 1
+
+
+def _entry_of(container: Any, at: int) -> str:
+    names = getattr(type(container), "_fields", None)  # a named tuple's
+    if isinstance(names, tuple) and at < len(names):
+        return f".{names[at]}"
+    return f"[{at}]"
 
 
 _PRIORITY = ("bounded", "hook", "cache", "traceback", "generator", "closure", "default", "class", "module", "attribute")
+_CONTAINERS = (SEQUENCE, DEQUE, SET, ROWS)
 _NAMED_KEYS_MAX = 32
+_PLACES_MAX = 8
 _HEAP_TYPE = 1 << 9
 _SMALL = 24
 _HOLDERS_MAX = 10_000

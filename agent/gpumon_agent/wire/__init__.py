@@ -67,6 +67,7 @@ from .evidence import Request as Request
 from .evidence import Segment as Segment
 from .evidence import Segments as Segments
 from .evidence import Snapshot as Snapshot
+from .evidence import Unclaimed as Unclaimed
 from .evidence import parts as parts
 from .host import ChildProcess as ChildProcess
 from .host import DeviceProcess as DeviceProcess

@@ -21,7 +21,7 @@ class Holder(Message, frozen=True):
 
     name: Text  # "losses[*]", "Trainer.history['loss'][*]", "main.<locals>.hook(kept)[*]"
     kind: Text  # global | local | attribute | class | closure | default | cache | generator | traceback | hook | module
-    # or bounded: a deque with maxlen
+    # or bounded: a deque with maxlen; cycle: nothing but a reference cycle, of which the name once led to one
     where: Text | None = None  # file.py:LINE of the function whose frame, closure or default it is
     count: int = 0  # tensors of the group that are reached through it
 
@@ -49,6 +49,18 @@ class Group(Message, frozen=True):
         clean_fields(self, "dtype", "where", "phase")
 
 
+class Unclaimed(Message, frozen=True):
+    """Blocks that were made in the few steps in which stacks were kept, live on, and that no name led to."""
+
+    where: Text  # file.py:LINE that made them
+    count: int
+    bytes: Bytes
+    device: int
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "where")
+
+
 class Census(Message, frozen=True, tag="census"):
     """The live tensors of this process that nobody owns, as one walk over its objects found them. Newest counts."""
 
@@ -65,6 +77,7 @@ class Census(Message, frozen=True, tag="census"):
     began_step: int = 0
     cut: bool = False  # ended before every object was seen; `why` tells
     why: Text | None = None
+    unclaimed: Annotated[tuple[Unclaimed, ...], Meta(max_length=HOLDERS_MAX)] = ()  # most bytes first
 
     def __post_init__(self) -> None:
         clean_fields(self, "reason", "why")

@@ -13,7 +13,7 @@ from gpumon.analysis import units
 from gpumon.analysis.findings.look import Evidence, Look
 from gpumon.analysis.lines import Growth
 from gpumon.analysis.rules import HOST_LEAK, TENSOR_LEAK
-from gpumon.analysis.suspects import Suspect, explaining, variable
+from gpumon.analysis.suspects import Suspect, container, explaining, variable
 
 NAMED_MAX = 4
 SOMEBODY = "something keeps tensors: losses (.item()), outputs (.detach()), a cache, a hook; a census names it"
@@ -33,6 +33,7 @@ HOW_HELD = {
     "traceback": "an exception's traceback",
     "hook": "a hook",
     "module": "a module",
+    "cycle": "it waits for the garbage collector",
 }
 
 INSTEAD = {
@@ -99,10 +100,18 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, per_step: int
     severity, soon = _urgency(look, main)
     if severity is None and suspect.holder is not None and suspect.holder.kind == "bounded":
         severity = "info"
+    so_far = main.so_far or 0 if main.figure != "blocks" else 0
+    if suspect.cyclic:
+        title = f"tensors such as {suspect.tensors.partition(' ')[2]} stay in reference cycles{look.where}"
+        counted = f" since step {units.count(main.since)}"
+    else:
+        title = f"{suspect.tensors}{graph}{look.where}, {_pace(suspect, steps)}"
+        counted = (
+            f" since step {units.count(main.since)} (counted at step {units.count((main.since or 0) + steps - 1)})"
+        )
     return Evidence(
-        f"{suspect.tensors}{graph}{look.where}, {_pace(suspect, steps)} since step {units.count(main.since)}{made}, "
-        f"{_held_by(suspect)}{soon}",
-        suspect.held,
+        f"{title}{counted}{made}, {_held_by(suspect)}{_evidence(main)}{soon}",
+        max(suspect.held, so_far) if suspect.cyclic else suspect.held,
         _remedy(suspect),
         bytes_per_step=per_step,
         holder=_holder(suspect),
@@ -124,17 +133,29 @@ def _alone(look: Look, main: Growth, per_step: int) -> Evidence:
     more = f" in {units.count(blocks.so_far)} blocks" if blocks and main.figure != "blocks" else ""
     so_far = main.so_far or 0
     said = f", {units.size(so_far)}{more} so far" if main.figure != "blocks" else f", {units.count(so_far)} so far"
+    where, made = _made_at(look, main)
     searched = any(census.step >= (main.since or 0) and not census.cut for census in look.censuses)
     if searched:
         said += ", and no name of the program leads to it"
     return Evidence(
-        f"{title}{look.where} since step {units.count(main.since)}{said}{soon}",
+        f"{title}{look.where} since step {units.count(main.since)}{said}{made}{soon}",
         so_far if main.figure != "blocks" else 512 * so_far,
         NOBODY if searched else SOMEBODY,
         bytes_per_step=per_step,
+        where=where,
         since=main.since,
         severity=severity,
     )
+
+
+def _made_at(look: Look, main: Growth) -> tuple[str | None, str]:
+    """The line that made most of what stays and nobody was found to hold, and words for it."""
+    for census in reversed(look.censuses):
+        made = [each for each in census.unclaimed if each.device == look.device]
+        if made and census.step >= (main.since or 0):
+            most = max(made, key=lambda each: each.bytes)
+            return most.where, f"; most of what stays is made at {most.where}"
+    return None, ""
 
 
 def _urgency(look: Look, main: Growth) -> tuple[str | None, str]:
@@ -143,6 +164,15 @@ def _urgency(look: Look, main: Growth) -> tuple[str | None, str]:
     if left is None or left > TENSOR_LEAK.critical_steps_to_oom:
         return None, "" if left is None else f"; memory lasts for about {units.count(left)} more steps"
     return "critical", f"; memory runs out in about {units.count(left)} steps"
+
+
+def _evidence(main: Growth) -> str:
+    if main.figure == "blocks":
+        return f"; live blocks grow by {main.per_step:.2g} ({main.low or 0:.2g}–{main.high or 0:.2g}) a step"
+    return (
+        f"; {'what no owner claims' if main.figure == 'unexplained' else 'allocated'} grows by "
+        f"{units.size(round(main.per_step or 0))} ({_interval(main)}) a step, {units.size(main.so_far or 0)} so far"
+    )
 
 
 def _pace(suspect: Suspect, steps: int) -> str:
@@ -179,9 +209,9 @@ def _held_by(suspect: Suspect) -> str:
 
 def _remedy(suspect: Suspect) -> str:
     holder = suspect.holder
-    name = f"`{variable(holder.name)}`" if holder else "the list"
-    if holder is None and 2 * suspect.cyclic > suspect.count:
-        return "break the cycle (a weakref, or del of one side), or gc.collect() once in a while"
+    name = f"`{container(holder.name)}`" if holder else "the list"
+    if 2 * suspect.cyclic > suspect.count:
+        return "break the cycle (a weakref, or del of one side), or let gc run: gc.collect() once in a while frees it"
     if suspect.has_graph:
         if suspect.scalar:
             return f"keep numbers: store loss.item() in {name}; where it must stay a tensor, loss.detach()"

@@ -93,8 +93,9 @@ def foreach_peak(look: Look) -> Evidence | None:
 
 
 def zeroed_gradients(look: Look) -> Evidence | None:
-    held = look.standing.gradients
-    if held is None or held < ZEROED_GRADIENTS.least_bytes:
+    rule, held = ZEROED_GRADIENTS, look.standing.gradients
+    peak = look.figures.peak if look.figures is not None else 0
+    if held is None or held < max(rule.least_bytes, rule.least_share_of_peak * peak):
         return None
     return Evidence(
         f"{units.size(held)} of gradients stand through the forward{look.where}: kept as zeros, or dropped after it",
