@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from gpumon.cli.rooms import Rooms
     from gpumon.host.sampler import Sampler
     from gpumon.link import Job
     from gpumon.tui.app import MonitorApp, Options
@@ -94,11 +93,12 @@ def command(
     from gpumon.tui.app import MonitorApp
 
     rooms = Rooms(descriptors)
-    feed = (lambda: rooms.follow(link.subscribe(descriptors, follow=True))) if descriptors else None
+    feed = (lambda: link.subscribe(descriptors, follow=True)) if descriptors else None
     app = MonitorApp(
         feed,
-        choices=_choices(choices, rooms),
+        choices=_choices(choices),
         host=lambda pids: rooms.beside(this_machine(pids)),
+        seen=rooms.seen,
         asker=link.Asker(descriptors),
         options=look,
         ranks=len(descriptors),
@@ -137,7 +137,7 @@ def this_machine(pids: Callable[[], Collection[int]]) -> Sampler:
     return Sampler(pids)
 
 
-def _choices(jobs: Sequence[Job], rooms: Rooms) -> list[Choice]:
+def _choices(jobs: Sequence[Job]) -> list[Choice]:
     from gpumon import link
     from gpumon.tui.feed import Choice
 
@@ -146,7 +146,7 @@ def _choices(jobs: Sequence[Job], rooms: Rooms) -> list[Choice]:
         return Choice(
             job.name,
             ranks + job.pids,
-            lambda: rooms.follow(link.subscribe(job.descriptors, follow=True)),
+            lambda: link.subscribe(job.descriptors, follow=True),
             len(job.descriptors),
         )
 

@@ -30,7 +30,10 @@ class StepRecord:
 
     def on(self, device: int) -> tuple[wire.Phase, ...]:
         """Its phases on one device."""
-        return tuple(p for p in self.phases if p.device == device)
+        for phase in self.phases:
+            if phase.device != device:
+                return tuple([p for p in self.phases if p.device == device])
+        return self.phases  # as nearly always: asked several times of every step
 
 
 @dataclass(frozen=True, slots=True)

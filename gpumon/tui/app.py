@@ -112,7 +112,9 @@ class MonitorApp(App[int]):
         options: Options = Options(),
         ranks: int = 1,
         watch_terminal: bool = False,
+        seen: Callable[[Frame], object] | None = None,
     ) -> None:
+        """`seen`: shown every frame that tables are made of, for what is no business of the screen."""
         self.palette: Palette = PALETTES[NAMES[0]]
         self.glyphs: Glyphs = ASCII if options.ascii else UNICODE
         self.colourless = False
@@ -139,6 +141,7 @@ class MonitorApp(App[int]):
         self._ticks = 0
         self._timer: Timer | None = None
         self._changes = Changes()
+        self._seen = seen
         self._watch = TerminalWatch() if watch_terminal else None
         self._tasks = Tasks(lambda error: self.call_later(_raise, error))
         for theme in THEMES:
@@ -227,6 +230,8 @@ class MonitorApp(App[int]):
             self._note_changes(frame)
             for text in self._changes.answers(frame):  # the log has them from the agent
                 self.notify(text, timeout=TOLD_S, markup=False)
+            if calm and self._seen is not None:
+                self._seen(frame)
             self.view = self._look_at(frame, self._reporter.report(frame) if calm else self.view.reports)
         elif self.view.paused != self._paused:
             self.view = self._look_at(self.view.frame, self.view.reports)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from .base import Message, Text, clean_fields
+from .base import NAME_CHARS_MAX, Message, Text, clean_fields
 from .evidence import Census, Checkpoint, Reply, Request, Segments, Snapshot
 from .host import Host
 from .speaking import Heartbeat, Hello, Synced
@@ -77,7 +77,9 @@ class Received(Message, frozen=True):
     replayed: bool = False
 
     def __post_init__(self) -> None:
-        clean_fields(self, "source")
+        source = self.source
+        if not (source.isascii() and source.isprintable() and len(source) <= NAME_CHARS_MAX):  # made for every event
+            clean_fields(self, "source")
 
 
 class _RawPacket(Message, frozen=True):
