@@ -323,6 +323,7 @@ class Agent:
             self._hello,
             lambda: [(model, watched.whole) for watched in self._models if (model := watched.model()) is not None],
             lambda: self.accounts.ledgers,
+            lambda: self.accounts.inventory.groups(),
         )
 
     def notice(self, text: str) -> None:
@@ -342,6 +343,7 @@ class Agent:
     def heartbeat(self) -> wire.Heartbeat:
         now = time.monotonic_ns()
         step, phase, since = self.recorder.now
+        self.evidence.resident_bytes = rss = _rss()
         return wire.Heartbeat(
             now,
             step,
@@ -350,7 +352,7 @@ class Agent:
             self.recorder.dropped,
             self.governor.sample_every,
             self.governor.boundary_cost_ns,
-            _rss(),
+            rss,
             tuple(index for _, index, _ in self.phases.readers or ()),
         )
 

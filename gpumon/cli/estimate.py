@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from gpumon.analysis.estimate.comparing import Side
     from gpumon.analysis.estimate.model import Model
     from gpumon.analysis.estimate.plan import Device, Subject
     from gpumon.analysis.estimate.workload import Optimizer, Precision, Workload
@@ -75,7 +76,9 @@ def _read_stages(_: click.Context, __: click.Parameter, value: str | None) -> tu
 )
 @click.option("--loss", metavar="PKG.MODULE:FUNCTION", help="With --model: the loss of the output [its .loss, or sum].")
 @click.option("--parameters", metavar="COUNT|SHAPES.JSON", help="A number of parameters, or {name: shape}.")
-@click.option("--compare", nargs=2, type=click.Path(path_type=Path), metavar="A B", help="Two configs, layer by layer.")
+@click.option(
+    "--compare", nargs=2, metavar="A B", help="Two models, layer by layer: configs, {name: shape}, PKG.MODULE:FACTORY."
+)
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Samples of one forward.")
 @click.option("--sequence", type=click.IntRange(min=1), help="Tokens a sample [what the model can be given, ≤ 512].")
 @click.option(
@@ -108,7 +111,7 @@ def command(
     batch_factory: str | None,
     loss: str | None,
     parameters: str | None,
-    compare: tuple[Path, Path] | None,
+    compare: tuple[str, str] | None,
     zero: tuple[int, ...] | None,
     device: Device | None,
     as_json: bool,
@@ -121,7 +124,7 @@ def command(
     gpumon estimate --model train:make_model --input train:make_batch --batch 8
     gpumon estimate --parameters 7500000000 --world-size 64 --zero 0..3
 
-    Nothing is allocated and no GPU is needed. Only --model runs code of yours.
+    Nothing is allocated and no GPU is needed. Code of yours runs only where it is named: PKG.MODULE:FACTORY.
     """
     from gpumon.analysis.estimate.model import NotAModel
     from gpumon.cli.user_code import TheirFailure
@@ -256,15 +259,37 @@ def _count(count: int, zero: tuple[int, ...] | None, device: Device | None, as_j
         click.echo("\n".join(estimate_text.share_lines(count, known, device)))
 
 
-def _compare(first: Path, second: Path, as_json: bool) -> None:
-    from gpumon.analysis.estimate import families
+def _compare(first: str, second: str, as_json: bool) -> None:
     from gpumon.analysis.estimate.comparing import compare
     from gpumon.cli import estimate_text
 
-    done = compare(families.load(first), families.load(second))
+    done = compare(_side(first), _side(second))
     if as_json:
         from gpumon.cli.estimate_json import comparison_object
 
         click.echo(json.dumps(comparison_object(done)))
     else:
-        click.echo("\n".join(estimate_text.comparison_lines(done, str(first), str(second))))
+        click.echo("\n".join(estimate_text.comparison_lines(done, first, second)))
+
+
+def _side(named: str) -> Side:
+    """A config.json or its folder, a file of shapes, or, as it says itself, a function in the user's code."""
+    from gpumon.analysis.estimate import families
+    from gpumon.analysis.estimate.comparing import Side
+    from gpumon.analysis.estimate.model import NotAModel
+
+    path = Path(named)
+    if not path.exists() and ":" in named and path.suffix != ".json":
+        from gpumon.analysis.estimate.from_module import describe
+        from gpumon.cli.user_code import module_subject
+
+        return Side(describe(module_subject(named, None, None).module))
+    try:
+        shapes = _shapes(path) if path.is_file() else None
+    except NotAModel:  # it is no set of shapes
+        shapes = None
+    if shapes is not None:
+        return Side(shapes)
+    config = families.load(path)
+    size = config.get("vocab_size")
+    return Side(families.describe(config), size if isinstance(size, int) else None)

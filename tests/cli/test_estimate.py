@@ -130,6 +130,26 @@ def test_two_vocabularies_are_compared_layer_by_layer(tmp_path: Path) -> None:
     assert "entries of 897 parameters each" in run("--compare", *files).output
 
 
+def test_modules_and_shapes_are_compared_like_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "recommending.py").write_text(
+        "from torch import nn\n"
+        "def model(rows):\n"
+        "    return nn.ModuleDict({'goods': nn.Embedding(rows, 16), 'head': nn.Linear(16, rows)})\n"
+        "def small():\n    return model(1000)\n"
+        "def large():\n    return model(5000)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    shapes = written(
+        tmp_path / "small.json", {"goods.weight": [1000, 16], "head.weight": [1000, 16], "head.bias": [1000]}
+    )
+    for first in ("recommending:small", shapes):
+        (said,) = told("--compare", first, "recommending:large")
+        assert said["parameters"] == [33_000, 165_000]
+        assert (said["vocabulary"], said["parameters_per_entry"]) == ([1000, 5000], 33)
+        assert [row["layer"] for row in said["layers"]] == ["goods", "head"]
+
+
 def test_keys_and_values_grow_with_what_is_generated(tmp_path: Path) -> None:
     config = written(tmp_path / "config.json", MODELS["llama-1b"][0])
     arguments = ("--config", config, "--inference", "--precision", "bf16", "--batch", 4, "--kv-cache")

@@ -188,6 +188,15 @@ class Inventory:
                     for tensor in tensors_within(state):
                         yield parameter, tensor
 
+    def groups(self) -> dict[int, int]:
+        """id of each parameter that an optimizer updates → the number of its group."""
+        return {
+            id(parameter): at
+            for optimizer in _alive(self._optimizers)
+            for at, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+        }
+
     def state_mark(self) -> object:
         """Equal from call to call while the optimizers' state is what it was. None: that cannot be told."""
         marks = tuple((index, kept.mark, kept.state) for index, kept in sorted(self._state_sums.items()))
@@ -323,19 +332,22 @@ def _alive(references: Iterable[weakref.ref[T]]) -> Iterator[T]:
 
 
 def claim(tensors: Iterable[Tensor], claimed: set[int], index: int) -> int:
-    """Bytes of the storages behind `tensors`, on one device, that nobody has claimed yet; claims them."""
+    """Bytes of the storages behind `tensors`, on one device, that nobody has claimed yet; claims them.
+
+    Not the empty ones: FSDP1 drops those with every gathering, and another storage may then be found where one was.
+    """
     total = 0
     for tensor in tensors:
         if type(tensor) in _PLAIN and tensor.layout is torch.strided:
             if tensor.get_device() == index and not tensor.is_meta:
                 storage = tensor.untyped_storage()
                 identity = storage._cdata
-                if identity not in claimed:
+                if identity not in claimed and (nbytes := storage.nbytes()):
                     claimed.add(identity)
-                    total += storage.nbytes()
+                    total += nbytes
         else:
             for identity, nbytes, device in storages(tensor):
-                if identity not in claimed and (_CPU if device.type == "cpu" else device.index) == index:
+                if nbytes and identity not in claimed and (_CPU if device.type == "cpu" else device.index) == index:
                     claimed.add(identity)
                     total += nbytes
     return total

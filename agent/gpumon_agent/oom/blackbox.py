@@ -37,6 +37,7 @@ class Parameter(msgspec.Struct, frozen=True, omit_defaults=True):
     shape: tuple[int, ...]
     width: int = 4  # bytes an element
     trainable: bool = True
+    group: int | None = 0  # of the optimizer's parameter groups; None: in none of them
 
 
 class Stepping(msgspec.Struct, frozen=True):

@@ -31,7 +31,7 @@ SNAPSHOT = "GPUMON_OOM_SNAPSHOT"
 
 
 class LastWords:
-    """Made in the training thread. `models` and `ledgers` are asked at each out-of-memory."""
+    """Made in the training thread. `models`, `ledgers` and parameters' `groups` are asked at each out-of-memory."""
 
     def __init__(
         self,
@@ -40,10 +40,12 @@ class LastWords:
         hello: Callable[[], wire.Hello],
         models: Callable[[], Sequence[tuple[Module, wire.Model | None]]],
         ledgers: Callable[[], Mapping[int, wire.Ledger]],
+        groups: Callable[[], Mapping[int, int]],
     ) -> None:
         self._hello = hello
         self._models = models
         self._ledgers = ledgers
+        self._groups = groups
         self._notice = notice
         self._training_thread = threading.get_ident()
         self._box = blackbox.BlackBox()
@@ -97,6 +99,7 @@ class LastWords:
         hello = self._hello()
         ledger = self._ledgers().get(oom.device)
         models = self._models()
+        groups = self._groups()
         return blackbox.Report(
             version=blackbox.VERSION,
             unix=time.time(),
@@ -131,7 +134,9 @@ class LastWords:
                 for o in described.optimizers
             ),
             parameters={
-                wire.clean(path): blackbox.Parameter(_shape(each), each.element_size(), each.requires_grad)
+                wire.clean(path): blackbox.Parameter(
+                    _shape(each), each.element_size(), each.requires_grad, groups.get(id(each)) if groups else 0
+                )
                 for model, _ in models
                 for path, each in model.named_parameters()
             },

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpumon.analysis.estimate import families
-from gpumon.analysis.estimate.families.config import Config
+from gpumon.analysis.estimate.model import Model, vocabulary_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +31,31 @@ class Comparison:
     per_entry: int | None  # parameters
 
 
-def compare(first: Config, second: Config) -> Comparison:
-    """Raises NotAModel where a config leaves out what is needed."""
-    one, two = families.describe(first), families.describe(second)
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two. `vocabulary`: as its config says; None: the rows of its largest table are taken."""
+
+    model: Model
+    vocabulary: int | None = None
+
+
+def compare(first: Side, second: Side) -> Comparison:
+    """Layer by layer, numbered ones folded."""
+    one, two = first.model, second.model
     ours, theirs = dict(one.layers()), dict(two.layers())
     names = [*ours, *(name for name in theirs if name not in ours)]
     rows = tuple(Row(name, ours.get(name, 0), theirs.get(name, 0)) for name in names)
-    sizes = (first.get("vocab_size"), second.get("vocab_size"))
-    vocabularies = (int(sizes[0]), int(sizes[1])) if all(isinstance(size, int) for size in sizes) else None
+    sizes = _entries(first), _entries(second)
+    vocabularies = (sizes[0], sizes[1]) if sizes[0] is not None and sizes[1] is not None else None
     entry = None
     if vocabularies is not None and vocabularies[0] != vocabularies[1]:
         each, rest = divmod(two.count - one.count, vocabularies[1] - vocabularies[0])
-        entry = each if not rest else None
+        entry = each if not rest and each > 0 else None
     return Comparison(rows, one.count, two.count, vocabularies, entry)
+
+
+def _entries(side: Side) -> int | None:
+    if side.vocabulary is not None:
+        return side.vocabulary
+    table = vocabulary_of(side.model.own)
+    return None if table is None else table.shape[0]

@@ -18,6 +18,7 @@ class Tensor:
     trainable: bool = True
     tied_to: str | None = None
     sparse: bool = False  # its gradient has the rows that were looked up only
+    group: int | None = 0  # of the optimizer's parameter groups; None: in none of them
 
     @property
     def count(self) -> int:
@@ -87,6 +88,17 @@ def _fold(path: str) -> tuple[str, ...]:
     if match is None:
         return (path,)
     return f"{match[1] or ''}*{path[match.end() :]}", match[2]
+
+
+def vocabulary_of(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The largest table: two dimensions, far more rows than columns, or an embedding by name."""
+    tables = [t for t in tensors if len(t.shape) == 2 and ("embed" in t.name.lower() or t.shape[0] >= 8 * t.shape[1])]
+    return max(tables, key=lambda t: t.count, default=None)
+
+
+def per_row(tensors: Sequence[Tensor], rows: int) -> int:
+    """Parameters that one more row of a table of `rows` rows adds to the whole model."""
+    return sum(t.count // rows for t in tensors if not t.tied_to and rows in t.shape)
 
 
 class NotAModel(ValueError):

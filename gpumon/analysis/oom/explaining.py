@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gpumon.analysis import units
-from gpumon.analysis.estimate.model import Tensor
+from gpumon.analysis.estimate.model import Tensor, per_row, vocabulary_of
 from gpumon.analysis.oom.case import Case, Settings, room
 from gpumon.analysis.oom.log import Story
 from gpumon.analysis.oom.remedies import remedies
 from gpumon.analysis.oom.report import OomReport, Suspect
-from gpumon.analysis.oom.suspects import ACTIVATION, explaining, of_batch, per_row, same_size, vocabulary_of
-from gpumon.analysis.oom.walk import RECIPES, WAYS_IN_WORDS, Recipe, first_step, recipe_of
+from gpumon.analysis.oom.suspects import ACTIVATION, explaining, of_batch, same_size
+from gpumon.analysis.oom.walk import RECIPES, WAYS_IN_WORDS, Recipe, recipe_of, step, stepped
 from gpumon.analysis.oom.weighing import Growth, weigh
 from gpumon.analysis.oom.wording import Message
 from gpumon_agent import wire
@@ -34,6 +34,7 @@ class Known:
     batch: int | None = None
     sequence: int | None = None
     heads: int | None = None
+    later: bool | None = None  # whether the optimizer had stepped before; None: not known
     settings: Settings = field(default_factory=Settings)
     growth: Growth | None = None
 
@@ -82,12 +83,13 @@ def _suspects(
         return [], way
     tensors = known.tensors
     table = vocabulary_of(tensors)
-    found = explaining(message, tensors, recipe, way, phase)
+    found = explaining(message, tensors, recipe, way, phase, known.later)
     if phase not in (wire.OPTIMIZER, wire.LOAD):
         rows = table.shape[0] if table is not None else None
         found = of_batch(message, known.batch, known.sequence, rows, known.heads) + found
     if found:
-        return [each for each in found if (each.phase, each.way) == (found[0].phase, found[0].way)], found[0].way or way
+        best = found[0]
+        return [e for e in found if (e.phase, e.way, e.later) == (best.phase, best.way, best.later)], best.way or way
     return same_size(message, tensors), way
 
 
@@ -98,7 +100,7 @@ def _assumptions(known: Known, best: Suspect | None, recipe: Recipe) -> list[str
     named = recipe.name if known.optimizer else f"{recipe.name} (none was given)"
     said = [f"The optimizer is {named} and {WAYS_IN_WORDS[best.way]}."]
     for way in recipe.ways:
-        events = first_step(known.tensors, recipe, way)
+        events = step(known.tensors, recipe, way, later=best.later)
         same = next((e for e in events if e.tensor == best.tensor and e.what == best.what), None)
         if same is not None and abs(same.stands - best.stands) > SAME_BYTES:
             said.append(
@@ -106,7 +108,9 @@ def _assumptions(known: Known, best: Suspect | None, recipe: Recipe) -> list[str
                 f"{shown(abs(same.stands - best.stands))} {'more' if same.stands > best.stands else 'less'}."
             )
     if all(tensor.width == 4 for tensor in known.tensors):
-        said.append("Parameters are in fp32, in one group, in the order given.")
+        groups = len(stepped(known.tensors))
+        in_groups = "in one group" if groups == 1 else f"in {groups} groups"
+        said.append(f"Parameters are in fp32, {in_groups}, in the order given.")
     return said
 
 
@@ -127,9 +131,11 @@ def _notes(message: Message, known: Known, best: Suspect | None, case: Case, sto
         said += _grows_with(known.tensors, best)
     space = room(message)
     if optimizer and best is not None and case.recipe is not None and space is not None and best.way is not None:
-        total = max(e.stands + e.bytes for e in first_step(known.tensors, RECIPES[case.recipe.name], best.way))
+        events = step(known.tensors, RECIPES[case.recipe.name], best.way, later=best.later)
+        total = max(e.stands + e.bytes for e in events)
+        which = "A later" if best.later else "The first"
         said.append(
-            f"The first step peaks at {shown(total)} allocated; {shown(space)} is all that PyTorch can have here."
+            f"{which} step peaks at {shown(total)} allocated; {shown(space)} is all that PyTorch can have here."
         )
     if case.phase is None and message.kind == "allocator":
         said.append(

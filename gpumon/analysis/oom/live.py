@@ -65,12 +65,13 @@ def of_file(report: Report, file: str | None = None) -> OomReport:
         report.step, report.phase, report.device, 0, report.requested, report.total, report.free, report.allocated,
         report.reserved, report.message,
     )  # fmt: skip
-    tensors = tuple(Tensor(name, p.shape, p.width, p.trainable) for name, p in report.parameters.items())
+    tensors = tuple(Tensor(name, p.shape, p.width, p.trainable, group=p.group) for name, p in report.parameters.items())
     whole = explain(
         Story(_message(event, report.device_total, report.backend), phase=report.phase),
         Known(
             tensors=tensors,
             optimizer=_optimizer(report),
+            later=_stepped_before(report),
             settings=replace(
                 Settings.read(report.settings), fused=any(each.fused for each in report.optimizers) or None
             ),
@@ -157,6 +158,12 @@ def _optimizer(report: Report) -> str | None:
         return None
     way = FUSED if optimizer.fused else FOREACH if optimizer.foreach else LOOP
     return f"{name}:{way}" if way in recipe.ways else name
+
+
+def _stepped_before(report: Report) -> bool | None:
+    """Whether optimizer state stood at the newest boundary: it may have come from a checkpoint."""
+    state = report.ledger.get("optimizer")
+    return report.step > 0 or None if state is None else state > 0
 
 
 def _newest_ledger(rank: RankFrame, device: int) -> wire.Ledger | None:

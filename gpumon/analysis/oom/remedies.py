@@ -14,7 +14,7 @@ from gpumon.analysis.estimate.model import Tensor
 from gpumon.analysis.oom.case import Case, room
 from gpumon.analysis.oom.report import Remedy
 from gpumon.analysis.oom.stepping import stepping
-from gpumon.analysis.oom.walk import standing
+from gpumon.analysis.oom.walk import standing, states
 from gpumon_agent import wire
 
 EXPANDABLE = "expandable_segments:True"
@@ -91,14 +91,9 @@ def _beside_owners(case: Case) -> int | None:
     if allocated is None or not case.tensors:
         return None
     weights = sum(t.bytes for t in case.tensors)
-    after = standing(case.tensors)
-    states = 0
-    if case.recipe is not None:
-        per_element = [case.recipe.width or t.width for t in case.tensors]
-        states = len(case.recipe.states) * sum(
-            round(t.count * width) for t, width in zip(case.tensors, per_element, strict=True) if t.trainable
-        )
-    for owned in (after + states, weights + states, weights):
+    after = standing(case.tensors, case.recipe)
+    kept = 0 if case.recipe is None else states(case.tensors, case.recipe)
+    for owned in (after + kept, weights + kept, weights):
         if owned <= allocated.high:
             return allocated.middle - owned
     return None

@@ -33,6 +33,7 @@ class Suspect:
     left: Figure | None = None  # of what the message says is allocated, beyond `stands`
     way: str | None = None  # how the optimizer creates its states, where it matters
     explains: bool = False  # size and allocated figure both agree
+    later: bool = False  # of a step after the first, when all states stand
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpumon.analysis.estimate.model import Tensor
+from gpumon.analysis.estimate.model import Tensor, per_row, vocabulary_of
 from gpumon.analysis.oom.case import Case, room
 from gpumon.analysis.oom.report import Remedy
-from gpumon.analysis.oom.suspects import per_row, vocabulary_of
 from gpumon.analysis.oom.walk import FOREACH, FUSED, LOOP, REACH, RECIPES, Recipe, peak
 
 

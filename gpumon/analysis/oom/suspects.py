@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from gpumon.analysis.estimate.model import Tensor
 from gpumon.analysis.oom.figures import Figure
 from gpumon.analysis.oom.report import Suspect
-from gpumon.analysis.oom.walk import FOREACH, LOOP, REACH, Event, Recipe, first_step, gradients, loading
+from gpumon.analysis.oom.standing import Event
+from gpumon.analysis.oom.walk import FOREACH, LOOP, REACH, Recipe, gradients, loading, step
 from gpumon.analysis.oom.wording import SEGMENT_STEP, Message
 from gpumon_agent import wire
 
@@ -29,21 +30,31 @@ SAME_SIZE_MAX = 4
 
 
 def explaining(
-    message: Message, tensors: Sequence[Tensor], recipe: Recipe, way: str | None, phase: str | None = None
+    message: Message,
+    tensors: Sequence[Tensor],
+    recipe: Recipe,
+    way: str | None,
+    phase: str | None = None,
+    later: bool | None = None,
 ) -> list[Suspect]:
-    """Events whose size and whose standing both agree with the message, best first."""
+    """Events whose size and whose standing both agree with the message, best first.
+
+    `later`: whether it was a step after the first; None: not known, and both are tried.
+    """
     allocated = message.allocated
     if allocated is None or not tensors:
         return []
     found: list[Suspect] = []
     if phase in (None, wire.OPTIMIZER):
         for each in (way,) if way else recipe.ways:
-            found += _matching(message, allocated, first_step(tensors, recipe, each), each)
+            for after in (False, True) if later is None else (later,):
+                found += _matching(message, allocated, step(tensors, recipe, each, later=after), each)
     if phase in (None, wire.LOAD):
         found += _matching(message, allocated, loading(tensors), None)
     found.sort(
         key=lambda s: (
             abs(s.left.middle) if s.left else 0,
+            s.later,
             (REACH, LOOP, FOREACH).index(s.way) if s.way in (REACH, LOOP, FOREACH) else 3,
         )
     )
@@ -57,7 +68,9 @@ def _matching(message: Message, allocated: Figure, events: Iterable[Event], way:
             continue
         left = Figure(allocated.low - event.stands, allocated.high - event.stands)
         if left.high >= -SEGMENT_STEP and left.low <= most:
-            yield Suspect(event.tensor, event.what, event.phase, event.bytes, event.stands, left, way, explains=True)
+            yield Suspect(
+                event.tensor, event.what, event.phase, event.bytes, event.stands, left, way, True, event.later
+            )
 
 
 def same_size(message: Message, tensors: Sequence[Tensor]) -> list[Suspect]:
@@ -100,14 +113,3 @@ def of_batch(
             if message.may_be(tensor.bytes):
                 found.append(Suspect(tensor, ACTIVATION, None, tensor.bytes, explains=True))
     return found
-
-
-def vocabulary_of(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The largest table: two dimensions, far more rows than columns, or an embedding by name."""
-    tables = [t for t in tensors if len(t.shape) == 2 and ("embed" in t.name.lower() or t.shape[0] >= 8 * t.shape[1])]
-    return max(tables, key=lambda t: t.count, default=None)
-
-
-def per_row(tensors: Sequence[Tensor], rows: int) -> int:
-    """Parameters that one more row of a table of `rows` rows adds to the whole model."""
-    return sum(t.count // rows for t in tensors if not t.tied_to and rows in t.shape)

@@ -1,35 +1,38 @@
-"""The walk of an optimizer through its first step: which bytes it asks for, one after another, and what stands by then.
+"""The walk of an optimizer through a step: which bytes it asks for, one after another, and what stands by then.
 
-Model. As `optimizer.step` begins, weights and gradients of every parameter stand. What follows depends on how the
-optimizer is written:
+Model. As `optimizer.step` begins, weights and gradients of every parameter stand, and, in every step but the first, all
+states. What follows depends on how the optimizer is written:
 
     reach     each parameter's states when it is reached, then its temporaries (transformers' AdamW, most by hand)
-    loop      all states first, then the temporaries of one parameter at a time (torch.optim, foreach=False)
-    foreach   all states first, then temporaries of all parameters together (torch.optim's default on CUDA since 2.0)
-    fused     all states first, no temporaries
+    loop      all states of a group first, then the temporaries of one parameter at a time (torch.optim, foreach=False)
+    foreach   all states of a group first, then temporaries of all its parameters together (torch.optim's default on
+              CUDA since 2.0)
+    fused     all states of a group first, no temporaries
 
+Parameter groups are stepped one after another, each so. Optimizers whose temporaries have other shapes than their
+parameters are in uneven.py.
 Of a failed request, its size together with `already allocated` tells at which event of which walk it happened.
 Blocks count as the caching allocator counts them: sizes rounded up to 512 B; the rest of a segment of its own that is
 not split off (1 MiB or less) counts too.
 
-Source. torch/optim (2.15) and transformers' AdamW (to 4.x), compared with the allocator's own record of a first step on
-the virtual GPU (tests/oom/test_walk.py).
+Source. torch/optim (2.15), transformers' AdamW (to 4.x) and bitsandbytes' 8-bit Adam, the first two compared with the
+allocator's own record of first and third steps on the virtual GPU (tests/oom/test_walk.py).
 Cost. O(parameters).
-Known limitations. All parameters are taken as one group, in their own order. Ways that a recipe does not list are not
-known, nor are optimizers whose temporaries have other shapes than their parameters: Rprop's masks, Adafactor's rows and
-columns, Muon's products, LBFGS's one long vector. Tensors below 10 MiB are taken as split without a remainder. Counters
-of steps kept on the device (fused, 512 B each) are left out.
+Known limitations. Ways that a recipe does not list are not known, nor is LBFGS, whose step runs forward and backward
+in turns with itself. SparseAdam's temporaries have as many rows as were looked up: its states are told, and of its
+gradients nothing. Tensors below 10 MiB are taken as split without a remainder. Counters of steps kept on the device
+(fused, 512 B each) are left out.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpumon.analysis.estimate.model import Tensor
-from gpumon.analysis.oom.wording import LARGE_MIN, SEGMENT_STEP
+from gpumon.analysis.oom import uneven
+from gpumon.analysis.oom.standing import Event, Standing, counted
 from gpumon_agent import wire
 
 REACH, LOOP, FOREACH, FUSED = "reach", "loop", "foreach", "fused"
@@ -45,7 +48,7 @@ WAYS_IN_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """An optimizer as far as its first step is concerned.
+    """An optimizer as far as memory is concerned.
 
     `temporaries` are those of one parameter, in the order in which they are asked for; all but the last are gone before
     the next parameter, the last one when its successor exists (a local variable of the loop).
@@ -56,10 +59,16 @@ class Recipe:
     temporaries: tuple[str, ...] = ()
     lists: int | None = 0  # lists of temporaries of a foreach step; None: not known
     ways: tuple[str, ...] = WAYS
-    width: float | None = None  # bytes an element of state; None: the parameter's own
+    made: Callable[[Tensor], list[tuple[str, int]]] | None = None  # states that are not as large as their parameter
+    takes: Callable[[Standing, Sequence[Tensor], str], Iterator[Event]] | None = None  # temporaries likewise
     early: bool = False  # states are made with the optimizer, before the first forward
     kept: bool = True  # the last temporary lives until its successor exists
     together: bool = True  # lists of a foreach step stand at the same time
+    gradients: bool = True  # as large as their parameters; False: sparse
+
+    def states_of(self, tensor: Tensor) -> list[tuple[str, int]]:
+        """(what, bytes) of each, in the order in which they are made."""
+        return [(state, tensor.bytes) for state in self.states] if self.made is None else self.made(tensor)
 
 
 _ADAM = ("first moment (exp_avg)", "second moment (exp_avg_sq)")
@@ -79,30 +88,14 @@ RECIPES = {
         Recipe("rmsprop", ("square average",), ("square root of the average",), 1, (REACH, LOOP, FOREACH)),
         Recipe("adagrad", ("sum of squares",), ("square root of the sum",), 2, (LOOP, FOREACH, FUSED), early=True),
         Recipe("asgd", ("average (ax)",), ("gap to the average",), 2, (LOOP, FOREACH), kept=False, together=False),
-        Recipe("adamw8bit", _ADAM, ways=(REACH,), width=1.016),
+        Recipe("rprop", ("gradient before (prev)", "step size"), ways=(LOOP, FOREACH), takes=uneven.rprop),
+        Recipe("adafactor", ways=(LOOP, FOREACH), made=uneven.factors, takes=uneven.adafactor),
+        Recipe("muon", ("momentum buffer",), ways=(LOOP,), takes=uneven.muon),
+        Recipe("sparseadam", _ADAM, ways=(LOOP,), gradients=False),
+        Recipe("adamw8bit", ways=(REACH,), made=uneven.eight_bit),
     )
 }
 """By torch's names in lower case; `momentum` is SGD with momentum."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One request: what for, of which parameter, how many bytes, and what stands allocated as it is made."""
-
-    phase: str
-    what: str
-    tensor: Tensor
-    bytes: int
-    stands: int
-
-
-def counted(count: int) -> int:
-    """What `memory_allocated` grows by for a tensor of `count` bytes in a segment of its own."""
-    block = -(-count // 512) * 512
-    if block < LARGE_MIN:
-        return block
-    segment = -(-block // SEGMENT_STEP) * SEGMENT_STEP
-    return block if segment - block > 1 << 20 else segment
 
 
 def recipe_of(text: str) -> tuple[Recipe, str | None]:
@@ -122,47 +115,82 @@ def recipe_of(text: str) -> tuple[Recipe, str | None]:
     return recipe, way or None
 
 
-def standing(tensors: Sequence[Tensor]) -> int:
+def standing(tensors: Sequence[Tensor], recipe: Recipe | None = None) -> int:
     """Bytes of all weights and gradients."""
-    return sum(counted(t.bytes) * (2 if t.trainable else 1) for t in tensors)
+    gradients = recipe is None or recipe.gradients
+    return sum(counted(t.bytes) * (2 if t.trainable and gradients else 1) for t in tensors)
 
 
-def first_step(tensors: Sequence[Tensor], recipe: Recipe, way: str) -> Iterator[Event]:
-    """The requests of the first `optimizer.step`, in order."""
-    stands = standing(tensors)
-    trained = [t for t in tensors if t.trainable and not t.tied_to]
+def stepped(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """What the optimizer updates, group by group."""
+    trained = [t for t in tensors if t.trainable and not t.tied_to and t.group is not None]
+    return [[t for t in trained if t.group == group] for group in sorted({t.group or 0 for t in trained})]
 
-    def states(tensor: Tensor, kept: int = 0) -> Iterator[Event]:
-        nonlocal stands
-        for state in recipe.states:
-            count = tensor.bytes if recipe.width is None else math.ceil(tensor.count * recipe.width)
-            if not recipe.early:
-                yield Event(wire.OPTIMIZER, state, tensor, count, stands + kept)
-            stands += counted(count)
 
-    def briefly(names: tuple[str, ...], tensor: Tensor, kept: int) -> Iterator[Event]:
-        for at, what in enumerate(names):
-            yield Event(wire.OPTIMIZER, what, tensor, tensor.bytes, stands + kept + at * counted(tensor.bytes))
+def states(tensors: Sequence[Tensor], recipe: Recipe) -> int:
+    """Bytes of all states."""
+    return sum(counted(size) for group in stepped(tensors) for t in group for _, size in recipe.states_of(t))
 
-    kept = 0  # the temporary of the parameter before
-    if way == REACH:
-        for tensor in trained:
-            yield from states(tensor, kept)
-            yield from briefly(recipe.temporaries[:1], tensor, kept)
-            kept = counted(tensor.bytes) if recipe.temporaries and recipe.kept else 0
-        return
-    for tensor in trained:
-        yield from states(tensor)
-    if way == LOOP:
-        for tensor in trained:
-            yield from briefly(recipe.temporaries, tensor, kept)
-            kept = counted(tensor.bytes) if recipe.temporaries and recipe.kept else 0
-    elif way == FOREACH:
-        for _ in range(recipe.lists or 0):
-            kept = kept if recipe.together else 0
-            for tensor in trained:
-                yield from briefly(recipe.temporaries[:1], tensor, kept)
-                kept += counted(tensor.bytes)
+
+def step(tensors: Sequence[Tensor], recipe: Recipe, way: str, *, later: bool = False) -> Iterator[Event]:
+    """The requests of one `optimizer.step`, in order: of the first, or, `later`, of every other."""
+    there = later or recipe.early
+    stands = Standing(standing(tensors, recipe) + (states(tensors, recipe) if there else 0), later)
+    for group in stepped(tensors):
+        if way == REACH:
+            yield from _reaching(stands, recipe, group, there)
+            continue
+        if not there:
+            for tensor in group:
+                yield from _states(stands, recipe, tensor)
+        if recipe.takes is not None:
+            yield from recipe.takes(stands, group, way)
+        elif way == LOOP:
+            yield from _loop(stands, recipe, group)
+        elif way == FOREACH:
+            yield from _lists(stands, recipe, group)
+
+
+def _states(stands: Standing, recipe: Recipe, tensor: Tensor) -> Iterator[Event]:
+    for what, size in recipe.states_of(tensor):
+        yield stands.asked(what, tensor, size)
+
+
+def _reaching(stands: Standing, recipe: Recipe, group: Sequence[Tensor], there: bool) -> Iterator[Event]:
+    before: list[int] = []  # the temporary of the parameter before
+    for tensor in group:
+        if not there:
+            yield from _states(stands, recipe, tensor)
+        for what in recipe.temporaries[:1]:
+            yield stands.asked(what, tensor, tensor.bytes)
+            stands.gone(*before)
+            before = [tensor.bytes]
+    stands.gone(*before)
+
+
+def _loop(stands: Standing, recipe: Recipe, group: Sequence[Tensor]) -> Iterator[Event]:
+    before: list[int] = []
+    for tensor in group:
+        for what in recipe.temporaries:
+            yield stands.asked(what, tensor, tensor.bytes)
+        stands.gone(*before)
+        fresh = [tensor.bytes] * len(recipe.temporaries)
+        before = fresh[-1:] if recipe.kept else []
+        stands.gone(*fresh[len(before) :])
+    stands.gone(*before)
+
+
+def _lists(stands: Standing, recipe: Recipe, group: Sequence[Tensor]) -> Iterator[Event]:
+    taken: list[int] = []
+    for _ in range(recipe.lists or 0):
+        if not recipe.together:
+            stands.gone(*taken)
+            taken = []
+        for tensor in group:
+            for what in recipe.temporaries[:1]:
+                yield stands.asked(what, tensor, tensor.bytes)
+                taken.append(tensor.bytes)
+    stands.gone(*taken)
 
 
 def loading(tensors: Sequence[Tensor]) -> Iterator[Event]:
@@ -183,6 +211,6 @@ def gradients(tensors: Sequence[Tensor]) -> Iterator[Event]:
 
 
 def peak(tensors: Sequence[Tensor], recipe: Recipe, way: str) -> int:
-    """The most that stands allocated during the first step."""
-    events = first_step(tensors, recipe, way)
-    return max((event.stands + counted(event.bytes) for event in events), default=standing(tensors))
+    """The most that stands allocated during the first step: in later ones it is no more."""
+    events = step(tensors, recipe, way)
+    return max((event.stands + counted(event.bytes) for event in events), default=standing(tensors, recipe))

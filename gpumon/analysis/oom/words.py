@@ -67,13 +67,14 @@ def name(suspect: Suspect) -> str:
 
 def _explained(explained: Sequence[Suspect], report: OomReport) -> Iterator[str]:
     suspect = explained[0]
+    which = "a later" if suspect.later else "the first"
     if suspect.phase == "optimizer" and len(explained) > 1:
         yield (
-            f"One of {len(explained)} requests of the first optimizer.step that agree in size and place; the nearest: "
+            f"One of {len(explained)} requests of {which} optimizer.step that agree in size and place; the nearest: "
             f"{name(suspect)}, its {suspect.what}."
         )
     elif suspect.phase == "optimizer":
-        yield f"One more copy of {name(suspect)}: its {suspect.what}, in the first optimizer.step."
+        yield f"One more copy of {name(suspect)}: its {suspect.what}, in {which} optimizer.step."
     elif suspect.phase == "load":
         yield f"The weights {name(suspect)}, as the model is put on the device."
     else:
@@ -81,7 +82,9 @@ def _explained(explained: Sequence[Suspect], report: OomReport) -> Iterator[str]
         yield f"As large as the {name(suspect)}: {whose}."
     if suspect.stands is not None and suspect.left is not None:
         parts = (
-            "weights, gradients and the states made so far" if suspect.phase == "optimizer" else "the weights before it"
+            f"weights, gradients and {'all states' if suspect.later else 'the states made so far'}"
+            if suspect.phase == "optimizer"
+            else "the weights before it"
         )
         agree = " Size and place both agree." if len(explained) == 1 else ""
         yield (
