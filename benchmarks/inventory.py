@@ -77,7 +77,7 @@ def graphs() -> None:
     events = [
         {"action": action, "addr": address, "size": 512}
         for address in range(1500)
-        for action in ("alloc", "free_completed")
+        for action in ("alloc", "free_requested")
     ]
     before = {address: Block("weights", 512) for address in range(5000, 8000)}
     line(

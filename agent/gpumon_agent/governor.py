@@ -7,7 +7,8 @@ from math import ceil
 
 STEP_SHARE = 0.008  # of the mean step: the hooks themselves, which nobody times, have the rest of the 1 %
 STEP_FLOOR_NS = 100_000  # whatever the step: one raw allocator read costs some 20 µs of it
-SAMPLED_STEP_NS = 10_000_000  # one sampled step may cost no more
+SAMPLED_STEP_NS = 10_000_000  # one sampled step may cost no more of the thread's own time
+WAITS = 4  # nor so many times that by the clock, whatever it waited for: the allocator's lock, the machine
 STEPS_BETWEEN_DECISIONS = 50
 FIRST_LEDGERS = 2  # steps whose ledger is read before there is anything to decide by
 LEDGERS_JUDGED_BY = 8  # before sampled steps are found too dear: the first ones meet cold caches
@@ -44,6 +45,7 @@ class Governor:
         "ledger_at_end_only",
         "ledger_every",
         "ledger_ns",
+        "ledger_thread_ns",
         "read_every",
         "reads",
         "steps",
@@ -55,6 +57,7 @@ class Governor:
         self.boundaries = 0  # of the present step
         self.boundary_ns = 0  # spent in them, raw reads included
         self.ledger_ns = 0
+        self.ledger_thread_ns = 0  # of them, the thread's own: what is not, the machine did meanwhile
         self.read_every = 1
         self.ledger_every = 1
         self.ledger_at_end_only = False
@@ -95,7 +98,7 @@ class Governor:
             if self.ledger and self.ledger_ns:
                 self._ledgers.append(self.ledger_ns)
                 if not self.ledger_at_end_only:
-                    self._judge(self.ledger_ns)
+                    self._judge(max(self.ledger_thread_ns, self.ledger_ns // WAITS))
             if self.steps in (FIRST_LEDGERS, 10) or not self.steps % STEPS_BETWEEN_DECISIONS:
                 said = self._decide()
             self.reads = not self.steps % self.read_every
@@ -103,11 +106,11 @@ class Governor:
             if self.ledger:
                 self.ledger_at_end_only = self._resting > 0
                 self._resting -= self._resting > 0
-        self.boundaries = self.boundary_ns = self.ledger_ns = 0
+        self.boundaries = self.boundary_ns = self.ledger_ns = self.ledger_thread_ns = 0
         return said
 
     def _judge(self, cost_ns: int) -> None:
-        """Rests from ledgers that are too dear, by their median: a machine under load makes some of them so."""
+        """Rests from ledgers that are too dear, by their median: a cold cache makes some of them so."""
         self._whole.append(cost_ns)
         if len(self._whole) < (TRIED_AGAIN_BY if self._rest else LEDGERS_JUDGED_BY):
             return

@@ -9,7 +9,7 @@ from gpumon_agent.ledger.composition import Block, compose
 
 def events(*told: tuple[str, int, int]) -> list[dict[str, Any]]:
     return [
-        {"action": "alloc" if action == "+" else "free_completed", "addr": address, "size": size}
+        {"action": "alloc" if action == "+" else "free_requested", "addr": address, "size": size}
         for action, address, size in told
     ]
 

@@ -7,11 +7,22 @@ from typing import Any
 from gpumon_agent.governor import Governor
 
 
+def test_a_machine_under_load_makes_no_ledger_dear_but_what_it_waits_for_does() -> None:
+    for wall_ms, rests in ((35, False), (45, True)):
+        governor = Governor()
+        for _ in range(40):
+            governor.ledger_thread_ns, governor.ledger_ns = 6_000_000, wall_ms * 1_000_000
+            governor.boundaries = 3
+            governor.step_closed(10**11)
+        assert governor.ledger_at_end_only is rests
+
+
 def test_ledgers_that_are_too_dear_are_rested_from_and_come_back() -> None:
     governor = Governor()
     whole = []
     for step in range(4000):
         governor.ledger_ns = 2_000_000 if governor.ledger_at_end_only else 15_000_000 if step < 1000 else 5_000_000
+        governor.ledger_thread_ns = governor.ledger_ns
         if not governor.ledger_at_end_only:
             whole.append(step)
         governor.boundaries = 3

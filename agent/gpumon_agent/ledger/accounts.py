@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from time import monotonic_ns
+from time import monotonic_ns, thread_time_ns
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -52,6 +52,7 @@ class Cost(Protocol):
     ledger: bool
     ledger_at_end_only: bool
     ledger_ns: int
+    ledger_thread_ns: int
 
 
 class Accounts:
@@ -135,9 +136,8 @@ class Accounts:
         """A root's forward begins with these."""
         found = self.inventory.inputs(args, kwargs)
         if self._cost.ledger:
-            began = monotonic_ns()
-            self.inventory.beside()
-            self._cost.ledger_ns += monotonic_ns() - began
+            with self._booked():
+                self.inventory.beside()
         return found
 
     # ------------------------------------------------------------------------------------------------------ the graph
@@ -160,12 +160,22 @@ class Accounts:
     def _walk(self, roots: list[object], *, look: Callable[[], Iterable[Tensor]] = tuple, whole: bool = False) -> None:
         if not self._cost.ledger or not self._activations.known or _nothing_is_real():
             return
-        began = monotonic_ns()
-        with _no_collection():
-            self._activations.walk(roots, self.inventory.claimed, self.inventory.weights, made=look(), whole=whole)
-        if self._activations.known:
-            self._peak.graph_walked()
-        self._cost.ledger_ns += monotonic_ns() - began
+        with self._booked():
+            with _no_collection():
+                self._activations.walk(roots, self.inventory.claimed, self.inventory.weights, made=look(), whole=whole)
+            if self._activations.known:
+                self._peak.graph_walked()
+
+    @contextmanager
+    def _booked(self, *, clock: bool = True) -> Iterator[None]:
+        """What is done within costs. `clock`: by the clock too, which the caller does not book."""
+        began, thread = monotonic_ns(), thread_time_ns()
+        try:
+            yield
+        finally:
+            self._cost.ledger_thread_ns += thread_time_ns() - thread
+            if clock:
+                self._cost.ledger_ns += monotonic_ns() - began
 
     def _current_places(self) -> Places:
         if self._places_left <= 0:
@@ -180,7 +190,7 @@ class Accounts:
     def boundary(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
         """A phase closed on a device: its ledger."""
         if not _nothing_is_real():
-            with _no_collection():
+            with self._booked(clock=False), _no_collection():
                 self._boundary(step, phase, index, where, reading)
 
     def _boundary(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
@@ -233,21 +243,21 @@ class Accounts:
     def close_step(self, step: int) -> None:
         """Before the step is told."""
         if self._cost.ledger:
-            with _no_collection():
-                self._close_step(step)
+            with self._booked(), _no_collection():
+                composed = self._close_step(step)
+            self._last_ns = self._cost.ledger_thread_ns
+            if composed:
+                dear = self._limited and self._last_ns > SAMPLED_STEP_NS
+                self._rest = self._resting = min(max(REST_FIRST, self._rest * 2), REST_MAX) if dear else 0
 
-    def _close_step(self, step: int) -> None:
-        began = monotonic_ns()
+    def _close_step(self, step: int) -> bool:
+        """Whether a peak was composed."""
         composed = self._peak.step_ended()
         for each in composed:
             self._recorder.append(each)
         if self._layers.tell(step, self.ledgers):
-            self._layers_due_ns = began + LAYERS_EVERY_NS
-        self._cost.ledger_ns += monotonic_ns() - began
-        self._last_ns = self._cost.ledger_ns
-        if composed:
-            dear = self._limited and self._cost.ledger_ns > SAMPLED_STEP_NS
-            self._rest = self._resting = min(max(REST_FIRST, self._rest * 2), REST_MAX) if dear else 0
+            self._layers_due_ns = monotonic_ns() + LAYERS_EVERY_NS
+        return bool(composed)
 
     def stop(self) -> None:
         """Leaves nothing switched on and nothing replaced."""

@@ -33,6 +33,8 @@ class _Began(NamedTuple):
 
     ledger: wire.Ledger
     blocks: Blocks
+    requested: int
+    """of what is allocated: what waits for a stream is not"""
 
 
 class _Walked(NamedTuple):
@@ -116,7 +118,8 @@ class Composing:
             mine.began = None
         elif target is not None and key == target[1] and mine.target == target and self.wanted:
             if self.history.recording or self.history.begin():
-                mine.began = _Began(ledger, self._whose.blocks(ledger, device, saved, self._places()))
+                blocks = self._whose.blocks(ledger, device, saved, self._places())
+                mine.began = _Began(ledger, blocks, _requested(reading, blocks))
         elif self.history.recording and all(each.began is None for each in self._devices.values()):
             self.history.stop()
 
@@ -157,8 +160,8 @@ class Composing:
         self, mine: _Device, ended: wire.Ledger, peak: int, device: int, saved: list[Alive]
     ) -> wire.Ledger | None:
         assert mine.began is not None
-        began, before = mine.began
-        if self._traces is None or began.requested is None:
+        began, before, requested = mine.began
+        if self._traces is None:
             return None
         after = self._whose.blocks(ended, device, saved, self._places())
         within = {
@@ -168,9 +171,7 @@ class Composing:
         }
         if self._activations.known:
             self.moved = False
-        composed = compose(
-            self._traces[device], began.requested, before, after, within, forward=ended.phase == wire.FORWARD
-        )
+        composed = compose(self._traces[device], requested, before, after, within, forward=ended.phase == wire.FORWARD)
         if composed.requested > peak:
             return None  # other threads allocated while the boundary was read
         lines = composed.lines
@@ -196,6 +197,15 @@ class Composing:
             module=composed.module,
             hidden=ended.hidden,
         )
+
+
+def _requested(reading: Reading, blocks: Blocks) -> int:
+    """What live tensors asked for. What waits for a stream is known rounded only: no less than is held for sure."""
+    allocated, requested = reading.allocated or 0, reading.requested or 0
+    waits = max(0, (reading.active or 0) - allocated)
+    if not waits:
+        return requested
+    return max(requested - waits, min(sum(block.nbytes for block in blocks.values()), allocated))
 
 
 def _stands(reading: Reading) -> tuple[int | None, ...]:

@@ -9,6 +9,9 @@ requested bytes; the largest sum is the peak. A block that was alive then belong
 - else to the owner that holds it as the phase ends, if it stood there until then;
 - else, if it was made and freed within the phase, to what autograd saved in it (of the loss), or to `temporaries`.
 
+A block is gone as soon as it is given back, as `allocated` has it: one that another stream still uses (FSDP's gathered
+parameters and gradients) waits, and torch goes on counting it as requested.
+
 What is left of `requested` is *unexplained*. The module that was running: forward allocates what each module saves in
 the modules' order, backward frees it and makes gradients in the opposite order, so the nearest such events before and
 after the peak tell two modules; the answer is the innermost module around both, None where one of them is missing.
@@ -33,7 +36,7 @@ from gpumon_agent.guard import leave_no_frame
 from gpumon_agent.ledger.graph import Place
 from gpumon_agent.ledger.workspaces import snapshot
 
-_COUNTED = ("alloc", "free_completed")
+_COUNTED = ("alloc", "free_requested")
 ENTRIES_MAX = 100_000
 """of the trace: a phase with more events is given up"""
 
@@ -168,7 +171,7 @@ class History:
         raise RuntimeError("this torch's history of allocations takes arguments that are not known here")
 
 
-_SKIPPED = ["free_requested", "segment_alloc", "segment_free", "segment_map", "segment_unmap"]
+_SKIPPED = ["free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap"]
 _MORE: tuple[tuple[Any, ...], ...] = (
     (True, False, False, _SKIPPED, False, True),  # clear the history, two we leave off, skip, pinned memory, CUDA: 2.15
     (True, False, False, _SKIPPED),
