@@ -13,7 +13,7 @@ import msgspec
 
 from gpumon_agent import wire
 from gpumon_agent.governor import Governor
-from gpumon_agent.leaks.loads import Load, Loads
+from gpumon_agent.leaks.loads import GIVEN, Load, Loads
 from gpumon_agent.leaks.names import together
 
 STEPS_AFTER = 2
@@ -76,7 +76,8 @@ class Checkpoints:
                         said.append(told)
                     if told.alive and (due or told.foreign) and not load.searched:
                         load.searched = self._search()
-            if not load.followed:
+            taken_over = due and load.source == GIVEN and load.looked_step is not None and not load.left
+            if not load.followed or taken_over:
                 loads.loads.remove(load)
         if said:
             self._say(tuple(said))

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from gpumon_agent.ledger.accounts import Accounts
 
 
+_HOST = -1  # as Tensor.get_device() has it
+_RESIDENT_UNIT_BYTES = 4 << 20  # it has to rise by that much to be suspected: resident memory creeps anyway
+
+
 class Evidence:
     """One process's. Made and called in the training thread, except `picture`."""
 
@@ -54,6 +58,8 @@ class Evidence:
         self.ask = guard.protect("census", self.census.ask)
         self._figures: dict[int, tuple[int | None, int | None]] = {}
         self._take = guard.protect("census", self.census.step_closed)
+        self.resident_bytes: int | None = None  # of this process, as the publisher's thread last read it
+        self._resident_before: int | None = None
 
     def step_closes(self, reads: Iterable[tuple[int, Any]]) -> None:
         """(device, reading) of the step's last windows: what is allocated as the optimizer ends."""
@@ -63,7 +69,12 @@ class Evidence:
         self._figures = figures
 
     def step_closed(self, step: int) -> None:
-        self._take(step, [(device, *figures) for device, figures in self._figures.items()])
+        figures = [(device, *each) for device, each in self._figures.items()]
+        resident = self.resident_bytes
+        if resident is not None and resident != self._resident_before:
+            self._resident_before = resident
+            figures.append((_HOST, resident // _RESIDENT_UNIT_BYTES, None))
+        self._take(step, figures)
         if self._loads.loads:
             self._follow(step)
 

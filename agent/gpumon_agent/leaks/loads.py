@@ -3,10 +3,12 @@
 Model. `torch.load` and `safetensors.torch.load_file` and `load` are wrapped; whatever loads a checkpoint for a library
 ends there. The storages behind the tensors of a result are noted by weak reference: one that goes reports itself.
 `load_state_dict`, of a module or an optimizer, marks the load whose tensors it is given (or, where they were converted
-on the way, the newest one of enough tensors) as used: what lives on after that, and is no owner's, is retained.
+on the way, the newest one of enough tensors) as used: what lives on after that, and is no owner's, is retained. What no
+known load brought and is given to `load_state_dict` before the first step (from `safetensors.safe_open`,
+`torch.distributed.checkpoint`, a reader of one's own) is a load from there on.
 Cost: 2 µs a tensor of a load; nothing a step.
-Known limitations. A name bound before the wrappers came (`from torch import load` before `watch`) is not seen, and no
-tensor taken one by one from `safetensors.safe_open`. Of a load no more than `TENSORS_MAX` tensors are followed.
+Known limitations. Of a load under a name that was bound before the wrappers came (`from torch import load` before
+`watch`) only what is given to `load_state_dict` is seen. Of a load no more than `TENSORS_MAX` tensors are followed.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from gpumon_agent.ledger.storages import plain
 
 TENSORS_MAX = 200_000
 LOADS_MAX = 64  # followed at one time; the oldest is given up
+GIVEN = "load_state_dict"  # the source of what no known load brought
 _HOST = -1  # as Tensor.get_device() has it
 
 
@@ -62,6 +65,11 @@ class Load:
         self.looked_step: int | None = None  # when that was found
         self.holders: dict[int, Counter[Any]] = {}  # device → who was found to hold its tensors
         self.searched = False
+
+    @property
+    def left(self) -> int:
+        """Tensors that live and are in nobody's books."""
+        return sum(identity not in self.owned for identity in self.followed)
 
     def alive(self, device: int) -> dict[int, int]:
         """identity → bytes of what lives on a device and is in nobody's books."""
@@ -216,6 +224,10 @@ class Loads:
         if not used and given:  # converted on the way
             used = [load for load in self.loads if len(load.followed) >= len(given) and load.used_step is None][-1:]
         step = self.step()
+        if not used and given and not step:
+            known = len(self.loads)
+            self._note(given, GIVEN, None, None)
+            used = self.loads[known:]
         for load in used:
             load.used_step = step
 

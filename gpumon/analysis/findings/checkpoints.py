@@ -8,6 +8,11 @@ from gpumon.analysis.rules import CHECKPOINT_DEVICE, RETAINED_CHECKPOINT
 from gpumon.analysis.suspects import variable
 from gpumon_agent import wire
 
+GIVEN = "load_state_dict"
+"""The source of what no load that is known had brought: who brought it, and where from, is not known."""
+
+ON_HOST = {"torch": 'map_location="cpu"', "safetensors": 'device="cpu"'}
+
 
 def retained_checkpoint(look: Look) -> tuple[Evidence, ...]:
     if not look.rank.checkpoints:
@@ -34,9 +39,10 @@ def _retained(look: Look, loaded: wire.Checkpoint) -> Evidence:
         like = f", {loaded.alive / weights:.1f} times the weights"
     by = f"held by `{holder.name}`" if holder else "who holds them was not found"
     name = variable(holder.name) if holder else "the loaded dict"
-    on_host = 'map_location="cpu"' if loaded.source.startswith("torch.load") else 'device="cpu"'
+    on_host = ON_HOST.get(loaded.source.partition(".")[0], "a load to the host")
+    since = f"of what was given to {GIVEN}" if loaded.source == GIVEN else f"since {loaded.source}"
     return Evidence(
-        f"{units.size(loaded.alive)}{look.where} still alive since {loaded.source}{_file(loaded)}"
+        f"{units.size(loaded.alive)}{look.where} still alive {since}{_file(loaded)}"
         f"{_at(loaded)}{like}: {units.count(loaded.tensors)} tensors, {by}",
         loaded.alive,
         f"del {name} after load_state_dict, or {on_host}: load_state_dict copies it to where the weights are",
@@ -54,7 +60,7 @@ def checkpoint_device(look: Look) -> tuple[Evidence, ...]:
     first = min((phase.device for phase in look.record.phases), default=look.device)
     if look.device != first:
         return ()
-    foreign = (each for each in look.rank.checkpoints if each.foreign)
+    foreign = (each for each in look.rank.checkpoints if each.foreign and each.source != GIVEN)
     return tuple(_elsewhere(look, each) for each in foreign if each.loaded >= CHECKPOINT_DEVICE.least_bytes)
 
 

@@ -16,6 +16,7 @@ from gpumon.analysis.rules import HOST_LEAK, TENSOR_LEAK
 from gpumon.analysis.suspects import Suspect, container, explaining, variable
 
 NAMED_MAX = 4
+_HOST_DEVICE = -1
 SOMEBODY = "something keeps tensors: losses (.item()), outputs (.detach()), a cache, a hook; a census names it"
 NOBODY = "a reference cycle that gc has not visited (gc.collect() frees it; is gc disabled?), or C++ code keeps them"
 TAKEN = ("allocated", "unexplained", "blocks")
@@ -209,7 +210,7 @@ def _held_by(suspect: Suspect) -> str:
 
 def _remedy(suspect: Suspect) -> str:
     holder = suspect.holder
-    name = f"`{container(holder.name)}`" if holder else "the list"
+    name = _in_ticks(suspect)
     if 2 * suspect.cyclic > suspect.count:
         return "break the cycle (a weakref, or del of one side), or let gc run: gc.collect() once in a while frees it"
     if suspect.has_graph:
@@ -225,11 +226,28 @@ def _remedy(suspect: Suspect) -> str:
     return f"bound {name} (clear it each epoch, deque(maxlen=…)), or keep on the host what is needed: .cpu()"
 
 
+def _in_ticks(suspect: Suspect) -> str:
+    return f"`{container(suspect.holder.name)}`" if suspect.holder else "the list"
+
+
 # --------------------------------------------------------------------------------------------------------- the host
 
 
 def host_leak(look: Look) -> tuple[Evidence, ...]:
     return tuple([_host(look, growth) for growth in look.host_growth if growth.growing])
+
+
+def _on_the_host(look: Look, growth: Growth) -> Suspect | None:
+    """Tensors in host memory (pinned batches, results that were moved there) that can explain its growth."""
+    device = 0 if look.rank.hello.backend == "cpu" else _HOST_DEVICE
+    for census in reversed(look.censuses):
+        found = explaining(
+            census, device, since=growth.since or 0, blocks_per_step=None, bytes_per_step=growth.per_step
+        )
+        named = [suspect for suspect in found if suspect.holder is not None]
+        if named:
+            return named[0]
+    return None
 
 
 def _host(look: Look, growth: Growth) -> Evidence:
@@ -245,16 +263,22 @@ def _host(look: Look, growth: Growth) -> Evidence:
             "a DataLoader worker keeps what its Dataset caches, and copies every page of Python objects it touches: "
             "arrays instead of lists, no cache in __getitem__"
         )
+    held = _on_the_host(look, growth) if growth.figure == "rss" else None
+    if held is not None and held.holder is not None:
+        remedy = f"bound {_in_ticks(held)} (clear it each epoch, deque(maxlen=…)): its tensors are the host's memory"
     free = look.rank.host.memory_available if look.rank.host is not None else None
     steps = round(free / growth.per_step) if free and growth.per_step else None
     near = steps is not None and steps <= HOST_LEAK.critical_steps_to_oom
     ahead = "" if steps is None else f"; the machine has room for about {units.count(steps)} more steps"
     return Evidence(
         f"{whose} grows by {units.size(per_step)} ({_interval(growth)}) a step since step "
-        f"{units.count(growth.since)}, {units.size(growth.so_far)} so far{ahead}",
+        f"{units.count(growth.since)}, {units.size(growth.so_far)} so far"
+        f"{f': {held.tensors} on the host, {_held_by(held)}' if held is not None else ''}{ahead}",
         growth.so_far,
         remedy,
         bytes_per_step=per_step,
+        holder=_holder(held) if held is not None else None,
+        where=(held.where or (held.holder.where if held.holder else None)) if held is not None else None,
         subject=growth.figure,
         since=growth.since,
         severity="critical" if near else None,

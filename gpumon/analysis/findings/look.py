@@ -38,7 +38,7 @@ class Look:
     record: StepRecord
     figures: StepPeaks | None
     forecast: Forecast | None
-    lines: Lines | None
+    lines: Lines | Callable[[], Lines | None] | None  # the ledger, or how it is made
     reading: wire.DeviceReading | None
     capacity: int | None
     our_pids: Collection[int] = ()  # every watched process of the session

@@ -67,9 +67,10 @@ def tables(described: Iterable[ModelRecord]) -> tuple[tuple[ModelRecord, tuple[w
 
 def _has_sparse_gradients(look: Look, module: wire.Module) -> bool:
     """At the end of the optimizer fewer bytes of gradients stand than this one module's would have dense."""
-    if look.lines is None or look.lines.gradients is None:
+    lines = look.lines() if callable(look.lines) else look.lines
+    if lines is None or lines.gradients is None:
         return False
-    return 2 * (look.lines.gradients + (look.lines.buckets or 0)) < module.trainable_bytes
+    return 2 * (lines.gradients + (lines.buckets or 0)) < module.trainable_bytes
 
 
 def foreach_peak(look: Look) -> Evidence | None:

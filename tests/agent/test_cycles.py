@@ -1,0 +1,123 @@
+"""A reference cycle that waits for the collector: told from what somebody still holds, by its own references."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gpumon_agent import wire  # noqa: E402
+from gpumon_agent.leaks.cycles import OBJECTS_MAX, only_each_other  # noqa: E402
+
+
+class Node:
+    """One of a few that know each other."""
+
+
+class Refused(Exception):
+    """Caught, and kept by the frame that its traceback leads to."""
+
+
+@pytest.fixture(autouse=True)
+def no_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def pair() -> weakref.ref[Any]:
+    left, right = Node(), Node()
+    left.other, right.other = right, left  # type: ignore[attr-defined]
+    left.held = [1, {"a": ()}]  # type: ignore[attr-defined]
+    return weakref.ref(left)
+
+
+def by_closure() -> weakref.ref[Any]:
+    node = Node()
+    node.back = lambda: node  # type: ignore[attr-defined]
+    return weakref.ref(node)
+
+
+def by_method() -> weakref.ref[Any]:
+    node = Node()
+    node.back = node.__init__  # type: ignore[attr-defined,misc]
+    return weakref.ref(node)
+
+
+def by_frame() -> weakref.ref[Any]:
+    kept = None
+    try:
+        raise Refused
+    except Refused as error:
+        kept = error
+    return weakref.ref(kept)
+
+
+def by_generator() -> weakref.ref[Any]:
+    def generate(node: Node) -> Iterator[Node]:
+        while True:
+            yield node
+
+    node = Node()
+    node.generator = generate(node)  # type: ignore[attr-defined]
+    next(node.generator)  # type: ignore[attr-defined]
+    return weakref.ref(node)
+
+
+@pytest.mark.parametrize("make", [pair, by_closure, by_method, by_frame, by_generator])
+def test_a_cycle_is_one_once_nobody_holds_it(make: Callable[[], weakref.ref[Any]]) -> None:
+    reference = make()
+    assert only_each_other(reference)
+    held = {"deep": [reference()]}
+    assert not only_each_other(reference)
+    held.clear()
+    assert only_each_other(reference)
+    gc.collect()
+    assert reference() is None
+    assert not only_each_other(reference)
+
+
+def test_held_by_another_of_the_cycle_or_too_large_to_tell() -> None:
+    reference = pair()
+    other = [reference().other]
+    assert not only_each_other(reference)
+    other[0].more = [Node() for _ in range(OBJECTS_MAX)]
+    other.clear()
+    assert not only_each_other(reference)
+
+
+def test_a_census_names_what_the_cycle_was_called(watch: Any) -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch(model, optimizer)
+    said: list[wire.Event] = []
+    watch.agent.publisher.say = said.extend
+
+    def train() -> list[weakref.ref[Any]]:
+        references = []
+        for step in range(200):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            node = Node()
+            node.kept, node.me = torch.zeros(7), node  # type: ignore[attr-defined]
+            references.append(weakref.ref(node))
+            if step == 2:
+                watch.agent.evidence.census._begin(step, "growth", ())
+            if any(each.cyclic for census in said if isinstance(census, wire.Census) for each in census.groups):
+                break
+        return references
+
+    references = train()
+    found = [each for census in said if isinstance(census, wire.Census) for each in census.groups if each.cyclic]
+    assert found
+    (holder,) = found[0].holders
+    assert (found[0].shape, found[0].device, holder.kind) == ((7,), 0, "cycle")
+    assert holder.name == "reference cycle of node.kept in train()"
+    gc.collect()
+    assert not [each for each in references if each() is not None]
