@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import psutil
 
 from gpumon_agent import wire
 
 CHILDREN_EVERY_S = 4.0
-"""Finding children means reading every process of the machine: it is done this often, their memory each time."""
+"""Finding children means reading every process of the machine: done this often for all of them, their memory each time."""
 
 
 @dataclass
 class _Watched:
     process: psutil.Process
-    children: list[psutil.Process] = field(default_factory=list)
-    children_due: float = 0.0
+    children: list[psutil.Process] | None = None  # not looked for yet
     asked_cpu: bool = False  # psutil's first answer is a meaningless 0.0
 
 
@@ -27,14 +26,21 @@ class Processes:
 
     def __init__(self) -> None:
         self._watched: dict[int, _Watched] = {}
+        self._children_due = 0.0
 
     def read(self, pids: Collection[int]) -> tuple[wire.ProcessReading, ...]:
         """One reading a pid, in order; a process that is gone, or is not ours to see, has None everywhere."""
         for gone in self._watched.keys() - set(pids):
             del self._watched[gone]
-        return tuple(self._read(pid) for pid in sorted(pids))
+        known = {pid: reading for pid in sorted(set(pids)) if (reading := self._own(pid)) is not None}
+        now = time.monotonic()
+        if now >= self._children_due or any(self._watched[pid].children is None for pid in known):
+            self._children_due = now + CHILDREN_EVERY_S
+            self._find_children()
+        return tuple(self._whole(pid, known.get(pid)) for pid in sorted(set(pids)))
 
-    def _read(self, pid: int) -> wire.ProcessReading:
+    def _own(self, pid: int) -> wire.ProcessReading | None:
+        """Without its children."""
         try:
             watched = self._watched.get(pid)
             if watched is None or not watched.process.is_running():
@@ -44,16 +50,37 @@ class Processes:
                 rss = process.memory_info().rss
                 threads = process.num_threads()
                 cpu: float | None = process.cpu_percent()
-            if not watched.asked_cpu:
-                watched.asked_cpu, cpu = True, None
-            if time.monotonic() >= watched.children_due:
-                watched.children = process.children(recursive=True)
-                watched.children_due = time.monotonic() + CHILDREN_EVERY_S
         except psutil.Error:
             self._watched.pop(pid, None)
+            return None
+        if not watched.asked_cpu:
+            watched.asked_cpu, cpu = True, None
+        return wire.ProcessReading(pid, rss, cpu, threads)
+
+    def _find_children(self) -> None:
+        """Of every watched process in one go: a job has many."""
+        by_parent: dict[int, list[psutil.Process]] = {}
+        for process in psutil.process_iter():
+            try:
+                by_parent.setdefault(process.ppid(), []).append(process)
+            except psutil.Error:
+                continue
+        for pid, watched in self._watched.items():
+            found = {pid: watched.process}
+            todo = [pid]
+            while todo:
+                fresh = [child for child in by_parent.get(todo.pop(), ()) if child.pid not in found]
+                found.update((child.pid, child) for child in fresh)
+                todo += [child.pid for child in fresh]
+            del found[pid]
+            watched.children = list(found.values())
+
+    def _whole(self, pid: int, own: wire.ProcessReading | None) -> wire.ProcessReading:
+        if own is None:
             return wire.ProcessReading(pid)
-        children = tuple(c for c in map(_child, watched.children) if c is not None)
-        return wire.ProcessReading(pid, rss, cpu, threads, children)
+        found = self._watched[pid].children or ()
+        children = tuple(c for c in map(_child, found) if c is not None)
+        return wire.ProcessReading(pid, own.rss, own.cpu_percent, own.threads, children)
 
 
 def _child(process: psutil.Process) -> wire.ChildProcess | None:

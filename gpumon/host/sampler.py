@@ -176,6 +176,9 @@ class Sampler:
         self._period = period_s
         self._driver = driver or Driver()
         self._processes = Processes()
+        self._read_processes: tuple[wire.ProcessReading, ...] = ()
+        self._pids_read: frozenset[int] = frozenset()
+        self._processes_due = 0.0
         self._due = 0.0
 
     def __aiter__(self) -> Sampler:
@@ -188,27 +191,33 @@ class Sampler:
         return wire.Received(f"host:{self.host}", time.time_ns(), reading)
 
     def hurry(self, hurries: bool) -> None:
-        """Read five times as often, while something waits to be known; or as usual again."""
+        """Ask the driver five times as often, while something waits to be known; or as usual again."""
         period = self._period / HURRIED if hurries else self._period
         self._due = min(self._due, time.monotonic() + period)
 
     async def read(self) -> wire.Host:
         """One reading now."""
-        pids = tuple(self._pids())
-        processes, reading = await asyncio.gather(
-            asyncio.to_thread(self._processes.read, pids), self._driver.read(min(0.4, self._period))
-        )
+        reading, _ = await asyncio.gather(self._driver.read(min(0.4, self._period)), self._look_at_processes())
         total, available = machine_memory()
         return wire.Host(
             self.host,
             time.monotonic_ns(),
             driver=reading.driver,
             devices=reading.devices,
-            processes=processes,
+            processes=self._read_processes,
             memory_total=total,
             memory_available=available,
             why=reading.why,
         )
+
+    async def _look_at_processes(self) -> None:
+        """As usual, however often the driver is asked: it takes the longer the more ranks there are."""
+        pids = frozenset(self._pids())
+        now = time.monotonic()
+        if now < self._processes_due and pids == self._pids_read:
+            return
+        self._processes_due, self._pids_read = now + 0.9 * self._period, pids
+        self._read_processes = await asyncio.to_thread(self._processes.read, pids)
 
     async def aclose(self) -> None:
         """Ends the child process. Further readings start another."""

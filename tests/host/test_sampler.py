@@ -71,6 +71,31 @@ async def test_it_names_the_children_of_a_watched_process():
     assert child.pid in {c.pid for c in process.children if c.rss}
 
 
+async def test_children_of_children_are_named_and_two_that_are_watched_each_have_their_own():
+    shell = subprocess.Popen(["sh", "-c", "sleep 600 & echo; wait"], stdout=subprocess.PIPE)
+    shell.stdout.readline()
+    try:
+        async with Sampler(lambda: {os.getpid(), shell.pid}, driver=Driver(no_driver)) as sampler:
+            found = {p.pid: {c.pid for c in p.children} for p in (await anext(sampler)).event.processes}
+        (sleeping,) = psutil.Process(shell.pid).children()
+    finally:
+        sleeping.kill()
+        shell.wait()
+    assert found[shell.pid] == {sleeping.pid}
+    assert {shell.pid, sleeping.pid} <= found[os.getpid()]
+
+
+async def test_in_a_hurry_the_driver_is_asked_more_often_the_processes_are_not():
+    async with Sampler(lambda: {os.getpid()}, period_s=1.0, driver=Driver(no_driver)) as sampler:
+        first = await anext(sampler)
+        began = time.monotonic()
+        sampler.hurry(True)
+        second = await anext(sampler)
+        assert time.monotonic() - began < 0.9
+    assert second.event.t_ns > first.event.t_ns
+    assert second.event.processes is first.event.processes
+
+
 async def test_a_process_that_is_gone_has_nothing_to_read():
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
