@@ -70,6 +70,9 @@ def test_the_profiler_goes_on_without_the_device(virtual_gpu):
 
 def test_kernels_take_no_time_and_convolutions_no_workspace(virtual_gpu):
     def convolve():
+        import ctypes
+        import time
+
         import torch
 
         image = torch.empty(2, 3, 64, 64, device="cuda")
@@ -79,11 +82,21 @@ def test_kernels_take_no_time_and_convolutions_no_workspace(virtual_gpu):
         with torch.no_grad():
             result = layer(image)
         assert torch.cuda.max_memory_allocated() - before == (result.nbytes + 511) // 512 * 512
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        time.sleep(0.05)
+        end.record()
+        end.synchronize()
+        assert begin.elapsed_time(end) >= 50  # the host's time, without a kernel between
+        runtime, blocks = ctypes.CDLL(None), ctypes.c_int()
+        no_kernel = ctypes.c_void_p(1)
+        assert not runtime.cudaOccupancyMaxActiveBlocksPerMultiprocessor(ctypes.byref(blocks), no_kernel, 256, 0)
+        assert blocks.value == 2048 // 256  # an answer about nothing
 
     virtual_gpu().run(convolve)
     text = README.read_text()
-    assert "cuDNN workspaces" in text
-    assert "Time" in text
+    for said in ("cuDNN workspaces", "Kernels take none", "occupancy and register counts invented"):
+        assert said in text
 
 
 def test_the_context_is_one_constant_whatever_runs(virtual_gpu):
@@ -103,10 +116,16 @@ def test_the_context_is_one_constant_whatever_runs(virtual_gpu):
             operation(x, *([x] if operation is torch.mm else [] if operation in (torch.sin, torch.sort) else [0]))
         torch.nn.Conv2d(1, 8, 3).cuda()(x[None, None])
         print(first, beside())  # kernels and libraries that a real driver would load by now
+        load = pynvml.nvmlDeviceGetUtilizationRates(device).gpu
+        # made from the number of launches, nothing else
+        assert pynvml.nvmlDeviceGetTemperature(device, pynvml.NVML_TEMPERATURE_GPU) == 34 + load * 2 // 5
+        assert pynvml.nvmlDeviceGetPowerUsage(device) == 62_000 + load * 3300
 
     shown = virtual_gpu(profile="t4").run(grow).stdout.split()
     assert shown == [str(450 << 20)] * 2
-    assert "constant context" in README.read_text()
+    text = README.read_text()
+    assert "constant context" in text
+    assert "Utilization, temperature and power are synthetic" in text
 
 
 @pytest.mark.parametrize("name", vgpu.PROFILES)

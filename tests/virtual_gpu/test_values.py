@@ -98,6 +98,66 @@ def test_one_process_is_a_rank_of_many_over_the_nccl_stand_in(virtual_gpu):
     assert virtual_gpu(nccl_buffers="100MiB").run(train).stdout == f"{100 << 20}\n"
 
 
+def test_a_group_split_off_has_its_own_number_of_ranks(virtual_gpu):
+    def split():
+        import torch
+        import torch.distributed as dist
+
+        device = torch.device("cuda:0")  # bound to it, PyTorch splits communicators instead of making new ones
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=64, device_id=device)
+        groups = [[0], [0, 8, 16, 24, 32, 40, 48, 56], [0, 1, 2, 3], [0, 1, 16, 17, 32, 33, 48, 49]]
+        ways = [lambda ranks: dist.new_group(ranks)]
+        if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9):  # it tells the ranks, whatever they are
+            groups.append([0, 3, 5, 17, 63])
+            ways.append(lambda ranks: dist.split_group(split_ranks=[ranks]))
+        own = torch.tensor([5.0], device=device)
+        for ranks in groups:
+            for way in ways:
+                gathered = torch.full((64,), 7.0).to(device)
+                group = way(ranks)
+                dist.all_gather_into_tensor(gathered[: len(ranks)], own, group=group)
+                assert gathered.tolist() == [5.0] * len(ranks) + [7.0] * (64 - len(ranks)), ranks
+                assert (group.rank(), group.size()) == (0, len(ranks))
+        print(len(groups) * len(ways))
+
+    ran = virtual_gpu().run(split, env={"VGPU_TRACE": "1"})
+    assert ran.stderr.count("ncclCommSplit of 64 ranks by 0") == int(ran.stdout)
+
+
+def test_the_colour_tells_the_ranks_of_a_split_or_it_fails_by_name(virtual_gpu):
+    def ask():
+        import ctypes
+        import itertools
+
+        from torch.distributed.distributed_c10d import _process_group_color
+
+        class Id(ctypes.Structure):
+            _fields_ = (("bytes", ctypes.c_char * 128),)
+
+        nccl = ctypes.CDLL(None)
+
+        def split(world, rank, ranks):
+            whole, part, size, place = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+            assert nccl.ncclCommInitRank(ctypes.byref(whole), world, Id(), rank) == 0
+            colour, key = (_process_group_color(ranks), ranks.index(rank)) if rank in ranks else (-1, 0)
+            status = nccl.ncclCommSplit(whole, colour, key, ctypes.byref(part), None)
+            if part:
+                nccl.ncclCommCount(part, ctypes.byref(size))
+                nccl.ncclCommUserRank(part, ctypes.byref(place))
+                assert (size.value, place.value) == (len(ranks), key)
+            assert bool(part) == (status == 0 and rank in ranks)
+            return status
+
+        for size in range(1, 9):
+            assert not any(split(8, 5, ranks) for ranks in itertools.combinations(range(8), size))
+        assert split(512, 37, range(5, 512, 8)) == 0
+        assert split(512, 37, [16 * i + j for i in range(32) for j in range(4, 8)]) == 0
+        assert split(512, 37, [1, 37, 40, 400]) == 5
+
+    said = "ncclCommSplit into ranks that the colour does not tell is not supported"
+    assert said in virtual_gpu().run(ask).stderr
+
+
 def test_uploads_of_zeros_are_not_made_resident_and_still_overwrite_what_was_there(virtual_gpu):
     def upload():
         import resource

@@ -7,8 +7,10 @@
 #include <string.h>
 
 #include "gpu.h"
+#include "nccl_groups.h"
 
 #define NCCL_UNHANDLED_CUDA_ERROR 1
+#define NCCL_INVALID_USAGE 5
 #define SMALL_MESSAGE 65536
 #define MAX_PENDING 1024
 #define INT64 4 /* ncclDataType_t */
@@ -21,6 +23,7 @@ typedef struct {
 
 typedef struct {
   int ranks, rank;
+  int world, number; /* ranks of the communicator that was not split off another, and which of them this one is */
   void *buffers;
 } communicator;
 
@@ -29,8 +32,8 @@ typedef struct {
 static int make(communicator **out, int ranks, int rank) {
   size_t bytes = strtoull(setting("VGPU_NCCL_BYTES", "0"), 0, 10);
   communicator *made = calloc(1, sizeof *made);
-  made->ranks = ranks;
-  made->rank = rank;
+  made->ranks = made->world = ranks;
+  made->rank = made->number = rank;
   *out = made;
   return bytes && vgpu_allocate(&made->buffers, bytes, MEMORY_DEVICE) ? NCCL_UNHANDLED_CUDA_ERROR : SUCCESS;
 }
@@ -64,7 +67,17 @@ API int ncclCommInitAll(communicator **out, int devices, const int *list) {
 
 API int ncclCommSplit(communicator *c, int color, int key, communicator **out, void *config) {
   *out = 0;
-  return color < 0 ? SUCCESS : make(out, c->ranks, c->rank);
+  if (color < 0) return SUCCESS;
+  vgpu_trace("ncclCommSplit of %d ranks by %d, colour %d, key %d", c->ranks, c->rank, color, key);
+  int ranks = vgpu_nccl_told();
+  /* PyTorch numbers ranks as the world does, or as the group does that is split */
+  if (!ranks) ranks = vgpu_nccl_group(c->world, c->number, key, color);
+  if (!ranks) ranks = vgpu_nccl_group(c->ranks, c->rank, key, color);
+  if (!ranks) return vgpu_unsupported("ncclCommSplit into ranks that the colour does not tell", NCCL_INVALID_USAGE);
+  int status = make(out, ranks, key);
+  (*out)->world = c->world;
+  (*out)->number = c->number;
+  return status;
 }
 
 API int ncclCommDestroy(communicator *c) {
