@@ -11,7 +11,7 @@ import psutil
 from gpumon_agent import wire
 
 CHILDREN_EVERY_S = 4.0
-"""Finding children means reading every process of the machine: done this often for all of them, their memory each time."""
+"""Finding children means reading every process of the machine: done this often, their memory each time."""
 
 
 @dataclass

@@ -80,7 +80,7 @@ async def test_children_of_children_are_named_and_two_that_are_watched_each_have
         (sleeping,) = psutil.Process(shell.pid).children()
     finally:
         sleeping.kill()
-        shell.wait()
+        shell.communicate()
     assert found[shell.pid] == {sleeping.pid}
     assert {shell.pid, sleeping.pid} <= found[os.getpid()]
 
