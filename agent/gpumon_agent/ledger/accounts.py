@@ -162,7 +162,7 @@ class Accounts:
             return
         with self._booked():
             with _no_collection():
-                self._activations.walk(roots, self.inventory.claimed, self.inventory.weights, made=look(), whole=whole)
+                self._activations.walk(roots, self.inventory.weights, made=look(), whole=whole)
             if self._activations.known:
                 self._peak.graph_walked()
 

@@ -82,7 +82,6 @@ class Activations:
     def walk(
         self,
         roots: Iterable[object],
-        claimed: Container[int] = (),
         weights: Container[int] = (),
         *,
         made: Iterable[Tensor] = (),
@@ -90,9 +89,9 @@ class Activations:
     ) -> None:
         """Notes what the graphs behind `roots` keep, as far as they were not walked before in this step.
 
-        `claimed`: identities of storages that an owner has; `weights`: of those that lie where they lie. `made`: what
-        somebody holds of the graph. `whole`: with what was walked, for nodes made in different threads cannot be put
-        in order.
+        `weights`: identities of storages that need no note. Not of all that has an owner: a gradient may be gone by
+        now, and a storage of the graph be found where its was. `made`: what somebody holds of the graph. `whole`: with
+        what was walked, for nodes made in different threads cannot be put in order.
         """
         if not self.known:
             return
@@ -119,18 +118,18 @@ class Activations:
         self._walked = (thread, walk.newest)
         self.hidden |= walk.hidden
         for tensor, place in walk.saved:
-            self._note(tensor, place, claimed)
+            self._note(tensor, place, weights)
         for root in (*roots, *made):
             if isinstance(root, Tensor):
-                self._note(root, None, claimed)
+                self._note(root, None, weights)
 
-    def _note(self, tensor: Tensor, place: Place | None, claimed: Container[int]) -> None:
+    def _note(self, tensor: Tensor, place: Place | None, weights: Container[int]) -> None:
         if _transformed(tensor):
             tensor = untransformed(tensor)
         for part in (tensor,) if type(tensor) is Tensor and tensor.layout is _STRIDED else plain(tensor):
             storage = part.untyped_storage()
             identity = storage._cdata
-            if identity in claimed:
+            if identity in weights:
                 continue
             known = self._noted.get(identity)
             if known is None or known() is None:

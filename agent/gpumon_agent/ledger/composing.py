@@ -128,7 +128,7 @@ class Composing:
         if self._target is not None and self._target[0][0] == wire.BACKWARD:
             for device, mine in self._devices.items():
                 if mine.target == self._target:
-                    mine.within = self._activations.alive(device, self._inventory.claimed.copy())
+                    mine.within = self._activations.alive(device, set(self._inventory.weights))
 
     def step_ended(self) -> list[wire.Ledger]:
         """The compositions of phases that made their device's peak."""
