@@ -93,7 +93,7 @@ def command(
     from gpumon.tui.app import MonitorApp
 
     rooms = Rooms(descriptors)
-    feed = (lambda: link.subscribe(descriptors, follow=True)) if descriptors else None
+    feed = (lambda: link.subscribe_batches(descriptors, follow=True)) if descriptors else None
     app = MonitorApp(
         feed,
         choices=_choices(choices),
@@ -146,7 +146,7 @@ def _choices(jobs: Sequence[Job]) -> list[Choice]:
         return Choice(
             job.name,
             ranks + job.pids,
-            lambda: link.subscribe(job.descriptors, follow=True),
+            lambda: link.subscribe_batches(job.descriptors, follow=True),
             len(job.descriptors),
         )
 

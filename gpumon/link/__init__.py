@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .glancing import Glance, glance
     from .recording import Recording
     from .replaying import Replay, replay
-    from .subscription import subscribe
+    from .subscription import subscribe, subscribe_batches
 
 _HOME = {
     "Asker": "control",
@@ -47,6 +47,7 @@ _HOME = {
     "Replay": "replaying",
     "replay": "replaying",
     "subscribe": "subscription",
+    "subscribe_batches": "subscription",
 }
 
 __all__ = [
@@ -72,6 +73,7 @@ __all__ = [
     "replay",
     "resolve",
     "subscribe",
+    "subscribe_batches",
 ]
 
 

@@ -26,6 +26,7 @@ _ASKS_MAX = 3
 _FRAMES_A_TURN = 16  # then the event loop gets its turn: a snapshot must not freeze the screen
 _BACKLOG_MAX = 50_000  # messages nobody took yet; beyond it this viewer stops reading, and ZeroMQ drops for it
 _BREAKS_MAX = 5
+_TURNS = (wire.Hello, wire.Synced, wire.Goodbye)
 
 
 class Owner(Protocol):
@@ -39,7 +40,9 @@ class Owner(Protocol):
     def out(self) -> deque[Received]: ...
     @property
     def answer_s(self) -> float: ...
-    def put(self, received: Received) -> None: ...
+    @property
+    def sweeps(self) -> bool: ...
+    def put(self, *received: Received) -> None: ...
     def wake(self) -> None: ...
     def know(self, hello: wire.Hello) -> None: ...
     def fail(self, agent: Connection, error: LinkError) -> None: ...
@@ -59,6 +62,8 @@ class Connection:
         self._attempts = 0
         self._breaks = 0  # connections that broke without a word on them
         self._channel: Channel | None = None
+        self._full = False  # nothing is read until what was read is taken
+        self._swept = False
         self._connect()
 
     def close(self) -> None:
@@ -73,9 +78,14 @@ class Connection:
         self._channel = channel = Channel(self._owner.context, self.descriptor.endpoint)
         channel.subscribe_live()
         self._ask(self._connected)
-        self._owner.loop.add_reader(channel.socket.fileno(), self._read)
+        self._await_frames(channel)
         self._owner.loop.add_reader(channel.monitor.fileno(), self._watch)
         self._owner.loop.call_soon(self._watch)  # a first look, without which ZeroMQ signals nothing
+
+    def _await_frames(self, channel: Channel) -> None:
+        self._swept = self._owner.sweeps
+        if not self._swept:
+            self._owner.loop.add_reader(channel.socket.fileno(), self._read)
 
     def _ask(self, now: float) -> None:
         assert self._channel is not None
@@ -84,6 +94,11 @@ class Connection:
         self._channel.ask(wire.SNAPSHOT)
         self.feed.asked()
         self._owner.loop.call_soon(self._read)
+
+    def sweep(self) -> None:
+        """Takes what has come, where that is not told one by one."""
+        if self._swept and not self._full:
+            self._read()
 
     def _read(self) -> None:
         """Takes frames until there are none.
@@ -94,8 +109,10 @@ class Connection:
         if self.ended or self._channel is None:
             return
         if len(self._owner.out) > _BACKLOG_MAX:
-            self._owner.loop.remove_reader(self._channel.socket.fileno())
-            self._owner.loop.call_later(TICK_S, self._resume)
+            if not self._full:
+                self._full = True
+                self._owner.loop.remove_reader(self._channel.socket.fileno())
+                self._owner.loop.call_later(TICK_S, self._resume)
             return
         for _ in range(_FRAMES_A_TURN):
             raw = self._channel.receive()
@@ -112,8 +129,9 @@ class Connection:
         self._owner.loop.call_soon(self._read)
 
     def _resume(self) -> None:
+        self._full = False
         if self._channel is not None:
-            self._owner.loop.add_reader(self._channel.socket.fileno(), self._read)
+            self._await_frames(self._channel)
             self._read()
 
     def _take(self, raw: bytes) -> None:
@@ -124,18 +142,21 @@ class Connection:
         answer = self._channel.answers(raw)
         if answer:
             self._asked = self._heard  # it is on its way: patience begins anew
-        for received in self.feed.take(packet, time.time_ns(), answer=answer):
-            self._owner.put(received)
-            if isinstance(received.event, wire.Phase):
-                self._phase = received.event
-            elif isinstance(received.event, wire.Hello):
-                self._owner.know(received.event)
-            elif isinstance(received.event, wire.Synced):
-                self._channel.withdraw()
-                self._attempts = 0
-            elif isinstance(received.event, wire.Goodbye):
-                self._end()
-                return
+        came = self.feed.take(packet, time.time_ns(), answer=answer)
+        self._owner.put(*came)
+        for received in came:
+            event = received.event
+            if isinstance(event, wire.Phase):
+                self._phase = event
+            elif isinstance(event, _TURNS):
+                if isinstance(event, wire.Hello):
+                    self._owner.know(event)
+                elif isinstance(event, wire.Synced):
+                    self._channel.withdraw()
+                    self._attempts = 0
+                else:
+                    self._end()
+                    return
         if self.feed.wants_snapshot:
             self._ask(self._heard)
 
@@ -192,8 +213,7 @@ class Connection:
         assert self._channel is not None
         self._channel.withdraw()
         self._owner.loop.call_soon(self._read)
-        for received in self.feed.go_on(time.time_ns()):
-            self._owner.put(received)
+        self._owner.put(*self.feed.go_on(time.time_ns()))
 
     def _vanished(self) -> bool:
         """The process is gone, or (where its pid cannot be seen) nobody holds the other end of its socket any more."""

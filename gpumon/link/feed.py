@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gpumon_agent import wire
 from gpumon_agent.wire import Packet, Received
 
@@ -40,28 +38,42 @@ class Feed:
         self.wants_snapshot = False
         self._holding = True
 
-    def take(self, packet: Packet, unix_ns: int, *, answer: bool) -> Iterator[Received]:
+    def take(self, packet: Packet, unix_ns: int, *, answer: bool) -> list[Received]:
         """What is now in order. `answer`: the packet belongs to the snapshot asked for. Raises ProtocolMismatch."""
         if self._holding and not answer:
             if len(self._held) < _HELD_PACKETS_MAX:
                 self._held.append(packet)
-            return
-        yield from self._events(packet, unix_ns, answer)
-        yield from self._tell(unix_ns)
+            return []
+        told: list[Received] = []
+        self._events(packet, unix_ns, answer, told)
+        if self.missed != self._told:
+            self._tell(unix_ns, told)
+        return told
 
-    def go_on(self, unix_ns: int) -> Iterator[Received]:
+    def go_on(self, unix_ns: int) -> list[Received]:
         """Live again, first what was held meanwhile. Also called when the end of a snapshot did not come in time."""
+        told: list[Received] = []
+        self._let_go(unix_ns, told)
+        return told
+
+    def _let_go(self, unix_ns: int, told: list[Received]) -> None:
         self._holding = False
         self.synced = True
         held, self._held = self._held, []
         for index, packet in enumerate(held):
-            yield from self._events(packet, unix_ns, False)
+            self._events(packet, unix_ns, False, told)
             if self._holding:
                 self._held.extend(held[index + 1 :])
                 return
 
-    def _events(self, packet: Packet, unix_ns: int, answer: bool) -> Iterator[Received]:
-        seq = packet.seq
+    def _events(self, packet: Packet, unix_ns: int, answer: bool, told: list[Received]) -> None:
+        seq, source, replayed = packet.seq, self.source, packet.replayed
+        if seq >= 0 and seq == self._last + 1:  # as nearly always: the next of the run's stream, none of them missing
+            told += [
+                Received(source, unix_ns, event, number, replayed) for number, event in enumerate(packet.events, seq)
+            ]
+            self._last += len(packet.events)
+            return
         gap = seq - self._last - 1 if seq >= 0 and self._last >= 0 else 0
         if gap > 0 and not answer and unix_ns - self._repaired_ns >= _PATIENCE_NS:
             self._repaired_ns = unix_ns
@@ -73,22 +85,22 @@ class Feed:
             if seq >= 0:
                 if number > self._last:
                     self._last = number
-                    yield Received(self.source, unix_ns, event, number, packet.replayed)
+                    told.append(Received(source, unix_ns, event, number, replayed))
                 continue
             if isinstance(event, wire.Hello):
                 wire.check_protocol(event)
                 self.hello = event
-                self.source = event.nonce
+                self.source = source = event.nonce
             elif isinstance(event, wire.Heartbeat):
                 self.heartbeat = event
                 self._t_ns = event.t_ns
-            yield Received(self.source, unix_ns, event, -1, packet.replayed)
+            told.append(Received(source, unix_ns, event, -1, replayed))
             if answer and isinstance(event, wire.Synced):
-                yield from self.go_on(unix_ns)
+                self._let_go(unix_ns, told)
 
-    def _tell(self, unix_ns: int) -> Iterator[Received]:
+    def _tell(self, unix_ns: int, told: list[Received]) -> None:
         lost = self.missed - self._told
         if lost and not self._holding and unix_ns - self._told_ns >= _PATIENCE_NS:
             self._told, self._told_ns = self.missed, unix_ns
             notice = wire.Notice(self._t_ns, f"{lost} messages were lost on their way to this viewer")
-            yield Received(self.source, unix_ns, notice)
+            told.append(Received(self.source, unix_ns, notice))

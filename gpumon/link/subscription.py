@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable
@@ -21,6 +22,9 @@ from .errors import LinkError
 
 ANSWER_S = 3.0  # how long an agent may take for its first word
 _LOOK_S = 0.5  # between two looks for new ranks or a restarted job
+_SWEPT_FROM = 8  # agents: from so many on, to be told of each frame costs more than to look for it
+_SWEEP_S = 0.05
+_BATCH_MAX = 512  # then the loop gets its turn
 
 
 async def subscribe(
@@ -33,14 +37,22 @@ async def subscribe(
     picked up. Ranks of the same job that come later are always picked up. Raises LinkError when none of the agents can
     be listened to; if only some cannot, a Notice says so.
     """
+    async with contextlib.aclosing(subscribe_batches(descriptors, follow=follow, answer_s=answer_s)) as batches:
+        async for batch in batches:
+            for received in batch:
+                yield received
+
+
+async def subscribe_batches(
+    descriptors: Iterable[Descriptor], *, follow: bool = False, answer_s: float = ANSWER_S
+) -> AsyncGenerator[list[Received], None]:
+    """As `subscribe`, in lists of what there is to take at once: with many ranks handing over is most of the work."""
     subscription = _Subscription(tuple(descriptors), follow, answer_s)
     try:
-        turn = 0
         while True:
-            while subscription.out:
-                yield subscription.out.popleft()
-                turn += 1
-                if turn % 512 == 0:
+            while out := subscription.out:
+                yield [out.popleft() for _ in range(min(len(out), _BATCH_MAX))]
+                if out:
                     await asyncio.sleep(0)
             if subscription.failure is not None:
                 raise subscription.failure
@@ -68,8 +80,12 @@ class _Subscription:
         self._over = False
         self._launchers: dict[int, int | None] = {}  # the torchruns of this machine: pid → start time
         self._may_restart = False
+        self.sweeps = len(descriptors) >= _SWEPT_FROM
+        self._sweeping: asyncio.TimerHandle | None = None
         self._seen = {d.nonce for d in descriptors} | {d.nonce for d in discovery.discover() if d.key not in self._keys}
         self._agents = [Connection(self, d) for d in descriptors]
+        if self.sweeps:
+            self._sweep()
 
     @property
     def finished(self) -> bool:
@@ -86,8 +102,13 @@ class _Subscription:
             self._next_tick = now + TICK_S
             self._tick(now)
 
-    def put(self, received: Received) -> None:
-        self.out.append(received)
+    def _sweep(self) -> None:
+        self._sweeping = self.loop.call_later(_SWEEP_S, self._sweep)
+        for agent in self._agents:
+            agent.sweep()
+
+    def put(self, *received: Received) -> None:
+        self.out.extend(received)
         self._something.set()
 
     def wake(self) -> None:
@@ -101,6 +122,8 @@ class _Subscription:
         self._names.add(hello.name)
 
     def close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         for agent in self._agents:
             agent.close()
         self.context.term()  # every socket is closed without linger: nothing to wait for

@@ -6,10 +6,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
+from typing import TypeVar
 
 from gpumon_agent import wire
 
-Feed = Callable[[], AsyncIterable[wire.Received]]
+T = TypeVar("T")
+
+Heard = wire.Received | list[wire.Received]
+"""One message, or what there was to take at once."""
+
+Feed = Callable[[], AsyncIterable[Heard]]
 """Begins to listen. Called once, inside the app's loop."""
 
 HostFeed = Callable[[Callable[[], Collection[int]]], AsyncIterable[wire.Received]]
@@ -31,7 +37,7 @@ class Choice:
 
 
 @contextlib.asynccontextmanager
-async def closing(events: AsyncIterable[wire.Received]) -> AsyncIterator[AsyncIterator[wire.Received]]:
+async def closing(events: AsyncIterable[T]) -> AsyncIterator[AsyncIterator[T]]:
     """The iterator, closed whatever happens: behind it are sockets and a child process."""
     iterator = aiter(events)
     try:
@@ -62,13 +68,14 @@ class Pace:
         self.speed = 0.0
         self._changed.set()
 
-    async def play(self, events: AsyncIterator[wire.Received]) -> AsyncIterator[wire.Received]:
+    async def play(self, events: AsyncIterator[Heard]) -> AsyncIterator[wire.Received]:
         last_ns: int | None = None
-        async for received in events:
-            if last_ns is not None and not received.replayed:
-                await self._wait(min(self.IDLE_S, max(0.0, (received.unix_ns - last_ns) / 1e9)))
-            last_ns = received.unix_ns if last_ns is None else max(last_ns, received.unix_ns)
-            yield received
+        async for heard in events:
+            for received in heard if isinstance(heard, list) else (heard,):
+                if last_ns is not None and not received.replayed:
+                    await self._wait(min(self.IDLE_S, max(0.0, (received.unix_ns - last_ns) / 1e9)))
+                last_ns = received.unix_ns if last_ns is None else max(last_ns, received.unix_ns)
+                yield received
 
     async def _wait(self, recorded_s: float) -> None:
         while self.speed and recorded_s > 0.001:

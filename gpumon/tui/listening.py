@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 
 from gpumon.session.store import SessionStore
-from gpumon.tui.feed import HostFeed, closing
+from gpumon.tui.feed import Heard, HostFeed, closing
 from gpumon_agent import wire
 
 APPLIED_A_TURN = 512
@@ -39,18 +39,21 @@ class Tasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def take_events(events: AsyncIterator[wire.Received], store: SessionStore, picture: Callable[[], None]) -> None:
+async def take_events(events: AsyncIterator[Heard], store: SessionStore, picture: Callable[[], None]) -> None:
     """All events into the store. `picture`: there is something worth showing at once."""
-    shown = False
+    awaited: tuple[type, ...] = (wire.Hello, wire.Synced)  # of further ranks' pasts the next tick is early enough
     applied = 0
-    async for received in events:
-        store.apply(received)
-        applied += 1
-        event = received.event
-        if isinstance(event, wire.Synced) or (not shown and isinstance(event, wire.Hello)):
-            shown = True
-            picture()
-        if applied % APPLIED_A_TURN == 0:
+    apply = store.apply
+    async for heard in events:
+        batch = heard if isinstance(heard, list) else (heard,)
+        for received in batch:
+            apply(received)
+            if awaited and isinstance(received.event, awaited):
+                awaited = awaited[1:] if isinstance(received.event, wire.Hello) else ()
+                picture()
+        applied += len(batch)
+        if applied >= APPLIED_A_TURN:
+            applied = 0
             await asyncio.sleep(0)
 
 

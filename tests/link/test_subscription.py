@@ -20,6 +20,7 @@ import pytest
 import zmq
 
 from gpumon import link
+from gpumon.link import subscription
 from gpumon_agent import wire
 from gpumon_agent.viewers import endpoint
 from gpumon_agent.wire import Received
@@ -84,7 +85,11 @@ async def test_a_late_viewer_gets_the_picture_and_the_recent_past_within_a_secon
     assert len(set(numbers(heard))) == len(numbers(heard))
 
 
-async def test_live_messages_follow_the_past_without_a_gap_or_a_double(start: Start) -> None:
+@pytest.mark.parametrize("swept_from", [1, 8], ids=["as one of many", "alone"])
+async def test_live_messages_follow_the_past_without_a_gap_or_a_double(
+    start: Start, swept_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription, "_SWEPT_FROM", swept_from)
     agent = start()
     agent.ask("background 400")
     await asyncio.sleep(0.5)
@@ -92,6 +97,24 @@ async def test_live_messages_follow_the_past_without_a_gap_or_a_double(start: St
     seen = numbers(heard)
     assert seen == list(range(seen[-1] + 1))
     assert [r.replayed for r in heard if r.seq >= 0].index(False) > 100
+
+
+async def test_batches_hold_the_same_messages_in_the_same_order(start: Start) -> None:
+    agent = start()
+    agent.ask("steps 300")
+    agent.ask("newest")
+    await asyncio.sleep(0.2)
+    singly = await collect(is_a(wire.Synced), link.resolve())
+    async with contextlib.aclosing(link.subscribe_batches(link.resolve())) as stream:
+        batches: list[list[Received]] = []
+        async for batch in stream:
+            batches.append(batch)
+            if any(map(is_a(wire.Synced), batch)):
+                break
+    together = [received for batch in batches for received in batch][: len(singly)]
+    assert numbers(together) == numbers(singly) == list(range(1200))
+    assert kinds(together) == kinds(singly)
+    assert len(batches) < len(singly) / 20
 
 
 async def test_one_of_two_viewers_leaves_and_the_other_hears_on(start: Start) -> None:
