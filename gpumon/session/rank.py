@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from dataclasses import replace
-from itertools import pairwise
 
 from gpumon.session.assembling import Assembly
 from gpumon.session.frame import (
@@ -82,12 +81,14 @@ class Rank:
         event = received.event
         if isinstance(event, wire.Phase):
             self._join(event.step, received).phases.append(event)
-            self._settle(event.step)
+            if self.steps and event.step <= self.steps[-1].step:
+                self._settle(event.step)
         elif isinstance(event, wire.Step):
             self._close(event, received)
         elif isinstance(event, wire.Ledger):
             self._join(event.step, received).ledgers.append(event)
-            self._settle(event.step)
+            if self.steps and event.step <= self.steps[-1].step:
+                self._settle(event.step)
         elif isinstance(event, wire.Heartbeat):
             self.heartbeat = event
         else:
@@ -217,15 +218,13 @@ class Rank:
                 steps.insert(at, record)
         if len(steps) > self.limits.steps:
             steps.popleft()
-        if not received.replayed or self.synced:  # what is older and still open will not close any more
+        if self.open and (not received.replayed or self.synced):  # what is older will not close any more
             for step in [s for s in self.open if s < event.step]:
                 del self.open[step]
 
     def _settle(self, step: int) -> None:
         """Late events of a step that has closed: a new record takes the old one's place."""
         steps = self.steps
-        if not steps or step > steps[-1].step:
-            return
         late = self.open.pop(step)
         at = self._position(step)
         known = steps[at]
@@ -307,6 +306,9 @@ class Rank:
 
 def _in_order(phases: tuple[wire.Phase, ...]) -> tuple[wire.Phase, ...]:
     """Phases in order of time; they arrive so unless live and replayed ones mixed."""
-    if all(left.t_ns <= right.t_ns for left, right in pairwise(phases)):
-        return phases
-    return tuple(sorted(phases, key=lambda phase: phase.t_ns))
+    before = 0
+    for phase in phases:
+        if phase.t_ns < before:
+            return tuple(sorted(phases, key=lambda phase: phase.t_ns))
+        before = phase.t_ns
+    return phases
