@@ -9,7 +9,7 @@ from gpumon_agent import wire
 from gpumon_agent.wire import Packet, Received
 
 SECOND = 1_000_000_000
-HELLO = wire.Hello((0, 1), "0", "ab", "x.py", "h", 1, 2, "b", (), "3", wire.Clock(0, 0))
+HELLO = wire.Hello((wire.PROTOCOL_MAJOR, 0), "0", "ab", "x.py", "h", 1, 2, "b", (), "3", wire.Clock(0, 0))
 
 
 def packet(*numbers: int, replayed: bool = False) -> Packet:

@@ -290,7 +290,7 @@ async def test_an_agent_whose_last_word_was_not_heard_has_stopped_though_its_pro
 
 async def test_another_major_protocol_is_refused_with_its_sentence(start: Start) -> None:
     start(protocol=[wire.PROTOCOL_MAJOR + 1, 4])
-    with pytest.raises(link.OtherProtocol, match=r"the agent speaks protocol 1\.4.*upgrade gpumon here"):
+    with pytest.raises(link.OtherProtocol, match=r"the agent speaks protocol 2\.4.*upgrade gpumon here"):
         await collect(is_a(wire.Synced), link.resolve())
 
 
@@ -338,7 +338,7 @@ async def test_a_frame_above_the_limit_breaks_the_connection_and_it_is_made_agai
     """An agent's own frames never are; but a SUB socket stays dead for good after one."""
     runtime.mkdir(0o700)
     clock = wire.Clock(0, 0)
-    hello = wire.Hello((0, 1), "0", "ab", "x", "h", 0, 0, "", (), "3", clock)
+    hello = wire.Hello((wire.PROTOCOL_MAJOR, 0), "0", "ab", "x", "h", 0, 0, "", (), "3", clock)
     asked = 0
 
     def unruly_agent(context: zmq.Context[Any], publisher: zmq.Socket[Any]) -> None:

@@ -13,7 +13,7 @@ from gpumon_agent import wire
 from gpumon_agent.wire import LIVE, SNAPSHOT, Packet, WireError
 
 CLOCK = wire.Clock(1, 2)
-HELLO = wire.Hello((0, 1), "0", "ab", "x.py", "h", 1, 2, "b", ("x.py",), "3.12", CLOCK)
+HELLO = wire.Hello((wire.PROTOCOL_MAJOR, 0), "0", "ab", "x.py", "h", 1, 2, "b", ("x.py",), "3.12", CLOCK)
 PHASE = wire.Phase(3, "forward", 0, 0, 10, 5, 1 << 36, 1 << 36, 1 << 37, None)
 EVENTS = [HELLO, PHASE, wire.Step(3, 10, 5, 100, ((2, 3),)), wire.Notice(1, "x"), wire.Synced(4)]
 FRAME = wire.frame(next(wire.pack([(-1, wire.encode_event(e)) for e in EVENTS], replayed=True)))

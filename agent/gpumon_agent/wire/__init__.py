@@ -3,8 +3,10 @@
 A frame is a topic (`LIVE`; `SNAPSHOT` or `GLANCE` and the asking viewer's nonce) followed by one msgpack `Packet`. A
 packet carries events. Events that belong to the stream of the run (`Phase`, `Step`, `Ledger`, ...) are numbered by the
 agent's recorder; a gap in the numbers means events were dropped. Events that describe (`Hello`, `Model`, `Module`,
-`Layers`, `Census`, `Heartbeat`, ...) carry no number: the newest one replaces the older. Before the protocol's major
-version is 1 the layout may change between any two versions.
+`Layers`, `Census`, `Heartbeat`, ...) carry no number: the newest one replaces the older.
+
+Within a major version, what one side writes the other reads, whichever is newer: fields are only ever added, last and
+with a default, and an event of a kind that came later is `Unread`.
 
 Bytes are ints. A figure that is not known is None, never 0. Clocks: `*_ns` are the agent's monotonic clock unless
 the name says `unix`; `Hello.clock` relates the two.
@@ -33,6 +35,7 @@ from .codec import NumberedEvent as NumberedEvent
 from .codec import Packet as Packet
 from .codec import ProtocolMismatch as ProtocolMismatch
 from .codec import Received as Received
+from .codec import Unread as Unread
 from .codec import WireError as WireError
 from .codec import check_protocol as check_protocol
 from .codec import decode_frame as decode_frame

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
 
-from .base import NAME_CHARS_MAX, Message, Text, clean_fields
+from .base import NAME_CHARS_MAX, Message, Text, clean, clean_fields
 from .evidence import Census, Checkpoint, Reply, Request, Segments, Snapshot
 from .host import Host
 from .speaking import Heartbeat, Hello, Synced
@@ -17,8 +17,8 @@ from .trained import Layers, Model, Module
 
 _T = TypeVar("_T")
 
-PROTOCOL_MAJOR = 0
-PROTOCOL_MINOR = 1
+PROTOCOL_MAJOR = 1  # tests/data/wire-1.0.json holds its layout
+PROTOCOL_MINOR = 0
 
 LIVE = b"d"
 SNAPSHOT = b"s"  # asks for picture, history, Synced. No topic is a prefix of another: ZeroMQ matches by prefix
@@ -26,6 +26,12 @@ GLANCE = b"g"  # asks for Hello, Heartbeat, Synced only: what a listing shows
 NONCE_BYTES = 8
 FRAME_BYTES_MAX = 64 * 1024
 EVENT_BYTES_MAX = FRAME_BYTES_MAX - 256  # topic, nonce and the packet's own header
+
+
+class Unread(Message, frozen=True, tag="unread"):
+    """Stands for an event of a kind that this side does not know: a later minor version has it. It keeps its number."""
+
+    kind: Text
 
 
 NumberedEvent = Phase | Step | Ledger | Oom | Notice | Goodbye | Outlook
@@ -48,6 +54,7 @@ Event = (
     | Checkpoint
     | Segments
     | Snapshot
+    | Unread
 )
 
 
@@ -85,12 +92,24 @@ class Received(Message, frozen=True):
 class _RawPacket(Message, frozen=True):
     seq: int
     replayed: bool
-    events: list[msgspec.Raw]
+    events: Annotated[list[msgspec.Raw], Meta(max_length=4096)]
 
 
+class _RawReceived(Message, frozen=True):
+    source: Text
+    unix_ns: int
+    event: msgspec.Raw
+    seq: int = -1
+    replayed: bool = False
+
+
+_KINDS = frozenset(kind.__struct_config__.tag for kind in get_args(Event))
 _encoder = msgspec.msgpack.Encoder()
 _packet_decoder = msgspec.msgpack.Decoder(Packet)
+_raw_packet_decoder = msgspec.msgpack.Decoder(_RawPacket)
+_event_decoder = msgspec.msgpack.Decoder(Event)
 _received_decoder = msgspec.msgpack.Decoder(Received)
+_raw_received_decoder = msgspec.msgpack.Decoder(_RawReceived)
 _request_decoder = msgspec.msgpack.Decoder(Request)
 _reply_decoder = msgspec.msgpack.Decoder(Reply)
 
@@ -128,19 +147,39 @@ def is_request(topic: bytes) -> bool:
 
 
 def decode_frame(raw: bytes) -> Packet:
-    """The packet of a frame. Raises WireError for anything else, ProtocolMismatch for another major version."""
+    """The packet of a frame. Raises WireError for anything else, ProtocolMismatch for another major version.
+
+    An event of a kind that a later minor version added is Unread: it must not take the others with it.
+    """
     head = 1 if raw[:1] == LIVE else 1 + NONCE_BYTES if raw[:1] in (SNAPSHOT, GLANCE) else 0
     if not head:
         raise WireError("this endpoint does not speak gpumon's protocol")
     if len(raw) > FRAME_BYTES_MAX:
         raise WireError(f"a message of {len(raw)} bytes is larger than gpumon's protocol allows")
+    body = memoryview(raw)[head:]
     try:
-        return _packet_decoder.decode(memoryview(raw)[head:])
+        try:
+            return _packet_decoder.decode(body)
+        except msgspec.ValidationError:
+            said = _raw_packet_decoder.decode(body)
+            return Packet(said.seq, said.replayed, tuple(_read_event(event) for event in said.events))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         spoken = _spoken_protocol(raw[head:])
         if spoken is not None and spoken[0] != PROTOCOL_MAJOR:
             raise ProtocolMismatch(mismatch_sentence(spoken)) from error
         raise WireError(f"a message could not be read: {error}") from error
+
+
+def _read_event(raw: msgspec.Raw) -> Event:
+    """Raises ValidationError where an event of a known kind is not sound."""
+    try:
+        event: Event = _event_decoder.decode(raw)
+        return event
+    except msgspec.ValidationError:
+        untyped: Any = msgspec.msgpack.decode(raw)
+        if not (isinstance(untyped, list) and untyped and isinstance(untyped[0], str)) or untyped[0] in _KINDS:
+            raise
+        return Unread(clean(untyped[0]))
 
 
 def check_protocol(hello: Hello) -> None:
@@ -174,9 +213,13 @@ def encode_received(received: Received) -> bytes:
 
 
 def decode_received(raw: bytes) -> Received:
-    """Raises WireError when `raw` is not one."""
+    """Raises WireError when `raw` is not one. Its event may be Unread, as a frame's."""
     try:
-        return _received_decoder.decode(raw)
+        try:
+            return _received_decoder.decode(raw)
+        except msgspec.ValidationError:
+            said = _raw_received_decoder.decode(raw)
+            return Received(said.source, said.unix_ns, _read_event(said.event), said.seq, said.replayed)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise WireError(f"a recorded message could not be read: {error}") from error
 
