@@ -11,12 +11,11 @@ from gpumon.analysis.units import NOT_KNOWN, Unit, duration, in_unit, percent, s
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.spans import Line, Span, cells, fit, flow, left, right
 from gpumon.tui.widgets.rank_heat import strips
-from gpumon.tui.widgets.rank_rows import RankPage, RankRow, reading
+from gpumon.tui.widgets.rank_rows import MANY, RankPage, RankRow, reading
 
 CELL = 39
 """Cells of the terminal that one rank takes in the grid."""
 
-_HEAT_ROWS_MAX = 16
 _STATE_WIDTH = 12
 _LEAD = 2
 _STATES = {
@@ -198,7 +197,7 @@ def _glyph(row: RankRow, glyphs: Glyphs) -> str:
 
 def _heat(page: RankPage, room: int, height: int, glyphs: Glyphs) -> list[Line]:
     """Under the table, where there is room for every rank."""
-    if not page.heat or height < len(page.heat) + 2 or len(page.heat) > _HEAT_ROWS_MAX:
+    if not page.heat or height < len(page.heat) + 2 or len(page.heat) > MANY:
         return []
     label = max(len(row.label) for row in page.rows) + 7
     drawn = strips(page.heat, room - label - 1, glyphs)

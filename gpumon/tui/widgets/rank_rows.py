@@ -13,7 +13,10 @@ from gpumon.analysis.verdict import verdict
 from gpumon.session.frame import RankFrame
 from gpumon.tui.view import View, device_name
 
-HEAT_STEPS = 160
+HEAT_STEPS, HEAT_STEPS_OF_MANY = 160, 16
+"""Steps of a strip under the table; and in a cell of the grid, which takes over where rows are more than `MANY`."""
+
+MANY = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +82,24 @@ ORDERS: dict[str, Callable[[RankRow], float | None]] = {
 
 @dataclass
 class Peaks:
-    """Each device's peak by step, kept from look to look: only what is new is read."""
+    """Each device's peak by step, in order, kept from look to look: only what is new is read."""
 
     _known: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)
 
     def of(self, rank: RankFrame, device: int) -> dict[int, int]:
         known = self._known.setdefault((rank.source, device), {})
-        newest = max(known, default=-1)
+        newest = next(reversed(known), -1)
+        fresh = []
         for record in reversed(rank.steps[-HEAT_STEPS:]):
             if record.step <= newest:
                 break
+            fresh.append(record)
+        for record in reversed(fresh):
             peaks = [p.allocated_peak for p in record.phases if p.device == device and p.allocated_peak is not None]
             if peaks:
                 known[record.step] = max(peaks)
-        for step in sorted(known)[: max(0, len(known) - HEAT_STEPS)]:
-            del known[step]
+        while len(known) > HEAT_STEPS:
+            del known[next(iter(known))]
         return known
 
     def keep(self, present: Collection[str]) -> None:
@@ -177,11 +183,13 @@ def _heat(
         peaks.of(ranks[row.source], row.device) if row.source in ranks and row.device is not None else {}
         for row in rows
     ]  # fmt: skip
-    last = max((max(each) for each in known if each), default=0)
-    first = max(min((min(each) for each in known if each), default=0), last - HEAT_STEPS + 1)
     if not any(known):
         return 0, ()
-    return first, tuple(tuple(each.get(step) for step in range(first, last + 1)) for each in known)
+    last = max(next(reversed(each)) for each in known if each)
+    count = HEAT_STEPS if len(rows) <= MANY else HEAT_STEPS_OF_MANY
+    first = max(min(next(iter(each)) for each in known if each), last - count + 1)
+    steps = range(first, last + 1)
+    return first, tuple([tuple(map(each.get, steps)) for each in known])
 
 
 def reading(row: RankRow) -> str:
