@@ -138,9 +138,9 @@ def train(workload: str, rank: int = 0) -> None:
         tokens = batch(step).to(device)
         logits = model(tokens[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         if workload == "leak":
             confidence.append(logits.detach().softmax(-1).amax(-1))
         if step % 50 == 0 and rank == 0:
