@@ -4,7 +4,11 @@ import torch
 import transformers
 from _report import Report, arguments, device_used
 from torch.nn import functional as F
-from transformers import initialization
+
+try:
+    from transformers.initialization import no_init_weights
+except ImportError:  # before transformers 5
+    from transformers.modeling_utils import no_init_weights
 
 
 def build() -> transformers.PreTrainedModel:
@@ -12,7 +16,7 @@ def build() -> transformers.PreTrainedModel:
     config = transformers.BertConfig(
         hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096, num_labels=2
     )
-    with initialization.no_init_weights():
+    with no_init_weights():
         return transformers.BertForSequenceClassification(config)
 
 

@@ -12,6 +12,11 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 
+def wait_for_all() -> None:
+    """A barrier over gloo, whichever backend the device has."""
+    dist.all_reduce(torch.zeros(1))
+
+
 def main() -> None:
     args = arguments(__doc__, steps=6, twin="map_location is this rank's own device").parse_args()
     rank = int(os.environ["LOCAL_RANK"])
@@ -23,12 +28,12 @@ def main() -> None:
     model = perceptron().to(args.device)
     if rank == 0:
         torch.save(model.state_dict(), path)
-    dist.monitored_barrier()
+    wait_for_all()
     weights = torch.load(path, map_location=args.device if args.clean else None, weights_only=True)
     model.load_state_dict(weights)
     if args.clean:
         del weights
-    dist.monitored_barrier()
+    wait_for_all()
     if rank == 0:
         path.unlink()
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)

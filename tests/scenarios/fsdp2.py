@@ -7,7 +7,11 @@ import torch.distributed as dist
 from _gpt import GPT, GPTConfig, batch, next_token_loss
 from _report import Report, arguments
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # before 2.6
+    from torch.distributed._composable.fsdp import fully_shard
 
 
 def main() -> None:

@@ -7,12 +7,12 @@ wheels, kept in ``$XDG_CACHE_HOME/gpumon/torch`` for the next time (some 2 GB ea
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 import venv
-from importlib.metadata import requires
 from pathlib import Path
 
 from gpumon import virtual_gpu as vgpu
@@ -31,29 +31,44 @@ TESTS = (
 ABOVE_TORCH = ("accelerate", "transformers")
 """They ask for torch, and so for the wheels beside it."""
 
+LEFT_OUT = ("torch", "numpy", "torch-gpumon", *ABOVE_TORCH)
+"""What is installed by itself."""
+
 OF_TORCH = ("filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec", "setuptools")
-OF_THOSE_ABOVE = ("huggingface-hub", "packaging", "pyyaml", "regex", "safetensors", "tokenizers", "tqdm", "typer")
+OF_THOSE_ABOVE = ("packaging", "pyyaml", "regex", "safetensors", "tqdm", "typer")
+NEWEST = ("huggingface-hub", "tokenizers")
+BEFORE_TORCH_2_6 = ("huggingface-hub<1", "tokenizers<0.23")
+"""transformers 5 is for torch 2.6 or newer."""
+
+ASK = "import json; from importlib.metadata import requires as r; print(json.dumps([r('torch-gpumon'), r('torch')]))"
 
 
 def interpreter(version: str) -> Path:
-    """The Python of an environment with that torch and all that tests need, made if it is not there."""
+    """The Python of an environment with that torch and all that tests need, made if it is not there or lacks some."""
     if version == "installed":
         return Path(sys.executable)
     folder = cache_folder().parent / "torch" / version
     python = folder / "bin" / "python"
-    if not (folder / "complete").exists():
+    complete = folder / "complete"
+    number = tuple(map(int, version.split(".")[:2]))
+    pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    alone = [f"torch=={version}", "accelerate", "transformers" if number >= (2, 6) else "transformers<5"]
+    if not complete.exists():
         venv.create(folder, with_pip=True, clear=True)
-        asked = [each.partition(";") for each in requires("torch-gpumon") or ()]
-        wanted = [what for what, _, when in asked if "extra" not in when or "'test'" in when]
-        others = [each for each in wanted if re.split(r"[><=[]", each)[0] not in ("torch", "numpy", *ABOVE_TORCH)]
-        numpy = "numpy<2" if tuple(map(int, version.split(".")[:2])) < (2, 5) else "numpy"
-        pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        pins = ["-c", str(ROOT / "constraints.txt")] if numpy == "numpy" else []
-        alone = [f"torch=={version}", *ABOVE_TORCH]
-        subprocess.run([*pip, "--no-deps", *alone], check=True)
-        subprocess.run([*pip, *pins, *OF_TORCH, *OF_THOSE_ABOVE, *others, numpy], check=True)
-        subprocess.run([*pip, "--no-deps", "-e", str(ROOT)], check=True)
-        (folder / "complete").touch()
+    # anew each time: what the tests need may have changed since
+    subprocess.run([*pip, "--no-deps", *alone, "-e", str(ROOT)], check=True)
+    asked = subprocess.run([str(python), "-c", ASK], capture_output=True, text=True, check=True).stdout
+    ours, torchs = ([each.partition(";") for each in requirements] for requirements in json.loads(asked))
+    wanted = [what for what, _, when in ours if "extra" not in when or "test" in when]
+    others = [each for each in wanted if re.split(r"[><=[]", each)[0] not in LEFT_OUT]
+    triton = next(re.sub(r"[ ()]", "", what) for what, _, _ in torchs if what.startswith("triton"))
+    needed = [*OF_TORCH, *OF_THOSE_ABOVE, *others, *(NEWEST if number >= (2, 6) else BEFORE_TORCH_2_6)]
+    needed.append("numpy<2" if number < (2, 5) else "numpy")
+    pins = ["-c", str(ROOT / "constraints.txt")] if number >= (2, 6) else []
+    if not complete.exists() or complete.read_text().split() != needed:
+        subprocess.run([*pip, "--no-deps", triton], check=True)
+        subprocess.run([*pip, *pins, *needed], check=True)
+        complete.write_text("\n".join(needed))
     return python
 
 
@@ -65,7 +80,8 @@ def main(arguments: list[str]) -> int:
     for version in versions or ["2.4.1", "2.8.0", "installed"]:
         python = interpreter(version)
         print(f"torch {version}", flush=True)
-        command = [str(python), "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider", *(more or TESTS)]
+        workers = str(min(2, os.cpu_count() or 1))  # "auto" is none where files are named
+        command = [str(python), "-m", "pytest", "-q", "-n", workers, "-p", "no:cacheprovider", *(more or TESTS)]
         environment = {**os.environ, "GPUMON_REQUIRE_VIRTUAL_GPU": "1"}
         if version != "installed":
             # the wheel alone is imported thanks to what stands in for the libraries that it lacks; no device is seen
