@@ -46,17 +46,26 @@ class Accuracy:
     errors: list[float] = field(default_factory=list)
     held: int = 0
     judged: int = 0  # intervals
+    exact: int = 0  # of those: the peak was what was said, to the byte, so any interval holds
+    widths: list[float] = field(default_factory=list)  # of intervals, as shares of the peak
 
     def add(self, said: float, was: int, low: float | None = None, high: float | None = None) -> None:
         self.errors.append(abs(said - was) / was if was else 0.0)
         if low is not None and high is not None:
             self.judged += 1
             self.held += low <= was <= high
+            self.exact += said == was
+            self.widths.append((high - low) / was if was else 0.0)
 
     def merge(self, other: Accuracy) -> None:
         self.errors += other.errors
         self.held += other.held
         self.judged += other.judged
+        self.exact += other.exact
+        self.widths += other.widths
+
+    def share_below(self, error: float) -> float | None:
+        return sum(each <= error for each in self.errors) / len(self.errors) if self.errors else None
 
     @property
     def median(self) -> float | None:
@@ -69,6 +78,16 @@ class Accuracy:
     @property
     def coverage(self) -> float | None:
         return self.held / self.judged if self.judged else None
+
+    @property
+    def coverage_inexact(self) -> float | None:
+        """Where the peak was not what was said to the byte."""
+        left = self.judged - self.exact
+        return (self.held - self.exact) / left if left else None
+
+    @property
+    def width(self) -> float | None:
+        return median(self.widths) if self.widths else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +123,20 @@ class Backtest:
     changes: int = 0  # regimes that were seen to begin
     oom_step: int | None = None
 
-    def steps_to_oom_error(self) -> float | None:
-        """The largest, once a quarter of the way is run; None where there was no trend, or no end."""
+    def steps_to_oom_errors(self) -> list[float]:
+        """Of each step once a quarter of the way is run, ten or more of them left: the share by which it was off."""
         if self.oom_step is None:
-            return None
+            return []
         end = self.oom_step
-        judged = [
+        return [
             abs(said - (end - step)) / max(1, end - step)
             for step, said in self.to_oom
             if 4 * step >= end and end - step >= 10
         ]
+
+    def steps_to_oom_error(self) -> float | None:
+        """The middle one of those; None where there was no trend, or no end."""
+        judged = self.steps_to_oom_errors()
         return median(judged) if judged else None
 
 
@@ -148,7 +171,7 @@ class _Device:
             self.shapes.add(record.closed.input_shapes)
         score.varying = len(self.shapes) > 2
         peak = figures.peak
-        if score.steps > (WARM_UP_VARYING if score.varying else WARM_UP):
+        if score.steps > WARM_UP_VARYING or (not score.varying and score.steps >= WARM_UP):
             if said is not None:
                 score.outlook.add(said.next_peak, peak, said.low, said.high)
             if self.next is not None:

@@ -1,20 +1,54 @@
-"""A report's estimate, made when somebody asks for it: a report is made at every step, and seldom looked at.
+"""A report's ledger and estimate, made when somebody asks: a report is made at every step, and seldom looked at.
 
-Cost. Kept: what it is made from. Asked for: gpumon.analysis.estimate.closed_form, each time.
+Cost. Kept: what they are made from. Asked for: gpumon.analysis.ledger once, gpumon.analysis.estimate.closed_form each
+time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpumon.analysis import ledger
 from gpumon.analysis.estimate import closed_form
 from gpumon.analysis.estimate.closed_form import Owned
 from gpumon.analysis.history import StepPeaks
 from gpumon.analysis.lines import Estimate, Lines
+from gpumon_agent import wire
 
 if TYPE_CHECKING:
     from gpumon.analysis.learnt import Device
+    from gpumon.session.frame import RankFrame
+
+
+class Ledging:
+    """The ledger where a step ends, once somebody asks for it."""
+
+    __slots__ = ("_driver", "_end", "_lasting", "_made", "_owners", "_rank")
+
+    def __init__(
+        self,
+        rank: RankFrame,
+        end: wire.Phase,
+        owners: wire.Ledger | None,
+        lasting: wire.Ledger | None,
+        driver: ledger.DriverLines | None,
+    ) -> None:
+        self._rank, self._end, self._owners, self._lasting, self._driver = rank, end, owners, lasting, driver
+        self._made: tuple[Lines | None] | None = None
+
+    def __call__(self) -> Lines | None:
+        if self._made is None:
+            self._made = (ledger.lines(self._end, self._owners, self._lasting, self._driver),)
+        return self._made[0]
+
+    def age_s(self) -> float | None:
+        """How old the driver's lines in it are."""
+        lines, driver = self(), self._driver
+        if lines is None or lines.total is None or driver is None:
+            return None
+        return max(0.0, (self._rank.unix_ns(self._end.t_ns) - driver.unix_ns) / 1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +58,17 @@ class Estimating:
     owners: Owned
     first: tuple[StepPeaks, ...] | None
     input_bytes: int | None
-    lines: Lines | None
+    ledging: Callable[[], Lines | None] | None
 
     def __call__(self) -> Estimate:
-        owners = closed_form.calibrated(self.owners, self.lines)
+        lines = self.ledging() if self.ledging is not None else None
+        owners = closed_form.calibrated(self.owners, lines)
         shown = closed_form.learn(self.first, owners, self.input_bytes) if self.first is not None else None
-        return closed_form.estimate(owners, shown, self.lines)
+        return closed_form.estimate(owners, shown, lines)
 
 
-def estimating(owners: Owned | None, learnt: Device | None, lines: Lines | None) -> Estimating | None:
+def estimating(owners: Owned | None, learnt: Device | None, ledging: Ledging | None) -> Estimating | None:
     if owners is None:
         return None
     size = learnt.newest.input_bytes if learnt is not None and learnt.newest is not None else None
-    return Estimating(owners, tuple(learnt.first) if learnt is not None else None, size, lines)
+    return Estimating(owners, tuple(learnt.first) if learnt is not None else None, size, ledging)

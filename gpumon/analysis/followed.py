@@ -35,6 +35,9 @@ class DeviceGrowth:
         self.unexplained = Follower("unexplained", BYTES)
         self.slack = Follower("slack", SLACK)
         self._owned: deque[tuple[int, int]] = deque(maxlen=64)  # by step, where it changed
+        self._all = (self.allocated, self.blocks, self.unexplained, self.slack)
+        self._stated: tuple[Growth, ...] = ()
+        self._stated_of: tuple[int, ...] = ()  # how often each figure's words had changed
 
     def observe(self, record: StepRecord, end: wire.Phase, owners: wire.Ledger | None) -> None:
         """One closed step. `end`: its last sample; `owners`: the ledger read there."""
@@ -77,8 +80,12 @@ class DeviceGrowth:
 
     def growth(self, headroom: int | None) -> tuple[Growth, ...]:
         """Of each figure that is known. `headroom`: bytes left at the next peak, None where that is not known."""
-        figures = (self.allocated, self.blocks, self.unexplained, self.slack)
-        stated = tuple(figure.growth() for figure in figures if figure.known)
+        first, second, third, fourth = self._all
+        changed = first.changed, second.changed, third.changed, fourth.changed
+        if changed != self._stated_of:
+            self._stated = tuple([figure.growth() for figure in self._all if figure.known])
+            self._stated_of = changed
+        stated = self._stated
         if headroom is None or not self.growing:
             return stated
         return tuple(_until(each, headroom) if each.figure in LASTING else each for each in stated)
@@ -133,4 +140,6 @@ class HostGrowth:
 
     def growth(self) -> tuple[Growth, ...]:
         """Of the process, then of each child."""
+        if not self._children:
+            return (self._own.growth(),) if self._own.known else ()
         return tuple(f.growth() for f in (self._own, *self._children.values()) if f.known)

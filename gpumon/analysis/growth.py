@@ -126,6 +126,8 @@ class Follower:
         self._points: list[tuple[int, int]] = []
         self._found: _Found | None = None
         self._stated: Growth | None = None
+        self.changed = 0
+        """how often what it says did"""
         self._stopped = (0, float("-inf"))  # at which step the growth before ended, and how high it stood
 
     def observe(self, step: int, value: int, size: int = 0) -> None:
@@ -137,7 +139,7 @@ class Follower:
         count = self._count = self._count + 1
         if count % self._stride == 0:
             self._points.append((step, value))
-            self._stated = None
+            self._restate()
             if len(self._points) > POINTS:
                 del self._points[::2]
                 self._stride *= 2
@@ -201,7 +203,7 @@ class Follower:
             trend,
             (medians[-1] - medians[-PARTS]) / (scale.width * (PARTS - 1)),
         )
-        self._stated = None
+        self._restate()
 
     def _follow(self, count: int) -> None:
         found = self._found
@@ -211,11 +213,12 @@ class Follower:
         medians, width = found.scale.medians, found.scale.width
         slowed = medians[-1] - medians[-4] < SLOWED_SHARE * 3 * width * found.rate
         if found.scale.idle >= 2 or slowed or level - found.base < KEPT_SHARE * (found.top - found.base):
-            self._found = self._stated = None
+            self._found = None
+            self._restate()
             self._stopped = (self._steps[-1], found.top)
             return
         if count % (REFIT_PARTS * self._law.scales[0]) == 0:
-            self._stated = None
+            self._restate()
             grown_for = sum(step >= found.since for step in self._steps)
             found.trend = self._trend(min(WINDOW, max(grown_for, found.scale.width * PARTS))) or found.trend
 
@@ -245,6 +248,10 @@ class Follower:
         return before <= 0 or last <= first * (now / before) ** 2
 
     # ----------------------------------------------------------------------------------------------------- stating
+
+    def _restate(self) -> None:
+        self._stated = None
+        self.changed += 1
 
     def _state(self) -> Growth:
         found = self._found

@@ -69,18 +69,21 @@ def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:
     if start is None or end is None or end.allocated is None or not peaks:
         return None
     tallest = max(peaks, key=peaks.__getitem__)
-    return StepPeaks(
-        step=record.step,
-        start=start,
-        end=end.allocated,
-        phases=tuple(PhasePeak(name, value) for name, value in peaks.items()),
-        peak=peaks[tallest],
-        peak_phase=tallest,
-        input_bytes=record.closed.input_bytes,
-        input_shapes=record.closed.input_shapes,
-        skipped=record.closed.skipped,
-        reserved=end.reserved,
-        reserved_peak=reserved_peak,
-        stranded=stranded or 0,
-        backward_end=backward_end,
+    closed = record.closed
+    return StepPeaks._make(  # in order: by name it takes twice as long, and this is every step of every rank
+        (
+            record.step,
+            start,
+            end.allocated,
+            tuple(map(PhasePeak._make, peaks.items())),
+            peaks[tallest],
+            tallest,
+            closed.input_bytes,
+            closed.input_shapes,
+            closed.skipped,
+            end.reserved,
+            reserved_peak,
+            stranded or 0,
+            backward_end,
+        )
     )

@@ -69,9 +69,9 @@ class Device:
         if end is not None:
             self.growth.observe(record, end, ledger.ledger_of(record, end))
 
-    def observe(self, record: StepRecord, owners: Owned | None) -> None:
+    def observe(self, record: StepRecord, here: tuple[wire.Phase, ...], owners: Owned | None) -> None:
+        """A closed step, and its phases on this device."""
         figures = step_peaks(record, self.index)
-        here = record.on(self.index)
         self.foreseen.note(record, here)
         self.replays = wire.GRAPH_REPLAY in [phase.phase for phase in record.phases]
         if figures is not None:
@@ -81,7 +81,8 @@ class Device:
             self.forecaster.observe(figures, owners.gradients if owners is not None else None)
             self.batches.observe(figures)
         self.standing.observe(record, self.index, figures)
-        self.read = ledger.read(record, self.index) or self.read
+        if record.ledgers:
+            self.read = ledger.read(record, self.index) or self.read
         self.peak = peak = ledger.peak(record, self.index)
         if peak is not None and peak.lines is not None:
             self.composed = peak
@@ -149,8 +150,10 @@ class Rank:
         return again
 
     def observe(self, record: StepRecord) -> None:
-        for index in {phase.device for phase in record.phases}:
-            self._device(index).observe(record, self.owned.get(index))
+        indices = {phase.device for phase in record.phases}
+        for index in indices:
+            here = record.phases if len(indices) == 1 else record.on(index)
+            self._device(index).observe(record, here, self.owned.get(index))
 
     def grow(self, record: StepRecord) -> None:
         for index in {phase.device for phase in record.phases}:

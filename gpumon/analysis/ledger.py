@@ -200,8 +200,10 @@ def our_bytes(reading: wire.DeviceReading, pid: int) -> int | None:
 
 def driver_lines(rank: RankFrame, device: int) -> DriverLines | None:
     """The newest reading that fell between two samples of equal `reserved` with nothing higher in between."""
+    if not rank.host_samples:
+        return None
     described = device_of(rank, device)
-    if described is None or described.uuid is None or not rank.host_samples:
+    if described is None or described.uuid is None:
         return None
     steps = rank.steps
     for sample in rank.host_samples[: -READINGS_LOOKED_AT - 1 : -1]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from gpumon.analysis.oom.report import OomReport
@@ -68,8 +70,7 @@ class Lines:
         return tuple((f.name, value) for f in fields(self) if (value := getattr(self, f.name)))
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
+class Peak(msgspec.Struct, frozen=True):
     """A step's highest moment: where it was, and what was alive (`lines`, on sampled steps)."""
 
     step: int
@@ -91,8 +92,7 @@ class Estimate:
     phases: tuple[tuple[str, int], ...] = ()  # phase, its peak
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(msgspec.Struct, frozen=True):
     """The next iteration's peak of allocated bytes with a 95 % interval, against what the device can give."""
 
     next_peak: int
@@ -157,13 +157,15 @@ class Growth:
     points: tuple[tuple[int, int], ...] = ()  # (step, value), oldest first, thinned: for a plot
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceReport:
-    """Everything gpumon states about one device of one rank."""
+class DeviceReport(msgspec.Struct, frozen=True):
+    """Everything gpumon states about one device of one rank.
+
+    What only somebody who looks at it needs is made when it is asked for: most reports are of ranks nobody looks at.
+    """
 
     device: int
-    ledger: Lines | None  # at the end of the newest step's optimizer phase
-    ledger_age_s: float | None  # how old the driver's lines in it are
+    ledging: Lines | Callable[[], Lines | None] | None  # or how the ledger is made
+    aging: Callable[[], float | None] | None
     peak: Peak | None  # of the newest closed step
     estimating: Estimate | Callable[[], Estimate | None] | None  # or how it is made
     forecast: Forecast | None
@@ -173,22 +175,32 @@ class DeviceReport:
     composed: Peak | None = None  # the newest peak that was taken apart
     growth: tuple[Growth, ...] = ()  # of allocated, blocks, unexplained, slack: those that are known
     regimes: tuple[int, ...] = ()  # steps with which peaks were seen to follow another rule, the newest last
-    asking: Callable[[DeviceReport], tuple[Answer, ...]] | None = field(default=None, compare=False, repr=False)
+    asking: Callable[[DeviceReport], tuple[Answer, ...]] | None = None
+
+    @property
+    def ledger(self) -> Lines | None:
+        """At the end of the newest step's optimizer phase."""
+        made = self.ledging
+        return made if made is None or isinstance(made, Lines) else made()
+
+    @property
+    def ledger_age_s(self) -> float | None:
+        """How old the driver's lines in it are."""
+        return self.aging() if self.aging is not None else None
 
     @property
     def estimate(self) -> Estimate | None:
-        """Made when it is asked for: most reports are of ranks that nobody looks at."""
+        """By closed form."""
         made = self.estimating
         return made if made is None or isinstance(made, Estimate) else made()
 
     @property
     def whatif(self) -> tuple[Answer, ...]:
-        """What the usual changes would need, as of some steps ago. Made when it is asked for, as the estimate."""
+        """What the usual changes would need, as of some steps ago."""
         return self.asking(self) if self.asking is not None else ()
 
 
-@dataclass(frozen=True, slots=True)
-class RankReport:
+class RankReport(msgspec.Struct, frozen=True):
     """Everything gpumon states about one rank. `devices` is empty until the first phase closed."""
 
     source: str

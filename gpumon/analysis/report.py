@@ -10,13 +10,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gpumon.analysis import ledger
-from gpumon.analysis.estimating import estimating
+from gpumon.analysis import ledger, room
+from gpumon.analysis.estimating import Ledging, estimating
 from gpumon.analysis.findings import Look, retries
 from gpumon.analysis.forecast import Room
 from gpumon.analysis.learnt import LEARNT_STEPS, Device, Rank, found
 from gpumon.analysis.lines import DeviceReport, RankReport
-from gpumon.analysis.room import available
 from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon_agent import wire
 from gpumon_agent.forecast.outlook import expandable
@@ -138,7 +137,7 @@ class Reporter:
                 record=record,
                 figures=learnt.newest,
                 forecast=report.forecast,
-                lines=report.ledger,
+                lines=report.ledging,
                 reading=reading,
                 capacity=report.capacity,
                 our_pids=self._pids,
@@ -182,6 +181,8 @@ class Reporter:
 
 def _ahead(rank: RankFrame) -> tuple[wire.Outlook, ...]:
     """Batches in forward now that will not fit, by the agent's word."""
+    if not rank.outlooks:
+        return ()
     return tuple(each for each in rank.outlooks if each.verdict == wire.OOM_AHEAD)
 
 
@@ -200,19 +201,18 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
     driver = ledger.driver_lines(rank, index)
     described = ledger.device_of(rank, index)
     reading = ledger.reading_of(rank.host, described.uuid if described else None)
-    lines = None
+    ledging = None
     if end is not None:
-        lines = ledger.lines(end, owners, learnt.lasting if learnt else None, driver)
+        ledging = Ledging(rank, end, owners, learnt.lasting if learnt else None, driver)
     forecast = None
     if learnt is not None and not learnt.replays:  # no counter sees what runs in a CUDA graph
         forecast = learnt.forecaster.forecast(_room(rank, learnt, driver))
-    joined = lines is not None and lines.total is not None and driver is not None and end is not None
     return DeviceReport(
         device=index,
-        ledger=lines,
-        ledger_age_s=max(0.0, (rank.unix_ns(end.t_ns) - driver.unix_ns) / 1e9) if joined and driver and end else None,
+        ledging=ledging,
+        aging=None if ledging is None else ledging.age_s,
         peak=peak,
-        estimating=estimating(state.owned.get(index), learnt, lines),
+        estimating=estimating(state.owned.get(index), learnt, ledging),
         forecast=forecast,
         capacity=_capacity(described, reading),
         device_used=_used(reading),
@@ -259,7 +259,7 @@ def _room(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None) ->
     described = ledger.device_of(rank, learnt.index)
     if described is not None and described.kind == "cpu" and rank.host and rank.host.memory_available is not None:
         return Room(min(newest.start, newest.end) + rank.host.memory_available)
-    found = available(rank, learnt.index, driver)
+    found = room.by(driver, rank, learnt.index)
     if found is not None and rank.host_unix_ns is not None:
         learnt.available = found
         learnt.others.read((driver.unix_ns if driver is not None else rank.host_unix_ns) / 1e9, found)

@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 NORMAL_95 = 1.96  # standard deviations to each side that hold 95 % of a normal distribution
 
@@ -42,15 +43,41 @@ def theil_sen(points: Sequence[tuple[float, float]], *, at_most: int = 32) -> Tr
     if count < 3:
         return None
     if count > at_most:
-        points = [points[round(i * (count - 1) / (at_most - 1))] for i in range(at_most)]
+        points = thinned(points, at_most)
         count = at_most
     slopes = sorted([(y2 - y) / (x2 - x) for i, (x, y) in enumerate(points) for x2, y2 in points[i + 1 :] if x2 != x])
     if not slopes:
         return None
     concordance = len(slopes) - bisect_right(slopes, 0.0) - bisect_left(slopes, 0.0)
-    deviation = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    deviation = _deviation(count)
     at = max(0, int((len(slopes) - NORMAL_95 * deviation) / 2))
     return Trend(median(slopes), concordance / deviation, slopes[at], slopes[-1 - at])
+
+
+def _deviation(count: int) -> float:
+    """Of Kendall's S, without a trend."""
+    return math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+
+
+def thinned(series: Sequence[Any], at_most: int = 32) -> list[Any]:
+    """`at_most` of more points, evenly, first and last kept."""
+    count = len(series)
+    if count <= at_most:
+        return list(series)
+    return [series[round(i * (count - 1) / (at_most - 1))] for i in range(at_most)]
+
+
+def no_trend(values: Sequence[float], z: float) -> bool:
+    """Whether Kendall's S of a series in order of x is below `z` standard deviations: told without looking at pairs.
+
+    False says nothing. S is at most N − 2·I, of N pairs and I inversions, and Spearman's footrule, the sum of the
+    distances of each value from its place by size, is at most 2·I.
+    Source: Diaconis and Graham (1977). Cost: one sort, where `theil_sen` sorts N slopes.
+    """
+    count = len(values)
+    order = sorted(range(count), key=values.__getitem__)  # stable: of equal ones none stands before its place
+    footrule = sum([abs(place - at) for place, at in enumerate(order)])
+    return count * (count - 1) // 2 - footrule < z * _deviation(count)
 
 
 def steady_rate(values: Sequence[float], *, tolerance: float) -> bool:

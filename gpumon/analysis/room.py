@@ -28,12 +28,18 @@ def limit(rank: RankFrame, device: int) -> int | None:
         return None
 
 
-def available(rank: RankFrame, device: int, driver: ledger.DriverLines | None = None) -> int | None:
+def available(rank: RankFrame, device: int) -> int | None:
     """Bytes the process can have, those it has reserved included; None where no reading can be placed.
 
     By a reading that fell into a steady state, else cautiously by the newest one: the least reserved around it.
     """
-    driver = driver or ledger.driver_lines(rank, device)
+    return by(ledger.driver_lines(rank, device), rank, device)
+
+
+def by(driver: ledger.DriverLines | None, rank: RankFrame, device: int) -> int | None:
+    """The same, where the driver's lines were looked for already."""
+    if rank.host is None:
+        return None
     found: int | None = None
     if driver is not None and driver.free is not None:
         found = driver.reserved + driver.free

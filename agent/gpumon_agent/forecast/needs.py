@@ -101,7 +101,9 @@ class _Line:
 class Needs:
     """One phase's excess over the batch. `fixed`: with one batch known, take its excess as independent of the batch."""
 
-    __slots__ = ("_keys", "_now", "_plain", "_points", "_scale", "_square", "_unit", "fixed", "seen", "squares")
+    __slots__ = (
+        "_keys", "_now", "_plain", "_points", "_scale", "_settled", "_square", "_unit", "fixed", "seen", "squares",
+    )  # fmt: skip
 
     def __init__(self, *, fixed: bool = False) -> None:
         self.fixed = fixed
@@ -117,7 +119,8 @@ class Needs:
         prior = (open_, sure, sure, sure) if self.fixed else (sure, open_, 1e4, 1e4)
         self._plain, self._square = _Line(prior[:3]), _Line(prior)
         self._now = (0.0, 0.0, 0.0, 0.0)  # the line that counts, in bytes an element
-        self._points: dict[Features, list[float]] = {}
+        self._points: dict[Features, list[float]] = {}  # the last three excesses of each batch
+        self._settled: dict[Features, float] = {}  # what they come to
         self._keys: list[Features] = []  # replaced, never changed: another thread may read
 
     @property
@@ -141,22 +144,28 @@ class Needs:
 
     def at(self, batch: Features) -> float:
         """The excess to expect."""
-        known = self._points.get(batch)
+        settled = self._settled
+        known = settled.get(batch)
         if known is not None:
-            return _settled(known)
+            return known
         keys = self._keys
         if not keys:
             return 0.0
-        if batch[0] > keys[-1][0]:
+        x, y, z = batch
+        if x > keys[-1][0]:
             return self._beyond(batch, keys[-1])
-        expected = self.line(batch)
         at = bisect_left(keys, batch)
         if at == 0 or at == len(keys):
-            return expected + self._beside(keys[0 if at == 0 else -1])
+            return self.line(batch) + self._beside(keys[0 if at == 0 else -1])
+        # as `line` and `_beside`, without a call for each: this is asked as a batch enters forward
         left, right = keys[at - 1], keys[at]
-        width = right[0] - left[0]
-        share = (batch[0] - left[0]) / width if width else 0.5
-        return expected + (1 - share) * self._beside(left) + share * self._beside(right)
+        (x1, y1, z1), (x2, y2, z2) = left, right
+        share = (x - x1) / (x2 - x1) if x1 != x2 else 0.5
+        a, b, c, d = self._now
+        below, above = settled.get(left), settled.get(right)
+        low = 0.0 if below is None else below - (a + b * x1 + c * y1 + d * z1)
+        high = 0.0 if above is None else above - (a + b * x2 + c * y2 + d * z2)
+        return a + b * x + c * y + d * z + (1 - share) * low + share * high
 
     def _beyond(self, batch: Features, largest: Features) -> float:
         """Carried on from the largest batch known. A maximum of moments does not bend down: nor does this."""
@@ -168,8 +177,8 @@ class Needs:
         return self.line(largest) + self._beside(largest) + max(0.0, more)
 
     def _beside(self, batch: Features) -> float:
-        known = self._points.get(batch)
-        return 0.0 if known is None else _settled(known) - self.line(batch)
+        known = self._settled.get(batch)
+        return 0.0 if known is None else known - self.line(batch)
 
     def learn(self, batch: Features, excess: float) -> None:
         """One step's excess. Of the same batch, the same again costs next to nothing."""
@@ -181,7 +190,9 @@ class Needs:
             if len(known) > 3:
                 del known[0]
             if abs(excess - known[-2]) <= _SAME * abs(excess):
+                self._settled[batch] = excess
                 return
+            self._settled[batch] = _settled(known)
         else:
             if not points:
                 self._unit = (1 / batch[0], 1 / batch[1] if batch[1] else 0.0, 1 / batch[2] if batch[2] else 0.0)
@@ -190,6 +201,7 @@ class Needs:
             if len(points) >= POINTS_MAX:
                 self._drop()
             points[batch] = [excess]
+            self._settled[batch] = excess
             keys = self._keys.copy()
             insort(keys, batch)
             self._keys = keys
@@ -202,7 +214,7 @@ class Needs:
         keys = self._keys
         oldest = next((key for key in self._points if key not in (keys[0], keys[-1])), keys[0])
         self._keys = [key for key in keys if key != oldest]
-        del self._points[oldest]
+        del self._points[oldest], self._settled[oldest]
 
     def _update(self, batch: Features, excess: float) -> None:
         u, v, w = self._unit

@@ -57,8 +57,10 @@ class Fragments:
     def learn(self, phases: Sequence[wire.Phase]) -> None:
         if not phases:
             return
-        tallest = max(phases, key=lambda phase: phase.allocated_peak or 0)
-        peak = tallest.allocated_peak or 0
+        tallest, peak = phases[0], -1
+        for phase in phases:
+            if (phase.allocated_peak or 0) > peak:
+                tallest, peak = phase, phase.allocated_peak or 0
         retries = phases[-1].retries
         if retries is not None:
             self._compact = (
@@ -66,16 +68,13 @@ class Fragments:
             )
             self._retries = retries
         self.fitted = max(self.fitted, peak)
-        slack = max(0, (tallest.reserved or 0) - peak)
-        self._slack.append(slack)
-        if self._compact > 0:
-            self._split.append(slack)
-            self._settle()
-            return
-        full = [p.inactive_split for p in phases if p.inactive_split is not None and 4 * (p.allocated or 0) >= 3 * peak]
-        split = max(full) if full else min((p.inactive_split or 0 for p in phases), default=0)
-        self._split.append(min(slack, split))
-        self._settle()
+        slack = split = max(0, (tallest.reserved or 0) - peak)
+        if self._compact <= 0:
+            full = [
+                p.inactive_split for p in phases if p.inactive_split is not None and 4 * (p.allocated or 0) >= 3 * peak
+            ]
+            split = min(slack, max(full) if full else min([p.inactive_split or 0 for p in phases]))
+        self._add(slack, split)
 
     def within(self, room: int | None) -> None:
         """What the process can have now: where that shrank, what fitted before proves nothing."""
@@ -84,9 +83,14 @@ class Fragments:
                 self.fitted = 0
             self._within = room
 
-    def _settle(self) -> None:
-        """Asked for at every batch, so made ready here."""
-        self._idle = min(min(self._slack), sorted(self._split)[len(self._split) // 2])
+    def _add(self, slack: int, split: int) -> None:
+        """What lies idle is asked for at every batch, so made ready here."""
+        slacks, splits = self._slack, self._split
+        as_before = len(slacks) == _SLACK_STEPS and slacks[0] == slack and splits[0] == split  # what leaves comes back
+        slacks.append(slack)
+        splits.append(split)
+        if not as_before:
+            self._idle = min(min(slacks), sorted(splits)[len(splits) // 2])
 
     @property
     def bytes(self) -> int:

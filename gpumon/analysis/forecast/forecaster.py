@@ -34,8 +34,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from gpumon.analysis.forecast.headroom import Room, steps_until
 from gpumon.analysis.history import StepPeaks
@@ -66,12 +66,19 @@ class _Point:
     phase: str
 
 
-class _Excess(NamedTuple):
-    """What a phase added to its anchor in one step."""
+class _Series:
+    """What a phase added to its anchor, step by step."""
 
-    seen: int  # the how-manieth step
-    input_bytes: float
-    bytes: float
+    __slots__ = ("entries", "newest", "run", "seen")
+
+    def __init__(self) -> None:
+        self.entries: deque[tuple[int, int, int]] = deque(maxlen=WINDOW)  # the how-manieth step, input bytes, excess
+        self.newest: deque[int] = deque(maxlen=LEVEL_STEPS)  # excesses
+        self.seen = -1  # the newest step that had it
+        self.run = 0  # steps in a row until then
+
+    def by_size(self) -> list[tuple[int, int]]:
+        return [(size, excess) for _, size, excess in self.entries]
 
 
 class Forecaster:
@@ -79,7 +86,10 @@ class Forecaster:
 
     def __init__(self) -> None:
         self._window: deque[StepPeaks] = deque(maxlen=WINDOW)
-        self._phases: dict[str, deque[_Excess]] = {}
+        self._peaks: deque[int] = deque(maxlen=WINDOW)  # of the same steps
+        self._starts: deque[int] = deque(maxlen=LEVEL_STEPS)  # of the newest of them
+        self._ends: deque[int] = deque(maxlen=LEVEL_STEPS)
+        self._phases: dict[str, _Series] = {}
         self._residuals: deque[float] = deque()
         self._ordered: list[float] = []  # the same, by size
         self._predicted: _Point | None = None
@@ -92,7 +102,7 @@ class Forecaster:
         self._prior = 0.0
         self._trend: Trend | None = None
         self._peak_trend: Trend | None = None
-        self._batch: dict[str, Line] = {}  # per phase: excess over the multiple of the usual batch
+        self._batch: list[Line] | None = None  # a phase: excess over the multiple of the usual batch; None: not fitted
         self._typical: tuple[float, float] | None = None
         self._seen = 0
         self._far: list[tuple[float, float]] = []  # (step, start) over the whole regime, ever further apart
@@ -127,33 +137,40 @@ class Forecaster:
     def _remember(self, step: StepPeaks) -> None:
         self._seen += 1
         if len(self._window) == WINDOW:
-            self._highest = max(self._highest, self._window[0].peak)
+            self._highest = max(self._highest, self._peaks[0])
         self._window.append(step)
+        self._peaks.append(step.peak)
+        self._starts.append(step.start)
+        self._ends.append(step.end)
         if self._seen % self._stride == 0:
             self._far.append((float(step.step), float(step.start)))
             if len(self._far) == FAR_POINTS:
                 del self._far[::2]
                 self._stride *= 2
-        size = float(step.input_bytes or 0)
-        for phase in step.phases:
-            series = self._phases.get(phase.phase)
+        size, seen = step.input_bytes or 0, self._seen
+        for name, peak in step.phases:
+            series = self._phases.get(name)
             if series is None:
                 if len(self._phases) >= PHASES_KNOWN:
                     continue
-                series = self._phases[phase.phase] = deque(maxlen=WINDOW)
-            anchor = step.end if phase.phase in END_ANCHORED else step.start
-            series.append(_Excess(self._seen, size, float(phase.peak - anchor)))
+                series = self._phases[name] = _Series()
+            excess = peak - (step.end if name in END_ANCHORED else step.start)
+            series.run = series.run + 1 if series.seen == seen - 1 else 1
+            series.seen = seen
+            series.entries.append((seen, size, excess))
+            series.newest.append(excess)
 
     def _forget(self, keep: StepPeaks | None = None) -> None:
-        self._highest = max(self._highest, *(step.peak for step in self._window), 0)
-        self._window.clear()
+        self._highest = max(self._highest, *self._peaks, 0)
+        for series in (self._window, self._peaks, self._starts, self._ends):
+            series.clear()
         self._far.clear()
         self._stride = 1
         self._far_slope = None
         self._usual = None
         self._alike = 0
         self._phases.clear()
-        self._batch.clear()
+        self._batch = None
         self._trend = self._peak_trend = None
         if keep is not None:
             self._seen -= 1
@@ -199,22 +216,20 @@ class Forecaster:
     def _refit(self) -> None:
         """What is fitted over the whole window: the trend, the batch's share, the typical peak."""
         window = self._window
-        self._trend = upwards([(float(s.step), float(s.start)) for s in window])
-        self._peak_trend = upwards([(float(s.step), float(s.peak)) for s in window])
+        steps = [s.step for s in window]
+        self._trend = upwards(steps, [s.start for s in window])
+        peaks = list(self._peaks)
+        self._peak_trend = upwards(steps, peaks)
         far = theil_sen(self._far) if self._trend is not None and self._stride > 1 else None
         near = self._trend.slope if self._trend is not None else 0.0
         self._far_slope = far.slope if far is not None and abs(far.slope - near) <= FAR_AGREES * near else None
-        self._batch = {
-            name: over_batch([(e.input_bytes, e.bytes) for e in self._phases[name]])
-            for name in BATCH_PHASES
-            if name in self._phases
-        }
+        self._batch = None
         if (rate := self._rate()) is not None:
             newest = window[-1].step
-            level_peaks = [s.peak - rate * (s.step - newest) for s in window]
+            level_peaks = [peak - rate * (step - newest) for peak, step in zip(peaks, steps, strict=True)]
             middle = median(level_peaks)
             self._usual, self._apart = (newest, middle), [peak - middle for peak in level_peaks]
-        recent = sorted([step.peak for step in window][-TYPICAL_STEPS:])
+        recent = sorted(peaks[-TYPICAL_STEPS:])
         self._typical = (recent[TYPICAL_STEPS // 4], median(recent)) if len(recent) == TYPICAL_STEPS else None
 
     # ------------------------------------------------------------------------------------------------ predicting
@@ -232,21 +247,25 @@ class Forecaster:
             slope = self._peak_trend.slope
             peaks = [s.peak - slope * (s.step - newest.step) for s in (window[at] for at in range(-steps, 0))]
             return _Point(level(peaks) + slope, newest.peak_phase)
-        if not slope and steps > 2 and _stood(newest, window[-2]) and _stood(newest, window[-3]):
-            start, end = float(newest.start), float(newest.end)
+        if not slope:
+            start, end = float(level(self._starts)), float(level(self._ends))
         else:
             recent = [window[at] for at in range(-steps, 0)]
             start = level([s.start - slope * (s.step - newest.step) for s in recent]) + slope
             end = level([s.end - slope * (s.step - newest.step) for s in recent]) + slope
         if self._seen == 1 and gradient_bytes is not None:  # what the first step leaves to the second
             start = max(start, end - gradient_bytes)
-        best = _Point(0.0, newest.peak_phase)
-        for name in self._phases:
-            excess = self._excess(name, steps, input_bytes)
-            anchor = end if name in END_ANCHORED else start
-            if excess is not None and anchor + excess > best.peak:
-                best = _Point(anchor + excess, name)
-        return best
+        highest, highest_in, seen = 0.0, newest.peak_phase, self._seen
+        for name, series in self._phases.items():
+            if input_bytes is None and series.run >= steps and series.seen == seen:
+                excess: float | None = level(series.newest)  # it was in each of the newest steps
+            else:
+                excess = self._excess(name, series, steps, input_bytes)
+            if excess is not None:
+                peak = (end if name in END_ANCHORED else start) + excess
+                if peak > highest:
+                    highest, highest_in = peak, name
+        return _Point(highest, highest_in)
 
     def _predicts_the_same(self, step: StepPeaks) -> bool:
         """Whether the steps that a prediction looks at, and each phase's excess in them, are those of the last one."""
@@ -256,57 +275,56 @@ class Forecaster:
 
     def _period(self) -> int | None:
         """After how many steps, 2 to `PERIOD`, the peaks repeat: seen in the last three rounds. None: they do not."""
-        window = self._window
-        count = len(window)
-        newest = window[-1].peak
-        if count < 6 or newest == window[-2].peak == window[-3].peak:
+        peaks: Sequence[int] = self._peaks
+        count = len(peaks)
+        newest = peaks[-1]
+        if count < 6 or newest == peaks[-2] == peaks[-3]:
             return None
         near = PERIOD_TOLERANCE * newest
-        peaks = [step.peak for step in window]
-        for period in range(2, min(PERIOD, count // 3) + 1):
+        most = min(PERIOD, count // 3)
+        peaks = list(peaks)
+        low, high = newest - near, newest + near
+        if not [peak for peak in peaks[-1 - most : -2] if low <= peak <= high]:
+            return None  # as nearly always, where batches differ
+        for period in range(2, most + 1):
             if abs(newest - peaks[-1 - period]) > near or abs(peaks[-2] - peaks[-2 - period]) > near:
                 continue
             if all(abs(peaks[-i] - peaks[-i - period]) <= near for i in range(3, 2 * period + 1)):
                 return period
         return None
 
-    def _excess(self, name: str, steps: int, input_bytes: int | None) -> float | None:
+    def _excess(self, name: str, series: _Series, steps: int, input_bytes: int | None) -> float | None:
         """None for a phase that is not due: one that comes every so many steps, or that fewer than half had."""
-        series = self._phases[name]
-        if input_bytes is None and len(series) >= LEVEL_STEPS:
-            newest = series[-1].bytes
-            in_each = series[-LEVEL_STEPS].seen == self._seen - LEVEL_STEPS + 1
-            if in_each and newest == series[-2].bytes == series[-3].bytes:
-                return newest
-        due = self._due(series)
+        due = self._due(series.entries)
         if due is not None:
-            return level([series[-1].bytes, series[-2].bytes]) if due else None
+            return max(series.newest[-1], series.newest[-2]) if due else None
         oldest = self._seen - steps
         recent = []
-        for entry in reversed(series):
-            if entry.seen <= oldest:
+        for seen, _, excess in reversed(series.entries):
+            if seen <= oldest:
                 break
-            recent.append(entry.bytes)
+            recent.append(excess)
         recent.reverse()
         if 2 * len(recent) < steps or not recent:
             return None
         if input_bytes is not None and name in BATCH_PHASES:
-            same = next((entry.bytes for entry in reversed(series) if entry.input_bytes == input_bytes), None)
+            same = next((excess for _, size, excess in reversed(series.entries) if size == input_bytes), None)
             if same is not None:
                 return same
-            line = resistant_line([(entry.input_bytes, entry.bytes) for entry in series])
+            line = resistant_line(series.by_size())
             if line is not None:
                 return line.at(input_bytes)
         return level(recent)
 
-    def _due(self, series: deque[_Excess]) -> bool | None:
+    def _due(self, entries: deque[tuple[int, int, int]]) -> bool | None:
         """Whether a phase that came at equal distances comes now; None where it comes at every step, or at none."""
-        if len(series) < 3:
+        if len(entries) < 3:
             return None
-        gap = series[-1].seen - series[-2].seen
-        if gap < 2 or series[-2].seen - series[-3].seen != gap:
+        newest, before = entries[-1][0], entries[-2][0]
+        gap = newest - before
+        if gap < 2 or before - entries[-3][0] != gap:
             return None
-        since = self._seen + 1 - series[-1].seen
+        since = self._seen + 1 - newest
         return None if since > gap else since == gap
 
     def _interval(self, peak: float) -> tuple[float, float]:
@@ -314,7 +332,8 @@ class Forecaster:
         extra = self._prior / max(1, self._since_change) ** 2
         if extra < 1e-4 * peak and len(self._residuals) >= 2:
             extra = 0.0
-        self._calm = (min(0.0, band.below) - extra, max(0.0, band.above) + extra)
+        below, above = band.below, band.above
+        self._calm = (below - extra if below < 0.0 else -extra, above + extra if above > 0.0 else extra)
         if self._surprise is None:
             return self._calm
         return min(self._calm[0], self._surprise), max(self._calm[1], self._surprise)
@@ -368,7 +387,7 @@ class Forecaster:
         """By how much the window's peaks, carried on to the next step, differ from a forecast."""
         slope = self._rate()
         if slope is None:
-            return [step.peak - peak for step in self._window]
+            return [each - peak for each in self._peaks]
         following = self._window[-1].step + 1
         return [step.peak + slope * (following - step.step) - peak for step in self._window]
 
@@ -395,9 +414,9 @@ class Forecaster:
         fixed = max((p.peak for p in newest.phases if p.phase in END_ANCHORED), default=0)
         if fixed > usable:  # the optimizer step alone does not fit: no batch does
             return 0.0
-        factors = [
-            (usable - newest.start - line.intercept) / line.slope for line in self._batch.values() if line.slope > 0
-        ]
+        if self._batch is None:
+            self._batch = [over_batch(self._phases[name].by_size()) for name in BATCH_PHASES if name in self._phases]
+        factors = [(usable - newest.start - line.intercept) / line.slope for line in self._batch if line.slope > 0]
         return max(0.0, math.floor(100 * min(factors)) / 100) if factors else None
 
 
