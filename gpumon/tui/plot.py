@@ -1,4 +1,4 @@
-"""A small plot in braille dots, two by four a cell: an area, lines over it, a ceiling.
+"""A small plot in braille dots, two by four a cell: an area, lines over it, a ceiling, upright marks.
 
 Cost: one pass over the cells (about 1 ms for 60 × 14), nothing per dot. Columns are whole numbers of steps, aligned to
 step numbers, so the picture moves by columns and never shimmers.
@@ -13,6 +13,7 @@ from gpumon.tui.spans import Line, Span
 
 _FILL = ((0x00, 0x40, 0x44, 0x46, 0x47), (0x00, 0x80, 0xA0, 0xB0, 0xB8))  # dots from below, left and right column
 _DOT = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))  # one dot, counted from below
+UPRIGHT = ("┊", ":")  # with braille, and without
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,19 @@ def columns(values: Sequence[int | None], first_step: int, count: int) -> list[i
 
 
 def plot(
-    curves: Sequence[Curve], top: int, width: int, height: int, *, braille: bool, ceiling: int | None
+    curves: Sequence[Curve],
+    top: int,
+    width: int,
+    height: int,
+    *,
+    braille: bool,
+    ceiling: int | None,
+    uprights: Sequence[int] = (),
 ) -> list[Line]:
     """`height` lines of `width` cells; a value of `top` reaches the upper edge. Curves hold dot columns.
 
-    Where two curves meet in a cell the later one's colour is taken. `ceiling` is drawn as a dashed line.
+    Where two curves meet in a cell the later one's colour is taken. `ceiling` is drawn as a dashed line, and so is each
+    of `uprights`, dot columns, in what is free above them.
     """
     dots = height * 4
     unit = dots / top if top > 0 else 0.0
@@ -90,6 +99,11 @@ def plot(
         for cell in range(width):
             if not marks[row][cell]:
                 marks[row][cell], roles[row][cell], signs[row][cell] = -1, "line:capacity", "~"
+    for column in uprights:
+        cell = column // 2
+        for row in range(height):
+            if cell < width and marks[row][cell] <= 0:
+                marks[row][cell], roles[row][cell], signs[row][cell] = -2, "warn", UPRIGHT[1]
     return [_row(marks[r], roles[r], signs[r], braille) for r in range(height)]
 
 
@@ -98,7 +112,7 @@ def _row(marks: list[int], roles: list[str], signs: list[str], braille: bool) ->
     text, role = "", ""
     for mark, this, sign in zip(marks, roles, signs, strict=True):
         if mark < 0:
-            char = "╌" if braille else sign
+            char = ("╌" if mark == -1 else UPRIGHT[0]) if braille else sign
         elif braille:
             char = chr(0x2800 + mark) if mark else " "
         else:

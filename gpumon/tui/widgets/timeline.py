@@ -1,4 +1,7 @@
-"""The last steps as a plot: the peak of allocated as an area, reserved and the device as lines, the capacity above."""
+"""The last steps as a plot: the peak of allocated as an area, reserved and the device as lines, the capacity above.
+
+Upright marks stand where the peaks were seen to follow another rule from then on.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from gpumon.analysis import ledger
 from gpumon.analysis.units import in_unit, size, unit_for
 from gpumon.session.frame import RankFrame, StepRecord
 from gpumon.tui.ink import Glyphs
-from gpumon.tui.plot import Curve, columns, plot
+from gpumon.tui.plot import UPRIGHT, Curve, columns, plot
 from gpumon.tui.spans import Line, Span, fit, right, spread, width
 from gpumon.tui.view import View, device_of
 from gpumon.tui.widgets.panel import Panel
@@ -50,6 +53,7 @@ class History:
     span: int
     capacity: int | None
     any_device: bool
+    regimes: tuple[int, ...] = ()  # steps with which another one began
 
 
 def point(record: StepRecord, device: int, used: int | None) -> Point:
@@ -137,7 +141,14 @@ class Timeline(Panel):
         device, described = view.device, device_of(view)
         points = self._series.follow(view.rank, view.index, described.uuid if described else None)
         shown = tuple(points[-fill(view.span, 2 * (self.size.width - AXIS_ROOM)) :])
-        return History(shown, view.span, device.capacity if device else None, any(p.device for p in shown))
+        regimes = device.regimes if device and shown else ()
+        return History(
+            shown,
+            view.span,
+            device.capacity if device else None,
+            any(p.device for p in shown),
+            tuple([step for step in regimes if step > shown[0].step]),
+        )
 
     def draw(self, slice_: History, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         return timeline_lines(slice_, width, height, glyphs, self.title_role)
@@ -185,7 +196,16 @@ def timeline_lines(h: History, room: int, height: int, glyphs: Glyphs, title: st
         Curve("line:device", column([p.device for p in h.points]), sign="=", dotted=True),
         Curve("line:reserved", column([p.reserved for p in h.points]), sign="-"),
     ]
-    drawn = plot(curves, top, plot_room, rows, braille=glyphs.braille, ceiling=h.capacity if to_capacity else None)
+    begun = column([p.step if p.step in h.regimes else None for p in h.points]) if h.regimes else ()
+    drawn = plot(
+        curves,
+        top,
+        plot_room,
+        rows,
+        braille=glyphs.braille,
+        ceiling=h.capacity if to_capacity else None,
+        uprights=[at for at, step in enumerate(begun) if step is not None and (not at or begun[at - 1] != step)],
+    )
     edge = "┤" if glyphs.braille else "|"
     for i, row in enumerate(drawn):
         value = top if i == 0 else round(top / 2) if i == rows // 2 else None
@@ -197,6 +217,9 @@ def timeline_lines(h: History, room: int, height: int, glyphs: Glyphs, title: st
         far = f"{h.capacity / top:.0f}{'×' if glyphs.braille else ' times'}"
         above = (f"capacity {size(h.capacity)} is {far} this height", f"capacity {size(h.capacity)}, {far} as high")
         notes = [f"{unit.name} by step · {above[0]}", f"{unit.name} · {above[0]}", above[0], above[1], *notes]
+    if h.regimes:
+        mark = f"{UPRIGHT[0 if glyphs.braille else 1]} another regime"
+        notes = [*(f"{n} · {mark}" for n in notes if n), f"{unit.name} · {mark}", *notes]
     note = next(n for n in notes if not n or width(((start + n, ""),)) + 3 + len(end) + 2 <= room)
     lines.append(spread([(f"{start}   {note}" if note else start, "dim")], [(end, "dim")], room))
     return lines
