@@ -1,35 +1,37 @@
-"""How well forecasts hold: recorded runs and scenarios on the virtual GPU, long clean synthetic runs; what they cost.
+"""How well forecasts hold: runs on the virtual GPU, every scenario, long clean synthetic runs, what-if; what they cost.
 
-    python benchmarks/forecast.py [--runs] [--scenarios] [--clean] [--cost] [--keep FOLDER [--kept]] [--write]
+    python benchmarks/forecast.py [--runs] [--held] [--scenarios] [--clean] [--whatif] [--cost] [--keep FOLDER [--kept]]
+                                  [--write]
 
-Without a choice: all of them. Recordings are made with `gpumon record` beside the training, one after the other, and
-scored by gpumon.analysis.backtest, which plays them message by message. `--write` writes docs/forecast-accuracy.md.
-Costs are CPU time of one thread, medians, beside one `time.perf_counter_ns()` call of the same loop.
+Without a choice: all of them, in a quarter of an hour. Runs out of memory are recorded with `gpumon record` beside the
+training, the others by forks (forecast_recording.py); all are scored by gpumon.analysis.backtest, which plays them
+message by message. `--write` writes docs/forecast-accuracy.md. Costs are CPU time of one thread, medians, beside one
+`time.perf_counter_ns()` call of the same loop.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import heapq
 import random
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "_shared")]
 
-from scenarios.catalogue import CONTEXT_MIB, SCENARIOS  # noqa: E402
+from forecast_page import Checked, Result, Scored, checked_row, page, percent  # noqa: E402
+from forecast_recording import SMALL, Recordings  # noqa: E402
+from forecast_runs import HELD, HELD_LEAKS, HELD_OUTLIERS, LEAKS, OUTLIERS, PAIRS, SHAPES  # noqa: E402
+from scenarios.catalogue import SCENARIOS  # noqa: E402
 from synthetic import GIB, MIB, Run, rank_of  # noqa: E402
 
 from gpumon import link  # noqa: E402
-from gpumon import virtual_gpu as vgpu  # noqa: E402
-from gpumon.analysis.backtest import Accuracy, Backtest, backtest  # noqa: E402
+from gpumon.analysis.backtest import Backtest, backtest  # noqa: E402
 from gpumon.analysis.findings.capacity import oom_ahead  # noqa: E402
 from gpumon.analysis.findings.look import Look  # noqa: E402
 from gpumon.analysis.forecast import Forecaster, Room  # noqa: E402
@@ -37,134 +39,76 @@ from gpumon.analysis.foreseen import Foreseen  # noqa: E402
 from gpumon.analysis.history import step_peaks  # noqa: E402
 from gpumon.analysis.lines import Forecast  # noqa: E402
 from gpumon.analysis.rules import OOM_AHEAD  # noqa: E402
+from gpumon.cli.whatif import asked_of  # noqa: E402
 from gpumon.session.frame import StepRecord  # noqa: E402
 from gpumon_agent import wire  # noqa: E402
 from gpumon_agent.forecast.outlook import Outlooks  # noqa: E402
 
-ONLY_KEPT = "--kept" in sys.argv
 PAGE = ROOT / "docs" / "forecast-accuracy.md"
-RUN = ROOT / "benchmarks" / "forecast_run.py"
-ATTENTION = ("--model", "attention")
-PICTURES = ("--model", "convolutions", "--rows", "8")
-
-SHAPES: dict[str, tuple[str, ...]] = {
-    "perceptron, same": ("--steps", "80"),
-    "attention, random": (*ATTENTION, "--sizes", "random", "--least", "32", "--most", "320"),
-    "attention, buckets": (*ATTENTION, "--sizes", "bucketed", "--least", "32", "--most", "320"),
-    "attention, curriculum": (*ATTENTION, "--sizes", "curriculum", "--least", "32", "--most", "320"),
-    "attention, 3 micro-batches": (*ATTENTION, "--sizes", "random", "--accumulate", "3", "--most", "200"),
-    "attention, eval and saves": (*ATTENTION, "--evaluate", "10", "--save", "15"),
-    "convolutions, random": (*PICTURES, "--sizes", "random", "--least", "24", "--most", "96"),
-    "embedding bag, random": ("--model", "bag", "--sizes", "random", "--rows", "64"),
-    "perceptron, 4 micro-batches": ("--sizes", "random", "--accumulate", "4"),
-    "perceptron, two optimizers": ("--alternate",),
-    "perceptron, unfrozen at 40": ("--unfreeze", "40"),
-}
-OUTLIERS: dict[str, tuple[str, ...]] = {
-    f"{name}, one batch too large, seed {seed}": (*args, "--sizes", "outlier", "--steps", "60", "--seed", str(seed))
-    for seed in (0, 1)
-    for name, args in (
-        ("attention", (*ATTENTION, "--most", "96")),
-        ("convolutions", (*PICTURES, "--most", "32")),
-        ("embedding bag", ("--model", "bag", "--most", "64", "--rows", "256")),
-        ("perceptron", ("--most", "64", "--rows", "64")),
-    )
-}
-LEAKS: dict[str, tuple[str, ...]] = {
-    "perceptron, leak 2 MiB": ("--leak", "2", "--steps", "400"),
-    "perceptron, leak 2 ± 2 MiB, random": ("--leak", "2", "--noise", "2", "--sizes", "random", "--steps", "400"),
-    "attention, leak 3 ± 2 MiB, random": (
-        *ATTENTION,
-        "--leak",
-        "3",
-        "--noise",
-        "2",
-        "--sizes",
-        "random",
-        "--steps",
-        "300",
-    ),
-    "attention, leak 4 ± 1 MiB, buckets": (
-        *ATTENTION,
-        "--leak",
-        "4",
-        "--noise",
-        "1",
-        "--sizes",
-        "bucketed",
-        "--steps",
-        "300",
-    ),
-    "convolutions, leak 5 ± 3 MiB": (*PICTURES, "--leak", "5", "--noise", "3", "--steps", "300"),
-}
+RUN, HELD_RUN, WHATIF_RUN = (
+    str(ROOT / "benchmarks" / f"{name}.py") for name in ("forecast_run", "forecast_held", "whatif_run")
+)
+SCENARIO_STEPS = 60
 
 
-@dataclass
-class Scored:
-    name: str
-    scores: list[Backtest]
-    kind: str
-
-
-@dataclass
-class Result:
-    scored: list[Scored] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-    costs: list[tuple[str, str]] = field(default_factory=list)
-
-
-def record(name: str, memory: str | None, command: Sequence[str], folder: Path) -> Path | None:
-    """The recording of one run, its training begun with the agent; None where there is none."""
-    file = folder / f"{''.join(c if c.isalnum() else '-' for c in name)}.gpumon"
-    if file.exists() or ONLY_KEPT:
-        return file if file.exists() else None
-    environment = vgpu.environment(devices=1, profile="a100-40", memory=memory, context=f"{CONTEXT_MIB}MiB")
-    job = f"forecast-{os.getpid()}-{len(list(folder.iterdir()))}"
-    environment |= {"GPUMON_NAME": job, "GPUMON_OOM_DIR": "off"}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    try:
-        training = subprocess.Popen(
-            [sys.executable, "-m", "gpumon", "run", *command], env=environment, cwd=ROOT, **quiet
-        )
-        end = time.monotonic() + 240
-        while training.poll() is None and time.monotonic() < end:
-            done = subprocess.run(
-                [sys.executable, "-m", "gpumon", "record", "--force", str(file), job],
-                env=environment, cwd=ROOT, timeout=240, check=False, **quiet,
-            )  # fmt: skip
-            if not done.returncode:
-                break
-        training.wait(60)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        training.kill()
-        vgpu.remove_session(environment["VGPU_SESSION"])
-    return file if file.exists() else None
-
-
-def runs(result: Result, folder: Path) -> None:
-    for kind, chosen, memory in (("shapes", SHAPES, None), ("shape", OUTLIERS, "1024MiB"), ("leak", LEAKS, "1024MiB")):
+def runs(result: Result, recordings: Recordings) -> None:
+    for name, args in SHAPES.items():
+        score(result, name, "shapes", recordings.told(name, None, [RUN, *args]))
+    for kind, chosen in (("shape", OUTLIERS), ("leak", LEAKS)):
         for name, args in chosen.items():
-            score(result, name, kind, record(name, memory, [str(RUN), *args], folder))
+            score(result, name, kind, recordings.beside(name, SMALL, [RUN, *args]))
 
 
-def scenarios(result: Result, folder: Path, only: Sequence[str]) -> None:
+def held(result: Result, recordings: Recordings) -> None:
+    for kind, chosen, memory in (
+        ("held", HELD, None), ("held shape", HELD_OUTLIERS, SMALL), ("held leak", HELD_LEAKS, SMALL)
+    ):  # fmt: skip
+        for name, args in chosen.items():
+            score(result, name, kind, recordings.told(name, memory, [HELD_RUN, *args]))
+
+
+def scenarios(result: Result, recordings: Recordings, only: Sequence[str]) -> None:
     for scenario in SCENARIOS:
-        if scenario.ranks > 1 or scenario.virtual_only or (only and scenario.name not in only):
+        if only and scenario.name not in only:
             continue
         memory = f"{scenario.memory_mib}MiB" if scenario.memory_mib else None
-        command = [str(scenario.path), *scenario.args, "--sleep", "0.05"]
-        score(result, scenario.name, "scenario", record(scenario.name, memory, command, folder))
+        command = [str(scenario.path), *scenario.args, "--steps", str(SCENARIO_STEPS), "--sleep", "0.01"]
+        files = recordings.told(scenario.name, memory, command, scenario.ranks)
+        score(result, scenario.name, "scenario", files)
 
 
-def score(result: Result, name: str, kind: str, file: Path | None) -> None:
-    scores = backtest(link.replay(file)) if file is not None else []
+def score(result: Result, name: str, kind: str, files: Sequence[Path]) -> None:
+    """Several files are those of several ranks."""
+    told = heapq.merge(*(link.replay(file) for file in files), key=lambda received: received.unix_ns)
+    scores = backtest(told) if files else []
     if not scores:
         result.failed.append(name)
     else:
         result.scored.append(Scored(name, scores, kind))
     print(f"{name:<44}", *(brief(each) for each in scores) if scores else ("no step could be scored",), flush=True)
+
+
+def whatif(result: Result, recordings: Recordings) -> None:
+    """Each pair's first run is asked, its second one answers."""
+    for pair in PAIRS:
+        found = []
+        for args, ranks in zip((pair.before, pair.after), pair.ranks, strict=True):
+            files = recordings.told(f"whatif {ranks} {' '.join(args)}", None, [WHATIF_RUN, *args], ranks)
+            found.append(asked_of(link.replay(files[0]), (pair.change,)) if files else None)
+            found.append(_highest(files[0]) if files else None)
+        asked, before, _, needed = found
+        if asked is None or not isinstance(before, int) or not isinstance(needed, int):
+            result.failed.append(f"what if {pair.change.name()} ({pair.name})")
+            continue
+        assert isinstance(asked, tuple)
+        result.checked.append(Checked(pair, asked[1][0], before, needed))
+        print(" | ".join(checked_row(result.checked[-1])), flush=True)
+
+
+def _highest(file: Path) -> int | None:
+    """The highest peak of a recording's settled steps."""
+    phases = [r.event for r in link.replay(file) if isinstance(r.event, wire.Phase)]
+    return max((p.allocated_peak or 0 for p in phases if p.step >= 2), default=None)
 
 
 def brief(score: Backtest) -> str:
@@ -301,116 +245,35 @@ def spend(
     return spent
 
 
-def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f} %"
-
-
-def page(result: Result) -> Iterator[str]:
-    every = [(each, score) for each in result.scored for score in each.scores]
-    yield """# How well forecasts hold
-
-Written by `python benchmarks/forecast.py --write`; [forecast.md](forecast.md) says how forecasts are made. Recorded
-on the virtual GPU, whose allocator is PyTorch's own, with `gpumon record` beside each run, and played back message by
-message. *Outlook* is what was said as a batch entered forward, its shapes known; *next* what was said a step before,
-its batch not known; errors are shares of the peak that then was, from step 3 on (same shapes) or 20 (shapes that
-vary); *held* is how often the 95 % interval did.
-"""
-    for title, kinds in (
-        ("Shapes", ("shapes",)), ("Out of memory by shape", ("shape",)), ("Out of memory by a leak", ("leak",)),
-        ("Scenarios", ("scenario",)), ("Clean runs, synthetic, the largest batch with 3 % to spare", ("clean",)),
-    ):  # fmt: skip
-        rows = [(each, score) for each, score in every if each.kind in kinds]
-        if not rows:
-            continue
-        yield f"## {title}\n"
-        yield "| run | steps | outlook, median | 95th | held | next, median | held | last peak | largest | ended |"
-        yield "|---|---|---|---|---|---|---|---|---|---|"
-        for each, score in rows:
-            cells = (
-                each.name, f"{score.steps:,}", percent(score.outlook.median), percent(score.outlook.ninety_fifth),
-                percent(score.outlook.coverage), percent(score.next.median), percent(score.next.coverage),
-                percent(score.naive["last peak"].median), percent(score.naive["largest so far"].median), ended(score),
-            )  # fmt: skip
-            yield f"| {' | '.join(cells)} |"
-        yield ""
-    yield "## Together\n"
-    yield from summary(every)
-    if result.failed:
-        yield f"\nNot scored (too short, no peaks, or not recorded this time): {', '.join(result.failed)}."
-    if result.costs:
-        yield "\n## Cost\n\nCPU time of one thread; `nothing` is what measuring itself shows."
-        yield f"Load average of the last minute: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores.\n"
-        yield "| what | |\n|---|---|"
-        yield from (f"| {name} | {text} |" for name, text in result.costs)
-
-
-def beaten(score: Backtest) -> bool:
-    ours = score.outlook.median
-    return ours is not None and any(n.median is not None and n.median < ours - 1e-5 for n in score.naive.values())
-
-
-def ended(score: Backtest) -> str:
-    parts = []
-    for each in score.ended[:1]:
-        said = "outlook did not say so" if each.by_shape is None else f"outlook {each.by_shape / 1e6:.2f} ms before"
-        found = "" if each.steps_ahead is None else f", finding {each.steps_ahead} steps before"
-        parts.append(f"step {each.step}: {said}{found}")
-    error = score.steps_to_oom_error()
-    if error is not None:
-        parts.append(f"steps to OOM {percent(error)} off")
-    return "; ".join(parts)
-
-
-def summary(every: list[tuple[Scored, Backtest]]) -> Iterator[str]:
-    same, varying = Accuracy(), Accuracy()
-    real = [(each, score) for each, score in every if each.kind != "clean"]
-    for _, score in real:
-        (varying if score.varying else same).merge(score.outlook)
-    for name, each in (("same shapes", same), ("shapes that vary", varying)):
-        yield (
-            f"- {name}: outlooks of {len(each.errors):,} steps, {percent(each.median)} off in the median, "
-            f"{percent(each.ninety_fifth)} in the 95th percentile, intervals held {percent(each.coverage)};"
-        )
-    worse = [each.name for each, score in real if beaten(score)]
-    beaten_in = f"{len(worse)} of {len(real)} runs: {', '.join(worse) or 'none'}"
-    yield f"- a naive forecaster was better in the median in {beaten_in};"
-    shape = [e for each, score in every if each.kind == "shape" for e in score.ended[:1]]
-    said = [e for e in shape if e.by_shape is not None or (e.steps_ahead is not None and e.steps_ahead >= 0)]
-    yield f"- out of memory by shape: {len(said)} of {len(shape)} were said before the allocator's observer was called;"
-    leak = [e for each, score in every if each.kind == "leak" for e in score.ended[:1]]
-    ahead = [e for e in leak if e.steps_ahead is not None and e.steps_ahead >= 20]
-    yield f"- by a leak: {len(ahead)} of {len(leak)} at least 20 steps ahead;"
-    steps = sum(score.clean_steps for each, score in every if each.kind == "clean")
-    outlooks = sum(score.false_outlooks for each, score in every if each.kind == "clean")
-    findings = sum(score.false_findings for each, score in every if each.kind == "clean")
-    yield f"- false alarms in {steps:,} clean synthetic steps: {outlooks} outlooks, {findings} findings;"
-    slope = [(score.slope_alarms, score.slope_readings) for _, score in real]
-    alarms, readings = sum(a for a, _ in slope), sum(n for _, n in slope)
-    yield f"- a line through the device's total, alarm at 1 MB/s: {alarms} alarms in {readings} readings."
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("runs", "scenarios", "clean", "cost", "write"):
+    for name in ("runs", "held", "scenarios", "clean", "whatif", "cost", "write"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--steps", type=int, default=6000, help="of each clean synthetic run (6000)")
     parser.add_argument("--only", nargs="*", default=(), metavar="SCENARIO", help="of the scenarios these")
     parser.add_argument("--kept", action="store_true", help="make no recordings: only those in --keep")
     parser.add_argument("--keep", type=Path, help="where recordings stay, and are taken from")
     args = parser.parse_args()
-    everything = not (args.runs or args.scenarios or args.clean or args.cost)
+    chosen = {name for name in ("runs", "held", "scenarios", "clean", "whatif", "cost") if getattr(args, name)}
     result = Result()
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        if args.runs or everything:
-            runs(result, folder)
-        if args.scenarios or everything:
-            scenarios(result, folder, args.only)
-    if args.clean or everything:
-        clean(result, args.steps)
-    if args.cost or everything:
-        cost(result)
+        recordings = Recordings(folder, only_kept=args.kept)
+        parts: dict[str, Callable[[], None]] = {
+            "runs": lambda: runs(result, recordings),
+            "held": lambda: held(result, recordings),
+            "scenarios": lambda: scenarios(result, recordings, args.only),
+            "whatif": lambda: whatif(result, recordings),
+            "clean": lambda: clean(result, args.steps),
+            "cost": lambda: cost(result),
+        }
+        try:
+            for name, part in parts.items():
+                if not chosen or name in chosen:
+                    part()
+        finally:
+            recordings.close()
     if args.write:
         PAGE.write_text("\n".join(page(result)) + "\n")
 

@@ -1,0 +1,220 @@
+"""What benchmarks/forecast.py found, and docs/forecast-accuracy.md made of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from forecast_runs import Pair
+
+from gpumon.analysis.backtest import Accuracy, Backtest, Ended
+from gpumon.analysis.whatif import Answer
+
+MIB = 1 << 20
+BLIND = "boxes"
+"""Runs of this name need what no shape tells."""
+SAME, VARYING = 0.005, 0.02
+"""Errors that the outlook is to stay below: of the same shapes, and in the median of shapes that vary."""
+
+
+@dataclass
+class Scored:
+    name: str
+    scores: list[Backtest]
+    kind: str
+
+
+@dataclass
+class Checked:
+    """What was said of a change, and what the changed run then needed."""
+
+    pair: Pair
+    answer: Answer
+    before: int
+    needed: int
+
+
+@dataclass
+class Result:
+    scored: list[Scored] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    checked: list[Checked] = field(default_factory=list)
+    costs: list[tuple[str, str]] = field(default_factory=list)
+
+
+Rows = Sequence[tuple[Scored, Backtest]]
+
+TABLES = (
+    ("Shapes", "What forecasting was made with.", ("shapes",)),
+    ("Other models, other batches", "Written when forecasting was done.", ("held",)),
+    ("Out of memory by shape", "One batch forty times as large as the largest, half-way.", ("shape", "held shape")),
+    ("Out of memory by a leak", "", ("leak", "held leak")),
+    ("Scenarios", "Every one of the catalogue, 60 steps, each rank.", ("scenario",)),
+    ("Clean runs, synthetic", "The largest batch with 3 % to spare.", ("clean",)),
+)
+
+
+def page(result: Result) -> Iterator[str]:
+    every = [(each, score) for each in result.scored for score in each.scores]
+    yield """# How well forecasts hold
+
+Written by `python benchmarks/forecast.py --write`; [forecast.md](forecast.md) says how forecasts are made. Recorded
+on the virtual GPU, whose allocator is PyTorch's own, and played back message by message: out of memory with
+`gpumon record` beside `gpumon run`, the rest by forks that write down what the agent says. *Outlook* is what was said
+as a batch entered forward, its shapes known; *next* what was said a step before, its batch not known; errors are shares
+of the peak that then was, from the third step on (same shapes) or after 20 (shapes that vary); *held* is how often the
+95 % interval did, *exact* how often the peak was what was said to the byte: then any interval holds, however narrow.
+"""
+    for title, about, kinds in TABLES:
+        rows = [(each, score) for each, score in every if each.kind in kinds]
+        if not rows:
+            continue
+        yield f"## {title}\n"
+        if about:
+            yield f"{about}\n"
+        yield from _table(rows)
+        yield ""
+    if every:
+        yield "## Together\n"
+        yield from summary(every)
+    if result.failed:
+        yield f"\nNot scored (no step with peaks and a forward): {', '.join(result.failed)}."
+    if result.checked:
+        yield from _whatif(result.checked)
+    if result.costs:
+        yield "\n## Cost\n\nCPU time of one thread; `nothing` is what measuring itself shows."
+        yield f"Load average of the last minute: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores.\n"
+        yield "| what | |\n|---|---|"
+        yield from (f"| {name} | {text} |" for name, text in result.costs)
+
+
+def _table(rows: Rows) -> Iterator[str]:
+    yield "| run | steps | outlook, median | 95th | exact | held | next, median | held | last peak | largest | ended |"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
+    for each, score in rows:
+        outlook = score.outlook
+        rank = f", rank {score.rank}" if len(each.scores) > 1 else ""
+        exact = outlook.exact / outlook.judged if outlook.judged else None
+        cells = (
+            f"{each.name}{rank}", f"{score.steps:,}", percent(outlook.median), percent(outlook.ninety_fifth),
+            percent(exact), percent(outlook.coverage), percent(score.next.median), percent(score.next.coverage),
+            percent(score.naive["last peak"].median), percent(score.naive["largest so far"].median), ended(score),
+        )  # fmt: skip
+        yield f"| {' | '.join(cells)} |"
+
+
+def beaten(score: Backtest) -> bool:
+    ours = score.outlook.median
+    return ours is not None and any(n.median is not None and n.median < ours - 1e-5 for n in score.naive.values())
+
+
+def ended(score: Backtest) -> str:
+    parts = []
+    for each in score.ended[:1]:
+        said = "outlook did not say so" if each.by_shape is None else f"outlook {each.by_shape / 1e6:.2f} ms before"
+        found = "" if each.steps_ahead is None else f", finding {each.steps_ahead} steps before"
+        parts.append(f"step {each.step}: {said}{found}")
+    errors = sorted(score.steps_to_oom_errors())
+    if errors:
+        within = sum(each <= 0.1 for each in errors) / len(errors)
+        parts.append(f"steps to OOM {percent(score.steps_to_oom_error())} off, within 10 % at {within:.0%} of steps")
+    if not score.ended and score.false_outlooks + score.false_findings:
+        parts.append(f"false: {score.false_outlooks} outlooks, {score.false_findings} findings")
+    return "; ".join(parts)
+
+
+def summary(every: Rows) -> Iterator[str]:
+    real = [(each, score) for each, score in every if each.kind != "clean" and not each.name.startswith(BLIND)]
+    for name, varying, limit in (("same shapes", False, SAME), ("shapes that vary", True, VARYING)):
+        together = Accuracy()
+        here = [(each, score) for each, score in real if score.varying == varying and score.outlook.errors]
+        for _, score in here:
+            together.merge(score.outlook)
+        if not here:
+            continue
+        within = sum(score.outlook.median is not None and score.outlook.median <= limit for _, score in here)
+        yield (
+            f"- {name}: outlooks of {len(together.errors):,} steps of {len(here)} runs, {percent(together.median)} off "
+            f"in the median, {percent(together.ninety_fifth)} in the 95th percentile; {percent(limit)} or less in "
+            f"{percent(together.share_below(limit))} of the steps, and in the median of {within} of {len(here)} runs;"
+        )
+        yield (
+            f"  intervals held {percent(together.coverage)}, half of them no wider than {percent(together.width)} of "
+            f"the peak; the peak was to the byte what was said in {together.exact:,} of {together.judged:,}, in the "
+            f"others intervals held {percent(together.coverage_inexact)};"
+        )
+    worse = [each.name for each, score in real if score.varying and beaten(score)]
+    count = sum(score.varying and score.outlook.median is not None for _, score in real)
+    named = ", ".join(worse) or "none"
+    yield f"- of runs whose shapes vary a naive forecaster was better in {len(worse)} of {count}: {named};"
+    for name, kinds in (("what forecasting was made with", ""), ("the others", "held ")):
+        yield from _ends(name, kinds, every)
+    clean = [(each, score) for each, score in every if each.kind == "clean"]
+    fitted = [(each, score) for each, score in real if not score.ended]
+    for rows, of in ((clean, "clean synthetic steps"), (fitted, "steps of the runs above that fitted")):
+        steps = sum(score.clean_steps for _, score in rows)
+        outlooks, findings = (sum(getattr(s, f"false_{what}") for _, s in rows) for what in ("outlooks", "findings"))
+        yield f"- false alarms in {steps:,} {of}: {outlooks} outlooks, {findings} findings;"
+    slope = [(score.slope_alarms, score.slope_readings) for _, score in real]
+    alarms, readings = sum(a for a, _ in slope), sum(n for _, n in slope)
+    yield f"- a line through the device's total, alarm at 1 MB/s: {alarms} alarms in {readings} readings."
+
+
+def _ends(name: str, before: str, every: Rows) -> Iterator[str]:
+    shape = [e for each, score in every if each.kind == f"{before}shape" for e in score.ended[:1]]
+    if shape:
+        said = sum(e.by_shape is not None for e in shape)
+        yield f"- out of memory by shape, {name}: {said} of {len(shape)} said before the allocator's observer knew;"
+    leaks = [score for each, score in every if each.kind == f"{before}leak" and score.ended]
+    if leaks:
+        ahead = sum(_ahead(score.ended[0]) for score in leaks)
+        near = sum((score.steps_to_oom_error() or 1) <= 0.1 for score in leaks)
+        errors = [error for score in leaks for error in score.steps_to_oom_errors()]
+        within = sum(error <= 0.1 for error in errors) / len(errors) if errors else 0.0
+        yield (
+            f"- by a leak, {name}: {ahead} of {len(leaks)} at least 20 steps ahead; steps to OOM within 10 % in the "
+            f"median of {near} runs, and at {within:.0%} of all steps from a quarter of the way on;"
+        )
+
+
+def _ahead(end: Ended) -> bool:
+    return end.steps_ahead is not None and end.steps_ahead >= 20
+
+
+def checked_row(each: Checked) -> tuple[str, ...]:
+    span, needed = each.answer.peak, each.needed
+    told, off, holds = f"not told: {each.answer.why_not}", "", ""
+    if span is not None:
+        told = f"{span.expected / MIB:,.0f} ({span.low / MIB:,.0f}–{span.high / MIB:,.0f})"
+        off = f"{100 * (span.expected / needed - 1):+.1f} %"
+        holds = "yes" if inside(each) else "no"
+    return (
+        each.pair.name, each.pair.change.name(), f"{each.before / MIB:,.0f}", told, f"{needed / MIB:,.0f}", off, holds
+    )  # fmt: skip
+
+
+def inside(each: Checked) -> bool:
+    """Whether the span holds, half a percent let go for rounding."""
+    span = each.answer.peak
+    return span is not None and span.low * 0.995 <= each.needed <= span.high * 1.005
+
+
+def _whatif(checked: Sequence[Checked]) -> Iterator[str]:
+    told = [each for each in checked if each.answer.peak is not None]
+    offs = sorted(abs(each.answer.peak.expected / each.needed - 1) for each in told if each.answer.peak is not None)
+    yield f"""
+## What if
+
+Each run once as it was and once changed, the answer given from the first. MiB at the peak. The span held what came in
+{sum(inside(each) for each in told)} of {len(told)}; the expected figure was {percent(offs[len(offs) // 2])} off in the
+median, {percent(offs[int(0.9 * (len(offs) - 1))])} in the 90th percentile.
+
+| run | change | before | said | needed | off | in the span |
+|---|---|---|---|---|---|---|"""
+    for each in checked:
+        yield f"| {' | '.join(checked_row(each))} |"
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f} %"

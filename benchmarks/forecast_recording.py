@@ -1,0 +1,89 @@
+"""How benchmarks/forecast.py gets its recordings: as a user makes them, or from forks that write down what is said.
+
+`beside` starts `gpumon record` beside `gpumon run`: as a user would, the governor on. `told` forks a process that has
+torch, with the agent and what a viewer reads in a thread (forecast_told.py), the governor off, so that each step has
+peaks: a second or two a run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from forks import Forks
+
+from gpumon import virtual_gpu as vgpu
+
+ROOT = Path(__file__).parents[1]
+TELLER = Path(__file__).with_name("forecast_told.py")
+CONTEXT = "450MiB"
+SMALL = "1024MiB"
+LONGEST_S = 240
+
+
+class Recordings:
+    """In a folder; those that are there already are taken as they are."""
+
+    def __init__(self, folder: Path, *, only_kept: bool = False) -> None:
+        self._folder = folder
+        self._only_kept = only_kept
+        self._forks = Forks(sys.executable)
+
+    def close(self) -> None:
+        self._forks.close()
+
+    def _kept(self, name: str, ranks: int = 1) -> tuple[list[Path], bool]:
+        """Where its recordings are or will be, a file a rank; whether nothing is left to be done."""
+        stem = "".join(c if c.isalnum() else "-" for c in name)
+        names = [f"{stem}.gpumon"] if ranks == 1 else [f"{stem}.{rank}.gpumon" for rank in range(ranks)]
+        files = [self._folder / name for name in names]
+        return files, self._only_kept or all(file.exists() for file in files)
+
+    def beside(self, name: str, memory: str | None, command: Sequence[str]) -> list[Path]:
+        (file,), done = self._kept(name)
+        if done:
+            return [file] if file.exists() else []
+        environment = vgpu.environment(devices=1, profile="a100-40", memory=memory, context=CONTEXT)
+        job = f"forecast-{os.getpid()}-{len(list(self._folder.iterdir()))}"
+        environment |= {"GPUMON_NAME": job, "GPUMON_OOM_DIR": "off"}
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        training = subprocess.Popen(
+            [sys.executable, "-m", "gpumon", "run", *command], env=environment, cwd=ROOT, **quiet
+        )
+        try:
+            end = time.monotonic() + LONGEST_S
+            while training.poll() is None and time.monotonic() < end:
+                done_recording = subprocess.run(
+                    [sys.executable, "-m", "gpumon", "record", "--force", str(file), job],
+                    env=environment, cwd=ROOT, timeout=LONGEST_S, check=False, **quiet,
+                )  # fmt: skip
+                if not done_recording.returncode:
+                    break
+            training.wait(60)
+        except subprocess.TimeoutExpired:
+            return []
+        finally:
+            training.kill()
+            vgpu.remove_session(environment["VGPU_SESSION"])
+        return [file] if file.exists() else []
+
+    def told(self, name: str, memory: str | None, command: Sequence[str], ranks: int = 1) -> list[Path]:
+        files, done = self._kept(name, ranks)
+        if done:
+            return [file for file in files if file.exists()]
+        environment = vgpu.environment(devices=ranks, profile="a100-40", memory=memory, context=CONTEXT)
+        environment |= {"GPUMON_GOVERNOR": "off", "GPUMON_OOM_DIR": "off", "GPUMON_NAME": "forecast"}
+        out = self._folder / f"{files[0].name.split('.')[0]}.gpumon"
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                self._forks.run(
+                    [str(TELLER), str(out), *command], environment, Path(folder), ranks=ranks, timeout=LONGEST_S
+                )
+            finally:
+                vgpu.remove_session(environment["VGPU_SESSION"])
+        return [file for file in files if file.exists()]
