@@ -183,7 +183,12 @@ def tiers(names: list[str]) -> Iterator[Answer]:
 
         def traced(case: Any = case, work: Any = work) -> tuple[int, int]:
             how = {"built_on_device": case.built_on_device, "iterations": case.iterations}
-            return figures(trace(case.factory, case.batches, work, case.loss, **how))
+            plain = from_module.alone(work)
+            phases = trace(case.factory, case.batches, plain, case.loss, **how)
+            if plain != work:
+                model = from_module.describe(from_module.on_meta(case.factory))
+                phases = from_module.shared(phases, model, plain, work)
+            return figures(phases)
 
         if configured(case) is not None:
             yield asked(name, "tier 0", from_config)
@@ -200,6 +205,9 @@ def workload(case: Any) -> Any:
         optimizer=Optimizer.parse(case.optimizer),
         accumulation=case.accumulation,
         set_to_none=case.set_to_none,
+        world_size=case.ranks,
+        bucket_views=case.bucket_views,
+        zero=case.zero,
     )
 
 
@@ -338,14 +346,17 @@ def page(truth: dict[str, Answer], answers: list[Answer], missing: dict[str, str
         "Truth is each scenario's own script: the highest allocated and reserved bytes of its steps, by PyTorch's own"
         " allocator. That is tier 3 as well, `gpumon dryrun`, which runs the script itself; so it has no column. The"
         " other tiers and tools were given the scenario's model, batch and loss as functions"
-        " (`tests/_shared/factories.py`); scenarios whose loop cannot be said in those words (two models, second"
-        " derivatives, several ranks, compiled, a list that grows) are not here, nor those about a device that is"
-        " almost full. A Trainer does more than its functions say: that difference stays.\n",
+        " (`tests/_shared/factories.py`), and the number of ranks. Those whose loop cannot be said in those words are"
+        " at the end of this page. What is not modelled stays a difference: a compiled module is estimated as it runs"
+        " uncompiled, and a Trainer does more than its functions say. Of several ranks the highest is told; only our"
+        " tiers know that there are several.\n",
         "Only tiers 0 and 2, MemTracker and kitsune know a forward pass; what the others leave out is their error.\n",
         "## In short\n",
         *summary(truth, by),
         "\n## Error of the allocated peak, scenario by scenario\n",
         *table(truth, by),
+        "\n## Scenarios without an estimate\n",
+        *unsaid(),
         "\n## What could not be run\n",
         *refusals(answers, missing),
     ]
@@ -397,6 +408,15 @@ def _percent(off: float | None) -> str:
     if off is None:
         return ""
     return "0" if off == 0 else f"{100 * off:+.3f} %" if abs(off) < 0.01 else f"{100 * off:+.1f} %"
+
+
+def unsaid() -> Iterator[str]:
+    from factories import UNSAID
+
+    yield "| scenario | why |"
+    yield "|---|---|"
+    for name, why in UNSAID.items():
+        yield f"| {name} | {why} |"
 
 
 def refusals(answers: list[Answer], missing: dict[str, str]) -> Iterator[str]:

@@ -1,12 +1,12 @@
 """The scenarios' models, batches and losses as functions, for estimates: `CASES` by the scenario's name.
 
-What `gpumon estimate` takes is a factory, a batch factory and a loss of the output; a scenario that does something else
-in its loop (two models, a second pass, a growing list) cannot be said in those words and is not here, and neither are
-those about a device that is almost full.
+What `gpumon estimate` takes is a factory, a batch factory and a loss of the output, and how many ranks there are.
+A scenario that does something else in its loop is in `UNSAID`, with what it does.
 """
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ sys.path.append(str(Path(__file__).parents[1] / "scenarios"))  # they are script
 
 from _gpt import GPT, GPTConfig, next_token_loss
 from _mlp import BATCH, INPUTS, OUTPUTS, perceptron
+from catalogue import HOLDERS
 
 GPT_SMALL = GPTConfig()
 
@@ -42,6 +43,9 @@ class Case:
     built_on_device: bool = False
     checkpointing: bool = False  # the factory's module does it
     iterations: int = 2
+    ranks: int = 1
+    bucket_views: bool = False  # DDP's
+    zero: int = 0  # 3: FSDP
 
 
 class WithTargets(nn.Module):
@@ -168,6 +172,7 @@ def trainers(name: str, *, checkpointing: bool = False) -> nn.Module:
     from hf_trainer import build
 
     model = build(name)
+    model.config.use_cache = False  # as a Trainer does, unless its own use_cache is on
     if checkpointing:
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     return OnlyLoss(model)
@@ -200,11 +205,103 @@ def rows(width: int, batch: int) -> Tensor:
     return torch.empty(batch, width)
 
 
+def fussy() -> nn.Module:
+    from exception import Fussy
+
+    return WithTargets(Fussy())
+
+
+class Averaged(nn.Module):
+    """A perceptron with its average beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.average = perceptron(), perceptron().requires_grad_(False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.net(inputs)
+
+
+class WithProbe(nn.Module):
+    """A perceptron, and a batch that stays on the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = perceptron()
+        self.register_buffer("probe", torch.empty(BATCH, INPUTS))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.net(inputs)
+
+
+def mean_of_squared_differences(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().mean()
+
+
+class Penalized(nn.Module):
+    """A critic whose loss has the gradient of its own scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = nn.Sequential(nn.Linear(512, 1024), nn.Tanh(), nn.Linear(1024, 1))
+
+    def forward(self, points: Tensor) -> Tensor:
+        points.requires_grad_()
+        scores = self.critic(points)
+        (slope,) = torch.autograd.grad(scores.sum(), points, create_graph=True)
+        return scores.mean() + 10 * (slope.norm(dim=1) - 1).square().mean()
+
+
+class WithoutRoot(nn.Module):
+    """What is trained in turns: the hidden states, and the head's weight alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = GPT(GPT_SMALL)
+        self.alone = cycle((False, True))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        of = self.net.head.weight if next(self.alone) else self.net.encode(tokens)
+        return of.square().mean()
+
+
+def wide(batch: int) -> Tensor:
+    from near_capacity import WIDTH
+
+    return torch.empty(batch, WIDTH)
+
+
+class Wide(nn.Module):
+    """Near_capacity.py's layers, whose targets are their inputs."""
+
+    def __init__(self) -> None:
+        from near_capacity import LAYERS, WIDTH
+
+        super().__init__()
+        self.net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return self.net(inputs), inputs
+
+
+def drawn() -> tuple[int, ...]:
+    """The batches of allocator_retries.py."""
+    from allocator_retries import LARGEST
+
+    draw = random.Random(0)
+    return tuple(draw.randint(LARGEST // 4, LARGEST) for _ in range(24))
+
+
 DOMINANT = GPTConfig(vocabulary=120_000, layers=2, width=128, length=32)
 OUTLIER = GPTConfig(layers=2, width=128, vocabulary=2048, length=512)
 LENGTHS = (48, 96, 64, 128, 32, 80)  # variable_lengths.py
 CLICKS = against(F.binary_cross_entropy_with_logits)
 CHECKPOINTED = GPTConfig(layers=6)
+COMPILED = GPTConfig(layers=1, width=128, vocabulary=1024)
+LARGE = GPTConfig(vocabulary=50257, length=1024, layers=6, width=768, heads=12)
+SKEWED = GPTConfig(layers=2, width=128, vocabulary=2048, length=384)
+DDP: dict[str, Any] = {"ranks": 2}
+VIEWS: dict[str, Any] = {"ranks": 2, "bucket_views": True}
 
 CASES: dict[str, Case] = {
     "mlp": Case(mlp, partial(numbers, 1024, 1024), 32, against(squares)),
@@ -254,4 +351,69 @@ CASES: dict[str, Case] = {
     "oom-forward-clean": Case(partial(layer, 256, 256), partial(rows, 256), 64, torch.mean, built_on_device=True),
     "other-process-clean": of_perceptron(),
     "host-leak-clean": of_perceptron(16),
+    "host-leak": of_perceptron(16),
+    "host-leak-worker": of_perceptron(16),
+    "host-leak-worker-clean": of_perceptron(16),
+    "other-process": of_perceptron(),
+    "grad-in-eval": of_perceptron(),
+    "tensor-leak-list-clean": of_perceptron(),
+    "checkpoint-save-clean": of_perceptron(),
+    "retained-checkpoint-clean": of_perceptron(),
+    "retained-graph-loss-clean": Case(
+        lambda: WithTargets(WithProbe()),
+        lambda _: numbers(INPUTS, OUTPUTS, BATCH),
+        BATCH,
+        against(mean_of_squared_differences),
+    ),
+    "exception-forward": Case(fussy, partial(numbers, INPUTS, OUTPUTS), BATCH, against(squares)),
+    "exception-backward": Case(fussy, partial(numbers, INPUTS, OUTPUTS), BATCH, against(squares)),
+    "ema": Case(lambda: WithTargets(Averaged()), partial(numbers, INPUTS, OUTPUTS), BATCH, against(squares)),
+    "double-backward": Case(Penalized, partial(rows, 512), 64, optimizer="adam"),
+    "loss-without-root": Case(
+        WithoutRoot,
+        lambda size: torch.randint(GPT_SMALL.vocabulary, (size, 128)),
+        4,
+        built_on_device=True,
+        iterations=4,
+    ),
+    "compile-module": of_gpt(COMPILED, 4),
+    "compile-inplace": of_gpt(COMPILED, 4),
+    "compile-fullgraph": of_gpt(COMPILED, 4),
+    "compile-inductor": of_gpt(COMPILED, 4),
+    "hf-trainer-compile": Case(partial(trainers, "gpt2"), partial(sentences, "gpt2"), 4),
+    "near-capacity": Case(Wide, wide, 1408, against(F.mse_loss), "adamw:fused"),
+    "near-capacity-clean": Case(Wide, wide, 176, against(F.mse_loss), "adamw:fused"),
+    "allocator-retries": of_perceptron(*drawn()),
+    "allocator-retries-clean": of_perceptron(32 * 1024),
+    "oom-ahead-clean": of_perceptron(2048),
+    "ddp": of_gpt(GPT_SMALL, 2, **DDP),
+    "ddp-clean": of_gpt(GPT_SMALL, 2, **VIEWS),
+    "ddp-gloo": of_gpt(GPT_SMALL, 2, **DDP),
+    "ddp-gloo-clean": of_gpt(GPT_SMALL, 2, **VIEWS),
+    "ddp-large": of_gpt(LARGE, 2, 128, **DDP),
+    "ddp-large-clean": of_gpt(LARGE, 2, 128, **VIEWS),
+    "rank-skew": of_gpt(SKEWED, 8, 384, **VIEWS),
+    "rank-skew-clean": of_gpt(SKEWED, 8, 64, **VIEWS),
+    "stray-context": of_perceptron(**VIEWS),
+    "stray-context-clean": of_perceptron(**VIEWS),
+    "checkpoint-device-clean": of_perceptron(**VIEWS),
+    "fsdp2": of_gpt(GPT_SMALL, 2, ranks=2, zero=3),
+    "fsdp2-rank-0-of-8": of_gpt(GPT_SMALL, 2, ranks=8, zero=3),
+    "fsdp1-rank-0-of-8": of_gpt(GPT_SMALL, 2, ranks=8, zero=3),
 }
+
+_KEPT = "keeps tensors from step to step: what it needs is its clean twin's, what comes on top the finding"
+_FAILS = "runs out of memory, so there is no peak to compare with"
+UNSAID = {
+    "gan": "trains two models with two optimizers in one step",
+    **{f"tensor-leak-{holder}": _KEPT for holder in HOLDERS},
+    "checkpoint-save": _KEPT,
+    "retained-graph-loss": _KEPT,
+    "retained-graph-output": _KEPT,
+    "retained-checkpoint": _KEPT,
+    "retained-graph-output-clean": "runs a second forward between the steps, and keeps what it returned",
+    "checkpoint-device": "each rank keeps a copy of the weights on the first rank's device",
+    "exception-fatal": "ends with an exception in its second step; until then it is exception-backward",
+    **dict.fromkeys(("oom-ahead", "oom-forward", "oom-backward", "oom-optimizer"), _FAILS),
+}
+"""Scenarios that `CASES` cannot have, and why."""

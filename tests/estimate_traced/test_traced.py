@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
-from factories import CASES, Case
+from factories import CASES, UNSAID, Case
 from scenarios.catalogue import BY_NAME
 
+from gpumon.analysis.estimate.from_module import alone, describe, on_meta, shared
 from gpumon.analysis.estimate.kernels import Hardware, reduction
 from gpumon.analysis.estimate.simulator import Allocator, OutOfMemory
 from gpumon.analysis.estimate.traced import Untraceable, trace
@@ -48,6 +50,10 @@ def measured(virtual_gpu, name):
     return [phase for line in lines if "phases" in line and line["step"] for phase in line["phases"]]
 
 
+def test_every_scenario_is_a_case_or_says_why_it_is_none():
+    assert sorted([*CASES, *UNSAID]) == sorted(BY_NAME)
+
+
 @pytest.mark.parametrize(
     "name",
     ["mlp", "gpt-fp32", "gpt-bf16", "gpt-fp16", "cnn", "checkpointing-reentrant", "sparse-embedding", "hf-trainer-all"],
@@ -59,6 +65,16 @@ def test_peak_and_reserved_are_those_of_the_real_allocator(virtual_gpu, name):
     reserved = max(phase["reserved_peak"] for phase in truth)
     assert max(phase.peak for phase in phases) == pytest.approx(peak, rel=0.005)
     assert max(phase.reserved for phase in phases) == pytest.approx(reserved, rel=0.01)
+
+
+def test_a_rank_of_a_sharded_module_is_estimated_with_what_it_gathers(virtual_gpu):
+    case = CASES["fsdp2-rank-0-of-8"]
+    truth = max(phase["allocated_peak"] for phase in measured(virtual_gpu, "fsdp2-rank-0-of-8"))
+    work = replace(workload(case), world_size=8, zero=3)
+    phases = shared(traced(case), describe(on_meta(case.factory)), alone(work), work)
+    assert max(phase.peak for phase in phases) == pytest.approx(truth, rel=0.01)
+    for phase in phases:
+        assert sum(value for name, value in phase.at_peak.known() if name != "allocated") == phase.peak
 
 
 def test_each_phase_ends_where_it_does_on_a_device(virtual_gpu):

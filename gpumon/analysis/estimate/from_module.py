@@ -126,8 +126,10 @@ def shared(traced: Sequence[PhaseBytes], model: Model, plain: Workload, work: Wo
     """The same phases with the tensors that ranks share, or another optimizer keeps, in place of those traced.
 
     Weights, gradients and states are what `estimate.replay` has for them, with and without sharing; what was traced of
-    everything else stays. A layer gathered for ZeRO 3 is not known of a module, and left out.
+    everything else stays. With ZeRO 3, what stands in no numbered layer is taken as gathered from its forward to its
+    backward, and with it the buffer that the newest layer was gathered into, which lives until the next one's.
     """
+    gathered = sum(model.units()) if work.zero == 3 else 0
     before = {(p.iteration, p.phase): p for p in tensors_only(model, plain, None, None)}
     after = {(p.iteration, p.phase): p for p in tensors_only(model, work, None, None)}
     phases = []
@@ -135,10 +137,17 @@ def shared(traced: Sequence[PhaseBytes], model: Model, plain: Workload, work: Wo
         at = (phase.iteration, phase.phase if phase.phase != wire.FORWARD else wire.BETWEEN)
         at_peak = _exchanged(phase.at_peak, before[at].at_peak, after[at].at_peak)
         at_end = _exchanged(phase.at_end, before[at].at_end, after[at].at_end)
+        if gathered and phase.phase in (wire.FORWARD, wire.BACKWARD):
+            at_peak = _with_buckets(at_peak, gathered)
+            at_end = _with_buckets(at_end, gathered if phase.phase == wire.FORWARD else 0)
         peak, end = at_peak.allocated or 0, at_end.allocated or 0
         reserved = max(peak, phase.reserved - phase.peak + peak)
         phases.append(replace(phase, peak=peak, end=end, at_peak=at_peak, at_end=at_end, reserved=reserved))
     return tuple(phases)
+
+
+def _with_buckets(lines: Lines, nbytes: int) -> Lines:
+    return replace(lines, buckets=(lines.buckets or 0) + nbytes, allocated=(lines.allocated or 0) + nbytes)
 
 
 def _exchanged(lines: Lines, before: Lines, after: Lines) -> Lines:

@@ -79,6 +79,22 @@ class Model:
             times = len(numbers[path])
             yield (path.replace("*", f"*{times}", 1) if times else path), count
 
+    def units(self) -> tuple[int, int]:
+        """(bytes of the largest numbered layer, of what is in none): what FSDP usually gathers at once, and with it.
+
+        Usually each block of a list of layers is wrapped, and the whole around them.
+        """
+        blocks: dict[tuple[str, str], int] = {}
+        rest = 0
+        for tensor in self.own:
+            match = _NUMBERED.match(tensor.name)
+            if match is None:
+                rest += tensor.bytes
+            else:
+                block = match[1] or "", match[2]
+                blocks[block] = blocks.get(block, 0) + tensor.bytes
+        return max(blocks.values(), default=0), rest
+
 
 _NUMBERED = re.compile(r"^(.*?\.)?(\d+)(?=\.|$)")
 

@@ -6,7 +6,9 @@ optimizer has stepped, gradients until then too unless zero_grad keeps them.
 
 DDP's buckets (torch/csrc/distributed/c10d/reducer.cpp) hold one copy of all gradients, which views share. ZeRO
 (arXiv 1910.02054) leaves 1/N of the states (stage 1), gradients (2) and weights (3) on a rank; a layer whose weights
-are shards is gathered while it runs, the next one with it, and its gradients are whole until it is done.
+are shards is gathered while it runs, the next one with it, and its gradients are whole until it is done. FSDP2 shards
+each parameter; FSDP1 a layer's in one piece (torch/distributed/fsdp/_flat_param.py), leaves no buffer behind, and
+gathers the last layer as backward begins.
 
 Cost. About 10 µs an allocation: 30 ms for a transformer of 24 layers.
 
@@ -16,6 +18,7 @@ model is taken to be whole while forward and backward run. Communication buffers
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpumon.analysis.estimate import stepping
@@ -49,12 +52,15 @@ class Replay:
         self._parameters = [tensor for tensor in self.model.own if tensor.name not in self._absent]
         self._trained = [tensor for tensor in self._parameters if tensor.trainable]
         self._shards_of = {part: work.shards if work.zero >= stage else 1 for part, stage in _STAGES.items()}
-        self._layer_bytes = self._weights_by_layer()
+        weights = self._weights_by_layer()
+        self._layer_bytes = {layer: sum(each.values()) for layer, each in weights.items()}
+        self._flat = work.flat and self._shards_of["weights"] > 1
+        self._unit_of = {name: layer for layer, each in weights.items() for name in each} if self._flat else {}
 
     def run(self) -> list[PhaseBytes]:
         """Load and two iterations (one without training). Raises simulator.OutOfMemory if the allocator has a limit."""
-        for tensor in self._parameters:
-            self.memory.take(_share(tensor.bytes, self._shards_of["weights"]), "weights")
+        for size in self._sizes():
+            self.memory.take(_share(size, self._shards_of["weights"]), "weights")
         for tensor in self.model.buffers:
             self.memory.take(tensor.bytes, "buffers")
         self.memory.close(wire.LOAD)
@@ -64,6 +70,16 @@ class Replay:
             self.memory.iteration = iteration
             self._iterate()
         return self.memory.phases
+
+    def _sizes(self) -> list[int]:
+        """Of what is sharded in one piece."""
+        if not self._flat:
+            return [tensor.bytes for tensor in self._parameters]
+        units: dict[int | None, int] = {}
+        for tensor in self._parameters:
+            unit = self._unit_of.get(tensor.name)
+            units[unit] = units.get(unit, 0) + tensor.bytes
+        return list(units.values())
 
     # ----------------------------------------------------------------------------------------------------- iteration
 
@@ -101,6 +117,8 @@ class Replay:
         self._drop_all(before)
         memory.close(wire.FORWARD)
         if not self.workload.inference:
+            if self._flat and self._last is not None:  # gathered ahead of what runs in no layer
+                self._copied.append(self.memory.take(self._layer_bytes.get(self._last, 0), "buckets"))
             run.backward(self._deposit, self._enter)
             self._enter(None)
             self._drop_all(self._copied)
@@ -128,13 +146,23 @@ class Replay:
 
     def _reduce(self) -> None:
         """What a sharded layer leaves of its gradients when it is done."""
-        for tensor in self._whole:
-            if tensor.name not in self._gradients:
-                size = _share(self._gradient_bytes(tensor), self._shards_of["gradients"])
-                self._gradients[tensor.name] = self.memory.take(size, "gradients")
+        for name, whole in self._reduced():
+            if name not in self._gradients:
+                self._gradients[name] = self.memory.take(_share(whole, self._shards_of["gradients"]), "gradients")
         self._whole.clear()
         self._drop_all(self._gathered)
         self._gathered.clear()
+
+    def _reduced(self) -> Iterable[tuple[str, int]]:
+        """Each piece and its bytes."""
+        if not self._flat:
+            return ((tensor.name, self._gradient_bytes(tensor)) for tensor in self._whole)
+        units = {self._unit_of.get(tensor.name) for tensor in self._whole}
+        sizes = {f"unit {unit}": 0 for unit in units}
+        for tensor in self._trained:
+            if (unit := self._unit_of.get(tensor.name)) in units:
+                sizes[f"unit {unit}"] += self._gradient_bytes(tensor)
+        return sizes.items()
 
     def _gradient_bytes(self, tensor: Tensor) -> int:
         if tensor.sparse:  # as many rows as a batch looks up, which the tape knows
@@ -158,8 +186,12 @@ class Replay:
             self._copied.clear()
             self._gathered += self._gather(layer)
             self._last = layer
-        elif self._in_forward and self._last is not None and not self._copied and self._shards_of["weights"] > 1:
+        elif self._in_forward and self._last is not None and not self._copied and self._keeps_a_copy:
             self._copied.append(self.memory.take(self._layer_bytes.get(self._last, 0), "buckets"))
+
+    @property
+    def _keeps_a_copy(self) -> bool:
+        return self._shards_of["weights"] > 1 and not self._flat
 
     def _gather(self, layer: int | None) -> list[Storage]:
         if self._shards_of["weights"] == 1:
@@ -167,11 +199,11 @@ class Replay:
         copies = 1 if layer is None else 2  # the next layer is fetched ahead
         return [self.memory.take(copies * self._layer_bytes.get(layer, 0), "buckets")]
 
-    def _weights_by_layer(self) -> dict[int | None, int]:
+    def _weights_by_layer(self) -> dict[int | None, dict[str, int]]:
         found: dict[int | None, dict[str, int]] = {}
         for op in self.tape.ops if self.tape else ():
             found.setdefault(op.block, {}).update({w.name: w.bytes for w in op.weights if w.name not in self._absent})
-        return {layer: sum(weights.values()) for layer, weights in found.items()}
+        return found
 
     # ----------------------------------------------------------------------------------------------------- optimizer
 

@@ -114,7 +114,8 @@ class Workload:
     """What one rank does in an iteration.
 
     `batch`: samples of one forward; `accumulation`: forwards before the optimizer steps. `zero`: None is DDP (or
-    one rank), 1 to 3 the stages of ZeRO; 3 is what FSDP does. `kv_cache`: tokens whose keys and values are kept.
+    one rank), 1 to 3 the stages of ZeRO; 3 is what FSDP does. `flat`: as FSDP1 does it, a unit's parameters in one.
+    `kv_cache`: tokens whose keys and values are kept.
     """
 
     batch: int = 1
@@ -132,6 +133,7 @@ class Workload:
     attention: str = "sdpa"
     embedding_on_cpu: bool = False
     hardware: Hardware = field(default_factory=Hardware)
+    flat: bool = False
 
     @property
     def shards(self) -> int:
