@@ -134,7 +134,7 @@ def boundary(training: Training, steps: int) -> Iterator[str]:
     agent = agents.running("overhead")
     agent.adopt(training.model, training.optimizer)
     agent.governor.ledger = False
-    raw_read = agent._probes["cuda"]._peaks.read  # type: ignore[attr-defined]
+    raw_read = agent.devices._cuda._peaks.read  # type: ignore[union-attr]
     whole: list[int] = []
     raw: list[int] = []
     close = agent.phases._close

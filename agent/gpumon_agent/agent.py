@@ -21,17 +21,17 @@ from gpumon_agent.governor import Governor
 from gpumon_agent.guard import Guard
 from gpumon_agent.launched import launched
 from gpumon_agent.oom.lastwords import LastWords
-from gpumon_agent.probe import Probe
-from gpumon_agent.steps.phases import Phases, Reader
+from gpumon_agent.probe.devices import Devices
+from gpumon_agent.steps.phases import Phases
 from gpumon_agent.viewers import endpoint, farewell
 from gpumon_agent.viewers.control import Control
 from gpumon_agent.viewers.errands import Errands
 from gpumon_agent.viewers.publisher import Publisher
 from gpumon_agent.viewers.recorder import Recorder
+from gpumon_agent.watched import Watched, innermost
 
 if TYPE_CHECKING:
     from torch.nn import Module
-    from torch.optim import Optimizer
 
     from gpumon_agent.probe.cpu import StorageTracker
 
@@ -59,18 +59,8 @@ class Agent:
         self._describe = describe
         self._unwrapped = unwrapped
         self._bounds = os.environ.get("GPUMON_PEAKS") == "bounds"
-        self._models: list[_Watched] = []
-        self._probes: dict[str, Probe] = {}
-        self._tracker = tracker
-        self._publishers = int(publish)  # threads of ours
-        if tracker is None and os.environ.get("GPUMON_TRACK_CPU") == "1":
-            from gpumon_agent.probe.cpu import StorageTracker
-
-            self._tracker = StorageTracker()
-            self._tracker.start()
+        self._models: list[Watched] = []
         self._new_roots: list[weakref.ref[Module]] = []
-        self._devices: tuple[wire.Device, ...] = ()
-        self._fractions: dict[str, str] = {}  # of a device's total, where the user set one
         self._describing: Iterator[bool] | None = None
         self._redescribed_at = set(_REDESCRIBED_AFTER)
         self._launched = launched()
@@ -84,11 +74,17 @@ class Agent:
             run_id=self._launched.run_id,
         )
         self._clock = wire.Clock(time.monotonic_ns(), time.time_ns())
-        self._probe_cuda()
+        self.devices = Devices(
+            self._alive,
+            self.guard.protect("oom", self._oom),
+            bounds=self._bounds,
+            own_threads=int(publish),
+            tracker=tracker,
+        )
         self.accounts = accounts = Accounts(
             self.recorder,
             self.governor,
-            lambda: [(watched.index, model) for watched in self._models if (model := watched.model()) is not None],
+            self._indexed,
             say=lambda events: self.publisher.say(events),
             tell=self.notice,
             limited=os.environ.get("GPUMON_GOVERNOR") != "off",
@@ -98,7 +94,7 @@ class Agent:
             self.guard,
             self.governor,
             accounts,
-            models=lambda: [(w.index, model) for w in self._models if (model := w.model()) is not None],
+            models=self._indexed,
             say=lambda events: self.publisher.say(events),
             tell=self.notice,
             now=lambda: self.recorder.now,
@@ -126,7 +122,7 @@ class Agent:
         self.phases: Phases = Phases(
             self.recorder,
             self.governor,
-            find_readers=self._find_readers,
+            find_readers=self.devices.readers,
             read_ledger=self.guard.protect("ledger", accounts.boundary),
             step_closes=self.guard.protect("peak", self._step_closes),
             step_closed=self.guard.protect("description", self._step_closed),
@@ -161,12 +157,11 @@ class Agent:
     def adopt(self, model: Module, optimizer: Any = None, *, name: str | None = None, found: bool = False) -> None:
         """Watch `model` too, or one more optimizer of a model already watched. What watch() and the shim both call."""
         optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-        # accelerate's wrapper, and those like it, hold the one that steps
-        optimizers = [_innermost(each) for each in optimizers if each is not None]
+        optimizers = [innermost(each) for each in optimizers if each is not None]
         watched = next((w for w in self._models if w.covers(model)), None)
         if watched is None:
             own = self._unwrapped(model)
-            watched = _Watched(len(self._models), model, own, name or self._descriptor.name, found)
+            watched = Watched(len(self._models), model, own, name or self._descriptor.name, found)
             self._models.append(watched)
             self.hooks.watch(model)
             self.accounts.changed()
@@ -180,6 +175,12 @@ class Agent:
         for _ in watched.describe(self._describe):
             pass
         self.publisher.announce()
+
+    def _alive(self) -> list[Module]:
+        return [model for _, model in self._indexed()]
+
+    def _indexed(self) -> list[tuple[int, Module]]:
+        return [(watched.index, model) for watched in self._models if (model := watched.model()) is not None]
 
     def _redescribe_soon(self) -> None:
         step = self.recorder.now[0]
@@ -202,29 +203,11 @@ class Agent:
 
     def look_for_devices(self) -> None:
         self._follow_wrappers()
-        self.phases.readers = self._find_readers()
-        self._devices = tuple(device for probe in self._probes.values() for device in probe.devices())
-        self._look_for_limits()
-        cuda = self._probes.get("cuda")
-        if cuda is not None:
-            cuda.observe_oom()  # type: ignore[attr-defined]
+        self.phases.readers = self.devices.readers()
+        self.devices.look(self.phases.readers)
+        self.outlooks.limits |= self.devices.limits
+        self.devices.observe_oom()
         self.publisher.announce(self._ranked())
-
-    def _look_for_limits(self) -> None:
-        """What no allocation can exceed: a device's total, or the share of it that the user set for this process."""
-        import torch
-
-        fraction = getattr(torch._C, "_cuda_getMemoryFraction", None)  # since torch 2.6
-        for _, index, where in self.phases.readers or ():
-            if where.type != "cuda":
-                continue
-            total = next((d.total_bytes for d in self._devices if d.index == index and d.kind in ("cuda", "hip")), None)
-            if total is None:
-                continue
-            share = fraction(index) if fraction is not None else 1.0
-            self.outlooks.limits[index] = int(share * total)
-            if share < 1:
-                self._fractions[f"memory_fraction:{index}"] = f"{share:.6f}"
 
     def _ranked(self) -> endpoint.Descriptor | None:
         """A new descriptor where `init_process_group` told a rank that no launcher did: mp.spawn's children."""
@@ -240,49 +223,7 @@ class Agent:
 
     def device_taken(self) -> None:
         """CUDA has just been initialized: an allocation may fail long before a model is known."""
-        self._probes["cuda"].observe_oom(began=True)  # type: ignore[attr-defined]
-
-    def _find_readers(self) -> tuple[Reader, ...]:
-        """The devices the models live on; where they are on none, the one CUDA computes on (offloading), or the CPU."""
-        import torch
-
-        devices = {
-            (tensor.device.type, tensor.device.index or 0)
-            for watched in self._models
-            if (model := watched.model()) is not None
-            for tensors in (model.parameters(), model.buffers())
-            for tensor in tensors
-        }
-        chosen = {device for device in devices if device[0] not in ("cpu", "meta")}
-        if not chosen and torch.cuda.is_initialized():
-            chosen = {("cuda", torch.cuda.current_device())}
-        if not chosen:
-            chosen = {("cpu", 0)}
-        return tuple((self._probe(kind).boundary, index, torch.device(kind, index)) for kind, index in sorted(chosen))
-
-    def _probe(self, kind: str) -> Probe:
-        probe = self._probes.get(kind)
-        if probe is None:
-            if kind == "cpu":
-                from gpumon_agent.probe.cpu import CpuProbe
-
-                probe = CpuProbe(self._tracker)
-            else:
-                from gpumon_agent.probe.accelerator import AcceleratorProbe
-
-                probe = AcceleratorProbe(kind)
-            self._probes[kind] = probe
-        return probe
-
-    def _probe_cuda(self) -> None:
-        from torch import _C
-
-        if hasattr(_C, "_cuda_memoryStats"):
-            from gpumon_agent.probe.cuda import CudaProbe
-            from gpumon_agent.probe.peaks import Peaks
-
-            peaks = Peaks(bounds=self._bounds, own_threads=self._publishers)
-            self._probes["cuda"] = CudaProbe(peaks, self.guard.protect("oom", self._oom))
+        self.devices.observe_oom(began=True)
 
     # ------------------------------------------------------------------------------------------- during the training
 
@@ -306,8 +247,7 @@ class Agent:
 
     def _oom(self, device: int, requested: int, total: int, free: int) -> None:
         step, phase, _ = self.recorder.now
-        probe = self._probes["cuda"]
-        allocated, reserved = probe.now(device)  # type: ignore[attr-defined]
+        allocated, reserved = self.devices.now(device)
         oom = wire.Oom(step, phase, device, time.monotonic_ns(), requested, total, free, allocated, reserved)
         self.recorder.append(self.last_words.of(oom))
         self.errands.out_of_memory(device)
@@ -360,7 +300,7 @@ class Agent:
         import torch
 
         d = self._descriptor
-        devices = self._devices
+        devices = self.devices.found
         return wire.Hello(
             protocol=(wire.PROTOCOL_MAJOR, wire.PROTOCOL_MINOR),
             agent=__version__,
@@ -392,7 +332,7 @@ class Agent:
             for name in (*_ALLOCATOR, "GPUMON_GOVERNOR", "GPUMON_TRACK_CPU")
             if name in os.environ
         }
-        settings |= self._fractions
+        settings |= self.devices.fractions
         settings["peaks"] = "bounds" if self._bounds else "shadow"
         return settings
 
@@ -409,8 +349,7 @@ class Agent:
         self.hooks.remove()
         self.evidence.stop()
         self.accounts.stop()
-        for probe in self._probes.values():
-            probe.stop()
+        self.devices.stop()
         self._farewell.remove()
         step, phase, _ = self.recorder.now
         if reason == "exception" and self.phases.aborted is not None:
@@ -425,59 +364,8 @@ class Agent:
         self.accounts.disown()
         self.accounts.stop()
         self.evidence.disown()
-        for probe in self._probes.values():
-            probe.stop()
+        self.devices.stop()
         self._farewell.remove()
-
-
-class _Watched:
-    """One model, held weakly, and what was last said of it."""
-
-    def __init__(self, index: int, model: Module, own: Module, name: str, found: bool) -> None:
-        self.index = index
-        self.name = name
-        self.found = found
-        self.described: list[wire.Event] = []
-        self.model = weakref.ref(model)
-        self._own = weakref.ref(own)  # inside every wrapper: it outlives those that are thrown away
-        self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._revision = 0
-
-    @property
-    def whole(self) -> wire.Model | None:
-        """The model's own message of the newest description."""
-        return next((each for each in self.described if isinstance(each, wire.Model)), None)
-
-    def covers(self, model: Module) -> bool:
-        return model in (self.model(), self._own())
-
-    def add(self, optimizers: list[Any]) -> None:
-        known = [ref() for ref in self._optimizers]
-        self._optimizers += [weakref.ref(each) for each in optimizers if all(each is not k for k in known)]
-
-    def wrapped_by(self, wrapper: Module, unwrapped: Any) -> bool:
-        inner = self.model()
-        if inner is None:  # never its truth: a compiled model asks the user's for its length
-            inner = self._own()
-        if inner is None or wrapper is inner or unwrapped(wrapper) is not unwrapped(inner):
-            return False
-        self.model = weakref.ref(wrapper)
-        return True
-
-    def describe(self, describe: Any) -> Iterator[bool]:
-        """Yields after each slice of work."""
-        model = self.model()
-        if model is None:
-            return
-        optimizers = [each for ref in self._optimizers if (each := ref()) is not None]
-        for described in describe.parts(
-            model, optimizers, index=self.index, revision=self._revision, name=self.name, found=self.found
-        ):
-            if described is not None:
-                whole, modules = described
-                self.described = [whole, *modules]
-                self._revision += 1
-            yield True
 
 
 class phase(ContextDecorator):
@@ -550,17 +438,6 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
-
-
-def _innermost(optimizer: Any) -> Any:
-    for _ in range(4):
-        if hasattr(optimizer, "_optimizer_step_pre_hooks"):
-            break
-        inner = getattr(optimizer, "optimizer", None)
-        if inner is None:
-            break
-        optimizer = inner
-    return optimizer
 
 
 def _each(iterators: Iterator[Iterator[bool]]) -> Iterator[bool]:

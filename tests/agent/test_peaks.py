@@ -151,7 +151,7 @@ def test_another_thread_that_allocates_makes_a_peak_a_bound(virtual_gpu: Gpu) ->
         from gpumon_agent import agent, wire
 
         watched = agent.Agent(publish=False)
-        peaks = watched._probes["cuda"]._peaks
+        peaks = watched.devices._cuda._peaks
         peaks.own_threads = 0
         model = torch.nn.Linear(8, 8).cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

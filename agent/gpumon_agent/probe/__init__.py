@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from gpumon_agent.wire import Device
@@ -22,6 +23,10 @@ class Reading(NamedTuple):
     ooms: int | None = None
     flags: int = 0  # wire.BOUND
     rss: int | None = None
+
+
+Reader = tuple[Callable[[int], tuple[Any, ...]], int, Any]
+"""reads a boundary, in the order of a Reading; the device's index; the torch.device"""
 
 
 class Probe(Protocol):

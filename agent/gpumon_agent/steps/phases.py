@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from gpumon_agent.governor import Governor
-from gpumon_agent.probe import Reading
+from gpumon_agent.probe import Reader, Reading
 from gpumon_agent.viewers.recorder import Recorder
 from gpumon_agent.wire import (
     ABORTED,
@@ -48,8 +48,6 @@ from gpumon_agent.wire import (
     Step,
 )
 
-Reader = tuple[Callable[[int], tuple[Any, ...]], int, Any]
-"""reads a boundary, in the order of a Reading; the device's index; the torch.device"""
 Inputs = tuple[int, Sequence[tuple[int, ...]]]
 """bytes and shapes"""
 

@@ -1,0 +1,118 @@
+"""The devices that training uses: which they are, how each is read, and what none of their allocations can exceed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from gpumon_agent import wire
+from gpumon_agent.probe import Probe, Reader
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from gpumon_agent.probe.cpu import StorageTracker
+    from gpumon_agent.probe.cuda import CudaProbe, Oom
+
+
+class Devices:
+    """One probe a backend, made when a model is first found there; CUDA's from the beginning."""
+
+    def __init__(
+        self,
+        models: Callable[[], Iterable[Module]],
+        oom: Oom,
+        *,
+        bounds: bool,
+        own_threads: int,
+        tracker: StorageTracker | None,
+    ) -> None:
+        self.found: tuple[wire.Device, ...] = ()
+        self.limits: dict[int, int] = {}  # bytes, of CUDA devices: the total, or the share that the user set of it
+        self.fractions: dict[str, str] = {}  # where the user set one
+        self._models = models
+        self._tracker = tracker or _asked_for()
+        self._cuda = _cuda(oom, bounds, own_threads)
+        self._probes: dict[str, Probe] = {} if self._cuda is None else {"cuda": self._cuda}
+
+    def readers(self) -> tuple[Reader, ...]:
+        """Of the devices the models live on; where they are on none, of the one CUDA computes on (offloading), or the
+        CPU."""
+        import torch
+
+        devices = {
+            (tensor.device.type, tensor.device.index or 0)
+            for model in self._models()
+            for tensors in (model.parameters(), model.buffers())
+            for tensor in tensors
+        }
+        chosen = {device for device in devices if device[0] not in ("cpu", "meta")}
+        if not chosen and torch.cuda.is_initialized():
+            chosen = {("cuda", torch.cuda.current_device())}
+        if not chosen:
+            chosen = {("cpu", 0)}
+        return tuple((self._probe(kind).boundary, index, torch.device(kind, index)) for kind, index in sorted(chosen))
+
+    def look(self, used: Iterable[Reader]) -> None:
+        """What can be named by now, and the limits of those that are used: a question about another may wake it."""
+        self.found = tuple(device for probe in self._probes.values() for device in probe.devices())
+        from torch import _C
+
+        fraction = getattr(_C, "_cuda_getMemoryFraction", None)  # since torch 2.6
+        indices = {index for _, index, where in used if where.type == "cuda"}
+        for device in self.found:
+            if device.index not in indices or device.kind not in ("cuda", "hip") or device.total_bytes is None:
+                continue
+            share = fraction(device.index) if fraction is not None else 1.0
+            self.limits[device.index] = int(share * device.total_bytes)
+            if share < 1:
+                self.fractions[f"memory_fraction:{device.index}"] = f"{share:.6f}"
+
+    def observe_oom(self, *, began: bool = False) -> None:
+        if self._cuda is not None:
+            self._cuda.observe_oom(began=began)
+
+    def now(self, device: int) -> tuple[int, int]:
+        """(allocated, reserved) of a CUDA device, without closing a window."""
+        assert self._cuda is not None
+        return self._cuda.now(device)
+
+    def stop(self) -> None:
+        for probe in self._probes.values():
+            probe.stop()
+
+    def _probe(self, kind: str) -> Probe:
+        probe = self._probes.get(kind)
+        if probe is None:
+            if kind == "cpu":
+                from gpumon_agent.probe.cpu import CpuProbe
+
+                probe = CpuProbe(self._tracker)
+            else:
+                from gpumon_agent.probe.accelerator import AcceleratorProbe
+
+                probe = AcceleratorProbe(kind)
+            self._probes[kind] = probe
+        return probe
+
+
+def _cuda(oom: Oom, bounds: bool, own_threads: int) -> CudaProbe | None:
+    from torch import _C
+
+    if not hasattr(_C, "_cuda_memoryStats"):
+        return None
+    from gpumon_agent.probe.cuda import CudaProbe
+    from gpumon_agent.probe.peaks import Peaks
+
+    return CudaProbe(Peaks(bounds=bounds, own_threads=own_threads), oom)
+
+
+def _asked_for() -> StorageTracker | None:
+    if os.environ.get("GPUMON_TRACK_CPU") != "1":
+        return None
+    from gpumon_agent.probe.cpu import StorageTracker
+
+    tracker = StorageTracker()
+    tracker.start()
+    return tracker

@@ -1,0 +1,75 @@
+"""A model that is watched, with its optimizers, and what viewers were last told of it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from gpumon_agent import wire
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
+
+class Watched:
+    """One model, held weakly, and what was last said of it."""
+
+    def __init__(self, index: int, model: Module, own: Module, name: str, found: bool) -> None:
+        self.index = index
+        self.name = name
+        self.found = found
+        self.described: list[wire.Event] = []
+        self.model = weakref.ref(model)
+        self._own = weakref.ref(own)  # inside every wrapper: it outlives those that are thrown away
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._revision = 0
+
+    @property
+    def whole(self) -> wire.Model | None:
+        """The model's own message of the newest description."""
+        return next((each for each in self.described if isinstance(each, wire.Model)), None)
+
+    def covers(self, model: Module) -> bool:
+        return model in (self.model(), self._own())
+
+    def add(self, optimizers: list[Any]) -> None:
+        known = [ref() for ref in self._optimizers]
+        self._optimizers += [weakref.ref(each) for each in optimizers if all(each is not k for k in known)]
+
+    def wrapped_by(self, wrapper: Module, unwrapped: Any) -> bool:
+        inner = self.model()
+        if inner is None:  # never its truth: a compiled model asks the user's for its length
+            inner = self._own()
+        if inner is None or wrapper is inner or unwrapped(wrapper) is not unwrapped(inner):
+            return False
+        self.model = weakref.ref(wrapper)
+        return True
+
+    def describe(self, describe: Any) -> Iterator[bool]:
+        """Yields after each slice of work."""
+        model = self.model()
+        if model is None:
+            return
+        optimizers = [each for ref in self._optimizers if (each := ref()) is not None]
+        for described in describe.parts(
+            model, optimizers, index=self.index, revision=self._revision, name=self.name, found=self.found
+        ):
+            if described is not None:
+                whole, modules = described
+                self.described = [whole, *modules]
+                self._revision += 1
+            yield True
+
+
+def innermost(optimizer: Any) -> Any:
+    """The one that steps: accelerate's wrapper, and those like it, hold it."""
+    for _ in range(4):
+        if hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            break
+        inner = getattr(optimizer, "optimizer", None)
+        if inner is None:
+            break
+        optimizer = inner
+    return optimizer
