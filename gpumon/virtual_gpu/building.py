@@ -185,6 +185,7 @@ def _compile(target: Path, torch: Torch, compiler: str) -> None:
             raise Unavailable(f"{compiler} could not build the virtual GPU's {name}:\n{result.stderr}")
         if result.stderr:
             (target / "warnings.txt").write_text(result.stderr)
+    (target / "libcuda.so").symlink_to("libcuda.so.1")  # the name older versions of Triton link against
     # A library that is absent is answered by the one that defines its symbols: same file, so it is loaded once.
     for name in sorted(needed - _installed(torch)):
         if _NVIDIA_LIBRARY.match(name) and not (target / name).exists():

@@ -11,7 +11,7 @@ LAYERS = 3
 
 def main() -> None:
     parser = arguments(__doc__, steps=20, twin="an eighth of the batch")
-    parser.add_argument("--batch", type=int, default=1408)
+    parser.add_argument("--batch", type=int, default=1344)
     args = parser.parse_args()
     report = Report(args)
     size = args.batch // 8 if args.clean else args.batch

@@ -12,6 +12,22 @@ Oom = Callable[[int, int, int, int], None]
 """device, requested bytes, the device's total, its free bytes"""
 
 
+def uuid_of_driver(index: int) -> str | None:
+    """What torch 2.4 does not tell, from the driver that it has loaded; the device itself is asked nothing."""
+    import ctypes
+    from uuid import UUID
+
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        ask = getattr(driver, "cuDeviceGetUuid_v2", None) or driver.cuDeviceGetUuid  # v2 tells MIG instances apart
+    except (OSError, AttributeError):
+        return None
+    device, found = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    if driver.cuDeviceGet(ctypes.byref(device), index) or ask(ctypes.byref(found), device):
+        return None
+    return str(UUID(bytes=bytes(found)))
+
+
 class CudaProbe:
     def __init__(self, peaks: Peaks, oom: Oom) -> None:
         import torch
@@ -31,7 +47,7 @@ class CudaProbe:
         for index in range(cuda.device_count()):
             properties = cuda.get_device_properties(index)
             uuid = getattr(properties, "uuid", None)  # since torch 2.5
-            text = None if uuid is None else str(uuid)
+            text = uuid_of_driver(index) if uuid is None else str(uuid)
             if text is not None and not text.startswith(("GPU-", "MIG-")):
                 text = f"GPU-{text}"
             found.append(Device(index, text, properties.name, properties.total_memory, self.kind))
