@@ -17,7 +17,7 @@ from gpumon import virtual_gpu as vgpu
 
 TIMEOUT_S = 300
 OLDER = os.environ.get("GPUMON_OLDER_TORCH") == "1"
-"""Before 2.15 torch keeps cuBLAS workspaces, which belong to no tensor; figures derived from shapes are without them."""
+"""Before 2.15 torch keeps cuBLAS workspaces; figures that are derived from shapes are without them."""
 
 LACKS = (
     "Disabling PyTorch because PyTorch >= ",  # transformers asks for a newer one
