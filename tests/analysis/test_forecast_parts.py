@@ -12,7 +12,7 @@ from synthetic import GIB, MIB, Run, apply, rank_of
 from gpumon.analysis import Reporter
 from gpumon.analysis.backtest import backtest
 from gpumon.analysis.forecast import Others, Room
-from gpumon.analysis.forecast.headroom import steps_until
+from gpumon.analysis.forecast.headroom import Taken, steps_until
 from gpumon.analysis.foreseen import Foreseen
 from gpumon.analysis.room import available
 from gpumon.analysis.whatif import SHORT, Answer, Change, answer
@@ -35,6 +35,24 @@ def test_where_batches_differ_a_large_one_meets_the_end_first() -> None:
     first = steps_until(1000, 10.0, spread)
     assert first is not None
     assert 70 < first < 85  # the largest fifth of the batches fails from step 70 on
+
+
+def test_of_what_is_left_no_peak_reaches_what_makes_no_whole_segment_nor_what_lies_idle_then() -> None:
+    taken = Taken()
+    reserved = 100 * MIB
+    for step in range(60):  # 3 MiB a step, in segments of 20, of which 5 do not serve when the next one is needed
+        peak = 90 * MIB + 3 * MIB * step
+        while peak > reserved - 5 * MIB:
+            reserved += 20 * MIB
+        taken.observe(step, reserved, peak)
+    assert taken.unreachable(reserved - 1) == 0
+    for left, rest in ((0, 0), (19, 19), (20, 0), (47, 7)):
+        unreachable = taken.unreachable(reserved + left * MIB)
+        assert rest * MIB + 2 * MIB <= unreachable <= rest * MIB + 5 * MIB
+    missed = Taken()  # which peak made it grow was not read
+    for step in range(0, 60, 2):
+        missed.observe(step, 20 * step * MIB, step * MIB)
+    assert missed.unreachable(4000 * MIB) == 0
 
 
 def test_others_are_followed_only_where_they_take_surely_and_much() -> None:
@@ -123,7 +141,7 @@ def test_each_change_takes_away_what_it_is_about_and_says_what_it_cannot_know() 
 
 
 def test_a_backtest_knows_what_was_said_in_time_and_what_was_false() -> None:
-    run = Run(kept=lambda step: step * 16 * MIB, total=3 * GIB)
+    run = Run(kept=lambda step: step * 16 * MIB, total=3 * GIB, slack=0)
     room = run.total - run.context
     end = next(step for step in range(500) if run.peak(step) > room)
     stream = list(run.stream(end, host_every=1))

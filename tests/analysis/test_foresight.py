@@ -143,6 +143,20 @@ def test_a_phase_that_comes_every_seventh_step_is_expected_then_and_only_then() 
     assert all(expected == (step % 7 == 3) for step, expected in said)
 
 
+def test_what_takes_turns_is_said_of_the_step_that_comes_though_the_one_before_is_not_learnt_yet() -> None:
+    foresight, start, batch, kind = Foresight(), WEIGHTS + STATE, (512, 0, 8 * 64 * 64), (False, (2,))
+    for step in range(41):
+        more = {"saving": 900 * MIB} if step % 3 == 0 else {}
+        turn = (700 if step % 2 else 800) * MIB
+        foresight.learn(step, phases(step, start, 50 * MIB, 60 * MIB, second=turn, **more), [((8, 64),)])
+    said = [foresight.peak(batch, kind, start, None, lag) for lag in range(3)]
+    assert [each and (each[0] - start, each[1]) for each in said] == [
+        (700 * MIB, "second"),  # step 41
+        (900 * MIB, "saving"),
+        (700 * MIB, "second"),
+    ]
+
+
 def test_another_regime_widens_the_interval_and_is_learnt_anew() -> None:
     foresight = Foresight()
     widths, offs = [], []

@@ -28,6 +28,7 @@ from gpumon_agent.wire import ABORTED, BACKWARD, FORWARD, LOAD, Phase
 
 PERIOD = 64  # steps of a round that is still recognized
 ROUNDS = 2
+LAGS = 4  # steps that may have closed and not been learnt as a batch comes
 LABELS_MAX = 32  # names a user gives to phases may be endless
 KINDS_MAX = 16  # models in turn, micro-batches
 RECENT = 9
@@ -93,15 +94,23 @@ class Foresight:
         self.start: int | None = None  # of the newest step
         self._kinds: dict[Kind, _Kind] = {}
         self._after: dict[str, deque[tuple[int, int]]] = {}  # at which step, above the step's start
-        self._rest: tuple[float, str] | None = None  # highest of what follows the batches, above the step's start
+        self.newest = -1  # the step that was learnt last
+        # above the step's start, of the next step, the one after it …, or of any: the highest of what follows the
+        # batches, and what later micro-batches are expected to need
+        self._rest: list[tuple[float, str] | None] = [None]
+        self._later: list[float | None] = [None]
         self._surprise: float | None = None
-        self._later: float | None = None  # what the next step's later micro-batches are expected to need, likewise
         self._later_alike = False  # the newest step's micro-batches were all alike
 
     # -------------------------------------------------------------------------------------------------- predicting
 
-    def peak(self, batch: Features, kind: Kind, start: int, first: int | None = None) -> tuple[int, str, int] | None:
-        """(peak of the step from here on, its phase, sort of batch). `first`: where a later one's step started."""
+    def peak(
+        self, batch: Features, kind: Kind, start: int, first: int | None = None, lag: int = 0
+    ) -> tuple[int, str, int] | None:
+        """(peak of the step from here on, its phase, sort of batch). `first`: where a later one's step started.
+
+        `lag`: steps that closed and are not learnt yet, for short ones follow each other faster than they are drained.
+        """
         known = self._kinds.get(kind)
         if known is None:
             return None
@@ -109,22 +118,25 @@ class Foresight:
         excess, phase = known.at(batch)
         peak = start + excess
         sort = known.forward.sort_of(batch)
-        rest = self._rest
+        rests = self._rest
+        rest = rests[lag if lag < len(rests) else -1]
         if rest is not None and begun + rest[0] > peak:
             peak, phase, sort = begun + rest[0], rest[1], AFTER
         if first is None:
-            later = self._later_peak(batch, kind)
+            later = self._later_peak(batch, kind, lag)
             if later is not None and begun + later[0] > peak:
                 peak, phase, sort = begun + later[0], BACKWARD, later[1] if later[1] is not None else sort
         return max(0, round(peak)), phase, sort
 
-    def _later_peak(self, batch: Features, kind: Kind) -> tuple[float, int | None] | None:
+    def _later_peak(self, batch: Features, kind: Kind, lag: int) -> tuple[float, int | None] | None:
         """Of a step's later micro-batches, above its start: like the first one where they were, else as usual."""
         if self._later_alike:
             like = self._kinds.get((True, kind[1]))
             if like is not None:
                 return like.offset + like.at(batch)[0], None
-        return None if self._later is None else (self._later, AFTER)
+        laters = self._later
+        later = laters[lag if lag < len(laters) else -1]
+        return None if later is None else (later, AFTER)
 
     def interval(self, peak: int, sort: int, batch: Features, kind: Kind) -> tuple[int, int]:
         """95 % of such batches peak in here."""
@@ -184,6 +196,7 @@ class Foresight:
             self._forget()  # in the second step there is optimizer state, and buckets were made anew
         self._score(step, first, batches, after)
         self.steps += 1
+        self.newest = step
         for each in batches:
             self._learn_batch(each, first.start)
         self._later_alike = len(batches) > 1 and all(
@@ -217,17 +230,25 @@ class Foresight:
         for name in after:
             if name not in series and len(series) < LABELS_MAX:
                 series[name] = deque(maxlen=ROUNDS * PERIOD)
-        rest: tuple[float, str] | None = None
+        for name, peak in after.items():
+            if name in series:
+                series[name].append((self.steps, peak - start))
+        rests: list[tuple[float, str] | None] = [None]
+        laters: list[float | None] = [None]
         for name, values in series.items():
-            peak = after.get(name)
-            if peak is not None:
-                values.append((self.steps, peak - start))
-            expected = _next(values, self.steps + 1, self.steps - self._began) if values else None
-            if name == _LATER:
-                self._later = expected
-            elif expected is not None and (rest is None or expected > rest[0]):
-                rest = expected, name
-        self._rest = rest
+            if not values:
+                continue
+            coming = _next(values, self.steps, self.steps - self._began)
+            if len(coming) > len(rests):
+                rests, laters = rests * len(coming), laters * len(coming)
+            for ahead in range(len(rests)):
+                expected = coming[ahead if len(coming) > 1 else 0]
+                rest = rests[ahead]
+                if name == _LATER:
+                    laters[ahead] = expected
+                elif expected is not None and (rest is None or expected > rest[0]):
+                    rests[ahead] = expected, name
+        self._rest, self._later = rests, laters
 
     def _score(self, step: int, first: _Batch, batches: list[_Batch], after: dict[str, int]) -> None:
         predicted = self.peak(first.features, first.kind, first.start)
@@ -259,8 +280,8 @@ class Foresight:
         self._began = self.steps
         self._kinds.clear()
         self._after.clear()
-        self._rest = None
-        self._later = None
+        self._rest = [None]
+        self._later = [None]
         self._later_alike = False
         self._surprise = None
         for residuals in self.residuals:
@@ -274,9 +295,10 @@ class Foresight:
         return None if known is None else (*known.both(batch), known.forward)
 
 
-def _next(seen: deque[tuple[int, int]], now: int, age: int) -> float | None:
-    """What a phase that was seen at these steps with these values has at step `now`; None: it is not expected.
+def _next(seen: deque[tuple[int, int]], steps: int, age: int) -> list[float | None]:
+    """What a phase that was seen at these steps with these values has in the step after `steps`; None: not expected.
 
+    Where its values take turns, or it comes every so often, of each of the `LAGS` next ones; else one for all.
     `age`: steps since the regime began.
     """
     count = len(seen)
@@ -284,18 +306,23 @@ def _next(seen: deque[tuple[int, int]], now: int, age: int) -> float | None:
     if count >= 2 and newest - seen[-2][0] > 1:
         gap = newest - seen[-2][0]
         if count >= 3 and seen[-2][0] - seen[-3][0] == gap:
-            return float(value) if now - newest == gap else None
-    recent = [each for at, each in list(seen)[-RECENT:] if at >= now - RECENT]
+            due = steps - newest < gap  # else it was due, and did not come
+            return [float(value) if due and not (now - newest) % gap else None for now in _coming(steps)]
+    recent = [each for at, each in list(seen)[-RECENT:] if at > steps - RECENT]
     if 2 * len(recent) < min(age, RECENT) or not recent:
-        return None
+        return [None]
     if count >= 2 and _alike(value, seen[-2][1]):
-        return float(value)
+        return [float(value)]
     if newest - seen[0][0] == count - 1:  # at every step: do its values take turns?
         values = [each for _, each in seen]
         period = _period(values)
         if period is not None:
-            return float(values[-period])
-    return float(sorted(recent)[len(recent) // 2])
+            return [float(values[(now - newest - 1) % period - period]) for now in _coming(steps)]
+    return [float(sorted(recent)[len(recent) // 2])]
+
+
+def _coming(steps: int) -> range:
+    return range(steps + 1, steps + 1 + LAGS)
 
 
 def _period(values: list[int]) -> int | None:

@@ -218,11 +218,12 @@ class Outlooks:
             start = allocated if allocated is not None else foresight.start
             if start is None:
                 continue
+            lag = max(0, step - foresight.newest - 1)
             if index:
-                predicted = foresight.peak(batch, kind, start, self._first.get(device))
+                predicted = foresight.peak(batch, kind, start, self._first.get(device), lag)
             else:
                 self._first[device] = start
-                predicted = foresight.peak(batch, kind, start)
+                predicted = foresight.peak(batch, kind, start, None, lag)
             if predicted is None:
                 continue
             peak, phase, sort = predicted

@@ -37,7 +37,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpumon.analysis.forecast.headroom import Room, steps_until
+from gpumon.analysis.forecast.headroom import Room, Taken, steps_until
 from gpumon.analysis.history import StepPeaks
 from gpumon.analysis.lines import Forecast
 from gpumon.analysis.robust import Line, Trend, conformal, exceedance, median, resistant_line, theil_sen
@@ -112,6 +112,7 @@ class Forecaster:
         self._usual: tuple[int, float] | None = None  # under a trend: a step, and the middle peak as of then
         self._apart: list[float] = []  # by how much the window's peaks differ from it
         self._alike = 0  # the newest steps, so many, that are the same in all that is learnt from
+        self._taken = Taken()
         self._settled = False  # what was fitted last was fitted over nothing but such steps
 
     # ------------------------------------------------------------------------------------------------- learning
@@ -140,6 +141,8 @@ class Forecaster:
             self._highest = max(self._highest, self._peaks[0])
         self._window.append(step)
         self._peaks.append(step.peak)
+        if step.reserved_peak is not None:
+            self._taken.observe(step.step, step.reserved_peak, step.peak)
         self._starts.append(step.start)
         self._ends.append(step.end)
         if self._seen % self._stride == 0:
@@ -398,7 +401,8 @@ class Forecaster:
             return steps_until(headroom, rate)
         since, usual = self._usual
         now = usual + rate * (self._window[-1].step + 1 - since)
-        return steps_until(room.above(round(now)), rate, self._apart)
+        left = min(room.above(round(now)), room.available - self._taken.unreachable(room.available) - round(now))
+        return steps_until(left, rate, self._apart)
 
     def _rate(self) -> float | None:
         """Bytes a step by which the peak grows. Random batches hide a leak in the peak, not in what stays."""

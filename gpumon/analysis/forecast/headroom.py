@@ -25,6 +25,9 @@ SHRINKS_Z = 4.0
 SHRINKS_LEAST = 1 << 20
 """bytes a second"""
 
+SEGMENTS, SEGMENTS_LEAST = 9, 3
+"""How many of the newest growths of what is reserved count, and from how many on they tell."""
+
 READINGS = 64
 CHUNKS = 24  # into which the steps are cut between which a large batch and the usual one meet the end
 
@@ -66,6 +69,37 @@ class Others:
         if not steps_per_s or self._slope > -SHRINKS_LEAST:
             return 0.0
         return -self._slope / steps_per_s
+
+
+class Taken:
+    """Follows how the allocator takes memory from the device: in segments, each when what it holds does not do."""
+
+    def __init__(self) -> None:
+        self._reserved = 0
+        self._step = -1
+        self._grown: deque[int] = deque(maxlen=SEGMENTS)  # by so much at a time
+        self._idle: deque[int] = deque(maxlen=SEGMENTS)  # held, and no use, when it did
+
+    def observe(self, step: int, reserved: int, peak: int) -> None:
+        before, self._reserved = self._reserved, reserved
+        follows, self._step = step == self._step + 1, step  # else which peak made it grow was not read
+        if reserved > before and follows:
+            self._grown.append(reserved - before)
+            self._idle.append(max(0, before - peak))
+
+    def unreachable(self, available: int) -> int:
+        """Bytes of what the process can have that no peak will reach: too few for a segment, or idle as one is needed.
+
+        0 where it did not grow often enough to tell.
+        """
+        left = available - self._reserved
+        if len(self._grown) < SEGMENTS_LEAST or left < 0:
+            return 0
+        grown, idle = sorted(self._grown), sorted(self._idle)
+        usual = grown[len(grown) // 2]
+        alike = 4 * (grown[-2] - grown[1]) <= usual
+        rest = left % usual if alike else min(left, usual // 2)  # of any size: half of one, in the mean
+        return rest + (idle[len(idle) // 2] if idle else 0)
 
 
 def steps_until(headroom: int | None, rate: float | None, residuals: Collection[float] = ()) -> int | None:
