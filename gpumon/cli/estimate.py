@@ -97,6 +97,7 @@ def _read_stages(_: click.Context, __: click.Parameter, value: str | None) -> tu
 @click.option(
     "--zero", callback=_read_stages, metavar="STAGE", help="Stage of ZeRO; 3 is FSDP; 0..3 shows all [0: DDP]."
 )
+@click.option("--fsdp1", is_flag=True, help="With --zero 3: FullyShardedDataParallel, not fully_shard.")
 @click.option("--accumulation", type=click.IntRange(min=1), default=1, show_default=True, help="Forwards a step.")
 @click.option("--checkpointing", is_flag=True, help="Activations are recomputed, layer by layer.")
 @click.option("--attention", type=click.Choice(["sdpa", "eager"]), default="sdpa", show_default=True)
@@ -198,6 +199,8 @@ def _workloads(subject: Subject | None, zero: tuple[int, ...] | None, how: Any) 
     stages = zero or (0,)
     if max(stages) and how["world_size"] == 1:
         raise click.UsageError("--zero shares a model among ranks: say how many with --world-size")
+    if how["fsdp1"] and 3 not in stages:
+        raise click.UsageError("--fsdp1 says which FSDP is meant: it goes with --zero 3")
     work = Workload(
         batch=how["batch"],
         sequence=sequence,
@@ -211,6 +214,7 @@ def _workloads(subject: Subject | None, zero: tuple[int, ...] | None, how: Any) 
         inference=inference,
         kv_cache=how["kv_cache"] or 0,
         attention=how["attention"],
+        flat=how["fsdp1"],
     )
     return [replace(work, zero=stage) for stage in stages]
 

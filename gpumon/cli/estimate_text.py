@@ -46,6 +46,7 @@ def _how(work: Workload, has_tokens: bool, forward: bool) -> Iterator[str]:
         parts.append("checkpointing")
     if work.world_size > 1:
         stage = f"ZeRO {work.zero}" if work.zero else "DDP, bucket views" if work.bucket_views else "DDP"
+        stage += " by FSDP1" if work.flat and work.zero == 3 else ""
         parts.append(f"{work.world_size} ranks, {stage}")
     yield from _wrapped(" · ".join(parts))
 

@@ -190,6 +190,18 @@ def test_more_tokens_than_there_are_positions_are_refused(config: Path) -> None:
     assert "more than the 512 this model can be given" in done.output
 
 
+def test_fsdp1_leaves_no_buffer_behind_a_forward_and_is_told_apart(config: Path) -> None:
+    how = ("--config", config, "--world-size", 8, "--zero", 3)
+    after = [
+        next(phase["ledger"]["buckets"] for phase in said["phases"] if phase["phase"] == "forward")
+        for said in (*told(*how), *told(*how, "--fsdp1"))
+    ]
+    assert after[1] < after[0]
+    assert "ZeRO 3 by FSDP1" in " ".join(run(*how, "--fsdp1").output.split())
+    refused = run("--config", config, "--fsdp1")
+    assert (refused.exit_code, "goes with --zero 3" in refused.output) == (2, True)
+
+
 def test_what_cannot_be_read_is_told_in_a_sentence(tmp_path: Path) -> None:
     unknown = written(tmp_path / "unknown.json", {"model_type": "mamba"})
     for arguments, said in (
