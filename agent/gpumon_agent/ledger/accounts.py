@@ -8,11 +8,9 @@ first sampled step has none.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from time import monotonic_ns, thread_time_ns
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable
+from time import monotonic_ns
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,6 +19,7 @@ from gpumon_agent import wire
 from gpumon_agent.governor import SAMPLED_STEP_NS
 from gpumon_agent.leaks import loads
 from gpumon_agent.ledger.activations import Activations
+from gpumon_agent.ledger.booking import NO_COLLECTION, Booked, Cost
 from gpumon_agent.ledger.callers import made
 from gpumon_agent.ledger.composing import Composing
 from gpumon_agent.ledger.composition import History
@@ -46,15 +45,6 @@ _LOOKS = 8  # steps at whose end workspaces are looked for; later only with the 
 _CPU = -1
 
 
-class Cost(Protocol):
-    """Where the cost of reading is booked: the governor."""
-
-    ledger: bool
-    ledger_at_end_only: bool
-    ledger_ns: int
-    ledger_thread_ns: int
-
-
 class Accounts:
     """The books of one process. Called in the training thread, under the guard."""
 
@@ -73,6 +63,8 @@ class Accounts:
         """the newest of each device"""
         self._recorder = recorder
         self._cost = cost
+        self._booked = Booked(cost, clock=True)
+        self._booked_by_thread = Booked(cost, clock=False)
         self._models = models
         self._limited = limited
         self._tell = tell
@@ -136,7 +128,7 @@ class Accounts:
         """A root's forward begins with these."""
         found = self.inventory.inputs(args, kwargs)
         if self._cost.ledger:
-            with self._booked():
+            with NO_COLLECTION, self._booked:
                 self.inventory.beside()
         return found
 
@@ -160,22 +152,10 @@ class Accounts:
     def _walk(self, roots: list[object], *, look: Callable[[], Iterable[Tensor]] = tuple, whole: bool = False) -> None:
         if not self._cost.ledger or not self._activations.known or _nothing_is_real():
             return
-        with self._booked():
-            with _no_collection():
-                self._activations.walk(roots, self.inventory.weights, made=look(), whole=whole)
+        with NO_COLLECTION, self._booked:
+            self._activations.walk(roots, self.inventory.weights, made=look(), whole=whole)
             if self._activations.known:
                 self._peak.graph_walked()
-
-    @contextmanager
-    def _booked(self, *, clock: bool = True) -> Iterator[None]:
-        """What is done within costs. `clock`: by the clock too, which the caller does not book."""
-        began, thread = monotonic_ns(), thread_time_ns()
-        try:
-            yield
-        finally:
-            self._cost.ledger_thread_ns += thread_time_ns() - thread
-            if clock:
-                self._cost.ledger_ns += monotonic_ns() - began
 
     def _current_places(self) -> Places:
         if self._places_left <= 0:
@@ -190,7 +170,7 @@ class Accounts:
     def boundary(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
         """A phase closed on a device: its ledger."""
         if not _nothing_is_real():
-            with self._booked(clock=False), _no_collection():
+            with NO_COLLECTION, self._booked_by_thread:
                 self._boundary(step, phase, index, where, reading)
 
     def _boundary(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
@@ -243,7 +223,7 @@ class Accounts:
     def close_step(self, step: int) -> None:
         """Before the step is told."""
         if self._cost.ledger:
-            with self._booked(), _no_collection():
+            with NO_COLLECTION, self._booked:
                 composed = self._close_step(step)
             self._last_ns = self._cost.ledger_thread_ns
             if composed:
@@ -290,19 +270,3 @@ def _nothing_is_real() -> bool:
         torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
     )
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Thousands of short-lived objects are made within: the collector would take them for a reason to look at all.
-
-    In a process with transformers imported one such look takes a quarter of a second.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

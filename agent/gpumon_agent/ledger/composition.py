@@ -117,7 +117,7 @@ class History:
         """
         if not self.recording:
             return None
-        traces: list[list[dict[str, Any]]] = snapshot()["device_traces"]
+        traces: list[list[dict[str, Any]]] = snapshot(segments=False)["device_traces"]
         self.stop()
         return None if any(len(trace) >= ENTRIES_MAX for trace in traces) else traces
 

@@ -75,6 +75,7 @@ class Inventory:
         self._bucket_looks = 0
         self._until_list = 0
         self._modules: list[weakref.ref[Module]] = []  # those with parameters or buffers of their own
+        self._known: list[weakref.ref[Tensor]] = []  # parameters, as they were looked at last
         self._strays: list[weakref.ref[Tensor]] = []  # parameters of optimizers that are in no watched model
         self._ddp: list[weakref.ref[Module]] = []
         self._sharded: list[weakref.ref[Any]] = []  # FSDP2's own record of a parameter
@@ -133,7 +134,7 @@ class Inventory:
             self._list()
             self._until_list = _LIST_EVERY_FRESH
         self._until_list -= fresh
-        parameters = self._parameters()
+        parameters = self._parameters(fresh=fresh)
         gathered: set[int] = set()  # while FSDP2 has a parameter gathered, it stands in the module in its shard's place
         gathered_bytes = claim(self.gathered(), gathered, index)
         model = self._model_sum(parameters, gathered, index, fresh)
@@ -157,7 +158,7 @@ class Inventory:
         """
         if fleeting:
             yield from (("buckets", tensor, None) for tensor in self.gathered())
-        parameters = self._parameters()
+        parameters = self._parameters(fresh=lasting)
         if lasting:
             yield from (("weights", parameter, None) for parameter in parameters)
             yield from (("buffers", buffer, None) for buffer in self._each_buffer())
@@ -270,8 +271,14 @@ class Inventory:
         for optimizer in _alive(self._optimizers):
             for group in optimizer.param_groups:
                 self._strays += [weakref.ref(p) for p in group["params"] if id(p) not in owned]
+        self._known = []
 
-    def _parameters(self) -> list[Tensor]:
+    def _parameters(self, *, fresh: bool = True) -> list[Tensor]:
+        """Every parameter. Without `fresh` as they were, if they are still there; what FSDP swaps is looked at anew."""
+        if not fresh and self._known and not self._sharded and not self._flat:
+            known = [parameter() for parameter in self._known]
+            if all(parameter is not None for parameter in known):
+                return known
         found: list[Tensor] = [
             parameter
             for reference in self._modules
@@ -282,6 +289,7 @@ class Inventory:
         found += [sharded.sharded_param for sharded in _alive(self._sharded)]
         found += [flat._local_shard for flat in _alive(self._flat) if hasattr(flat, "_local_shard")]
         found += _alive(self._strays)
+        self._known = [weakref.ref(parameter) for parameter in found]
         return found
 
     def _gradients(self, parameters: list[Tensor], claimed: set[int], index: int) -> tuple[int, int]:
@@ -339,7 +347,7 @@ def claim(tensors: Iterable[Tensor], claimed: set[int], index: int) -> int:
     total = 0
     for tensor in tensors:
         if type(tensor) in _PLAIN and tensor.layout is torch.strided:
-            if tensor.get_device() == index and not tensor.is_meta:
+            if tensor.get_device() == index and (index >= 0 or not tensor.is_meta):
                 storage = tensor.untyped_storage()
                 identity = storage._cdata
                 if identity not in claimed and (nbytes := storage.nbytes()):

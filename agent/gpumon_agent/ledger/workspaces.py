@@ -23,6 +23,8 @@ import torch
 
 _snapshot: Any = getattr(torch._C, "_cuda_memorySnapshot", None)  # None: a build without CUDA
 _can_leave_out = "include_traces" in inspect.signature(torch.cuda.memory_snapshot).parameters
+_knows_no_pool = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) >= (2, 15)  # where it was tried
+_NO_POOL = (1 << 60, 1 << 60)
 _PAIR = re.compile(r":(\d+):(\d+)")
 
 
@@ -76,14 +78,19 @@ class Workspaces:
             self.addresses[device] = dict.fromkeys(candidates & before, size)
 
 
-def snapshot(*, traces: bool = True) -> dict[str, Any]:
+def snapshot(*, traces: bool = True, segments: bool = True) -> dict[str, Any]:
     """The allocator's segments, their blocks, and its history, by torch's own function: others may replace it.
 
-    Without `traces` the history is left out, where this torch can. (The history alone could be had by asking for the
-    segments of a pool that does not exist: torch 2.8 crashes there.)
+    Without `traces` the history is left out, without `segments` those are, where this torch can: of a pool that does
+    not exist there are none. (torch 2.8 crashes there.)
     """
+    asked: Any = None
+    if not traces and _can_leave_out:
+        asked = (0, 0, False)
+    elif not segments and _knows_no_pool:
+        asked = _NO_POOL
     try:
-        read: dict[str, Any] = _snapshot(None if traces or not _can_leave_out else (0, 0, False))
+        read: dict[str, Any] = _snapshot(asked)
     except TypeError:  # torch 2.4 takes no argument
         read = _snapshot()
     return read
