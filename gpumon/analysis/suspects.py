@@ -23,6 +23,7 @@ from gpumon_agent import wire
 COUNT_SHARE = 0.25  # of the blocks that were added: several names may share a growth
 STEPS_SHARE = 0.5
 BYTES_SHARE = 0.5
+GRAPH_SHARE = 0.25  # of a long graph only the newest part is measured
 BEST_SHARE = 0.25
 LEAST = 3  # tensors
 LEAST_OF_CUT = 5  # of a census that ended when it had seen enough
@@ -56,6 +57,16 @@ class Suspect:
         path, inside, function = self.holder.name.partition(" in ")
         return f"{path.partition('[')[0]}[*]{inside}{function}"
 
+    def add(self, other: Suspect) -> None:
+        """Counts another's tensors here; the name stays."""
+        self.count += other.count
+        self.bytes += other.bytes
+        self.graph_bytes += other.graph_bytes
+        if other.grown is not None:
+            self.grown = (self.grown or 0) + other.grown
+        for kind, count in other.kinds.items():
+            self.kinds[kind] = self.kinds.get(kind, 0) + count
+
     @property
     def held(self) -> int:
         """Its bytes, and those that its graphs keep."""
@@ -65,6 +76,12 @@ class Suspect:
     def scalar(self) -> bool:
         """Only single numbers, as losses are."""
         return all(_elements(shape) == 1 for shape, _ in self.kinds)
+
+    @property
+    def example(self) -> str:
+        """ "[8, 512] float32" of the most frequent kind."""
+        shape, dtype = max(self.kinds, key=lambda kind: self.kinds[kind])
+        return f"{list(shape)} {dtype}" if shape else f"{dtype} scalars"
 
     @property
     def tensors(self) -> str:
@@ -130,9 +147,29 @@ def explaining(
         return []
     blocks = steps * blocks_per_step if blocks_per_step else 0.0
     grown = steps * bytes_per_step if bytes_per_step else 0.0
-    found = [each for each in suspects(census, device) if _explains(each, census.cut, steps, blocks, grown)]
+    known = suspects(census, device)
+    if not blocks:
+        known = _of_one_name(known)
+    found = [each for each in known if _explains(each, census.cut, steps, blocks, grown)]
     most = max((each.count for each in found), default=0)
     return [each for each in found if each.count >= BEST_SHARE * most]
+
+
+def _of_one_name(known: list[Suspect]) -> list[Suspect]:
+    """Single tensors put together where they are the same attribute of several objects, as of layers."""
+    alike: dict[tuple[str, bool], Suspect] = {}
+    left = []
+    for each in known:
+        attribute = each.holder.name.partition(" in ")[0].rpartition(".")[2] if each.holder is not None else ""
+        if each.count > 1 or not attribute or "[" in attribute:
+            left.append(each)
+            continue
+        first = alike.setdefault((attribute, each.has_graph), each)
+        if first is each:
+            left.append(each)
+        else:
+            first.add(each)
+    return sorted(left, key=lambda suspect: -suspect.held)
 
 
 def _explains(suspect: Suspect, cut: bool, steps: int, blocks: float, grown: float) -> bool:
@@ -140,6 +177,8 @@ def _explains(suspect: Suspect, cut: bool, steps: int, blocks: float, grown: flo
         return True  # it was seen to stay, one as a sample of many
     if suspect.grown is not None and suspect.grown <= 0:
         return False
+    if suspect.graph_bytes and GRAPH_SHARE * grown <= suspect.held <= TOO_MANY_TIMES * grown:
+        return True  # one tensor whose graph gets longer
     if blocks:
         wanted = LEAST_OF_CUT if cut else max(LEAST, min(COUNT_SHARE * blocks, STEPS_SHARE * steps))
         if suspect.count < wanted:

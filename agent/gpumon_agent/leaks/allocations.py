@@ -65,10 +65,10 @@ class Allocations:
         return not self._left and self._closed >= STEPS_AFTER
 
     def read(
-        self, addresses: Collection[int], known: Collection[int]
+        self, addresses: Collection[int], known: tuple[Collection[int], ...]
     ) -> tuple[dict[int, str], tuple[wire.Unclaimed, ...]]:
         """address → file.py:LINE, of those that were made while stacks were kept; and of the others that were made
-        then and are in neither, by line."""
+        then and are in none of `known`, by line."""
         self.unread = False
         found: dict[int, str] = {}
         others: Counter[tuple[int, str]] = Counter()
@@ -77,11 +77,11 @@ class Allocations:
             address = segment["address"]
             for block in segment["blocks"]:
                 wanted = address in addresses
-                if block["state"] == "active_allocated" and block.get("frames") and (wanted or address not in known):
+                if block["state"] == "active_allocated" and block.get("frames"):
                     line = self._line(block["frames"])
                     if line is not None and wanted:
                         found[address] = line
-                    elif line is not None:
+                    elif line is not None and not any(address in each for each in known):
                         others[segment["device"], line] += 1
                         sizes[segment["device"], line] += block["size"]
                 address += block["size"]

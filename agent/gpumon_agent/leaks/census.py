@@ -1,9 +1,10 @@
 """Live tensors that no owner of the ledger claims, and who holds them: begun by suspicion or on request, in slices.
 
 Model. First the storages of the ledger's owners are gone through (owners.py), then objects from names downward
-(walk.py), in rounds: the user's variables to six levels, to nine, then to the bottom, last what installed packages'
-modules hold. A round that has explained the growth ends a census that growth began. What is found is grouped by shape,
-type, device and whether it holds a graph; a storage counts once, for the name that leads to it first.
+(walk.py), in rounds: the user's variables to six levels, to nine, to 24, then to the bottom, last what installed
+packages' modules hold. A round that has explained the growth ends a census that growth began. What is found is grouped
+by shape, type, device and whether it holds a graph; a storage counts once, for the name that leads to it first. What
+no name leads to any more is looked at once more, as a reference cycle (cycles.py).
 
 Slices run as a step closes, in the training thread. They have a quarter of the governor's budget, saved up for
 `CREDIT_STEPS` steps at most; until what was spent is saved up again, the agent's other work has half of the budget. One
@@ -49,19 +50,22 @@ from gpumon_agent.ledger.composition import History
 from gpumon_agent.ledger.inventory import Inventory
 from gpumon_agent.ledger.storages import plain
 
-SLICE_NS = 400_000  # a slice ends at the first look at the clock after it
+SLICE_NS = 500_000  # a slice ends at the first look at the clock after it
 PAUSE_NS = 70_000_000
 TELLING_NS = 15_000_000  # after it, for saying what was found so far
 CREDIT_STEPS = 200
 ROUNDS = (
     ("user", 6, True),
     ("beside", 6, False),
-    ("user beside", 9, True),
+    ("user", 9, True),
+    ("beside", 9, False),
+    ("user", 24, True),
+    ("registries", 9, False),
     ("user beside", DEPTH_MAX, True),
     ("packages", DEPTH_MAX, False),
 )
 """where from, how many levels, and whether to look again into what the rounds before have visited"""
-_ROUNDS_AFTER_NINE_LEVELS = 2  # where one tensor gets larger there is no heap to wait for
+_ROUNDS_AFTER_NINE_LEVELS = 4  # where one tensor gets larger there is no heap to wait for
 _LEAST_NS = 60_000  # of budget, for a slice: finding the way back takes some of it
 _EXPLAINED = 0.5  # of the blocks that were added
 _STRIDED = torch.strided
@@ -125,7 +129,7 @@ class Census:
         self._credit_ns = 0
         self._earned_ns = 0  # by one step
         self._before: Counter[_Key] | None = None
-        self._tensors_before: Counter[int] = Counter()  # by device
+        self._heaped_before: Counter[int] = Counter()  # by device
         self._files = Files()
         self.allocations = Allocations(history, self._files)
         self._blocks: dict[int, int] = {}  # live blocks at the census before
@@ -179,8 +183,9 @@ class Census:
     def _begin(self, step: int, reason: str, figures: tuple[tuple[int, int | None, int | None], ...]) -> None:
         self._governor.give_way(True)
         blocks = {device: count for device, _, count in figures if count is not None}
-        added = {device: count - self._blocks.get(device, count) for device, count in blocks.items()}
-        self._taking = _Taking(self, step, reason, added if self._blocks else {})
+        before = self._blocks or self.suspicion.blocks_at_first()
+        added = {device: count - before.get(device, count) for device, count in blocks.items()}
+        self._taking = _Taking(self, step, reason, added)
         if reason != "checkpoint":
             self._blocks = blocks
             if sum(blocks.values()) <= BLOCKS_MAX:
@@ -216,13 +221,13 @@ class Census:
             self._taking = taking
         return complete
 
-    def publish(self, census: wire.Census, counts: Counter[_Key], tensors: Counter[int], *, complete: bool) -> None:
+    def publish(self, census: wire.Census, counts: Counter[_Key], heaped: Counter[int], *, complete: bool) -> None:
         """One is complete, or has found so much."""
         self.newest = census
         if not complete:
             self._say((census,))
             return
-        self._tensors_before = tensors
+        self._heaped_before = heaped
         self._number = census.number + 1
         self._before = counts
         self._say((census,))
@@ -245,6 +250,7 @@ class _Taking:
         self._single: set[str] = set()  # names that are one tensor's
         self._tallies: dict[_Key, _Tally] = {}
         self._tensors: Counter[int] = Counter()  # by device
+        self._heaped: Counter[int] = Counter()  # those with others beside them
         self._largest = 0  # group
         self._walk = Walk(self._found, self._files, roots.of_module)
         self._wanted: dict[int, tuple[Load, int]] = {}  # storages that loads have left: whose, and on which device
@@ -303,7 +309,7 @@ class _Taking:
 
     def _go_round(self, clock: Clock) -> bool:
         """Round by round, until one has explained the growth."""
-        while self._walk.run(clock):
+        while self._walk.run(clock, self._explains):
             if not self._rounds or self._explains():
                 return True
             if clock.over():
@@ -321,6 +327,8 @@ class _Taking:
                 found += roots.of_the_user(self._files, self._modules[True][::-1])
             if "beside" in which:
                 found += roots.beside(self._files, self._watched())
+            if "registries" in which:
+                found += roots.registries()
             if "packages" in which:
                 found += roots.of_packages(self._modules[False])
             self._walk.begin(found, limit=levels, installed="packages" in which, again=again)
@@ -340,8 +348,8 @@ class _Taking:
         if not added:
             few = not self._census.suspicion.blocks_grow and len(self._rounds) <= _ROUNDS_AFTER_NINE_LEVELS
             return self._largest >= _FIRST_HEAP or few
-        before = self._census._tensors_before
-        return all(self._tensors[device] - before[device] >= _EXPLAINED * count for device, count in added.items())
+        before = self._census._heaped_before
+        return all(self._heaped[device] - before[device] >= _EXPLAINED * count for device, count in added.items())
 
     def _found(self, tensor: Any, walk: Walk) -> bool:
         kind = type(tensor)
@@ -374,7 +382,8 @@ class _Taking:
         if not nbytes:
             return False
         name = walk.name()
-        if "*" not in name.text and "…" not in name.text:  # one place, which holds another tensor than a while ago
+        several = "*" in name.text or "…" in name.text
+        if not several:  # one place, which holds another tensor than a while ago
             if self._reason == "growth":
                 graph = tensor.requires_grad and not tensor.is_leaf
                 key = (tensor.shape, tensor.dtype, part.get_device(), graph)
@@ -399,6 +408,8 @@ class _Taking:
         if name in tally.holders or len(tally.holders) < _NAMES_MAX:
             tally.holders[name] += 1
         self._tensors[device] += 1
+        if several or tally.count >= _HEAP:
+            self._heaped[device] += 1
         if device != _HOST or not torch.cuda.is_initialized():
             self._largest = max(self._largest, tally.count)
         return True
@@ -418,7 +429,7 @@ class _Taking:
             return False
         wanted = {address for tally in self._tallies.values() for address in tally.addresses}
         wanted.update(each.address for each in self._cycles.found)
-        self._lines, self._unclaimed = allocations.read(wanted, self._known | self._owners.addresses)
+        self._lines, self._unclaimed = allocations.read(wanted, (self._known, self._owners.addresses))
         return True
 
     def _tell(self, clock: Clock) -> bool:
@@ -516,7 +527,7 @@ class _Taking:
                 unclaimed=self._unclaimed,
             ),
             Counter({key: tally.count for key, tally in self._tallies.items()}),
-            self._tensors,
+            self._heaped,
             complete=complete,
         )
 
@@ -547,6 +558,7 @@ _GRAPHS_MAX = 3  # of a group: the first may be the present step's, whose graph 
 _GRAPH_NS = 200_000
 _FRESH_NS = 100_000  # spent by a slice that has only just begun
 _CYCLES_TOLD = 3  # at once, each
+_HEAP = 5  # tensors alike
 _FIRST_HEAP = 8  # tensors alike, in a first census: that is what grew
 
 

@@ -8,6 +8,7 @@ import functools
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
@@ -16,7 +17,7 @@ from typing import Any
 from gpumon_agent.leaks.holders import Files, ours, place, stored_at
 from gpumon_agent.leaks.walk import Root
 
-_SOURCE_BYTES_MAX = 1 << 20
+_SOURCE_BYTES_MAX = 1 << 17  # reading and searching one is a single piece of work
 _FRAMES_MAX = 400
 _GLOBAL_HOOKS = (
     "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
@@ -25,7 +26,7 @@ _GLOBAL_HOOKS = (
 
 
 def of_the_user(files: Files, modules: Iterable[str]) -> list[Root]:
-    """The main module, the functions that run in this thread (outermost first), then the user's other modules.
+    """The functions that run in this thread (outermost first), the main module, then the user's other modules.
 
     `modules`: those known by name; the walk meets more.
     """
@@ -54,7 +55,7 @@ def of_the_user(files: Files, modules: Iterable[str]) -> list[Root]:
         if name != "__main__" and (space := _namespace(name)) is not None and id(space) not in namespaces
     ]
     del stack
-    return [*namespaces.values(), *frames, *others]
+    return [*frames, *namespaces.values(), *others]
 
 
 def beside(files: Files, objects: Iterable[tuple[str, Any]]) -> list[Root]:
@@ -83,6 +84,14 @@ def beside(files: Files, objects: Iterable[tuple[str, Any]]) -> list[Root]:
         Root(_context, named=True),
         Root(lambda: vars(builtins), prefix="builtins.", named=True),
         Root(lambda: threading._active, prefix="threads", kind="attribute"),  # type: ignore[attr-defined]
+    ]
+
+
+def registries() -> list[Root]:
+    """Where Python itself keeps what it is handed."""
+    return [
+        Root(lambda: weakref.finalize._registry, prefix="weakref.finalize._registry"),  # type: ignore[attr-defined]
+        Root(_loggers, prefix="logging.getLogger"),
     ]
 
 
@@ -134,6 +143,11 @@ _EMPTY = ModuleType("empty")
 def _context() -> dict[str, Any]:
     """What this thread's context variables hold: no object leads to it, only the thread does."""
     return {f"{variable.name}.get()": value for variable, value in contextvars.copy_context().items()}
+
+
+def _loggers() -> Any:
+    root = getattr(sys.modules.get("logging"), "root", None)
+    return None if root is None else root.manager.loggerDict
 
 
 def _namespace(name: str) -> dict[str, Any] | None:

@@ -67,6 +67,10 @@ class Suspicion:
         self.grows = False
         self.blocks_grow = False  # else a few tensors that get larger
 
+    def blocks_at_first(self) -> dict[int, int]:
+        """By device: live blocks where it began to look."""
+        return {device: rises[1].first for device, rises in self._rises.items() if rises[1].first is not None}
+
     def step_closed(self, step: int, figures: Iterable[tuple[int, int | None, int | None]]) -> bool:
         """(device, allocated, blocks) as this step ended. True: look now."""
         if step < FIRST_STEP:

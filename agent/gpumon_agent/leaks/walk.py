@@ -91,6 +91,7 @@ class _Level:
     items: Any = None  # in a slice: an iterator
     index = 0  # next within the chunk
     base = 0  # cursor of the chunk's first entry
+    alike: Any = None  # what of its place goes into its name
     holder: holders.Name | None = None  # of tensors that are direct elements: the same for all of them
 
     def __init__(self, obj: Any, how: int, at: int, key: Any, label: str | None, tag: str, style: int) -> None:
@@ -124,6 +125,7 @@ class Walk:
         self._users_how: dict[int, tuple[weakref.ref[type], int]] = {}
         self._clock = Clock(0)
         self._holders: dict[int, holders.Name] = {}  # of containers, by id
+        self._named: dict[Any, holders.Name] = {}  # of places that are told alike, below one root
         self._lines: dict[tuple[str, int, str], int | None] = {}
         self._limit = DEPTH_MAX
         self._installed = False
@@ -144,8 +146,8 @@ class Walk:
         if again:
             self._visited = {}
 
-    def run(self, clock: Clock) -> bool:
-        """Walks on until the clock says so. True: this round is complete."""
+    def run(self, clock: Clock, enough: Callable[[], bool]) -> bool:
+        """Walks on until the clock says so. True: this round is complete. `enough` is asked before each root."""
         levels = self._levels
         self._clock = clock
         self._resume()
@@ -153,6 +155,8 @@ class Walk:
             while levels or self._roots:
                 if levels:
                     self._advance(levels[-1])
+                elif enough():
+                    self._roots.clear()
                 else:
                     self._enter()
                 if clock.over():  # asked last: finding the way back may have taken all of a short slice
@@ -165,6 +169,7 @@ class Walk:
 
     def _enter(self) -> None:
         next_ = self._roots.pop()
+        self._named.clear()
         self._root = root = self._of_module(next_) if isinstance(next_, str) else next_
         obj = root.find()
         if obj is None:
@@ -465,7 +470,7 @@ class Walk:
                 self._meet(module)
             elif not self._installed:
                 return False
-        elif kind in (SEQUENCE, DICT) and not gc.is_tracked(child):
+        elif type(child) in _UNTRACKED_IF_EMPTY and not gc.is_tracked(child):
             return False  # nothing in it could hold anything
         elif kind == ROWS and not child.dtype.hasobject:
             return False
@@ -496,7 +501,11 @@ class Walk:
         elif how == REFERENTS and kind == DICT and type(child) is dict and holders.instance_dict(level.obj) is child:
             label, style = "", _NAMED
         at = level.base + index if level.places is None else level.places[index]
-        self._levels.append(_Level(child, kind, at, key, label, tag, style))
+        new = _Level(child, kind, at, key, label, tag, style)
+        starred = _starred(level)
+        place = None if starred else (at, key)
+        new.alike = kind, place, label, type(child) if kind == REFERENTS else None
+        self._levels.append(new)
         return True
 
     def _tensor(self, tensor: Any, level: _Level, edge: Any) -> None:
@@ -525,6 +534,24 @@ class Walk:
             if known is not None:  # what came into it since another way led there is held by the same
                 level.holder = known
                 return known
+        edge = self._tensor_edge
+        if type(edge) not in (str, int):
+            edge = edge[0] if level.edges is not None and level.how in (PAIRS, CLASS, TENSOR) else edge is _KEY
+        entry = None if _starred(level) else (level.base + level.index - 1, edge)
+        alike = (*(each.alike for each in self._levels), entry or edge is True)
+        told = self._named.get(alike)
+        if told is None:
+            told = self._tell()
+            if len(self._named) < _HOLDERS_MAX:
+                self._named[alike] = told
+        if steady:
+            level.holder = told
+            if len(self._holders) < _HOLDERS_MAX:
+                self._holders[level.identity] = told
+        return told
+
+    def _tell(self) -> holders.Name:
+        level = self._levels[-1]
         labels: list[str] = []
         tags: set[str] = set()
         where: str | None = None
@@ -553,12 +580,7 @@ class Walk:
             text = root.prefix + text + root.suffix
         kind = next((each for each in _PRIORITY if each in tags), root.kind)
         text = text.replace("hook.closure", "hook closure").replace(".cache.keys()", ".cache")
-        told = holders.Name(text, kind, where or root.where(variable))
-        if steady:
-            level.holder = told
-            if len(self._holders) < _HOLDERS_MAX:
-                self._holders[level.identity] = told
-        return told
+        return holders.Name(text, kind, where or root.where(variable))
 
     def way(self) -> Iterator[Any]:
         """The objects that lead to the tensor that `found` is being told of, the innermost first."""
@@ -615,6 +637,13 @@ def _shortened(labels: Iterable[str]) -> Iterator[str]:
         yield label * times if few else f"{label}…"
 
 
+def _starred(level: _Level) -> bool:
+    """Whether what is in it is told alike, as "[*]"."""
+    if level.how in _CONTAINERS:
+        return not _fixed(level.obj)
+    return level.how == DICT and level.style == _ITEM and len(level.obj) > _NAMED_KEYS_MAX
+
+
 def _fixed(container: Any) -> bool:
     """Whether a container's entries are told by their place: a record's, a small tuple's, the only one."""
     if isinstance(container, tuple):
@@ -630,6 +659,7 @@ def _entry_of(container: Any, at: int) -> str:
 
 
 _PRIORITY = ("bounded", "hook", "cache", "traceback", "generator", "closure", "default", "class", "module", "attribute")
+_UNTRACKED_IF_EMPTY = (tuple, dict)  # those made in C may be untracked, and hold tensors all the same
 _CONTAINERS = (SEQUENCE, DEQUE, SET, ROWS)
 _NAMED_KEYS_MAX = 32
 _PLACES_MAX = 8

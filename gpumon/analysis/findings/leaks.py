@@ -103,7 +103,7 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, per_step: int
         severity = "info"
     so_far = main.so_far or 0 if main.figure != "blocks" else 0
     if suspect.cyclic:
-        title = f"tensors such as {suspect.tensors.partition(' ')[2]} stay in reference cycles{look.where}"
+        title = f"tensors such as {suspect.example} stay in reference cycles{look.where}"
         counted = f" since step {units.count(main.since)}"
     else:
         title = f"{suspect.tensors}{graph}{look.where}, {_pace(suspect, steps)}"
@@ -178,12 +178,17 @@ def _evidence(main: Growth) -> str:
 
 def _pace(suspect: Suspect, steps: int) -> str:
     """ "one a step", "3 a step", "one every 5 steps"; of one tensor that it grows."""
-    if suspect.count == 1:
+    if _gets_longer(suspect):
         return "growing"
     rate = suspect.count / max(1, steps)
     if rate >= 0.67:
         return f"{units.count(round(rate))} a step" if round(rate) > 1 else "one a step"
     return f"one every {units.count(round(1 / rate))} steps"
+
+
+def _gets_longer(suspect: Suspect) -> bool:
+    """One tensor of which there is another, longer one each step; or one such in each of a few layers."""
+    return suspect.count == 1 or (len(suspect.names) == 1 and len(suspect.kinds) == suspect.count)
 
 
 def _interval(main: Growth) -> str:
@@ -219,7 +224,7 @@ def _remedy(suspect: Suspect) -> str:
         return f"store .detach() (and .cpu(), where it is for later) in {name}: each tensor keeps its whole graph alive"
     if holder is not None and holder.kind in INSTEAD:
         return INSTEAD[holder.kind]
-    if suspect.count == 1:
+    if _gets_longer(suspect):
         return f"{name} is one tensor that gets longer: write chunks to the host (.cpu()), or start it anew each epoch"
     if suspect.scalar:
         return f"store numbers in {name}, value.item(): each tensor takes a block of 512 bytes"

@@ -15,10 +15,7 @@ STEPS = 150  # a busy machine takes that long to name it; on an idle one it is n
 
 @dataclass(frozen=True)
 class Leak:
-    """One script. `holder`: the names of which the finding must hold one; `steps`: after which it must be found.
-
-    Nobody holds what only a cycle keeps: there the holder must be null.
-    """
+    """One script. `holder`: the names of which the finding must hold one; `steps`: after which it must be found."""
 
     name: str
     code: str
@@ -96,7 +93,7 @@ LEAKS = (
         context_variable="tensor-leak TRACE/trace",
         writer_thread="tensor-leak pending",
         weak_with_a_strong_twin="tensor-leak strong",
-        cycles_without_gc="tensor-leak nobody",
+        cycles_without_gc="tensor-leak cycle",
     ),
     *_leaks(
         "training",

@@ -95,7 +95,7 @@ def replay_buffer(clean):
     replay = ReplayBuffer(capacity=12 if clean else None)
     for states, returns in loader:
         optimizer.zero_grad()
-        actions = policy(states)  # made
+        actions = policy(states)
         F.mse_loss(actions, returns).backward()
         optimizer.step()
         replay.push(states, actions.detach(), returns)
