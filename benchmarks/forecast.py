@@ -229,8 +229,8 @@ def spend(
         figures = step_peaks(record, 0)
         if figures is not None:
             forecaster.observe(figures)
-        forecaster.forecast(Room(8 * GIB))
-        foreseen.observe(record, 0)
+        foreseen.note(record, record.phases)
+        forecaster.forecast(Room(8 * GIB, foreseen.fragments.bytes))
 
     for step in range(4000):
         length = 512 if kind == "same shapes" else rng.randint(32, 900)

@@ -7,8 +7,10 @@ the optimizer's gradients, temporaries and rest. A change scales or removes part
     forward = S + f        backward = S + f + d        optimizer = S + gradients + temporaries + rest
 
 Batch and sequence scale f and d by what was learnt of the run's batches (the agent's needs) where those differed;
-where all were alike f is taken in proportion (a length up to its square), and d lies between standing still and growing
-with it. Each figure is a span: low, expected, high. What was not measured and cannot be derived is said, not guessed.
+where all were alike f is taken in proportion (a length up to its square; up to `FIXED_SHARE` of it may stand still),
+and of d no more stands still than the gradients of the parameters, one of them twice. Checkpointing takes what the repeated blocks save;
+one of them is computed again when the rest of backward's needs may have gone. Each figure is a span: low, expected,
+high. What was not measured and cannot be derived is said, not guessed.
 Source. The phases of a step as in gpumon.analysis.estimate.closed_form; ZeRO: Rajbhandari et al. 2020.
 Cost. O(1) a change; checkpointing walks the model's modules.
 
@@ -32,6 +34,8 @@ from gpumon_agent.forecast.needs import features
 
 STEPS = 256
 SETTLED = 2  # the first step has no optimizer state, the second new buckets
+FIXED_SHARE = 0.2
+"""Of what forward adds: may be there whatever the batch, as workspaces are, and blocks that are rounded up."""
 NEW_BATCHES = 3
 """Different batches from which on what was learnt of them is carried to others."""
 
@@ -143,6 +147,7 @@ class Parts:
     forward: Span
     more: Span  # what backward adds to it
     measured: float  # forward, as it was
+    gathered: float = 0.0  # weights that may be gone again as the optimizer steps
     notes: tuple[str, ...] = field(default=())
 
 
@@ -175,10 +180,11 @@ def _answer(rank: RankFrame, report: DeviceReport, foreseen: Foreseen, figures: 
             parts = apply(rank, report, parts, change)
     except Untold as why:
         return Answer(change, why_not=str(why))
+    optimizer = parts.start + parts.gradients + parts.temporaries + parts.rest
     phases = {
         wire.FORWARD: parts.forward + parts.start,
         wire.BACKWARD: parts.forward + parts.more + parts.start,
-        wire.OPTIMIZER: exactly(parts.start + parts.gradients + parts.temporaries + parts.rest),
+        wire.OPTIMIZER: Span(optimizer - parts.gathered, optimizer, optimizer),
     }
     phase = max(phases, key=lambda name: phases[name].expected)
     peak = Span(
@@ -263,16 +269,23 @@ def _other_batch(
     f, d = parts.forward.expected, parts.more.expected
     scale = factor * length
     highest = factor * length * length if length > 1 else scale
-    notes = (*notes, "all batches were alike: forward in proportion, backward between as now and in proportion")
-    low, high = sorted((d, d * scale))
+    fixed = scale + FIXED_SHARE * (1 - scale)
+    notes = (*notes, "all batches were alike: activations in proportion, gradients of parameters as now")
+    still = min(max(d, 0.0), parts.gradients + _largest(rank))  # a last one is made before it is added
+    low, high = sorted((still + (d - still) * scale, d * scale))
     return replace(
         parts,
         start=start,
         inputs=parts.inputs * (1 + grown),
         notes=notes,
-        forward=Span(f * min(scale, highest), f * scale, f * max(scale, highest)),
+        forward=Span(f * min(scale, highest, fixed), f * scale, f * max(scale, highest, fixed)),
         more=Span(low, (low + high) / 2, high),
     )
+
+
+def _largest(rank: RankFrame) -> float:
+    """Gradients of the module with most of them."""
+    return float(max((m.trainable_bytes for record in rank.models for m in record.modules), default=0))
 
 
 def _has_length(rank: RankFrame, shapes: Sequence[Sequence[int]]) -> bool:
@@ -309,8 +322,7 @@ def _accumulated(rank: RankFrame, report: DeviceReport, parts: Parts, change: Ch
     if change.accumulate <= 1:
         return parts
     grads = parts.gradients
-    modules = [m.trainable_bytes for record in rank.models for m in record.modules]
-    largest = float(max(modules, default=0))
+    largest = _largest(rank)
     d = parts.more
     # a later micro-batch finds the gradients there: no more part of what its backward adds, but one at a time is
     expected = max(0.0, d.expected - grads) + grads + largest
@@ -331,7 +343,9 @@ def _checkpointed(rank: RankFrame, report: DeviceReport, parts: Parts, change: C
     kept = max(blocks) * scale
     gone = (saved - max(blocks)) * scale
     f = parts.forward
-    forward = Span(max(kept, f.low - gone), max(kept, f.expected - 0.9 * gone), max(kept, f.high - 0.75 * gone))
+    forward = Span(
+        max(0.0, f.low - saved * scale), max(kept, f.expected - 0.9 * gone), max(kept, f.high - 0.75 * gone)
+    )
     note = f"{len(blocks)} blocks: one at a time is computed again; each keeps its input"
     return replace(parts, forward=forward, notes=(*parts.notes, note))
 
@@ -406,8 +420,11 @@ def _zero(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -
         more = more + Span(-gone, -gone / 2, 0.0)
         notes = (*notes, "gradients go bucket by bucket, so some of them stand at backward's peak")
     forward = parts.forward
+    unit = float(max((m.parameter_bytes for record in rank.models for m in record.modules), default=0))
+    if change.zero == 2:  # some keep their shard of the weights beside all of them
+        forward = forward + Span(0.0, 0.0, parts.weights / ranks + unit)
+        parts = replace(parts, gathered=parts.weights * spared)  # and let the others' go after backward
     if change.zero >= 3:
-        unit = float(max((m.parameter_bytes for record in rank.models for m in record.modules), default=0))
         start -= parts.weights * spared
         forward = forward + Span(unit, unit, 2 * unit)
     return replace(

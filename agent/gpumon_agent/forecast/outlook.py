@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gpumon_agent import wire
-from gpumon_agent.forecast.foresight import Foresight
+from gpumon_agent.forecast.foresight import Foresight, Kind
 from gpumon_agent.forecast.needs import AFTER, KNOWN, Features, Shapes, features
 from gpumon_agent.guard import say
 
@@ -185,7 +185,7 @@ class Outlooks:
         self._expandable = expandable
         self._devices: dict[int, Foresight] = {}
         self._fragments: dict[int, Fragments] = {}
-        self._known: dict[tuple[tuple[int, ...], ...], tuple[Features | None, tuple[int, ...]]] = {}
+        self._known: dict[tuple[tuple[int, ...], ...], tuple[Features | None, Kind, Kind]] = {}
         self._groups: deque[tuple[int, Sequence[tuple[int, ...]]]] = deque(maxlen=4096)
         self._open: list[wire.Phase] = []
         self._first: dict[int, int] = {}  # device -> allocated as the step's first batch came
@@ -206,11 +206,11 @@ class Outlooks:
         if known is None:
             if len(self._known) >= _CACHED:
                 self._known.clear()
-            known = self._known[key] = features(shapes), tuple(map(len, shapes))
-        batch, dimensions = known
+            dimensions = tuple([len(shape) for shape in shapes])
+            known = self._known[key] = features(shapes), (False, dimensions), (True, dimensions)
+        batch, kind = known[0], known[2] if index else known[1]
         if batch is None:
             return
-        kind = (index > 0, dimensions)
         for device, allocated, so_far in now:
             foresight = devices.get(device)
             if foresight is None:
