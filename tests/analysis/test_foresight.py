@@ -143,6 +143,15 @@ def test_a_phase_that_comes_every_seventh_step_is_expected_then_and_only_then() 
     assert all(expected == (step % 7 == 3) for step, expected in said)
 
 
+def test_the_state_that_the_first_optimizer_step_made_is_not_expected_a_second_time() -> None:
+    foresight = Foresight()
+    first = phases(0, WEIGHTS, 50 * MIB, 60 * MIB, state=WEIGHTS + STATE)
+    foresight.learn(0, first, [((8, 64),)])
+    said = foresight.peak((512, 0, 8 * 64 * 64), (False, (2,)), WEIGHTS + STATE)
+    assert said is not None
+    assert said[0] == WEIGHTS + STATE + 60 * MIB
+
+
 def test_what_takes_turns_is_said_of_the_step_that_comes_though_the_one_before_is_not_learnt_yet() -> None:
     foresight, start, batch, kind = Foresight(), WEIGHTS + STATE, (512, 0, 8 * 64 * 64), (False, (2,))
     for step in range(41):

@@ -248,7 +248,8 @@ class Foresight:
                     laters[ahead] = expected
                 elif expected is not None and (rest is None or expected > rest[0]):
                     rests[ahead] = expected, name
-        self._rest, self._later = rests, laters
+        # what the first optimizer step peaked at is the state that it made, which stands below the second one's peaks
+        self._rest, self._later = rests if self.steps > 1 else [None], laters
 
     def _score(self, step: int, first: _Batch, batches: list[_Batch], after: dict[str, int]) -> None:
         predicted = self.peak(first.features, first.kind, first.start)
