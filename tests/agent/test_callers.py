@@ -39,6 +39,18 @@ def test_the_rest_of_a_batch_is_what_stands_beside_what_was_given() -> None:
     assert {len(each) for each in within(UserDict(x=torch.ones(1), y=torch.ones(2)))} == {1, 2}
 
 
+def test_a_librarys_list_of_micro_batches_is_looked_into_and_a_scripts_is_not() -> None:
+    source = (
+        "def step(look):\n    several = [{'x': torch.ones(n)} for n in (1, 2, 3)]\n    return look(several[1]['x'])\n"
+    )
+    found = {}
+    for file in ("site-packages/trainer.py", "train.py"):
+        namespace: dict[str, Any] = {"torch": torch, "__name__": "trainer"}
+        exec(compile(source, f"/lib/{file}", "exec"), namespace)
+        found[file] = namespace["step"](lambda given: {len(each) for each in here(callers.beside, [given])})
+    assert found == {"site-packages/trainer.py": {1, 2, 3}, "train.py": {2}}
+
+
 def test_what_was_made_has_a_graph() -> None:
     def step() -> list[Tensor]:  # without an assert: pytest's calls locals(), and such functions are passed over
         data, loss = torch.ones(1), torch.ones(3, requires_grad=True) * 2

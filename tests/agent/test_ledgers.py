@@ -22,10 +22,6 @@ from gpumon_agent.ledger.saving import READABLE
 RUNNER = "../agent/run_ledger"
 AT_BOUNDARIES = 0.001  # of allocated
 AT_PEAKS = 0.02
-UNNAMED = {  # bytes that nobody can name, where they are more than that; found by their allocations' stacks
-    # the loader's next batch, which only a generator holds, and the Trainer's list of micro-batches to come
-    "hf-trainer-all": 8_284,
-}
 OF_THE_FRAMES = 163_844
 """As an exception ends a phase: what its frames hold, a layer's output or the gradient of one."""
 TAKES_LONG = ("compile-inductor",)
@@ -56,7 +52,6 @@ def sum_of(lines: Any, *names: str) -> int:
 
 @pytest.mark.parametrize("scenario", [s for s in PLAIN if s.name not in TAKES_LONG], ids=lambda scenario: scenario.name)
 def test_every_byte_is_accounted_for(run: Any, scenario: Scenario) -> None:
-    unnamed = UNNAMED.get(scenario.name, 0)
     for entries in run(scenario).ranks:
         assert entries[-1] == {"failures": []}
         phases = {(p.step, p.phase, p.index): p for p in (wire.Phase(**e["phase"]) for e in entries if "phase" in e)}
@@ -71,9 +66,9 @@ def test_every_byte_is_accounted_for(run: Any, scenario: Scenario) -> None:
             # in FSDP's forward and backward modules show what is gathered
             if walked is not None and ("fsdp" not in scenario.name or owners.phase == wire.OPTIMIZER):
                 assert {name: getattr(owners, name) for name in walked} == walked
-            if READABLE and owners.step >= first and not owners.hidden:  # who hides bytes is told by name
+            if READABLE and owners.step >= first:
                 aborted = phases[owners.step, owners.phase, owners.index].flags & wire.ABORTED
-                known = OF_THE_FRAMES if aborted else unnamed
+                known = OF_THE_FRAMES if aborted else 0
                 assert 0 <= (lines.unexplained or 0) <= max(AT_BOUNDARIES * (lines.allocated or 0), known), owners
         peaks = [wire.Ledger(**e["peak"]) for e in entries if "peak" in e]
         for peak in peaks:

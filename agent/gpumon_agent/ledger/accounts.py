@@ -190,6 +190,14 @@ class Accounts:
             self._tell("cudaMallocAsync knows no blocks: workspaces and what a peak was made of stay unknown")
         if where.type == "cuda" and tracked and self._looks_for_workspaces(step, phase):
             self._workspaces.look(device, lambda: self._whose.addresses(saved))
+        workspaces = self._workspaces.bytes(device)
+        activations = sum(each.nbytes for each in saved)
+        casting = _casts_weights(where.type)
+        if casting and reading.requested is not None:  # as far as there is room: a cache cannot be looked into
+            named = activations + sum(owners) + sum(each or 0 for each in (checkpoints, other_models, workspaces))
+            activations += min(self._activations.cast_bytes(device), max(0, reading.requested - named))
+        elif not casting:
+            self._activations.forget_casts()
         ledger = wire.Ledger(
             step,
             phase,
@@ -199,11 +207,11 @@ class Accounts:
             reading.requested if tracked else None,
             reading.reserved,
             *owners,
-            activations=sum(each.nbytes for each in saved) if self._activations.known else None,
-            workspaces=self._workspaces.bytes(device),
+            activations=activations if self._activations.known else None,
+            workspaces=workspaces,
             checkpoints=checkpoints,
             other_models=other_models,
-            hidden=(*self._activations.hidden, *_cast_weights(where.type))[:16],
+            hidden=(*self._activations.hidden, *(("autocast's copies of weights",) if casting else ()))[:16],
         )
         self.ledgers[ledger.device] = ledger
         self._recorder.append(ledger)
@@ -255,13 +263,12 @@ def _index(where: torch.device) -> int:
     return _CPU if where.type == "cpu" else where.index or 0
 
 
-def _cast_weights(kind: str) -> tuple[str, ...]:
-    """Within autocast its copies of weights: what no gradient needs (a first layer's) only its cache holds."""
+def _casts_weights(kind: str) -> bool:
+    """Within autocast, which keeps copies of weights: what no gradient needs (a first layer's) only its cache holds."""
     try:
-        on = torch.is_autocast_enabled(kind) and torch.is_autocast_cache_enabled()
+        return bool(torch.is_autocast_enabled(kind) and torch.is_autocast_cache_enabled())
     except RuntimeError:  # no autocast on this kind of device
-        return ()
-    return ("autocast's copies of weights",) if on else ()
+        return False
 
 
 def _nothing_is_real() -> bool:

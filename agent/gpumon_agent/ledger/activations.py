@@ -4,7 +4,9 @@ Model. On a sampled step the graph is walked (graph.py) as the root's forward en
 backward begins, from where it begins: then the loss is there too. (An evaluation has no graph; what it returned is
 noted all the same.) Each storage is noted once, weakly. At any boundary
 activations are the noted storages that are still alive and that no owner (weights, inputs, ...) claims: after a plain
-backward none, with a graph or an output that somebody keeps, those. A storage's Python object lives exactly as long as
+backward none, with a graph or an output that somebody keeps, those. Within autocast its cache keeps a copy of each
+weight that was multiplied: those that no gradient needs (a first layer's, biases) are in no node; their sizes follow
+from the nodes that made them. A storage's Python object lives exactly as long as
 the storage, so a weak reference tells.
 Cost: graph.py's; a look at the clock ends a walk that takes longer than `WALK_NS`. Then as many sampled steps pass
 without one, twice as many each time it happens again (at most `REST_MAX`), and a walk that ends well begins anew.
@@ -22,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpumon_agent.ledger.graph import Place, Places, TooLarge, Walk
+from gpumon_agent.ledger.graph import Cast, Place, Places, TooLarge, Walk
 from gpumon_agent.ledger.saving import READABLE, Watch
 from gpumon_agent.ledger.storages import plain, untransformed
 
@@ -60,6 +62,7 @@ class Activations:
         self.hidden: dict[str, None] = {}
         """who packed what nobody can look into, by name"""
         self._places = places
+        self._casts: dict[int, Cast] = {}  # of this step, by parameter: a later copy takes the place of an earlier
         self._tell = tell
         self._budget_ns = WALK_NS if limited else None
         self._noted: dict[int, _Noted] = {}  # by the storage's identity
@@ -77,6 +80,7 @@ class Activations:
         self.known = walks and READABLE and not self._watch.hooked and not self._resting
         self._resting -= walks and self._resting > 0
         self.hidden.clear()
+        self._casts.clear()
         self._walked = (0, -1)
 
     def walk(
@@ -117,6 +121,7 @@ class Activations:
         self._rest = 0
         self._walked = (thread, walk.newest)
         self.hidden |= walk.hidden
+        self._casts.update((cast.parameter, cast) for cast in walk.casts.values())
         for tensor, place in walk.saved:
             self._note(tensor, place, weights)
         for root in (*roots, *made):
@@ -150,6 +155,14 @@ class Activations:
         for identity in gone:
             del self._noted[identity]
         return found
+
+    def cast_bytes(self, index: int) -> int:
+        """Of the copies that autocast made of weights, as far as no gradient needs them."""
+        return sum(cast.nbytes for cast in self._casts.values() if cast.device == index)
+
+    def forget_casts(self) -> None:
+        """Autocast has ended, and with it its cache."""
+        self._casts.clear()
 
     def stop(self) -> None:
         """Leaves nothing replaced."""

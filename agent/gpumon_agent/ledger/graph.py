@@ -44,6 +44,7 @@ Around = tuple[Place, str]
 """a module that holds others, and the name of the child that was left last"""
 
 _PLAIN = (Tensor, Parameter)
+_HALF = 2
 _LOOK_AT_CLOCK_EVERY = 64  # nodes
 _PLANS_MAX = 8  # of a model: graphs of other shapes (an evaluation, a last batch) take turns
 _NO_WEIGHTS: frozenset[int] = frozenset()
@@ -54,6 +55,14 @@ class Saved(NamedTuple):
 
     tensor: Tensor
     place: Place | None
+
+
+class Cast(NamedTuple):
+    """A parameter's copy in half precision."""
+
+    parameter: int  # its id
+    device: int
+    nbytes: int
 
 
 class TooLarge(Exception):
@@ -155,6 +164,8 @@ class _Plan:
         self.placed: list[_Placed] = []
         self.uses: dict[int, int] = {}
         """id of a tied parameter → how often it was used so far"""
+        self.casts: dict[int, Cast] = {}
+        """copies of parameters in half precision that no node keeps, by the position of the node that made each"""
 
 
 class Walk:
@@ -191,6 +202,8 @@ class Walk:
             if len(places.plans) >= _PLANS_MAX:
                 places.plans.clear()
             plan = places.plans[structure] = _Plan()
+        self.casts = plan.casts
+        """copies of parameters in half precision that nothing in this graph keeps: those that are left autocast has"""
         self.learns = plan.known < len(nodes)
         self._follow(plan, nodes)
         self._attribute(plan, nodes)
@@ -258,6 +271,7 @@ class Walk:
             used: Place | None = None
             passes: int | None = None
             fed: tuple[int, _Placed] | None = None
+            casts: list[int] = []  # what it takes of them
             for below, _ in edges:
                 if below is None:
                     continue
@@ -266,6 +280,8 @@ class Walk:
                 feeder = placed[position] if position is not None and position < at else None
                 if parameter is None and feeder is not None:
                     parameter = feeder.parameter
+                    if feeder.cast is not None:
+                        casts.append(feeder.cast)
                 if parameter is not None:
                     if not names and len(edges) == 1:  # a view or a cast of it: whoever takes that uses it
                         passes = parameter
@@ -280,12 +296,19 @@ class Walk:
                     if (used := frozen.get(identity)) is not None:
                         plan.frozen.append((at, field, identity))
                         break
+            cast = casts[0] if casts and passes is not None else None
+            if passes is not None and cast is None and (made := _cast(node, edges[0][0])) is not None:
+                plan.casts[at], cast = made, at
+            for taken in casts if passes is None else ():
+                copy = plan.casts.get(taken)
+                if copy is not None and any(_bytes(each) == copy.nbytes for held in kept.values() for each in held):
+                    del plan.casts[taken]
             place, around = None, None
             if used is not None:
                 place, around = used, self._places.around(used)
             elif fed is not None and fed[1].around is not None:
                 place, around = self._places.within(fed[1].around, _operator(node))
-            placed.append(_Placed(around, passes))
+            placed.append(_Placed(around, passes, cast))
             self.saved += [Saved(tensor, place) for tensors in kept.values() for tensor in tensors]
             # what is empty in a node that was not released always is, unless somebody packs what is kept there
             whole = any(kept.values()) and self._reader.packed == packed
@@ -317,6 +340,7 @@ class _Placed(NamedTuple):
 
     around: Around | None  # of the operators that it feeds
     parameter: int | None  # id of the one that it only reshapes or casts
+    cast: int | None = None  # position of the node that cast it
 
 
 def _node_of(root: object) -> Any:
@@ -342,6 +366,20 @@ def _operator(node: Any) -> str:
 def _operator_named(name: str) -> str:
     """GeluBackward0 → gelu."""
     return name.rpartition("::")[2].partition("Backward")[0].lower()
+
+
+def _cast(node: Any, below: Any) -> Cast | None:
+    """What `node` made of a parameter, if that is a copy of it in half precision."""
+    if type(below) is not _Leaf or not type(node).__name__.startswith("ToCopyBackward"):
+        return None
+    told, variable = getattr(node, "_input_metadata", None), below.variable
+    if not told or told[0].dtype.itemsize != _HALF or variable.dtype is not torch.float32:
+        return None
+    return Cast(id(variable), variable.get_device(), variable.numel() * _HALF)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes() if type(tensor) in _PLAIN and tensor.layout is torch.strided else 0
 
 
 def _identity(tensor: Tensor) -> int:
