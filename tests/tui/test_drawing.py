@@ -20,7 +20,7 @@ from gpumon.tui.widgets.header import header_lines, heading
 from gpumon.tui.widgets.host_line import host_facts
 from gpumon.tui.widgets.panel import Panel
 from gpumon.tui.widgets.phase_table import fold, phase_lines, phases
-from gpumon.tui.widgets.timeline import Series, fill
+from gpumon.tui.widgets.timeline import History, Point, Series, fill, timeline_lines
 from gpumon_agent import wire
 
 GIB = 1 << 30
@@ -91,6 +91,16 @@ def test_a_value_at_the_top_reaches_the_upper_edge_and_zero_nothing():
 def test_the_plot_without_braille_uses_ascii_only():
     curves = [Curve("a", (1, 2, 3, 4), area=True), Curve("b", (4, 4, 4, 4), sign="-")]
     assert plain(plot(curves, 5, 2, 4, braille=False, ceiling=5)).isascii()
+
+
+@pytest.mark.parametrize(("glyphs", "mark", "cell"), [(UNICODE, "┊", 20), (ASCII, ":", 20)])
+def test_where_another_regime_began_an_upright_mark_stands_above_the_curve(glyphs, mark, cell):
+    points = tuple(Point(step, (1 if step < 60 else 2) * GIB, 3 * GIB, None) for step in range(20, 120))
+    history = History(points, 100, 5 * GIB, False, (60,))
+    shown = plain(timeline_lines(history, 60, 8, glyphs, "")).splitlines()
+    assert {row.index(mark) for row in shown[1:-1] if mark in row} == {7 + cell}
+    assert f"{mark} another regime" in shown[-1]
+    assert all(mark not in row for row in plain(timeline_lines(History(points, 100, 5 * GIB, False), 60, 8, glyphs, "")))
 
 
 def test_a_window_fills_the_plot_with_whole_columns():
