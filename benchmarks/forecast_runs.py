@@ -94,7 +94,7 @@ HELD_OUTLIERS: dict[str, Args] = {
     )
 }
 HELD_LEAKS: dict[str, Args] = {
-    name: (*args.split(), "--steps", "700", "--sleep", "0.004")
+    name: (*args.split(), "--steps", "700", "--sleep", "0.004", "--seed", "11")
     for name, args in {
         "padded, same, leak 1.5 MiB": "--plan same --leak 1.5",
         "padded, random, leak 3 ± 1 MiB": "--leak 3 --noise 1 --most 96",
@@ -139,6 +139,15 @@ def _pairs() -> tuple[Pair, ...]:
         pair(model, base, Change(fused=True), "--fused")
         pair(model, base, Change(batch=2, fused=True), "--grow 2 --fused")
         pair(f"{model}, rows or lengths vary", f"{base} --vary", Change(batch=2), "--grow 2")
+    for model, size in (("blocks", "--rows 6 --length 200"), ("stages", "--rows 40"), ("wide", "--rows 1024")):
+        base = f"--model {model} {size}"
+        named = f"{model}, {size.replace('--', '')}"
+        pair(named, base, Change(batch=3), "--grow 3")
+        pair(named, base, Change(batch=0.5), "--grow 0.5")
+        pair(named, base, Change(accumulate=2), "--accumulate 2")
+        pair(named, base, Change(checkpointing=True), "--checkpointing")
+        pair(named, base, Change(bf16=True), "--bf16")
+        pair(named, base, Change(fused=True), "--fused")
     for factor in (2.0, 0.5, 4.0):
         pair("blocks", "--model blocks", Change(sequence=factor), f"--lengthen {factor}")
     pair("blocks, lengths vary", "--model blocks --vary", Change(sequence=2), "--lengthen 2")
