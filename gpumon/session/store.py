@@ -29,6 +29,7 @@ class SessionStore:
         self._ranks: dict[str, Rank] = {}
         self._hosts: dict[str, deque[HostSample]] = {}
         self._host_views: dict[str, tuple[HostSample, ...]] = {}
+        self._frames: dict[str, RankFrame] = {}  # the newest
         self._newest_unix_ns = 0
         self._arrivals = 0
 
@@ -46,21 +47,28 @@ class SessionStore:
             self._forget_ended()
         rank.apply(received)
 
-    def frame(self, now_unix_ns: int) -> Frame:
-        """The picture at `now_unix_ns` (the receiver's clock); in a replay its newest recorded moment counts."""
+    def frame(self, now_unix_ns: int, shown: str | None = None) -> Frame:
+        """The picture at `now_unix_ns` (the receiver's clock); in a replay its newest recorded moment counts.
+
+        With `shown` the other ranks stand as in the frame before: a rank's frame holds its every step, and to take them
+        all is most of the work where ranks are many.
+        """
         now = self._newest_unix_ns if self._replaying else now_unix_ns
         for name, samples in self._hosts.items():
             if name not in self._host_views:
                 self._host_views[name] = tuple(samples)
         self._drop_replaced(now)
         order = sorted((r for r in self._ranks.values() if r.hello is not None), key=lambda r: self._order(r, now))
-        ranks = tuple(
-            rank.frame(rank.hello, now, self._host_views.get(rank.hello.host, ()))
+        before = self._frames if shown is not None else {}
+        self._frames = {
+            rank.source: known
+            if rank.source != shown and (known := before.get(rank.source)) is not None
+            else rank.frame(rank.hello, now, self._host_views.get(rank.hello.host, ()))
             for rank in order
             if rank.hello is not None
-        )
+        }
         hosts = tuple(samples[-1].host for _, samples in sorted(self._host_views.items()))
-        return Frame(unix_ns=now, ranks=ranks, hosts=hosts, replaying=self._replaying)
+        return Frame(unix_ns=now, ranks=tuple(self._frames.values()), hosts=hosts, replaying=self._replaying)
 
     def rank(self, source: str, now_unix_ns: int) -> RankFrame | None:
         """One rank alone, for a consumer that acts on each event; None before its Hello."""

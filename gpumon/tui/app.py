@@ -226,7 +226,8 @@ class MonitorApp(App[int]):
 
     def _show(self, *, calm: bool) -> None:
         if not self._paused:
-            frame = self._store.frame(self._clock())
+            shown = self.view.rank.source if self.view.rank is not None and not calm else None
+            frame = self._store.frame(self._clock(), shown)
             self._note_changes(frame)
             for text in self._changes.answers(frame):  # the log has them from the agent
                 self.notify(text, timeout=TOLD_S, markup=False)
