@@ -344,7 +344,7 @@ def _checkpointed(rank: RankFrame, report: DeviceReport, parts: Parts, change: C
     gone = (saved - max(blocks)) * scale
     f = parts.forward
     forward = Span(
-        max(0.0, f.low - saved * scale), max(kept, f.expected - 0.9 * gone), max(kept, f.high - 0.75 * gone)
+        max(0.0, f.low - saved * scale), max(kept, f.expected - 0.9 * gone), max(kept, f.high - 0.6 * gone)
     )
     note = f"{len(blocks)} blocks: one at a time is computed again; each keeps its input"
     return replace(parts, forward=forward, notes=(*parts.notes, note))
@@ -373,7 +373,9 @@ def _bf16(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -
     note = (
         "activations of matrix products halve, norms and losses stay fp32; autocast keeps half-size copies of weights"
     )
-    return replace(parts, forward=forward, notes=(*parts.notes, note))
+    d = parts.more  # gradients of activations halve too, those of parameters do not
+    more = Span(d.low - max(0.0, d.low) / 2, d.expected, d.high)
+    return replace(parts, forward=forward, more=more, notes=(*parts.notes, note))
 
 
 def _fused(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -> Parts:
