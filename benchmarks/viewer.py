@@ -4,6 +4,7 @@
 
 The ranks are real publishers with sockets of their own, sixteen a process, 20 steps a second, five phases and, on every
 tenth step, two ledgers each. `--keys 2` measures the Ranks screen. Pictures are bursts of output: the screen's rate.
+At the end the Log screen is asked whether events were lost.
 Processor time is the viewer's own, then that of its child, which asks NVML. Beside it an empty Textual app in the same
 pty. Budgets: 5 % of a core and 64 MB at 8 ranks; 15 % at 64, with four pictures a second.
 """
@@ -35,6 +36,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 RANKS_A_PROCESS = 16
 BURST_S = 0.04  # silence that ends a picture
+LOG_S, LOG_BYTES = 2.0, 1 << 16
 EMPTY = "from textual.app import App; App().run()"
 
 
@@ -115,14 +117,18 @@ def measure(name: str, command: list[str], seconds: float, keys: str = "") -> No
         os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
         os.execv(command[0], command)
     written, pictures = [0], [0]
+    newest = bytearray()
 
     def drain() -> None:
         before = 0.0
         while True:
             try:
-                written[0] += len(os.read(fd, 65536))
+                output = os.read(fd, 65536)
             except OSError:
                 return
+            written[0] += len(output)
+            newest.extend(output)
+            del newest[:-LOG_BYTES]
             pictures[0] += time.monotonic() - before > BURST_S
             before = time.monotonic()
 
@@ -139,10 +145,14 @@ def measure(name: str, command: list[str], seconds: float, keys: str = "") -> No
     took = time.monotonic() - began
     own, theirs = (cpu_s(pid) - before) / took, (sum(map(cpu_s, helpers)) - helped) / took
     output = (written[0] - bytes_before) / took / 1000
+    os.write(fd, b"7")
+    time.sleep(LOG_S)
+    lost = "LOST EVENTS" if b"did not reach" in newest else "nothing lost"
     print(
         f"{name:<22} {own:7.2%} of a core, {rss_mb(pid):5.1f} MB, {output:6.1f} kB/s to the terminal"
         f" in {pictures[0] / took:.1f} pictures/s"
         f"; its {len(helpers)} children {theirs:.2%}, {sum(map(rss_mb, helpers)):.1f} MB"
+        f"; {lost}; load {os.getloadavg()[0]:.1f}"
     )
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
