@@ -13,6 +13,7 @@ from gpumon.analysis.estimate.model import Model, Tensor
 from gpumon.analysis.estimate.replay import Replay
 from gpumon.analysis.estimate.stepping import state_tensors
 from gpumon.analysis.estimate.workload import FUSED, NO_FOREACH, OPTIMIZERS, Optimizer, Workload
+from gpumon.analysis.oom.walk import recipe_of
 
 SHAPES: list[tuple[int, ...]] = [(20_000, 300), (300,)]
 for _ in range(2):
@@ -120,6 +121,26 @@ def test_load_and_step_are_the_allocator_s_for_every_optimizer(virtual_gpu: Call
             if abs(mine / theirs - 1) > 0.005:
                 wrong.append(f"{case}: {what} {mine} for {theirs} ({100 * (mine / theirs - 1):+.2f} %)")
     assert not wrong, "\n".join(wrong)
+
+
+EIGHT_BIT = {
+    (4096, 1024): (4_194_304, 4_194_304, 65_536, 65_536),
+    (300, 300): (90_000, 90_000, 1_408, 1_408),
+    (64, 64): (4_096, 4_096, 64, 64),
+    (4097,): (4_097, 4_097, 68, 68),
+    (63, 65): (16_380, 16_380),
+    (1000,): (4_000, 4_000),
+}
+"""What bitsandbytes 0.50.2's Adam8bit and AdamW8bit kept for a parameter after a step on the CPU: state1, state2,
+absmax1, absmax2. (qmap1 and qmap2, 1 KiB each, are the same tensors for all.)"""
+
+
+@pytest.mark.parametrize("name", ["adam8bit", "adamw8bit"])
+def test_eight_bit_adam_keeps_what_bitsandbytes_keeps(name: str) -> None:
+    work = Workload(optimizer=Optimizer.parse(name))
+    assert {shape: tuple(state_tensors(work, Tensor("", shape))) for shape in EIGHT_BIT} == EIGHT_BIT
+    recipe, _ = recipe_of(name)
+    assert {shape: tuple(n for _, n in recipe.states_of(Tensor("", shape))) for shape in EIGHT_BIT} == EIGHT_BIT
 
 
 def test_lbfgs_keeps_a_direction_a_gradient_and_two_histories() -> None:
