@@ -204,9 +204,12 @@ def test_what_the_allocator_cannot_use_is_what_it_held_beside_a_peak_after_it_ga
     fragments = Fragments(False)
     fragments.learn(step(552 * MIB, 12 * MIB, 0))
     assert fragments.bytes == 12 * MIB
+    assert verdict(9 * GIB, 8 * GIB, 10 * GIB, True, None, None, fragments) == (wire.FITS, None)
     for _ in range(9):
         fragments.learn(step(552 * MIB, 12 * MIB, 1))
     assert fragments.bytes == 35 * MIB
+    # nobody told how much there is, but it was all taken just now
+    assert verdict(9 * GIB, 8 * GIB, 10 * GIB, True, None, None, fragments) == (wire.TIGHT, None)
     fragments.expandable = True
     assert fragments.bytes == 0
 

@@ -4,7 +4,8 @@ The training thread asks with the batch's shapes and what the allocator holds at
 foresight) the publisher's thread learnt, which follows the drained events. What the process can have on
 a device nobody here may ask the driver: a viewer tells it, or an out-of-memory that the training survived. A fraction
 of the device that the user set, and the device's total, are limits that hold anyway: what exceeds them is certain.
-Where nothing is told there is no headroom, and no warning that is not certain.
+Where nothing is told there is no headroom, and no warning that is not certain; only `tight`, while the allocator had to
+give its cache back not long ago.
 """
 
 from __future__ import annotations
@@ -93,6 +94,11 @@ class Fragments:
             self._idle = min(min(slacks), sorted(splits)[len(splits) // 2])
 
     @property
+    def refused(self) -> bool:
+        """The device had no more to give, lately: whatever that was, it is near."""
+        return self._compact > 0
+
+    @property
     def bytes(self) -> int:
         return 0 if self.expandable else self._idle
 
@@ -117,7 +123,7 @@ def verdict(
     if room is None:
         if limit is not None and low > limit:
             return wire.OOM_AHEAD, limit - peak
-        return wire.FITS, None
+        return (wire.TIGHT if fragments is not None and fragments.refused else wire.FITS), None
     if limit is not None and limit < room:
         room = limit
     usable = room
