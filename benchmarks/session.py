@@ -121,21 +121,21 @@ def framing(ranks: int, steps: int) -> float:
     return spent / frames
 
 
-def reporting(ranks: int, steps: int, varying: bool) -> tuple[float, float]:
-    """Seconds a rank to learn a run that is joined late, and seconds a step and rank afterwards."""
+def reporting(ranks: int, steps: int, varying: bool, a_frame: int = 1) -> tuple[float, float]:
+    """Seconds a rank to learn a run that is joined late, and a step and rank afterwards, so many steps a frame."""
     store, reporter = filled(ranks, steps, varying), Reporter()
     began = time.process_time()
     reporter.report(store.frame(UNIX_NS))
     joined = (time.process_time() - began) / ranks
     spent, more = 0.0, 100
     for index in range(more):
-        for received in stream(ranks, steps + index, 1, varying):
+        for received in stream(ranks, steps + index * a_frame, a_frame, varying):
             store.apply(received)
         frame = store.frame(UNIX_NS)
         began = time.process_time()
         reporter.report(frame)
         spent += time.process_time() - began
-    return joined, spent / more / ranks
+    return joined, spent / more / a_frame / ranks
 
 
 def writing(ranks: int, steps: int) -> float:
@@ -185,7 +185,9 @@ def main() -> None:
         joined, each = reporting(8, 300 if quick else 2_000, varying)
         kind = "batches that vary" if varying else "same shapes"
         rows.append((f"report, joining late, a rank ({kind})", f"{joined * 1e3:.1f} ms", ""))
-        rows.append((f"report, a step and rank ({kind})", f"{each * 1e6:.0f} µs", ""))
+        rows.append((f"report, a step and rank, one a step ({kind})", f"{each * 1e6:.0f} µs", ""))
+        _, each = reporting(8, 300 if quick else 2_000, varying, STEPS_PER_S // 4)
+        rows.append((f"report, a step and rank, 4 frames/s ({kind})", f"{each * 1e6:.0f} µs", ""))
     each = writing(8, 50 if quick else 400)
     rows.append(("--json, a step and rank", f"{each * 1e6:.0f} µs", f"{8 * STEPS_PER_S * each:.1%}, 8 ranks × 20/s"))
     steps = 2_000 if quick else 100_000
