@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 
 def test_uploads_come_back_and_computed_scalars_are_zero(virtual_gpu):
     def read():
@@ -104,10 +106,14 @@ def test_a_group_split_off_has_its_own_number_of_ranks(virtual_gpu):
         import torch.distributed as dist
 
         device = torch.device("cuda:0")  # bound to it, PyTorch splits communicators instead of making new ones
+        tells = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
+        if not tells and dist.distributed_c10d._process_group_color([0, 1]) != abs(hash((0, 1))) % 2**31:
+            print("with this torch: the colour does not tell the ranks")
+            return
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=64, device_id=device)
         groups = [[0], [0, 8, 16, 24, 32, 40, 48, 56], [0, 1, 2, 3], [0, 1, 16, 17, 32, 33, 48, 49]]
         ways = [lambda ranks: dist.new_group(ranks)]
-        if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9):  # it tells the ranks, whatever they are
+        if tells:
             groups.append([0, 3, 5, 17, 63])
             ways.append(lambda ranks: dist.split_group(split_ranks=[ranks]))
         own = torch.tensor([5.0], device=device)
@@ -121,6 +127,8 @@ def test_a_group_split_off_has_its_own_number_of_ranks(virtual_gpu):
         print(len(groups) * len(ways))
 
     ran = virtual_gpu().run(split, env={"VGPU_TRACE": "1"})
+    if ran.stdout.startswith("with this torch"):
+        pytest.skip(ran.stdout.strip())
     assert ran.stderr.count("ncclCommSplit of 64 ranks by 0") == int(ran.stdout)
 
 
@@ -128,8 +136,6 @@ def test_the_colour_tells_the_ranks_of_a_split_or_it_fails_by_name(virtual_gpu):
     def ask():
         import ctypes
         import itertools
-
-        from torch.distributed.distributed_c10d import _process_group_color
 
         class Id(ctypes.Structure):
             _fields_ = (("bytes", ctypes.c_char * 128),)
@@ -139,7 +145,9 @@ def test_the_colour_tells_the_ranks_of_a_split_or_it_fails_by_name(virtual_gpu):
         def split(world, rank, ranks):
             whole, part, size, place = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
             assert nccl.ncclCommInitRank(ctypes.byref(whole), world, Id(), rank) == 0
-            colour, key = (_process_group_color(ranks), ranks.index(rank)) if rank in ranks else (-1, 0)
+            colour, key = -1, 0
+            if rank in ranks:
+                colour, key = abs(hash(tuple(ranks))) % 2**31, ranks.index(rank)
             status = nccl.ncclCommSplit(whole, colour, key, ctypes.byref(part), None)
             if part:
                 nccl.ncclCommCount(part, ctypes.byref(size))

@@ -67,7 +67,7 @@ API int ncclCommInitAll(communicator **out, int devices, const int *list) {
 
 API int ncclCommSplit(communicator *c, int color, int key, communicator **out, void *config) {
   *out = 0;
-  if (color < 0) return SUCCESS;
+  if (color == -1) return SUCCESS; /* this rank is in no group */
   vgpu_trace("ncclCommSplit of %d ranks by %d, colour %d, key %d", c->ranks, c->rank, color, key);
   int ranks = vgpu_nccl_told();
   /* PyTorch numbers ranks as the world does, or as the group does that is split */
