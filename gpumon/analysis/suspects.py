@@ -23,7 +23,7 @@ from gpumon_agent import wire
 COUNT_SHARE = 0.25  # of the blocks that were added: several names may share a growth
 STEPS_SHARE = 0.5
 BYTES_SHARE = 0.5
-GRAPH_SHARE = 0.25  # of a long graph only the newest part is measured
+GRAPH_STEPS = 3  # of growth in one graph, of which only the newest part may have been measured
 BEST_SHARE = 0.25
 LEAST = 3  # tensors
 LEAST_OF_CUT = 5  # of a census that ended when it had seen enough
@@ -44,6 +44,7 @@ class Suspect:
     grown: int | None = None
     kinds: dict[tuple[tuple[int, ...], str], int] = field(default_factory=dict)  # (shape, dtype) → tensors
     names: dict[str, int] = field(default_factory=dict)  # the holders', with how many tensors
+    several_places: bool = False  # one tensor in each
     where: str | None = None
     phase: str | None = None
 
@@ -59,6 +60,7 @@ class Suspect:
 
     def add(self, other: Suspect) -> None:
         """Counts another's tensors here; the name stays."""
+        self.several_places = True
         self.count += other.count
         self.bytes += other.bytes
         self.graph_bytes += other.graph_bytes
@@ -177,8 +179,8 @@ def _explains(suspect: Suspect, cut: bool, steps: int, blocks: float, grown: flo
         return True  # it was seen to stay, one as a sample of many
     if suspect.grown is not None and suspect.grown <= 0:
         return False
-    if suspect.graph_bytes and GRAPH_SHARE * grown <= suspect.held <= TOO_MANY_TIMES * grown:
-        return True  # one tensor whose graph gets longer
+    if suspect.graph_bytes and GRAPH_STEPS * grown <= suspect.held * steps and suspect.held <= TOO_MANY_TIMES * grown:
+        return True  # one tensor whose graph reaches back over several steps
     if blocks:
         wanted = LEAST_OF_CUT if cut else max(LEAST, min(COUNT_SHARE * blocks, STEPS_SHARE * steps))
         if suspect.count < wanted:

@@ -60,7 +60,7 @@ ROUNDS = (
     ("user", 9, True),
     ("beside", 9, False),
     ("user", 24, True),
-    ("registries", 9, False),
+    ("registries", 4, False),
     ("user beside", DEPTH_MAX, True),
     ("packages", DEPTH_MAX, False),
 )
@@ -208,7 +208,8 @@ class Census:
         clock = Clock(min(left, SLICE_NS))
         taking = self._taking
         assert taking is not None
-        if not taking.look_for_cycles(step):
+        taking.look_for_cycles(step)
+        if not clock.over():
             self._slice(step, clock)
         self._credit_ns -= clock.spent_ns
 
@@ -274,6 +275,7 @@ class _Taking:
         self._unclaimed: tuple[wire.Unclaimed, ...] = ()
         self._cycles = Cycles()
         self._stages = [self._tell, self._read_lines, self._go_round, self._owners.run]
+        self._long: dict[str, tuple[_Tally, int]] = {}  # by name: graphs too long to be measured in passing
 
     def run(self, step: int, clock: Clock) -> bool:
         """One slice. True: the census is complete, and published."""
@@ -389,6 +391,8 @@ class _Taking:
                 key = (tensor.shape, tensor.dtype, part.get_device(), graph)
                 self._cycles.note(walk.way(), name, key, storage, self._step)
             if name.text in self._single:
+                if name.text in self._long:
+                    self._measure(tensor, name.text, walk)
                 return True
             self._single.add(name.text)
         self._seen.add(identity)
@@ -404,7 +408,11 @@ class _Taking:
         tally.bytes += nbytes
         tally.addresses.append(storage.data_ptr())
         if key[3] and len(tally.graphs) < _GRAPHS_MAX:
-            tally.graphs.append(retained(tensor, self._claimed, _GRAPH_NS))
+            measured = retained(tensor, self._claimed, _GRAPH_NS)
+            tally.graphs.append(None if measured is None else measured.bytes)
+            if measured is not None and measured.cut and not several and len(self._long) < _LONG_MAX:
+                self._long[name.text] = tally, len(tally.graphs) - 1
+                self._measure(tensor, name.text, walk)
         if name in tally.holders or len(tally.holders) < _NAMES_MAX:
             tally.holders[name] += 1
         self._tensors[device] += 1
@@ -413,6 +421,15 @@ class _Taking:
         if device != _HOST or not torch.cuda.is_initialized():
             self._largest = max(self._largest, tally.count)
         return True
+
+    def _measure(self, tensor: Any, name: str, walk: Walk) -> None:
+        """A graph that was too long to be measured in passing: again, where this slice has the time."""
+        tally, at = self._long[name]
+        if walk.spent_ns < _FRESH_FOR_GRAPH_NS:
+            measured = retained(tensor, self._claimed, _LONG_GRAPH_NS)
+            if measured is not None:
+                tally.graphs[at] = measured.bytes
+                del self._long[name]
 
     @property
     def _unnamed(self) -> bool:
@@ -452,10 +469,10 @@ class _Taking:
             self._told.append(self._group(*self._to_tell.pop()))
         return not clock.over()
 
-    def look_for_cycles(self, step: int) -> bool:
-        """Whether this slice went into it. What is found is told at once: a walk from names will not find it."""
+    def look_for_cycles(self, step: int) -> None:
+        """What is found is told at once: a walk from names will not find it."""
         if not self._cycles.due(step):
-            return False
+            return
         enabled = gc.isenabled()
         gc.disable()
         try:
@@ -466,7 +483,6 @@ class _Taking:
         if found and len(self._cycles.found) <= _CYCLES_TOLD:
             self._early = False
             self.tell_early()
-        return True
 
     def _in_cycles(self) -> list[wire.Group]:
         found: dict[tuple[_Key, Name], list[InCycle]] = {}
@@ -556,6 +572,9 @@ _UNREAL = frozenset({"FakeTensor", "FunctionalTensor"})
 _NAMES_MAX = 200  # of a group: more are counted, and not told
 _GRAPHS_MAX = 3  # of a group: the first may be the present step's, whose graph is gone
 _GRAPH_NS = 200_000
+_LONG_GRAPH_NS = 500_000
+_FRESH_FOR_GRAPH_NS = 400_000
+_LONG_MAX = 4
 _FRESH_NS = 100_000  # spent by a slice that has only just begun
 _CYCLES_TOLD = 3  # at once, each
 _HEAP = 5  # tensors alike

@@ -7,15 +7,22 @@ Known limitations. Of a graph of more nodes than the time allows it is what was 
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.ledger.saving import READABLE, Reader, fields
 from gpumon_agent.ledger.storages import storages
 
 
-def retained(tensor: Any, claimed: Container[int], budget_ns: int) -> int | None:
-    """Bytes of the storages that `tensor`'s graph has saved, its own and those in `claimed` left out."""
+class Retained(NamedTuple):
+    """What a graph keeps."""
+
+    bytes: int
+    cut: bool  # there was no time to see all of it
+
+
+def retained(tensor: Any, claimed: Container[int], budget_ns: int) -> Retained | None:
+    """The storages that `tensor`'s graph has saved, its own and those in `claimed` left out."""
     root = tensor.grad_fn
     if root is None or not READABLE:
         return None
@@ -24,7 +31,8 @@ def retained(tensor: Any, claimed: Container[int], budget_ns: int) -> int | None
     saved: dict[int, int] = {}
     own = {identity for identity, _, _ in storages(tensor)}
     waiting, seen = [root], {root}
-    while waiting:
+    cut = False
+    while waiting and not cut:
         node = waiting.pop()
         kind: Any = type(node)
         for name in fields(kind):
@@ -34,6 +42,6 @@ def retained(tensor: Any, claimed: Container[int], budget_ns: int) -> int | None
             if below is not None and below not in seen:
                 seen.add(below)
                 waiting.append(below)
-        if clock.over():
-            break
-    return sum(nbytes for identity, nbytes in saved.items() if identity not in own and identity not in claimed)
+        cut = clock.over()
+    kept = sum(nbytes for identity, nbytes in saved.items() if identity not in own and identity not in claimed)
+    return Retained(kept, cut)

@@ -91,7 +91,6 @@ def registries() -> list[Root]:
     """Where Python itself keeps what it is handed."""
     return [
         Root(lambda: weakref.finalize._registry, prefix="weakref.finalize._registry"),  # type: ignore[attr-defined]
-        Root(_loggers, prefix="logging.getLogger"),
     ]
 
 
@@ -143,11 +142,6 @@ _EMPTY = ModuleType("empty")
 def _context() -> dict[str, Any]:
     """What this thread's context variables hold: no object leads to it, only the thread does."""
     return {f"{variable.name}.get()": value for variable, value in contextvars.copy_context().items()}
-
-
-def _loggers() -> Any:
-    root = getattr(sys.modules.get("logging"), "root", None)
-    return None if root is None else root.manager.loggerDict
 
 
 def _namespace(name: str) -> dict[str, Any] | None:

@@ -50,6 +50,7 @@ CHUNK = 16  # children between two looks at the clock
 DEPTH_MAX = 160  # the way back takes 1 µs a level
 BIG = 4_096  # entries: a dict of more is read by the interpreter's own cursor; a position in it costs time to return to
 SET_MAX = 10_000
+AGAIN_MAX = 8
 GLANCE = 512  # entries of a large container that a shallow walk reads, its newest
 _KEY = object()
 _ITEM, _NAMED, _BARE = range(3)  # how a dict's keys are told: ['key'], .key, not at all
@@ -85,6 +86,7 @@ class _Level:
     glances = False  # only the newest entries of a large one are read, the others if those hold finds
     full = False
     attributed = False
+    again = 0  # times that an entry was gone into anew, for another object had taken its place
     chunk: Any = None  # in a slice
     edges: Any = None  # in a slice: keys, or labels and tags
     places: Any = None  # in a slice: cursors of a big dict's entries
@@ -206,6 +208,9 @@ class Walk:
         for depth, level in enumerate(levels):
             obj = self._root.find() if above is None else self._again(above, level)
             if obj is None or id(obj) != level.identity:
+                if above is not None and levels[depth - 1].again < AGAIN_MAX and level.at >= 0:
+                    levels[depth - 1].again += 1  # a variable that is given a new value in each step
+                    levels[depth - 1].cursor = level.at
                 del levels[depth:]
                 return
             level.obj = obj
@@ -581,6 +586,10 @@ class Walk:
         kind = next((each for each in _PRIORITY if each in tags), root.kind)
         text = text.replace("hook.closure", "hook closure").replace(".cache.keys()", ".cache")
         return holders.Name(text, kind, where or root.where(variable))
+
+    @property
+    def spent_ns(self) -> int:
+        return self._clock.spent_ns
 
     def way(self) -> Iterator[Any]:
         """The objects that lead to the tensor that `found` is being told of, the innermost first."""

@@ -188,7 +188,7 @@ def _pace(suspect: Suspect, steps: int) -> str:
 
 def _gets_longer(suspect: Suspect) -> bool:
     """One tensor of which there is another, longer one each step; or one such in each of a few layers."""
-    return suspect.count == 1 or (len(suspect.names) == 1 and len(suspect.kinds) == suspect.count)
+    return suspect.count == 1 or suspect.several_places
 
 
 def _interval(main: Growth) -> str:
