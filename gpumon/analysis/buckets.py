@@ -32,6 +32,7 @@ class Buckets:
     hook: str | None
     hook_bytes: int  # of its state, together
     ranks: int
+    copying: tuple[int, ...] = ()  # ranks that keep a copy of their gradients there, where others do not
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,14 @@ def of_rank(rank: RankFrame, device: int | None = None) -> int | None:
 
 def buckets(frame: Frame) -> Buckets | None:
     """None where no rank trains under DDP."""
-    found = [[p for p in _parallels(rank) if p.kind == "ddp"] for rank in frame.ranks if rank.status != "ended"]
-    spread = [parallels for parallels in found if parallels]
+    found = [(rank, [p for p in _parallels(rank) if p.kind == "ddp"]) for rank in frame.ranks if rank.status != "ended"]
+    known = [(rank, parallels) for rank, parallels in found if parallels]
+    spread = [parallels for _, parallels in known]
     if not spread:
         return None
     each = [sum(sum(p.bucket_bytes) for p in parallels) for parallels in spread]
     copies = [sum(sum(p.bucket_bytes) for p in ps if p.gradient_as_bucket_view is False) for ps in spread]
+    copying = [rank.hello.rank for (rank, _), copied in zip(known, copies, strict=True) if copied]
     every = [size for p in spread[0] for size in p.bucket_bytes]
     return Buckets(
         each=max(each),
@@ -72,6 +75,7 @@ def buckets(frame: Frame) -> Buckets | None:
         hook=next((p.comm_hook for p in spread[0] if p.comm_hook), None),
         hook_bytes=sum(p.comm_hook_bytes or 0 for parallels in spread for p in parallels),
         ranks=len(spread),
+        copying=tuple(n for n in copying if n is not None) if len(copying) < len(known) else (),
     )
 
 
@@ -101,8 +105,9 @@ def sentences(frame: Frame) -> tuple[str, ...]:
             f"DDP: {held.count} bucket{plural} of {sizes}, "
             f"{units.size(held.each)} a rank, {units.size(held.together)} on {held.ranks} together"
         )
+        where = f" on rank{'s' * (len(held.copying) > 1)} {units.ranges(held.copying)}" if held.copying else ""
         said.append(
-            f"gradient_as_bucket_view=True would return {units.size(held.returned)}"
+            f"gradient_as_bucket_view=True would return {units.size(held.returned)}{where}"
             if held.returned
             else "gradients are views of the buckets: no copy"
         )

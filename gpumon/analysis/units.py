@@ -6,6 +6,7 @@ Figures inside one table or sentence that are compared with each other should sh
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 MINUS = "−"  # as wide as "+", unlike "-"
@@ -132,3 +133,15 @@ def _signed(value: int, text: str, sign: bool) -> str:
     if value < 0:
         return MINUS + text
     return "+" + text if sign and value > 0 else text
+
+
+def ranges(numbers: Iterable[int], most: int = 6) -> str:
+    """ "3, 8–15, …": runs as ranges, at most so many of them."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    texts = [str(a) if a == b else f"{a}–{b}" for a, b in runs]
+    return ", ".join(texts[:most]) + (", …" if len(texts) > most else "")

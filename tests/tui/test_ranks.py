@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from textual.pilot import Pilot
 from watched import Run
@@ -45,6 +47,14 @@ def _spread(received: wire.Received) -> wire.Received:
     event = received.event
     if isinstance(event, wire.Model):
         return wire.Received(received.source, received.unix_ns, _with(event, parallel=DDP), received.seq)
+    return received
+
+
+def _viewing(received: wire.Received) -> wire.Received:
+    event = received.event
+    if isinstance(event, wire.Model):
+        views = msgspec.structs.replace(DDP, gradient_as_bucket_view=True)
+        return wire.Received(received.source, received.unix_ns, _with(event, parallel=views), received.seq)
     return received
 
 
@@ -129,6 +139,24 @@ def test_what_buckets_cost_is_said_once_for_the_job() -> None:
     assert "DDP: 2 buckets of 24.0 MiB to 40.0 MiB, 64.0 MiB a rank, 512.0 MiB on 8 together" in text
     assert "gradient_as_bucket_view=True would return 512.0 MiB" in text
     assert "communication hook powerSGD_hook, whose state keeps 8.00 MiB together" in text
+
+
+def test_where_only_some_ranks_copy_their_gradients_those_are_named() -> None:
+    runs = [rank(number, 8) for number in range(8)]
+    for run in runs[:3]:
+        run.events = [_viewing(each) for each in run.events]
+    text = plain(rank_lines(page_of(runs), 0, 120, 40, UNICODE).lines)
+    assert "gradient_as_bucket_view=True would return 320.0 MiB on ranks 3–7" in text
+
+
+def test_figures_side_by_side_do_not_touch_however_large() -> None:
+    runs = [rank(number, 2, local=2) for number in range(2)]
+    figures = {"peak": 60 * MIB, "reserved": 70 * MIB, "slack": 9 * MIB, "headroom": 18_723 * MIB}
+    page = page_of(runs)
+    page = replace(page, rows=tuple(replace(row, **figures) for row in page.rows))
+    lines = plain(rank_lines(page, 0, 120, 40, UNICODE).lines)
+    assert " 18.3 GiB " in lines
+    assert "18,723" not in lines
 
 
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])

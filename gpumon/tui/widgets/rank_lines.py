@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from gpumon.analysis.job import spread
-from gpumon.analysis.units import NOT_KNOWN, Unit, duration, in_unit, percent, size, unit_for
+from gpumon.analysis.units import NOT_KNOWN, Unit, duration, in_unit, percent, ranges, size, unit_for
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.spans import Line, Span, cells, fit, flow, left, right
 from gpumon.tui.widgets.rank_heat import strips
@@ -16,6 +16,7 @@ from gpumon.tui.widgets.rank_rows import MANY, RankPage, RankRow, reading
 CELL = 39
 """Cells of the terminal that one rank takes in the grid."""
 
+_READABLE = 8
 _STATE_WIDTH = 12
 _LEAD = 2
 _STATES = {
@@ -36,6 +37,12 @@ class Column:
     role: Callable[[RankRow], str] = lambda row: "text"
 
 
+def _far(value: int | None, unit: Unit) -> str:
+    """Where a figure is so much larger than the others that their unit makes a number nobody reads: in its own."""
+    text = in_unit(value, unit)
+    return text if len(text) <= _READABLE else size(value)
+
+
 COLUMNS = (
     Column("rank", 5, 0, lambda row, unit: row.label, lambda row: "strong"),
     Column("device", 7, 12, lambda row, unit: row.name or "", lambda row: "dim"),
@@ -46,7 +53,7 @@ COLUMNS = (
     Column("reserved", 9, 8, lambda row, unit: in_unit(row.reserved, unit)),
     Column("slack", 7, 10, lambda row, unit: in_unit(row.slack, unit)),
     Column("buckets", 8, 11, lambda row, unit: in_unit(row.buckets, unit), lambda row: "dim"),
-    Column("headroom", 9, 5, lambda row, unit: in_unit(row.headroom, unit)),
+    Column("headroom", 10, 5, lambda row, unit: _far(row.headroom, unit)),
     Column("next", 10, 6, lambda row, unit: row.word, lambda row: _WORDS.get(row.word, "dim")),
     Column("s/step", 7, 9, lambda row, unit: duration(row.step_s), lambda row: "dim"),
     Column("findings", 9, 7, lambda row, unit: str(row.findings) if row.findings else "",
@@ -91,27 +98,15 @@ def summary(page: RankPage, unit: Unit, room: int) -> list[Line]:
             )
         )
     if page.job.missing:
-        items.append(((f"missing: {_numbers(page.job.missing)}", "bad"),))
+        items.append(((f"missing: {ranges(page.job.missing)}", "bad"),))
     for word, role in (("dead", "bad"), ("killed", "bad"), ("failed", "bad"), ("silent", "bad"), ("late", "warn")):
         found = [row.rank for row in page.rows if row.state == word and row.rank is not None]
         if found:
-            items.append(((f"{word}: {_numbers(tuple(found))}", role),))
+            items.append(((f"{word}: {ranges(found)}", role),))
     if page.job.elsewhere:
         items.append(((f"{page.job.elsewhere} on other machines", "dim"),))
     lines = flow([*items, *(((text, "dim"),) for text in page.sentences)], room, indent=1)
     return [fit(line, room) for line in lines]
-
-
-def _numbers(numbers: tuple[int, ...]) -> str:
-    """ "3, 8–15, …": runs as ranges."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    texts = [str(a) if a == b else f"{a}–{b}" for a, b in runs]
-    return ", ".join(texts[:6]) + (", …" if len(texts) > 6 else "")
 
 
 Entry = tuple[str, int]
@@ -149,7 +144,7 @@ def _table(
     head: list[Span] = [(" " * _LEAD, "")]
     for column in shown:
         sorted_by = column.title == page.order
-        head.append((right(column.title, column.width), "key" if sorted_by else "dim"))
+        head.append((" " + right(column.title, column.width - 1), "key" if sorted_by else "dim"))
     head.append(("  state", "dim"))
     lines = [*top, tuple(head)]
     space = max(1, height - len(lines))
@@ -179,7 +174,7 @@ def _line(row: RankRow, here: bool, shown: list[Column], unit: Unit, room: int, 
     line: list[Span] = [(f"{glyphs.now if here else ' '} ", "key")]
     for column in shown:
         text = column.text(row, unit) if row.source or column.title == "rank" else ""
-        line.append((right(text, column.width), "cursor" if here else column.role(row)))
+        line.append((" " + right(text, column.width - 1), "cursor" if here else column.role(row)))
     used = sum(cells(text) for text, _ in line)
     line.append((f"  {left(_state(row, glyphs), max(0, min(_STATE_WIDTH, room - used) - 2))}", _STATES[row.state]))
     return tuple(line)
