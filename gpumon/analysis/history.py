@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from gpumon.analysis import ledger
@@ -17,6 +19,10 @@ class PhasePeak(NamedTuple):
 
     phase: str
     peak: int
+
+
+_phase_peak: Callable[[tuple[str, int]], PhasePeak] = partial(tuple.__new__, PhasePeak)
+"""`PhasePeak._make`, without a call of Python's for each phase of each step."""
 
 
 class StepPeaks(NamedTuple):
@@ -75,7 +81,7 @@ def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:
             record.step,
             start,
             end.allocated,
-            tuple(map(PhasePeak._make, peaks.items())),
+            tuple(map(_phase_peak, peaks.items())),
             peaks[tallest],
             tallest,
             closed.input_bytes,

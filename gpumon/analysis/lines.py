@@ -70,7 +70,7 @@ class Lines:
         return tuple((f.name, value) for f in fields(self) if (value := getattr(self, f.name)))
 
 
-class Peak(msgspec.Struct, frozen=True):
+class Peak(msgspec.Struct, frozen=True, gc=False):
     """A step's highest moment: where it was, and what was alive (`lines`, on sampled steps)."""
 
     step: int
@@ -92,7 +92,7 @@ class Estimate:
     phases: tuple[tuple[str, int], ...] = ()  # phase, its peak
 
 
-class Forecast(msgspec.Struct, frozen=True):
+class Forecast(msgspec.Struct, frozen=True, gc=False):
     """The next iteration's peak of allocated bytes with a 95 % interval, against what the device can give."""
 
     next_peak: int

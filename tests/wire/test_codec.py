@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 
 import msgspec
@@ -146,3 +147,8 @@ def test_layers_with_the_longest_names_fit_a_frame() -> None:
     parts = wire.layers(63, 63, 10**9, [wire.Layer(longest, longest, 1 << 60, 1 << 60, 1 << 60)] * 100, 1 << 60)
     assert [len(part.layers) for part in parts] == [48, 48, 4]
     assert max(len(wire.encode_event(part)) for part in parts) <= wire.EVENT_BYTES_MAX
+
+
+def test_the_garbage_collector_does_not_look_at_what_is_kept_of_a_run() -> None:
+    kept = (wire.Phase(1, "forward", 0, 0, 0, 1), wire.Step(1, 0, 1), wire.Ledger(1, "forward", 0, 0))
+    assert not any(gc.is_tracked(message) for message in kept)

@@ -44,5 +44,8 @@ def clean_fields(message: Struct, *names: str, limit: int = NAME_CHARS_MAX) -> N
             msgspec.structs.force_setattr(message, name, clean(value, limit))
 
 
-class Message(Struct, frozen=True, array_like=True):
-    """Base of every wire message. New fields go last and have defaults; a field's type never changes."""
+class Message(Struct, frozen=True, array_like=True, gc=False):
+    """Base of every wire message. New fields go last and have defaults; a field's type never changes.
+
+    Not seen by the garbage collector: a message is a tree, and thousands of them are kept, in the training process too.
+    """
