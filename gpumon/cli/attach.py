@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -93,11 +93,12 @@ def command(
     from gpumon.tui.app import MonitorApp
 
     rooms = Rooms(descriptors)
+    known = [*descriptors, *(descriptor for job in choices for descriptor in job.descriptors)]
     feed = (lambda: link.subscribe_batches(descriptors, follow=True)) if descriptors else None
     app = MonitorApp(
         feed,
         choices=_choices(choices),
-        host=lambda pids: rooms.beside(this_machine(pids)),
+        host=lambda pids: rooms.beside(this_machine(seen_here(known, pids))),
         seen=rooms.seen,
         asker=link.Asker(descriptors),
         options=look,
@@ -135,6 +136,15 @@ def this_machine(pids: Callable[[], Collection[int]]) -> Sampler:
     from gpumon.host import Sampler
 
     return Sampler(pids)
+
+
+def seen_here(known: Iterable[Descriptor], pids: Callable[[], Collection[int]]) -> Callable[[], list[int]]:
+    """`pids` without those of another pid namespace: here such a number is another process, or none."""
+    from gpumon_agent.viewers.endpoint import pid_namespace
+
+    here = pid_namespace()
+    foreign = {descriptor.pid for descriptor in known if descriptor.pid_ns not in ("", here)}
+    return lambda: [pid for pid in pids() if pid not in foreign]
 
 
 def _choices(jobs: Sequence[Job]) -> list[Choice]:

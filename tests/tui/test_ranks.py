@@ -94,6 +94,20 @@ def test_each_rank_is_told_as_what_it_is() -> None:
     assert rows[3].behind == 40
 
 
+def test_the_rank_under_the_cursor_says_what_became_of_it() -> None:
+    page = page_of(troubled())
+    said = {}
+    for at, row in enumerate(page.rows):
+        lines = plain(rank_lines(page, at, 120, 40, UNICODE).lines).splitlines()
+        said[row.rank] = next((line.strip() for line in lines if line.startswith(f"  rank {row.rank}: ")), None)
+    assert said[0] is said[4] is None
+    assert said[1] == "rank 1: ended by an exception in backward, step 101 · RuntimeError: x"
+    assert said[2] == "rank 2: the process is gone without a word (killed?) in forward, step 101"
+    assert said[3] == "rank 3: 40 steps behind the foremost: Enter shows the phase it stands in"
+    assert said[6] is not None
+    assert "never heard" in said[6]
+
+
 def test_ranks_on_other_machines_are_not_missing() -> None:
     standing = job(frame_of([rank(number, 16) for number in range(7)]))
     assert (standing.missing, standing.elsewhere, standing.world_size) == ((7,), 8, 16)

@@ -11,7 +11,7 @@ from gpumon.analysis.units import NOT_KNOWN, Unit, duration, in_unit, percent, r
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.spans import Line, Span, cells, fit, flow, left, right
 from gpumon.tui.widgets.rank_heat import strips
-from gpumon.tui.widgets.rank_rows import MANY, RankPage, RankRow, reading
+from gpumon.tui.widgets.rank_rows import MANY, RankPage, RankRow, reading, trouble
 
 CELL = 39
 """Cells of the terminal that one rank takes in the grid."""
@@ -155,6 +155,9 @@ def _table(
             lines.append(fit(_heading(page, node, unit), room))
         else:
             lines.append(_line(page.rows[index], index == cursor, shown, unit, room, glyphs))
+    if len(lines) < height and cursor < len(page.rows) and (said := trouble(page.rows[cursor])):
+        row = page.rows[cursor]
+        lines.append(fit(((f"  rank {row.label}: ", _STATES[row.state]), (said, "text")), room))
     lines += _heat(page, room, height - len(lines), glyphs)
     return lines
 
@@ -268,6 +271,8 @@ def _cell(row: RankRow, strip: Line, here: bool, unit: Unit, glyphs: Glyphs) -> 
 def _detail(row: RankRow, unit: Unit, glyphs: Glyphs) -> Sequence[Span]:
     """All that the table says of the row under the cursor."""
     parts: list[Span] = [(f" rank {row.label} ", "title"), (_state(row, glyphs), _STATES[row.state])]
+    if said := trouble(row):
+        parts.append((f"  {said}", "text"))
     if row.source is None:
         return parts
     for column in COLUMNS[1:]:

@@ -11,7 +11,7 @@ from gpumon.analysis.job import Job, Standing, State, job
 from gpumon.analysis.lines import DeviceReport, RankReport
 from gpumon.analysis.verdict import verdict
 from gpumon.session.frame import RankFrame
-from gpumon.tui.view import View, device_name
+from gpumon.tui.view import View, device_name, ending
 
 HEAT_STEPS, HEAT_STEPS_OF_MANY = 160, 16
 """Steps of a strip under the table; and in a cell of the grid, which takes over where rows are more than `MANY`."""
@@ -45,6 +45,7 @@ class RankRow:
     word: str = ""
     findings: int = 0  # open ones that warn
     critical: bool = False
+    said: str = ""  # how it ended
 
     @property
     def label(self) -> str:
@@ -164,6 +165,7 @@ def _row(standing: Standing, rank: RankFrame, report: RankReport | None, device:
         word=(verdict(forecast, device.capacity) or "") if forecast and device else "",
         findings=len(warning),
         critical=any(f.severity == "critical" for f in warning),
+        said=ending(rank) or "",
     )
 
 
@@ -195,3 +197,14 @@ def _heat(
 def reading(row: RankRow) -> str:
     """What the row's state means, where it is more than a word."""
     return f"late −{row.behind}" if row.state == "late" else row.state
+
+
+def trouble(row: RankRow) -> str:
+    """What is known of a rank that does not go on with the others, and where to look; empty for one that does."""
+    if row.state == "missing":
+        return "never heard: it has not begun, or carries no agent (`gpumon ls` on its machine lists those that do)"
+    if row.state == "late":
+        return f"{row.behind:,} steps behind the foremost: Enter shows the phase it stands in"
+    if row.state == "silent":
+        return f"process {row.pid} lives and says nothing: stopped, or in one long call outside Python"
+    return row.said if row.state in ("failed", "killed", "dead", "left") else ""
