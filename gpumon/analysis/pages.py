@@ -97,13 +97,15 @@ PAGES = {
         " allocation fails that has always fitted.",
         "Allocated, live blocks and what the ledger cannot name, each at the end of the optimizer: they must rise "
         "through six parts of the window in a row, faster than noise (Kendall's test), and not because batches get "
-        "longer or owners the ledger names come to life. Which tensors, made where and held by whom, a census tells.",
+        "longer or owners the ledger names come to life. Which tensors, made where and held by whom, a census tells; "
+        "where no name leads to them any more, whether only a reference cycle keeps them.",
         "Look at the name that holds them. A list or dict: clear it each epoch, or bound it (deque(maxlen=…)). "
         "Results for later: .cpu(), or numbers with .item(). A cache: maxsize. An exception: keep str(error), for its"
         " traceback holds every function's variables. A hook: overwrite, or handle.remove(). A cycle: a weakref.",
         "While a figure rises for fewer than 30 steps; where it has been as high within the last 1,000 steps, as with"
-        " a list emptied each epoch. A deque with maxlen that fills is told as information. Another buffer that fills"
-        " for longer is told as a leak until it is full, then it is gone.",
+        " a list emptied each epoch. A deque with maxlen that fills is told as information, and so is a list that is "
+        "shorter than the length at which its own code shortens it (if len(x) > N: x.pop(0); x = x[-N:]; del x[:-N]). "
+        "Another buffer that fills for longer is told as a leak until it is full, then it is gone.",
     ),
     "retained-graph": Page(
         "Tensors are kept together with the graph they came from. A loss after backward() costs a block of 512 bytes "

@@ -39,10 +39,17 @@ BY_NAME = {"loss": tensors("dict of lists", "zoo.BY_NAME['loss'][*]", "global")}
 RECENT = collections.deque(tensors("deque", "zoo.RECENT[*]", "bounded"), maxlen=100)
 DISTINCT = set(tensors("set", "zoo.DISTINCT[*]", "global"))
 PAIRS = [(each, 1) for each in tensors("tuples", "zoo.PAIRS[*][0]", "global")]
+TRIMMED = tensors("trimmed", "zoo.TRIMMED[*]", "trimmed")
 ONE = tensors("one global", "zoo.ONE", "global", count=1)[0]
 DEFAULTS: collections.defaultdict[str, list[Tensor]] = collections.defaultdict(list)
 DEFAULTS["a"] += tensors("defaultdict", "zoo.DEFAULTS['a'][*]", "global")
 KEYS = dict.fromkeys(tensors("dict keys", "zoo.KEYS.keys()[*]", "global"), 0)
+
+
+def append(value: Tensor) -> None:
+    TRIMMED.append(value)
+    if len(TRIMMED) > 100:
+        TRIMMED.pop(0)
 
 
 class Meter:
@@ -188,6 +195,19 @@ class Log(dict):
 
 LOG = Log(train=tensors("subclass of dict", "zoo.LOG['train'][*]", "global"))
 LOG.extra = tensors("attribute of a dict", "zoo.LOG.extra[*]", "attribute")
+try:  # torch does without it
+    import numpy
+except ImportError:
+    ARRAY = None
+else:
+    ARRAY = numpy.empty((COUNT, 2), dtype=object)
+    ARRAY[:, 1] = tensors("array of objects", "zoo.ARRAY[*]", "global")
+Pair = collections.namedtuple("Pair", ["step", "value"])
+NAMED = [Pair(0, each) for each in tensors("named tuples", "zoo.NAMED[*].value", "global")]
+tensors("structured results", "zoo.RESULTS[*][", "global", count=0)
+RESULTS = [  # made in C, and unknown to the collector
+    torch.topk(torch.zeros(LENGTHS["structured results"]), LENGTHS["structured results"]) for _ in range(COUNT)
+]
 COPIES = [nn.Linear(1, 1) for _ in range(COUNT)]
 for copy, weight in zip(COPIES, tensors("copies of a model", "zoo.COPIES[*].weight", "module"), strict=True):
     copy.weight = nn.Parameter(weight)

@@ -81,6 +81,58 @@ def test_a_cycle_is_named_as_such_and_nobody_is_guessed() -> None:
     assert only(unheld, "tensor-leak").holder is None
 
 
+def test_a_cycle_that_was_proven_is_a_sample_of_what_grows() -> None:
+    holder = wire.Holder("reference cycle of node.kept in main()", "cycle", "train.py:12")
+    said = history(leaking(512, census(30, group(1, holder, cyclic=1, shape=(8, 16)))), steps=50)[-1]
+    found = only(said, "tensor-leak")
+    assert (found.holder, found.where) == (holder.name, "train.py:57")
+    assert found.title.startswith("tensors such as [8, 16] float32 stay in reference cycles since step 2, made at")
+    assert found.bytes == 42 * 512  # of what grew, not of the sample
+    assert "gc.collect()" in found.remedy
+
+
+def test_what_nobody_was_found_to_hold_has_its_line() -> None:
+    def made(step: int) -> wire.Census:
+        return wire.Census(step, step * 1000, 0, "growth", unclaimed=(wire.Unclaimed("train.py:71", 2, 1024, 0),))
+
+    found = only(history(leaking(512, made(40)), steps=60)[-1], "tensor-leak")
+    assert (found.holder, found.where) == (None, "train.py:71")
+    assert "most of what stays is made at train.py:71" in found.title
+
+
+def test_one_tensor_in_each_of_a_few_layers_gets_longer() -> None:
+    layers = [wire.Holder(f"model.{layer}.k_cache", "attribute") for layer in range(4)]
+    kept = [group(1, layer, shape=(10 * at + 10, 64), bytes=10 * 4096) for at, layer in enumerate(layers)]
+    run = Run(kept=lambda step: 4096 * step, beside=lambda step: (census(40, *kept),) if step == 40 else ())
+    found = only(history(run, steps=60)[-1], "tensor-leak")
+    assert found.holder == "model.0.k_cache"
+    assert "one tensor that gets longer" in found.remedy
+
+
+def test_a_graph_that_reaches_back_over_steps_names_its_tensor() -> None:
+    hidden = wire.Holder("hidden in main()", "local", "train.py:8")
+    back = group(1, hidden, has_graph=True, graph_bytes=4 * 512)
+    assert only(history(leaking(512, census(25, back)), steps=50)[-1], "retained-graph").holder == hidden.name
+    this_step = group(1, hidden, has_graph=True, graph_bytes=512)
+    assert codes(history(leaking(512, census(25, this_step)), steps=60)[-1]) == {"tensor-leak"}
+
+
+@pytest.mark.parametrize(
+    ("name", "grows"),
+    [
+        ("losses[*] in main()", "losses"),
+        ("log.handlers[0].records[*].args[0] in main()", "log.handlers[0].records"),
+        ("stats['train'][*][1]", "stats['train']"),
+        ("epochs[*][*] in main()", "epochs"),
+        ("runs[*].loss", "runs"),
+    ],
+)
+def test_a_remedy_speaks_of_what_grows(name: str, grows: str) -> None:
+    said = history(leaking(512, census(25, group(24, wire.Holder(name, "attribute")))), steps=50)
+    found = only(said[-1], "tensor-leak")
+    assert f"in `{grows}`" in found.remedy
+
+
 def test_without_a_census_it_is_stated_later_and_alone() -> None:
     said = history(leaking(512), steps=60)
     assert "tensor-leak" not in codes(said[40])
@@ -129,6 +181,9 @@ def test_a_leak_that_fills_the_device_soon_is_critical() -> None:
 # ------------------------------------------------------------------------------------------------------- checkpoints
 
 
+FIELDS = wire.Checkpoint.__struct_fields__
+
+
 def loaded(step: int, **more: object) -> wire.Checkpoint:
     fields: dict[str, object] = {
         "file": "model.pt", "where": "train.py:31", "loaded": 100 * MIB, "tensors": 12, "alive": 100 * MIB,
@@ -155,6 +210,16 @@ def test_data_a_fresh_load_and_what_was_let_go_are_no_retained_checkpoint(but: d
     assert findings_with(loaded(5, **but)) == set()
 
 
+def test_what_something_else_had_read_is_told_by_what_it_was_given_to() -> None:
+    given = loaded(5, file=None)
+    given = wire.Checkpoint(*("load_state_dict" if name == "source" else getattr(given, name) for name in FIELDS))
+    found = only(history(Run(beside=lambda step: (given,)), steps=8)[-1], "retained-checkpoint")
+    assert "still alive of what was given to load_state_dict at train.py:31" in found.title
+    assert "a load to the host" in found.remedy
+    elsewhere = wire.Checkpoint(*(name == "foreign" or getattr(given, name) for name in FIELDS))
+    assert "checkpoint-device" not in codes(history(Run(beside=lambda step: (elsewhere,)), steps=8)[-1])
+
+
 def test_a_checkpoint_on_another_rank_s_device() -> None:
     foreign = loaded(5, foreign=True, alive=0)
     found = only(history(Run(beside=lambda step: (foreign,)), steps=8)[-1], "checkpoint-device")
@@ -169,6 +234,8 @@ def test_gradients_that_stand_through_the_forward() -> None:
     found = only(history(Run(standing=True), steps=8)[-1], "zeroed-gradients")
     assert (found.bytes, found.severity) == (100 * MIB, "info")
     assert "zeroed-gradients" not in codes(history(Run(), steps=8)[-1])
+    among_much = Run(standing=True, activations=lambda step: 6 * GIB)  # 100 MiB of more than 6 GiB
+    assert "zeroed-gradients" not in codes(history(among_much, steps=8)[-1])
 
 
 def test_an_evaluation_that_records_a_graph_until_one_does_not() -> None:
@@ -228,6 +295,13 @@ def test_the_process_and_a_worker_each_for_itself() -> None:
         for received in run.step(step):
             store.apply(received)
         (report,) = reporter.report(store.frame(run.unix_ns(step)))
+        if step == 30:
+            pinned = wire.Holder("staged[*] in main()", "local", "train.py:9", 30)
+            group_ = wire.Group((256, 2048), "float32", -1, 30, 60 * MIB, holders=(pinned,))
+            store.apply(run.received(wire.Census(step, step, 0, "growth", (group_,)), step))
     leaks = [finding for finding in report.findings if finding.code == "host-leak"]
+    assert (leaks[0].holder, leaks[0].where) == ("staged[*] in main()", "train.py:9")
+    assert leaks[0].remedy.startswith("bound `staged`")
+    assert leaks[1].holder is None
     assert [(leak.bytes_per_step, leak.subject) for leak in leaks] == [(2 * MIB, "rss"), (3 * MIB, "worker 72")]
     assert "child process 72" in leaks[1].title

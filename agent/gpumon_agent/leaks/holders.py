@@ -12,7 +12,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from opcode import opmap, opname
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -269,6 +269,25 @@ def row_entries(array: Any, begin: int, end: int) -> list[Any]:
     flat = sys.modules["numpy"].ndarray.flat.__get__(array)
     entries: list[Any] = flat[begin:end].tolist()
     return entries
+
+
+def code_around(owner: Any) -> tuple[str | None, Callable[[str], Any]]:
+    """The file of the code that has `owner` as a frame, a namespace or `self`, and what a name means there."""
+    if isinstance(owner, types.FrameType):
+        known = {label.lstrip("."): value for label, _, value in _of_frame(owner)}
+        return owner.f_code.co_filename, lambda name: known.get(name, owner.f_globals.get(name))
+    if isinstance(owner, dict):  # a module's
+        file = owner.get("__file__")
+        return file if isinstance(file, str) else None, owner.get
+    module = sys.modules.get(type(owner).__module__)
+    file = getattr(module, "__file__", None)
+    values = instance_dict(owner) or {}
+
+    def of_self(name: str) -> Any:
+        first, _, rest = name.partition(".")
+        return values.get(rest) if first == "self" else vars(module).get(name)
+
+    return file if isinstance(file, str) else None, of_self
 
 
 def class_children(kind: type) -> list[Child]:

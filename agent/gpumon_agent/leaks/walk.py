@@ -28,7 +28,7 @@ from itertools import groupby, islice
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from gpumon_agent.leaks import holders
+from gpumon_agent.leaks import bounds, holders
 from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.leaks.holders import (
     ATOM,
@@ -128,6 +128,7 @@ class Walk:
         self._clock = Clock(0)
         self._holders: dict[int, holders.Name] = {}  # of containers, by id
         self._named: dict[Any, holders.Name] = {}  # of places that are told alike, below one root
+        self._sources: dict[str, list[str]] = {}  # by file
         self._lines: dict[tuple[str, int, str], int | None] = {}
         self._limit = DEPTH_MAX
         self._installed = False
@@ -584,6 +585,8 @@ class Walk:
                     text = root.own + text[4:]
             text = root.prefix + text + root.suffix
         kind = next((each for each in _PRIORITY if each in tags), root.kind)
+        if kind not in ("bounded", "cache") and self._shortened_by_its_own():
+            kind = "trimmed"
         text = text.replace("hook.closure", "hook closure").replace(".cache.keys()", ".cache")
         return holders.Name(text, kind, where or root.where(variable))
 
@@ -594,6 +597,33 @@ class Walk:
     def way(self) -> Iterator[Any]:
         """The objects that lead to the tensor that `found` is being told of, the innermost first."""
         return (level.obj for level in reversed(self._levels))
+
+    def _shortened_by_its_own(self) -> bool:
+        """Whether the outermost container that grows is shorter than what its own code lets it become."""
+        grows = next(
+            (at for at, each in enumerate(self._levels) if at and each.how in _CONTAINERS and _starred(each)), 0
+        )
+        name = self._levels[grows].key if grows else None
+        if not grows or len(self._levels[grows].obj) < _LEAST_TRIMMED:
+            return False
+        held_by = self._levels[grows - 1]
+        owner: Any = None
+        if held_by.how == DICT and held_by.style == _NAMED:
+            above = self._levels[grows - 2].obj if grows > 1 else None
+            owner = above if grows > 1 else held_by.obj
+        elif held_by.how == REFERENTS:
+            owner, name = held_by.obj, holders.attribute(held_by.obj, self._levels[grows].obj)
+        elif type(held_by.obj) in holders.FRAMES:
+            owner, name = held_by.obj, (self._levels[grows].label or "").lstrip(".")
+        if owner is None or not isinstance(name, str) or not name.isidentifier():
+            return False
+        file, value = holders.code_around(owner)
+        if file is None or not self._files.users_file(file):
+            return False
+        if file not in self._sources:
+            self._sources[file] = bounds.source(file)
+        most = bounds.limit(self._sources[file], name, value)
+        return most is not None and len(self._levels[grows].obj) <= most + 1
 
     def _label(self, above: _Level, label: str | None, tag: str, edge: Any, child: Any, at: int) -> tuple[str, str]:
         if label is not None:
@@ -672,6 +702,7 @@ _UNTRACKED_IF_EMPTY = (tuple, dict)  # those made in C may be untracked, and hol
 _CONTAINERS = (SEQUENCE, DEQUE, SET, ROWS)
 _NAMED_KEYS_MAX = 32
 _PLACES_MAX = 8
+_LEAST_TRIMMED = 5  # entries: what holds fewer grows no more, or has only begun
 _HEAP_TYPE = 1 << 9
 _SMALL = 24
 _HOLDERS_MAX = 10_000

@@ -21,7 +21,8 @@ class Holder(Message, frozen=True):
 
     name: Text  # "losses[*]", "Trainer.history['loss'][*]", "main.<locals>.hook(kept)[*]"
     kind: Text  # global | local | attribute | class | closure | default | cache | generator | traceback | hook | module
-    # or bounded: a deque with maxlen; cycle: nothing but a reference cycle, of which the name once led to one
+    # or bounded: a deque with maxlen; trimmed: a container that its own code shortens at a length;
+    # cycle: nothing but a reference cycle, of which the name once led to one
     where: Text | None = None  # file.py:LINE of the function whose frame, closure or default it is
     count: int = 0  # tensors of the group that are reached through it
 

@@ -23,6 +23,7 @@ TAKEN = ("allocated", "unexplained", "blocks")
 
 HOW_HELD = {
     "bounded": "a deque with maxlen",
+    "trimmed": "its own code shortens it at a length that it has not reached",
     "global": "a global",
     "local": "a local variable",
     "attribute": "an attribute",
@@ -39,6 +40,7 @@ HOW_HELD = {
 
 INSTEAD = {
     "bounded": "it stops growing when it is full: is there room for it then?",
+    "trimmed": "it stops growing where its own code shortens it: is there room for that many?",
     "cache": "a cache keeps every argument and every result: bound it (maxsize), or cache something else than tensors",
     "traceback": "an exception keeps the variables of every function it passed through: keep str(error) instead",
     "generator": "a suspended generator keeps its variables: close() it, or let it end",
@@ -99,7 +101,7 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, per_step: int
     keeps = f", with graphs of {units.size(suspect.graph_bytes)}" if suspect.graph_bytes else ""
     graph = keeps or (", each with its graph" if suspect.has_graph else "")
     severity, soon = _urgency(look, main)
-    if severity is None and suspect.holder is not None and suspect.holder.kind == "bounded":
+    if severity is None and suspect.holder is not None and suspect.holder.kind in ("bounded", "trimmed"):
         severity = "info"
     so_far = main.so_far or 0 if main.figure != "blocks" else 0
     if suspect.cyclic:
