@@ -56,7 +56,8 @@ def runs(result: Result, recordings: Recordings) -> None:
         score(result, name, "shapes", recordings.told(name, None, [RUN, *args]))
     for kind, chosen in (("shape", OUTLIERS), ("leak", LEAKS)):
         for name, args in chosen.items():
-            score(result, name, kind, recordings.beside(name, SMALL, [RUN, *args]))
+            recorded = recordings.beside(name, SMALL, [RUN, *args], governed=kind == "shape")
+            score(result, name, kind, recorded)
 
 
 def held(result: Result, recordings: Recordings) -> None:

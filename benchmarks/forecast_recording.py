@@ -1,6 +1,7 @@
 """How benchmarks/forecast.py gets its recordings: as a user makes them, or from forks that write down what is said.
 
-`beside` starts `gpumon record` beside `gpumon run`: as a user would, the governor on. `told` forks a process that has
+`beside` starts `gpumon record` beside `gpumon run`, as a user would. Without the governor every step has peaks, also
+where the machine is so busy that it would read few of these short ones. `told` forks a process that has
 torch, with the agent and what a viewer reads in a thread (forecast_told.py), the governor off, so that each step has
 peaks: a second or two a run.
 """
@@ -44,13 +45,15 @@ class Recordings:
         files = [self._folder / name for name in names]
         return files, self._only_kept or all(file.exists() for file in files)
 
-    def beside(self, name: str, memory: str | None, command: Sequence[str]) -> list[Path]:
+    def beside(self, name: str, memory: str | None, command: Sequence[str], governed: bool) -> list[Path]:
         (file,), done = self._kept(name)
         if done:
             return [file] if file.exists() else []
         environment = vgpu.environment(devices=1, profile="a100-40", memory=memory, context=CONTEXT)
         job = f"forecast-{os.getpid()}-{len(list(self._folder.iterdir()))}"
         environment |= {"GPUMON_NAME": job, "GPUMON_OOM_DIR": "off"}
+        if not governed:
+            environment["GPUMON_GOVERNOR"] = "off"
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         training = subprocess.Popen(
             [sys.executable, "-m", "gpumon", "run", *command], env=environment, cwd=ROOT, **quiet
