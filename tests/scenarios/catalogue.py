@@ -6,6 +6,7 @@ nothing.
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,12 @@ from typing import Any
 FOLDER = Path(__file__).parent
 CONTEXT_MIB = 450
 """What a process costs each virtual device beside its allocator."""
+
+OLDER_TORCH = os.environ.get("GPUMON_OLDER_TORCH") == "1"
+"""Set by tests/virtual_gpu/versions.py."""
+
+WITHOUT_WORKSPACES = {"CUBLAS_WORKSPACE_CONFIG": ":0:0"} if OLDER_TORCH else {}
+"""Before 2.15 torch keeps cuBLAS workspaces; sizes and figures that are derived from shapes are without them."""
 
 
 @dataclass(frozen=True)

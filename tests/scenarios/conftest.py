@@ -11,14 +11,11 @@ from typing import Any
 
 import pytest
 from forks import Forks
-from scenarios.catalogue import Scenario
+from scenarios.catalogue import OLDER_TORCH, WITHOUT_WORKSPACES, Scenario
 
 from gpumon import virtual_gpu as vgpu
 
 TIMEOUT_S = 300
-OLDER = os.environ.get("GPUMON_OLDER_TORCH") == "1"
-"""Before 2.15 torch keeps cuBLAS workspaces; figures that are derived from shapes are without them."""
-
 LACKS = (
     "Disabling PyTorch because PyTorch >= ",  # transformers asks for a newer one
     "Cannot find a working triton installation",  # the wheel alone has none
@@ -74,9 +71,7 @@ class Runner:
                     print(f"| {scenario.name} | {run.seconds:.1f} | {max(run.rss) / 2**20:.0f} |", file=file)
 
     def _run(self, scenario: Scenario, args: tuple[str, ...]) -> Run:
-        environment = self.environment(**scenario.options)
-        if OLDER:
-            environment["CUBLAS_WORKSPACE_CONFIG"] = ":0:0"
+        environment = {**self.environment(**scenario.options), **WITHOUT_WORKSPACES}
         out = self.folder / f"{len(self.known)}-{scenario.name}"
         out.mkdir()
         command = [str(scenario.path), *scenario.args, *args, "--report"]
@@ -84,7 +79,7 @@ class Runner:
             ended = self.forks.run(command, environment, out, ranks=scenario.ranks, timeout=TIMEOUT_S)
         finally:
             vgpu.remove_session(environment["VGPU_SESSION"])
-        if OLDER:
+        if OLDER_TORCH:
             for text in (what for what in LACKS if any(what in said for said in ended.err)):
                 pytest.skip(f"with this torch: {text}")
         if scenario.fails:

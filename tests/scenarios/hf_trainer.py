@@ -96,6 +96,8 @@ def main() -> None:
             eval_dataset=Sentences(8, args.model),
             callbacks=[Phases(report)],
         )
+        if args.report:
+            report.note(buffers=sum(buffer.nbytes for buffer in trainer.model.buffers()))
         report("load")
         trainer.train()
     report.done()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scenarios.catalogue import BY_NAME, CONTEXT_MIB, SCENARIOS, Scenario
+from scenarios.catalogue import BY_NAME, CONTEXT_MIB, SCENARIOS, WITHOUT_WORKSPACES, Scenario
 from told import findings, told
 
 from gpumon.analysis import rules
@@ -64,9 +64,10 @@ def driven(scenario: Scenario, paced: tuple[str, ...], folder: str) -> dict[str,
     """The same through `gpumon dryrun`."""
     device = f"{scenario.memory_mib}MiB" if scenario.memory_mib else "a100-40"
     watched = ["--device", device, "--devices", str(scenario.devices), "--context", f"{CONTEXT_MIB}MiB", "--json"]
+    environment = {**os.environ, **WITHOUT_WORKSPACES, "XDG_RUNTIME_DIR": folder}
     ran = subprocess.run(
         [sys.executable, "-m", "gpumon", "dryrun", *watched, *scenario.command(*paced)],
-        capture_output=True, text=True, timeout=240, env={**os.environ, "XDG_RUNTIME_DIR": folder}, check=False,
+        capture_output=True, text=True, timeout=240, env=environment, check=False,
     )  # fmt: skip
     objects = [json.loads(line) for line in ran.stdout.splitlines()]
     assert objects[-1]["steps"], ran.stderr
