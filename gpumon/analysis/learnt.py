@@ -47,7 +47,6 @@ class Device:
     record: StepRecord | None = None  # the newest that was learnt, and what was found in it:
     end: wire.Phase | None = None
     owners: wire.Ledger | None = None  # read there
-    peak: Peak | None = None
     forecaster: Forecaster = field(default_factory=Forecaster)
     read: Read | None = None  # the newest ledger with owners
     composed: Peak | None = None  # the newest peak that was taken apart
@@ -57,11 +56,15 @@ class Device:
     whatif: tuple[Answer, ...] = ()
     asked_at: int | None = None  # the step at which what-if was answered last
     foreseen: Foreseen = field(default_factory=Foreseen)
-    replays: bool = False  # the newest step ran a CUDA graph, whose peaks nobody sees
     typical: float | None = None  # peak, at the newest look
     growth: DeviceGrowth = field(default_factory=DeviceGrowth)
     batches: Batches = field(default_factory=Batches)
     standing: Standing = field(default_factory=Standing)
+
+    @property
+    def replays(self) -> bool:
+        """The newest step ran a CUDA graph, whose peaks nobody sees."""
+        return self.record is not None and wire.GRAPH_REPLAY in [phase.phase for phase in self.record.phases]
 
     def grow(self, record: StepRecord) -> None:
         """A step too old to be learnt from otherwise."""
@@ -73,7 +76,6 @@ class Device:
         """A closed step, and its phases on this device."""
         figures = step_peaks(record, self.index)
         self.foreseen.note(record, here)
-        self.replays = wire.GRAPH_REPLAY in [phase.phase for phase in record.phases]
         if figures is not None:
             self.newest = figures
             if len(self.first) < LEARNING_STEPS and not figures.skipped:
@@ -83,9 +85,9 @@ class Device:
         self.standing.observe(record, self.index, figures)
         if record.ledgers:
             self.read = ledger.read(record, self.index) or self.read
-        self.peak = peak = ledger.peak(record, self.index)
-        if peak is not None and peak.lines is not None:
-            self.composed = peak
+            peak = ledger.peak(record, self.index)
+            if peak is not None and peak.lines is not None:
+                self.composed = peak
         self.record, self.end, self.owners = record, None, None
         self.end = end = ledger.boundary(record, self.index)
         if end is None:
@@ -188,10 +190,10 @@ def devices(rank: RankFrame) -> set[int]:
 def found(
     record: StepRecord | None, index: int, learnt: Device | None
 ) -> tuple[wire.Phase | None, wire.Ledger | None, Peak | None]:
-    """Where a step ends on a device, the owners read there, and its peak: found as it was learnt, if it was."""
+    """Where a step ends on a device, the owners read there (both as learnt, if it was), and its peak."""
     if record is None:
         return None, None, None
     if learnt is not None and learnt.record is record:
-        return learnt.end, learnt.owners, learnt.peak
+        return learnt.end, learnt.owners, ledger.peak(record, index)
     end = ledger.boundary(record, index)
     return end, ledger.ledger_of(record, end) if end is not None else None, ledger.peak(record, index)
