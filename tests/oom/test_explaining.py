@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from gpumon.analysis.oom import log
 from gpumon.analysis.oom.case import Settings
 from gpumon.analysis.oom.explaining import Known, explain
 from gpumon.analysis.oom.report import OomReport
+from gpumon.analysis.oom.walk import peak, recipe_of
 from gpumon.analysis.oom.weighing import Growth
 from gpumon.analysis.oom.words import text
 from gpumon_agent.oom.blackbox import shown
@@ -71,6 +73,22 @@ def test_the_case_everyone_should_recognise() -> None:
     assert "897 parameters a row (832 + 64 + 1)" in notes
     assert "874,326,757" in notes
     assert "batch" not in {remedy.code for remedy in report.remedies}
+
+
+def test_in_a_later_step_all_states_stand_and_groups_are_stepped_one_after_another() -> None:
+    standing = TABFORMER.replace("12.32 GiB already", "13.04 GiB already").replace("13.06 GiB", "13.78 GiB")
+    (suspect,) = of(standing, Known(model(tabformer.LARGE), "adamw:reach", later=True)).suspects
+    assert (suspect.later, shown(suspect.stands or 0)) == (True, "13.03 GiB")
+    said = text(of(standing, Known(model(tabformer.LARGE), "adamw:reach", later=True)))
+    assert "in a later optimizer.step" in " ".join(said.split())
+    large = tuple(  # its tables in a group of their own, stepped first: the others have no states yet
+        replace(tensor, group=0 if tabformer.LARGE in tensor.shape else 1) for tensor in model(tabformer.LARGE)
+    )
+    others = sum(tensor.bytes for tensor in large if tensor.group)
+    together, apart = (peak(tensors, recipe_of("adamw")[0], "foreach") for tensors in (model(tabformer.LARGE), large))
+    assert together > apart >= together - 3 * others - (64 << 20)
+    next_to_each_other = TABFORMER.replace("12.32 GiB already", "12.52 GiB already")  # the other table's root too
+    assert "in 2 groups" in " ".join(of(next_to_each_other, Known(large, "adamw:reach")).assumptions)
 
 
 def test_each_of_its_remedies_is_computed_and_does_what_it_says() -> None:
