@@ -342,7 +342,8 @@ def page(truth: dict[str, Answer], answers: list[Answer], missing: dict[str, str
     by = {(answer.scenario, answer.tool): answer for answer in answers}
     parts = [
         "# How accurate estimates are\n",
-        f"Measured {where}, torch {torch.__version__}, {os.cpu_count()} CPUs, by\n\n    {command}\n",
+        f"Measured {where}, torch {torch.__version__}, {os.cpu_count()} CPUs, load {os.getloadavg()[2]:.1f}, by\n\n"
+        f"    {command}\n",
         "Truth is each scenario's own script: the highest allocated and reserved bytes of its steps, by PyTorch's own"
         " allocator. That is tier 3 as well, `gpumon dryrun`, which runs the script itself; so it has no column. The"
         " other tiers and tools were given the scenario's model, batch and loss as functions"

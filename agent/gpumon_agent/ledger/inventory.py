@@ -3,10 +3,10 @@
 Model: each storage is counted once, whole and unrounded, by the first that claims it in that order. With DDP's
 gradient_as_bucket_view the gradients are views of the buckets: the buckets hold the bytes, the gradients none. FSDP2's
 unsharded parameters, while they are gathered, count as buckets.
-Gradients and what FSDP2 gathers are read at every call. The sums of weights and buffers are kept until a call says
-`fresh`, that of optimizer state over 16 of those too, unless a mark has moved: a state object, its size, where its
-first entry and the first parameter are stored. State that holds more than tensors (LBFGS) is never kept. The list of
-modules is made anew every 64 fresh calls.
+Gradients and what FSDP gathers are read at every call. The list of parameters and the sums of weights and buffers are
+kept until a call says `fresh`, that of optimizer state over 16 of those too, unless a mark has moved: a state object,
+its size, where its first entry and the first parameter are stored. State that holds more than tensors (LBFGS) is never
+kept. The list of modules is made anew every 64 fresh calls.
 Cost for 1,000 parameters with AdamW: benchmarks/inventory.py.
 Known limitations: of a state kept over 16 fresh calls, a change in its middle is seen when they are over; a module
 added late without an optimizer of its own, at the next list; master copies kept outside `state` are not found.
