@@ -145,7 +145,8 @@ def summary(every: Rows) -> Iterator[str]:
             f"the peak; the peak was to the byte what was said in {together.exact:,} of {together.judged:,}, in the "
             f"others intervals held {percent(together.coverage_inexact)};"
         )
-    worse = [each.name for each, score in real if score.varying and beaten(score)]
+    behind = [(each, score) for each, score in real if score.varying and beaten(score)]
+    worse = [f"{each.name} ({percent(score.outlook.median)})" for each, score in behind]
     count = sum(score.varying and score.outlook.median is not None for _, score in real)
     named = ", ".join(worse) or "none"
     yield f"- of runs whose shapes vary a naive forecaster was better in {len(worse)} of {count}: {named};"
@@ -170,7 +171,8 @@ def _ends(name: str, before: str, every: Rows) -> Iterator[str]:
     leaks = [score for each, score in every if each.kind == f"{before}leak" and score.ended]
     if leaks:
         ahead = sum(_ahead(score.ended[0]) for score in leaks)
-        near = sum((score.steps_to_oom_error() or 1) <= 0.1 for score in leaks)
+        medians = [score.steps_to_oom_error() for score in leaks]
+        near = sum(error is not None and error <= 0.1 for error in medians)
         errors = [error for score in leaks for error in score.steps_to_oom_errors()]
         within = sum(error <= 0.1 for error in errors) / len(errors) if errors else 0.0
         yield (
