@@ -17,6 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.torch
+
 DEMO = [sys.executable, "-m", "gpumon", "demo"]
 
 

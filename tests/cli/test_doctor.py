@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from gpumon.cli.doctor import judge_torch
 
 
@@ -24,6 +26,7 @@ def lines(text: str) -> dict[str, tuple[str, str]]:
     return {line[7:20].strip(): (line[:5].strip(), line[20:]) for line in text.splitlines()}
 
 
+@pytest.mark.torch
 def test_a_machine_without_a_gpu_is_fit_for_the_cpu(tmp_path):
     shown = doctor(XDG_RUNTIME_DIR=str(tmp_path), CUDA_VISIBLE_DEVICES="")
     seen = lines(shown.stdout)

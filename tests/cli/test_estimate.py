@@ -176,7 +176,7 @@ def test_keys_and_values_grow_with_what_is_generated(tmp_path: Path) -> None:
         (["--parameters", "7", "--inference", "--optimizer", "adam"], "--inference has no optimizer"),
         (["--parameters", "7", "--kv-cache", "9"], "--kv-cache goes with --inference"),
         (["--parameters", "7", "--loss", "a:b"], "--input and --loss go with --model"),
-        (["--model", "nowhere"], "is written as package.module:function"),
+        pytest.param(["--model", "nowhere"], "is written as package.module:function", marks=pytest.mark.torch),
     ],
 )
 def test_wrong_arguments_are_told_in_a_sentence(arguments: list[str], said: str) -> None:
@@ -202,6 +202,7 @@ def test_fsdp1_leaves_no_buffer_behind_a_forward_and_is_told_apart(config: Path)
     assert (refused.exit_code, "goes with --zero 3" in refused.output) == (2, True)
 
 
+@pytest.mark.torch
 def test_what_cannot_be_read_is_told_in_a_sentence(tmp_path: Path) -> None:
     unknown = written(tmp_path / "unknown.json", {"model_type": "mamba"})
     for arguments, said in (
@@ -262,6 +263,7 @@ def theirs(tmp_path: Path) -> Any:
     return estimate
 
 
+@pytest.mark.torch
 def test_a_module_of_theirs_is_estimated_without_a_gpu(theirs: Any) -> None:
     done = theirs("--model", "theirs:make", "--input", "theirs:batch", "--loss", "theirs:loss", "--batch", 64, "--json")
     assert done.returncode == 0, done.stderr
@@ -274,6 +276,7 @@ def test_a_module_of_theirs_is_estimated_without_a_gpu(theirs: Any) -> None:
     assert forward["ledger_peak"]["optimizer"] == 2 * weights
 
 
+@pytest.mark.torch
 def test_a_factory_that_fails_gives_its_own_traceback_trimmed(theirs: Any) -> None:
     done = theirs("--model", "theirs:broken")
     assert done.returncode == 1
@@ -282,6 +285,7 @@ def test_a_factory_that_fails_gives_its_own_traceback_trimmed(theirs: Any) -> No
     assert done.stderr.splitlines()[-1] == "AttributeError: 'Net' object has no attribute 'nothing'"
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -294,6 +298,7 @@ def test_what_cannot_be_traced_is_a_sentence(theirs: Any, arguments: tuple[str, 
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"Error: {said}\n")
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("model", "said"),
     [
