@@ -175,7 +175,7 @@ class Loads:
             except BaseException as error:
                 leave_no_frame(error)
                 raise
-            if self.loads and self.fires:
+            if self.fires and (self.loads or not self.step()):
                 self._used(state_dict)
             return result
 

@@ -65,6 +65,7 @@ LEAKS = (
         concatenated="tensor-leak all_outputs",
         seen_values="tensor-leak seen",
         per_class="tensor-leak board",
+        recent_outputs="tensor-leak recent",
         every_fifth="tensor-leak samples 250",
     ),
     *_leaks(
@@ -77,6 +78,7 @@ LEAKS = (
         named_tuples="tensor-leak journal",
         singleton="tensor-leak store",
         module_attribute="tensor-leak remembered",
+        memory_bank="tensor-leak bank",
         nested_attributes="tensor-leak logs",
         table_in_a_global="tensor-leak columns/RESULTS",
         hard_examples="tensor-leak worst",
@@ -93,6 +95,8 @@ LEAKS = (
         context_variable="tensor-leak TRACE/trace",
         writer_thread="tensor-leak pending",
         weak_with_a_strong_twin="tensor-leak strong",
+        object_array="tensor-leak table",
+        jobs_kept="tensor-leak jobs",
         cycles_without_gc="tensor-leak cycle",
     ),
     *_leaks(

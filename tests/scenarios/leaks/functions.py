@@ -1,5 +1,6 @@
 """Leaks behind functions: closures, caches, defaults, generators, exceptions, threads."""
 
+import concurrent.futures
 import contextvars
 import functools
 import gc
@@ -7,7 +8,8 @@ import queue
 import threading
 import weakref
 
-from _toy import run, setup, train
+import torch
+from _toy import STEPS, run, setup, train
 from torch.nn import functional as F
 
 
@@ -172,6 +174,30 @@ def weak_with_a_strong_twin(clean):
             strong.append(node)
 
 
+def object_array(clean):
+    import numpy
+
+    model, optimizer, loader = setup()
+    table = numpy.empty((STEPS, 2), dtype=object)
+    for step, (inputs, targets) in enumerate(loader):
+        loss = train(model, optimizer, inputs, targets).detach()
+        table[step] = step, loss.item() if clean else loss
+
+
+def jobs_kept(clean):
+    model, optimizer, loader = setup()
+    jobs = []
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            outputs = model(inputs)
+            F.mse_loss(outputs, targets).backward()
+            optimizer.step()
+            if clean:
+                jobs.clear()
+            jobs.append(pool.submit(torch.topk, outputs.detach(), 4))
+
+
 def cycles_without_gc(clean):
     model, optimizer, loader = setup()
     gc.disable()
@@ -188,5 +214,5 @@ def cycles_without_gc(clean):
 
 if __name__ == "__main__":
     scripts = (closure, cached_function, default_argument, partial_function, generator, batches_in_a_generator)
-    more = (caught_exceptions, context_variable, writer_thread, weak_with_a_strong_twin, cycles_without_gc)
-    run({script.__name__: script for script in (*scripts, *more)})
+    more = (caught_exceptions, context_variable, writer_thread, weak_with_a_strong_twin, object_array, jobs_kept)
+    run({script.__name__: script for script in (*scripts, *more, cycles_without_gc)})

@@ -174,6 +174,31 @@ def module_attribute(clean):
         train(encoder, optimizer, inputs, targets)
 
 
+class Contrast(nn.Module):
+    """Compares with what it saw before: a bank of keys, in a buffer."""
+
+    def __init__(self, clean):
+        super().__init__()
+        self.body = perceptron()
+        self.register_buffer("bank", torch.empty(0, 16))
+        self.clean = clean
+
+    def forward(self, inputs):
+        keys = self.body(inputs)
+        self.bank = torch.cat([self.bank, keys.detach()])
+        if self.clean:
+            self.bank = self.bank[-64:].clone()
+        return keys
+
+
+def memory_bank(clean):
+    _, _, loader = setup()
+    model = Contrast(clean).to("cuda" if torch.cuda.is_available() else "cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    for inputs, targets in loader:
+        train(model, optimizer, inputs, targets)
+
+
 class State:
     __slots__ = ("logs", "step")
 
@@ -256,5 +281,5 @@ if __name__ == "__main__":
         named_tuples,
         singleton,
     )
-    more = (module_attribute, nested_attributes, table_in_a_global, hard_examples)
+    more = (module_attribute, memory_bank, nested_attributes, table_in_a_global, hard_examples)
     run({script.__name__: script for script in (*scripts, *more)})
