@@ -343,9 +343,7 @@ def _checkpointed(rank: RankFrame, report: DeviceReport, parts: Parts, change: C
     kept = max(blocks) * scale
     gone = (saved - max(blocks)) * scale
     f = parts.forward
-    forward = Span(
-        max(0.0, f.low - saved * scale), max(kept, f.expected - 0.9 * gone), max(kept, f.high - 0.6 * gone)
-    )
+    forward = Span(max(0.0, f.low - saved * scale), max(kept, f.expected - 0.9 * gone), max(kept, f.high - 0.6 * gone))
     note = f"{len(blocks)} blocks: one at a time is computed again; each keeps its input"
     return replace(parts, forward=forward, notes=(*parts.notes, note))
 

@@ -100,7 +100,9 @@ def test_where_another_regime_began_an_upright_mark_stands_above_the_curve(glyph
     shown = plain(timeline_lines(history, 60, 8, glyphs, "")).splitlines()
     assert {row.index(mark) for row in shown[1:-1] if mark in row} == {7 + cell}
     assert f"{mark} another regime" in shown[-1]
-    assert all(mark not in row for row in plain(timeline_lines(History(points, 100, 5 * GIB, False), 60, 8, glyphs, "")))
+    assert all(
+        mark not in row for row in plain(timeline_lines(History(points, 100, 5 * GIB, False), 60, 8, glyphs, ""))
+    )
 
 
 def test_a_window_fills_the_plot_with_whole_columns():
