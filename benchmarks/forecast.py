@@ -3,7 +3,7 @@
     python benchmarks/forecast.py [--runs] [--held] [--scenarios] [--clean] [--whatif] [--cost] [--keep FOLDER [--kept]]
                                   [--write]
 
-Without a choice: all of them, in a quarter of an hour. Runs out of memory are recorded with `gpumon record` beside the
+Without a choice: all of them. Runs that end out of memory are recorded with `gpumon record` beside the
 training, the others by forks (forecast_recording.py); all are scored by gpumon.analysis.backtest, which plays them
 message by message. `--write` writes docs/forecast-accuracy.md. Costs are CPU time of one thread, medians, beside one
 `time.perf_counter_ns()` call of the same loop.
