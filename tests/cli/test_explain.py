@@ -86,6 +86,7 @@ def test_a_config_tells_the_tensors_too(tmp_path: Path) -> None:
     assert "transformer.wte.weight (50,257 × 768, fp32, 147.24 MiB)" in " ".join(done.output.split())
 
 
+@pytest.mark.torch
 def test_a_factory_of_the_user_s_gives_the_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine_explained.py").write_text(
         "from torch import nn\n\ndef make():\n    return nn.Sequential(nn.Linear(4096, 9000, bias=False))\n"
@@ -120,7 +121,12 @@ def test_it_reads_a_pipe() -> None:
         ([MESSAGE, "--last"], 2, "one at a time"),
         ([MESSAGE, "--parameters", "a", "--config", "b"], 2, "one description of the model at a time"),
         ([MESSAGE, "--parameters", "/nowhere.json"], 1, "No such file"),
-        ([MESSAGE, "--model", "no_such_module_here:make"], 1, "no module 'no_such_module_here'"),
+        pytest.param(
+            [MESSAGE, "--model", "no_such_module_here:make"],
+            1,
+            "no module 'no_such_module_here'",
+            marks=pytest.mark.torch,
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], code: int, said: str) -> None:

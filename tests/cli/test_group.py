@@ -73,7 +73,7 @@ def test_a_full_disk_behind_the_output_is_one_sentence(verb):
     assert (done.returncode, done.stderr) == (1, "Error: the output cannot be written: No space left on device.\n")
 
 
-@pytest.mark.parametrize("verb", ["--help", "doctor"])
+@pytest.mark.parametrize("verb", ["--help", pytest.param("doctor", marks=pytest.mark.torch)])
 def test_a_closed_output_is_written_to_nobody(verb):
     done = subprocess.run(
         ["sh", "-c", 'exec "$0" -m gpumon "$1" >&-', sys.executable, verb],

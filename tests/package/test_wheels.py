@@ -130,6 +130,7 @@ def test_everything_that_is_no_python_file_is_packed(wheels):
     assert {name.removeprefix("agent/") for name in tracked.stdout.split()} <= packed
 
 
+@pytest.mark.torch
 def test_it_adds_no_more_than_the_budget_beside_torch(wheels):
     names = required(wheels["gpumon"]) - closure(["torch"])
     size = {

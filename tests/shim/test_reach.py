@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TRAINS = """
 import torch
 from torch import nn
@@ -84,6 +86,7 @@ dist.destroy_process_group()
     ]
 
 
+@pytest.mark.torch
 def test_a_rank_that_fails_gives_torchruns_own_exit_code(commands):
     script = commands.script("import sys; sys.exit(3)")
     words = ["torchrun", "--standalone", "--nproc-per-node", "1", script]
