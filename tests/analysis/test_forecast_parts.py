@@ -14,6 +14,7 @@ from gpumon.analysis.backtest import backtest
 from gpumon.analysis.forecast import Others, Room
 from gpumon.analysis.forecast.headroom import Taken, steps_until
 from gpumon.analysis.foreseen import Foreseen
+from gpumon.analysis.robust import no_trend, theil_sen
 from gpumon.analysis.room import available
 from gpumon.analysis.whatif import SHORT, Answer, Change, answer
 from gpumon.session.frame import RankFrame
@@ -53,6 +54,18 @@ def test_of_what_is_left_no_peak_reaches_what_makes_no_whole_segment_nor_what_li
     for step in range(0, 60, 2):
         missed.observe(step, 20 * step * MIB, step * MIB)
     assert missed.unreachable(4000 * MIB) == 0
+
+
+def test_a_trend_is_never_overlooked_by_the_quick_look() -> None:
+    rng, told = random.Random(3), 0
+    for _ in range(400):
+        rise = rng.choice((0.0, 0.2, 1.0))
+        values = [rise * step + rng.choice((0.0, rng.gauss(0, 4))) for step in range(rng.randint(3, 32))]
+        if no_trend(values, 5.0):
+            told += 1
+            trend = theil_sen(list(enumerate(values)))
+            assert trend is None or trend.z < 5.0
+    assert told > 100
 
 
 def test_others_are_followed_only_where_they_take_surely_and_much() -> None:
