@@ -588,7 +588,7 @@ class Walk:
         if kind not in ("bounded", "cache") and self._shortened_by_its_own():
             kind = "trimmed"
         text = text.replace("hook.closure", "hook closure").replace(".cache.keys()", ".cache")
-        return holders.Name(text, kind, where or root.where(variable))
+        return holders.Name(text, kind, where or root.where(variable) or self._users_class())
 
     @property
     def spent_ns(self) -> int:
@@ -597,6 +597,13 @@ class Walk:
     def way(self) -> Iterator[Any]:
         """The objects that lead to the tensor that `found` is being told of, the innermost first."""
         return (level.obj for level in reversed(self._levels))
+
+    def _users_class(self) -> str | None:
+        """Where the class of the innermost object of the user's begins: better than no line."""
+        for each in reversed(self._levels):
+            if each.how == REFERENTS and self._files.users_module(type(each.obj).__module__):
+                return holders.class_line(type(each.obj))
+        return None
 
     def _shortened_by_its_own(self) -> bool:
         """Whether the outermost container that grows is shorter than what its own code lets it become."""

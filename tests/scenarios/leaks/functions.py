@@ -181,7 +181,8 @@ def object_array(clean):
     table = numpy.empty((STEPS, 2), dtype=object)
     for step, (inputs, targets) in enumerate(loader):
         loss = train(model, optimizer, inputs, targets).detach()
-        table[step] = step, loss.item() if clean else loss
+        table[step, 0] = step
+        table[step, 1] = loss.item() if clean else loss
 
 
 def jobs_kept(clean):
