@@ -4,7 +4,7 @@
                                   [--write]
 
 Without a choice: all of them. Runs that end out of memory are recorded with `gpumon record` beside the
-training, the others by forks (forecast_recording.py); all are scored by gpumon.analysis.backtest, which plays them
+training, the others by forks (forecasting/recording.py); all are scored by gpumon.analysis.backtest, which plays them
 message by message. `--write` writes docs/forecast-accuracy.md. Costs are CPU time of one thread, medians, beside one
 `time.perf_counter_ns()` call of the same loop.
 """
@@ -24,9 +24,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "_shared")]
 
-from forecast_page import Checked, Result, Scored, checked_row, page, percent  # noqa: E402
-from forecast_recording import SMALL, Recordings  # noqa: E402
-from forecast_runs import HELD, HELD_LEAKS, HELD_OUTLIERS, LEAKS, OUTLIERS, PAIRS, SHAPES  # noqa: E402
+from forecasting.page import Checked, Result, Scored, checked_row, page, percent  # noqa: E402
+from forecasting.recording import SMALL, Recordings  # noqa: E402
+from forecasting.runs import HELD, HELD_LEAKS, HELD_OUTLIERS, LEAKS, OUTLIERS, PAIRS, SHAPES  # noqa: E402
 from scenarios.catalogue import SCENARIOS  # noqa: E402
 from synthetic import GIB, MIB, Run, rank_of  # noqa: E402
 
@@ -46,7 +46,7 @@ from gpumon_agent.forecast.outlook import Outlooks  # noqa: E402
 
 PAGE = ROOT / "docs" / "forecast-accuracy.md"
 RUN, HELD_RUN, WHATIF_RUN = (
-    str(ROOT / "benchmarks" / f"{name}.py") for name in ("forecast_run", "forecast_held", "whatif_run")
+    str(ROOT / "benchmarks" / "forecasting" / f"{name}.py") for name in ("run", "held", "changed")
 )
 SCENARIO_STEPS = 60
 

@@ -1,6 +1,6 @@
 """A training run with one thing changed at a time: what `gpumon whatif` said of the change is held against it.
 
-    python benchmarks/whatif_run.py --model blocks [--bf16] [--checkpointing] [--fused] [--zero 2] …
+    python benchmarks/forecasting/changed.py --model blocks [--bf16] [--checkpointing] [--fused] [--zero 2] …
 
 Used by benchmarks/forecast.py, which records it on the virtual GPU, first as it is, then changed.
 """

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from forecast_runs import Pair
+from forecasting.runs import Pair
 
 from gpumon.analysis.backtest import Accuracy, Backtest, Ended
 from gpumon.analysis.whatif import Answer

@@ -1,6 +1,6 @@
 """Runs a script with an agent and writes down, as a recording, what the agent tells and what a viewer reads beside it.
 
-    python benchmarks/forecast_told.py OUT SCRIPT ARGUMENT …
+    python benchmarks/forecasting/told.py OUT SCRIPT ARGUMENT …
 
 As `gpumon record` beside `gpumon run`, without a second process: a thread drains the agent as its publisher would,
 reads the device, and tells the agent what its process can have. So a run can be forked from one that has torch (tests'

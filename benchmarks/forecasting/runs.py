@@ -28,7 +28,7 @@ SHAPES: dict[str, Args] = {
         "perceptron, unfrozen at 40": "--unfreeze 40",
     }.items()
 }
-"""Of forecast_run.py, which forecasting was made with."""
+"""Of run.py, which forecasting was made with."""
 
 OUTLIERS: dict[str, Args] = {
     f"{name}, one batch too large, seed {seed}": (*args.split(), *f"--sizes outlier --steps 60 --seed {seed}".split())
@@ -80,7 +80,7 @@ HELD: dict[str, Args] = {
         "boxes, as many as there are": "--model boxes --plan same --most 96",
     }.items()
 }
-"""Of forecast_held.py, which was written when forecasting was done. Of `boxes` no shape tells what it needs."""
+"""Of held.py, which was written when forecasting was done. Of `boxes` no shape tells what it needs."""
 
 HELD_OUTLIERS: dict[str, Args] = {
     f"{name}, one batch too large, seed {seed}": (*args.split(), *f"--plan monster --steps 80 --seed {seed}".split())
@@ -113,7 +113,7 @@ HELD_LEAKS: dict[str, Args] = {
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A run of whatif_run.py, and the same run with one thing changed."""
+    """A run of changed.py, and the same run with one thing changed."""
 
     name: str
     before: Args

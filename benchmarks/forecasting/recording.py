@@ -2,7 +2,7 @@
 
 `beside` starts `gpumon record` beside `gpumon run`, as a user would. Without the governor every step has peaks, also
 where the machine is so busy that it would read few of these short ones. `told` forks a process that has
-torch, with the agent and what a viewer reads in a thread (forecast_told.py), the governor off, so that each step has
+torch, with the agent and what a viewer reads in a thread (told.py), the governor off, so that each step has
 peaks: a second or two a run.
 """
 
@@ -20,8 +20,8 @@ from forks import Forks
 
 from gpumon import virtual_gpu as vgpu
 
-ROOT = Path(__file__).parents[1]
-TELLER = Path(__file__).with_name("forecast_told.py")
+ROOT = Path(__file__).parents[2]
+TELLER = Path(__file__).with_name("told.py")
 CONTEXT = "450MiB"
 SMALL = "1024MiB"
 LONGEST_S = 240

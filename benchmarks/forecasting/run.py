@@ -1,6 +1,6 @@
 """A training run made to be forecast: kinds of models, ways of batching, leaks, phases that come every so often.
 
-    python benchmarks/forecast_run.py --model attention --lengths random --steps 200 [--leak 2 --noise 1] …
+    python benchmarks/forecasting/run.py --model attention --lengths random --steps 200 [--leak 2 --noise 1] …
 
 It trains until memory runs out or the steps are done, and ends well either way: what it shows is what was said before.
 Used by benchmarks/forecast.py, which records it on the virtual GPU.

@@ -1,8 +1,8 @@
 """Training runs to score forecasts by that these were not made with: other models, other ways of making batches.
 
-    python benchmarks/forecast_held.py --model pairs --plan sorted --steps 160 --seed 3 [--leak 2 --noise 1] …
+    python benchmarks/forecasting/held.py --model pairs --plan sorted --steps 160 --seed 3 [--leak 2 --noise 1] …
 
-Used by benchmarks/forecast.py. Like forecast_run.py, it ends well when memory runs out.
+Used by benchmarks/forecast.py. Like run.py, it ends well when memory runs out.
 """
 
 from __future__ import annotations
