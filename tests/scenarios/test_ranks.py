@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from scenarios._gpt import GPTConfig
-from scenarios.catalogue import BY_NAME, CONTEXT_MIB
+from scenarios.catalogue import BY_NAME, CONTEXT_MIB, WITHOUT_WORKSPACES
 
 MIB = 2**20
 FLOAT, INT64 = 4, 8
@@ -75,8 +75,9 @@ def test_torchrun_and_this_runner_start_the_same_ranks(run_scenario, virtual_gpu
     scenario = BY_NAME["ddp"]
     expected = run_scenario(scenario).steps(0)[-1]["phases"]
     gpu = virtual_gpu(**scenario.options)
+    environment = {**gpu.environment, **WITHOUT_WORKSPACES}
     completed = subprocess.run(
-        scenario.command("--report"), env=gpu.environment, capture_output=True, text=True, timeout=300, check=False
+        scenario.command("--report"), env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert completed.returncode == 0, completed.stderr
     lines = [json.loads(line) for line in completed.stdout.splitlines() if '"step": 4' in line]
