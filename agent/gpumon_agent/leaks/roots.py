@@ -81,7 +81,10 @@ def beside(files: Files, objects: Iterable[tuple[str, Any]]) -> list[Root]:
         ),
         Root(_handled, prefix="the exception being handled", kind="traceback"),
         *(Root(functools.partial(getattr, hooks, name, None), prefix=name, kind="hook") for name in _GLOBAL_HOOKS),
-        Root(_context, named=True),
+        *(
+            Root(functools.partial(_in_context, variable.name), prefix=f"{variable.name}.get()")
+            for variable in contextvars.copy_context()
+        ),
         Root(lambda: vars(builtins), prefix="builtins.", named=True),
         Root(lambda: threading._active, prefix="threads", kind="attribute"),  # type: ignore[attr-defined]
     ]
@@ -139,9 +142,9 @@ def of_frame(frame: FrameType, ident: int | None) -> Root:
 _EMPTY = ModuleType("empty")
 
 
-def _context() -> dict[str, Any]:
-    """What this thread's context variables hold: no object leads to it, only the thread does."""
-    return {f"{variable.name}.get()": value for variable, value in contextvars.copy_context().items()}
+def _in_context(name: str) -> Any:
+    """What a context variable of this thread holds: no object leads to it, only the thread does."""
+    return next((value for variable, value in contextvars.copy_context().items() if variable.name == name), None)
 
 
 def _namespace(name: str) -> dict[str, Any] | None:
