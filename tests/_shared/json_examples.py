@@ -1,6 +1,7 @@
 """The examples of docs/json.md, made from a recorded session: `python tests/_shared/json_examples.py` writes them.
 
-The session is example_run.py on a virtual device of 2,000 MiB, recorded with `gpumon record`.
+The session is example_run.py on a virtual A100 (40 GB) cut to 2,000 MiB, recorded with `gpumon record` while
+GPUMON_GOVERNOR=off.
 """
 
 from __future__ import annotations
