@@ -121,3 +121,19 @@ def test_a_census_names_what_the_cycle_was_called(watch: Any) -> None:
     assert holder.name == "reference cycle of node.kept in train()"
     gc.collect()
     assert not [each for each in references if each() is not None]
+
+
+class Pretends:
+    """Asked for its class it runs code of the user's, as proxies do."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("working outside of a request")
+
+
+def test_no_code_of_the_users_runs_on_the_way() -> None:
+    node = Node()
+    node.self, node.held = node, Pretends()  # type: ignore[attr-defined]
+    reference = weakref.ref(node)
+    del node
+    assert only_each_other(reference)

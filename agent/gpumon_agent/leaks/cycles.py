@@ -105,7 +105,7 @@ def only_each_other(reference: weakref.ref[Any]) -> bool:
         for child in gc.get_referents(objects[at]):
             place = places.get(id(child))
             if place is None:
-                if not gc.is_tracked(child) or isinstance(child, (type, ModuleType)) or _is_namespace(child):
+                if not gc.is_tracked(child) or issubclass(type(child), (type, ModuleType)) or _is_namespace(child):
                     continue
                 if type(child) is FrameType:
                     running = _running() if running is None else running

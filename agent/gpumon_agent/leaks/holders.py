@@ -239,7 +239,7 @@ def _of_cache(cache: Any) -> list[Child]:
         elif type(each) is dict:
             if "__wrapped__" not in each:
                 found.append((".cache", "cache", each))
-        elif not isinstance(each, type) and type(each) is not object:
+        elif not issubclass(type(each), type) and type(each) is not object:
             found.append((".cache[*]", "cache", each))
     return found
 

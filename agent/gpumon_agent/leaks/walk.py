@@ -407,7 +407,7 @@ class Walk:
             kind = type(key)
             if kind is str or kind is int:
                 continue
-            for each in key[:16] if isinstance(key, tuple) else (key,):
+            for each in key[:16] if issubclass(kind, tuple) else (key,):
                 if self._kind(type(each)) == TENSOR:
                     self._tensor(each, level, _KEY)
 
