@@ -80,13 +80,9 @@ def steps(shapes: tuple[tuple[int, int], ...], groups: tuple[int, ...]) -> None:
         "adamax:loop": lambda p: torch.optim.Adamax(p, foreach=False),
         "adamax:foreach": lambda p: torch.optim.Adamax(p, foreach=True),
         "adadelta:foreach": lambda p: torch.optim.Adadelta(p, foreach=True),
-        "asgd:loop": lambda p: torch.optim.ASGD(p, foreach=False),
         "asgd:foreach": lambda p: torch.optim.ASGD(p, foreach=True),
         "adagrad:foreach": lambda p: torch.optim.Adagrad(p, foreach=True),
         "rprop:loop": lambda p: torch.optim.Rprop(p, foreach=False),
-        "rprop:foreach": lambda p: torch.optim.Rprop(p, foreach=True),
-        "adafactor:loop": lambda p: torch.optim.Adafactor(p, foreach=False),
-        "adafactor:foreach": lambda p: torch.optim.Adafactor(p, foreach=True),
         "muon:loop": torch.optim.Muon,
         "adamw:loop/groups": lambda p: torch.optim.AdamW(p, foreach=False),
         "adamw:foreach/groups": lambda p: torch.optim.AdamW(p, foreach=True),
@@ -141,6 +137,14 @@ def test_every_request_of_a_first_step_and_of_a_later_one(virtual_gpu: Callable[
             assert all(event.later == bool(later) for event in events)
         highest = both[0]["peak"]
         assert abs(peak(tensors, recipe, way) - highest) <= (2 * len(TENSORS) << 20) + WORKSPACE, name
+
+
+def test_a_loop_of_asgd_takes_nothing_before_it_averages() -> None:
+    """Its average is a copy until step t0. The virtual GPU knows no `mu`, and goes the other way."""
+    recipe, way = recipe_of("asgd:loop")
+    assert way is not None
+    assert [event.what for event in step(TENSORS, recipe, way)] == ["average (ax)"] * len(TENSORS)
+    assert not list(step(TENSORS, recipe, way, later=True))
 
 
 def test_counted_is_what_the_allocator_counts(virtual_gpu: Callable[..., Any]) -> None:

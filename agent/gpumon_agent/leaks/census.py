@@ -416,9 +416,10 @@ class _Taking:
         if name in tally.holders or len(tally.holders) < _NAMES_MAX:
             tally.holders[name] += 1
         self._tensors[device] += 1
+        trains_here = device != _HOST or not torch.cuda.is_initialized()
         if several or tally.count >= _HEAP:
-            self._heaped[device] += 1
-        if device != _HOST or not torch.cuda.is_initialized():
+            self._heaped[0 if device == _HOST and trains_here else device] += 1  # as the CPU's readings number it
+        if trains_here:
             self._largest = max(self._largest, tally.count)
         return True
 

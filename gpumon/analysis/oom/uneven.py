@@ -1,8 +1,8 @@
 """Optimizers whose states or temporaries are not as large as their parameters: what one step of theirs asks for.
 
-Source. torch/optim/rprop.py, _adafactor.py and _muon.py (2.15), bitsandbytes' optim/optimizer.py.
+Source. torch/optim/rprop.py and _muon.py (2.15), bitsandbytes' optim/optimizer.py.
 Known limitations. Single numbers, norms over rows and columns, what a reduction stages, and cuBLAS's workspace (8 or
-32 MiB for Adafactor and Muon) are left out: they are small beside what they are computed from.
+32 MiB for Muon) are left out: they are small beside what they are computed from.
 """
 
 from __future__ import annotations
@@ -17,14 +17,6 @@ HALF, FLOAT = 2, 4
 _MUON_ITERATIONS = 5
 
 
-def factors(tensor: Tensor) -> list[tuple[str, int]]:
-    """Adafactor keeps a number for each row and each column of a matrix."""
-    if len(tensor.shape) < 2:
-        return [("variance", tensor.bytes)]
-    rows, columns = tensor.shape[-2:]
-    return [("factor of the rows", tensor.bytes // columns), ("factor of the columns", tensor.bytes // rows)]
-
-
 def eight_bit(tensor: Tensor) -> list[tuple[str, int]]:
     """A byte an element and moment, and a scale a block; small tensors stay as they are."""
     moments = ("first moment (state1)", "second moment (state2)")
@@ -36,20 +28,7 @@ def eight_bit(tensor: Tensor) -> list[tuple[str, int]]:
 
 def rprop(stands: Standing, group: Sequence[Tensor], way: str) -> Iterator[Event]:
     """Signs of the product with the gradient before, masks of them, and what is left of the gradient."""
-    if way == "foreach":
-        for tensor in group:
-            yield stands.asked("product with the gradient before", tensor, tensor.bytes)
-        for tensor in group:
-            yield from _masks(stands, tensor, ("positive", "negative", "zero"))
-        for tensor in group:
-            yield stands.asked("where it turned", tensor, tensor.count)
-            yield stands.asked("gradient without those", tensor, tensor.bytes)
-            stands.gone(tensor.count, tensor.bytes)
-        stands.gone(*(tensor.bytes for tensor in group))
-        for tensor in group:
-            yield stands.asked("sign of the gradient", tensor, tensor.bytes)
-        stands.gone(*(tensor.bytes for tensor in group))
-        return
+    assert way
     sign: list[int] = []  # of the parameter before, and its gradient
     gradient: list[int] = []
     for tensor in group:
@@ -70,28 +49,6 @@ def _masks(stands: Standing, tensor: Tensor, names: Sequence[str]) -> Iterator[E
     for name in names:
         yield stands.asked(f"where it is {name}", tensor, tensor.count)
         stands.gone(tensor.count)
-
-
-def adafactor(stands: Standing, group: Sequence[Tensor], way: str) -> Iterator[Event]:
-    """An estimate of the variance as large as the parameter, which becomes its update."""
-    if way == "foreach":
-        for several in ([t for t in group if len(t.shape) > 1], [t for t in group if len(t.shape) < 2]):
-            vectors = [t for t in several if len(t.shape) < 2]
-            for tensor in vectors:
-                yield stands.asked("square of the gradient", tensor, tensor.bytes)
-            stands.gone(*(tensor.bytes for tensor in vectors))
-            for tensor in several:
-                yield stands.asked("estimate of the variance", tensor, tensor.bytes)
-        stands.gone(*(tensor.bytes for tensor in group))
-        return
-    before: list[int] = []
-    for tensor in group:
-        if len(tensor.shape) < 2:
-            yield stands.asked("square of the gradient", tensor, tensor.bytes)
-        yield stands.asked("estimate of the variance", tensor, tensor.bytes)
-        stands.gone(*before)
-        before = [tensor.bytes]
-    stands.gone(*before)
 
 
 def muon(stands: Standing, group: Sequence[Tensor], way: str) -> Iterator[Event]:

@@ -18,7 +18,8 @@ not split off (1 MiB or less) counts too.
 Source. torch/optim (2.15), transformers' AdamW (to 4.x) and bitsandbytes' 8-bit Adam, the first two compared with the
 allocator's own record of first and third steps on the virtual GPU (tests/oom/test_walk.py).
 Cost. O(parameters).
-Known limitations. Ways that a recipe does not list are not known, nor is LBFGS, whose step runs forward and backward
+Known limitations. Ways that a recipe does not list are not known (of Rprop's foreach and of Adafactor the allocator's
+record has requests that are not explained yet), nor is LBFGS, whose step runs forward and backward
 in turns with itself. SparseAdam's temporaries have as many rows as were looked up: its states are told, and of its
 gradients nothing. Tensors below 10 MiB are taken as split without a remainder. Counters of steps kept on the device
 (fused, 512 B each) are left out.
@@ -27,7 +28,7 @@ gradients nothing. Tensors below 10 MiB are taken as split without a remainder. 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpumon.analysis.estimate.model import Tensor
@@ -64,6 +65,7 @@ class Recipe:
     early: bool = False  # states are made with the optimizer, before the first forward
     kept: bool = True  # the last temporary lives until its successor exists
     together: bool = True  # lists of a foreach step stand at the same time
+    looped: bool = True  # the temporaries are those of a loop, too
     gradients: bool = True  # as large as their parameters; False: sparse
 
     def states_of(self, tensor: Tensor) -> list[tuple[str, int]]:
@@ -87,9 +89,8 @@ RECIPES = {
         Recipe("momentum", ("momentum buffer",), ways=(REACH, FOREACH, FUSED)),
         Recipe("rmsprop", ("square average",), ("square root of the average",), 1, (REACH, LOOP, FOREACH)),
         Recipe("adagrad", ("sum of squares",), ("square root of the sum",), 2, (LOOP, FOREACH, FUSED), early=True),
-        Recipe("asgd", ("average (ax)",), ("gap to the average",), 2, (LOOP, FOREACH), kept=False, together=False),
-        Recipe("rprop", ("gradient before (prev)", "step size"), ways=(LOOP, FOREACH), takes=uneven.rprop),
-        Recipe("adafactor", ways=(LOOP, FOREACH), made=uneven.factors, takes=uneven.adafactor),
+        Recipe("asgd", ("average (ax)",), ("gap to the average",), 2, (LOOP, FOREACH), together=False, looped=False),
+        Recipe("rprop", ("gradient before (prev)", "step size"), ways=(LOOP,), takes=uneven.rprop),
         Recipe("muon", ("momentum buffer",), ways=(LOOP,), takes=uneven.muon),
         Recipe("sparseadam", _ADAM, ways=(LOOP,), gradients=False),
         Recipe("adamw8bit", ways=(REACH,), made=uneven.eight_bit),
@@ -136,19 +137,21 @@ def step(tensors: Sequence[Tensor], recipe: Recipe, way: str, *, later: bool = F
     """The requests of one `optimizer.step`, in order: of the first, or, `later`, of every other."""
     there = later or recipe.early
     stands = Standing(standing(tensors, recipe) + (states(tensors, recipe) if there else 0), later)
+    before: list[int] = []
     for group in stepped(tensors):
         if way == REACH:
-            yield from _reaching(stands, recipe, group, there)
+            before = yield from _reaching(stands, recipe, group, there, before)
             continue
         if not there:
             for tensor in group:
                 yield from _states(stands, recipe, tensor)
         if recipe.takes is not None:
             yield from recipe.takes(stands, group, way)
-        elif way == LOOP:
+        elif way == LOOP and recipe.looped:
             yield from _loop(stands, recipe, group)
         elif way == FOREACH:
             yield from _lists(stands, recipe, group)
+    stands.gone(*before)
 
 
 def _states(stands: Standing, recipe: Recipe, tensor: Tensor) -> Iterator[Event]:
@@ -156,8 +159,10 @@ def _states(stands: Standing, recipe: Recipe, tensor: Tensor) -> Iterator[Event]
         yield stands.asked(what, tensor, size)
 
 
-def _reaching(stands: Standing, recipe: Recipe, group: Sequence[Tensor], there: bool) -> Iterator[Event]:
-    before: list[int] = []  # the temporary of the parameter before
+def _reaching(
+    stands: Standing, recipe: Recipe, group: Sequence[Tensor], there: bool, before: list[int]
+) -> Generator[Event, None, list[int]]:
+    """`before`: the temporary of the parameter before, which lives on from one group to the next. Gives the last."""
     for tensor in group:
         if not there:
             yield from _states(stands, recipe, tensor)
@@ -165,7 +170,7 @@ def _reaching(stands: Standing, recipe: Recipe, group: Sequence[Tensor], there: 
             yield stands.asked(what, tensor, tensor.bytes)
             stands.gone(*before)
             before = [tensor.bytes]
-    stands.gone(*before)
+    return before
 
 
 def _loop(stands: Standing, recipe: Recipe, group: Sequence[Tensor]) -> Iterator[Event]:
