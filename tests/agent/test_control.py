@@ -107,7 +107,7 @@ def _blocks(watched: Watched) -> None:
     assert isinstance(first, wire.Segments)
     assert first.parts > 1
     watched.tell("steps 1")
-    watched.heard(lambda e: isinstance(e, wire.Synced))
+    watched.heard(lambda e: isinstance(e, wire.Phase) and e.t_ns > first.t_ns)  # so all before it are heard too
     (record,) = watched.rank.segments
     found = allocator(record.segments).totals
     boundary = max(
