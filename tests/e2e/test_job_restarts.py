@@ -100,11 +100,14 @@ def test_a_killed_rank_is_lost_the_job_is_restarted_and_its_watchers_stay(job, e
         assert {each["pid"] for each in second.values()}.isdisjoint(each["pid"] for each in first.values())
         assert {each["run_id"] for each in (*first.values(), *second.values())} == {first[0]["run_id"]}
 
-        lines = urllib.request.urlopen(url, timeout=10).read().decode().splitlines()
+        both = 'gpumon_job_ranks{run="0",state="live",training="job"} 2.0'
+        deadline = time.monotonic() + 20  # the exporter hears of the new ranks on its own
+        while both not in (lines := urllib.request.urlopen(url, timeout=10).read().decode().splitlines()):
+            assert time.monotonic() < deadline, lines
+            time.sleep(0.1)
         restarts = [line for line in lines if line.startswith("gpumon_rank_restarts_total{")]
         assert len(restarts) == 2
         assert all(line.endswith(" 1.0") for line in restarts)
-        assert 'gpumon_job_ranks{run="0",state="live",training="job"} 2.0' in lines
 
         os.kill(second[0]["pid"], signal.SIGKILL)  # no restart is left: torchrun gives up, and so does the viewer
         heard.rest()
