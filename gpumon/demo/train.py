@@ -80,8 +80,8 @@ class LanguageModel(nn.Module):
         return self.head(self.norm(x))
 
 
-def corpus() -> Tensor:
-    """The standard library's own source files, as bytes."""
+def corpus() -> bytearray:
+    """The standard library's own source files: bytes, of which only a batch's become a tensor."""
     text = bytearray()
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         text += path.read_bytes()
@@ -89,14 +89,15 @@ def corpus() -> Tensor:
             break
     if len(text) < SPIKE_FACTOR * DEVICE.context + 2:
         raise SystemExit("this Python comes without its library's sources: there is no text to learn")
-    return torch.frombuffer(text, dtype=torch.uint8).long()
+    return text
 
 
-def batches(text: Tensor, size: Size, spikes: bool) -> Callable[[int], Tensor]:
+def batches(text: bytearray, size: Size, spikes: bool) -> Callable[[int], Tensor]:
     def batch(step: int) -> Tensor:
         length = size.context * (SPIKE_FACTOR if spikes and step % SPIKE_EVERY == SPIKE_FIRST else 1)
-        starts = torch.randint(len(text) - length - 1, (size.batch, 1))
-        return text[starts + torch.arange(length + 1)]
+        starts = torch.randint(len(text) - length - 1, (size.batch,)).tolist()
+        windows = [torch.frombuffer(text, dtype=torch.uint8, count=length + 1, offset=at) for at in starts]
+        return torch.stack(windows).long()
 
     return batch
 
