@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import virtual
 from forks import Forks
 from xdist.scheduler import LoadScopeScheduling
 
@@ -163,12 +164,7 @@ def virtual_gpu(tmp_path: Path, forks: Forks) -> Iterator[Callable[..., VirtualG
     sessions: list[str] = []
 
     def make(**options: Any) -> VirtualGpu:
-        try:
-            environment = vgpu.environment(python=PYTHON, **options)
-        except vgpu.Unavailable as reason:
-            if os.environ.get("GPUMON_REQUIRE_VIRTUAL_GPU") == "1":
-                pytest.fail(str(reason))
-            pytest.skip(str(reason))
+        environment = virtual.environment(PYTHON, **options)
         sessions.append(environment["VGPU_SESSION"])
         return VirtualGpu(environment, tmp_path, PYTHON, forks)
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import virtual
 from forks import Forks
 from scenarios._gpt import GPTConfig
 from scenarios.catalogue import BY_NAME, PLAIN, Scenario
 from scenarios.conftest import Runner
 
-from gpumon import virtual_gpu as vgpu
 from gpumon.analysis import ledger
 from gpumon.analysis.lines import OWNERS
 from gpumon_agent import wire
@@ -32,12 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[Call
     """What a scenario's ranks printed, run by the process that forks scenarios."""
 
     def environment(**options: Any) -> dict[str, str]:
-        try:
-            return {**vgpu.environment(python=forks.python, **options), "GPUMON_GOVERNOR": "off"}
-        except vgpu.Unavailable as reason:
-            if os.environ.get("GPUMON_REQUIRE_VIRTUAL_GPU") == "1":
-                pytest.fail(str(reason))
-            pytest.skip(str(reason))
+        return {**virtual.environment(forks.python, **options), "GPUMON_GOVERNOR": "off"}
 
     runner = Runner(environment, tmp_path_factory.mktemp("ledgers"), forks)
     yield lambda scenario: runner(

@@ -84,13 +84,16 @@ def rank_of_many() -> None:
         train(model, optimizer, 5)
         described = said(model, optimizer)
         factors = returned = 0
+        watched = Inventory()
+        watched.watch(model, [optimizer])
+        owned = watched.owners(device).buckets
         if name == "powersgd":
             factors = sum(t.nbytes for kept in (state.p_memory_dict, state.q_memory_dict) for t in kept.values())
             before = requested()
             state.error_dict.clear()
             returned = before - requested()
-        told[name] = {"said": described, "factors": factors, "returned": returned}
-        del model, optimizer
+        told[name] = {"said": described, "factors": factors, "returned": returned, "owned": owned}
+        del model, optimizer, watched
 
     model = DistributedDataParallel(network(), device_ids=[0], gradient_as_bucket_view=True)
     before = requested()
@@ -159,6 +162,7 @@ def _ddp(told) -> None:
     power = told["powersgd"]
     assert power["said"]["comm_hook"] == "powerSGD_hook"
     assert power["said"]["comm_hook_bytes"] == power["returned"] + power["factors"]
+    assert power["owned"] == WHOLE + power["said"]["comm_hook_bytes"]  # the ledger's line: the buckets and this
     assert (power["returned"], power["factors"] > 0) == (WHOLE, True)
 
 

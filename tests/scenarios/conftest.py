@@ -6,10 +6,12 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import virtual
 from forks import Forks
 from scenarios.catalogue import OLDER_TORCH, WITHOUT_WORKSPACES, Scenario
 
@@ -96,15 +98,6 @@ class Runner:
 @pytest.fixture(scope="session")
 def run_scenario(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[Runner]:
     """`run_scenario(scenario, *more_arguments) -> Run`; skips or fails as the `virtual_gpu` fixture does."""
-
-    def environment(**options: Any) -> dict[str, str]:
-        try:
-            return vgpu.environment(python=forks.python, **options)
-        except vgpu.Unavailable as reason:
-            if os.environ.get("GPUMON_REQUIRE_VIRTUAL_GPU") == "1":
-                pytest.fail(str(reason))
-            pytest.skip(str(reason))
-
-    runner = Runner(environment, tmp_path_factory.mktemp("scenarios"), forks)
+    runner = Runner(partial(virtual.environment, forks.python), tmp_path_factory.mktemp("scenarios"), forks)
     yield runner
     runner.close()

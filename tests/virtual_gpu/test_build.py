@@ -78,6 +78,18 @@ def test_a_torch_without_cuda_is_one_sentence(tmp_path):
     assert len(failed.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(("demanded", "ended"), [("0", "2 skipped"), ("1", "2 failed")])
+def test_where_it_cannot_be_had_tests_are_skipped_and_fail_if_that_is_demanded(tmp_path, demanded, ended):
+    users = ("virtual_gpu/test_values.py::test_stale_bytes_can_be_asked_for", "scenarios/test_every_scenario.py")
+    command = [sys.executable, "-m", "pytest", *users, "-n", "0", "-p", "no:cacheprovider", "-k", "stale or mlp"]
+    environment = {**os.environ, "CC": "no-such-compiler", "GPUMON_REQUIRE_VIRTUAL_GPU": demanded}
+    environment["XDG_CACHE_HOME"] = str(tmp_path)
+    ran = subprocess.run(command, cwd=HERE.parent, env=environment, capture_output=True, text=True, check=False)
+    assert ended in ran.stdout.splitlines()[-1], ran.stdout + ran.stderr
+    assert ran.returncode == (demanded == "1")
+    assert "The virtual GPU " in ran.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -2,7 +2,7 @@
 
 Model: each storage is counted once, whole and unrounded, by the first that claims it in that order. With DDP's
 gradient_as_bucket_view the gradients are views of the buckets: the buckets hold the bytes, the gradients none. FSDP2's
-unsharded parameters, while they are gathered, count as buckets.
+unsharded parameters, while they are gathered, count as buckets, and so does what a communication hook of DDP keeps.
 Gradients and what FSDP gathers are read at every call. The list of parameters and the sums of weights and buffers are
 kept until a call says `fresh`, that of optimizer state over 16 of those too, unless a mark has moved: a state object,
 its size, where its first entry and the first parameter are stored. State that holds more than tensors (LBFGS) is never
@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from gpumon_agent.ledger.callers import beside
 from gpumon_agent.ledger.describe import state_tensors, stepping, tensors_within
-from gpumon_agent.ledger.spread import bucket_sizes, ddp_logging, flat_parameter, fsdp_parameters
+from gpumon_agent.ledger.spread import bucket_sizes, ddp_logging, flat_parameter, fsdp_parameters, hook_tensors
 from gpumon_agent.ledger.storages import storages, untransformed
 
 INPUT_DEPTH_MAX = 6
@@ -140,6 +140,7 @@ class Inventory:
         model = self._model_sum(parameters, gathered, index, fresh)
         state = self._state_sum(model.claimed, index, fresh)
         claimed = gathered.union(model.claimed, state.claimed)
+        hooks = claim(self._of_hooks(), claimed, index)
         gradients, viewed = self._gradients(parameters, claimed, index)
         self.claimed = claimed
         return Owners(
@@ -147,7 +148,7 @@ class Inventory:
             buffers=model.buffers,
             gradients=gradients,
             optimizer=state.state,
-            buckets=gathered_bytes + max(self._bucket_bytes(index), viewed),
+            buckets=gathered_bytes + hooks + max(self._bucket_bytes(index), viewed),
             inputs=claim(_alive(self._inputs), claimed, index),
         )
 
@@ -164,6 +165,7 @@ class Inventory:
             yield from (("buffers", buffer, None) for buffer in self._each_buffer())
             for optimizer in _alive(self._optimizers):
                 yield from (("optimizer", tensor, None) for tensor in state_tensors(optimizer))
+            yield from (("buckets", tensor, None) for tensor in self._of_hooks())
         if not fleeting:
             return
         views = self.views
@@ -322,6 +324,10 @@ class Inventory:
                     size = sum(bucket_sizes(ddp_logging(module)))
                     self._buckets[where] = self._buckets.get(where, 0) + size
         return self._buckets.get(index, 0)
+
+    def _of_hooks(self) -> Iterator[Tensor]:
+        for module in _alive(self._ddp):
+            yield from hook_tensors(module)
 
     def gathered(self) -> Iterator[Tensor]:
         for sharded in _alive(self._sharded):
