@@ -30,7 +30,7 @@ _TERMS = (
     Term("buffers", "Registered buffers of the watched models (running means, masks)."),
     Term("gradients", "The .grad of the parameters."),
     Term("optimizer", "State tensors of the optimizers (Adam: two per parameter)."),
-    Term("buckets", "DDP's or FSDP's communication buckets and shards."),
+    Term("buckets", "DDP's or FSDP's communication buckets and shards, and what a communication hook keeps."),
     Term("inputs", "Tensors handed to the model's forward."),
     Term("activations", "Saved for backward by autograd. Read on sampled steps only."),
     Term("still held", "What a step leaves of its activations as it ends: outputs in a variable, in a list, in a log."),
