@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from gpumon_agent.leaks.clock import Clock
-from gpumon_agent.ledger.describe import tensors_within
 from gpumon_agent.ledger.inventory import Inventory
-from gpumon_agent.ledger.storages import plain, storages
+from gpumon_agent.ledger.storages import plain, storages, tensors_within
 
 ALIKE_MAX = 3  # models of one kind and size that nobody watches; more are a heap, and no owner
 _AT_ONCE = 8

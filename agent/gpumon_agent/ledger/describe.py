@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from gpumon_agent import wire
 from gpumon_agent.ledger.spread import Meshes, parallel
-from gpumon_agent.ledger.storages import elements, plain, storages
+from gpumon_agent.ledger.storages import elements, plain, storages, tensors_within
 from gpumon_agent.steps.wrappers import unwrapped
 
 _MATTERS_FOR_BYTES = (
@@ -171,7 +171,7 @@ def stepping(optimizer: Optimizer) -> Optimizer:
 
 
 def state_tensors(optimizer: Optimizer) -> Iterator[Tensor]:
-    """Every tensor an optimizer keeps: its state, at any depth, and settings that are tensors (a capturable lr)."""
+    """Every tensor an optimizer keeps: its state, however deep, and settings that are tensors (a capturable lr)."""
     optimizer = stepping(optimizer)
     for state in optimizer.state.values():
         yield from tensors_within(state)
@@ -179,18 +179,6 @@ def state_tensors(optimizer: Optimizer) -> Iterator[Tensor]:
         for key, value in group.items():
             if key != "params":
                 yield from tensors_within(value)
-
-
-def tensors_within(value: object) -> Iterator[Tensor]:
-    """The tensors in dicts, lists and tuples, at any depth."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from tensors_within(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from tensors_within(each)
 
 
 def _resolve(group: dict[str, Any]) -> tuple[bool | None, bool | None]:

@@ -2,7 +2,8 @@
 
 Model: each storage is counted once, whole and unrounded, by the first that claims it in that order. With DDP's
 gradient_as_bucket_view the gradients are views of the buckets: the buckets hold the bytes, the gradients none. FSDP2's
-unsharded parameters, while they are gathered, count as buckets, and so does what a communication hook of DDP keeps.
+and ZeRO 3's unsharded parameters, while they are gathered, count as buckets, and so does what a communication hook of
+DDP keeps. Of ZeRO, the weights are partitions and master copies, the gradients those it has reduced.
 Gradients and what FSDP gathers are read at every call. The list of parameters and the sums of weights and buffers are
 kept until a call says `fresh`, that of optimizer state over 16 of those too, unless a mark has moved: a state object,
 its size, where its first entry and the first parameter are stored. State that holds more than tensors (LBFGS) is never
@@ -25,10 +26,11 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
+from gpumon_agent.ledger import zero
 from gpumon_agent.ledger.callers import beside
-from gpumon_agent.ledger.describe import state_tensors, stepping, tensors_within
+from gpumon_agent.ledger.describe import state_tensors, stepping
 from gpumon_agent.ledger.spread import bucket_sizes, ddp_logging, flat_parameter, fsdp_parameters, hook_tensors
-from gpumon_agent.ledger.storages import storages, untransformed
+from gpumon_agent.ledger.storages import storages, tensors_within, untransformed
 
 INPUT_DEPTH_MAX = 6
 _LIST_EVERY_FRESH = 64
@@ -80,6 +82,8 @@ class Inventory:
         self._ddp: list[weakref.ref[Module]] = []
         self._sharded: list[weakref.ref[Any]] = []  # FSDP2's own record of a parameter
         self._flat: list[weakref.ref[Any]] = []  # FSDP1's parameters, each those of a unit
+        self._zero: list[weakref.ref[Any]] = []  # DeepSpeed's optimizers
+        self._partitioned = False  # some parameter is one of ZeRO 3's
         self.views: set[int] = set()
         """ids of parameters whose gradients are views of DDP buckets"""
         self.claimed: set[int] = set()
@@ -140,7 +144,7 @@ class Inventory:
         model = self._model_sum(parameters, gathered, index, fresh)
         state = self._state_sum(model.claimed, index, fresh)
         claimed = gathered.union(model.claimed, state.claimed)
-        hooks = claim(self._of_hooks(), claimed, index)
+        beside = claim(self._of_hooks_and_zero(), claimed, index)
         gradients, viewed = self._gradients(parameters, claimed, index)
         self.claimed = claimed
         return Owners(
@@ -148,7 +152,7 @@ class Inventory:
             buffers=model.buffers,
             gradients=gradients,
             optimizer=state.state,
-            buckets=gathered_bytes + hooks + max(self._bucket_bytes(index), viewed),
+            buckets=gathered_bytes + beside + max(self._bucket_bytes(index), viewed),
             inputs=claim(_alive(self._inputs), claimed, index),
         )
 
@@ -165,7 +169,7 @@ class Inventory:
             yield from (("buffers", buffer, None) for buffer in self._each_buffer())
             for optimizer in _alive(self._optimizers):
                 yield from (("optimizer", tensor, None) for tensor in state_tensors(optimizer))
-            yield from (("buckets", tensor, None) for tensor in self._of_hooks())
+            yield from (("buckets", tensor, None) for tensor in self._of_hooks_and_zero())
         if not fleeting:
             return
         views = self.views
@@ -251,7 +255,7 @@ class Inventory:
 
     def _list(self) -> None:
         """Goes through the whole tree of every model: what the calls after it go through in a straight line."""
-        self._modules, self._strays, self._ddp, self._sharded, self._flat = [], [], [], [], []
+        self._modules, self._strays, self._ddp, self._sharded, self._flat, self._zero = [], [], [], [], [], []
         self.views = set()
         seen: set[int] = set()
         for model in _alive(self._models):
@@ -265,11 +269,16 @@ class Inventory:
                     self._ddp.append(weakref.ref(module))
                     if getattr(module, "gradient_as_bucket_view", False):
                         self.views.update(id(parameter) for parameter in module.parameters())
+                elif (keeper := zero.keeper(module)) is not None:
+                    self._zero.append(weakref.ref(keeper))
                 self._sharded += [weakref.ref(each) for each in fsdp_parameters(module)]
                 flat = flat_parameter(module)
                 if flat is not None:
                     self._flat.append(weakref.ref(flat))
-        owned = {id(parameter) for parameter in self._parameters()}
+        self._partitioned = False
+        parameters = self._parameters()
+        self._partitioned = any(zero.partition(parameter) is not None for parameter in parameters)
+        owned = {id(parameter) for parameter in parameters}
         for optimizer in _alive(self._optimizers):
             for group in optimizer.param_groups:
                 self._strays += [weakref.ref(p) for p in group["params"] if id(p) not in owned]
@@ -277,7 +286,7 @@ class Inventory:
 
     def _parameters(self, *, fresh: bool = True) -> list[Tensor]:
         """Every parameter. Without `fresh` as they were, if they are still there; what FSDP swaps is looked at anew."""
-        if not fresh and self._known and not self._sharded and not self._flat:
+        if not fresh and self._known and not self._sharded and not self._flat and not self._zero:
             known = [parameter() for parameter in self._known]
             if all(parameter is not None for parameter in known):
                 return known
@@ -291,6 +300,10 @@ class Inventory:
         found += [sharded.sharded_param for sharded in _alive(self._sharded)]
         found += [flat._local_shard for flat in _alive(self._flat) if hasattr(flat, "_local_shard")]
         found += _alive(self._strays)
+        if self._partitioned:
+            found += [part for parameter in found if (part := zero.partition(parameter)) is not None]
+        for optimizer in _alive(self._zero):
+            found += zero.masters(optimizer)
         self._known = [weakref.ref(parameter) for parameter in found]
         return found
 
@@ -309,6 +322,8 @@ class Inventory:
                 owned.append(gradient)
         for flat in _alive(self._flat):  # kept until the next forward, whatever zero_grad did to the views of it
             owned += [g for g in (flat.grad, getattr(flat, "_saved_grad_shard", None)) if g is not None]
+        for optimizer in _alive(self._zero):
+            owned += zero.gradients(optimizer)
         owned += [g for each in _alive(self._inputs) if each.is_leaf and (g := each.grad) is not None]
         return claim(owned, claimed, index), claim(viewed, claimed, index)
 
@@ -325,9 +340,11 @@ class Inventory:
                     self._buckets[where] = self._buckets.get(where, 0) + size
         return self._buckets.get(index, 0)
 
-    def _of_hooks(self) -> Iterator[Tensor]:
+    def _of_hooks_and_zero(self) -> Iterator[Tensor]:
         for module in _alive(self._ddp):
             yield from hook_tensors(module)
+        for optimizer in _alive(self._zero):
+            yield from zero.buckets(optimizer)
 
     def gathered(self) -> Iterator[Tensor]:
         for sharded in _alive(self._sharded):
@@ -335,6 +352,9 @@ class Inventory:
         for flat in _alive(self._flat):
             if hasattr(flat, "_full_param_padded"):  # from the first forward on; no storage while it is not gathered
                 yield flat._full_param_padded
+        if self._partitioned:
+            known = [parameter for known in self._known if (parameter := known()) is not None]
+            yield from (parameter for parameter in known if zero.gathered(parameter))
 
 
 T = TypeVar("T")

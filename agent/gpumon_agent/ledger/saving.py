@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from gpumon_agent.guard import leave_no_frame
+from gpumon_agent.ledger.storages import tensors_within
 
 _SavedTensor: Any = torch._C._autograd.SavedTensor
 _CustomNode: Any = torch._C._FunctionBase
@@ -96,7 +97,7 @@ class Reader:
     def read(self, node: Any, name: str) -> list[Tensor]:
         """What `node` keeps under one of its `fields`."""
         if name == CONTEXT:  # a custom Function's node is its ctx
-            return [tensor for value in list(vars(node).values()) for tensor in _tensors(value, _DEPTH_MAX)]
+            return [tensor for value in list(vars(node).values()) for tensor in tensors_within(value, _DEPTH_MAX)]
         try:
             kept = getattr(node, name if _DATA else _unpacked(name, isinstance(node, _CustomNode)))
         except RuntimeError:  # released: some kinds of node raise, the others say None
@@ -125,9 +126,9 @@ class Reader:
             if id(frame) not in self._frames:
                 self._frames.add(id(frame))
                 for each in arguments:
-                    yield from _tensors(each.data if isinstance(each, _SavedTensor) else each, _DEPTH_MAX)
+                    yield from tensors_within(each.data if isinstance(each, _SavedTensor) else each, _DEPTH_MAX)
             return
-        found = list(_tensors(data, _DEPTH_MAX))
+        found = list(tensors_within(data, _DEPTH_MAX))
         yield from found
         if not found:
             self.hidden[getattr(hook, "__qualname__", type(hook).__name__)] = None
@@ -137,14 +138,3 @@ class Reader:
 def _unpacked(name: str, custom: bool) -> str:
     """_raw_saved_self → _saved_self; of a custom Function, _raw_saved_tensors → saved_tensors."""
     return name.removeprefix("_raw_" if custom else "_raw")
-
-
-def _tensors(value: object, depth: int) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif depth and isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each, depth - 1)
-    elif depth and isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each, depth - 1)

@@ -19,10 +19,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from gpumon_agent import wire
-from gpumon_agent.ledger.storages import storages
+from gpumon_agent.ledger.storages import storages, tensors_within
 
 _BUCKETS_MAX = 4096
-_DEPTH_MAX = 6
 
 
 class Meshes:
@@ -135,19 +134,11 @@ def hook_tensors(module: Any) -> Iterator[Tensor]:
     for _, state in getattr(module, "_comm_hooks", ()):
         names = [slot for kind in type(state).__mro__ for slot in getattr(kind, "__slots__", ())]
         kept = [getattr(state, name, None) for name in names] + list(getattr(state, "__dict__", {}).values())
-        yield from _tensors(kept, _DEPTH_MAX)
+        yield from tensors_within(kept)
 
 
 def _hook_name(hooks: Iterable[tuple[Any, object]]) -> str | None:
     return " + ".join(str(getattr(hook, "__name__", type(hook).__name__)) for hook, _ in hooks) or None
-
-
-def _tensors(value: object, depth: int) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (dict, list, tuple)) and depth:
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(each, depth - 1)
 
 
 def _group_size(group: Any) -> int | None:

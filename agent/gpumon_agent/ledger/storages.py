@@ -44,6 +44,15 @@ def plain(tensor: Tensor) -> Iterator[Tensor]:
             yield from plain(part)
 
 
+def tensors_within(value: object, depth: int = 8) -> Iterator[Tensor]:
+    """The tensors in dicts, lists and tuples, which may lie in one another `depth` deep."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)) and depth:
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from tensors_within(each, depth - 1)
+
+
 def untransformed(tensor: Tensor) -> Tensor:
     """Inside torch.func's transforms (vmap, grad) a tensor stands for the one that has the storage: that one."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
