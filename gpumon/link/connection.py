@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from gpumon_agent.wire import Received
 from . import discovery
 from .channel import Channel
 from .errors import ForeignUser, LinkError, NotAnswering, NotGpumon, OtherProtocol
-from .feed import Feed
+from .feed import Feed, Heard, Run
 
 TICK_S = 0.25
 _SILENT_S = 3.0  # three heartbeats
@@ -37,12 +37,12 @@ class Owner(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
     @property
-    def out(self) -> deque[Received]: ...
+    def backlog(self) -> int: ...
     @property
     def answer_s(self) -> float: ...
     @property
     def sweeps(self) -> bool: ...
-    def put(self, *received: Received) -> None: ...
+    def put(self, heard: Sequence[Heard]) -> None: ...
     def wake(self) -> None: ...
     def know(self, hello: wire.Hello) -> None: ...
     def fail(self, agent: Connection, error: LinkError) -> None: ...
@@ -108,7 +108,7 @@ class Connection:
         """
         if self.ended or self._channel is None:
             return
-        if len(self._owner.out) > _BACKLOG_MAX:
+        if self._owner.backlog > _BACKLOG_MAX:
             if not self._full:
                 self._full = True
                 self._owner.loop.remove_reader(self._channel.socket.fileno())
@@ -143,9 +143,9 @@ class Connection:
         if answer:
             self._asked = self._heard  # it is on its way: patience begins anew
         came = self.feed.take(packet, time.time_ns(), answer=answer)
-        self._owner.put(*came)
-        for received in came:
-            event = received.event
+        self._owner.put(came)
+        for heard in came:
+            event = self._newest(heard.events) if isinstance(heard, Run) else heard.event
             if isinstance(event, wire.Phase):
                 self._phase = event
             elif isinstance(event, _TURNS):
@@ -159,6 +159,17 @@ class Connection:
                     return
         if self.feed.wants_snapshot:
             self._ask(self._heard)
+
+    @staticmethod
+    def _newest(events: tuple[wire.Event, ...]) -> wire.Event:
+        """The last word of a run where it holds one, else its newest phase, or its last event where it has none."""
+        newest = events[-1]
+        for event in reversed(events):
+            if isinstance(event, wire.Goodbye):
+                return event
+            if isinstance(event, wire.Phase) and not isinstance(newest, wire.Phase):
+                newest = event
+        return newest
 
     def _watch(self) -> None:
         if self._channel is not None:
@@ -213,7 +224,7 @@ class Connection:
         assert self._channel is not None
         self._channel.withdraw()
         self._owner.loop.call_soon(self._read)
-        self._owner.put(*self.feed.go_on(time.time_ns()))
+        self._owner.put(self.feed.go_on(time.time_ns()))
 
     def _vanished(self) -> bool:
         """The process is gone, or (where its pid cannot be seen) nobody holds the other end of its socket any more."""
@@ -237,7 +248,7 @@ class Connection:
             if newest is not None
             else wire.Goodbye(reason, 0, detail=detail)
         )
-        self._owner.put(Received(self.feed.source, time.time_ns(), goodbye))
+        self._owner.put([Received(self.feed.source, time.time_ns(), goodbye)])
         self._end()
 
     def _has_left(self) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
 from gpumon_agent import wire
 from gpumon_agent.wire import Packet, Received
 
@@ -9,8 +12,31 @@ _HELD_PACKETS_MAX = 4096  # live frames that wait for the snapshot: minutes of t
 _PATIENCE_NS = 5_000_000_000  # between two repairs, and between two notices of what could not be repaired
 
 
+class Run(NamedTuple):
+    """Numbered events of one agent that came together, none of them missing: as many Received, made at once."""
+
+    source: str
+    unix_ns: int
+    events: tuple[wire.Event, ...]
+    seq: int  # of the first
+    replayed: bool
+
+
+Heard = Received | Run
+
+
+def singly(heard: Iterable[Heard]) -> Iterator[Received]:
+    """Each event for itself."""
+    for each in heard:
+        if isinstance(each, Run):
+            for number, event in enumerate(each.events, each.seq):
+                yield Received(each.source, each.unix_ns, event, number, each.replayed)
+        else:
+            yield each
+
+
 class Feed:
-    """Turns packets into Received in order of `seq`.
+    """Turns packets into what they say, in order of `seq`.
 
     While a snapshot is on its way live packets are held. A gap in live packets (this viewer was too slow, or the
     connection broke) sets `wants_snapshot`: the agent's history may still hold what was missed. What stays missing is
@@ -38,25 +64,25 @@ class Feed:
         self.wants_snapshot = False
         self._holding = True
 
-    def take(self, packet: Packet, unix_ns: int, *, answer: bool) -> list[Received]:
+    def take(self, packet: Packet, unix_ns: int, *, answer: bool) -> list[Heard]:
         """What is now in order. `answer`: the packet belongs to the snapshot asked for. Raises ProtocolMismatch."""
         if self._holding and not answer:
             if len(self._held) < _HELD_PACKETS_MAX:
                 self._held.append(packet)
             return []
-        told: list[Received] = []
+        told: list[Heard] = []
         self._events(packet, unix_ns, answer, told)
         if self.missed != self._told:
             self._tell(unix_ns, told)
         return told
 
-    def go_on(self, unix_ns: int) -> list[Received]:
+    def go_on(self, unix_ns: int) -> list[Heard]:
         """Live again, first what was held meanwhile. Also called when the end of a snapshot did not come in time."""
-        told: list[Received] = []
+        told: list[Heard] = []
         self._let_go(unix_ns, told)
         return told
 
-    def _let_go(self, unix_ns: int, told: list[Received]) -> None:
+    def _let_go(self, unix_ns: int, told: list[Heard]) -> None:
         self._holding = False
         self.synced = True
         held, self._held = self._held, []
@@ -66,12 +92,10 @@ class Feed:
                 self._held.extend(held[index + 1 :])
                 return
 
-    def _events(self, packet: Packet, unix_ns: int, answer: bool, told: list[Received]) -> None:
+    def _events(self, packet: Packet, unix_ns: int, answer: bool, told: list[Heard]) -> None:
         seq, source, replayed = packet.seq, self.source, packet.replayed
         if seq >= 0 and seq == self._last + 1:  # as nearly always: the next of the run's stream, none of them missing
-            told += [
-                Received(source, unix_ns, event, number, replayed) for number, event in enumerate(packet.events, seq)
-            ]
+            told.append(Run(source, unix_ns, packet.events, seq, replayed))
             self._last += len(packet.events)
             return
         gap = seq - self._last - 1 if seq >= 0 and self._last >= 0 else 0
@@ -98,7 +122,7 @@ class Feed:
             if answer and isinstance(event, wire.Synced):
                 self._let_go(unix_ns, told)
 
-    def _tell(self, unix_ns: int, told: list[Received]) -> None:
+    def _tell(self, unix_ns: int, told: list[Heard]) -> None:
         lost = self.missed - self._told
         if lost and not self._holding and unix_ns - self._told_ns >= _PATIENCE_NS:
             self._told, self._told_ns = self.missed, unix_ns

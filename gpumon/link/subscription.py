@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from pathlib import Path
 
 import zmq
@@ -19,12 +19,13 @@ from gpumon_agent.wire import Received
 from . import discovery
 from .connection import TICK_S, Connection
 from .errors import LinkError
+from .feed import Heard, Run, singly
 
 ANSWER_S = 3.0  # how long an agent may take for its first word
 _LOOK_S = 0.5  # between two looks for new ranks or a restarted job
 _SWEPT_FROM = 8  # agents: from so many on, to be told of each frame costs more than to look for it
-_SWEEP_S = 0.05
-_BATCH_MAX = 512  # then the loop gets its turn
+_SWEEP_S = 0.1  # as often as agents speak
+_BATCH_MAX = 512  # events, then the loop gets its turn
 
 
 async def subscribe(
@@ -39,20 +40,20 @@ async def subscribe(
     """
     async with contextlib.aclosing(subscribe_batches(descriptors, follow=follow, answer_s=answer_s)) as batches:
         async for batch in batches:
-            for received in batch:
+            for received in singly(batch):
                 yield received
 
 
 async def subscribe_batches(
     descriptors: Iterable[Descriptor], *, follow: bool = False, answer_s: float = ANSWER_S
-) -> AsyncGenerator[list[Received], None]:
+) -> AsyncGenerator[list[Heard], None]:
     """As `subscribe`, in lists of what there is to take at once: with many ranks handing over is most of the work."""
     subscription = _Subscription(tuple(descriptors), follow, answer_s)
     try:
         while True:
-            while out := subscription.out:
-                yield [out.popleft() for _ in range(min(len(out), _BATCH_MAX))]
-                if out:
+            while batch := subscription.take():
+                yield batch
+                if subscription.backlog:
                     await asyncio.sleep(0)
             if subscription.failure is not None:
                 raise subscription.failure
@@ -63,9 +64,14 @@ async def subscribe_batches(
         subscription.close()
 
 
+def _events(heard: Heard) -> int:
+    return len(heard.events) if isinstance(heard, Run) else 1
+
+
 class _Subscription:
     def __init__(self, descriptors: tuple[Descriptor, ...], follow: bool, answer_s: float) -> None:
-        self.out: deque[Received] = deque()
+        self.backlog = 0  # events that nobody took yet
+        self._out: deque[Heard] = deque()
         self.failure: LinkError | None = None
         self.context = zmq.Context()
         self.loop = asyncio.get_running_loop()
@@ -107,9 +113,20 @@ class _Subscription:
         for agent in self._agents:
             agent.sweep()
 
-    def put(self, *received: Received) -> None:
-        self.out.extend(received)
+    def put(self, heard: Sequence[Heard]) -> None:
+        self._out.extend(heard)
+        self.backlog += sum(map(_events, heard))
         self._something.set()
+
+    def take(self) -> list[Heard]:
+        """What there is, at most so much that the loop gets its turn in time."""
+        out, batch, events = self._out, [], 0
+        while out and events < _BATCH_MAX:
+            heard = out.popleft()
+            events += _events(heard)
+            batch.append(heard)
+        self.backlog -= events
+        return batch
 
     def wake(self) -> None:
         """Something ended: look at once."""
@@ -134,7 +151,7 @@ class _Subscription:
         agent.ended = True
         if any(other.feed.synced or not other.ended for other in self._agents if other is not agent):
             notice = wire.Notice(time.monotonic_ns(), f"pid {agent.descriptor.pid}: {error}")
-            self.put(Received(agent.feed.source, time.time_ns(), notice))
+            self.put([Received(agent.feed.source, time.time_ns(), notice)])
         else:
             self.failure = error
         self.wake()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from gpumon_agent import wire
 
 Status = Literal["live", "silent", "ended"]
@@ -17,9 +19,11 @@ Status = Literal["live", "silent", "ended"]
 SILENT_AFTER_NS = 5_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One iteration of one rank. `closed` is None while it is under way (only `RankFrame.open_step` is such)."""
+class StepRecord(msgspec.Struct, frozen=True, gc=False):
+    """One iteration of one rank. `closed` is None while it is under way (only `RankFrame.open_step` is such).
+
+    Not seen by the garbage collector: it holds messages, and thousands of it are kept.
+    """
 
     step: int
     closed: wire.Step | None

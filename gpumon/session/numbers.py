@@ -34,6 +34,14 @@ class Numbers:
         spans.append([seq, seq])
         return True
 
+    def take_next(self, first: int, last: int) -> bool:
+        """True, and taken, if all of these come right after the newest."""
+        spans = self.spans
+        if not spans or spans[-1][1] + 1 != first:
+            return False
+        spans[-1][1] = last
+        return True
+
     def _take_older(self, seq: int) -> bool:
         spans = self.spans
         at = bisect_left(spans, seq, key=lambda span: span[1])  # the first span that ends at or after seq
@@ -58,5 +66,8 @@ class Numbers:
         return gaps + self.forgotten
 
     def unbroken(self, first: int, last: int) -> bool:
+        newest = self.spans[-1]
+        if newest[0] <= first and last <= newest[1]:
+            return True
         at = bisect_left(self.spans, last, key=lambda span: span[1])
         return at < len(self.spans) and self.spans[at][0] <= first

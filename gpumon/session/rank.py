@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from dataclasses import replace
+from collections.abc import Sequence
+
+import msgspec
 
 from gpumon.session.assembling import Assembly
 from gpumon.session.frame import (
@@ -80,22 +82,53 @@ class Rank:
             return
         event = received.event
         if isinstance(event, wire.Phase):
-            self._join(event.step, received).phases.append(event)
+            self._join(event.step, seq, received.replayed).phases.append(event)
             if self.steps and event.step <= self.steps[-1].step:
                 self._settle(event.step)
         elif isinstance(event, wire.Step):
-            self._close(event, received)
+            self._close(event, seq, received.replayed)
         elif isinstance(event, wire.Ledger):
-            self._join(event.step, received).ledgers.append(event)
+            self._join(event.step, seq, received.replayed).ledgers.append(event)
             if self.steps and event.step <= self.steps[-1].step:
                 self._settle(event.step)
         elif isinstance(event, wire.Heartbeat):
             self.heartbeat = event
         else:
-            self._describe(event, received)
+            self._describe(event, received.replayed)
 
-    def _describe(self, event: wire.Event, received: wire.Received) -> None:
-        self.catching_up = self.catching_up or (received.replayed and not self.synced)
+    def apply_run(self, unix_ns: int, events: Sequence[wire.Event], seq: int, replayed: bool) -> bool:
+        """The same for events that came together; False, and nothing done, where they do not follow what was heard."""
+        if not self.numbers.take_next(seq, seq + len(events) - 1):
+            return False
+        if unix_ns > self.heard_unix_ns:
+            self.heard_unix_ns = unix_ns
+        closed = self.steps[-1].step if self.steps else -1
+        into: _OpenStep | None = None  # the step that the event before joined: `_join` costs more than the rest
+        at = room = 0
+        for event in events:
+            if isinstance(event, (wire.Phase, wire.Ledger)):
+                step = event.step
+                if into is None or step != at or not room:
+                    into, at = self._join(step, seq, replayed), step
+                    room = self.limits.events_per_step - len(into.phases) - len(into.ledgers)
+                if isinstance(event, wire.Phase):
+                    into.phases.append(event)
+                else:
+                    into.ledgers.append(event)
+                room -= 1
+                if step <= closed:
+                    self._settle(step)
+                    into = None
+            elif isinstance(event, wire.Step):
+                self._close(event, seq, replayed)
+                closed, into = self.steps[-1].step, None
+            else:
+                self._describe(event, replayed)
+            seq += 1
+        return True
+
+    def _describe(self, event: wire.Event, replayed: bool) -> None:
+        self.catching_up = self.catching_up or (replayed and not self.synced)
         if isinstance(event, wire.Hello):
             self.hello = event
         elif isinstance(event, wire.Model):
@@ -179,32 +212,32 @@ class Rank:
         elif isinstance(event, wire.Snapshot):
             self.snapshot = event
 
-    def _join(self, step: int, received: wire.Received) -> _OpenStep:
+    def _join(self, step: int, seq: int, replayed: bool) -> _OpenStep:
         """The open step of that number; when it has closed already, a fresh one that `_settle` merges into it."""
         found = self.open.get(step)
         if found is None:
             if len(self.open) >= self.limits.open_steps:
                 del self.open[min(self.open)]
-            found = self.open[step] = _OpenStep(received.seq, received.replayed)
+            found = self.open[step] = _OpenStep(seq, replayed)
         elif len(found.phases) + len(found.ledgers) >= self.limits.events_per_step:
             found.phases = found.phases[1:]
             found.ledgers = found.ledgers[-self.limits.events_per_step // 2 :]
-        if received.seq >= 0 and (found.first_seq < 0 or received.seq < found.first_seq):
-            found.first_seq = received.seq
+        if seq >= 0 and (found.first_seq < 0 or seq < found.first_seq):
+            found.first_seq = seq
         return found
 
-    def _close(self, event: wire.Step, received: wire.Received) -> None:
+    def _close(self, event: wire.Step, seq: int, replayed: bool) -> None:
         built = self.open.pop(event.step, None)
         phases = tuple(built.phases) if built else ()
-        first = built.first_seq if built and built.first_seq >= 0 else received.seq
+        first = built.first_seq if built and built.first_seq >= 0 else seq
         complete = event.phases is None or event.phases == len(phases)
         record = StepRecord(
             step=event.step,
             closed=event,
             phases=_in_order(phases),
             ledgers=tuple(built.ledgers) if built else (),
-            replayed=received.replayed,
-            whole=complete and (received.seq < 0 or self.numbers.unbroken(first, received.seq)),
+            replayed=replayed,
+            whole=complete and (seq < 0 or self.numbers.unbroken(first, seq)),
         )
         steps = self.steps
         self._steps_view = None
@@ -218,7 +251,7 @@ class Rank:
                 steps.insert(at, record)
         if len(steps) > self.limits.steps:
             steps.popleft()
-        if self.open and (not received.replayed or self.synced):  # what is older will not close any more
+        if self.open and (not replayed or self.synced):  # what is older will not close any more
             for step in [s for s in self.open if s < event.step]:
                 del self.open[step]
 
@@ -234,7 +267,7 @@ class Rank:
             return
         phases = _in_order(known.phases + tuple(late.phases))[-self.limits.events_per_step :]
         expected = known.closed.phases
-        steps[at] = replace(
+        steps[at] = msgspec.structs.replace(
             known,
             phases=phases,
             ledgers=(known.ledgers + tuple(late.ledgers))[-self.limits.events_per_step :],

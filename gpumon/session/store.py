@@ -8,6 +8,7 @@ intervals, not one by one.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from gpumon.session.frame import Frame, HostSample, RankFrame
 from gpumon.session.limits import StoreLimits
@@ -46,6 +47,17 @@ class SessionStore:
             rank = self._ranks[received.source] = Rank(received.source, self._limits, self._arrivals)
             self._forget_ended()
         rank.apply(received)
+
+    def apply_run(
+        self, source: str, unix_ns: int, events: Sequence[wire.Event], seq: int, replayed: bool = False
+    ) -> None:
+        """Takes in numbered events of one rank that came together, `seq` the number of the first."""
+        rank = self._ranks.get(source)
+        if rank is not None and rank.apply_run(unix_ns, events, seq, replayed):
+            self._newest_unix_ns = max(self._newest_unix_ns, unix_ns)
+            return
+        for number, event in enumerate(events, seq):
+            self.apply(wire.Received(source, unix_ns, event, number, replayed))
 
     def frame(self, now_unix_ns: int, shown: str | None = None) -> Frame:
         """The picture at `now_unix_ns` (the receiver's clock); in a replay its newest recorded moment counts.

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, C
 from dataclasses import dataclass
 from typing import TypeVar
 
+from gpumon.link.feed import Heard as One
+from gpumon.link.feed import singly
 from gpumon_agent import wire
 
 T = TypeVar("T")
 
-Heard = wire.Received | list[wire.Received]
-"""One message, or what there was to take at once."""
+Heard = One | list[One]
+"""One message or run of messages, or what there was to take at once."""
 
 Feed = Callable[[], AsyncIterable[Heard]]
 """Begins to listen. Called once, inside the app's loop."""
@@ -71,7 +73,7 @@ class Pace:
     async def play(self, events: AsyncIterator[Heard]) -> AsyncIterator[wire.Received]:
         last_ns: int | None = None
         async for heard in events:
-            for received in heard if isinstance(heard, list) else (heard,):
+            for received in singly(heard if isinstance(heard, list) else (heard,)):
                 if last_ns is not None and not received.replayed:
                     await self._wait(min(self.IDLE_S, max(0.0, (received.unix_ns - last_ns) / 1e9)))
                 last_ns = received.unix_ns if last_ns is None else max(last_ns, received.unix_ns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 
+from gpumon.link.feed import Run
 from gpumon.session.store import SessionStore
 from gpumon.tui.feed import Heard, HostFeed, closing
 from gpumon_agent import wire
@@ -45,13 +46,16 @@ async def take_events(events: AsyncIterator[Heard], store: SessionStore, picture
     applied = 0
     apply = store.apply
     async for heard in events:
-        batch = heard if isinstance(heard, list) else (heard,)
-        for received in batch:
-            apply(received)
-            if awaited and isinstance(received.event, awaited):
-                awaited = awaited[1:] if isinstance(received.event, wire.Hello) else ()
+        for each in heard if isinstance(heard, list) else (heard,):
+            if isinstance(each, Run):
+                store.apply_run(*each)
+                applied += len(each.events)
+                continue
+            apply(each)
+            applied += 1
+            if awaited and isinstance(each.event, awaited):
+                awaited = awaited[1:] if isinstance(each.event, wire.Hello) else ()
                 picture()
-        applied += len(batch)
         if applied >= APPLIED_A_TURN:
             applied = 0
             await asyncio.sleep(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumon.link.feed import Feed
+from gpumon.link.feed import Feed, singly
 from gpumon_agent import wire
 from gpumon_agent.wire import Packet, Received
 
@@ -31,11 +31,11 @@ class Listener:
 
     def live(self, *packets: Packet, at: int = 0) -> None:
         for one in packets:
-            self.heard += self.feed.take(one, at, answer=False)
+            self.heard += singly(self.feed.take(one, at, answer=False))
 
     def answer(self, *packets: Packet, at: int = 0) -> None:
         for one in packets:
-            self.heard += self.feed.take(one, at, answer=True)
+            self.heard += singly(self.feed.take(one, at, answer=True))
 
     @property
     def numbers(self) -> list[int]:
@@ -114,7 +114,7 @@ def test_an_agent_that_keeps_losing_is_not_asked_again_and_again(synced: Listene
 def test_a_snapshot_whose_end_was_lost_does_not_hold_up_the_rest(synced: Listener) -> None:
     synced.live(packet(9), at=10 * SECOND)
     synced.feed.asked()
-    synced.heard += synced.feed.go_on(11 * SECOND)
+    synced.heard += singly(synced.feed.go_on(11 * SECOND))
     assert synced.numbers == [0, 1, 2, 9]
 
 

@@ -21,6 +21,7 @@ import zmq
 
 from gpumon import link
 from gpumon.link import subscription
+from gpumon.link.feed import singly
 from gpumon_agent import wire
 from gpumon_agent.viewers import endpoint
 from gpumon_agent.wire import Received
@@ -104,17 +105,17 @@ async def test_batches_hold_the_same_messages_in_the_same_order(start: Start) ->
     agent.ask("steps 300")
     agent.ask("newest")
     await asyncio.sleep(0.2)
-    singly = await collect(is_a(wire.Synced), link.resolve())
+    alone = await collect(is_a(wire.Synced), link.resolve())
     async with contextlib.aclosing(link.subscribe_batches(link.resolve())) as stream:
         batches: list[list[Received]] = []
         async for batch in stream:
-            batches.append(batch)
-            if any(map(is_a(wire.Synced), batch)):
+            batches.append([*singly(batch)])
+            if any(map(is_a(wire.Synced), batches[-1])):
                 break
-    together = [received for batch in batches for received in batch][: len(singly)]
-    assert numbers(together) == numbers(singly) == list(range(1200))
-    assert kinds(together) == kinds(singly)
-    assert len(batches) < len(singly) / 20
+    together = [received for batch in batches for received in batch][: len(alone)]
+    assert numbers(together) == numbers(alone) == list(range(1200))
+    assert kinds(together) == kinds(alone)
+    assert len(batches) < len(alone) / 20
 
 
 async def test_one_of_two_viewers_leaves_and_the_other_hears_on(start: Start) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .base import NAME_CHARS_MAX, TEXT_CHARS_MAX, Bytes, Message, Shape, Text, clean, clean_fields
+from .base import TEXT_CHARS_MAX, Bytes, Message, Shape, Text, clean, clean_fields
 from .trained import Sized
 
 SAMPLED = 1  # the ledger of this moment was read too
@@ -22,6 +22,9 @@ MERGED = 128  # several occurrences folded into one, after `PHASES_PER_STEP_MAX`
 RECORDED = 256  # a forward in eval mode recorded a graph: neither no_grad nor inference_mode was on
 
 PHASES_PER_STEP_MAX = 256
+
+_NAMES_KEPT = 256
+_names: dict[str, str] = {}  # of phases, cleaned; a user's may be endless, so no more than these are remembered
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER, BETWEEN, EVAL = "load", "forward", "backward", "optimizer", "between", "eval"
 GRAPH_REPLAY = "graph replay"  # of a CUDA graph: what runs in it is not seen, and its peak is not counted
@@ -55,8 +58,13 @@ class Phase(Message, frozen=True, tag="phase"):
 
     def __post_init__(self) -> None:
         phase = self.phase
-        if not (phase.isascii() and phase.isprintable() and len(phase) <= NAME_CHARS_MAX):  # made at every boundary
-            clean_fields(self, "phase")
+        known = _names.get(phase)  # made at every boundary, and read as often: one string for all that are alike
+        if known is None:
+            known = clean(phase)
+            if len(_names) < _NAMES_KEPT:
+                known = _names.setdefault(known, known)
+        if known is not phase:
+            msgspec.structs.force_setattr(self, "phase", known)
 
 
 class Step(Message, frozen=True, tag="step"):
