@@ -169,7 +169,6 @@ def tiers(names: list[str]) -> Iterator[Answer]:
     from factories import CASES
 
     from gpumon.analysis.estimate import from_module
-    from gpumon.analysis.estimate.traced import trace
 
     for name in names:
         case, work = CASES[name], workload(CASES[name])
@@ -182,12 +181,10 @@ def tiers(names: list[str]) -> Iterator[Answer]:
             return figures(from_module.FromModule(module, case.factory).play(work, None).phases)
 
         def traced(case: Any = case, work: Any = work) -> tuple[int, int]:
+            made = from_module.on_meta(case.factory)
+            subject = from_module.FromModule(made, case.factory, case.batches, case.loss)
             how = {"built_on_device": case.built_on_device, "iterations": case.iterations}
-            plain = from_module.alone(work)
-            phases = trace(case.factory, case.batches, plain, case.loss, **how)
-            if plain != work:
-                model = from_module.describe(from_module.on_meta(case.factory))
-                phases = from_module.shared(phases, model, plain, work)
+            phases = subject.traced(from_module.describe(made), work, **how)
             return figures(phases)
 
         if configured(case) is not None:
@@ -208,6 +205,7 @@ def workload(case: Any) -> Any:
         world_size=case.ranks,
         bucket_views=case.bucket_views,
         zero=case.zero,
+        flat=case.flat,
     )
 
 

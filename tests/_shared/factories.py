@@ -46,6 +46,7 @@ class Case:
     ranks: int = 1
     bucket_views: bool = False  # DDP's
     zero: int = 0  # 3: FSDP
+    flat: bool = False  # FSDP1
 
 
 class WithTargets(nn.Module):
@@ -399,7 +400,7 @@ CASES: dict[str, Case] = {
     "checkpoint-device-clean": of_perceptron(**VIEWS),
     "fsdp2": of_gpt(GPT_SMALL, 2, ranks=2, zero=3),
     "fsdp2-rank-0-of-8": of_gpt(GPT_SMALL, 2, ranks=8, zero=3),
-    "fsdp1-rank-0-of-8": of_gpt(GPT_SMALL, 2, ranks=8, zero=3),
+    "fsdp1-rank-0-of-8": of_gpt(GPT_SMALL, 2, ranks=8, zero=3, flat=True),
 }
 
 _KEPT = "keeps tensors from step to step: what it needs is its clean twin's, what comes on top the finding"

@@ -11,11 +11,15 @@ import torch
 from factories import CASES, UNSAID, Case
 from scenarios.catalogue import BY_NAME
 
-from gpumon.analysis.estimate.from_module import alone, describe, on_meta, shared
+from gpumon.analysis.estimate.from_module import FromModule, describe, on_meta, shared
 from gpumon.analysis.estimate.kernels import Hardware, reduction
-from gpumon.analysis.estimate.simulator import Allocator, OutOfMemory
-from gpumon.analysis.estimate.traced import Untraceable, trace
+from gpumon.analysis.estimate.on_meta import VERSION
+from gpumon.analysis.estimate.simulator import MIB, Allocator, OutOfMemory
+from gpumon.analysis.estimate.traced import RANKS_TRACED, Untraceable, trace
 from gpumon.analysis.estimate.workload import PRECISIONS, Optimizer, Workload
+
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+"""What torchrun says to a rank. DDP takes the same with nobody else there."""
 
 
 def workload(case: Case) -> Workload:
@@ -45,7 +49,8 @@ def traced(case: Case, **more):
 def measured(virtual_gpu, name):
     """(phase, index in its step) → figures, of each step."""
     scenario = BY_NAME[name]
-    run = virtual_gpu(**{**scenario.options, "memory": None}).run(scenario.path, *scenario.args, "--report")
+    device = virtual_gpu(**{**scenario.options, "memory": None})
+    run = device.run(scenario.path, *scenario.args, "--report", env=ALONE)
     lines = [json.loads(line) for line in run.stdout.splitlines() if line.startswith('{"')]
     return [phase for line in lines if "phases" in line and line["step"] for phase in line["phases"]]
 
@@ -67,14 +72,48 @@ def test_peak_and_reserved_are_those_of_the_real_allocator(virtual_gpu, name):
     assert max(phase.reserved for phase in phases) == pytest.approx(reserved, rel=0.01)
 
 
-def test_a_rank_of_a_sharded_module_is_estimated_with_what_it_gathers(virtual_gpu):
-    case = CASES["fsdp2-rank-0-of-8"]
-    truth = max(phase["allocated_peak"] for phase in measured(virtual_gpu, "fsdp2-rank-0-of-8"))
-    work = replace(workload(case), world_size=8, zero=3)
-    phases = shared(traced(case), describe(on_meta(case.factory)), alone(work), work)
-    assert max(phase.peak for phase in phases) == pytest.approx(truth, rel=0.01)
+@pytest.mark.parametrize("name", ["ddp-clean", "fsdp2-rank-0-of-8", "fsdp1-rank-0-of-8"])
+@pytest.mark.skipif(VERSION < RANKS_TRACED, reason="this torch's code for ranks does not run in a trace")
+def test_a_rank_takes_and_reserves_what_it_does_on_a_device(virtual_gpu, name):
+    case = CASES[name]
+    truth = measured(virtual_gpu, name)
+    work = replace(
+        workload(case), world_size=case.ranks, zero=case.zero, bucket_views=case.bucket_views, flat=case.flat
+    )
+    made = on_meta(case.factory)
+    subject = FromModule(made, case.factory, case.batches, case.loss)
+    phases = subject.traced(describe(made), work, built_on_device=case.built_on_device)
+    steps = [phase for phase in phases if phase.iteration]
+    assert max(phase.peak for phase in steps) == pytest.approx(max(p["allocated_peak"] for p in truth), rel=0.001)
+    assert max(phase.reserved for phase in steps) == pytest.approx(max(p["reserved_peak"] for p in truth), rel=0.02)
     for phase in phases:
         assert sum(value for name, value in phase.at_peak.known() if name != "allocated") == phase.peak
+    assert not torch.distributed.is_initialized()
+
+
+def test_what_ranks_share_is_exchanged_where_their_code_cannot_be_run():
+    case = CASES["fsdp2-rank-0-of-8"]
+    work = replace(workload(case), world_size=8, zero=3)
+    plain = replace(work, world_size=1, zero=0)
+    phases = shared(traced(case), describe(on_meta(case.factory)), plain, work)
+    assert max(phase.peak for phase in phases) == pytest.approx(67.65 * MIB, rel=0.01)  # as PyTorch's allocator has it
+    for phase in phases:
+        assert sum(value for name, value in phase.at_peak.known() if name != "allocated") == phase.peak
+
+
+def test_a_module_that_fsdp_cannot_wrap_is_estimated_all_the_same():
+    class Alone(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(64, 64, bias=False)])
+
+        def forward(self, x):  # no forward of the layer's, so FSDP gathers nothing for it
+            return x @ self.layers[0].weight
+
+    work = Workload(batch=4, world_size=2, zero=3)
+    made = on_meta(Alone)
+    phases = FromModule(made, Alone, lambda size: torch.empty(size, 64)).traced(describe(made), work)
+    assert phases[0].at_end.weights == 64 * 64 * 4 // 2
 
 
 def test_each_phase_ends_where_it_does_on_a_device(virtual_gpu):
@@ -129,7 +168,7 @@ def test_what_the_users_functions_raise_is_theirs():
 @pytest.mark.parametrize(
     ("work", "reason"),
     [
-        (Workload(world_size=8), "one rank"),
+        (Workload(world_size=8, zero=1), "one rank"),
         (Workload(optimizer=Optimizer.parse("adamw8bit")), "without a GPU"),
         (Workload(precision=PRECISIONS["bf16-master"]), "master weights"),
     ],

@@ -16,7 +16,7 @@ from gpumon.analysis.estimate.model import Model, Tensor
 from gpumon.analysis.estimate.plan import Played, tensors_only
 from gpumon.analysis.estimate.simulator import Allocator, OutOfMemory
 from gpumon.analysis.estimate.tape import HALF
-from gpumon.analysis.estimate.traced import trace
+from gpumon.analysis.estimate.traced import shares, trace
 from gpumon.analysis.estimate.workload import EIGHT_BIT, PRECISIONS, Optimizer, Workload
 from gpumon.analysis.lines import Lines
 from gpumon_agent import wire
@@ -98,28 +98,46 @@ class FromModule:
             model = model.in_width(HALF)
         if self.batches is None:
             return Played(model, tensors_only(model, work, None, room), None)
-        plain = alone(work)
-        allocator = Allocator(room if plain == work else None)
-        traced = trace(self.factory, self.batches, plain, self.loss, allocator=allocator, hardware=work.hardware)
-        phases = tuple(traced) if plain == work else shared(traced, model, plain, work)
+        phases = self.traced(model, work, room)
         highest = max(phase.reserved for phase in phases)
         if room is not None and highest > room:
             raise OutOfMemory(highest, room, highest, highest)
         layers = hasattr(self.module, "gradient_checkpointing_enable")
         return Played(model, phases, "traced", layers=layers)
 
+    def traced(self, model: Model, work: Workload, room: int | None = None, **how: Any) -> tuple[PhaseBytes, ...]:
+        """Its iterations by the trace of the nearest workload that can be traced."""
+        plain = traceable(work)
+
+        def run(plain: Workload) -> tuple[PhaseBytes, ...]:
+            allocator = Allocator(room if plain == work else None)
+            phases = trace(self.factory, self.batches, plain, self.loss, allocator=allocator, **how)  # type: ignore[arg-type]
+            return tuple(phases) if plain == work else shared(phases, model, plain, work)
+
+        how["hardware"] = work.hardware
+        if plain.world_size == 1:
+            return run(plain)
+        try:
+            return run(plain)
+        except OutOfMemory:
+            raise
+        except Exception:  # noqa: BLE001 - DDP or FSDP cannot wrap it so; what the user's functions raise comes again
+            return run(replace(plain, world_size=1, zero=0, bucket_views=False, flat=False))
+
     def variants(self) -> Iterator[tuple[str, str, Subject]]:
         yield from ()
 
 
-def alone(work: Workload) -> Workload:
-    """The nearest workload that can be traced: one rank, an optimizer of torch's own, weights that the step updates."""
+def traceable(work: Workload) -> Workload:
+    """The nearest workload that can be traced: an optimizer of torch's own, weights that the step updates, and ranks
+    where PyTorch's code for them runs in a trace."""
     optimizer, precision = work.optimizer, work.precision
     if optimizer.eight_bit:
         optimizer = Optimizer(EIGHT_BIT[optimizer.name].lower(), "fused")
     if precision.master:
         precision = PRECISIONS[precision.name.removesuffix("-master")]
-    return replace(work, optimizer=optimizer, precision=precision, world_size=1, zero=0, bucket_views=False)
+    plain = replace(work, optimizer=optimizer, precision=precision)
+    return plain if work.world_size == 1 or shares(work) else replace(plain, world_size=1, zero=0, bucket_views=False)
 
 
 def shared(traced: Sequence[PhaseBytes], model: Model, plain: Workload, work: Workload) -> tuple[PhaseBytes, ...]:
@@ -129,7 +147,7 @@ def shared(traced: Sequence[PhaseBytes], model: Model, plain: Workload, work: Wo
     everything else stays. With ZeRO 3, what stands in no numbered layer is taken as gathered from its forward to its
     backward, and with it the buffer that the newest layer was gathered into, which lives until the next one's.
     """
-    gathered = sum(model.units()) if work.zero == 3 else 0
+    gathered = sum(model.units()) if work.zero == 3 and plain.zero != 3 else 0
     before = {(p.iteration, p.phase): p for p in tensors_only(model, plain, None, None)}
     after = {(p.iteration, p.phase): p for p in tensors_only(model, work, None, None)}
     phases = []

@@ -46,13 +46,18 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.born, self.died, self.during, self.larger = born, died, during, larger
+        self.operator = ""  # the one that ran last
         self._alive: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(kind.__name__ == "DTensor" for kind in types):  # it calls the operator on its shard, which comes here
+            return NotImplemented
         kwargs = _on_meta(kwargs or {})
-        name = str(func)
+        name = self.operator = str(func)
+        if name == "aten.copy_.default" and args[1].is_meta and not args[0].is_meta:
+            return args[0]  # a download: what stood there stays
         if name in _ANSWERED and args[0].device.type == "meta":
             return _ANSWERED[name](*args, **kwargs)
         if name.startswith("aten._fused_"):  # in place, and without a kernel for this device
@@ -78,6 +83,26 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
     def _gone(self, key: int) -> None:
         del self._alive[key]
         self.died(key)
+
+    def __enter__(self) -> Watch:
+        kind = torch.UntypedStorage
+        resize = kind.resize_
+        self._patch = mock.patch.object(kind, "resize_", lambda storage, size: self._resized(resize, storage, size))
+        self._patch.start()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        super().__exit__(*reason)
+        self._patch.stop()
+
+    def _resized(self, resize: Callable[..., Any], storage: torch.UntypedStorage, size: int) -> None:
+        """How FSDP gives a storage's bytes back, and takes them anew."""
+        key, before = int(storage._cdata), storage.nbytes()
+        resize(storage, size)
+        if key in self._alive and before != size:
+            self.died(key)
+            self.born(key, size)
 
 
 class _Devices(TorchFunctionMode):  # type: ignore[misc]

@@ -8,7 +8,7 @@ backward, optimizer, zero_grad; the second is like all that follow.
 Source. PyTorch's own code, run. Accuracy: docs/estimate-accuracy.md.
 Cost. About 0.1 ms an operator: a second or two for a model of 24 layers.
 
-Known limitations. One rank, PyTorch's own optimizers, eager mode. Numbers read from the device are zero and shapes that
+Known limitations. PyTorch's own optimizers, eager mode. Numbers read from the device are zero and shapes that
 depend on values empty. Attention is chosen as on compute capability 8.0. cuDNN's workspaces and its fused recurrent
 layers are not modelled. With torch 2.4 the fused attention kernels have no rule for shapes, with 2.8 sparse gradients
 have none. The load is the module's tensors in order, without what initialisation takes for a moment.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from gpumon.analysis.estimate.on_meta import Watch
 
 ITERATIONS = 2
+RANKS_TRACED = (2, 13)
+"""Since this torch its code for several ranks runs in a trace."""
 WORKSPACES_RETURNED = (2, 15)
 """Since this torch cuBLAS's workspace is given back after each product; before, each thread kept its own."""
 
@@ -63,6 +65,8 @@ class Recorder:
     phases: list[PhaseBytes] = field(default_factory=list)
     iteration: int = 0
     thread: str = ""  # forward and backward run in threads of their own, each with its cuBLAS handle
+    stream: Callable[[], int] = int  # 0: where everything runs, unless several ranks are traced
+    fresh: str = "temporaries"  # the line of what is made now, until it is named
     _alive: dict[int, _Storage] = field(default_factory=dict)
     _dead: list[_Storage] = field(default_factory=list)  # of this phase
     _workspaces: dict[str, _Storage] = field(default_factory=dict)
@@ -72,7 +76,7 @@ class Recorder:
 
     def born(self, key: int, size: int) -> None:
         if size:
-            self._alive[key] = self._take(size, "temporaries")
+            self._alive[key] = self._take(size, "buckets" if self.stream() else self.fresh)
 
     def died(self, key: int) -> None:
         storage = self._alive.pop(key, None)
@@ -131,7 +135,7 @@ class Recorder:
 
     def _take(self, size: int, line: str) -> _Storage:
         self._clock += 1
-        storage = _Storage(self.allocator.malloc(size), size, line, self._clock)
+        storage = _Storage(self.allocator.malloc(size, self.stream()), size, line, self._clock)
         if self.allocator.allocated > self._highest:
             self._highest, self._moment = self.allocator.allocated, self._clock
         return storage
@@ -172,9 +176,9 @@ def trace(
         keeps_workspaces = on_meta.VERSION < WORKSPACES_RETURNED
     recorder = Recorder(allocator or Allocator(), hardware or Hardware(), keeps_workspaces)
     watch = on_meta.Watch(recorder.born, recorder.died, recorder.during, kept)
-    with on_meta.as_cuda():
+    with on_meta.as_cuda(), _ranks(work, watch) as recorder.stream:
         with watch if built_on_device else nullcontext():
-            module = _build(factory)
+            module = _prepared(_build(factory), work)
         try:
             with watch:
                 _run(_Traced(module, batches, loss, work, recorder, watch), iterations)
@@ -189,9 +193,24 @@ def trace(
     return recorder.phases
 
 
+def shares(work: Workload) -> bool:
+    """Whether PyTorch's own code for ranks can be run in a trace."""
+    from gpumon.analysis.estimate.on_meta import VERSION
+
+    return work.zero in (0, 3) and not work.inference and VERSION >= RANKS_TRACED
+
+
+def _ranks(work: Workload, watch: Watch) -> AbstractContextManager[Callable[[], int]]:
+    if work.world_size == 1:
+        return nullcontext(int)
+    from gpumon.analysis.estimate import ranks
+
+    return ranks.among(work, lambda: watch.operator)
+
+
 def _refuse(work: Workload) -> None:
-    if work.world_size > 1:
-        raise Untraceable("a trace is of one rank: leave out --world-size and --zero")
+    if work.world_size > 1 and not shares(work):
+        raise Untraceable("a trace is of one rank, of DDP's, or of FSDP's (--zero 3)")
     if work.optimizer.name in EIGHT_BIT or work.optimizer.name == "lbfgs":
         raise Untraceable(f"{work.optimizer.name} cannot be traced without a GPU")
     if work.precision.master:
@@ -222,6 +241,26 @@ def _build(factory: Callable[[], torch.nn.Module]) -> torch.nn.Module:
     return module
 
 
+def _prepared(module: torch.nn.Module, work: Workload) -> torch.nn.Module:
+    """As it is when it is moved to the device: precision, mode, and each rank's share of it."""
+    import torch
+
+    if work.precision.weights == 2:
+        kind = torch.bfloat16 if work.precision.name.startswith("bf16") else torch.float16
+        module.to(kind)
+    module.train(not work.inference)
+    if work.checkpointing:
+        enable = getattr(module, "gradient_checkpointing_enable", None)
+        if enable is None:
+            raise Untraceable("--checkpointing needs a module with gradient_checkpointing_enable()")
+        enable()
+    if work.world_size > 1 and work.zero:
+        from gpumon.analysis.estimate import ranks
+
+        return ranks.sharded(module, work)
+    return module
+
+
 @dataclass
 class _Traced:
     module: torch.nn.Module
@@ -232,26 +271,22 @@ class _Traced:
     watch: Watch
 
     def load(self) -> torch.optim.Optimizer | None:
-        import torch
-
         work = self.work
-        if work.precision.weights == 2:
-            kind = torch.bfloat16 if work.precision.name.startswith("bf16") else torch.float16
-            self.module.to(kind)
-        self.module.train(not work.inference)
-        if work.checkpointing:
-            enable = getattr(self.module, "gradient_checkpointing_enable", None)
-            if enable is None:
-                raise Untraceable("--checkpointing needs a module with gradient_checkpointing_enable()")
-            enable()
         for part in _children_first(self.module):
             for tensors, line in ((part._parameters, "weights"), (part._buffers, "buffers")):
-                present = [tensor for tensor in tensors.values() if tensor is not None]
+                present = [_local(tensor) for tensor in tensors.values() if tensor is not None]
                 self.recorder.name([self.watch.see(tensor) for tensor in present], line)
+        if work.world_size > 1 and not work.zero:
+            from gpumon.analysis.estimate import ranks
+
+            self.module = ranks.in_buckets(self.module, work, self._filling)
         self.recorder.close(wire.LOAD)
         if work.inference or work.optimizer.name == NONE:
             return None
         return _optimizer(self.module, work)
+
+    def _filling(self, buckets: bool) -> None:
+        self.recorder.fresh = "buckets" if buckets else "temporaries"
 
     def inputs(self) -> Any:
         import torch
@@ -324,7 +359,8 @@ def _run(run: _Traced, iterations: int) -> None:
             recorder.thread = "backward"
             loss.backward()
             recorder.thread = "forward"
-            recorder.name([_key(p.grad) for p in parameters if p.grad is not None], "gradients")
+            if not work.bucket_views or work.world_size == 1:
+                recorder.name([_key(p.grad) for p in parameters if p.grad is not None], "gradients")
             recorder.close(wire.BACKWARD)
         if optimizer is not None:
             optimizer.step()
@@ -374,5 +410,11 @@ def _state(optimizer: torch.optim.Optimizer) -> list[int]:
     return [_key(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)]
 
 
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's share of it, where it has one."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
 def _key(tensor: torch.Tensor) -> int:
+    tensor = _local(tensor)
     return int((tensor._values() if tensor.is_sparse else tensor).untyped_storage()._cdata)
