@@ -93,6 +93,38 @@ def test_where_another_moment_makes_the_peak_the_line_bends_and_that_is_learnt()
     assert sorted(error for error, _ in found)[int(0.9 * len(found))] < 0.004
 
 
+def test_of_batches_with_two_lengths_the_higher_of_two_moments_is_foreseen_also_where_both_are_the_same() -> None:
+    def needs(source: int, target: int) -> float:
+        return max(16 * source + 40 * target, 4000 + 24 * source + 8 * target) * MIB / 16
+
+    rng, foresight, offs = random.Random(11), Foresight(), []
+    for step in range(160):
+        source = rng.randint(8, 512)
+        target = source if step % 9 == 0 else round(source * rng.uniform(0.6, 1.4))
+        shapes = ((8, source), (8, target))
+        start = WEIGHTS + STATE
+        now = phases(step, start, 0.6 * needs(source, target), needs(source, target))
+        said = judged(foresight, step, 0, 0, shapes, 1, start, 0, None, Fragments(False))
+        if said is not None and step >= 30:
+            offs.append(abs(said.next_peak / max(p.allocated_peak or 0 for p in now) - 1))
+        foresight.learn(step, now, [shapes])
+    assert median(offs) < 0.002
+    assert sorted(offs)[int(0.95 * len(offs))] < 0.02
+
+
+def test_what_peaks_after_the_inputs_were_given_back_does_not_follow_them() -> None:
+    rng, foresight, offs = random.Random(12), Foresight(), []
+    for step in range(60):
+        rows = rng.randint(100, 900)
+        inputs, peak = -(-rows * 6144 // (2 * MIB)) * 2 * MIB, WEIGHTS + STATE + 900 * MIB
+        now = phases(step, WEIGHTS + STATE + inputs, 50 * MIB, 60 * MIB)
+        now[-1] = wire.Phase(step, "optimizer", 0, 0, 0, 1, WEIGHTS + STATE, peak, 2 * GIB, 2 * GIB, 0, 0, 0, 9, 0, 0)
+        said = foresight.peak((1536 * rows, 0, 0), (False, (2,)), WEIGHTS + STATE + inputs)
+        offs += [] if said is None else [abs(said[0] - peak)]
+        foresight.learn(step, now, [((rows, 1536),)])
+    assert max(offs[10:]) == 0
+
+
 def test_when_everything_needs_twice_as_much_batches_of_any_length_are_soon_known_again() -> None:
     grown = [0]
 

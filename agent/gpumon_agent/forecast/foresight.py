@@ -3,9 +3,8 @@
 Model. A batch finds `start` bytes allocated. Its forward peaks at start + its excess, its backward at that plus a
 difference; both follow the batch (see needs). Later micro-batches of a step begin with the gradients of the
 earlier ones: they have needs of their own. What runs after them (optimizer, clipping, a user's phase) has an excess
-over the step's start: the value of a round before where the last two rounds of up to `PERIOD` steps were alike
-(optimizers in turn, an evaluation, a checkpoint every so many steps), else the middle of the recent ones where at least
-half of the recent steps had that phase. The forecast is the highest of them, and what the step has seen already.
+over the step's start, or over the end of the step before where that is steadier (see turns). The forecast is the
+highest of them, and what the step has seen already.
 
 A residual far outside its interval widens the next interval at once; a second one on the same side is another regime:
 what was learnt goes, and the interval is as wide as in the first steps.
@@ -23,20 +22,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from gpumon_agent.forecast.needs import AFTER, BEYOND, FIRST_WIDTH, KNOWN, Features, Needs, Residuals, Shapes, features
+from gpumon_agent.forecast.needs import AFTER, BEYOND, KNOWN, Features, Needs, Shapes, features
+from gpumon_agent.forecast.residuals import FIRST_WIDTH, Residuals
+from gpumon_agent.forecast.turns import PERIOD, ROUNDS, Seen, coming, ended
 from gpumon_agent.wire import ABORTED, BACKWARD, FORWARD, LOAD, Phase
 
-PERIOD = 64  # steps of a round that is still recognized
-ROUNDS = 2
-LAGS = 4  # steps that may have closed and not been learnt as a batch comes
 LABELS_MAX = 32  # names a user gives to phases may be endless
 KINDS_MAX = 16  # models in turn, micro-batches
-RECENT = 9
 SURPRISE = 0.01  # of the peak: less is none
 ENOUGH_BATCHES = 4  # different ones, before what a new one needed tells how well others are foreseen
 FEW_APART, BEYOND_APART = 0.25, 0.1  # share of what is beyond the largest batch known, to each side: with few known
+CLEARLY, LEADS_STEPS = 1.02, 16
+"""Backward's excess has been higher by this factor for so many steps: within the batches known forward's is not looked
+at."""
 _LATER = "\0later"  # no phase is called so
-_ALIKE = 0.001
 
 Kind = tuple[bool, tuple[int, ...]]
 """a later micro-batch of its step; how many dimensions each of its inputs has"""
@@ -55,19 +54,24 @@ class _Batch:
 class _Kind:
     """What is known of batches of one kind."""
 
-    __slots__ = ("backward", "direct", "forward", "more", "offset", "seen_at")
+    __slots__ = ("backward", "direct", "forward", "higher", "leads", "more", "offset", "seen_at")
 
     def __init__(self) -> None:
         self.forward = Needs()
         self.backward: Needs | None = None
         self.direct = False  # enough batches differed to foresee backward by itself
+        self.higher = 0  # steps in a row whose backward peaked clearly higher than their forward
+        self.leads = False  # so many that forward needs no look for a batch within those known
         self.more = Needs(fixed=True)  # what backward needs beyond forward: until enough batches differed
         self.offset = 0.0  # of its start above the step's
         self.seen_at = 0
 
-    def at(self, batch: Features) -> tuple[float, str]:
+    def at(self, batch: Features, sort: int) -> tuple[float, str]:
         if self.direct and self.backward is not None:
-            forward, backward = self.forward.at(batch), self.backward.at(batch)
+            backward = self.backward.at(batch)
+            if self.leads and sort != BEYOND:
+                return backward, BACKWARD
+            forward = self.forward.at(batch)
             return (backward, BACKWARD) if backward > forward else (forward, FORWARD)
         forward, later = self.both(batch)
         return (later, BACKWARD) if later is not None and later > forward else (forward, FORWARD)
@@ -92,13 +96,14 @@ class Foresight:
         """steps at which another regime was seen to begin"""
         self.residuals = (Residuals(), Residuals(), Residuals(), Residuals())
         self.start: int | None = None  # of the newest step
+        self._end = 0  # of the newest step; 0: none was seen
         self._kinds: dict[Kind, _Kind] = {}
-        self._after: dict[str, deque[tuple[int, int]]] = {}  # at which step, above the step's start
+        self._after: dict[str, deque[Seen]] = {}
         self.newest = -1  # the step that was learnt last
         # above the step's start, of the next step, the one after it …, or of any: the highest of what follows the
         # batches, and what later micro-batches are expected to need
-        self._rest: list[tuple[float, str] | None] = [None]
-        self._later: list[float | None] = [None]
+        self._rest: list[tuple[float, str, bool] | None] = [None]  # True: above the end of the step before
+        self._later: list[float | None] = []
         self._surprise: float | None = None
         self._later_alike = False  # the newest step's micro-batches were all alike
 
@@ -115,14 +120,16 @@ class Foresight:
         if known is None:
             return None
         begun = start if first is None else first
-        excess, phase = known.at(batch)
-        peak = start + excess
         sort = known.forward.sort_of(batch)
+        excess, phase = known.at(batch, sort)
+        peak = start + excess
         rests = self._rest
         rest = rests[lag if lag < len(rests) else -1]
-        if rest is not None and begun + rest[0] > peak:
-            peak, phase, sort = begun + rest[0], rest[1], AFTER
-        if first is None:
+        if rest is not None:
+            after = (self._end if rest[2] else begun) + rest[0]
+            if after > peak:
+                peak, phase, sort = after, rest[1], AFTER
+        if first is None and (self._later_alike or self._later):
             later = self._later_peak(batch, kind, lag)
             if later is not None and begun + later[0] > peak:
                 peak, phase, sort = begun + later[0], BACKWARD, later[1] if later[1] is not None else sort
@@ -133,9 +140,9 @@ class Foresight:
         if self._later_alike:
             like = self._kinds.get((True, kind[1]))
             if like is not None:
-                return like.offset + like.at(batch)[0], None
+                return like.offset + like.at(batch, like.forward.sort_of(batch))[0], None
         laters = self._later
-        later = laters[lag if lag < len(laters) else -1]
+        later = laters[lag if lag < len(laters) else -1] if laters else None
         return None if later is None else (later, AFTER)
 
     def interval(self, peak: int, sort: int, batch: Features, kind: Kind) -> tuple[int, int]:
@@ -204,7 +211,9 @@ class Foresight:
         )
         if len(batches) > 1:
             after[_LATER] = max(max(each.forward, each.backward or 0) for each in batches[1:])
-        self._learn_after(after, first.start)
+        self._learn_after(after, first.start, self._end or first.start)
+        if stood is not None:
+            self._end = stood
         return True
 
     def _learn_batch(self, batch: _Batch, start: int) -> None:
@@ -220,36 +229,43 @@ class Foresight:
                 known.backward = Needs()
             known.backward.learn(batch.features, batch.backward - batch.start)
             known.direct = known.backward.batches >= ENOUGH_BATCHES
+            clearly = batch.backward - batch.start > CLEARLY * excess
+            known.higher = known.higher + 1 if clearly else 0
+            known.leads = known.higher >= LEADS_STEPS
             if not known.direct:
                 known.more.learn(batch.features, batch.backward - batch.forward)
         known.offset = float(batch.start - start)
         known.seen_at = self.steps
 
-    def _learn_after(self, after: dict[str, int], start: int) -> None:
+    def _learn_after(self, after: dict[str, int], start: int, end: int) -> None:
+        """`end`: of the step before."""
         series = self._after
         for name in after:
             if name not in series and len(series) < LABELS_MAX:
                 series[name] = deque(maxlen=ROUNDS * PERIOD)
         for name, peak in after.items():
             if name in series:
-                series[name].append((self.steps, peak - start))
-        rests: list[tuple[float, str] | None] = [None]
+                series[name].append((self.steps, peak - start, peak - end))
+        rests: list[tuple[float, str, bool] | None] = [None]
         laters: list[float | None] = [None]
+        apart = end - start
         for name, values in series.items():
             if not values:
                 continue
-            coming = _next(values, self.steps, self.steps - self._began)
-            if len(coming) > len(rests):
-                rests, laters = rests * len(coming), laters * len(coming)
+            steadier = name != _LATER and ended(values)
+            following = coming(values, self.steps, self.steps - self._began, 2 if steadier else 1)
+            if len(following) > len(rests):
+                rests, laters = rests * len(following), laters * len(following)
             for ahead in range(len(rests)):
-                expected = coming[ahead if len(coming) > 1 else 0]
+                expected = following[ahead if len(following) > 1 else 0]
                 rest = rests[ahead]
                 if name == _LATER:
                     laters[ahead] = expected
-                elif expected is not None and (rest is None or expected > rest[0]):
-                    rests[ahead] = expected, name
+                elif expected is not None and (rest is None or expected + steadier * apart > rest[0] + rest[2] * apart):
+                    rests[ahead] = expected, name, steadier
         # what the first optimizer step peaked at is the state that it made, which stands below the second one's peaks
-        self._rest, self._later = rests if self.steps > 1 else [None], laters
+        self._rest = rests if self.steps > 1 else [None]
+        self._later = laters if any(later is not None for later in laters) else []
 
     def _score(self, step: int, first: _Batch, batches: list[_Batch], after: dict[str, int]) -> None:
         predicted = self.peak(first.features, first.kind, first.start)
@@ -282,7 +298,7 @@ class Foresight:
         self._kinds.clear()
         self._after.clear()
         self._rest = [None]
-        self._later = [None]
+        self._later = []
         self._later_alike = False
         self._surprise = None
         for residuals in self.residuals:
@@ -294,48 +310,3 @@ class Foresight:
         """Forward's and backward's excess for a batch, and what the former was learnt from."""
         known = self._kinds.get(kind)
         return None if known is None else (*known.both(batch), known.forward)
-
-
-def _next(seen: deque[tuple[int, int]], steps: int, age: int) -> list[float | None]:
-    """What a phase that was seen at these steps with these values has in the step after `steps`; None: not expected.
-
-    Where its values take turns, or it comes every so often, of each of the `LAGS` next ones; else one for all.
-    `age`: steps since the regime began.
-    """
-    count = len(seen)
-    newest, value = seen[-1]
-    if count >= 2 and newest - seen[-2][0] > 1:
-        gap = newest - seen[-2][0]
-        if count >= 3 and seen[-2][0] - seen[-3][0] == gap:
-            due = steps - newest < gap  # else it was due, and did not come
-            return [float(value) if due and not (now - newest) % gap else None for now in _coming(steps)]
-    recent = [each for at, each in list(seen)[-RECENT:] if at > steps - RECENT]
-    if 2 * len(recent) < min(age, RECENT) or not recent:
-        return [None]
-    if count >= 2 and _alike(value, seen[-2][1]):
-        return [float(value)]
-    if newest - seen[0][0] == count - 1:  # at every step: do its values take turns?
-        values = [each for _, each in seen]
-        period = _period(values)
-        if period is not None:
-            return [float(values[(now - newest - 1) % period - period]) for now in _coming(steps)]
-    return [float(sorted(recent)[len(recent) // 2])]
-
-
-def _coming(steps: int) -> range:
-    return range(steps + 1, steps + 1 + LAGS)
-
-
-def _period(values: list[int]) -> int | None:
-    """The shortest round that the newest `ROUNDS` rounds repeat."""
-    count = len(values)
-    for period in range(1, count // ROUNDS + 1):
-        if not _alike(values[-1], values[-1 - period]):
-            continue
-        if all(_alike(values[-i], values[-i - period]) for i in range(2, (ROUNDS - 1) * period + 1)):
-            return period
-    return None
-
-
-def _alike(left: int, right: int) -> bool:
-    return abs(left - right) <= _ALIKE * max(abs(left), 4096)

@@ -1,17 +1,15 @@
 """What a phase needs for a batch of given shapes, learnt step by step: the few coefficients behind every outlook.
 
 Model. A phase's excess (its peak above what stood as the batch came) is a linear function of the batch's elements, the
-elements of its further inputs, and the square of its length (attention), plus what the nearest known batches differ
-from that by. A batch whose shapes were seen before needs what it needed then. Residuals of known, new and larger
-batches are kept apart, for they differ in size; each sort's interval is the conformal one of its own residuals, with
-the level adapted so that it holds as often as it says.
+elements of its further inputs, and the squares of its lengths (attention), plus what the nearest known batches differ
+from that by; or, for batches of two lengths, the highest of two planes (see planes), if those were nearer lately. A
+batch whose shapes were seen before needs what it needed then.
 
-Sources. Recursive least squares (Plackett 1950) with Huber's weights (Huber 1964); conformal prediction by category
-(Vovk, Gammerman, Shafer, "Algorithmic Learning in a Random World", 2005, section 4.5), adaptive level (Gibbs and
-Candès, "Adaptive Conformal Inference Under Distribution Shift", 2021). Peaks are piecewise linear in the batch, for
-they are the maximum over moments that are each linear in it: hence the differences of the nearest known batches.
-Cost. `Needs.at` a few multiplications; `Needs.learn` one update of a 4 × 4 matrix. Memory: `POINTS_MAX` batches,
-`RESIDUALS_MAX` residuals a sort.
+Sources. Recursive least squares (Plackett 1950) with Huber's weights (Huber 1964). Peaks are piecewise linear in the
+batch, for they are the maximum over moments that are each linear in it: hence the differences of the nearest known
+batches.
+Cost. `Needs.at` a few multiplications; `Needs.learn` one update of a 4 × 4 matrix, and planes now and then. Memory:
+`POINTS_MAX` batches.
 
 Known limitations. Lengths are dimension 1 of what has two or three dimensions, and the product of the last two of what
 has four; elsewhere a square is not looked for. Beyond the largest batch seen the line is carried on.
@@ -21,28 +19,29 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Sequence
+
+from gpumon_agent.forecast.planes import Plane, fitted, highest
 
 Shapes = Sequence[Sequence[int]]
 Features = tuple[int, int, int]
-"""elements of the first input, of the further ones whose shape differs, and the first one's batch · length²"""
+"""elements of the first input, of the further ones, and batch · length²: of each length where there are several, and of
+the first one with each other one"""
 
 POINTS_MAX = 64
-RESIDUALS_MAX = 200
 KNOWN, NEW, BEYOND, AFTER = range(4)
 """sorts of predictions: a batch seen before; a new one; one larger than any seen; what follows it peaks higher"""
-FIRST_WIDTH = 0.10  # share of the peak to each side, before residuals of a sort are known
-LEAST_WIDTH = 0.0005  # rounding of single blocks
-COVERAGE = 0.96  # the level aimed at, so that 95 % holds on short runs too
 SURE_BATCHES = 12
 SQUARE_BATCHES = 6
 SQUARE_BETTER = 0.6
 SQUARE_LEAST = 0.002
 """The square of the length counts once so many batches differed, if it leaves less than this share of the plain line's
 error, and that is no rounding."""
+PLANES_BETTER = 0.8
+"""Planes count if they were off by less than this share of what the line and its neighbours were."""
+COMPARED = 16  # batches, over which both are
+_REFIT_SHARE, _REFIT_MOST = 4, 16  # planes are fitted again after a quarter as many new batches, 16 at most
 _SAME = 0.001
-_RATE = 0.01  # of the level's adaptation
 
 
 def features(shapes: Shapes) -> Features | None:
@@ -50,23 +49,22 @@ def features(shapes: Shapes) -> Features | None:
     if len(shapes) == 1 and len(shapes[0]) == 2:  # as most are
         rows, length = shapes[0]
         return (rows * length, 0, rows * length * length) if rows and length else None
-    first = further = square = 0
-    before: list[Sequence[int]] = []
+    first = further = square = length = 0
     for shape in shapes:
-        if shape in before:
-            continue  # a mask or labels of the very shape tell nothing more
-        before.append(shape)
         rank = len(shape)
         elements = math.prod(shape)
         if not first:
             first = elements
             if rank in (2, 3):
-                square = shape[0] * shape[1] * shape[1]
+                length = shape[1]
             elif rank == 4:
-                area = shape[2] * shape[3]
-                square = shape[0] * area * area
+                length = shape[2] * shape[3]
+            if rank in (2, 3, 4):
+                square = shape[0] * length * length
         elif not (rank >= 2 and shape[-1] == shape[-2]):  # an attention mask is a square already
             further += elements
+            if rank == 2 and length:  # a decoder's: attention to itself, and to the first one's
+                square += shape[0] * shape[1] * (shape[1] + length)
     return (first, further, square) if first else None
 
 
@@ -105,7 +103,8 @@ class Needs:
     """One phase's excess over the batch. `fixed`: with one batch known, take its excess as independent of the batch."""
 
     __slots__ = (
-        "_keys", "_now", "_plain", "_points", "_scale", "_settled", "_square", "_unit", "fixed", "seen", "squares",
+        "_compared", "_faces", "_furthest", "_keys", "_now", "_off", "_plain", "_planes", "_planes_off", "_points",
+        "_refit_at", "_scale", "_settled", "_square", "_two", "_unit", "fixed", "seen", "squares",
     )  # fmt: skip
 
     def __init__(self, *, fixed: bool = False) -> None:
@@ -125,6 +124,13 @@ class Needs:
         self._points: dict[Features, list[float]] = {}  # the last three excesses of each batch
         self._settled: dict[Features, float] = {}  # what they come to
         self._keys: list[Features] = []  # replaced, never changed: another thread may read
+        self._furthest = 0  # elements of further inputs, in any batch
+        self._planes: tuple[Plane, ...] = ()  # of batches of two lengths, over `_unit`
+        self._faces: tuple[Plane, ...] = ()  # the same in bytes an element, while they tell more than the line
+        self._off = self._planes_off = 0.0  # bytes, lately: line with neighbours, and planes
+        self._compared = 0
+        self._two = False  # lengths that differ each for itself
+        self._refit_at = 0  # at so many batches
 
     @property
     def batches(self) -> int:
@@ -138,7 +144,7 @@ class Needs:
         keys = self._keys
         if batch in self._points:
             return KNOWN
-        return NEW if keys and batch[0] <= keys[-1][0] else BEYOND
+        return NEW if keys and batch[0] <= keys[-1][0] and batch[1] <= self._furthest else BEYOND
 
     def line(self, batch: Features) -> float:
         """By the coefficients alone."""
@@ -157,18 +163,29 @@ class Needs:
         x, y, z = batch
         if x > keys[-1][0]:
             return self._beyond(batch, keys[-1])
+        if y and self._faces:
+            return highest(self._faces, (1.0, x, y, z))
+        return self._between(batch)
+
+    def _between(self, batch: Features) -> float:
+        """By the line and by what the batches to both sides differ from it."""
+        keys, settled = self._keys, self._settled
+        x, y, z = batch
         at = bisect_left(keys, batch)
         if at == 0 or at == len(keys):
             return self.line(batch) + self._beside(keys[0 if at == 0 else -1])
-        # as `line` and `_beside`, without a call for each: this is asked as a batch enters forward
         left, right = keys[at - 1], keys[at]
+        low, high = settled.get(left), settled.get(right)
+        if low is None or high is None:  # the other thread is about to drop it
+            return self.line(batch)
+        # the line, and by how much both differ from it, in shares: what is linear in the elements cancels out
         (x1, y1, z1), (x2, y2, z2) = left, right
         share = (x - x1) / (x2 - x1) if x1 != x2 else 0.5
-        a, b, c, d = self._now
-        below, above = settled.get(left), settled.get(right)
-        low = 0.0 if below is None else below - (a + b * x1 + c * y1 + d * z1)
-        high = 0.0 if above is None else above - (a + b * x2 + c * y2 + d * z2)
-        return a + b * x + c * y + d * z + (1 - share) * low + share * high
+        between = low + share * (high - low)
+        _, _, c, d = self._now
+        if y:
+            between += c * (y - y1 - share * (y2 - y1))
+        return between + d * (z - z1 - share * (z2 - z1)) if d else between
 
     def _beyond(self, batch: Features, largest: Features) -> float:
         """Carried on from the largest batch known. A maximum of moments does not bend down: nor does this."""
@@ -201,6 +218,8 @@ class Needs:
                 self._unit = (1 / batch[0], 1 / batch[1] if batch[1] else 0.0, 1 / batch[2] if batch[2] else 0.0)
                 self._scale = max(abs(excess), 1.0)
             sure = len(points) >= SURE_BATCHES and abs(excess - self.at(batch)) <= _SAME * abs(excess)
+            if self._planes:
+                self._compare(batch, excess)
             if len(points) >= POINTS_MAX:
                 self._drop()
             points[batch] = [excess]
@@ -208,9 +227,43 @@ class Needs:
             keys = self._keys.copy()
             insort(keys, batch)
             self._keys = keys
+            if batch[1]:
+                self._furthest = max(self._furthest, batch[1])
+                one = keys[0]  # a mask's elements, or labels', follow the first input's: they tell nothing more
+                self._two = self._two or (batch[1] != one[1] and batch[1] * one[0] != one[1] * batch[0])
+            if self._two:
+                self._refit_at -= 1
+                if self._refit_at <= 0:
+                    self._fit()
             if sure:
                 return  # nothing to be learnt from it
         self._update(batch, excess)
+
+    def _compare(self, batch: Features, excess: float) -> None:
+        """Which of both ways was nearer to a new batch of two lengths: that one is gone by from now on."""
+        self._compared += 1
+        share = 1 / min(self._compared, COMPARED)
+        said = highest(self._planes, self._over(batch)) * self._scale
+        self._off += (abs(excess - self._between(batch)) - self._off) * share
+        self._planes_off += (abs(excess - said) - self._planes_off) * share
+        self._face()
+
+    def _over(self, batch: Features) -> Plane:
+        u, v, w = self._unit
+        return 1.0, batch[0] * u, batch[1] * v, batch[2] * w
+
+    def _fit(self) -> None:
+        points = [(self._over(batch), excess / self._scale) for batch, excess in self._settled.items()]
+        self._planes = fitted(points, self._planes)
+        self._refit_at = min(max(1, len(points) // _REFIT_SHARE), _REFIT_MOST)
+        self._face()
+
+    def _face(self) -> None:
+        faces: list[Plane] = []
+        if self._planes_off < PLANES_BETTER * self._off:
+            (u, v, w), scale = self._unit, self._scale
+            faces = [(a * scale, b * u * scale, c * v * scale, d * w * scale) for a, b, c, d in self._planes]
+        self._faces = tuple(faces)
 
     def _drop(self) -> None:
         """The batch known longest, unless it is the smallest or the largest."""
@@ -244,49 +297,3 @@ def _settled(values: list[float]) -> float:
     if len(values) < 3 or abs(values[-1] - values[-2]) <= _SAME * abs(values[-1]):
         return values[-1]
     return sorted(values)[1]
-
-
-class Residuals:
-    """How far off the predictions of one sort were, as shares of what was predicted; and the interval that gives."""
-
-    __slots__ = ("_newest", "_ordered", "above", "below", "level", "prior", "seen")
-
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self, width: float = FIRST_WIDTH) -> None:
-        self._newest: deque[float] = deque()
-        self._ordered: list[float] = []
-        self.level = 1 - COVERAGE  # misses aimed at; adapted
-        self.prior = width
-        self.seen = 0
-        self.below, self.above = -width, width
-
-    def learn(self, residual: float) -> bool:
-        """Whether the interval held."""
-        held = self.below <= residual <= self.above
-        self.seen += 1
-        if self.seen > 8:
-            self.level = min(0.2, max(0.01, self.level + _RATE * (1 - COVERAGE - (not held))))
-        if len(self._newest) == RESIDUALS_MAX:
-            del self._ordered[bisect_left(self._ordered, self._newest.popleft())]
-        self._newest.append(residual)
-        insort(self._ordered, residual)
-        self._settle()
-        return held
-
-    def _settle(self) -> None:
-        ordered = self._ordered
-        count = len(ordered)
-        tail = self.level / 2
-        reach = (ordered[-1] - ordered[0]) * 3 / (count + 1)
-        low, high = math.floor((count + 1) * tail), math.ceil((count + 1) * (1 - tail))
-        extra = self.prior / (self.seen + 1) ** 2
-        least = LEAST_WIDTH + (extra if extra > 1e-4 else 0.0)
-        self.below = min(-least, ordered[low - 1] if low >= 1 else ordered[0] - reach)
-        self.above = max(least, ordered[high - 1] if high <= count else ordered[-1] + reach)
-
-    def above_share(self, share: float) -> float:
-        """How likely the next residual is above `share`."""
-        count = len(self._ordered)
-        return (count - bisect_left(self._ordered, share) + 0.5) / (count + 1)

@@ -224,39 +224,34 @@ class Outlooks:
             start = allocated if allocated is not None else foresight.start
             if start is None:
                 continue
-            lag = max(0, step - foresight.newest - 1)
+            lag = step - foresight.newest - 1
             if index:
-                predicted = foresight.peak(batch, kind, start, self._first.get(device), lag)
+                first = self._first.get(device)
             else:
+                first = None
                 self._first[device] = start
-                predicted = foresight.peak(batch, kind, start, None, lag)
+            predicted = foresight.peak(batch, kind, start, first, lag if lag > 0 else 0)
             if predicted is None:
                 continue
             peak, phase, sort = predicted
             low, high = foresight.interval(peak, sort, batch, kind)
-            word, headroom = self._verdict(device, peak, low, high, sort, foresight)
+            word, headroom = verdict(
+                peak, low, high, trusts(foresight, sort),
+                self.room.get(device), self.limits.get(device), self._fragments.get(device),
+            )  # fmt: skip
             if so_far > peak:
                 peak, phase, low, high = so_far, wire.BETWEEN, so_far, max(high, so_far)
             if index and word != wire.OOM_AHEAD and 100 * abs(peak - self._said.get(device, 0)) <= peak:
                 continue  # a later micro-batch says what its step's first one said
             self._said[device] = peak
             fields: Fields = [
-                step, device, time.monotonic_ns(), peak, low, high, phase, word, headroom, nbytes,
-                tuple(shapes[:_SHAPES_MAX]),
+                step, device, time.monotonic_ns(), peak, low, high, phase, word, headroom, nbytes, key[:_SHAPES_MAX],
             ]  # fmt: skip
             self._append(fields)
             if self._functions:
                 self.waiting = wire.Outlook(*fields)
             if self._prints and word == wire.OOM_AHEAD:
                 say(sentence(wire.Outlook(*fields)))
-
-    def _verdict(
-        self, device: int, peak: int, low: int, high: int, sort: int, foresight: Foresight
-    ) -> tuple[str, int | None]:
-        trusted = trusts(foresight, sort)
-        return verdict(
-            peak, low, high, trusted, self.room.get(device), self.limits.get(device), self._fragments.get(device)
-        )
 
     def tell(self) -> None:
         """The user's functions hear the newest outlook; what they raise is theirs."""

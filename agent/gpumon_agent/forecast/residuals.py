@@ -1,0 +1,66 @@
+"""How far off predictions were, and the interval that gives: the next one lies in it as often as it says.
+
+Model. Residuals of one sort of predictions (batches known, new, larger than any) differ in size from those of another,
+so each sort has its own: the conformal interval of its newest ones, with the level adapted.
+Sources. Conformal prediction by category (Vovk, Gammerman, Shafer, "Algorithmic Learning in a Random World", 2005,
+section 4.5), adaptive level (Gibbs and Candès, "Adaptive Conformal Inference Under Distribution Shift", 2021).
+Cost. A few list operations a residual. Memory: `RESIDUALS_MAX` of a sort.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+
+RESIDUALS_MAX = 200
+FIRST_WIDTH = 0.10  # share of the peak to each side, before residuals of a sort are known
+LEAST_WIDTH = 0.0005  # rounding of single blocks
+COVERAGE = 0.96  # the level aimed at, so that 95 % holds on short runs too
+_RATE = 0.01  # of the level's adaptation
+
+
+class Residuals:
+    """How far off the predictions of one sort were, as shares of what was predicted; and the interval that gives."""
+
+    __slots__ = ("_newest", "_ordered", "above", "below", "level", "prior", "seen")
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self, width: float = FIRST_WIDTH) -> None:
+        self._newest: deque[float] = deque()
+        self._ordered: list[float] = []
+        self.level = 1 - COVERAGE  # misses aimed at; adapted
+        self.prior = width
+        self.seen = 0
+        self.below, self.above = -width, width
+
+    def learn(self, residual: float) -> bool:
+        """Whether the interval held."""
+        held = self.below <= residual <= self.above
+        self.seen += 1
+        if self.seen > 8:
+            self.level = min(0.2, max(0.01, self.level + _RATE * (1 - COVERAGE - (not held))))
+        if len(self._newest) == RESIDUALS_MAX:
+            del self._ordered[bisect_left(self._ordered, self._newest.popleft())]
+        self._newest.append(residual)
+        insort(self._ordered, residual)
+        self._settle()
+        return held
+
+    def _settle(self) -> None:
+        ordered = self._ordered
+        count = len(ordered)
+        tail = self.level / 2
+        reach = (ordered[-1] - ordered[0]) * 3 / (count + 1)
+        low, high = math.floor((count + 1) * tail), math.ceil((count + 1) * (1 - tail))
+        extra = self.prior / (self.seen + 1) ** 2
+        least = LEAST_WIDTH + (extra if extra > 1e-4 else 0.0)
+        self.below = min(-least, ordered[low - 1] if low >= 1 else ordered[0] - reach)
+        self.above = max(least, ordered[high - 1] if high <= count else ordered[-1] + reach)
+
+    def above_share(self, share: float) -> float:
+        """How likely the next residual is above `share`."""
+        count = len(self._ordered)
+        return (count - bisect_left(self._ordered, share) + 0.5) / (count + 1)
