@@ -32,7 +32,8 @@ class Row:
     def key(self) -> tuple[object, ...]:
         """The same group in another census."""
         g = self.group
-        return (g.shape, g.dtype, g.device, g.has_graph, g.where)
+        one = g.holders[0].name if g.count == 1 and g.holders else None  # of which there may be others alike
+        return (g.shape, g.dtype, g.device, g.has_graph, g.where, one)
 
 
 def rows_of(census: wire.Census, before: wire.Census | None, device: int | None, order: str) -> tuple[Row, ...]:

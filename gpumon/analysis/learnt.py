@@ -21,6 +21,7 @@ from gpumon.analysis.forecast import Forecaster, Others
 from gpumon.analysis.foreseen import Foreseen
 from gpumon.analysis.history import StepPeaks, step_peaks
 from gpumon.analysis.lines import Peak, RankReport, Read
+from gpumon.analysis.named import Named
 from gpumon.analysis.standing import Standing
 from gpumon.analysis.tracker import Tracker
 from gpumon.session.frame import ModelRecord, RankFrame, StepRecord
@@ -60,6 +61,7 @@ class Device:
     growth: DeviceGrowth = field(default_factory=DeviceGrowth)
     batches: Batches = field(default_factory=Batches)
     standing: Standing = field(default_factory=Standing)
+    named: Named = field(default_factory=Named)
 
     @property
     def replays(self) -> bool:

@@ -149,6 +149,7 @@ class Reporter:
                 growth=report.growth,
                 host_growth=state.host_growth.growth() if report.device == min(state.devices) else (),
                 censuses=state.censuses,
+                named=learnt.named,
                 outlier=learnt.batches.outlier,
                 standing=learnt.standing,
                 tables=state.tables,

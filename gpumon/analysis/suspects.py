@@ -104,7 +104,7 @@ def suspects(census: wire.Census, device: int) -> list[Suspect]:
         if group.device != device or not group.count:
             continue
         for holder, count in _shares(group):
-            named = (_root(holder),) if holder else (group.shape, group.dtype, group.where)
+            named = (root(holder),) if holder else (group.shape, group.dtype, group.where)
             key = (group.has_graph, holder is None, *named)
             suspect = found.get(key)
             if suspect is None:
@@ -189,7 +189,7 @@ def _explains(suspect: Suspect, cut: bool, steps: int, blocks: float, grown: flo
     return bool(grown) and BYTES_SHARE * grown <= suspect.held <= TOO_MANY_TIMES * grown
 
 
-def _root(holder: wire.Holder) -> tuple[str, str]:
+def root(holder: wire.Holder) -> tuple[str, str]:
     """The variable that leads to it, and in which function."""
     path, _, function = holder.name.partition(" in ")
     return path.partition("[")[0], function

@@ -9,6 +9,7 @@ import collections
 import contextvars
 import dataclasses
 import functools
+import itertools
 import sys
 import threading
 import types
@@ -211,6 +212,8 @@ RESULTS = [  # made in C, and unknown to the collector
 COPIES = [nn.Linear(1, 1) for _ in range(COUNT)]
 for copy, weight in zip(COPIES, tensors("copies of a model", "zoo.COPIES[*].weight", "module"), strict=True):
     copy.weight = nn.Parameter(weight)
+AHEAD, BEHIND = itertools.tee(tensors("tee", "zoo.BEHIND[*]", "tee", count=100))  # of more than one link
+assert len(list(AHEAD)) == 100
 BUILTIN_ITERATOR = iter(tensors("iterator", "zoo.BUILTIN_ITERATOR.<list_iterator>[*]", "attribute"))
 HEAD: Node | None = None
 for each in tensors("linked list", "zoo.HEAD.after….value", "attribute"):

@@ -117,6 +117,33 @@ def test_a_graph_that_reaches_back_over_steps_names_its_tensor() -> None:
     assert codes(history(leaking(512, census(25, this_step)), steps=60)[-1]) == {"tensor-leak"}
 
 
+def test_a_leak_keeps_the_name_that_it_was_first_given() -> None:
+    first = wire.Holder("Loop.callbacks[1].curve[*] in run()", "attribute", "train.py:15")
+    other = wire.Holder("c.curve[*] in run()", "attribute", "train.py:20")
+    part = wire.Holder("metric.target[*]", "attribute", "train.py:9")
+
+    def cut(step: int, *groups: wire.Group) -> wire.Census:
+        return wire.Census(step, step * 1000, 0, "growth", groups, cut=True)
+
+    again = [cut(25 + 16 * at, group(24 + 16 * at, (other, first)[at % 2 == 0], where=None)) for at in range(8)]
+    said = history(leaking(512, *again), steps=150)
+    assert {only(each, "tensor-leak").holder for each in said[40:]} == {first.name}
+    assert not codes(said[-1], "gone")
+
+    def both(step: int, *held: wire.Holder) -> tuple[wire.Group, ...]:
+        kept = [group(step, each, where=f"train.py:{at}") for at, each in enumerate((LOSSES, part)) if each in held]
+        return tuple(kept)
+
+    halves = [cut(25, *both(24, LOSSES)), cut(41, *both(40, part)), cut(73, *both(72, LOSSES))]
+    ends = [cut(105, *both(104, part)), census(137, *both(136, LOSSES, part)), census(169, *both(168, part))]
+    run = leaking(1024, *halves, *ends)
+    run.blocks = lambda step: 100 + 2 * step
+    said = history(run, steps=200)
+    for at in (60, 100, 160):  # what a census that ended early did not list is still there
+        assert {each.holder for each in said[at] if each.state == "open"} == {LOSSES.name, part.name}
+    assert {each.holder for each in said[-1] if each.state == "open"} == {part.name}  # a whole one has refuted it
+
+
 @pytest.mark.parametrize(
     ("name", "grows"),
     [

@@ -75,8 +75,8 @@ _TALLIES_MAX = 2_000  # more kinds of tensors than that are counted together
 _MODULES_AT_ONCE = 32
 _ADDRESSES_MAX = 128  # of a group's newest
 
-_Key = tuple[Any, Any, int, bool]
-"""shape, dtype, device, has a graph"""
+_Key = tuple[Any, Any, int, bool, str]
+"""shape, dtype, device, has a graph, and of one tensor with a graph its name: what graphs keep differs"""
 
 
 class _Tally:
@@ -133,6 +133,7 @@ class Census:
         self._files = Files()
         self.allocations = Allocations(history, self._files)
         self._blocks: dict[int, int] = {}  # live blocks at the census before
+        self.blocks: dict[int, int] = {}  # live blocks as the newest step ended, by device
         self._buffers: dict[tuple[int, str], int] = {}
 
     def ask(self) -> str | None:
@@ -147,6 +148,7 @@ class Census:
         """(device, allocated, live blocks) as the optimizer ended."""
         self.allocations.step_closed()
         figures = tuple(figures)
+        self.blocks = {device: count for device, _, count in figures if count is not None}
         suspected = self.suspicion.step_closed(step, figures)
         self._earn()
         if self._asked:
@@ -272,6 +274,7 @@ class _Taking:
         self._spent_ns = 0
         self._early = False  # what was found by names was told, before what lies deep is looked at
         self._lines: dict[int, str] = {}  # address → where it was made
+        self._wanted_lines: set[int] = set()  # addresses
         self._unclaimed: tuple[wire.Unclaimed, ...] = ()
         self._cycles = Cycles()
         self._stages = [self._tell, self._read_lines, self._go_round, self._owners.run]
@@ -388,7 +391,7 @@ class _Taking:
         if not several:  # one place, which holds another tensor than a while ago
             if self._reason == "growth":
                 graph = tensor.requires_grad and not tensor.is_leaf
-                key = (tensor.shape, tensor.dtype, part.get_device(), graph)
+                key = (tensor.shape, tensor.dtype, part.get_device(), graph, "")
                 self._cycles.note(walk.way(), name, key, storage, self._step)
             if name.text in self._single:
                 if name.text in self._long:
@@ -398,11 +401,12 @@ class _Taking:
         self._seen.add(identity)
         self._known.add(storage.data_ptr())
         device = part.get_device()
-        key = (tensor.shape, tensor.dtype, device, tensor.requires_grad and not tensor.is_leaf)
+        graph = tensor.requires_grad and not tensor.is_leaf
+        key = (tensor.shape, tensor.dtype, device, graph, name.text if graph and not several else "")
         tally = self._tallies.get(key)
         if tally is None:
             if len(self._tallies) >= _TALLIES_MAX:
-                key = ((), None, device, False)
+                key = ((), None, device, False, "")
             tally = self._tallies.setdefault(key, _Tally())
         tally.count += 1
         tally.bytes += nbytes
@@ -440,14 +444,19 @@ class _Taking:
     def _read_lines(self, clock: Clock) -> bool:
         """Once stacks have been kept for as long as they are to be; in a slice of its own."""
         allocations = self._census.allocations
-        if self.searches or not (allocations.unread or self._unnamed):
-            return True
-        unexplained = self._reason == "growth" and not self._explains()
-        if allocations.open or (unexplained and not allocations.survived) or clock.spent_ns > _FRESH_NS:
+        if not allocations.reading:
+            if self.searches or not (allocations.unread or self._unnamed):
+                return True
+            unexplained = self._reason == "growth" and not self._explains()
+            if allocations.open or (unexplained and not allocations.survived) or clock.spent_ns > _FRESH_NS:
+                return False
+            if sum(self._census.blocks.values()) > BLOCKS_MAX:
+                return True
+            self._wanted_lines = {address for tally in self._tallies.values() for address in tally.addresses}
+            self._wanted_lines.update(each.address for each in self._cycles.found)
+        if not allocations.read(self._wanted_lines, (self._known, self._owners.addresses), clock):
             return False
-        wanted = {address for tally in self._tallies.values() for address in tally.addresses}
-        wanted.update(each.address for each in self._cycles.found)
-        self._lines, self._unclaimed = allocations.read(wanted, (self._known, self._owners.addresses))
+        self._lines, self._unclaimed = allocations.lines, allocations.unclaimed
         return True
 
     def _tell(self, clock: Clock) -> bool:
@@ -501,7 +510,7 @@ class _Taking:
                 holders=(wire.Holder(f"reference cycle of {name.text}", "cycle", name.where, len(each)),),
                 cyclic=len(each),
             )
-            for ((shape, dtype, device, has_graph), name), each in found.items()
+            for ((shape, dtype, device, has_graph, _), name), each in found.items()
         ][: wire.HOLDERS_MAX]
 
     def tell_early(self) -> None:
@@ -549,7 +558,7 @@ class _Taking:
         )
 
     def _group(self, key: _Key, tally: _Tally) -> wire.Group:
-        shape, dtype, device, has_graph = key
+        shape, dtype, device, has_graph, _ = key
         made = Counter(self._lines[address] for address in tally.addresses if address in self._lines)
         before = self._census._before
         return wire.Group(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import functools
 import gc
+import itertools
 import sys
 import types
 import weakref
@@ -28,6 +29,7 @@ Child = tuple[str, str, Any]
 
 _FUNCTIONS = (types.FunctionType,)
 _FRAMES = (types.FrameType,)
+TEES: tuple[Any, ...] = (type(itertools.tee(())[0]), itertools._tee_dataobject)  # type: ignore[attr-defined]
 _HAS_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: instances can hold references
 _OPTIMIZED = 1  # CO_OPTIMIZED: a function's frame; a module's or a class body's has its real namespace
 _OURS = str(Path(__file__).parents[1])  # of the whole package
@@ -79,6 +81,7 @@ _EXACT: dict[type, int] = {
     types.CellType: PAIRS,
     functools.partial: PAIRS,
     type(functools.lru_cache(lambda: None)): PAIRS,
+    **dict.fromkeys(TEES, PAIRS),
     type: CLASS,
     types.ModuleType: MODULE,
 }  # fmt: skip
@@ -186,7 +189,15 @@ def children(thing: Any) -> list[Child]:
         return [(".func", "", thing.func), *held, (".keywords", "", thing.keywords)]
     if isinstance(thing, BaseException):
         return _of_exception(thing)
+    if kind in TEES:
+        return _of_tee(thing)
     return _of_cache(thing)
+
+
+def _of_tee(part: Any) -> list[Child]:
+    """Of itertools.tee's iterators and of the links of their chain: the source, what one still has to get, a link."""
+    held = gc.get_referents(part)
+    return [("[*]" if at and type(each) not in TEES else "", "tee", each) for at, each in enumerate(held)]
 
 
 def _of_function(function: Any) -> list[Child]:

@@ -13,6 +13,8 @@ from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.ledger.saving import READABLE, Reader, fields
 from gpumon_agent.ledger.storages import storages
 
+BLOCK_BYTES = 512  # what the allocator gives for one byte
+
 
 class Retained(NamedTuple):
     """What a graph keeps."""
@@ -43,5 +45,6 @@ def retained(tensor: Any, claimed: Container[int], budget_ns: int) -> Retained |
                 seen.add(below)
                 waiting.append(below)
         cut = clock.over()
-    kept = sum(nbytes for identity, nbytes in saved.items() if identity not in own and identity not in claimed)
+    others = (nbytes for identity, nbytes in saved.items() if identity not in own and identity not in claimed)
+    kept = sum(-(-nbytes // BLOCK_BYTES) * BLOCK_BYTES for nbytes in others)
     return Retained(kept, cut)

@@ -687,6 +687,8 @@ def _starred(level: _Level) -> bool:
     """Whether what is in it is told alike, as "[*]"."""
     if level.how in _CONTAINERS:
         return not _fixed(level.obj)
+    if type(level.obj) in holders.TEES:
+        return True
     return level.how == DICT and level.style == _ITEM and len(level.obj) > _NAMED_KEYS_MAX
 
 
@@ -704,7 +706,9 @@ def _entry_of(container: Any, at: int) -> str:
     return f"[{at}]"
 
 
-_PRIORITY = ("bounded", "hook", "cache", "traceback", "generator", "closure", "default", "class", "module", "attribute")
+_PRIORITY = (
+    "bounded", "hook", "cache", "traceback", "tee", "generator", "closure", "default", "class", "module", "attribute",
+)  # fmt: skip
 _UNTRACKED_IF_EMPTY = (tuple, dict)  # those made in C may be untracked, and hold tensors all the same
 _CONTAINERS = (SEQUENCE, DEQUE, SET, ROWS)
 _NAMED_KEYS_MAX = 32

@@ -32,6 +32,7 @@ HOW_HELD = {
     "default": "a default argument",
     "cache": "a function's cache",
     "generator": "a suspended generator",
+    "tee": "an iterator of itertools.tee that has fallen behind",
     "traceback": "an exception's traceback",
     "hook": "a hook",
     "module": "a module",
@@ -44,6 +45,7 @@ INSTEAD = {
     "cache": "a cache keeps every argument and every result: bound it (maxsize), or cache something else than tensors",
     "traceback": "an exception keeps the variables of every function it passed through: keep str(error) instead",
     "generator": "a suspended generator keeps its variables: close() it, or let it end",
+    "tee": "tee keeps what one of its iterators has had and the other has not: advance both, or go through it once",
     "hook": "the hook keeps what it is shown: overwrite instead of append, or remove it with handle.remove()",
     "default": "a mutable default argument lives as long as its function: default to None and make it inside",
 }
@@ -59,31 +61,29 @@ def retained_graph(look: Look) -> tuple[Evidence, ...]:
 
 def _leaks(look: Look, *, with_graph: bool) -> tuple[Evidence, ...]:
     grown = {growth.figure: growth for growth in look.growth if growth.growing and growth.figure in TAKEN}
-    if not grown:
-        return ()
     main = grown.get("allocated") or grown.get("unexplained") or grown.get("blocks")
     if main is None or main.per_step is None:
+        look.named.forget()
         return ()
-    main = replace(main, since=min(each.since for each in (main, *grown.values()) if each.since is not None))
-    assert main.since is not None
+    since = min(each.since for each in (main, *grown.values()) if each.since is not None)
+    main = replace(main, since=since)
     blocks = grown.get("blocks")
     per_step = _bytes_per_step(grown)
-    for census in reversed(look.censuses):
-        found = explaining(
-            census,
-            look.device,
-            since=main.since,
-            blocks_per_step=blocks.per_step if blocks else None,
-            bytes_per_step=per_step,
+    found = look.named.take(
+        look.censuses,
+        look.device,
+        since=since,
+        blocks_per_step=blocks.per_step if blocks else None,
+        bytes_per_step=per_step,
+    )
+    if found:
+        whole = sum(suspect.held for suspect, _ in found) or 1
+        return tuple(
+            _named(look, main, suspect, step - since + 1, round(per_step * suspect.held / whole))
+            for suspect, step in found[:NAMED_MAX]
+            if suspect.has_graph == with_graph
         )
-        if found:
-            whole = sum(suspect.held for suspect in found) or 1
-            return tuple(
-                _named(look, main, suspect, census.step - main.since + 1, round(per_step * suspect.held / whole))
-                for suspect in found[:NAMED_MAX]
-                if suspect.has_graph == with_graph
-            )
-    waited = look.record.step - main.since >= TENSOR_LEAK.alone_steps or look.rank.status == "ended"
+    waited = look.record.step - since >= TENSOR_LEAK.alone_steps or look.rank.status == "ended"
     return (_alone(look, main, round(per_step)),) if waited and not with_graph else ()
 
 

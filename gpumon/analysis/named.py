@@ -1,0 +1,97 @@
+"""Which names explain the growth on one device, over several censuses: a leak keeps the name that it was first given.
+
+Model. A tensor that several names lead to is counted for whichever led to it first, and a census that growth began ends
+as soon as it has seen enough. So the next census may name the same tensors otherwise, or only another part of them.
+A name that explained the growth stands until a census refutes it: one that lists it and holds too little under it, or
+a complete one that lists neither it nor tensors like its own. Tensors like its own under a name that is new, while it
+is not listed, are the same leak, and keep the name.
+Cost. That of `explaining`, for the newest census.
+Known limitations. Two leaks of tensors alike, of which no census ever lists both, are told as the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpumon.analysis.suspects import Suspect, explaining, root, suspects
+from gpumon_agent import wire
+
+_Key = tuple[bool, object]
+"""Has a graph, and the variable that leads to it (or of what kind the tensors are, where nobody was found)."""
+
+
+class Named:
+    """One device's. `take` at each look while something grows, `forget` when nothing does."""
+
+    def __init__(self) -> None:
+        self._known: dict[_Key, tuple[Suspect, int]] = {}
+        self._newest: wire.Census | None = None
+
+    def forget(self) -> None:
+        self._known.clear()
+        self._newest = None
+
+    def take(
+        self,
+        censuses: Sequence[wire.Census],
+        device: int,
+        *,
+        since: int,
+        blocks_per_step: float | None,
+        bytes_per_step: float | None,
+    ) -> list[tuple[Suspect, int]]:
+        """The suspects, most bytes first, each with the step at which it was counted."""
+        newest = self._newest
+        for census in censuses:
+            fresh = newest is None or census.step > newest.step or (census.step == newest.step and census is not newest)
+            if not fresh and census is not newest:
+                continue
+            found = explaining(
+                census, device, since=since, blocks_per_step=blocks_per_step, bytes_per_step=bytes_per_step
+            )
+            if census.step > since:
+                self._one(census, device, found, fresh)
+        return sorted(self._known.values(), key=lambda each: -each[0].held)
+
+    def _one(self, census: wire.Census, device: int, found: list[Suspect], fresh: bool) -> None:
+        known = self._known
+        present = suspects(census, device)
+        listed = {_key(each) for each in present}
+        told: set[_Key] = set()
+        for each in found:
+            key = _key(each)
+            if key not in known:
+                same = next((k for k, (old, _) in known.items() if k not in listed and _alike(old, each)), None)
+                if same is not None and known[same][0].holder is not None:
+                    key, old = same, known[same][0]
+                    each = replace(each, holder=old.holder, names=old.names)
+                elif same is not None:
+                    del known[same]  # it has a name now
+            if key in known and each.where is None:  # of what was made before stacks were kept there is no line
+                each = replace(each, where=known[key][0].where, phase=known[key][0].phase)
+            known[key] = each, census.step
+            told.add(key)
+        if fresh:
+            self._newest = census
+            for key in [key for key in known if key not in told]:
+                gone = not census.cut and not any(_alike(known[key][0], each) for each in present)
+                if key in listed or gone:
+                    del known[key]
+
+
+def _key(suspect: Suspect) -> _Key:
+    return suspect.has_graph, root(suspect.holder) if suspect.holder is not None else tuple(suspect.kinds)
+
+
+def _alike(one: Suspect, other: Suspect) -> bool:
+    """Whether both may be the same tensors: of one kind, both with a graph or without, and made on one line."""
+    if one.has_graph != other.has_graph or (one.where and other.where and one.where != other.where):
+        return False
+    if one.kinds.keys() & other.kinds.keys():
+        return True
+    return one.count == other.count == 1 and _attribute(one) == _attribute(other)  # it gets longer
+
+
+def _attribute(suspect: Suspect) -> str:
+    return suspect.name.partition(" in ")[0].rpartition(".")[2]
