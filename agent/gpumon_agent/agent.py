@@ -48,6 +48,7 @@ class Agent:
         from gpumon_agent.leaks.evidence import Evidence
         from gpumon_agent.ledger import describe
         from gpumon_agent.ledger.accounts import Accounts
+        from gpumon_agent.ledger.callers import engine_of
         from gpumon_agent.steps.hooks import Hooks
         from gpumon_agent.steps.wrappers import unwrapped
 
@@ -58,6 +59,7 @@ class Agent:
         self.guard = Guard(self.notice)
         self._describe = describe
         self._unwrapped = unwrapped
+        self._engine_of = engine_of
         self._bounds = os.environ.get("GPUMON_PEAKS") == "bounds"
         self._models: list[Watched] = []
         self._new_roots: list[weakref.ref[Module]] = []
@@ -135,7 +137,7 @@ class Agent:
             self.guard,
             inputs=accounts.inputs,
             rooted=self._rooted,
-            entered=self.look_for_devices,
+            entered=self._entered,
             notice=self.notice,
             graph=accounts,
             outlooks=self.outlooks,
@@ -200,6 +202,12 @@ class Agent:
                     self.accounts.changed()
                     self._describing = watched.describe(self._describe)
                     self._redescribe_soon()
+
+    def _entered(self, model: Module) -> None:
+        engine = self._engine_of(model)
+        if engine is not None:
+            self._rooted(engine)
+        self.look_for_devices()
 
     def look_for_devices(self) -> None:
         self._follow_wrappers()

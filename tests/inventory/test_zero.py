@@ -28,6 +28,7 @@ def rank_of_eight(stage: int) -> None:
     import deepspeed
 
     from gpumon_agent.ledger import describe
+    from gpumon_agent.ledger.callers import engine_of
     from gpumon_agent.ledger.inventory import Inventory
 
     network = nn.Sequential(*(nn.Sequential(nn.Linear(512, 2048), nn.Linear(2048, 512)) for _ in range(6)))
@@ -40,6 +41,8 @@ def rank_of_eight(stage: int) -> None:
             "zero_optimization": {"stage": stage, "reduce_bucket_size": 1_000_000},
         },
     )
+    found: list[bool] = []
+    network.register_forward_pre_hook(lambda module, _: found.append(engine_of(module) is engine))
     watched = Inventory()
     watched.watch(engine, [optimizer])
     device = torch.device("cuda:0")
@@ -55,16 +58,29 @@ def rank_of_eight(stage: int) -> None:
     told, _ = describe.model(network, [optimizer], index=0, revision=0, name="job", found=False)
     kept = told.parallel
     parallel = None if kept is None else [kept.kind, kept.world_size, kept.shard_bytes, kept.whole_bytes]
-    print(json.dumps([parallel, told.optimizers[0].state_bytes, ledger]))
+    print(
+        json.dumps(
+            [
+                parallel,
+                told.optimizers[0].state_bytes,
+                told.parameter_bytes,
+                told.parameters,
+                found == [True] * 3,
+                ledger,
+            ]
+        )
+    )
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_shards_and_state_are_this_rank_s(virtual_gpu, stage: int) -> None:
     ran = virtual_gpu().run(rank_of_eight, stage, timeout=170)
-    parallel, state, (unexplained, reduced, weights, _, _, optimizer, buckets, _) = json.loads(
-        [line for line in ran.stdout.splitlines() if line.startswith(("[[", "[null"))][-1]
-    )
+    line = next(line for line in ran.stdout.splitlines()[::-1] if line.startswith(("[[", "[null")))
+    parallel, state, parameter_bytes, parameters, found, ledger = json.loads(line)
+    unexplained, reduced, weights, _, _, optimizer, buckets, _ = ledger
+    assert found
     assert parallel == (["zero3", 8, WHOLE // 8, WHOLE] if stage == 3 else None)
+    assert parameter_bytes == 4 * parameters == (WHOLE // 8 if stage == 3 else WHOLE)
     assert state == optimizer + 4 == 2 * (WHOLE // 8) + 4  # two moments, and a count of steps
     assert reduced >= WHOLE // 8  # whole parameters at its edges
     assert 0 <= unexplained < 512  # flags of overflow

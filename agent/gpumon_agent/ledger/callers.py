@@ -1,4 +1,4 @@
-"""Tensors in the variables of whoever called into the model: the rest of a batch, and what a step has made of it.
+"""What whoever called into the model has in variables: the rest of a batch, what a step has made of it, an engine.
 
 Model. The functions that led here are looked at, innermost first, torch's own passed over: what their variables hold
 directly, and what stands in a tuple or dict together with a tensor that forward was handed. Those that no gradient is
@@ -21,6 +21,9 @@ from types import FrameType
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
+
+from gpumon_agent.steps.wrappers import unwrapped
 
 FRAMES_MAX = 4
 VARIABLES_MAX = 512
@@ -42,6 +45,19 @@ def beside(given: Iterable[Tensor]) -> list[Tensor]:
 def made() -> list[Tensor]:
     """What has a graph."""
     return [tensor for tensor in _held(set()) if tensor.grad_fn is not None]
+
+
+def engine_of(model: Module) -> Module | None:
+    """DeepSpeed's engine, where it is what calls `model`: it takes a model without registering it, so no hook tells."""
+    frame: FrameType | None = sys._getframe(1) if "deepspeed" in sys.modules else None
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == "deepspeed":
+            for value in _variables(frame):
+                if type(value).__name__ == "DeepSpeedEngine" and unwrapped(value) is unwrapped(model):
+                    found: Module = value
+                    return found
+        frame = frame.f_back
+    return None
 
 
 def _held(known: set[int]) -> Iterator[Tensor]:

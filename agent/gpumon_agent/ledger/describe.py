@@ -1,9 +1,9 @@
 """What is being trained, as far as memory is concerned: the Model and Module messages of one watched root.
 
 Bytes are storage bytes of this process, each storage counted once (tied parameters by the module that comes first in
-`named_modules` order); a DTensor counts its local shard; meta tensors count elements and no bytes. Optimizer settings
-are read as torch will resolve them at the step. `parts` works in slices, for models of many thousand modules; cost
-about 4 µs a module.
+`named_modules` order); of a DTensor and of ZeRO 3's parameters this rank's part; meta tensors count elements and no
+bytes. Optimizer settings are read as torch will resolve them at the step. `parts` works in slices, for models of many
+thousand modules; cost about 4 µs a module.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from gpumon_agent import wire
+from gpumon_agent.ledger import zero
 from gpumon_agent.ledger.spread import Meshes, parallel
 from gpumon_agent.ledger.storages import elements, plain, storages, tensors_within
 from gpumon_agent.steps.wrappers import unwrapped
@@ -94,12 +95,13 @@ class _Tally:
         counted = parameter_bytes = trainable_bytes = 0
         shared_with = None
         for parameter in own:
-            identity, nbytes = self._claim(parameter)
+            part = zero.partition(parameter)
+            identity, nbytes = self._claim(parameter) if part is None else self._partitioned(parameter, part)
             parameter_bytes += nbytes
             first = self._parameters.get(identity)
             if first is None:
                 self._parameters[identity] = path
-                count = elements(parameter)
+                count = elements(parameter if part is None else part)
                 self.meshes.see(parameter, nbytes)
                 counted += count
                 self.elements += count
@@ -120,6 +122,14 @@ class _Tally:
             buffer_bytes=sum(self._claim(buffer)[1] for buffer in buffers),
             shared_with=shared_with,
         )
+
+    def _partitioned(self, parameter: Tensor, part: Tensor) -> tuple[object, int]:
+        """The same of one of ZeRO 3's: every parameter's part lies in one storage."""
+        identity = id(parameter)
+        if identity in self._parameters:
+            return identity, 0
+        self.devices.add(part.device)
+        return identity, part.numel() * part.element_size()
 
     def _claim(self, tensor: Tensor) -> tuple[object, int]:
         """(what tells it from others: storage and offset, as tied ones may be two objects; bytes nobody claimed)."""

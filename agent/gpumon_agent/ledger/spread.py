@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from gpumon_agent import wire
+from gpumon_agent.ledger import zero
 from gpumon_agent.ledger.storages import storages, tensors_within
 
 _BUCKETS_MAX = 4096
@@ -34,13 +35,11 @@ class Meshes:
         self.partitioned = 0  # ranks over which DeepSpeed's ZeRO 3 spreads the parameters; 0: it does not
 
     def see(self, parameter: Tensor, local_bytes: int) -> None:
-        part = getattr(
-            parameter, "ds_tensor", None
-        )  # ZeRO 3: what this rank keeps of it; the parameter itself is empty
-        if part is not None and hasattr(parameter, "ds_numel"):
+        part = zero.partition(parameter)
+        if part is not None:
             self.partitioned = int(getattr(parameter, "ds_zero_partition_world_size", 0)) or self.partitioned
             self.local_bytes += part.numel() * part.element_size()
-            self.whole_bytes += int(parameter.ds_numel) * part.element_size()
+            self.whole_bytes += int(getattr(parameter, "ds_numel", 0)) * part.element_size()
             return
         self.local_bytes += local_bytes
         self.whole_bytes += parameter.numel() * parameter.element_size()

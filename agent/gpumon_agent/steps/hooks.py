@@ -79,7 +79,7 @@ class Hooks:
         *,
         inputs: Callable[..., Inputs],
         rooted: Callable[[Module], None],
-        entered: Callable[[], None],
+        entered: Callable[[Module], None],
         graph: Graph,
         notice: Callable[[str], None],
         outlooks: Outlooks,
@@ -447,7 +447,7 @@ class _Root:
             return
         if not self.entered:
             self.entered = True
-            hooks._entered()
+            hooks._entered(module)
         phases = hooks._phases
         if phases.in_optimizer:
             phases.optimizers_left(_steps_running())
