@@ -36,7 +36,7 @@ from gpumon.analysis.findings.capacity import oom_ahead  # noqa: E402
 from gpumon.analysis.findings.look import Look  # noqa: E402
 from gpumon.analysis.forecast import Forecaster, Room  # noqa: E402
 from gpumon.analysis.foreseen import Foreseen  # noqa: E402
-from gpumon.analysis.history import step_peaks  # noqa: E402
+from gpumon.analysis.history import look, step_peaks  # noqa: E402
 from gpumon.analysis.lines import Forecast  # noqa: E402
 from gpumon.analysis.rules import OOM_AHEAD  # noqa: E402
 from gpumon.cli.whatif import asked_of  # noqa: E402
@@ -227,10 +227,10 @@ def spend(
             outlooks.follow(event)
 
     def viewed(record: StepRecord) -> None:
-        figures = step_peaks(record, 0)
-        if figures is not None:
-            forecaster.observe(figures)
-        foreseen.note(record, record.phases)
+        seen = look(record, record.phases)
+        if seen.figures is not None:
+            forecaster.observe(seen.figures)
+        foreseen.note(record, record.phases, seen.ran)
         forecaster.forecast(Room(8 * GIB, foreseen.fragments.bytes))
 
     for step in range(4000):

@@ -39,8 +39,8 @@ class DeviceGrowth:
         self._stated: tuple[Growth, ...] = ()
         self._stated_of: tuple[int, ...] = ()  # how often each figure's words had changed
 
-    def observe(self, record: StepRecord, end: wire.Phase, owners: wire.Ledger | None) -> None:
-        """One closed step. `end`: its last sample; `owners`: the ledger read there."""
+    def observe(self, record: StepRecord, end: wire.Phase, owners: wire.Ledger | None, highest: int) -> None:
+        """One closed step. `end`: its last sample; `owners`: the ledger read there; `highest`: its peak."""
         if record.step < SETTLING_STEPS or end.phase != wire.OPTIMIZER:
             return
         step = record.step
@@ -50,8 +50,7 @@ class DeviceGrowth:
         if end.allocated is not None:
             self.allocated.observe(step, end.allocated, size)
             if end.reserved is not None:
-                peaks = [p.allocated_peak or 0 for p in record.phases if p.device == end.device]
-                self.slack.observe(step, end.reserved - max(end.allocated, *peaks), size)
+                self.slack.observe(step, end.reserved - max(end.allocated, highest), size)
         if end.allocations is not None:
             self.blocks.observe(step, end.allocations, size)
 

@@ -2,7 +2,7 @@
 
 Model and sources: gpumon_agent.forecast.foresight and gpumon_agent.forecast.needs.
 Cost. `observe`: theirs, and a pass over a step's phases. A viewer needs the model only where somebody asks: it has
-each step's fragments learnt (`note`: two passes over the phases), and the model from the frame's steps when it is asked
+each step's fragments learnt (`note`: a pass over the phases), and the model from the frame's steps when it is asked
 (`catch_up`).
 Known limitations. A step's shapes come without their micro-batches: they are shared out evenly over its forwards, which
 is wrong where one step runs models with different numbers of inputs.
@@ -43,9 +43,12 @@ class Foreseen:
         self.fragments.learn(here)
         return True
 
-    def note(self, record: StepRecord, here: tuple[wire.Phase, ...]) -> None:
-        """Learns of a closed step only what its allocator could not use; `here`: its phases on the device."""
-        if record.closed is not None and record.whole and record.closed.input_shapes and _ran(here):
+    def note(self, record: StepRecord, here: tuple[wire.Phase, ...], ran: bool) -> None:
+        """Learns of a closed step only what its allocator could not use.
+
+        `here`: its phases on the device; `ran`: a forward did, with what stood before it known, as the model asks.
+        """
+        if ran and record.closed is not None and record.whole and record.closed.input_shapes:
             self.fragments.learn(here)
 
     def catch_up(self, steps: Sequence[StepRecord], device: int) -> Foreseen:
@@ -83,23 +86,6 @@ class Foreseen:
             self.foresight, closed.step, device, t_ns, groups[0], closed.input_bytes, stood, so_far, room,
             self.fragments,
         )  # fmt: skip
-
-
-def _ran(phases: Sequence[wire.Phase]) -> bool:
-    """Whether a forward ran to its end, with what stood before it known: what the model asks of a step."""
-    stood = False
-    forwards = 0
-    for phase in phases:
-        if phase.allocated is None or phase.allocated_peak is None:
-            return False
-        if phase.phase == wire.FORWARD:
-            if not stood:
-                return False
-            forwards += not phase.flags & wire.ABORTED
-        elif phase.phase == wire.BACKWARD and forwards and phase.flags & wire.ABORTED:
-            forwards -= 1
-        stood = True
-    return forwards > 0
 
 
 def shared_out(shapes: Sequence[Shape], phases: Sequence[wire.Phase]) -> list[Sequence[Shape]]:

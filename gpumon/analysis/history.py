@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from gpumon.analysis import ledger
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 
@@ -43,40 +42,64 @@ class StepPeaks(NamedTuple):
     backward_end: int | None  # allocated as the last backward ended
 
 
-def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:
-    """None where the record cannot tell: no forward, no allocator figures, events lost."""
-    if record.closed is None or not record.whole:
-        return None
+class Looked(NamedTuple):
+    """What one pass over a step's phases on a device tells."""
+
+    figures: StepPeaks | None  # None where the record cannot tell: no forward, no allocator figures, events lost
+    end: wire.Phase | None  # the end of the last optimizer phase; the last phase of all where there was none
+    highest: int  # peak of all phases that were read; 0: none was
+    evaluated: bool  # a phase in eval mode is among them
+    ran: bool  # a forward ran to its end, with what stood before it known, and all phases were read
+
+
+def look(record: StepRecord, here: Sequence[wire.Phase]) -> Looked:
+    """One pass over `here`, the record's phases on a device: every step of every rank goes through this."""
     peaks: dict[str, int] = {}
     start: int | None = None
     latest: int | None = None
     backward_end: int | None = None
     reserved_peak: int | None = None
     stranded: int | None = None
-    for phase in record.phases:
-        if phase.device != device:
-            continue
+    end: wire.Phase | None = None
+    highest = forwards = 0
+    evaluated = began_read = False
+    all_read = True
+    for phase in here:
         split, reserved = phase.inactive_split, phase.reserved_peak
         if split is not None and (stranded is None or split < stranded):
             stranded = split
         if reserved is not None and (reserved_peak is None or reserved > reserved_peak):
             reserved_peak = reserved
         name, allocated, peak = phase.phase, phase.allocated, phase.allocated_peak
+        if peak is not None and peak > highest:
+            highest = peak
+        if name == wire.OPTIMIZER:
+            end = phase
+        elif name == wire.EVAL:
+            evaluated = True
         if allocated is None or peak is None:
+            all_read = False
             continue
-        if name == wire.FORWARD and start is None:
-            start = latest if latest is not None else allocated
-        if name == wire.BACKWARD:
+        if name == wire.FORWARD:
+            if start is None:
+                start = latest if latest is not None else allocated
+                began_read = latest is not None
+            forwards += not phase.flags & wire.ABORTED
+        elif name == wire.BACKWARD:
             backward_end = allocated
+            if forwards and phase.flags & wire.ABORTED:
+                forwards -= 1
         latest = allocated
         if name not in LOADING and peak > peaks.get(name, -1):
             peaks[name] = peak
-    end = ledger.boundary(record, device)
-    if start is None or end is None or end.allocated is None or not peaks:
-        return None
-    tallest = max(peaks, key=peaks.__getitem__)
+    if end is None and here:
+        end = here[-1]
+    ran = all_read and began_read and forwards > 0
     closed = record.closed
-    return StepPeaks._make(  # in order: by name it takes twice as long, and this is every step of every rank
+    if closed is None or not record.whole or start is None or end is None or end.allocated is None or not peaks:
+        return Looked(None, end, highest, evaluated, ran)
+    tallest = max(peaks, key=peaks.__getitem__)
+    figures = StepPeaks._make(  # in order: by name it takes twice as long
         (
             record.step,
             start,
@@ -93,3 +116,9 @@ def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:
             backward_end,
         )
     )
+    return Looked(figures, end, highest, evaluated, ran)
+
+
+def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:
+    """None where the record cannot tell: no forward, no allocator figures, events lost."""
+    return look(record, record.on(device)).figures

@@ -19,7 +19,7 @@ from gpumon.analysis.findings import tables
 from gpumon.analysis.followed import DeviceGrowth, HostGrowth
 from gpumon.analysis.forecast import Forecaster, Others
 from gpumon.analysis.foreseen import Foreseen
-from gpumon.analysis.history import StepPeaks, step_peaks
+from gpumon.analysis.history import StepPeaks, look
 from gpumon.analysis.lines import Peak, RankReport, Read
 from gpumon.analysis.named import Named
 from gpumon.analysis.standing import Standing
@@ -70,32 +70,32 @@ class Device:
 
     def grow(self, record: StepRecord) -> None:
         """A step too old to be learnt from otherwise."""
-        end = ledger.boundary(record, self.index)
-        if end is not None:
-            self.growth.observe(record, end, ledger.ledger_of(record, end))
+        seen = look(record, record.on(self.index))
+        if seen.end is not None:
+            self.growth.observe(record, seen.end, ledger.ledger_of(record, seen.end), seen.highest)
 
     def observe(self, record: StepRecord, here: tuple[wire.Phase, ...], owners: Owned | None) -> None:
         """A closed step, and its phases on this device."""
-        figures = step_peaks(record, self.index)
-        self.foreseen.note(record, here)
+        seen = look(record, here)
+        figures, end = seen.figures, seen.end
+        self.foreseen.note(record, here, seen.ran)
         if figures is not None:
             self.newest = figures
             if len(self.first) < LEARNING_STEPS and not figures.skipped:
                 self.first.append(figures)
             self.forecaster.observe(figures, owners.gradients if owners is not None else None)
             self.batches.observe(figures)
-        self.standing.observe(record, self.index, figures)
+        self.standing.observe(record, self.index, seen)
         if record.ledgers:
             self.read = ledger.read(record, self.index) or self.read
             peak = ledger.peak(record, self.index)
             if peak is not None and peak.lines is not None:
                 self.composed = peak
-        self.record, self.end, self.owners = record, None, None
-        self.end = end = ledger.boundary(record, self.index)
+        self.record, self.end, self.owners = record, end, None
         if end is None:
             return
         self.owners = read = ledger.ledger_of(record, end)
-        self.growth.observe(record, end, read)
+        self.growth.observe(record, end, read, seen.highest)
         if read is not None and read.weights is not None:
             self.lasting = read
 

@@ -7,6 +7,7 @@ kept as long as both stay (and no census or checkpoint comes in between).
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 PACE_STEPS = 20
 """Steps the pace is taken over."""
 
+WAITING_STEPS = 64
+"""No more are left to the next look: a session keeps a few hundred, and none may leave it unlearnt."""
+
 WHATIF_FROM, WHATIF_EVERY, WHATIF_STEPS = 8, 256, 32
 """Steps: from which on what-if is answered, after how many again, and how many it looks at."""
 
@@ -39,8 +43,11 @@ class Reporter:
         self._pids: frozenset[int] | None = frozenset()  # of all ranks; None: to be counted again
         self._medians = 0  # how often the typical peak of some rank changed
 
-    def report(self, frame: Frame) -> tuple[RankReport, ...]:
-        """One report a rank, in the frame's order."""
+    def report(self, frame: Frame, due: Container[str] | None = None) -> tuple[RankReport, ...]:
+        """One report a rank, in the frame's order. `due`: the sources that are looked at again, None for all.
+
+        Of the others the report before stands; their steps are learnt when it is their turn, all of them.
+        """
         present = {rank.source for rank in frame.ranks}
         for source in self._ranks.keys() - present:
             del self._ranks[source]
@@ -48,7 +55,14 @@ class Reporter:
             self._medians += 1
         for rank in frame.ranks:
             self.meet(rank)
-        return tuple(self.rank(rank) for rank in frame.ranks)
+        return tuple([self._known(rank, due) or self.rank(rank) for rank in frame.ranks])
+
+    def _known(self, rank: RankFrame, due: Container[str] | None) -> RankReport | None:
+        if due is None or rank.source in due or rank.goodbye is not None or rank.oom is not None:
+            return None
+        state = self._ranks[rank.source]
+        waiting = rank.steps[-1].step - state.newest.step if rank.steps and state.newest is not None else 0
+        return state.report if waiting <= WAITING_STEPS else None
 
     def meet(self, rank: RankFrame) -> None:
         """Who it is, before it has closed a step: to the others it is no stranger."""

@@ -9,8 +9,9 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 NORMAL_95 = 1.96  # standard deviations to each side that hold 95 % of a normal distribution
 
@@ -64,7 +65,12 @@ def thinned(series: Sequence[Any], at_most: int = 32) -> list[Any]:
     count = len(series)
     if count <= at_most:
         return list(series)
-    return [series[round(i * (count - 1) / (at_most - 1))] for i in range(at_most)]
+    return [series[at] for at in _places(count, at_most)]
+
+
+@lru_cache(maxsize=128)
+def _places(count: int, at_most: int) -> tuple[int, ...]:
+    return tuple([round(i * (count - 1) / (at_most - 1)) for i in range(at_most)])
 
 
 def no_trend(values: Sequence[float], z: float) -> bool:
@@ -115,8 +121,7 @@ def resistant_line(points: Sequence[tuple[float, float]]) -> Line | None:
     return Line(median([y - slope * x for x, y in ordered]), slope)
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
+class Band(NamedTuple):
     """Below and above the prediction, in the residuals' unit; `below` ≤ 0 ≤ `above` is not required."""
 
     below: float

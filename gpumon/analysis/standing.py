@@ -1,6 +1,6 @@
 """States of a device that outlast the step they were seen in: graphs recorded in eval, gradients kept, fragmentation.
 
-Cost. One pass over a step's samples, and over its ledgers where it was sampled.
+Cost. One pass over a step's ledgers where it was sampled, and over its samples where some were taken in eval mode.
 Known limitations. Whether a graph that was recorded in eval mode is used afterwards is told by a backward that follows
 in the same step, before any forward. Peaks from before the oldest step that is kept are not known.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpumon.analysis.history import StepPeaks
+from gpumon.analysis.history import Looked, StepPeaks
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 
@@ -41,14 +41,22 @@ class Standing:
         self._highest = 0
         self._reserved: int | None = None
 
-    def observe(self, record: StepRecord, device: int, figures: StepPeaks | None) -> None:
+    def observe(self, record: StepRecord, device: int, seen: Looked) -> None:
+        """One closed step, and what a look at its phases on the device told."""
+        self._highest = max(self._highest, seen.highest)
+        if seen.evaluated:
+            self._evaluations(record, device)
+        if record.ledgers:
+            self._gradients(record, device)
+        if seen.figures is not None:
+            self._reserve(seen.figures)
+
+    def _evaluations(self, record: StepRecord, device: int) -> None:
         evaluated = False
         before: wire.Phase | None = None
         for at, phase in enumerate(record.phases):
             if phase.device != device:
                 continue
-            if phase.allocated_peak is not None and phase.allocated_peak > self._highest:
-                self._highest = phase.allocated_peak
             if phase.phase == wire.EVAL:
                 if phase.flags & wire.RECORDED and not _used(record, at):
                     self.recorded = _recorded(phase, before)
@@ -56,10 +64,6 @@ class Standing:
                     self.recorded = None
                 evaluated = True
             before = phase
-        if record.ledgers:
-            self._gradients(record, device)
-        if figures is not None:
-            self._reserve(figures)
 
     def _gradients(self, record: StepRecord, device: int) -> None:
         forwards = sum(phase.phase == wire.FORWARD and phase.device == device for phase in record.phases)

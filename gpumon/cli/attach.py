@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 NO_TERMINAL = "this is not a terminal, and the screen needs one; use --json or --once"
 WAIT_LOOK_S = 0.25
+COLLECTED_AFTER = (50_000, 5, 5)
+"""Python's garbage collection on the screen: a session's steps are kept, and looking through them finds no garbage."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -89,6 +92,7 @@ def command(
 
         raise click.exceptions.Exit(print_live(descriptors, look, this_machine))
     need_a_terminal(NO_TERMINAL)
+    gc.disable()  # until everything is imported: none of it is garbage
     from gpumon.cli.rooms import Rooms
     from gpumon.tui.app import MonitorApp
 
@@ -124,6 +128,9 @@ def _draws_unicode() -> bool:
 
 def run(app: MonitorApp) -> int:
     """Runs the app to its end; what went wrong is said where the picture was. Returns the exit code."""
+    gc.enable()
+    gc.freeze()  # what was imported stays
+    gc.set_threshold(*COLLECTED_AFTER)
     code = app.run()
     if app.failure is not None:
         click.echo(f"Error: {sentence(app.failure)}", err=True)

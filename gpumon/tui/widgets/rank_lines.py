@@ -10,8 +10,9 @@ from gpumon.analysis.job import spread
 from gpumon.analysis.units import NOT_KNOWN, Unit, duration, in_unit, percent, ranges, size, unit_for
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.spans import Line, Span, cells, fit, flow, left, right
+from gpumon.tui.view import MANY
 from gpumon.tui.widgets.rank_heat import strips
-from gpumon.tui.widgets.rank_rows import MANY, RankPage, RankRow, reading, trouble
+from gpumon.tui.widgets.rank_rows import RankPage, RankRow, reading, trouble
 
 CELL = 39
 """Cells of the terminal that one rank takes in the grid."""

@@ -11,12 +11,10 @@ from gpumon.analysis.job import Job, Standing, State, job
 from gpumon.analysis.lines import DeviceReport, RankReport
 from gpumon.analysis.verdict import verdict
 from gpumon.session.frame import RankFrame
-from gpumon.tui.view import View, device_name, ending
+from gpumon.tui.view import MANY, View, device_name, ending
 
 HEAT_STEPS, HEAT_STEPS_OF_MANY = 160, 16
 """Steps of a strip under the table; and in a cell of the grid, which takes over where rows are more than `MANY`."""
-
-MANY = 16
 
 
 @dataclass(frozen=True, slots=True)
