@@ -9,6 +9,10 @@ from msgspec.structs import replace
 from synthetic import GIB, MIB, Run, apply
 
 from gpumon.analysis import Forecast, Reporter
+from gpumon.analysis.forecast import Forecaster
+from gpumon.analysis.forecast.headroom import Room
+from gpumon.analysis.history import step_peaks
+from gpumon.analysis.rules import OOM_AHEAD
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import wire
 
@@ -71,9 +75,6 @@ def test_with_batches_of_random_length_the_interval_holds_as_often_as_it_says(se
 
 @pytest.mark.parametrize("seed", range(3))
 def test_knowing_the_batch_the_peak_is_known_to_two_percent(seed: int) -> None:
-    from gpumon.analysis.forecast import Forecaster
-    from gpumon.analysis.history import step_peaks
-
     sizes = lengths(seed)
     run = Run(activations=lambda step: 2 * MIB * sizes[step], input_bytes=lambda step: 512 * sizes[step])
     forecaster = Forecaster()
@@ -151,6 +152,20 @@ def test_a_peak_that_does_not_fit_is_likely_oom() -> None:
     assert forecast.headroom is not None
     assert forecast.headroom < 0
     assert forecast.p_oom == 1.0
+
+
+@pytest.mark.parametrize(("above", "likely"), [(0, False), (30 * MIB, False), (-1, True)])
+def test_a_peak_that_fitted_into_all_there_is_fits_again(above: int, likely: bool) -> None:
+    """After the allocator gave its cache back all that it reserves above the peak may be idle: headroom is 0."""
+    forecaster = Forecaster()
+    for record in apply(Run(activations=lambda step: 300 * MIB).stream(20)).frame(0).ranks[0].steps:
+        figures = step_peaks(record, 0)
+        assert figures is not None
+        forecaster.observe(figures)
+    said = forecaster.forecast(Room(figures.peak + above, 60 * MIB))
+    assert said is not None
+    assert said.p_oom is not None
+    assert (said.headroom, said.p_oom > OOM_AHEAD.p_oom) == (min(above, 0), likely)
 
 
 @pytest.mark.parametrize("period", [2, 5, 10])
