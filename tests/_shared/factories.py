@@ -246,11 +246,16 @@ class Penalized(nn.Module):
         super().__init__()
         self.critic = nn.Sequential(nn.Linear(512, 1024), nn.Tanh(), nn.Linear(1024, 1))
 
-    def forward(self, points: Tensor) -> Tensor:
+    def forward(self, points: Tensor) -> tuple[Tensor, Tensor]:
         points.requires_grad_()
         scores = self.critic(points)
         (slope,) = torch.autograd.grad(scores.sum(), points, create_graph=True)
-        return scores.mean() + 10 * (slope.norm(dim=1) - 1).square().mean()
+        return scores, slope
+
+
+def penalized(output: tuple[Tensor, Tensor]) -> Tensor:
+    scores, slope = output
+    return scores.mean() + 10 * (slope.norm(dim=1) - 1).square().mean()
 
 
 class WithoutRoot(nn.Module):
@@ -369,7 +374,7 @@ CASES: dict[str, Case] = {
     "exception-forward": Case(fussy, partial(numbers, INPUTS, OUTPUTS), BATCH, against(squares)),
     "exception-backward": Case(fussy, partial(numbers, INPUTS, OUTPUTS), BATCH, against(squares)),
     "ema": Case(lambda: WithTargets(Averaged()), partial(numbers, INPUTS, OUTPUTS), BATCH, against(squares)),
-    "double-backward": Case(Penalized, partial(rows, 512), 64, optimizer="adam"),
+    "double-backward": Case(Penalized, partial(rows, 512), 64, penalized, "adam", iterations=5),
     "loss-without-root": Case(
         WithoutRoot,
         lambda size: torch.randint(GPT_SMALL.vocabulary, (size, 128)),

@@ -61,7 +61,10 @@ def test_every_scenario_is_a_case_or_says_why_it_is_none():
 
 @pytest.mark.parametrize(
     "name",
-    ["mlp", "gpt-fp32", "gpt-bf16", "gpt-fp16", "cnn", "checkpointing-reentrant", "sparse-embedding", "hf-trainer-all"],
+    [
+        "mlp", "gpt-fp32", "gpt-bf16", "gpt-fp16", "cnn", "checkpointing-reentrant", "sparse-embedding",
+        "hf-trainer-all", "double-backward",
+    ],  # fmt: skip
 )
 def test_peak_and_reserved_are_those_of_the_real_allocator(virtual_gpu, name):
     truth = measured(virtual_gpu, name)

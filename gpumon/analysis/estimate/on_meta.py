@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from math import prod
@@ -21,7 +22,9 @@ from unittest import mock
 
 import torch
 import torch._meta_registrations  # older versions import it late, and attention has no shapes until then
+from torch import overrides
 from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -328,6 +331,35 @@ def _dtype_position(op: Any) -> int | None:
     return names.index("dtype") if "dtype" in names else None
 
 
+# ------------------------------------------------------------------------------------------------------------ backward
+
+
+def _in_a_thread_of_its_own(worker: ThreadPoolExecutor) -> Callable[..., Any]:
+    """The engine's run. A graph that backward makes is made in the device's thread, and autograd numbers nodes thread
+    by thread and runs the highest first: so the order of a second backward depends on where the first one ran."""
+    run = torch.autograd._engine_run_backward
+
+    def there(outputs: Any, args: Any, named: Any, functions: Sequence[Any], dispatches: Sequence[Any]) -> Any:
+        with torch._C._IncludeDispatchKeyGuard(_AUTOCAST), ExitStack() as stack:
+            for mode in functions:
+                overrides._push_mode(mode)
+                stack.callback(overrides._pop_mode)
+            for mode in dispatches:
+                _python_dispatch._push_mode(mode)
+                stack.callback(_python_dispatch._pop_mode)
+            return run(outputs, *args, **named)
+
+    def backward(outputs: Any, *args: Any, **named: Any) -> Any:
+        create_graph = args[2]
+        if not create_graph:
+            return run(outputs, *args, **named)
+        functions = overrides._get_current_function_mode_stack()
+        dispatches = _python_dispatch._get_current_dispatch_mode_stack()
+        return worker.submit(there, outputs, args, named, functions, dispatches).result()
+
+    return backward
+
+
 # -------------------------------------------------------------------------------------------------------------- context
 
 
@@ -361,6 +393,9 @@ def as_cuda() -> Iterator[None]:
         for name in ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices"):
             devices = [*getattr(optimizers, name)(), "meta"]
             stack.enter_context(mock.patch.object(optimizers, name, lambda devices=devices: list(devices)))
+        worker = stack.enter_context(ThreadPoolExecutor(1))
+        backward = _in_a_thread_of_its_own(worker)
+        stack.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", backward))
         stack.enter_context(torch._C._IncludeDispatchKeyGuard(_AUTOCAST))
         stack.enter_context(_Devices())
         yield
