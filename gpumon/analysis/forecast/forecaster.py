@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from gpumon.analysis.forecast.headroom import Room, Taken, steps_until
 from gpumon.analysis.history import StepPeaks
 from gpumon.analysis.lines import Forecast
-from gpumon.analysis.robust import Line, Trend, conformal, exceedance, median, resistant_line, theil_sen
+from gpumon.analysis.robust import Line, Trend, conformal, exceedance, median, resistant_line
 from gpumon.analysis.series import level, over_batch, upwards
 from gpumon_agent import wire
 
@@ -56,6 +56,8 @@ REFIT_EVERY = 8
 SETTLED_STEPS = 8  # what changes before is no regime, but a run that begins
 FAR_POINTS = 64
 FAR_AGREES = 0.25  # share of the trend over the window by which that over the whole regime may differ
+FAR_BENT = 0.05  # share of what it rose by over the regime that it may stand off a straight line
+ENDS = 3  # points that stand for an end of it
 END_ANCHORED = (wire.OPTIMIZER, wire.BETWEEN)
 BATCH_PHASES = (wire.FORWARD, wire.BACKWARD)
 
@@ -223,9 +225,7 @@ class Forecaster:
         self._trend = upwards(steps, [s.start for s in window])
         peaks = list(self._peaks)
         self._peak_trend = upwards(steps, peaks)
-        far = theil_sen(self._far) if self._trend is not None and self._stride > 1 else None
-        near = self._trend.slope if self._trend is not None else 0.0
-        self._far_slope = far.slope if far is not None and abs(far.slope - near) <= FAR_AGREES * near else None
+        self._far_slope = None if self._trend is None else self._kept(self._trend.slope)
         self._batch = None
         if (rate := self._rate()) is not None:
             newest = window[-1].step
@@ -234,6 +234,25 @@ class Forecaster:
             self._usual, self._apart = (newest, middle), [peak - middle for peak in level_peaks]
         recent = sorted(peaks[-TYPICAL_STEPS:])
         self._typical = (recent[TYPICAL_STEPS // 4], median(recent)) if len(recent) == TYPICAL_STEPS else None
+
+    def _kept(self, near: float) -> float | None:
+        """Bytes a step over as much of the regime as is straight and agrees with the near trend; None: nothing does.
+
+        By its ends: what is kept is a sum, and of a sum of random amounts the ends tell all that the points between do.
+        """
+        far, window = self._far, self._window
+        x2, y2 = _mean([(s.step, s.start) for s in (window[at] for at in range(-min(ENDS, len(window)), 0))])
+        for oldest in (len(far) * eighth // 8 for eighth in range(5)):
+            points = far[oldest:]
+            if len(points) < 2 * ENDS:
+                break
+            x1, y1 = _mean(points[:ENDS])
+            slope = (y2 - y1) / (x2 - x1)
+            if abs(slope - near) > FAR_AGREES * near:
+                continue
+            if max([abs(y - y1 - slope * (x - x1)) for x, y in points]) <= FAR_BENT * (y2 - y1):
+                return slope
+        return None
 
     # ------------------------------------------------------------------------------------------------ predicting
 
@@ -423,6 +442,10 @@ class Forecaster:
             self._batch = [over_batch(self._phases[name].by_size()) for name in BATCH_PHASES if name in self._phases]
         factors = [(usable - newest.start - line.intercept) / line.slope for line in self._batch if line.slope > 0]
         return max(0.0, math.floor(100 * min(factors)) / 100) if factors else None
+
+
+def _mean(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return sum([x for x, _ in points]) / len(points), sum([y for _, y in points]) / len(points)
 
 
 def _stood(newer: StepPeaks, older: StepPeaks) -> bool:
