@@ -102,6 +102,7 @@ class Tracker:
         """Open ones in the catalogue's order, then those that are gone, newest first."""
         if not self._cases and not self._gone:
             return ()
-        cases = sorted(self._cases.items(), key=lambda item: (ORDER[item[0][0]], item[0]))
-        open_now = [case.finding for _, case in cases if case.finding is not None]
+        cases = [(key, case.finding) for key, case in self._cases.items() if case.finding is not None]
+        cases.sort(key=lambda item: (ORDER[item[0][0]], item[1].severity == "info", item[0]))
+        open_now = [finding for _, finding in cases]
         return (*open_now, *reversed(self._gone.values()))

@@ -272,6 +272,8 @@ class _Taking:
         self._on_cpu = False
         self._slices = 0
         self._spent_ns = 0
+        self._collects = True  # Python's collector is on
+        self._reaches_back = False  # one tensor's graph is too long for a step's
         self._early = False  # what was found by names was told, before what lies deep is looked at
         self._lines: dict[int, str] = {}  # address → where it was made
         self._wanted_lines: set[int] = set()  # addresses
@@ -283,7 +285,7 @@ class _Taking:
     def run(self, step: int, clock: Clock) -> bool:
         """One slice. True: the census is complete, and published."""
         self._step = step
-        enabled = gc.isenabled()
+        enabled = self._collects = gc.isenabled()
         gc.disable()  # a collection that the objects made here bring about would look at all of the process's
         try:
             with torch._C.DisableTorchFunction():  # attributes of tensors, unseen by the user's own modes
@@ -318,6 +320,11 @@ class _Taking:
             if not self._rounds or self._explains():
                 return True
             if clock.over():
+                return False
+            if self._reaches_back and self._reason == "growth" and not self._early:
+                self._reaches_back = False  # there is no heap to wait for: told now, and again before the last rounds
+                self.tell_early()
+                self._early = False
                 return False
             if self._rounds[-1][1] == DEPTH_MAX:
                 if not self._early:
@@ -412,11 +419,11 @@ class _Taking:
         tally.bytes += nbytes
         tally.addresses.append(storage.data_ptr())
         if key[3] and len(tally.graphs) < _GRAPHS_MAX:
-            measured = retained(tensor, self._claimed, _GRAPH_NS)
+            measured = retained(tensor, self._claimed, _GRAPH_NS if several else self._time_for_graph(walk))
             tally.graphs.append(None if measured is None else measured.bytes)
             if measured is not None and measured.cut and not several and len(self._long) < _LONG_MAX:
+                self._reaches_back = True
                 self._long[name.text] = tally, len(tally.graphs) - 1
-                self._measure(tensor, name.text, walk)
         if name in tally.holders or len(tally.holders) < _NAMES_MAX:
             tally.holders[name] += 1
         self._tensors[device] += 1
@@ -427,13 +434,17 @@ class _Taking:
             self._largest = max(self._largest, tally.count)
         return True
 
+    def _time_for_graph(self, walk: Walk) -> int:
+        return max(_GRAPH_NS, min(_LONG_GRAPH_NS, _SLICE_NS_MAX - walk.spent_ns))
+
     def _measure(self, tensor: Any, name: str, walk: Walk) -> None:
-        """A graph that was too long to be measured in passing: again, where this slice has the time."""
+        """A graph that was too long for the time that was left: again, and the most that was seen counts."""
         tally, at = self._long[name]
-        if walk.spent_ns < _FRESH_FOR_GRAPH_NS:
-            measured = retained(tensor, self._claimed, _LONG_GRAPH_NS)
-            if measured is not None:
-                tally.graphs[at] = measured.bytes
+        budget = self._time_for_graph(walk)
+        measured = retained(tensor, self._claimed, budget)
+        if measured is not None:
+            tally.graphs[at] = max(measured.bytes, tally.graphs[at] or 0)
+            if budget == _LONG_GRAPH_NS:
                 del self._long[name]
 
     @property
@@ -551,6 +562,7 @@ class _Taking:
                 cut=bool(self._rounds) or not complete,
                 why=why,
                 unclaimed=self._unclaimed,
+                waiting=_waiting(self._collects),
             ),
             Counter({key: tally.count for key, tally in self._tallies.items()}),
             self._heaped,
@@ -578,12 +590,13 @@ class _Taking:
         )
 
 
+_RARELY = 10_000  # new objects until the collector looks; 700 to 2,000 is what Python itself has
 _UNREAL = frozenset({"FakeTensor", "FunctionalTensor"})
 _NAMES_MAX = 200  # of a group: more are counted, and not told
 _GRAPHS_MAX = 3  # of a group: the first may be the present step's, whose graph is gone
 _GRAPH_NS = 200_000
-_LONG_GRAPH_NS = 500_000
-_FRESH_FOR_GRAPH_NS = 400_000
+_LONG_GRAPH_NS = 600_000
+_SLICE_NS_MAX = 900_000
 _LONG_MAX = 4
 _FRESH_NS = 100_000  # spent by a slice that has only just begun
 _CYCLES_TOLD = 3  # at once, each
@@ -600,6 +613,12 @@ def _why_not() -> str | None:
     if sys.version_info < (3, 13) and sys.gettrace() is not None:
         return "a debugger or a tracer is at work"
     return None
+
+
+def _waiting(collects: bool) -> int | None:
+    """How many objects nobody looks at, where the collector is off or as good as that."""
+    often = gc.get_threshold()[0]
+    return None if collects and 0 < often < _RARELY else gc.get_count()[0]
 
 
 def _paused(nanoseconds: int, complete: bool) -> str:

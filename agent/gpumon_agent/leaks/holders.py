@@ -195,9 +195,15 @@ def children(thing: Any) -> list[Child]:
 
 
 def _of_tee(part: Any) -> list[Child]:
-    """Of itertools.tee's iterators and of the links of their chain: the source, what one still has to get, a link."""
+    """Of itertools.tee's iterators and of the links of their chain: the source, what one still has to get, a link.
+
+    The last link keeps what both have had until it is full: that is bounded.
+    """
     held = gc.get_referents(part)
-    return [("[*]" if at and type(each) not in TEES else "", "tee", each) for at, each in enumerate(held)]
+    behind = "tee" if type(held[-1]) in TEES and type(part) is TEES[1] else "link"
+    return [
+        ("[*]", behind, each) if at and type(each) not in TEES else ("", behind, each) for at, each in enumerate(held)
+    ]
 
 
 def _of_function(function: Any) -> list[Child]:

@@ -707,7 +707,8 @@ def _entry_of(container: Any, at: int) -> str:
 
 
 _PRIORITY = (
-    "bounded", "hook", "cache", "traceback", "tee", "generator", "closure", "default", "class", "module", "attribute",
+    "tee", "link", "bounded", "hook", "cache", "traceback", "generator", "closure", "default", "class", "module",
+    "attribute",
 )  # fmt: skip
 _UNTRACKED_IF_EMPTY = (tuple, dict)  # those made in C may be untracked, and hold tensors all the same
 _CONTAINERS = (SEQUENCE, DEQUE, SET, ROWS)

@@ -79,6 +79,7 @@ class Census(Message, frozen=True, tag="census"):
     cut: bool = False  # ended before every object was seen; `why` tells
     why: Text | None = None
     unclaimed: Annotated[tuple[Unclaimed, ...], Meta(max_length=HOLDERS_MAX)] = ()  # most bytes first
+    waiting: int | None = None  # objects for Python's collector to look at, where it is off or hardly ever runs
 
     def __post_init__(self) -> None:
         clean_fields(self, "reason", "why")

@@ -33,6 +33,7 @@ HOW_HELD = {
     "cache": "a function's cache",
     "generator": "a suspended generator",
     "tee": "an iterator of itertools.tee that has fallen behind",
+    "link": "itertools.tee, which keeps up to 57 entries that all its iterators have had",
     "traceback": "an exception's traceback",
     "hook": "a hook",
     "module": "a module",
@@ -45,6 +46,7 @@ INSTEAD = {
     "cache": "a cache keeps every argument and every result: bound it (maxsize), or cache something else than tensors",
     "traceback": "an exception keeps the variables of every function it passed through: keep str(error) instead",
     "generator": "a suspended generator keeps its variables: close() it, or let it end",
+    "link": "tee lets go of entries 57 at a time: is there room for as many?",
     "tee": "tee keeps what one of its iterators has had and the other has not: advance both, or go through it once",
     "hook": "the hook keeps what it is shown: overwrite instead of append, or remove it with handle.remove()",
     "default": "a mutable default argument lives as long as its function: default to None and make it inside",
@@ -101,7 +103,7 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, per_step: int
     keeps = f", with graphs of {units.size(suspect.graph_bytes)}" if suspect.graph_bytes else ""
     graph = keeps or (", each with its graph" if suspect.has_graph else "")
     severity, soon = _urgency(look, main)
-    if severity is None and suspect.holder is not None and suspect.holder.kind in ("bounded", "trimmed"):
+    if severity is None and suspect.holder is not None and suspect.holder.kind in ("bounded", "trimmed", "link"):
         severity = "info"
     so_far = main.so_far or 0 if main.figure != "blocks" else 0
     if suspect.cyclic:
@@ -138,16 +140,24 @@ def _alone(look: Look, main: Growth, per_step: int) -> Evidence:
     said = f", {units.size(so_far)}{more} so far" if main.figure != "blocks" else f", {units.count(so_far)} so far"
     where, made = _made_at(look, main)
     searched = any(census.step >= (main.since or 0) and not census.cut for census in look.censuses)
+    waiting = look.censuses[-1].waiting if look.censuses else None
     if searched:
         said += ", and no name of the program leads to it"
     return Evidence(
         f"{title}{look.where} since step {units.count(main.since)}{said}{made}{soon}",
         so_far if main.figure != "blocks" else 512 * so_far,
-        NOBODY if searched else SOMEBODY,
+        _collector_off(waiting) if waiting is not None else NOBODY if searched else SOMEBODY,
         bytes_per_step=per_step,
         where=where,
         since=main.since,
         severity=severity,
+    )
+
+
+def _collector_off(waiting: int) -> str:
+    return (
+        f"Python's collector is off or hardly ever runs, and {units.count(waiting)} new objects wait for it: "
+        "gc.collect() once in a while frees tensors in reference cycles, such as an exception kept by its own frame"
     )
 
 

@@ -15,7 +15,8 @@ STEPS = 150  # a busy machine takes that long to name it; on an idle one it is n
 
 @dataclass(frozen=True)
 class Leak:
-    """One script. `holder`: the names of which the finding must hold one; `steps`: after which it must be found."""
+    """One script. `holder`: the names of which the finding must hold one, "-" where no name leads to the tensors;
+    `steps`: after which it must be found."""
 
     name: str
     code: str
@@ -98,6 +99,9 @@ LEAKS = (
         object_array="tensor-leak table",
         jobs_kept="tensor-leak jobs",
         cycles_without_gc="tensor-leak cycle",
+        exceptions_in_cycles="tensor-leak -",
+        two_readers="tensor-leak saved",
+        running_total="retained-graph total",
     ),
     *_leaks(
         "training",

@@ -4,6 +4,7 @@ import concurrent.futures
 import contextvars
 import functools
 import gc
+import itertools
 import queue
 import threading
 import weakref
@@ -104,7 +105,7 @@ def batches_in_a_generator(clean):
 
 
 def check(outputs):
-    spread = outputs.std(dim=0)
+    spread = outputs.std(dim=0)  # made exceptions_in_cycles
     if spread.numel():
         raise ValueError("the outputs look odd")
 
@@ -213,7 +214,56 @@ def cycles_without_gc(clean):
             gc.collect()
 
 
+def attempt(outputs, clean):
+    problem = None
+    try:
+        check(outputs)
+    except ValueError as error:
+        problem = error  # its traceback keeps this frame, and the frame keeps it
+    if clean:
+        problem = None
+    return problem is None
+
+
+def exceptions_in_cycles(clean):
+    model, optimizer, loader = setup()
+    gc.disable()
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        outputs = model(inputs)  # made
+        F.mse_loss(outputs, targets).backward()
+        optimizer.step()
+        attempt(outputs.detach(), clean)
+
+
+def two_readers(clean):
+    model, optimizer, loader = setup()
+
+    def results():
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            outputs = model(inputs)  # made two_readers
+            F.mse_loss(outputs, targets).backward()
+            optimizer.step()
+            yield outputs.detach()
+
+    shown, saved = itertools.tee(results())
+    for _ in shown:
+        if clean:
+            next(saved)
+
+
+def running_total(clean):
+    model, optimizer, loader = setup()
+    total = 0.0
+    for inputs, targets in loader:
+        train(model, optimizer, inputs, targets)
+        penalty = model(inputs).square().mean()
+        total = total + (penalty.item() if clean else penalty)
+
+
 if __name__ == "__main__":
     scripts = (closure, cached_function, default_argument, partial_function, generator, batches_in_a_generator)
     more = (caught_exceptions, context_variable, writer_thread, weak_with_a_strong_twin, object_array, jobs_kept)
-    run({script.__name__: script for script in (*scripts, *more, cycles_without_gc)})
+    last = (cycles_without_gc, exceptions_in_cycles, two_readers, running_total)
+    run({script.__name__: script for script in (*scripts, *more, *last)})
