@@ -47,6 +47,7 @@ class Batches:
         self.outlier: Outlier | None = None
         self._known: deque[tuple[int, int]] = deque(maxlen=WINDOW)  # bytes, peak
         self._seen = 0
+        self._alike = 0  # so many before the newest were of its size
         self._large = 0.0  # bytes from which a batch may stand out
 
     def observe(self, step: StepPeaks) -> None:
@@ -54,9 +55,11 @@ class Batches:
         if not size or step.step < SETTLING_STEPS:
             return
         known = self._known
+        self._alike = self._alike + 1 if known and known[-1][0] == size else 0
         if len(known) >= LEAST_STEPS:
             if self._seen % SORT_EVERY == 0 or len(known) == LEAST_STEPS:
-                self._large = SIZE_FACTOR * _at(sorted([each for each, _ in known]), 0.95)
+                usual = size if self._alike >= len(known) else _at(sorted([each for each, _ in known]), 0.95)
+                self._large = SIZE_FACTOR * usual
             if size >= self._large:
                 self._judge(step, size)
         known.append((size, step.peak))

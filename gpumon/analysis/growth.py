@@ -122,6 +122,7 @@ class Follower:
         self._values: list[int] = []
         self._sizes: list[int] = []
         self._count = 0
+        self._part = law.scales[0]
         self._stride = 1
         self._points: list[tuple[int, int]] = []
         self._found: _Found | None = None
@@ -137,14 +138,17 @@ class Follower:
         self._steps.append(step)
         self._sizes.append(size)
         count = self._count = self._count + 1
-        if count % self._stride == 0:
+        if not count % self._stride:
             self._points.append((step, value))
             self._restate()
             if len(self._points) > POINTS:
                 del self._points[::2]
                 self._stride *= 2
-        if count % self._law.scales[0]:
-            return
+        if not count % self._part:
+            self._close_parts(step, count)
+
+    def _close_parts(self, step: int, count: int) -> None:
+        values = self._values
         for scale in self._scales:
             if count % scale.width:
                 break

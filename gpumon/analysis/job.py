@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+import msgspec
+
 from gpumon.session.frame import Frame, RankFrame
 
 LATE_STEPS = 2
@@ -29,8 +31,7 @@ GONE: dict[str, State] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True, gc=False):
     """One rank, heard or not."""
 
     rank: int | None

@@ -163,13 +163,9 @@ class Connection:
     @staticmethod
     def _newest(events: tuple[wire.Event, ...]) -> wire.Event:
         """The last word of a run where it holds one, else its newest phase, or its last event where it has none."""
-        newest = events[-1]
-        for event in reversed(events):
-            if isinstance(event, wire.Goodbye):
-                return event
-            if isinstance(event, wire.Phase) and not isinstance(newest, wire.Phase):
-                newest = event
-        return newest
+        if wire.Goodbye in map(type, events):
+            return next(event for event in events if isinstance(event, wire.Goodbye))
+        return next((event for event in reversed(events) if isinstance(event, wire.Phase)), events[-1])
 
     def _watch(self) -> None:
         if self._channel is not None:
@@ -187,7 +183,8 @@ class Connection:
     def tick(self, now: float) -> None:
         if self._channel is None:
             return
-        self._read()  # what came before the connection ended is heard first
+        if self._channel.down or not self._swept:
+            self._read()  # what came before the connection ended is heard first
         if self.ended or self._channel is None:
             return
         down = self._channel.down

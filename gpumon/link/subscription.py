@@ -25,6 +25,7 @@ ANSWER_S = 3.0  # how long an agent may take for its first word
 _LOOK_S = 0.5  # between two looks for new ranks or a restarted job
 _SWEPT_FROM = 8  # agents: from so many on, to be told of each frame costs more than to look for it
 _SWEEP_S = 0.1  # as often as agents speak
+_MANY_FROM, _MANY_SWEEP_S = 32, 0.2  # from so many on every other time: to look costs as much as what is found
 _BATCH_MAX = 512  # events, then the loop gets its turn
 
 
@@ -109,7 +110,9 @@ class _Subscription:
             self._tick(now)
 
     def _sweep(self) -> None:
-        self._sweeping = self.loop.call_later(_SWEEP_S, self._sweep)
+        self._sweeping = self.loop.call_later(
+            _SWEEP_S if len(self._agents) < _MANY_FROM else _MANY_SWEEP_S, self._sweep
+        )
         for agent in self._agents:
             agent.sweep()
 

@@ -167,7 +167,7 @@ def test_figures_side_by_side_do_not_touch_however_large() -> None:
     runs = [rank(number, 2, local=2) for number in range(2)]
     figures = {"peak": 60 * MIB, "reserved": 70 * MIB, "slack": 9 * MIB, "headroom": 18_723 * MIB}
     page = page_of(runs)
-    page = replace(page, rows=tuple(replace(row, **figures) for row in page.rows))
+    page = replace(page, rows=tuple(msgspec.structs.replace(row, **figures) for row in page.rows))
     lines = plain(rank_lines(page, 0, 120, 40, UNICODE).lines)
     assert " 18.3 GiB " in lines
     assert "18,723" not in lines

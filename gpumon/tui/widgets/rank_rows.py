@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
+
+import msgspec
 
 from gpumon.analysis import buckets
 from gpumon.analysis.job import Job, Standing, State, job
@@ -17,8 +19,7 @@ HEAT_STEPS, HEAT_STEPS_OF_MANY = 160, 16
 """Steps of a strip under the table; and in a cell of the grid, which takes over where rows are more than `MANY`."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankRow:
+class RankRow(msgspec.Struct, frozen=True, gc=False):
     """One device of one rank; figures None where nothing was heard of them."""
 
     rank: int | None
@@ -172,7 +173,7 @@ def _with_spread(rows: list[RankRow]) -> list[RankRow]:
     if len(peaks) < 2:
         return rows
     middle = round(median(peaks))
-    return [row if row.peak is None else replace(row, spread=row.peak - middle) for row in rows]
+    return [row if row.peak is None else msgspec.structs.replace(row, spread=row.peak - middle) for row in rows]
 
 
 def _heat(
