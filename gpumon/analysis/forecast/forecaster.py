@@ -53,6 +53,7 @@ PERIOD_TOLERANCE = 0.001  # of the peak
 PHASES_KNOWN = 32  # names a user gives to phases may be endless
 FIRST_WIDTH = 0.10  # share of the peak added to each side of the interval after the first step
 REFIT_EVERY = 8
+BATCH_EVERY = 32
 SETTLED_STEPS = 8  # what changes before is no regime, but a run that begins
 FAR_POINTS = 64
 FAR_AGREES = 0.25  # share of the trend over the window by which that over the whole regime may differ
@@ -71,16 +72,33 @@ class _Point:
 class _Series:
     """What a phase added to its anchor, step by step."""
 
-    __slots__ = ("entries", "newest", "run", "seen")
+    __slots__ = ("gap", "gap_before", "last", "newest", "run", "same", "seen")
 
     def __init__(self) -> None:
-        self.entries: deque[tuple[int, int, int]] = deque(maxlen=WINDOW)  # the how-manieth step, input bytes, excess
-        self.newest: deque[int] = deque(maxlen=LEVEL_STEPS)  # excesses
+        self.newest: deque[int] = deque(maxlen=LEVEL_STEPS)  # excesses; where they all are the same, none is added
+        self.last = -1  # the newest of them
+        self.same = 0  # so many before it were the same
         self.seen = -1  # the newest step that had it
         self.run = 0  # steps in a row until then
+        self.gap = self.gap_before = 1  # steps from the one before it to that one, and to the one before it
 
-    def by_size(self) -> list[tuple[int, int]]:
-        return [(size, excess) for _, size, excess in self.entries]
+    def add(self, seen: int, excess: int) -> None:
+        if self.seen == seen - 1:
+            self.run += 1
+        else:
+            self.gap_before = self.gap if self.run == 1 else 1
+            self.gap, self.run = seen - self.seen if self.seen >= 0 else 1, 1
+        self.seen = seen
+        if excess == self.last:
+            self.same += 1
+            if self.same >= LEVEL_STEPS:
+                return
+        else:
+            self.last, self.same = excess, 0
+        self.newest.append(excess)
+
+    def level(self) -> float:
+        return self.last if self.same >= 2 else level(self.newest)
 
 
 class Forecaster:
@@ -89,6 +107,7 @@ class Forecaster:
     def __init__(self) -> None:
         self._window: deque[StepPeaks] = deque(maxlen=WINDOW)
         self._peaks: deque[int] = deque(maxlen=WINDOW)  # of the same steps
+        self._near: deque[int] = deque(maxlen=PERIOD + 1)  # of the newest of them
         self._starts: deque[int] = deque(maxlen=LEVEL_STEPS)  # of the newest of them
         self._ends: deque[int] = deque(maxlen=LEVEL_STEPS)
         self._phases: dict[str, _Series] = {}
@@ -129,7 +148,7 @@ class Forecaster:
         self._since_change += 1
         if self._seen % REFIT_EVERY == 0 or len(self._window) <= 2 * REFIT_EVERY:
             settled = self._alike >= WINDOW
-            if not (settled and self._settled):
+            if not (settled and self._settled) and not self._stands():
                 self._refit()
                 self._predicted = None
             self._settled = settled
@@ -143,6 +162,7 @@ class Forecaster:
             self._highest = max(self._highest, self._peaks[0])
         self._window.append(step)
         self._peaks.append(step.peak)
+        self._near.append(step.peak)
         if step.reserved_peak is not None:
             self._taken.observe(step.step, step.reserved_peak, step.peak)
         self._starts.append(step.start)
@@ -152,22 +172,18 @@ class Forecaster:
             if len(self._far) == FAR_POINTS:
                 del self._far[::2]
                 self._stride *= 2
-        size, seen = step.input_bytes or 0, self._seen
+        seen, start, end = self._seen, step.start, step.end
         for name, peak in step.phases:
             series = self._phases.get(name)
             if series is None:
                 if len(self._phases) >= PHASES_KNOWN:
                     continue
                 series = self._phases[name] = _Series()
-            excess = peak - (step.end if name in END_ANCHORED else step.start)
-            series.run = series.run + 1 if series.seen == seen - 1 else 1
-            series.seen = seen
-            series.entries.append((seen, size, excess))
-            series.newest.append(excess)
+            series.add(seen, peak - (end if name in END_ANCHORED else start))
 
     def _forget(self, keep: StepPeaks | None = None) -> None:
         self._highest = max(self._highest, *self._peaks, 0)
-        for series in (self._window, self._peaks, self._starts, self._ends):
+        for series in (self._window, self._peaks, self._near, self._starts, self._ends):
             series.clear()
         self._far.clear()
         self._stride = 1
@@ -218,6 +234,14 @@ class Forecaster:
         self._prior = max(FIRST_WIDTH * step.peak, abs(residual))
         self._since_change = 0
 
+    def _stands(self) -> bool:
+        """At every other refit: nothing had a trend, and nothing that is kept has one now. Batches differ, no more."""
+        if self._seen % (2 * REFIT_EVERY) == 0 or len(self._window) < WINDOW:
+            return False
+        if self._trend is not None or self._peak_trend is not None:
+            return False
+        return upwards([s.step for s in self._window], [s.start for s in self._window]) is None
+
     def _refit(self) -> None:
         """What is fitted over the whole window: the trend, the batch's share, the typical peak."""
         window = self._window
@@ -226,7 +250,8 @@ class Forecaster:
         peaks = list(self._peaks)
         self._peak_trend = upwards(steps, peaks)
         self._far_slope = None if self._trend is None else self._kept(self._trend.slope)
-        self._batch = None
+        if self._seen % BATCH_EVERY == 0 or len(window) < WINDOW:
+            self._batch = None
         if (rate := self._rate()) is not None:
             newest = window[-1].step
             level_peaks = [peak - rate * (step - newest) for peak, step in zip(peaks, steps, strict=True)]
@@ -280,7 +305,7 @@ class Forecaster:
         highest, highest_in, seen = 0.0, newest.peak_phase, self._seen
         for name, series in self._phases.items():
             if input_bytes is None and series.run >= steps and series.seen == seen:
-                excess: float | None = level(series.newest)  # it was in each of the newest steps
+                excess: float | None = series.level()  # it was in each of the newest steps
             else:
                 excess = self._excess(name, series, steps, input_bytes)
             if excess is not None:
@@ -297,17 +322,16 @@ class Forecaster:
 
     def _period(self) -> int | None:
         """After how many steps, 2 to `PERIOD`, the peaks repeat: seen in the last three rounds. None: they do not."""
-        peaks: Sequence[int] = self._peaks
-        count = len(peaks)
-        newest = peaks[-1]
-        if count < 6 or newest == peaks[-2] == peaks[-3]:
+        count = len(self._peaks)
+        newest, before = self._peaks[-1], self._peaks[-2] if count > 1 else -1
+        if count < 6 or newest == before == self._peaks[-3]:
             return None
         near = PERIOD_TOLERANCE * newest
-        most = min(PERIOD, count // 3)
-        peaks = list(peaks)
         low, high = newest - near, newest + near
-        if not [peak for peak in peaks[-1 - most : -2] if low <= peak <= high]:
+        if len([peak for peak in self._near if low <= peak <= high]) - (low <= before <= high) < 2:
             return None  # as nearly always, where batches differ
+        most = min(PERIOD, count // 3)
+        peaks = list(self._peaks)
         for period in range(2, most + 1):
             if abs(newest - peaks[-1 - period]) > near or abs(peaks[-2] - peaks[-2 - period]) > near:
                 continue
@@ -317,37 +341,38 @@ class Forecaster:
 
     def _excess(self, name: str, series: _Series, steps: int, input_bytes: int | None) -> float | None:
         """None for a phase that is not due: one that comes every so many steps, or that fewer than half had."""
-        due = self._due(series.entries)
+        due = self._due(series)
         if due is not None:
             return max(series.newest[-1], series.newest[-2]) if due else None
-        oldest = self._seen - steps
-        recent = []
-        for seen, _, excess in reversed(series.entries):
-            if seen <= oldest:
-                break
-            recent.append(excess)
-        recent.reverse()
+        known = self._entries(name)
+        recent = [excess for seen, _, excess in known if seen > self._seen - steps]
         if 2 * len(recent) < steps or not recent:
             return None
         if input_bytes is not None and name in BATCH_PHASES:
-            same = next((excess for _, size, excess in reversed(series.entries) if size == input_bytes), None)
+            same = next((excess for _, size, excess in reversed(known) if size == input_bytes), None)
             if same is not None:
                 return same
-            line = resistant_line(series.by_size())
+            line = resistant_line([(size, excess) for _, size, excess in known])
             if line is not None:
                 return line.at(input_bytes)
         return level(recent)
 
-    def _due(self, entries: deque[tuple[int, int, int]]) -> bool | None:
+    def _entries(self, name: str) -> list[tuple[int, int, int]]:
+        """Of the window's steps that had a phase: the how-manieth, input bytes, excess."""
+        first = self._seen - len(self._window) + 1
+        return [
+            (first + at, step.input_bytes or 0, peak - (step.end if name in END_ANCHORED else step.start))
+            for at, step in enumerate(self._window)
+            for phase, peak in step.phases
+            if phase == name
+        ]
+
+    def _due(self, series: _Series) -> bool | None:
         """Whether a phase that came at equal distances comes now; None where it comes at every step, or at none."""
-        if len(entries) < 3:
+        if series.run > 1 or series.gap < 2 or series.gap_before != series.gap:
             return None
-        newest, before = entries[-1][0], entries[-2][0]
-        gap = newest - before
-        if gap < 2 or before - entries[-3][0] != gap:
-            return None
-        since = self._seen + 1 - newest
-        return None if since > gap else since == gap
+        since = self._seen + 1 - series.seen
+        return None if since > series.gap else since == series.gap
 
     def _interval(self, peak: float) -> tuple[float, float]:
         band = conformal(self._ordered)
@@ -439,7 +464,9 @@ class Forecaster:
         if fixed > usable:  # the optimizer step alone does not fit: no batch does
             return 0.0
         if self._batch is None:
-            self._batch = [over_batch(self._phases[name].by_size()) for name in BATCH_PHASES if name in self._phases]
+            self._batch = [
+                over_batch(points) for name in BATCH_PHASES if (points := [(b, e) for _, b, e in self._entries(name)])
+            ]
         factors = [(usable - newest.start - line.intercept) / line.slope for line in self._batch if line.slope > 0]
         return max(0.0, math.floor(100 * min(factors)) / 100) if factors else None
 
