@@ -60,21 +60,26 @@ class Fragments:
             return
         tallest, peak = phases[0], -1
         for phase in phases:
-            if (phase.allocated_peak or 0) > peak:
-                tallest, peak = phase, phase.allocated_peak or 0
+            reached = phase.allocated_peak
+            if reached is not None and reached > peak:
+                tallest, peak = phase, reached
+        peak = max(peak, 0)
         retries = phases[-1].retries
         if retries is not None:
             self._compact = (
                 COMPACT_STEPS if self._retries is not None and retries > self._retries else self._compact - 1
             )
             self._retries = retries
-        self.fitted = max(self.fitted, peak)
+        if peak > self.fitted:
+            self.fitted = peak
         slack = split = max(0, (tallest.reserved or 0) - peak)
-        if self._compact <= 0:
-            full = [
-                p.inactive_split for p in phases if p.inactive_split is not None and 4 * (p.allocated or 0) >= 3 * peak
-            ]
-            split = min(slack, max(full) if full else min([p.inactive_split or 0 for p in phases]))
+        if self._compact <= 0 and slack:
+            full = -1
+            for phase in phases:
+                lies = phase.inactive_split
+                if lies is not None and lies > full and 4 * (phase.allocated or 0) >= 3 * peak:
+                    full = lies
+            split = min(slack, full if full >= 0 else min([p.inactive_split or 0 for p in phases]))
         self._add(slack, split)
 
     def within(self, room: int | None) -> None:

@@ -35,7 +35,7 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpumon.analysis.forecast.headroom import Room, Taken, steps_until
 from gpumon.analysis.history import StepPeaks
@@ -63,8 +63,7 @@ END_ANCHORED = (wire.OPTIMIZER, wire.BETWEEN)
 BATCH_PHASES = (wire.FORWARD, wire.BACKWARD)
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
+class _Point(NamedTuple):
     peak: float
     phase: str
 
@@ -81,24 +80,6 @@ class _Series:
         self.seen = -1  # the newest step that had it
         self.run = 0  # steps in a row until then
         self.gap = self.gap_before = 1  # steps from the one before it to that one, and to the one before it
-
-    def add(self, seen: int, excess: int) -> None:
-        if self.seen == seen - 1:
-            self.run += 1
-        else:
-            self.gap_before = self.gap if self.run == 1 else 1
-            self.gap, self.run = seen - self.seen if self.seen >= 0 else 1, 1
-        self.seen = seen
-        if excess == self.last:
-            self.same += 1
-            if self.same >= LEVEL_STEPS:
-                return
-        else:
-            self.last, self.same = excess, 0
-        self.newest.append(excess)
-
-    def level(self) -> float:
-        return self.last if self.same >= 2 else level(self.newest)
 
 
 class Forecaster:
@@ -179,7 +160,20 @@ class Forecaster:
                 if len(self._phases) >= PHASES_KNOWN:
                     continue
                 series = self._phases[name] = _Series()
-            series.add(seen, peak - (end if name in END_ANCHORED else start))
+            excess = peak - (end if name in END_ANCHORED else start)
+            if series.seen == seen - 1:
+                series.run += 1
+            else:
+                series.gap_before = series.gap if series.run == 1 else 1
+                series.gap, series.run = seen - series.seen if series.seen >= 0 else 1, 1
+            series.seen = seen
+            if excess != series.last:
+                series.last, series.same = excess, 0
+                series.newest.append(excess)
+            else:
+                series.same += 1
+                if series.same < LEVEL_STEPS:
+                    series.newest.append(excess)
 
     def _forget(self, keep: StepPeaks | None = None) -> None:
         self._highest = max(self._highest, *self._peaks, 0)
@@ -226,6 +220,9 @@ class Forecaster:
 
     def _keep(self, residual: float) -> None:
         if len(self._residuals) == RESIDUALS:
+            if self._residuals[0] == residual:
+                self._residuals.rotate(-1)  # as where all steps are alike
+                return
             del self._ordered[bisect_left(self._ordered, self._residuals.popleft())]
         self._residuals.append(residual)
         insort(self._ordered, residual)
@@ -305,7 +302,8 @@ class Forecaster:
         highest, highest_in, seen = 0.0, newest.peak_phase, self._seen
         for name, series in self._phases.items():
             if input_bytes is None and series.run >= steps and series.seen == seen:
-                excess: float | None = series.level()  # it was in each of the newest steps
+                # it was in each of the newest steps
+                excess: float | None = series.last if series.same >= 2 else level(series.newest)
             else:
                 excess = self._excess(name, series, steps, input_bytes)
             if excess is not None:
