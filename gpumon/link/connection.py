@@ -10,6 +10,7 @@ from typing import Protocol
 
 import zmq
 
+from gpumon.session.heard import Heard, Run
 from gpumon_agent import wire
 from gpumon_agent.viewers.endpoint import Descriptor
 from gpumon_agent.wire import Received
@@ -17,7 +18,7 @@ from gpumon_agent.wire import Received
 from . import discovery
 from .channel import Channel
 from .errors import ForeignUser, LinkError, NotAnswering, NotGpumon, OtherProtocol
-from .feed import Feed, Heard, Run
+from .feed import Feed
 
 TICK_S = 0.25
 _SILENT_S = 3.0  # three heartbeats

@@ -2,37 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
-
+from gpumon.session.heard import Heard, Run
 from gpumon_agent import wire
 from gpumon_agent.wire import Packet, Received
 
 _HELD_PACKETS_MAX = 4096  # live frames that wait for the snapshot: minutes of them
 _PATIENCE_NS = 5_000_000_000  # between two repairs, and between two notices of what could not be repaired
-
-
-class Run(NamedTuple):
-    """Numbered events of one agent that came together, none of them missing: as many Received, made at once."""
-
-    source: str
-    unix_ns: int
-    events: tuple[wire.Event, ...]
-    seq: int  # of the first
-    replayed: bool
-
-
-Heard = Received | Run
-
-
-def singly(heard: Iterable[Heard]) -> Iterator[Received]:
-    """Each event for itself."""
-    for each in heard:
-        if isinstance(each, Run):
-            for number, event in enumerate(each.events, each.seq):
-                yield Received(each.source, each.unix_ns, event, number, each.replayed)
-        else:
-            yield each
 
 
 class Feed:

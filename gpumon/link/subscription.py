@@ -11,6 +11,7 @@ from pathlib import Path
 
 import zmq
 
+from gpumon.session.heard import Heard, Run, singly
 from gpumon_agent import wire
 from gpumon_agent.viewers import endpoint
 from gpumon_agent.viewers.endpoint import Descriptor
@@ -19,7 +20,6 @@ from gpumon_agent.wire import Received
 from . import discovery
 from .connection import TICK_S, Connection
 from .errors import LinkError
-from .feed import Heard, Run, singly
 
 ANSWER_S = 3.0  # how long an agent may take for its first word
 _LOOK_S = 0.5  # between two looks for new ranks or a restarted job

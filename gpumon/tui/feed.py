@@ -8,8 +8,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, C
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gpumon.link.feed import Heard as One
-from gpumon.link.feed import singly
+from gpumon.session.heard import Heard as One
+from gpumon.session.heard import singly
 from gpumon_agent import wire
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 
-from gpumon.link.feed import Run
+from gpumon.session.heard import Run
 from gpumon.session.store import SessionStore
 from gpumon.tui.feed import Heard, HostFeed, closing
 from gpumon_agent import wire

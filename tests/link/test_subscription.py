@@ -21,7 +21,7 @@ import zmq
 
 from gpumon import link
 from gpumon.link import subscription
-from gpumon.link.feed import singly
+from gpumon.session.heard import singly
 from gpumon_agent import wire
 from gpumon_agent.viewers import endpoint
 from gpumon_agent.wire import Received
