@@ -1,8 +1,11 @@
-"""What a census costs: `python benchmarks/census.py [--write FILE]`.
+"""What a census costs: `python benchmarks/census.py [--write FILE]`; with --stacks what its one snapshot costs.
 
 A process with 700,000 Python objects that the collector knows, a list of 250,000 objects among them, trains on the CPU.
 Censuses are asked for and taken in slices to the very end (installed packages' modules too). Of each slice the training
 thread's own time is measured around everything that the agent does for it; of a suspicion, the time of one step.
+
+--stacks needs a GPU, the virtual one will do: so many blocks, 100 of them with the stack that they were made by, and of
+each read the one piece that the allocator's snapshot is, then the slices in which it is gone through.
 """
 
 from __future__ import annotations
@@ -30,10 +33,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--objects", type=int, default=700_000, help="that the collector knows (700,000)")
     parser.add_argument("--censuses", type=int, default=3, help="complete ones (3)")
+    parser.add_argument("--stacks", action="store_true", help="the allocator's snapshot instead, by number of blocks")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the table there, with this command")
     args = parser.parse_args()
     os.environ["GPUMON_GOVERNOR"] = "off"
-    text = "\n".join(measure(args)) + "\n"
+    text = "\n".join(measure_stacks() if args.stacks else measure(args)) + "\n"
     command = " ".join(["python", "benchmarks/census.py", *sys.argv[1:]])
     head = f"Python {sys.version.split()[0]}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f} at the end, by\n\n"
     print(f"{head}    {command}\n\n{text}")
@@ -107,6 +111,60 @@ def measure(args: argparse.Namespace) -> list[str]:
     agent.leave("stopped")
     del samples, entries
     return [ROW.format("", ""), ROW.format("-" * 62, "-" * 13 + ":"), *(ROW.format(*row) for row in rows)]
+
+
+def measure_stacks() -> list[str]:
+    import torch
+
+    from gpumon_agent.leaks.allocations import Allocations
+    from gpumon_agent.leaks.clock import Clock
+    from gpumon_agent.leaks.holders import Files
+    from gpumon_agent.ledger.composition import History
+    from gpumon_agent.ledger.workspaces import snapshot
+
+    def deep(levels: int) -> torch.Tensor:
+        return deep(levels - 1) if levels else torch.empty(64, device="cuda")
+
+    torch.optim.SGD([torch.empty(1, device="cuda")])  # what an optimizer imports a first stack would, too
+    history = History()
+    rows = []
+    for blocks in BLOCKS:
+        pieces, gone, slices = [], [], []
+        for _ in range(ROUNDS):
+            kept = [torch.empty(64, device="cuda") for _ in range(blocks - WITH_STACKS)]
+            allocations = Allocations(history, Files())
+            allocations.begin()
+            kept += [deep(20) for _ in range(WITH_STACKS)]
+            while not allocations.survived:
+                allocations.step_closed()
+            addresses = {tensor.data_ptr() for tensor in kept}
+            gc.disable()  # as in a census
+            began = time.thread_time_ns()
+            snapshot(traces=False)
+            pieces.append(time.thread_time_ns() - began)
+            whole, complete = 0, False
+            while not complete:
+                began = time.thread_time_ns()
+                complete = allocations.read(addresses, (), Clock(SLICE_NS))
+                slices.append(time.thread_time_ns() - began)
+                whole += slices[-1]
+            gone.append(whole)
+            gc.enable()
+            assert len(allocations.lines) == WITH_STACKS
+            del kept
+        rest = sorted(slices)[: -ROUNDS or None]  # the first slice of each read has the snapshot in it
+        rows += [
+            (f"{blocks:,} blocks: the snapshot, in one piece", f"{median(pieces) / 1000:,.0f} µs"),
+            (f"{blocks:,} blocks: the whole read", f"{median(gone) / 1000:,.0f} µs"),
+            (f"{blocks:,} blocks: longest slice after it", f"{max(rest, default=0) / 1000:,.0f} µs"),
+        ]
+    return [ROW.format("", ""), ROW.format("-" * 62, "-" * 13 + ":"), *(ROW.format(*row) for row in rows)]
+
+
+BLOCKS = (1_000, 4_000, 10_000, 100_000)
+WITH_STACKS = 100
+ROUNDS = 5
+SLICE_NS = 500_000
 
 
 if __name__ == "__main__":

@@ -225,7 +225,7 @@ def hooked(model: nn.Module) -> None:
     """Hooks on the watched model that keep what they see."""
     outputs = tensors("forward hook", "forward hook closure(outputs)[*]", "hook")
     gradients = tensors("gradient hook", "gradient hook closure(gradients)[*]", "hook")
-    seen = tensors("inner hook", "forward pre-hook closure(seen)[*]", "hook")
+    seen = tensors("a hook each", "0.forward pre-hook[*].default(kept)", "hook")
 
     def keep_output(module: nn.Module, args: Any, output: Tensor) -> None:
         del outputs[COUNT:]
@@ -233,12 +233,10 @@ def hooked(model: nn.Module) -> None:
     def keep_gradient(gradient: Tensor) -> None:
         del gradients[COUNT:]
 
-    def keep_input(module: nn.Module, args: Any) -> None:
-        del seen[COUNT:]
-
     model.register_forward_hook(keep_output)
     next(model.parameters()).register_hook(keep_gradient)
-    next(iter(model.children())).register_forward_pre_hook(keep_input)
+    for each in seen:
+        next(iter(model.children())).register_forward_pre_hook(lambda module, args, kept=each: None)
 
 
 def line(key: str) -> str:

@@ -262,6 +262,7 @@ def _of_cache(cache: Any) -> list[Child]:
 
 
 _REFERENTS_MAX = 2_000
+HOOKS_FEW = 4
 
 
 def _of_frame(frame: types.FrameType) -> list[Child]:
@@ -325,13 +326,16 @@ def class_line(kind: type) -> str | None:
 def tensor_children(tensor: Any) -> list[Child]:
     """Hooks and attributes of a tensor: what it saved for backward is told as its graph."""
     found: list[Child] = []
-    hooks = tensor._backward_hooks
-    if hooks:
-        found += [(".gradient hook", "hook", hook) for hook in list(hooks.values())]
-    hooks = getattr(tensor, "_post_accumulate_grad_hooks", None)
-    if hooks:
-        found += [(".gradient hook", "hook", hook) for hook in list(hooks.values())]
+    for hooks in (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)):
+        if hooks:
+            label = f".gradient hook{among(len(hooks))}"
+            found += [(label, "hook", hook) for hook in list(hooks.values())]
     return found
+
+
+def among(hooks: int) -> str:
+    """What tells one of them apart: nothing where they are few, of a heap that it is one of many."""
+    return "[*]" if hooks > HOOKS_FEW else ""
 
 
 # ------------------------------------------------------------------------------------------------------------- names

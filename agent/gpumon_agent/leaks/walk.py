@@ -503,7 +503,7 @@ class Walk:
                 elif kind == DICT and label == "":
                     style = _NAMED
             elif level.style == _BARE:
-                label = ""
+                label = holders.among(len(level.obj))
         elif how == REFERENTS and kind == DICT and type(child) is dict and holders.instance_dict(level.obj) is child:
             label, style = "", _NAMED
         at = level.base + index if level.places is None else level.places[index]
