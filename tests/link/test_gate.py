@@ -79,7 +79,7 @@ def test_a_flood_of_subscriptions_from_another_user_costs_the_training_no_memory
     flood = """
     context = zmq.Context()
     end, sent = time.monotonic() + 3, 0
-    while time.monotonic() < end:
+    while time.monotonic() < end or sent <= 50_000:  # on a busy machine it takes longer
         socket = context.socket(zmq.SUB)
         socket.linger = 0
         socket.reconnect_ivl = 1
