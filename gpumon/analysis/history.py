@@ -122,3 +122,34 @@ def look(record: StepRecord, here: Sequence[wire.Phase]) -> Looked:
 def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:
     """None where the record cannot tell: no forward, no allocator figures, events lost."""
     return look(record, record.on(device)).figures
+
+
+def carried(known: StepPeaks, record: StepRecord, seen: Looked) -> StepPeaks | None:
+    """A step that the agent read at its end only, for want of budget: one of which it knows end and highest moment.
+
+    The allocator's peaks are reset as a step's last phase is read, so that phase's is the whole step's. The rest is
+    taken from the step known before: moved by what stays, and no phase higher than that. None where even that was not
+    read.
+    """
+    end, closed = seen.end, record.closed
+    if closed is None or not record.whole or end is None or not end.flags & wire.BOUND:
+        return None
+    if end.phase != wire.OPTIMIZER or end.allocated is None or end.allocated_peak is None:
+        return None
+    moved, peak = end.allocated - known.end, seen.highest
+    return known._replace(
+        step=record.step,
+        start=known.start + moved,
+        end=end.allocated,
+        phases=tuple(
+            [PhasePeak(p, peak if p == known.peak_phase else min(peak, was + moved)) for p, was in known.phases]
+        ),
+        peak=peak,
+        input_bytes=closed.input_bytes,
+        input_shapes=closed.input_shapes,
+        skipped=closed.skipped,
+        reserved=end.reserved,
+        reserved_peak=end.reserved_peak,
+        stranded=end.inactive_split or 0,
+        backward_end=None,
+    )

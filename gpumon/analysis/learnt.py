@@ -19,7 +19,7 @@ from gpumon.analysis.findings import tables
 from gpumon.analysis.followed import DeviceGrowth, HostGrowth
 from gpumon.analysis.forecast import Forecaster, Others
 from gpumon.analysis.foreseen import Foreseen
-from gpumon.analysis.history import StepPeaks, look
+from gpumon.analysis.history import StepPeaks, carried, look
 from gpumon.analysis.lines import Peak, RankReport, Read
 from gpumon.analysis.named import Named
 from gpumon.analysis.standing import Standing
@@ -79,9 +79,12 @@ class Device:
         seen = look(record, here)
         figures, end = seen.figures, seen.end
         self.foreseen.note(record, here, seen.ran)
+        read_whole = figures is not None
+        if figures is None and self.newest is not None:
+            figures = carried(self.newest, record, seen)
         if figures is not None:
             self.newest = figures
-            if len(self.first) < LEARNING_STEPS and not figures.skipped:
+            if read_whole and len(self.first) < LEARNING_STEPS and not figures.skipped:
                 self.first.append(figures)
             self.forecaster.observe(figures, owners.gradients if owners is not None else None)
             self.batches.observe(figures)
