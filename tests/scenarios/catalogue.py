@@ -22,6 +22,10 @@ OLDER_TORCH = os.environ.get("GPUMON_OLDER_TORCH") == "1"
 WITHOUT_WORKSPACES = {"CUBLAS_WORKSPACE_CONFIG": ":0:0"} if OLDER_TORCH else {}
 """Before 2.15 torch keeps cuBLAS workspaces; sizes and figures that are derived from shapes are without them."""
 
+UNHURRIED = ("--sleep", "0.3") if OLDER_TORCH else ()
+"""For scenarios of several ranks: only every 100 ms does torch 2.8's NCCL let go of what a collective used that DDP
+waits for by its future. Steps that take less find old buckets still there, or not, and new ones lie elsewhere."""
+
 
 @dataclass(frozen=True)
 class Scenario:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import virtual
 from forks import Forks
-from scenarios.catalogue import OLDER_TORCH, WITHOUT_WORKSPACES, Scenario
+from scenarios.catalogue import OLDER_TORCH, UNHURRIED, WITHOUT_WORKSPACES, Scenario
 
 from gpumon import virtual_gpu as vgpu
 
@@ -76,7 +76,8 @@ class Runner:
         environment = {**self.environment(**scenario.options), **WITHOUT_WORKSPACES}
         out = self.folder / f"{len(self.known)}-{scenario.name}"
         out.mkdir()
-        command = [str(scenario.path), *scenario.args, *args, "--report"]
+        unhurried = UNHURRIED if scenario.ranks > 1 else ()
+        command = [str(scenario.path), *scenario.args, *unhurried, *args, "--report"]
         try:
             ended = self.forks.run(command, environment, out, ranks=scenario.ranks, timeout=TIMEOUT_S)
         finally:

@@ -9,10 +9,14 @@ from _report import Report, arguments, device_used
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+COUNTED = torch.zeros(1)
+"""Kept to the end: gloo's thread, were it the last to hold it, would need the GIL to free it, and in torch 2.4 `ddp`
+joins that thread with the GIL held as it frees the group: on a loaded machine a run in some twenty hung."""
+
 
 def wait_for_all() -> None:
     """A barrier over gloo, whichever backend the device has."""
-    dist.all_reduce(torch.zeros(1))
+    dist.all_reduce(COUNTED)
 
 
 def main() -> None:

@@ -39,8 +39,13 @@ DRIVEN = ("near-capacity", "oom-ahead", "allocator-retries", "other-process", "h
 WATCHED_TOO = {"other-process"}
 """The other process is started by the script, so the agent is in it as well, and it is no stranger."""
 
-TRUE_TOO = {"checkpoint-device": {"retained-checkpoint", "stray-context"}}
-"""What a scenario also shows, where a reading falls right: each rank keeps its copy, and a context comes with it."""
+TRUE_TOO = {
+    "checkpoint-device": {"retained-checkpoint", "stray-context"},
+    "ddp-gloo": {"stray-context"},
+    "ddp-gloo-clean": {"stray-context"},
+}
+"""What a scenario also shows, where a reading falls right: each rank keeps its copy, and a context comes with it; as
+gloo's thread frees an event of the rank's device, PyTorch sets that thread's own again, the first: a context there."""
 
 RAISE = {code: s for s in reversed(SCENARIOS) for code in s.raises if code in RULES}
 """the first scenario that raises each code"""
@@ -70,7 +75,8 @@ def driven(scenario: Scenario, paced: tuple[str, ...], folder: str) -> dict[str,
         capture_output=True, text=True, timeout=240, env=environment, check=False,
     )  # fmt: skip
     objects = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert objects[-1]["steps"], ran.stderr
+    assert scenario.fails in ran.stderr
+    assert objects[-1]["steps"] or scenario.fails, ran.stderr
     return {each["code"]: each["severity"] for each in objects if each["type"] == "finding"}
 
 

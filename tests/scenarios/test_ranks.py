@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from scenarios._gpt import GPTConfig
-from scenarios.catalogue import BY_NAME, CONTEXT_MIB, WITHOUT_WORKSPACES
+from scenarios.catalogue import BY_NAME, CONTEXT_MIB, UNHURRIED, WITHOUT_WORKSPACES
 
 MIB = 2**20
 FLOAT, INT64 = 4, 8
@@ -77,7 +77,12 @@ def test_torchrun_and_this_runner_start_the_same_ranks(run_scenario, virtual_gpu
     gpu = virtual_gpu(**scenario.options)
     environment = {**gpu.environment, **WITHOUT_WORKSPACES}
     completed = subprocess.run(
-        scenario.command("--report"), env=environment, capture_output=True, text=True, timeout=300, check=False
+        scenario.command("--report", *UNHURRIED),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert completed.returncode == 0, completed.stderr
     lines = [json.loads(line) for line in completed.stdout.splitlines() if '"step": 4' in line]
