@@ -22,6 +22,9 @@ NAMED = ("weights", "buffers", "gradients", "optimizer", "buckets", "workspaces"
 GROWING_RIGHTLY = tuple(name for name in NAMED if name != "buffers")
 """A buffer that is concatenated to is a leak like any other."""
 
+WAITING = 64
+"""Steps that are followed at once where nobody asks earlier."""
+
 LASTING = ("allocated", "unexplained")
 """Figures whose growth takes room on the device."""
 
@@ -38,6 +41,7 @@ class DeviceGrowth:
         self._all = (self.allocated, self.blocks, self.unexplained, self.slack)
         self._stated: tuple[Growth, ...] = ()
         self._stated_of: tuple[int, ...] = ()  # how often each figure's words had changed
+        self._waiting: list[tuple[int, int, int | None, int | None, int | None]] = []  # observed, not yet followed
 
     def observe(self, record: StepRecord, end: wire.Phase, owners: wire.Ledger | None, highest: int) -> None:
         """One closed step. `end`: its last sample; `owners`: the ledger read there; `highest`: its peak."""
@@ -47,17 +51,31 @@ class DeviceGrowth:
         size = (record.closed.input_bytes or 0) if record.closed is not None else 0
         if owners is not None and owners.weights is not None:
             self._own(step, owners, size)
-        if end.allocated is not None:
-            self.allocated.observe(step, end.allocated, size)
-            if end.reserved is not None:
-                self.slack.observe(step, end.reserved - max(end.allocated, highest), size)
-        if end.allocations is not None:
-            self.blocks.observe(step, end.allocations, size)
+        allocated, reserved = end.allocated, end.reserved
+        slack = None if allocated is None or reserved is None else reserved - max(allocated, highest)
+        self._waiting.append((step, size, allocated, end.allocations, slack))
+        if len(self._waiting) >= WAITING:
+            self._take()
+
+    def _take(self) -> None:
+        """Hands on what was observed: several steps at once cost less than one by one."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        steps, sizes, *figures = zip(*waiting, strict=True)
+        for follower, values in zip((self.allocated, self.blocks, self.slack), figures, strict=True):
+            if None not in values:
+                follower.extend(steps, values, sizes)
+                continue
+            for step, value, size in zip(steps, values, sizes, strict=True):
+                if value is not None:
+                    follower.observe(step, value, size)
 
     def _own(self, step: int, owners: wire.Ledger, size: int) -> None:
         owned = sum(getattr(owners, name) or 0 for name in NAMED)
         rightly = sum(getattr(owners, name) or 0 for name in GROWING_RIGHTLY)
         if not self._owned or self._owned[-1][1] != rightly:
+            self._take()  # what came before is judged by what was owned then
             self._owned.append((step, rightly))
         if owners.requested is not None:
             self.unexplained.observe(step, owners.requested - owned, size)
@@ -75,10 +93,12 @@ class DeviceGrowth:
 
     @property
     def growing(self) -> bool:
+        self._take()
         return self.allocated.growing or self.blocks.growing or self.unexplained.growing
 
     def growth(self, headroom: int | None) -> tuple[Growth, ...]:
         """Of each figure that is known. `headroom`: bytes left at the next peak, None where that is not known."""
+        self._take()
         first, second, third, fourth = self._all
         changed = first.changed, second.changed, third.changed, fourth.changed
         if changed != self._stated_of:

@@ -31,7 +31,7 @@ that is read for the first time count as resident memory of the process that rea
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpumon.analysis.lines import Growth
@@ -133,19 +133,33 @@ class Follower:
 
     def observe(self, step: int, value: int, size: int = 0) -> None:
         """One more step. `size`: the bytes of its batch, 0 where they are not known."""
-        values = self._values
-        values.append(value)
-        self._steps.append(step)
-        self._sizes.append(size)
-        count = self._count = self._count + 1
-        if not count % self._stride:
-            self._points.append((step, value))
+        self.extend((step,), (value,), (size,))
+
+    def extend(self, steps: Sequence[int], values: Sequence[int], sizes: Sequence[int]) -> None:
+        """The same of several steps, for less: most of what there is to do is done once a part."""
+        at, known = 0, self._count
+        while at < len(values):
+            upto = min(len(values), at + self._part - known % self._part)
+            self._steps += steps[at:upto]
+            self._values += values[at:upto]
+            self._sizes += sizes[at:upto]
+            self._plot(steps[at:upto], values[at:upto])
+            known = self._count = known + upto - at
+            if not known % self._part:
+                self._close_parts(steps[upto - 1], known)
+            at = upto
+
+    def _plot(self, steps: Sequence[int], values: Sequence[int]) -> None:
+        """Every so manieth point of those that come now."""
+        known = self._count
+        at = self._stride - known % self._stride
+        while at <= len(values):
+            self._points.append((steps[at - 1], values[at - 1]))
             self._restate()
             if len(self._points) > POINTS:
                 del self._points[::2]
                 self._stride *= 2
-        if not count % self._part:
-            self._close_parts(step, count)
+            at += self._stride - (known + at) % self._stride
 
     def _close_parts(self, step: int, count: int) -> None:
         values = self._values

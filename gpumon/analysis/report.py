@@ -178,9 +178,16 @@ class Reporter:
         """The medians of the other ranks of its job."""
         if state.job is None:
             return ()
-        others = (other for other in self._ranks.values() if other is not state and other.job == state.job)
-        devices = (device for other in others for device in other.devices.values())
-        return tuple([device.typical for device in devices if device.typical is not None])
+        job = state.job
+        return tuple(
+            [
+                device.typical
+                for other in self._ranks.values()
+                if other is not state and other.job == job
+                for device in other.devices.values()
+                if device.typical is not None
+            ]
+        )
 
     def _elsewhere(self, rank: RankFrame, reading: wire.DeviceReading | None) -> dict[int, str]:
         """pid → label of the watched processes of this machine that train on other devices than this one."""

@@ -139,13 +139,18 @@ def conformal(ordered: Sequence[float], coverage: float = 0.95) -> Band:
     count = len(ordered)
     if not count:
         return Band(0.0, 0.0)
-    tail = (1 - coverage) / 2
     reach = (ordered[-1] - ordered[0]) * 3 / (count + 1)
-    low = math.floor((count + 1) * tail)
-    high = math.ceil((count + 1) * (1 - tail))
+    low, high = _tails(count, coverage)
     below = ordered[low - 1] if low >= 1 else ordered[0] - reach
     above = ordered[high - 1] if high <= count else ordered[-1] + reach
     return Band(below, above)
+
+
+@lru_cache(maxsize=512)
+def _tails(count: int, coverage: float) -> tuple[int, int]:
+    """The ranks of the residuals that bound `coverage` of `count`."""
+    tail = (1 - coverage) / 2
+    return math.floor((count + 1) * tail), math.ceil((count + 1) * (1 - tail))
 
 
 def exceedance(residuals: Sequence[float], threshold: float, scale: float) -> float:
