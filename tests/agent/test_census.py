@@ -47,6 +47,7 @@ def census_of(watch: Any, step: Any, times: int = 5_000) -> wire.Census:
 
 def test_every_way_of_keeping_tensors_is_named(watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpumon_agent.leaks.census.SLICE_NS", 100_000_000)
+    monkeypatch.setattr(wire, "GROUPS_MAX", 64)  # one of each
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
     optimizer = torch.optim.AdamW(model.parameters())
     watch(model, optimizer)

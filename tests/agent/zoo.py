@@ -235,6 +235,7 @@ def hooked(model: nn.Module) -> None:
 
     model.register_forward_hook(keep_output)
     next(model.parameters()).register_hook(keep_gradient)
+    model[0].bias.norms = tensors("attribute of a parameter", ".norms[*]", "attribute")  # type: ignore[index]
     for each in seen:
         next(iter(model.children())).register_forward_pre_hook(lambda module, args, kept=each: None)
 

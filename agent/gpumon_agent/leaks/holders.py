@@ -330,7 +330,12 @@ def tensor_children(tensor: Any) -> list[Child]:
         if hooks:
             label = f".gradient hook{among(len(hooks))}"
             found += [(label, "hook", hook) for hook in list(hooks.values())]
-    return found
+    return found + [(f".{name}", "attribute", value) for name, value in attributes(tensor).items()]
+
+
+def attributes(tensor: Any) -> dict[str, Any]:
+    """What was set on a tensor (`parameter.norms = []`). Its __dict__ is not asked for: that makes one for each."""
+    return next((each for each in gc.get_referents(tensor) if type(each) is dict), {})
 
 
 def among(hooks: int) -> str:

@@ -523,7 +523,8 @@ class Walk:
         depth = len(self._levels)
         if edge is _KEY or depth >= self._limit or self._visited.get(id(tensor), DEPTH_MAX) <= depth:
             return
-        if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+        hooked = tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)
+        if hooked or holders.attributes(tensor):
             self._visited[id(tensor)] = depth
             self._push(tensor, TENSOR, level, level.index - 1)
 
