@@ -1,7 +1,7 @@
 """How well forecasts hold: runs on the virtual GPU, every scenario, long clean synthetic runs, what-if; what they cost.
 
-    python benchmarks/forecast.py [--runs] [--held] [--scenarios] [--clean] [--whatif] [--cost] [--keep FOLDER [--kept]]
-                                  [--write]
+    python benchmarks/forecast.py [--runs] [--held] [--scenarios] [--clean] [--whatif] [--cost] [--memory]
+                                  [--keep FOLDER [--kept] [--older FOLDER]] [--write]
 
 Without a choice: all of them. Runs that end out of memory are recorded with `gpumon record` beside the
 training, the others by forks (forecasting/recording.py); all are scored by gpumon.analysis.backtest, which plays them
@@ -24,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "_shared")]
 
+from forecasting.memory import keeping  # noqa: E402
 from forecasting.page import Checked, Result, Scored, checked_row, page, percent  # noqa: E402
 from forecasting.recording import SMALL, Recordings  # noqa: E402
 from forecasting.runs import HELD, HELD_LEAKS, HELD_OUTLIERS, LEAKS, OUTLIERS, PAIRS, SHAPES  # noqa: E402
@@ -53,11 +54,11 @@ SCENARIO_STEPS = 60
 
 def runs(result: Result, recordings: Recordings) -> None:
     for name, args in SHAPES.items():
-        score(result, name, "shapes", recordings.told(name, None, [RUN, *args]))
+        score(result, name, "shapes", recordings.told(name, None, [RUN, *args]), recordings.older)
     for kind, chosen in (("shape", OUTLIERS), ("leak", LEAKS)):
         for name, args in chosen.items():
             recorded = recordings.beside(name, SMALL, [RUN, *args], governed=kind == "shape")
-            score(result, name, kind, recorded)
+            score(result, name, kind, recorded, recordings.older)
 
 
 def held(result: Result, recordings: Recordings) -> None:
@@ -65,7 +66,7 @@ def held(result: Result, recordings: Recordings) -> None:
         ("held", HELD, None), ("held shape", HELD_OUTLIERS, SMALL), ("held leak", HELD_LEAKS, SMALL)
     ):  # fmt: skip
         for name, args in chosen.items():
-            score(result, name, kind, recordings.told(name, memory, [HELD_RUN, *args]))
+            score(result, name, kind, recordings.told(name, memory, [HELD_RUN, *args]), recordings.older)
 
 
 def scenarios(result: Result, recordings: Recordings, only: Sequence[str]) -> None:
@@ -75,17 +76,18 @@ def scenarios(result: Result, recordings: Recordings, only: Sequence[str]) -> No
         memory = f"{scenario.memory_mib}MiB" if scenario.memory_mib else None
         command = [str(scenario.path), *scenario.args, "--steps", str(SCENARIO_STEPS), "--sleep", "0.01"]
         files = recordings.told(scenario.name, memory, command, scenario.ranks)
-        score(result, scenario.name, "scenario", files)
+        score(result, scenario.name, "scenario", files, recordings.older)
 
 
-def score(result: Result, name: str, kind: str, files: Sequence[Path]) -> None:
-    """Several files are those of several ranks."""
+def score(result: Result, name: str, kind: str, files: Sequence[Path], older: Path | None) -> None:
+    """Several files are those of several ranks. Those from `older` by outlooks made now, not by what was said then."""
+    again = bool(files) and files[0].parent == older
     told = heapq.merge(*(link.replay(file) for file in files), key=lambda received: received.unix_ns)
-    scores = backtest(told) if files else []
+    scores = backtest(told, again=again) if files else []
     if not scores:
         result.failed.append(name)
     else:
-        result.scored.append(Scored(name, scores, kind))
+        result.scored.append(Scored(name, scores, kind, again))
     print(f"{name:<44}", *(brief(each) for each in scores) if scores else ("no step could be scored",), flush=True)
 
 
@@ -206,6 +208,12 @@ def cost(result: Result) -> None:
             print(f"{name + ', ' + kind:<44} {text}", flush=True)
 
 
+def memory(result: Result, steps: int) -> None:
+    for step, blocks, kib in keeping(steps):
+        result.memory.append((step, blocks, kib))
+        print(f"after {step:>12,} steps {blocks:>10,} blocks {kib / 1024:>8.1f} MiB resident", flush=True)
+
+
 def spend(
     kind: str, phases: Callable[[int, float], list[wire.Phase]], measured: Callable[[Callable[[], object]], float]
 ) -> dict[str, list[float]]:
@@ -248,19 +256,26 @@ def spend(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("runs", "held", "scenarios", "clean", "whatif", "cost", "write"):
+    names = ("runs", "held", "scenarios", "clean", "whatif", "cost", "memory")
+    for name in (*names, "write"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--steps", type=int, default=6000, help="of each clean synthetic run (6000)")
+    parser.add_argument("--memory-steps", type=int, default=1_000_000, help="that memory is watched over (10^6)")
     parser.add_argument("--only", nargs="*", default=(), metavar="SCENARIO", help="of the scenarios these")
+    parser.add_argument(
+        "--older", type=Path, help="recordings by an older state: what is not in --keep, scored by now's"
+    )
     parser.add_argument("--kept", action="store_true", help="make no recordings: only those in --keep")
     parser.add_argument("--keep", type=Path, help="where recordings stay, and are taken from")
     args = parser.parse_args()
-    chosen = {name for name in ("runs", "held", "scenarios", "clean", "whatif", "cost") if getattr(args, name)}
+    chosen = {
+        name for name in ("runs", "held", "scenarios", "clean", "whatif", "cost", "memory") if getattr(args, name)
+    }
     result = Result()
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        recordings = Recordings(folder, only_kept=args.kept)
+        recordings = Recordings(folder, args.older, only_kept=args.kept)
         parts: dict[str, Callable[[], None]] = {
             "runs": lambda: runs(result, recordings),
             "held": lambda: held(result, recordings),
@@ -268,6 +283,7 @@ def main() -> None:
             "whatif": lambda: whatif(result, recordings),
             "clean": lambda: clean(result, args.steps),
             "cost": lambda: cost(result),
+            "memory": lambda: memory(result, args.memory_steps),
         }
         try:
             for name, part in parts.items():

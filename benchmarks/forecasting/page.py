@@ -23,6 +23,7 @@ class Scored:
     name: str
     scores: list[Backtest]
     kind: str
+    again: bool = False  # recorded by an older state: its outlooks were made now
 
 
 @dataclass
@@ -41,6 +42,9 @@ class Result:
     failed: list[str] = field(default_factory=list)
     checked: list[Checked] = field(default_factory=list)
     costs: list[tuple[str, str]] = field(default_factory=list)
+    memory: list[tuple[int, int, int]] = field(
+        default_factory=list
+    )  # steps, blocks of Python's allocator, KiB resident
 
 
 Rows = Sequence[tuple[Scored, Backtest]]
@@ -79,6 +83,12 @@ interval did, *exact* how often the peak was what was said to the byte: then any
     if every:
         yield "## Together\n"
         yield from summary(every)
+    again = sum(each.again for each in result.scored)
+    if again:
+        yield (
+            f"\n{again} of these runs were recorded by an older state; for them outlooks were made anew, step by step, from "
+            "what the recording had told until then."
+        )
     if result.failed:
         yield f"\nNot scored (no step with peaks and a forward): {', '.join(result.failed)}."
     if result.checked:
@@ -88,6 +98,12 @@ interval did, *exact* how often the peak was what was said to the byte: then any
         yield f"Load average of the last minute: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores.\n"
         yield "| what | |\n|---|---|"
         yield from (f"| {name} | {text} |" for name, text in result.costs)
+
+    if result.memory:
+        yield "\n## Memory\n\nOne process plays agent and viewer: lengths, pairs of lengths and images, ever new names"
+        yield "of phases, a leak that comes and goes.\n"
+        yield "| steps | blocks of Python's allocator | resident |\n|---|---|---|"
+        yield from (f"| {steps:,} | {blocks:,} | {kib / 1024:.1f} MiB |" for steps, blocks, kib in result.memory)
 
 
 def _table(rows: Rows) -> Iterator[str]:

@@ -248,11 +248,14 @@ class Foresight:
                 series[name].append((self.steps, peak - start, peak - end))
         rests: list[tuple[float, str, bool] | None] = [None]
         laters: list[float | None] = [None]
-        apart = end - start
+        apart, gone = end - start, None
         for name, values in series.items():
             if not values:
                 continue
-            steadier = name != _LATER and ended(values)
+            if self.steps - values[-1][0] > ROUNDS * PERIOD:
+                gone = name
+                continue
+            steadier = name in after and name != _LATER and ended(values)
             following = coming(values, self.steps, self.steps - self._began, 2 if steadier else 1)
             if len(following) > len(rests):
                 rests, laters = rests * len(following), laters * len(following)
@@ -263,6 +266,8 @@ class Foresight:
                     laters[ahead] = expected
                 elif expected is not None and (rest is None or expected + steadier * apart > rest[0] + rest[2] * apart):
                     rests[ahead] = expected, name, steadier
+        if gone is not None:
+            del series[gone]
         # what the first optimizer step peaked at is the state that it made, which stands below the second one's peaks
         self._rest = rests if self.steps > 1 else [None]
         self._later = laters if any(later is not None for later in laters) else []

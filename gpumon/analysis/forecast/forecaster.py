@@ -342,6 +342,8 @@ class Forecaster:
         due = self._due(series)
         if due is not None:
             return max(series.newest[-1], series.newest[-2]) if due else None
+        if series.seen <= self._seen - steps:
+            return None
         known = self._entries(name)
         recent = [excess for seen, _, excess in known if seen > self._seen - steps]
         if 2 * len(recent) < steps or not recent:
