@@ -86,8 +86,8 @@ interval did, *exact* how often the peak was what was said to the byte: then any
     again = sum(each.again for each in result.scored)
     if again:
         yield (
-            f"\n{again} of these runs were recorded by an older state: their outlooks were made anew, step by step, from "
-            "what the recording had told until then."
+            f"\n{again} of these runs were recorded by an older state: their outlooks were made anew, step by step, "
+            "from what the recording had told until then."
         )
     if result.failed:
         yield f"\nNot scored (no step with peaks and a forward): {', '.join(result.failed)}."
