@@ -407,15 +407,14 @@ class Forecaster:
         p_oom = None
         if headroom is not None:
             scale = max(above - below, 1e-3 * predicted.peak) / 2
-            around = self._around(predicted.peak)
-            largest = max(around)
+            largest = max(self._peaks) - predicted.peak
             p_oom = 1.0
             if headroom > 0 or (headroom == 0 and rate is None and largest >= 0):  # a peak that high did fit
                 beyond = headroom + 0.5  # what takes all that is left still fits
                 if rate is None:  # beyond the largest only that and how many there were count
                     p_oom = exceedance([largest], beyond, scale) * 2 / (len(self._window) + 1)
                 if rate is not None or beyond <= largest:
-                    p_oom = exceedance(around, beyond, scale)
+                    p_oom = exceedance(self._around(predicted.peak), beyond, scale)
         return Forecast(
             next_peak=peak,
             low=max(0, math.floor(predicted.peak + below)),
