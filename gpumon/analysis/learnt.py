@@ -8,6 +8,7 @@ again.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ from gpumon_agent import wire
 
 if TYPE_CHECKING:
     from gpumon.analysis.whatif import Answer
+
+Phases = tuple[wire.Phase, ...]
 
 LEARNT_STEPS = 256
 """Newest steps a rank is learnt from when it is met, or met again; every model's own window is shorter."""
@@ -74,33 +77,54 @@ class Device:
         if seen.end is not None:
             self.growth.observe(record, seen.end, ledger.ledger_of(record, seen.end), seen.highest)
 
-    def observe(self, record: StepRecord, here: tuple[wire.Phase, ...], owners: Owned | None) -> None:
-        """A closed step, and its phases on this device."""
-        seen = look(record, here)
-        figures, end = seen.figures, seen.end
-        self.foreseen.note(record, here, seen.ran)
-        read_whole = figures is not None
-        if figures is None and self.newest is not None:
-            figures = carried(self.newest, record, seen)
-        if figures is not None:
-            self.newest = figures
-            if read_whole and len(self.first) < LEARNING_STEPS and not figures.skipped:
-                self.first.append(figures)
-            self.forecaster.observe(figures, owners.gradients if owners is not None else None)
-            self.batches.observe(figures)
-        self.standing.observe(record, self.index, seen)
-        if record.ledgers:
-            self.read = ledger.read(record, self.index) or self.read
+    def observe(self, steps: Sequence[tuple[StepRecord, Phases]], owners: Owned | None) -> None:
+        """Closed steps, oldest first, with their phases on this device.
+
+        Each model takes all of them before the next does: a step that goes through all models pushes the code of each
+        out of the processor's caches, and takes twice as long.
+        """
+        seen = [look(record, here) for record, here in steps]
+        figures: list[StepPeaks] = []
+        for (record, _), each in zip(steps, seen, strict=True):
+            known = each.figures
+            if known is None and self.newest is not None:
+                known = carried(self.newest, record, each)
+            elif known is not None and len(self.first) < LEARNING_STEPS and not known.skipped:
+                self.first.append(known)
+            if known is not None:
+                self.newest = known
+                figures.append(known)
+        gradients = owners.gradients if owners is not None else None
+        for peaks in figures:
+            self.forecaster.observe(peaks, gradients)
+        for peaks in figures:
+            self.batches.observe(peaks)
+        for (record, here), each in zip(steps, seen, strict=True):
+            self.foreseen.note(record, here, each.ran)
+        for (record, _), each in zip(steps, seen, strict=True):
+            self.standing.observe(record, self.index, each)
+        for (record, _), each in zip(steps, seen, strict=True):
+            if each.end is not None:
+                self._grow(record, each.end, each.highest)
+        self._take_apart([record for record, _ in steps if record.ledgers])
+        self.record, self.end = steps[-1][0], seen[-1].end
+        self.owners = ledger.ledger_of(self.record, self.end) if self.end is not None else None
+
+    def _grow(self, record: StepRecord, end: wire.Phase, highest: int) -> None:
+        read = ledger.ledger_of(record, end)
+        self.growth.observe(record, end, read, highest)
+        if read is not None and read.weights is not None:
+            self.lasting = read
+
+    def _take_apart(self, sampled: Sequence[StepRecord]) -> None:
+        """The newest ledger with owners and the newest peak of which more than its height is known."""
+        read = next((found for record in reversed(sampled) if (found := ledger.read(record, self.index))), None)
+        self.read = read or self.read
+        for record in reversed(sampled):
             peak = ledger.peak(record, self.index)
             if peak is not None and peak.lines is not None:
                 self.composed = peak
-        self.record, self.end, self.owners = record, end, None
-        if end is None:
-            return
-        self.owners = read = ledger.ledger_of(record, end)
-        self.growth.observe(record, end, read, seen.highest)
-        if read is not None and read.weights is not None:
-            self.lasting = read
+                return
 
 
 @dataclass(slots=True)
@@ -151,16 +175,20 @@ class Rank:
         learnt_from = len(steps) - LEARNT_STEPS
         for record in steps[at : max(at, learnt_from)]:
             self.grow(record)
-        for record in steps[max(at, learnt_from) :]:
-            self.observe(record)
+        self.observe(steps[max(at, learnt_from) :])
         self.first, self.newest = steps[0].step, steps[-1]
         return again
 
-    def observe(self, record: StepRecord) -> None:
-        indices = {phase.device for phase in record.phases}
-        for index in indices:
-            here = record.phases if len(indices) == 1 else record.on(index)
-            self._device(index).observe(record, here, self.owned.get(index))
+    def observe(self, steps: Sequence[StepRecord]) -> None:
+        """Closed steps, oldest first."""
+        by_device: dict[int, list[tuple[StepRecord, Phases]]] = {}
+        for record in steps:
+            indices = {phase.device for phase in record.phases}
+            for index in indices:
+                here = record.phases if len(indices) == 1 else record.on(index)
+                by_device.setdefault(index, []).append((record, here))
+        for index, found in by_device.items():
+            self._device(index).observe(found, self.owned.get(index))
 
     def grow(self, record: StepRecord) -> None:
         for index in {phase.device for phase in record.phases}:
