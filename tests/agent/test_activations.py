@@ -191,7 +191,7 @@ def test_a_walk_without_time_leaves_what_it_learnt_to_the_next(monkeypatch: pyte
 def test_where_a_saved_tensor_must_be_unpacked_nothing_is_read_once_somebody_packs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(saving, "_DATA", False)  # as before torch 2.9
+    monkeypatch.setattr(saving, "HAS_DATA", False)  # as before torch 2.9
     push = torch._C._autograd._push_saved_tensors_default_hooks
     told: list[str] = []
     activations = Activations(Places, told.append, limited=False)

@@ -80,7 +80,7 @@ class Accounts:
         self._layers_wanted = not limited  # in this step
         whose = Whose(self.inventory, self._others, self._workspaces)
         self._whose = whose
-        self._peak = Composing(whose, self._activations, self.inventory, self._current_places)
+        self._peak = Composing(whose, self._activations, self._current_places)
         self._peak.wanted = not limited
         self._sampled = 0
         self._last_ns = SAMPLED_STEP_NS  # that a sampled step took
@@ -141,21 +141,28 @@ class Accounts:
 
     def backward_begins(self, roots: Iterable[object]) -> None:
         if self._cost.ledger:
-            self._walk(list(roots), look=made)
+            self._walk(list(roots), look=made, backward=True)
 
     def backward_returns(self, gradients: Iterable[object]) -> None:
         """With `create_graph` they have a graph of their own, made in the engine's threads."""
         with_graph = [each for each in gradients if getattr(each, "grad_fn", None) is not None]
         if with_graph:
-            self._walk(with_graph, whole=True)
+            self._walk(with_graph, whole=True, backward=True)
 
-    def _walk(self, roots: list[object], *, look: Callable[[], Iterable[Tensor]] = tuple, whole: bool = False) -> None:
+    def _walk(
+        self,
+        roots: list[object],
+        *,
+        look: Callable[[], Iterable[Tensor]] = tuple,
+        whole: bool = False,
+        backward: bool = False,
+    ) -> None:
         if not self._cost.ledger or not self._activations.known or _nothing_is_real():
             return
         with NO_COLLECTION, self._booked:
             self._activations.walk(roots, self.inventory.weights, made=look(), whole=whole)
             if self._activations.known:
-                self._peak.graph_walked()
+                self._peak.graph_walked(backward=backward)
 
     def _current_places(self) -> Places:
         if self._places_left <= 0:

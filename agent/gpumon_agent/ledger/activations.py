@@ -66,6 +66,7 @@ class Activations:
         self._tell = tell
         self._budget_ns = WALK_NS if limited else None
         self._noted: dict[int, _Noted] = {}  # by the storage's identity
+        self._newly: list[_Noted] = []  # since the last boundary
         self._walked: tuple[int, int] = (0, -1)  # thread, number of the newest node that was walked
         self._rest = 0  # sampled steps, after a walk that took too long
         self._resting = 0  # how many of them are left
@@ -80,6 +81,7 @@ class Activations:
         self.known = walks and READABLE and not self._watch.hooked and not self._resting
         self._resting -= walks and self._resting > 0
         self.hidden.clear()
+        self._newly.clear()
         self._casts.clear()
         self._walked = (0, -1)
 
@@ -122,27 +124,28 @@ class Activations:
         self._walked = (thread, walk.newest)
         self.hidden |= walk.hidden
         self._casts.update((cast.parameter, cast) for cast in walk.casts.values())
-        for tensor, place in walk.saved:
-            self._note(tensor, place, weights)
-        for root in (*roots, *made):
-            if isinstance(root, Tensor):
-                self._note(root, None, weights)
+        self._note(walk.saved, weights)
+        self._note([(root, None) for root in (*roots, *made) if isinstance(root, Tensor)], weights)
 
-    def _note(self, tensor: Tensor, place: Place | None, weights: Container[int]) -> None:
-        if _transformed(tensor):
-            tensor = untransformed(tensor)
-        for part in (tensor,) if type(tensor) is Tensor and tensor.layout is _STRIDED else plain(tensor):
-            storage = part.untyped_storage()
-            identity = storage._cdata
-            if identity in weights:
-                continue
-            known = self._noted.get(identity)
-            if known is None or known() is None:
-                known = self._noted[identity] = _Noted(storage)
-                known.address, known.index, known.place = storage.data_ptr(), part.get_device(), place
+    def _note(self, saved: Iterable[tuple[Tensor, Place | None]], weights: Container[int]) -> None:
+        noted = self._noted
+        for tensor, place in saved:
+            if _transformed(tensor):
+                tensor = untransformed(tensor)
+            for part in (tensor,) if type(tensor) is Tensor and tensor.layout is _STRIDED else plain(tensor):
+                storage = part.untyped_storage()
+                identity = storage._cdata
+                if identity in weights:
+                    continue
+                known = noted.get(identity)
+                if known is None or known() is None:
+                    known = noted[identity] = _Noted(storage)
+                    self._newly.append(known)
+                    known.address, known.index, known.place = storage.data_ptr(), part.get_device(), place
 
     def alive(self, index: int, claimed: set[int]) -> list[Alive]:
         """What is alive on one device and not in `claimed`, which it joins."""
+        self._newly.clear()
         found = []
         gone = []
         for identity, noted in self._noted.items():
@@ -155,6 +158,14 @@ class Activations:
         for identity in gone:
             del self._noted[identity]
         return found
+
+    def newly(self, index: int) -> list[Alive]:
+        """What was noted since the last boundary and is alive on one device."""
+        return [
+            Alive(noted.address, storage.nbytes(), noted.place)
+            for noted in self._newly
+            if noted.index == index and (storage := noted()) is not None
+        ]
 
     def cast_bytes(self, index: int) -> int:
         """Of the copies that autocast made of weights, as far as no gradient needs them."""

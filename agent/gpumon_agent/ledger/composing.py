@@ -18,7 +18,6 @@ from gpumon_agent import wire
 from gpumon_agent.ledger.activations import Activations, Alive
 from gpumon_agent.ledger.composition import Block, Blocks, History, compose
 from gpumon_agent.ledger.graph import Places
-from gpumon_agent.ledger.inventory import Inventory
 from gpumon_agent.ledger.whose import Whose
 from gpumon_agent.probe import Reading
 
@@ -60,15 +59,12 @@ class _Device:
 class Composing:
     """Composes the peaks of a process's devices."""
 
-    def __init__(
-        self, whose: Whose, activations: Activations, inventory: Inventory, places: Callable[[], Places]
-    ) -> None:
+    def __init__(self, whose: Whose, activations: Activations, places: Callable[[], Places]) -> None:
         self.history = History()
         self.wanted = True
         """in this step"""
         self._whose = whose
         self._activations = activations
-        self._inventory = inventory
         self._places = places
         self._devices: dict[int, _Device] = {}
         self._target: tuple[_Key, _Key] | None = None  # of this step
@@ -123,12 +119,12 @@ class Composing:
         elif self.history.recording and all(each.began is None for each in self._devices.values()):
             self.history.stop()
 
-    def graph_walked(self) -> None:
+    def graph_walked(self, *, backward: bool) -> None:
         """Backward begins: what autograd saved since the phase began may be gone by its end."""
         if self._target is not None and self._target[0][0] == wire.BACKWARD:
             for device, mine in self._devices.items():
                 if mine.target == self._target:
-                    mine.within = self._activations.alive(device, set(self._inventory.weights))
+                    mine.within = self._activations.newly(device) if backward else []
 
     def step_ended(self) -> list[wire.Ledger]:
         """The compositions of phases that made their device's peak."""

@@ -36,7 +36,7 @@ from gpumon_agent.guard import leave_no_frame
 from gpumon_agent.ledger.graph import Place
 from gpumon_agent.ledger.workspaces import snapshot
 
-_COUNTED = ("alloc", "free_requested")
+_SIGN = {"alloc": 1, "free_requested": -1}
 ENTRIES_MAX = 100_000
 """of the trace: a phase with more events is given up"""
 
@@ -197,70 +197,72 @@ def compose(
     `requested`: bytes as it began. `before`, `after`: whose the blocks are at its beginning and its end; `saved`: those
     that autograd saved within it, all of them alive at one moment, and that may be gone by its end.
     """
-    events = [(e["action"] == "alloc", e["addr"], e["size"]) for e in trace if e["action"] in _COUNTED]
-    sums = list(accumulate([size if made else -size for made, _, size in events], initial=requested))
+    # one pass over the events, which are more than a processor's cache holds
+    told = [(e["addr"], e["size"] * sign) for e in trace if (sign := _SIGN.get(e["action"], 0))]
+    addresses = [address for address, _ in told]
+    changes = [change for _, change in told]
+    sums = list(accumulate(changes, initial=requested))
     peak = max(sums)
-    at = sums.index(peak) - 1
-    alive: dict[int, int] = {}  # address → the event that made it, of those made in the phase and alive at the peak
-    gone: set[int] = set()  # addresses that stood at the beginning and were freed before the peak
-    freed: dict[int, int] = {}  # address → when, of what was there at the peak
-    latest = -1  # when the last of `saved` was made: until then they were all there
-    for index, (made, address, _) in enumerate(events[: at + 1]):
-        if made:
-            alive[address] = index
-        elif alive.pop(address, None) is None:
-            gone.add(address)
-    for index, (made, address, _) in enumerate(events[at + 1 :], at + 1):
-        if not made:
-            freed.setdefault(address, index)
-    if saved:
-        touched: set[int] = set()
-        for index, (made, address, _) in enumerate(events):
-            if address in saved and address not in touched:
-                touched.add(address)
-                if made:
-                    latest = index
+    behind = sums.index(peak)  # so many events led to the peak
+    # dicts keep the last of equal keys: an address's newest event, and going backwards its first
+    first = dict(zip(reversed(addresses), range(len(addresses) - 1, -1, -1), strict=True))
+    newest = dict(zip(addresses[:behind], range(behind), strict=True))
+    freed = {addresses[at]: at for at in range(len(changes) - 1, behind - 1, -1) if changes[at] < 0}  # after the peak
+    made = [first[address] for address in saved.keys() & first.keys()]
+    latest = max((at for at in made if changes[at] > 0), default=-1)  # until then the saved were all there
     lines: Counter[str] = Counter()
-    for address, block in before.items():
-        if address not in gone:
-            lines[block.line] += block.nbytes
-    for address, index in alive.items():
+    for line, nbytes, _ in before.values():
+        lines[line] += nbytes
+    for address in newest.keys() & before.keys():
+        if changes[first[address]] < 0:  # given back before the peak
+            lines[before[address].line] -= before[address].nbytes
+    for address, at in newest.items():
+        size = changes[at]
+        if size <= 0:
+            continue
         until = freed.get(address)
         if until is None:
             owner = after.get(address)
             if owner is not None:
-                lines[owner.line] += events[index][2]
-        elif address in saved and index <= latest < until:
-            lines["activations"] += events[index][2]
+                lines[owner.line] += size
         else:
-            lines["temporaries"] += events[index][2]
-    return Composition(peak, dict(lines), _running(events, at, before, after, saved, forward=forward))
+            lines["activations" if address in saved and at <= latest < until else "temporaries"] += size
+    running = _running(addresses, changes, behind - 1, before, after, saved, first, forward=forward)
+    return Composition(peak, dict(+lines), running)
 
 
 def _running(
-    events: list[tuple[bool, int, int]], at: int, before: Blocks, after: Blocks, saved: Blocks, *, forward: bool
+    addresses: list[int],
+    changes: list[int],
+    at: int,
+    before: Blocks,
+    after: Blocks,
+    saved: Blocks,
+    first: dict[int, int],
+    *,
+    forward: bool,
 ) -> str | None:
     """The innermost module around the nearest events that tell a module, before and after the peak."""
     telling = "activations" if forward else "gradients"
-    first: dict[int, int] = {}  # address → when it was first freed: if it stood at the beginning, that tells
-    newest: dict[int, int] = {}  # address → its newest event: an alloc that stays tells
-    for index, (made, address, _) in enumerate(events):
-        newest[address] = index
-        if not made and not forward:
-            first.setdefault(address, index)
+    newest: dict[int, int] = {}
 
     def told(index: int) -> Block | None:
-        made, address, _ = events[index]
-        if made:
-            block = after.get(address) if newest[address] == index else None
-            return block if block is not None and block.line == telling else None
-        if forward or first[address] != index:
+        address = addresses[index]
+        if changes[index] > 0:  # tells if it stays
+            block = after.get(address)
+            if block is None or block.line != telling:
+                return None
+            if not newest:
+                newest.update(zip(addresses, range(len(addresses)), strict=True))
+            return block if newest[address] == index else None
+        block = None if forward else before.get(address) or saved.get(address)
+        if block is None or block.line != "activations":
             return None
-        block = before.get(address) or saved.get(address)
-        return block if block is not None and block.line == "activations" else None
+        stood = changes[first[address]] < 0  # as the phase began; else it is freed by the first event after it was made
+        return block if index == (first[address] if stood else addresses.index(address, first[address] + 1)) else None
 
     earlier = next((block for index in range(at, -1, -1) if (block := told(index)) is not None), None)
-    later = next((block for index in range(max(at, 0), len(events)) if (block := told(index)) is not None), None)
+    later = next((block for index in range(max(at, 0), len(changes)) if (block := told(index)) is not None), None)
     if earlier is None or later is None or earlier.place is None or later.place is None:
         return None
     if earlier.place[0] != later.place[0]:

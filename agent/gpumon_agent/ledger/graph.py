@@ -32,7 +32,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from gpumon_agent.ledger.saving import CONTEXT, Reader, fields
+from gpumon_agent.ledger import saving
+from gpumon_agent.ledger.saving import CONTEXT, Reader, SavedTensor, fields
 from gpumon_agent.ledger.spread import fsdp_parameters
 from gpumon_agent.ledger.storages import storages
 
@@ -48,13 +49,6 @@ _HALF = 2
 _LOOK_AT_CLOCK_EVERY = 64  # nodes
 _PLANS_MAX = 8  # of a model: graphs of other shapes (an evaluation, a last batch) take turns
 _NO_WEIGHTS: frozenset[int] = frozenset()
-
-
-class Saved(NamedTuple):
-    """One tensor that is kept for backward."""
-
-    tensor: Tensor
-    place: Place | None
 
 
 class Cast(NamedTuple):
@@ -184,7 +178,8 @@ class Walk:
         budget_ns: int | None = None,
         weights: Container[int] = _NO_WEIGHTS,
     ) -> None:
-        self.saved: list[Saved] = []
+        self.saved: list[tuple[Tensor, Place | None]] = []
+        """what is kept for backward, and where it belongs"""
         self.newest = after
         """sequence number of the newest node"""
         self.learns = False
@@ -249,11 +244,18 @@ class Walk:
         )
 
     def _follow(self, plan: _Plan, nodes: list[tuple[int, Any, Any]]) -> None:
-        saved, read = self.saved, self._reader.read
+        saved, read, has_data = self.saved, self._reader.read, saving.HAS_DATA
         for count, (at, place, names) in enumerate(plan.reads, 1):
             node = nodes[at][1]
             for name in names:
-                saved += [Saved(tensor, place) for tensor in read(node, name)]
+                try:
+                    kept: Any = getattr(node, name) if has_data and name != CONTEXT else None
+                except RuntimeError:  # released
+                    continue
+                if type(kept) is SavedTensor and type(data := kept.data) is Tensor:  # nearly always
+                    saved.append((data, place))
+                else:
+                    saved += [(tensor, place) for tensor in read(node, name)]
             if not count % _LOOK_AT_CLOCK_EVERY:
                 self._look_at_clock()
 
@@ -309,7 +311,7 @@ class Walk:
             elif fed is not None and fed[1].around is not None:
                 place, around = self._places.within(fed[1].around, _operator(node))
             placed.append(_Placed(around, passes, cast))
-            self.saved += [Saved(tensor, place) for tensors in kept.values() for tensor in tensors]
+            self.saved += [(tensor, place) for tensors in kept.values() for tensor in tensors]
             # what is empty in a node that was not released always is, unless somebody packs what is kept there
             whole = any(kept.values()) and self._reader.packed == packed
             to_read = tuple(

@@ -29,14 +29,15 @@ from torch import Tensor
 from gpumon_agent.guard import leave_no_frame
 from gpumon_agent.ledger.storages import tensors_within
 
-_SavedTensor: Any = torch._C._autograd.SavedTensor
+SavedTensor: Any = torch._C._autograd.SavedTensor
 _CustomNode: Any = torch._C._FunctionBase
-_DATA = hasattr(_SavedTensor, "data")
+HAS_DATA = hasattr(SavedTensor, "data")
+"""else what is saved can only be unpacked"""
 _SETS_HOOKS = (
     (torch._C._autograd, "_push_saved_tensors_default_hooks"),  # torch.autograd.graph.saved_tensors_hooks
-    (_SavedTensor, "register_hooks"),
+    (SavedTensor, "register_hooks"),
 )
-READABLE = _DATA or all(hasattr(owner, name) for owner, name in _SETS_HOOKS)
+READABLE = HAS_DATA or all(hasattr(owner, name) for owner, name in _SETS_HOOKS)
 CONTEXT = ""
 """stands for the attributes of a custom Function's ctx among the names of `fields`"""
 
@@ -57,7 +58,7 @@ class Watch:
     def __init__(self) -> None:
         self.hooked = False
         self._restore: list[tuple[Any, str, Any, Any]] = []
-        if not _DATA and READABLE:
+        if not HAS_DATA and READABLE:
             for owner, name in _SETS_HOOKS:
                 original = getattr(owner, name)
                 replaced = self._noting(original)
@@ -99,16 +100,16 @@ class Reader:
         if name == CONTEXT:  # a custom Function's node is its ctx
             return [tensor for value in list(vars(node).values()) for tensor in tensors_within(value, _DEPTH_MAX)]
         try:
-            kept = getattr(node, name if _DATA else _unpacked(name, isinstance(node, _CustomNode)))
+            kept = getattr(node, name if HAS_DATA else _unpacked(name, isinstance(node, _CustomNode)))
         except RuntimeError:  # released: some kinds of node raise, the others say None
             return []
-        if not _DATA:
+        if not HAS_DATA:
             return [each for each in (kept if isinstance(kept, (tuple, list)) else (kept,)) if isinstance(each, Tensor)]
-        if type(kept) is _SavedTensor and type(data := kept.data) is Tensor:  # nearly always
+        if type(kept) is SavedTensor and type(data := kept.data) is Tensor:  # nearly always
             return [data]
         found: list[Tensor] = []
         for each in kept if isinstance(kept, tuple) else (kept,):
-            if isinstance(each, _SavedTensor):
+            if isinstance(each, SavedTensor):
                 data = each.data
                 if isinstance(data, Tensor):
                     found.append(data)
@@ -126,7 +127,7 @@ class Reader:
             if id(frame) not in self._frames:
                 self._frames.add(id(frame))
                 for each in arguments:
-                    yield from tensors_within(each.data if isinstance(each, _SavedTensor) else each, _DEPTH_MAX)
+                    yield from tensors_within(each.data if isinstance(each, SavedTensor) else each, _DEPTH_MAX)
             return
         found = list(tensors_within(data, _DEPTH_MAX))
         yield from found
