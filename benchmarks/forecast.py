@@ -24,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "_shared")]
 
+import session  # noqa: E402
 from forecasting.memory import keeping  # noqa: E402
 from forecasting.page import Checked, Result, Scored, checked_row, page, percent  # noqa: E402
 from forecasting.recording import SMALL, Recordings  # noqa: E402
@@ -206,6 +207,10 @@ def cost(result: Result) -> None:
             text = f"{ordered[len(ordered) // 2]:.1f} µs median, {sum(ordered) / len(ordered):.1f} µs mean"
             result.costs.append((f"{name}, {kind}", text))
             print(f"{name + ', ' + kind:<44} {text}", flush=True)
+        each = sorted(session.reporting(8, 600, kind != "same shapes", session.STEPS_PER_S // 4)[1] for _ in range(5))
+        text = f"{each[2] * 1e6:.1f} µs mean, {each[0] * 1e6:.1f} in the quickest of five rounds"
+        result.costs.append((f"viewer, whole report at 4 pictures/s, {kind}", text))
+        print(f"{'viewer, whole report, ' + kind:<44} {text}", flush=True)
 
 
 def memory(result: Result, steps: int) -> None:

@@ -94,7 +94,7 @@ interval did, *exact* how often the peak was what was said to the byte: then any
     if result.checked:
         yield from _whatif(result.checked)
     if result.costs:
-        yield "\n## Cost\n\nCPU time of one thread; `nothing` is what measuring itself shows."
+        yield "\n## Cost\n\nCPU time of one thread, a batch or a step; `nothing` is what measuring itself shows."
         yield f"Load average of the last minute: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores.\n"
         yield "| what | |\n|---|---|"
         yield from (f"| {name} | {text} |" for name, text in result.costs)
