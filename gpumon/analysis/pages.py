@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from gpumon.analysis.rules import Rule
 
@@ -210,5 +210,5 @@ def _parts(rule: Rule) -> list[tuple[str, str]]:
 def _thresholds(rule: Rule) -> list[str]:
     """The rule's own data, as it stands: names carry the units."""
     said = [f"opens after {rule.opens_after} looks in a row, is gone after {rule.closes_after} without"]
-    own = (each.name for each in fields(rule) if each.name not in ("code", "severity", "opens_after", "closes_after"))
+    own = (name for name in rule.__struct_fields__ if name not in ("code", "severity", "opens_after", "closes_after"))
     return [*said, *(f"{name.replace('_', ' ')} {getattr(rule, name):,}" for name in own)]

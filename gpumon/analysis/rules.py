@@ -6,13 +6,12 @@ number of bytes. True statements about a model or a setting are info; what will 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """What all rules state; thresholds are the fields of each, units in their names."""
 
     code: str
@@ -21,8 +20,7 @@ class Rule:
     closes_after: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class NearCapacity(Rule):
+class NearCapacity(Rule, frozen=True):
     code: str = "near-capacity"
     severity: str = "warning"
     opens_after: int = 5
@@ -31,8 +29,7 @@ class NearCapacity(Rule):
     least_steps_learnt: int = 5
 
 
-@dataclass(frozen=True, slots=True)
-class OomAhead(Rule):
+class OomAhead(Rule, frozen=True):
     code: str = "oom-ahead"
     severity: str = "critical"
     opens_after: int = 2
@@ -46,30 +43,26 @@ class OomAhead(Rule):
     least_steps_learnt: int = 3
 
 
-@dataclass(frozen=True, slots=True)
-class AllocatorRetries(Rule):
+class AllocatorRetries(Rule, frozen=True):
     code: str = "allocator-retries"
     severity: str = "warning"
     closes_after: int = 200
 
 
-@dataclass(frozen=True, slots=True)
-class BucketCopy(Rule):
+class BucketCopy(Rule, frozen=True):
     code: str = "bucket-copy"
     severity: str = "info"
     least_bytes: int = MIB
 
 
-@dataclass(frozen=True, slots=True)
-class DominantEmbedding(Rule):
+class DominantEmbedding(Rule, frozen=True):
     code: str = "dominant-embedding"
     severity: str = "info"
     share_of_parameters: float = 0.5
     least_bytes: int = 8 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class ForeachPeak(Rule):
+class ForeachPeak(Rule, frozen=True):
     code: str = "foreach-peak"
     severity: str = "info"
     opens_after: int = 5
@@ -78,8 +71,7 @@ class ForeachPeak(Rule):
     least_bytes: int = 64 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class RankSkew(Rule):
+class RankSkew(Rule, frozen=True):
     code: str = "rank-skew"
     severity: str = "warning"
     opens_after: int = 10
@@ -88,16 +80,14 @@ class RankSkew(Rule):
     least_bytes: int = 64 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class StrayContext(Rule):
+class StrayContext(Rule, frozen=True):
     code: str = "stray-context"
     severity: str = "warning"
     opens_after: int = 3
     closes_after: int = 3
 
 
-@dataclass(frozen=True, slots=True)
-class OtherProcess(Rule):
+class OtherProcess(Rule, frozen=True):
     code: str = "other-process"
     severity: str = "warning"
     opens_after: int = 3
@@ -105,22 +95,19 @@ class OtherProcess(Rule):
     least_bytes: int = 64 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class TensorLeak(Rule):
+class TensorLeak(Rule, frozen=True):
     code: str = "tensor-leak"
     severity: str = "warning"
     alone_steps: int = 45  # of growth, before it is stated without a holder
     critical_steps_to_oom: int = 500
 
 
-@dataclass(frozen=True, slots=True)
-class RetainedGraph(Rule):
+class RetainedGraph(Rule, frozen=True):
     code: str = "retained-graph"
     severity: str = "warning"
 
 
-@dataclass(frozen=True, slots=True)
-class RetainedCheckpoint(Rule):
+class RetainedCheckpoint(Rule, frozen=True):
     code: str = "retained-checkpoint"
     severity: str = "warning"
     steps_after_use: int = 2
@@ -128,29 +115,25 @@ class RetainedCheckpoint(Rule):
     least_bytes: int = 4 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointDevice(Rule):
+class CheckpointDevice(Rule, frozen=True):
     code: str = "checkpoint-device"
     severity: str = "warning"
     least_bytes: int = 4 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class GradInEval(Rule):
+class GradInEval(Rule, frozen=True):
     code: str = "grad-in-eval"
     severity: str = "warning"
 
 
-@dataclass(frozen=True, slots=True)
-class OutlierBatch(Rule):
+class OutlierBatch(Rule, frozen=True):
     code: str = "outlier-batch"
     severity: str = "info"  # a warning where the device is nearly full with it
     warning_share_of_device: float = 0.8
     kept_steps: int = 200  # since the newest one
 
 
-@dataclass(frozen=True, slots=True)
-class Fragmentation(Rule):
+class Fragmentation(Rule, frozen=True):
     code: str = "fragmentation"
     severity: str = "warning"
     opens_after: int = 6  # near the edge a retry empties the cache sooner
@@ -158,8 +141,7 @@ class Fragmentation(Rule):
     least_bytes: int = 128 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class ZeroedGradients(Rule):
+class ZeroedGradients(Rule, frozen=True):
     code: str = "zeroed-gradients"
     severity: str = "info"
     opens_after: int = 3
@@ -168,8 +150,7 @@ class ZeroedGradients(Rule):
     least_share_of_peak: float = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class HostLeak(Rule):
+class HostLeak(Rule, frozen=True):
     code: str = "host-leak"
     severity: str = "warning"
     critical_steps_to_oom: int = 500

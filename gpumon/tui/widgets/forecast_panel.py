@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpumon.analysis.lines import Forecast
 from gpumon.analysis.units import in_unit, size, unit_for
 from gpumon.analysis.verdict import verdict
-from gpumon.analysis.whatif import Answer
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.spans import Line, Span, fit
 from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire
+
+if TYPE_CHECKING:
+    from gpumon.analysis.whatif import Answer
 
 _ROLE = {"fits": "good", "tight": "warn", "oom-ahead": "bad"}
 _SHORT = {
