@@ -89,6 +89,7 @@ class Forecaster:
         self._window: deque[StepPeaks] = deque(maxlen=WINDOW)
         self._peaks: deque[int] = deque(maxlen=WINDOW)  # of the same steps
         self._near: deque[int] = deque(maxlen=PERIOD + 1)  # of the newest of them
+        self._alone = -4  # the newest step whose peak no other one near it had
         self._starts: deque[int] = deque(maxlen=LEVEL_STEPS)  # of the newest of them
         self._ends: deque[int] = deque(maxlen=LEVEL_STEPS)
         self._phases: dict[str, _Series] = {}
@@ -320,6 +321,8 @@ class Forecaster:
 
     def _period(self) -> int | None:
         """After how many steps, 2 to `PERIOD`, the peaks repeat: seen in the last three rounds. None: they do not."""
+        if self._seen < self._alone + 4:
+            return None
         count = len(self._peaks)
         newest, before = self._peaks[-1], self._peaks[-2] if count > 1 else -1
         if count < 6 or newest == before == self._peaks[-3]:
@@ -327,7 +330,8 @@ class Forecaster:
         near = PERIOD_TOLERANCE * newest
         low, high = newest - near, newest + near
         if len([peak for peak in self._near if low <= peak <= high]) - (low <= before <= high) < 2:
-            return None  # as nearly always, where batches differ
+            self._alone = self._seen  # as nearly always, where batches differ: nor is it part of two rounds to come
+            return None
         most = min(PERIOD, count // 3)
         peaks = list(self._peaks)
         for period in range(2, most + 1):
