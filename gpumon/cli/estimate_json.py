@@ -52,6 +52,7 @@ def _workload(work: Workload, has_tokens: bool = True, forward: bool = True) -> 
         "form": work.optimizer.form,
         "world_size": work.world_size,
         "zero": work.zero,
+        "fsdp1": work.flat and work.zero == 3,
         "accumulation": work.accumulation,
         "checkpointing": work.checkpointing,
         "attention": work.attention if forward else None,

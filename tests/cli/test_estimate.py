@@ -118,6 +118,23 @@ def test_shapes_in_a_file_do_too(tmp_path: Path) -> None:
     assert "activations" not in said["sources"]
 
 
+def test_of_lbfgs_the_state_alone_is_known_and_it_says_so(tmp_path: Path) -> None:
+    shapes = written(tmp_path / "shapes.json", {"weight": [1000, 64], "bias": [64]})
+    given = ("--parameters", shapes, "--optimizer", "lbfgs,history_size=10")
+    (said,) = told(*given)
+    assert said["sources"]["optimizer"] == "state only"
+    # the last gradient and direction, and ten old directions and steps
+    assert said["ledger_peak"]["optimizer"] == 4 * 64_064 * (2 + 2 * 10)
+    (row,) = (line for line in run(*given).output.splitlines() if line.startswith("optimizer "))
+    assert row.endswith("state only")
+
+
+def test_which_fsdp_was_meant_is_said(tmp_path: Path) -> None:
+    shapes = written(tmp_path / "shapes.json", {"weight": [1000, 64]})
+    given = ("--parameters", shapes, "--world-size", 2, "--zero", 3)
+    assert [told(*given, *more)[0]["workload"]["fsdp1"] for more in ((), ("--fsdp1",))] == [False, True]
+
+
 def test_two_vocabularies_are_compared_layer_by_layer(tmp_path: Path) -> None:
     tabformer = {**bert("MaskedLM", 832, 12, 13, 3072), "ncols": 13, "field_hidden_size": 64, "flatten": False}
     files = [written(tmp_path / f"{size}.json", {**tabformer, "vocab_size": size}) for size in (2_912, 867_813)]

@@ -103,7 +103,7 @@ class FromModule:
         if room is not None and highest > room:
             raise OutOfMemory(highest, room, highest, highest)
         layers = hasattr(self.module, "gradient_checkpointing_enable")
-        return Played(model, phases, "traced", layers=layers)
+        return Played(model, phases, "traced", layers=layers, gathered="traced" if shares(work) else "assumed")
 
     def traced(self, model: Model, work: Workload, room: int | None = None, **how: Any) -> tuple[PhaseBytes, ...]:
         """Its iterations by the trace of the nearest workload that can be traced."""

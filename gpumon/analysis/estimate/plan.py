@@ -59,6 +59,7 @@ class Played:
     tables: bool = False  # it has embeddings that are only looked up in
     layers: bool = True  # it can be checkpointed layer by layer
     kv_cache: int = 0
+    gathered: str = "assumed"  # how it is known what FSDP gathers
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,9 @@ def _sources(work: Workload, played: Played) -> tuple[tuple[str, str], ...]:
     found = dict.fromkeys(("weights", "buffers", "gradients", "inputs", "optimizer"), "exact")
     if work.optimizer.name in EIGHT_BIT:
         found["optimizer"] = "closed form"
-    found["buckets"] = "assumed" if work.zero == 3 else "exact"
+    elif work.optimizer.name == "lbfgs":
+        found["optimizer"] = "state only"
+    found["buckets"] = played.gathered if work.zero == 3 else "exact"
     found["temporaries"] = found["workspaces"] = how
     if played.forward is not None:
         found["activations"] = how
