@@ -10,7 +10,7 @@ import pytest
 import virtual
 from forks import Forks
 from scenarios._gpt import GPTConfig
-from scenarios.catalogue import BY_NAME, PLAIN, Scenario
+from scenarios.catalogue import BY_NAME, OLDER_TORCH, PLAIN, Scenario
 from scenarios.conftest import Runner
 
 from gpumon.analysis import ledger
@@ -53,6 +53,7 @@ def test_every_byte_is_accounted_for(run: Any, scenario: Scenario) -> None:
         assert len(ledgers) == len(phases) > 3
         # a kept workspace (torch before 2.15) is known at the second look, within the first step
         first = 1 if any(owners.workspaces for owners, _ in ledgers) else 0
+        aborted = 0
         for owners, walked in ledgers:
             lines = ledger.lines(phases[owners.step, owners.phase, owners.index], owners)
             assert lines is not None
@@ -60,9 +61,12 @@ def test_every_byte_is_accounted_for(run: Any, scenario: Scenario) -> None:
             # in FSDP's forward and backward modules show what is gathered
             if walked is not None and ("fsdp" not in scenario.name or owners.phase == wire.OPTIMIZER):
                 assert {name: getattr(owners, name) for name in walked} == walked
+            if OLDER_TORCH and owners.hidden:
+                continue  # a first layer's half-precision weights, which only autocast's cache holds: it says so
             if READABLE and owners.step >= first:
-                aborted = phases[owners.step, owners.phase, owners.index].flags & wire.ABORTED
-                known = OF_THE_FRAMES if aborted else 0
+                before, aborted = aborted, phases[owners.step, owners.phase, owners.index].flags & wire.ABORTED
+                # torch 2.4's engine may hold the gradient that it came to for a moment longer
+                known = OF_THE_FRAMES if aborted or (OLDER_TORCH and before) else 0
                 assert 0 <= (lines.unexplained or 0) <= max(AT_BOUNDARIES * (lines.allocated or 0), known), owners
         peaks = [wire.Ledger(**e["peak"]) for e in entries if "peak" in e]
         for peak in peaks:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from scenarios.catalogue import WITHOUT_WORKSPACES
+
 Gpu = Callable[..., Any]
 
 
@@ -104,7 +106,8 @@ def train() -> None:
 def test_it_is_said_before_it_fails(virtual_gpu: Gpu, tmp_path: Path) -> None:
     reports = tmp_path / "reports"
     gpu = virtual_gpu(memory="1024MiB", context="450MiB")
-    done = gpu.run(train, env={"GPUMON_GOVERNOR": "off", "GPUMON_OUTLOOK": "print", "GPUMON_OOM_DIR": str(reports)})
+    settings = {"GPUMON_GOVERNOR": "off", "GPUMON_OUTLOOK": "print", "GPUMON_OOM_DIR": str(reports)}
+    done = gpu.run(train, env={**settings, **WITHOUT_WORKSPACES})
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["failures"] == {}
     by_step = {step: rest for step, *rest in seen["told"]}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from scenarios.catalogue import WITHOUT_WORKSPACES
+
 
 def rank_of_many() -> None:
     """Rank 0 of 4 and of 8 over the NCCL stand-in, which needs no peers: prints what was said and what is so."""
@@ -16,7 +18,7 @@ def rank_of_many() -> None:
     from torch import nn
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -24,6 +26,11 @@ def rank_of_many() -> None:
 
     from gpumon_agent.ledger import describe
     from gpumon_agent.ledger.inventory import Inventory
+
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:  # before 2.6
+        from torch.distributed._composable.fsdp import fully_shard
 
     warnings.simplefilter("ignore")
     device = torch.device("cuda", 0)
@@ -141,7 +148,7 @@ WHOLE = 6 * BLOCK
 
 
 def test_every_way_of_spreading_is_told_to_the_byte(virtual_gpu):
-    told = json.loads(virtual_gpu().run(rank_of_many).stdout.splitlines()[-1])
+    told = json.loads(virtual_gpu().run(rank_of_many, env=WITHOUT_WORKSPACES).stdout.splitlines()[-1])
     _ddp(told)
     _sharded(told)
     assert told["plain"] == {"states": [], "kinds": []}

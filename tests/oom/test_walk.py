@@ -83,12 +83,13 @@ def steps(shapes: tuple[tuple[int, int], ...], groups: tuple[int, ...]) -> None:
         "asgd:foreach": lambda p: torch.optim.ASGD(p, foreach=True),
         "adagrad:foreach": lambda p: torch.optim.Adagrad(p, foreach=True),
         "rprop:loop": lambda p: torch.optim.Rprop(p, foreach=False),
-        "muon:loop": torch.optim.Muon,
         "adamw:loop/groups": lambda p: torch.optim.AdamW(p, foreach=False),
         "adamw:foreach/groups": lambda p: torch.optim.AdamW(p, foreach=True),
         "adamw:reach/groups": Reaching,
         "rmsprop:foreach/groups": lambda p: torch.optim.RMSprop(p, foreach=True),
     }
+    if hasattr(torch.optim, "Muon"):  # since 2.9
+        made["muon:loop"] = torch.optim.Muon
     found = {}
     for name, make in made.items():
         params = [nn.Parameter(torch.empty(shape, device="cuda")) for shape in shapes]
