@@ -94,7 +94,8 @@ def caught(times: int) -> None:
 
     torch.manual_seed(1)
     model = nn.Linear(1024, 1024).cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.register_parameter("apart", nn.Parameter(torch.zeros(8, device="cuda")))
+    optimizer = torch.optim.SGD([{"params": [model.bias]}, {"params": [model.weight], "lr": 0.2}], lr=0.1)
     for step in range(times):
         model(torch.ones(8, 1024, device="cuda")).sum().backward()
         try:
@@ -117,8 +118,13 @@ def test_who_catches_it_trains_on_with_the_same_bytes(place: Place) -> None:
     assert len(kept) == blackbox.OF_ONE_PROCESS_MAX
     numbers = [int(path.stem.rsplit("-", 1)[1]) for path in kept]
     assert numbers == [*range(blackbox.OF_ONE_PROCESS_MAX - 1), 19]  # the first ones, and always the last
-    steps = [report.step for path in kept if (report := blackbox.load(path)) is not None]
-    assert steps[-1] == 19
+    reports = [report for path in kept if (report := blackbox.load(path)) is not None]
+    assert reports[-1].step == 19
+    assert {name: each.group for name, each in reports[-1].parameters.items()} == {
+        "bias": 0,
+        "weight": 1,
+        "apart": None,
+    }
 
 
 def test_a_folder_the_user_names_is_used_and_off_writes_none(place: Place, tmp_path: Path) -> None:
