@@ -91,6 +91,11 @@ RECORDS = [Record(0, each) for each in tensors("dataclasses", "zoo.RECORDS[*].va
 NAMESPACE = types.SimpleNamespace(deep={"er": [tensors("deep", "zoo.NAMESPACE.deep['er'][0][*]", "attribute")]})
 
 
+NUMBERED = types.SimpleNamespace()
+for at, each in enumerate(tensors("numbered", "zoo.NUMBERED.out*", "attribute")):
+    setattr(NUMBERED, f"out{at}", each)
+
+
 def closure() -> Callable[[Tensor], None]:
     kept = tensors("closure", "zoo.KEEP.closure(kept)[*]", "closure")
 

@@ -16,6 +16,7 @@ from gpumon_agent.ledger.storages import plain, storages, tensors_within
 
 ALIKE_MAX = 3  # models of one kind and size that nobody watches; more are a heap, and no owner
 _AT_ONCE = 8
+_SEEN = ""  # in place of a buffer's name: that module was looked at
 _Claim = Callable[[Any, int], bool]
 
 
@@ -24,7 +25,7 @@ class Owners:
 
     Of several optimizers for the same parameters only the newest owns its state; of many unwatched models alike none
     owns its weights: those are what a leak of optimizers or of copies is made of. A buffer that has become larger since
-    the census before is nobody's either; `sizes` has the bytes of each.
+    the census before, or was not there then, is nobody's either; `sizes` has the bytes of each.
     """
 
     def __init__(
@@ -109,12 +110,16 @@ class Owners:
         for name, tensor in held[cursor : cursor + _AT_ONCE]:
             if tensor is not None and not (name in module._buffers and self._grew(module, name, tensor)):
                 self._tensor(tensor)
-        return cursor + _AT_ONCE >= len(held)
+        complete = cursor + _AT_ONCE >= len(held)
+        if complete:
+            self._sizes[id(module), _SEEN] = 0
+        return complete
 
     def _grew(self, module: Module, name: str, buffer: Tensor) -> bool:
+        """Whether a buffer is larger than at the census before, or was not there then."""
         nbytes = sum(size for _, size, _ in storages(buffer))
         key = id(module), name
-        before = self._sizes.get(key, nbytes)
+        before = self._sizes.get(key, 0 if (id(module), _SEEN) in self._sizes else nbytes)
         self._sizes[key] = max(before, nbytes)
         return nbytes > before
 

@@ -22,7 +22,7 @@ import ctypes
 import gc
 import sys
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, islice
 from types import ModuleType
@@ -129,6 +129,7 @@ class Walk:
         self._holders: dict[int, holders.Name] = {}  # of containers, by id
         self._named: dict[Any, holders.Name] = {}  # of places that are told alike, below one root
         self._sources: dict[str, list[str]] = {}  # by file
+        self._stems: dict[int, Counter[str]] = {}  # of namespaces, by id: names without their numbers
         self._lines: dict[tuple[str, int, str], int | None] = {}
         self._limit = DEPTH_MAX
         self._installed = False
@@ -144,6 +145,7 @@ class Walk:
         self._roots = roots[::-1]
         self._met = {root.module for root in roots if isinstance(root, Root)}
         self._levels = []
+        self._stems = {}
         self._limit = limit
         self._installed = installed
         if again:
@@ -645,7 +647,7 @@ class Walk:
             if edge is _KEY:
                 return ".keys()[*]", ""
             if above.style == _NAMED and type(edge) is str:
-                return f".{edge}", "" if above is self._levels[0] else "attribute"
+                return f".{self._stem(above, edge)}", "" if above is self._levels[0] else "attribute"
             if above.style == _BARE:
                 return "", ""
             if type(edge) is str and len(above.obj) <= _NAMED_KEYS_MAX and len(edge) <= 40:
@@ -659,6 +661,17 @@ class Walk:
         if isinstance(edge, tuple):
             return edge[0], edge[1]
         return "", ""
+
+    def _stem(self, above: _Level, name: str) -> str:
+        """`seen*` for seen17, where the newest names of a namespace are many that differ in their number only."""
+        stem = name.rstrip(_DIGITS)
+        if stem == name:
+            return name
+        stems = self._stems.get(above.identity)
+        if stems is None:
+            newest = (key for key in islice(reversed(above.obj), GLANCE) if type(key) is str)
+            stems = self._stems[above.identity] = Counter(key.rstrip(_DIGITS) for key in newest)
+        return f"{stem}*" if stems[stem] >= _NUMBERED else name
 
     def _line_within(self, above: _Level, label: str) -> str | None:
         """Where a function's own variable, closure or default stands; the innermost one tells."""
@@ -715,6 +728,8 @@ _UNTRACKED_IF_EMPTY = (tuple, dict)  # those made in C may be untracked, and hol
 _CONTAINERS = (SEQUENCE, DEQUE, SET, ROWS)
 _NAMED_KEYS_MAX = 32
 _PLACES_MAX = 8
+_DIGITS = "0123456789"
+_NUMBERED = 8  # names alike but for their number: made in a loop
 _LEAST_TRIMMED = 5  # entries: what holds fewer grows no more, or has only begun
 _HEAP_TYPE = 1 << 9
 _SMALL = 24

@@ -19,9 +19,9 @@ _COLUMNS = (
     ("grown", "grown", 8, 3),
     ("count", "tensors", 9, 0),
     ("bytes", "bytes", 11, 0),
-    ("what", "shape, type", 26, 2),
+    ("what", "shape, type", 24, 2),
     ("graph", "graph", 8, 5),
-    ("where", "made at", 20, 3),
+    ("where", "made at", 18, 3),
 )
 _HOLDER = 18
 
@@ -75,7 +75,7 @@ def leak_lines(
     looked = f"step {census.step:,}: {census.objects:,} objects, {duration(census.spent_ns / 1e9)} "
     lines = [spread([*head, (f"  {census.tensors:,} tensors, {size(census.bytes)}", "dim")], [(looked, "dim")], room)]
     if census.cut:
-        lines.append(fit([(f" {glyphs.warning} not every object was seen: {census.why or 'cut short'}", "warn")], room))
+        lines.append(fit([(f" {census.why or 'not every object was seen'}", "dim")], room))
     if not leaks.rows:
         text = "None: weights, gradients, optimizer state, inputs and activations are all there is."
         return [*lines, EMPTY, *[((" ", ""), *line) for line in words(text, "dim", max(10, room - 2))]]
@@ -142,7 +142,7 @@ def holders(row: Row, room: int, height: int, glyphs: Glyphs) -> list[Line]:
         first.append((f"  made at {g.where}" + (f" in {g.phase}" if g.phase else ""), "dim"))
     if g.has_graph:
         beside = f", {size(g.graph_bytes)} beside them" if g.graph_bytes else ""
-        first.append((f"  each keeps its graph alive{beside}", "warn"))
+        first.append((f"  {'keeps' if g.count == 1 else 'each keeps'} its graph alive{beside}", "warn"))
     lines: list[Line] = [EMPTY, fit(first, room)]
     for holder in g.holders[:HOLDERS_SHOWN]:
         about = ", ".join(part for part in (holder.kind, holder.where) if part)
@@ -171,7 +171,7 @@ def _nothing(leaks: Leaks, room: int) -> list[Line]:
 def explanation(row: Row, census: wire.Census) -> list[str]:
     """The group to the byte."""
     g = row.group
-    said = [f"{g.count:,} tensors {what(g)}: {g.bytes:,} B of storages, each counted once"]
+    said = [f"{g.count:,} tensor{'s' * (g.count != 1)} {what(g)}: {g.bytes:,} B of storages, each counted once"]
     if g.graph_bytes:
         said.append(f"saved by their graphs beside them: {g.graph_bytes:,} B")
     if row.per_step is not None and g.grown is not None:
