@@ -25,7 +25,7 @@ from gpumon_agent.ledger.workspaces import snapshot
 STEPS = 2
 STEPS_MAX = 16
 STEPS_AFTER = 3  # by then gradients, batches and activations of those steps are gone
-BLOCKS_MAX = 4_000  # of which the snapshot takes less than a millisecond
+BLOCKS_MAX = 4_000  # of which the snapshot takes about a millisecond
 _AT_ONCE = 16  # blocks between two looks at the clock
 
 
