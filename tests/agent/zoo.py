@@ -1,6 +1,7 @@
 """Thirty and more ways in which a script keeps tensors: each of a length of its own, and the name a census should give.
 
-`populate()` puts them where they live; the lines that are asked for are marked in its source with `# line: KEY`.
+They live where this module puts them; the lines that are asked for are marked in its source with `# line: KEY`. It is
+longer than other files, for each way stands for itself.
 """
 
 from __future__ import annotations
