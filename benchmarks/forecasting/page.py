@@ -51,7 +51,12 @@ Rows = Sequence[tuple[Scored, Backtest]]
 
 TABLES = (
     ("Shapes", "What forecasting was made with.", ("shapes",)),
-    ("Other models, other batches", "Written when forecasting was done.", ("held",)),
+    (
+        "Other models, other batches",
+        "Written when forecasting was done. What was then mended for pairs (planes) and heavy (phases after the inputs) was"
+        "\nmended with these runs.",
+        ("held",),
+    ),
     ("Out of memory by shape", "One batch forty times as large as the largest, half-way.", ("shape", "held shape")),
     ("Out of memory by a leak", "", ("leak", "held leak")),
     ("Scenarios", "Every one of the catalogue, 60 steps, each rank.", ("scenario",)),
