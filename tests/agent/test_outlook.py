@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scenarios.catalogue import WITHOUT_WORKSPACES
+from scenarios.catalogue import OLDER_TORCH, WITHOUT_WORKSPACES
 
 Gpu = Callable[..., Any]
 
@@ -53,8 +53,8 @@ def train() -> None:
 
     def batch(rows: int) -> None:
         optimizer.zero_grad()
-        x = torch.zeros(rows, 256, device="cuda")
-        model(x).square().sum().backward()
+        # kept until here, a long batch would be the highest that stands in the next step
+        model(torch.zeros(rows, 256, device="cuda")).square().sum().backward()
         optimizer.step()
 
     def until(step: int) -> None:
@@ -133,8 +133,9 @@ def test_it_is_said_before_it_fails(virtual_gpu: Gpu, tmp_path: Path) -> None:
     # the observer's own figures tell what the process can have from then on
     assert 500 << 20 < seen["room"] <= 574 << 20
     assert done.stderr.count("will not fit") == 2
-    assert seen["settings"]["memory_fraction:0"] == "0.900000"
-    assert abs(seen["limits"]["0"] - 0.9 * (1 << 30)) <= 1
+    if not OLDER_TORCH:  # before 2.6 torch does not tell it
+        assert seen["settings"]["memory_fraction:0"] == "0.900000"
+        assert abs(seen["limits"]["0"] - 0.9 * (1 << 30)) <= 1
     (kept,) = [json.loads(path.read_text()) for path in reports.glob("ahead-*.json")]
     assert kept["verdict"] == "oom-ahead"
     assert "gpumon: " in done.stderr
