@@ -11,6 +11,7 @@ import resource
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 from gpumon_agent import wire
@@ -98,7 +99,9 @@ class Talker:
 
     def fork(self) -> int:
         """A child that records, closes and exits as Python does at its end; 0 if it waited for nothing."""
-        pid = os.fork()
+        with warnings.catch_warnings():  # Python 3.12 warns wherever a process with threads forks
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if pid == 0:
             self.emit(10)
             sys.exit(self.goodbye() > 0.1)
