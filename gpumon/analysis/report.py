@@ -62,7 +62,7 @@ class Reporter:
             return None
         state = self._ranks[rank.source]
         waiting = rank.steps[-1].step - state.newest.step if rank.steps and state.newest is not None else 0
-        return state.report if waiting <= WAITING_STEPS else None
+        return None if waiting > WAITING_STEPS or state.tracker.confirming else state.report
 
     def meet(self, rank: RankFrame) -> None:
         """Who it is, before it has closed a step: to the others it is no stranger."""

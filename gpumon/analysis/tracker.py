@@ -98,6 +98,11 @@ class Tracker:
                 self._gone.popitem(last=False)
             del self._cases[key]
 
+    @property
+    def confirming(self) -> bool:
+        """There is evidence that was not yet seen often enough."""
+        return bool(self._cases) and any(case.finding is None for case in self._cases.values())
+
     def findings(self) -> tuple[Finding, ...]:
         """Open ones in the catalogue's order, then those that are gone, newest first."""
         if not self._cases and not self._gone:

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import ClassVar
 
 from textual.app import App, SystemCommand
@@ -36,6 +37,9 @@ from gpumon.tui.view import DEFAULT_SPAN, MANY, SPANS, Said, View, choose
 from gpumon_agent import wire
 
 TICK_S = 0.25
+TURNS = 4
+"""Ticks of the tables, at most, until each of many ranks was looked at again."""
+
 SAID_MAX = 200
 TOLD_S = 8.0
 """How long a message lies over the screen."""
@@ -139,7 +143,7 @@ class MonitorApp(App[int]):
         self._paused = False
         self._said: tuple[Said, ...] = ()
         self._ticks = 0
-        self._turn = False
+        self._turn = 0
         self._timer: Timer | None = None
         self._changes = Changes()
         self._seen = seen
@@ -247,12 +251,13 @@ class MonitorApp(App[int]):
                 screen.show(self.view, calm=calm)
 
     def _due(self, frame: Frame) -> frozenset[str] | None:
-        """Of many ranks every other one, in turn, and the one that is shown: to learn two steps at once is cheaper."""
-        if len(frame.ranks) <= MANY:
+        """Of many ranks some, in turn, and the one that is shown: forty steps at once cost less than four times ten."""
+        turns = min(TURNS, ceil(len(frame.ranks) / MANY))
+        if turns <= 1:
             return None
-        self._turn = not self._turn
+        self._turn = (self._turn + 1) % turns
         shown = self._source or frame.ranks[0].source
-        return frozenset([rank.source for rank in frame.ranks[self._turn :: 2]] + [shown])
+        return frozenset([rank.source for rank in frame.ranks[self._turn :: turns]] + [shown])
 
     def _look_at(self, frame: Frame, reports: tuple[RankReport, ...]) -> View:
         if self._rank_wanted is not None:

@@ -17,7 +17,7 @@ SPANS = (20, 50, 100, 200, 500, 1000, 2000)
 DEFAULT_SPAN = 200
 
 MANY = 16
-"""Ranks, from beyond which on they share the screen in a grid, and the screen's attention in turn."""
+"""Ranks, beyond which they share the screen in a grid, and are looked at in turn."""
 
 LOOK_BACK = 256
 """Steps in which one with figures is looked for."""

@@ -14,10 +14,12 @@ from gpumon.analysis.backtest import backtest
 from gpumon.analysis.forecast import Others, Room
 from gpumon.analysis.forecast.headroom import Taken, steps_until
 from gpumon.analysis.foreseen import Foreseen
+from gpumon.analysis.report import WAITING_STEPS
 from gpumon.analysis.robust import no_trend, theil_sen
 from gpumon.analysis.room import available
 from gpumon.analysis.whatif import SHORT, Answer, Change, answer
 from gpumon.session.frame import RankFrame
+from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 
 
@@ -180,3 +182,32 @@ def test_a_backtest_knows_what_was_said_in_time_and_what_was_false() -> None:
     stream.insert(at, replace(false.received(wrong, 20), seq=-1))
     (score,) = backtest(stream)
     assert score.false_outlooks == 1
+
+
+def test_ranks_that_are_looked_at_in_turn_learn_every_step() -> None:
+    def size(step: int) -> int:
+        return 65536 + step * 7919 % 13 * 1024
+
+    runs = [Run(nonce=f"r{n}", rank=n, pid=4000 + n, input_bytes=size, kept=lambda step: 4096 * step) for n in range(2)]
+    store, always, seldom, never = SessionStore(), Reporter(), Reporter(), Reporter()
+    for run in runs:
+        for received in run.picture():
+            store.apply(received)
+    last = 2 * WAITING_STEPS
+    stood: list[int] = []
+    for step in range(last):
+        for run in runs:
+            for received in run.step(step):
+                store.apply(received)
+        frame = store.frame(runs[0].unix_ns(step))
+        whole = always.report(frame)
+        seldom.report(frame, {f"r{step // 20 % 2}"} if step < last - 1 else None)
+        forecast = never.report(frame, ())[0].devices[0].forecast
+        assert forecast is not None
+        stood.append(step + 1 - forecast.learnt_from)
+    for one, other in zip(seldom.report(frame), whole, strict=True):
+        assert [(d.forecast, d.growth, d.regimes, d.peak, d.ledger, d.estimate) for d in one.devices] == [
+            (d.forecast, d.growth, d.regimes, d.peak, d.ledger, d.estimate) for d in other.devices
+        ]
+        assert [finding.code for finding in one.findings] == [finding.code for finding in other.findings]
+    assert max(stood) == WAITING_STEPS
