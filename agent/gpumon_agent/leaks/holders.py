@@ -29,7 +29,8 @@ Child = tuple[str, str, Any]
 
 _FUNCTIONS = (types.FunctionType,)
 _FRAMES = (types.FrameType,)
-TEES: tuple[Any, ...] = (type(itertools.tee(())[0]), itertools._tee_dataobject)  # type: ignore[attr-defined]
+_LINK: Any = getattr(itertools, "_tee_dataobject", None)  # undocumented
+TEES: tuple[Any, ...] = (type(itertools.tee(())[0]), *((_LINK,) if _LINK is not None else ()))
 _HAS_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: instances can hold references
 _OPTIMIZED = 1  # CO_OPTIMIZED: a function's frame; a module's or a class body's has its real namespace
 _OURS = str(Path(__file__).parents[1])  # of the whole package
@@ -199,8 +200,8 @@ def _of_tee(part: Any) -> list[Child]:
 
     The last link keeps what both have had until it is full: that is bounded.
     """
-    held = gc.get_referents(part)
-    behind = "tee" if type(held[-1]) in TEES and type(part) is TEES[1] else "link"
+    held = [each for each in gc.get_referents(part) if type(each) is not type]  # since Python 3.12 their own
+    behind = "tee" if type(held[-1]) in TEES and type(part) is _LINK else "link"
     return [
         ("[*]", behind, each) if at and type(each) not in TEES else ("", behind, each) for at, each in enumerate(held)
     ]
