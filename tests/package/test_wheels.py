@@ -107,7 +107,8 @@ def test_every_viewer_module_runs_on_what_is_declared_and_without_torch(without_
     done = run(without_torch, "-c", IMPORT_ALL, "gpumon")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [
-        "gpumon.analysis.estimate.on_meta", "gpumon.cli.exporting", "gpumon.demo.train", "gpumon.export.prometheus",
+        "gpumon.analysis.estimate.on_meta", "gpumon.analysis.estimate.ranks", "gpumon.cli.exporting",
+        "gpumon.demo.train", "gpumon.export.prometheus",
     ]  # fmt: skip
 
 
