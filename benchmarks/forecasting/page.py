@@ -53,8 +53,8 @@ TABLES = (
     ("Shapes", "What forecasting was made with.", ("shapes",)),
     (
         "Other models, other batches",
-        "Written when forecasting was done. What was then mended for pairs (planes) and heavy (phases after the inputs) was"
-        "\nmended with these runs.",
+        "Written when forecasting was done. What pairs and heavy showed (planes, phases after the inputs) was mended"
+        "\nlater, with these very runs.",
         ("held",),
     ),
     ("Out of memory by shape", "One batch forty times as large as the largest, half-way.", ("shape", "held shape")),

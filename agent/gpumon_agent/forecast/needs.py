@@ -24,9 +24,9 @@ from collections.abc import Sequence
 from gpumon_agent.forecast.planes import Plane, fitted, highest
 
 Shapes = Sequence[Sequence[int]]
-Features = tuple[int, int, int]
-"""elements of the first input, of the further ones, and batch · length²: of each length where there are several, and of
-the first one with each other one"""
+Features = tuple[int, int, int, int, int]
+"""elements of the first input, of the further ones; batch · length² of the first, and of the further ones; and the
+lengths' product"""
 
 POINTS_MAX = 64
 KNOWN, NEW, BEYOND, AFTER = range(4)
@@ -48,8 +48,8 @@ def features(shapes: Shapes) -> Features | None:
     """None for a batch without tensors."""
     if len(shapes) == 1 and len(shapes[0]) == 2:  # as most are
         rows, length = shapes[0]
-        return (rows * length, 0, rows * length * length) if rows and length else None
-    first = further = square = length = 0
+        return (rows * length, 0, rows * length * length, 0, 0) if rows and length else None
+    first = further = square = other = product = length = 0
     for shape in shapes:
         rank = len(shape)
         elements = math.prod(shape)
@@ -64,8 +64,9 @@ def features(shapes: Shapes) -> Features | None:
         elif not (rank >= 2 and shape[-1] == shape[-2]):  # an attention mask is a square already
             further += elements
             if rank == 2 and length:  # a decoder's: attention to itself, and to the first one's
-                square += shape[0] * shape[1] * (shape[1] + length)
-    return (first, further, square) if first else None
+                other += shape[0] * shape[1] * shape[1]
+                product += shape[0] * shape[1] * length
+    return (first, further, square, other, product) if first else None
 
 
 class _Line:
@@ -160,17 +161,17 @@ class Needs:
         keys = self._keys
         if not keys:
             return 0.0
-        x, y, z = batch
+        x, y, z, p, q = batch
         if x > keys[-1][0]:
             return self._beyond(batch, keys[-1])
         if y and self._faces:
-            return highest(self._faces, (1.0, x, y, z))
+            return highest(self._faces, (1.0, x, y, z, p, q))
         return self._between(batch)
 
     def _between(self, batch: Features) -> float:
         """By the line and by what the batches to both sides differ from it."""
         keys, settled = self._keys, self._settled
-        x, y, z = batch
+        x, y, z, _, _ = batch
         at = bisect_left(keys, batch)
         if at == 0 or at == len(keys):
             return self.line(batch) + self._beside(keys[0 if at == 0 else -1])
@@ -179,7 +180,7 @@ class Needs:
         if low is None or high is None:  # the other thread is about to drop it
             return self.line(batch)
         # the line, and by how much both differ from it, in shares: what is linear in the elements cancels out
-        (x1, y1, z1), (x2, y2, z2) = left, right
+        (x1, y1, z1, _, _), (x2, y2, z2, _, _) = left, right
         share = (x - x1) / (x2 - x1) if x1 != x2 else 0.5
         between = low + share * (high - low)
         _, _, c, d = self._now
@@ -250,7 +251,7 @@ class Needs:
 
     def _over(self, batch: Features) -> Plane:
         u, v, w = self._unit
-        return 1.0, batch[0] * u, batch[1] * v, batch[2] * w
+        return 1.0, batch[0] * u, batch[1] * v, batch[2] * w, batch[3] * w, batch[4] * w
 
     def _fit(self) -> None:
         points = [(self._over(batch), excess / self._scale) for batch, excess in self._settled.items()]
@@ -262,7 +263,10 @@ class Needs:
         faces: list[Plane] = []
         if self._planes_off < PLANES_BETTER * self._off:
             (u, v, w), scale = self._unit, self._scale
-            faces = [(a * scale, b * u * scale, c * v * scale, d * w * scale) for a, b, c, d in self._planes]
+            w *= scale
+            faces = [
+                (a * scale, b * u * scale, c * v * scale, d * w, e * w, f * w) for a, b, c, d, e, f in self._planes
+            ]
         self._faces = tuple(faces)
 
     def _drop(self) -> None:
