@@ -115,7 +115,7 @@ def test_of_batches_with_two_lengths_the_higher_of_two_moments_is_foreseen_also_
             offs.append(abs(said.next_peak / max(p.allocated_peak or 0 for p in now) - 1))
         foresight.learn(step, now, [shapes])
     assert median(offs) < 0.002
-    assert sorted(offs)[int(0.95 * len(offs))] < 0.05
+    assert sorted(offs)[int(0.95 * len(offs))] < 0.1
 
 
 def test_what_peaks_after_the_inputs_were_given_back_does_not_follow_them() -> None:
