@@ -25,6 +25,10 @@ from gpumon import virtual_gpu as vgpu
 Script = str | Path | Callable[..., Any]
 PYTHON = os.environ.get("GPUMON_VIRTUAL_GPU_PYTHON", sys.executable)
 
+if importlib.util.find_spec("torch") is None:
+    # they import it themselves
+    collect_ignore = ["agent", "inventory", "scenarios", "e2e/test_job_shards.py", "estimate_traced/test_traced.py"]
+
 MOST_WORKERS = 8
 LONGEST = (
     "tests/scenarios",

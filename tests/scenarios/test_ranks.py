@@ -26,11 +26,9 @@ def test_buckets_are_one_more_copy_of_the_gradients_unless_these_are_views(run_s
 
 
 def test_the_large_model_is_the_one_of_312_mib(run_scenario):
-    """1,567.6 and 1,251.2 MiB were once read after its backward, at a batch nobody noted: 5 W, 4 W and remainders.
+    """1,567.6 and 1,251.2 MiB were once read after its backward, of a script not kept: 5 W, 4 W and remainders.
 
-    1,251.2 is what 8 × 128 tokens give (also 4 × 256 and 8 × 256) once their logits are freed; with copies these give
-    1,566.9 and 1,566.5. Of some 280 combinations of batch, length, loss, optimizer and order of zero_grad none gave
-    1,567.6, so both are held to the byte by what was asked for instead.
+    docs/virtual-gpu-fidelity.md tells what they depend on. So both are held to the byte by what was asked for instead.
     """
     config = GPTConfig(vocabulary=50257, length=1024, layers=6, width=768, heads=12)
     weights = config.parameters * FLOAT
