@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import is_
 
 from gpumon.analysis.suspects import Suspect, explaining, root, suspects
 from gpumon_agent import wire
@@ -27,12 +28,13 @@ class Named:
     def __init__(self) -> None:
         self._known: dict[_Key, tuple[Suspect, int]] = {}
         self._newest: wire.Census | None = None
-        self._asked: tuple[object, ...] = ()  # the same question has the same answer
+        self._seen: tuple[wire.Census, ...] = ()  # the same question has the same answer
+        self._asked: tuple[object, ...] = ()
         self._told: list[tuple[Suspect, int]] = []
 
     def forget(self) -> None:
         self._known.clear()
-        self._newest, self._asked = None, ()
+        self._newest, self._seen, self._asked = None, (), ()
 
     def take(
         self,
@@ -44,8 +46,9 @@ class Named:
         bytes_per_step: float | None,
     ) -> list[tuple[Suspect, int]]:
         """The suspects, most bytes first, each with the step at which it was counted."""
-        asked = tuple(map(id, censuses)), device, since, blocks_per_step, bytes_per_step
-        if asked == self._asked:
+        asked = device, since, blocks_per_step, bytes_per_step
+        seen = tuple(censuses)
+        if asked == self._asked and len(seen) == len(self._seen) and all(map(is_, seen, self._seen)):
             return self._told
         newest = self._newest
         for census in censuses:
@@ -55,7 +58,7 @@ class Named:
                     census, device, since=since, blocks_per_step=blocks_per_step, bytes_per_step=bytes_per_step
                 )
                 self._one(census, device, found, fresh)
-        self._asked, self._told = asked, sorted(self._known.values(), key=lambda each: -each[0].held)
+        self._seen, self._asked, self._told = seen, asked, sorted(self._known.values(), key=lambda each: -each[0].held)
         return self._told
 
     def _one(self, census: wire.Census, device: int, found: list[Suspect], fresh: bool) -> None:

@@ -30,7 +30,7 @@ from gpumon.analysis.layers import Layer, trees
 from gpumon.analysis.lines import DeviceReport
 from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
-from gpumon_agent.forecast.needs import features
+from gpumon_agent.forecast.needs import Features, features
 
 STEPS = 256
 SETTLED = 2  # the first step has no optimizer state, the second new buckets
@@ -302,7 +302,7 @@ def _has_length(rank: RankFrame, shapes: Sequence[Sequence[int]]) -> bool:
     return len(seen) > 1
 
 
-def _doubt(size: int, largest: tuple[int, int, int] | None) -> float:
+def _doubt(size: int, largest: Features | None) -> float:
     """Share to each side: one in a hundred within what was seen, more the further beyond."""
     if largest is None or size <= largest[0]:
         return 0.01
