@@ -59,13 +59,13 @@ def test_every_scenario_is_a_case_or_says_why_it_is_none():
     assert sorted([*CASES, *UNSAID]) == sorted(BY_NAME)
 
 
-ALONE = (
+ONE_RANK = (
     "mlp", "gpt-fp32", "gpt-bf16", "gpt-fp16", "cnn", "checkpointing-reentrant", "sparse-embedding", "hf-trainer-all",
     "double-backward",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", ONE_RANK)
 def test_peak_and_reserved_are_those_of_the_real_allocator(virtual_gpu, name):
     truth = measured(virtual_gpu, name)
     phases = traced(CASES[name])
