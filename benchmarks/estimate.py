@@ -184,7 +184,7 @@ def tiers(names: list[str]) -> Iterator[Answer]:
             made = from_module.on_meta(case.factory)
             subject = from_module.FromModule(made, case.factory, case.batches, case.loss)
             how = {"built_on_device": case.built_on_device, "iterations": case.iterations}
-            phases = subject.traced(from_module.describe(made), work, **how)
+            phases, _ = subject.traced(from_module.describe(made), work, **how)
             return figures(phases)
 
         if configured(case) is not None:

@@ -85,7 +85,8 @@ def test_a_rank_takes_and_reserves_what_it_does_on_a_device(virtual_gpu, name):
     )
     made = on_meta(case.factory)
     subject = FromModule(made, case.factory, case.batches, case.loss)
-    phases = subject.traced(describe(made), work, built_on_device=case.built_on_device)
+    phases, as_rank = subject.traced(describe(made), work, built_on_device=case.built_on_device)
+    assert as_rank
     steps = [phase for phase in phases if phase.iteration]
     assert max(phase.peak for phase in steps) == pytest.approx(max(p["allocated_peak"] for p in truth), rel=0.001)
     assert max(phase.reserved for phase in steps) == pytest.approx(max(p["reserved_peak"] for p in truth), rel=0.02)
@@ -116,8 +117,9 @@ def test_a_module_that_fsdp_cannot_wrap_is_estimated_all_the_same():
 
     work = Workload(batch=4, world_size=2, zero=3)
     made = on_meta(Alone)
-    phases = FromModule(made, Alone, lambda size: torch.empty(size, 64)).traced(describe(made), work)
-    assert phases[0].at_end.weights == 64 * 64 * 4 // 2
+    played = FromModule(made, Alone, lambda size: torch.empty(size, 64)).play(work, None)
+    assert played.phases[0].at_end.weights == 64 * 64 * 4 // 2
+    assert played.gathered == "assumed"
 
 
 def test_each_phase_ends_where_it_does_on_a_device(virtual_gpu):

@@ -98,15 +98,17 @@ class FromModule:
             model = model.in_width(HALF)
         if self.batches is None:
             return Played(model, tensors_only(model, work, None, room), None)
-        phases = self.traced(model, work, room)
+        phases, as_rank = self.traced(model, work, room)
         highest = max(phase.reserved for phase in phases)
         if room is not None and highest > room:
             raise OutOfMemory(highest, room, highest, highest)
         layers = hasattr(self.module, "gradient_checkpointing_enable")
-        return Played(model, phases, "traced", layers=layers, gathered="traced" if shares(work) else "assumed")
+        return Played(model, phases, "traced", layers=layers, gathered="traced" if as_rank else "assumed")
 
-    def traced(self, model: Model, work: Workload, room: int | None = None, **how: Any) -> tuple[PhaseBytes, ...]:
-        """Its iterations by the trace of the nearest workload that can be traced."""
+    def traced(
+        self, model: Model, work: Workload, room: int | None = None, **how: Any
+    ) -> tuple[tuple[PhaseBytes, ...], bool]:
+        """Its iterations by the trace of the nearest workload that can be traced; whether it was traced as a rank."""
         plain = traceable(work)
 
         def run(plain: Workload) -> tuple[PhaseBytes, ...]:
@@ -116,13 +118,13 @@ class FromModule:
 
         how["hardware"] = work.hardware
         if plain.world_size == 1:
-            return run(plain)
+            return run(plain), False
         try:
-            return run(plain)
+            return run(plain), True
         except OutOfMemory:
             raise
         except Exception:  # noqa: BLE001 - DDP or FSDP cannot wrap it so; what the user's functions raise comes again
-            return run(replace(plain, world_size=1, zero=0, bucket_views=False, flat=False))
+            return run(replace(plain, world_size=1, zero=0, bucket_views=False, flat=False)), False
 
     def variants(self) -> Iterator[tuple[str, str, Subject]]:
         yield from ()
