@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from gpumon.analysis import Reporter
@@ -15,7 +17,7 @@ from gpumon.tui.plot import Curve, columns, plot
 from gpumon.tui.spans import cells, clip, fit, flow, plain, spread, width
 from gpumon.tui.view import choose, ending
 from gpumon.tui.widgets.device_bar import ORDER, bar, bars, device_lines, sums
-from gpumon.tui.widgets.findings_strip import Findings, finding_lines
+from gpumon.tui.widgets.findings_strip import finding_lines, findings
 from gpumon.tui.widgets.header import header_lines, heading
 from gpumon.tui.widgets.host_line import host_facts
 from gpumon.tui.widgets.panel import Panel
@@ -270,13 +272,17 @@ def test_what_the_driver_does_not_tell_is_said(store_of, new_run):
     assert facts.others == "other processes n/a (no permission)"
 
 
-def test_findings_stand_in_order_of_weight_and_stay_in_their_line():
+def test_findings_stand_in_order_of_weight_and_stay_in_their_line(store_of, new_run):
     found = (
         Finding("bucket-copy", "info", 3, "buckets hold one more copy", bytes=5 * GIB),
+        Finding("host-leak", "warning", 1, "grows", bytes=5 * GIB),  # not the device's
         Finding("oom-ahead", "critical", 9, "full in 20 steps", remedy="smaller batch"),
         Finding("tensor-leak", "warning", 1, "grows", bytes_per_step=4 << 20, holder="`outputs`", where="train.py:58"),
     )
-    lines = finding_lines(Findings(found, None, True), 70, 4, UNICODE, "")
+    view = view_of(store_of(new_run().usual(20)))
+    ordered = findings(replace(view, report=msgspec.structs.replace(view.report, findings=found)))
+    assert [each.code for each in ordered.findings] == ["oom-ahead", "tensor-leak", "host-leak", "bucket-copy"]
+    lines = finding_lines(ordered, 70, 4, UNICODE, "")
     assert all(width(line) <= 70 for line in lines)
     assert "tensor-leak  +4.00 MiB/step since 1" in plain(lines)
 

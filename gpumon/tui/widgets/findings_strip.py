@@ -33,9 +33,14 @@ class Findings:
 def findings(view: View) -> Findings:
     rank = view.rank
     found = view.report.findings if view.report else ()
-    order = sorted(found, key=lambda f: (f.state != "open", -SEVERITIES.index(f.severity), -(f.bytes or 0)))
+    order = sorted(found, key=_weight)
     explained = view.report is not None and view.report.oom is not None
     return Findings(tuple(order), rank.oom if rank and not explained else None, bool(rank and rank.steps))
+
+
+def _weight(f: Finding) -> tuple[object, ...]:
+    """The host's bytes are not the device's: they stand behind those, however many they are."""
+    return f.state != "open", -SEVERITIES.index(f.severity), f.code == "host-leak", -(f.bytes or 0)
 
 
 LEAKS = frozenset(("tensor-leak", "retained-graph", "retained-checkpoint", "checkpoint-device", "host-leak"))
