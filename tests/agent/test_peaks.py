@@ -92,7 +92,7 @@ def reads(seeds: int, operations: int, pools: bool) -> None:
             elif kind < 0.842:
                 watch_or_stop()
             else:
-                figures.append(choose.choice(readers)(device))
+                figures.append([choose.choice(readers)(device), torch.cuda.current_device()])
         held.clear()
         pool = None
     if watched:

@@ -57,14 +57,17 @@ class Devices:
     def look(self, used: Iterable[Reader]) -> None:
         """What can be named by now, and the limits of those that are used: a question about another may wake it."""
         self.found = tuple(device for probe in self._probes.values() for device in probe.devices())
-        from torch import _C
+        import torch
 
-        fraction = getattr(_C, "_cuda_getMemoryFraction", None)  # since torch 2.6
+        fraction = getattr(torch._C, "_cuda_getMemoryFraction", None)  # since torch 2.6
         indices = {index for _, index, where in used if where.type == "cuda"}
         for device in self.found:
             if device.index not in indices or device.kind not in ("cuda", "hip") or device.total_bytes is None:
                 continue
-            share = fraction(device.index) if fraction is not None else 1.0
+            share = 1.0
+            if fraction is not None:
+                with torch.cuda.device(device.index):  # torch 2.8 leaves the device that it asked the current one
+                    share = fraction(device.index)
             self.limits[device.index] = int(share * device.total_bytes)
             if share < 1:
                 self.fractions[f"memory_fraction:{device.index}"] = f"{share:.6f}"
