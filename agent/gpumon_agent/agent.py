@@ -143,7 +143,7 @@ class Agent:
             outlooks=self.outlooks,
         )
         self.publisher: Publisher = Publisher(
-            Followed(self.recorder.drain, self.guard.protect("outlook's learning", self.outlooks.drained)),
+            Followed(self._drain, self.guard.protect("outlook's learning", self.outlooks.drained)),
             self.picture,
             self.heartbeat,
             self._descriptor,
@@ -278,6 +278,10 @@ class Agent:
         self.recorder.append(wire.Notice(time.monotonic_ns(), text, self.recorder.now[0]))
 
     # --------------------------------------------------------------------------------- called by the publisher's thread
+
+    def _drain(self) -> list[tuple[int, Any]]:
+        self.devices.settle()
+        return self.recorder.drain()
 
     def picture(self) -> list[wire.Event | bytes]:
         events: list[wire.Event | bytes] = [self._hello()]

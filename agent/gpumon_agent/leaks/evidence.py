@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpumon_agent import wire
 from gpumon_agent.governor import Governor
@@ -11,6 +11,7 @@ from gpumon_agent.guard import Guard
 from gpumon_agent.leaks import loads
 from gpumon_agent.leaks.census import Census
 from gpumon_agent.leaks.checkpoints import Checkpoints
+from gpumon_agent.probe import Read, reading
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -61,12 +62,10 @@ class Evidence:
         self.resident_bytes: int | None = None  # of this process, as the publisher's thread last read it
         self._resident_before: int | None = None
 
-    def step_closes(self, reads: Iterable[tuple[int, Any]]) -> None:
+    def step_closes(self, reads: Iterable[tuple[int, Read]]) -> None:
         """(device, reading) of the step's last windows: what is allocated as the optimizer ends."""
-        figures: dict[int, tuple[int | None, int | None]] = {}
-        for device, reading in reads:
-            figures[device] = reading[0], reading[7]
-        self._figures = figures
+        last = {device: reading(read) for device, read in dict(reads).items()}
+        self._figures = {device: (figures.allocated, figures.allocations) for device, figures in last.items()}
 
     def step_closed(self, step: int) -> None:
         figures = [(device, *each) for device, each in self._figures.items()]

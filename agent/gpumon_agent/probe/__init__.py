@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from gpumon_agent.probe.peaks import figures
 from gpumon_agent.wire import Device
 
 
@@ -25,8 +26,23 @@ class Reading(NamedTuple):
     rss: int | None = None
 
 
-Reader = tuple[Callable[[int], tuple[Any, ...]], int, Any]
-"""reads a boundary, in the order of a Reading; the device's index; the torch.device"""
+Read = tuple[Any, ...] | dict[str, Any]
+"""What a boundary found: in the order of a Reading, or as torch's allocator told it, to be looked through later."""
+
+Reader = tuple[Callable[[int], Read], int, Any]
+"""reads a boundary; the device's index; the torch.device"""
+
+
+def reading(read: Read) -> Reading:
+    return Reading._make(figures(read) if isinstance(read, dict) else read)
+
+
+def stood(read: Read) -> tuple[int | None, int | None]:
+    """allocated, allocated_peak, where a boundary cannot afford the rest."""
+    if isinstance(read, dict):
+        allocated = read["allocated_bytes"]["all"]
+        return allocated["current"], allocated["peak"]
+    return read[0], read[1]
 
 
 class Probe(Protocol):
@@ -35,8 +51,8 @@ class Probe(Protocol):
     kind: str
     """As torch spells it in Device.kind: cuda, hip, mps, xpu, cpu."""
 
-    def boundary(self, device: int) -> tuple[Any, ...]:
-        """Read the device, and let its peaks begin anew. A Reading, or a plain tuple in its order."""
+    def boundary(self, device: int) -> Read:
+        """Read the device, and let its peaks begin anew."""
         ...
 
     def devices(self) -> tuple[Device, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from gpumon_agent.probe import Read
 from gpumon_agent.probe.peaks import Peaks
 from gpumon_agent.wire import Device
 
@@ -34,7 +34,8 @@ class CudaProbe:
 
         self._torch = torch
         self.kind = "hip" if torch.version.hip else "cuda"
-        self.boundary: Callable[[int], tuple[Any, ...]] = peaks.boundary
+        self.boundary: Callable[[int], Read] = peaks.boundary
+        self.settle = peaks.fold
         self._peaks = peaks
         self._oom: Oom | None = oom
         self._observing = False

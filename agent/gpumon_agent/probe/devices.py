@@ -81,6 +81,11 @@ class Devices:
         assert self._cuda is not None
         return self._cuda.now(device)
 
+    def settle(self) -> None:
+        """What boundaries left to be done by another thread, now and then."""
+        if self._cuda is not None:
+            self._cuda.settle()
+
     def stop(self) -> None:
         for probe in self._probes.values():
             probe.stop()

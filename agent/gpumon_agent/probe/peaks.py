@@ -15,8 +15,8 @@ each device, or a read that finds the counters caught up. Until then a read cost
 from __future__ import annotations
 
 from _thread import _count as _python_threads
-from collections.abc import Callable, Iterable
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator
+from threading import Lock
 from typing import Any
 
 from gpumon_agent.guard import leave_no_frame
@@ -38,53 +38,55 @@ _NAMES = (
 _OVERSIZE = ("oversize_allocations", "oversize_segments")
 _POOLS = ("all", "small_pool", "large_pool")
 _PRIVATE = "reserved_bytes_by_private_pools"
-_folded: Callable[[Stats], tuple[dict[str, Stats], ...]] = itemgetter(*_NAMES)
+_HELD_MAX = 64  # readings as torch gave them, some 12 KB each
 _QUIET_CHECKS = 256  # after so many checks without a foreign allocation, check one boundary in sixteen
 
 
-class _Shadow:
-    """One device's peaks from before the last boundary, and what a user's reset took from the open window."""
+def figures(stats: Stats, flags: int = 0) -> tuple[Any, ...]:
+    """Of what torch's allocator tells of itself, what a Reading holds, in its order."""
+    allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+    return (
+        allocated["current"], allocated["peak"], reserved["current"], reserved["peak"],
+        stats["active_bytes"]["all"]["current"], stats["inactive_split_bytes"]["all"]["current"],
+        stats["requested_bytes"]["all"]["current"], stats["allocation"]["all"]["current"],
+        stats["num_alloc_retries"], stats["num_ooms"], flags, None,
+    )  # fmt: skip
 
-    __slots__ = ("boundaries", "carried", "carried_reserved", "oversize", "peaks", "private", "quiet", "resets")
+
+class _Past:
+    """Peaks of before the last boundaries. Never changed once made: any thread may be reading it."""
+
+    __slots__ = ("oversize", "peaks", "private")
 
     def __init__(self) -> None:
-        self.carried = 0
-        self.carried_reserved = 0
-        self.resets = 0  # how often the user reset: a boundary that a reset interrupts must not bring old peaks back
-        self.boundaries = 0
-        self.quiet = 0
-        self.drop()
-
-    def drop(self) -> None:
         self.peaks = [0] * (3 * len(_NAMES))
         self.oversize = [0, 0]
         self.private: dict[Any, list[int]] = {}
 
-    def raise_to(self, at: int, pools: Iterable[Stats]) -> None:
-        """Raise the three peaks from `at` on."""
-        peaks = self.peaks
-        for i, pool in enumerate(pools, at):
-            peaks[i] = max(peaks[i], pool["peak"])
-        # all of them anew, side by side in memory: a boundary compares each, and has none in the caches
-        peaks[:] = [(peak << 1) >> 1 for peak in peaks]
-
-    def fold_private(self, private: dict[Any, Stats]) -> None:
-        known = self.private
-        self.private = {
-            pool: [max(p, stat[name]["peak"]) for p, name in zip(known.get(pool, (0, 0, 0)), _POOLS, strict=True)]
-            for pool, stat in private.items()
-        }
+    def raised(self, readings: Iterable[Stats]) -> _Past:
+        """One more, with the peaks of `readings`, oldest first."""
+        past = _Past()
+        peaks, oversize, private = self.peaks.copy(), self.oversize, self.private
+        for stats in readings:
+            for i, (stat, pool) in enumerate(_pools(stats)):
+                peak = stat[pool]["peak"]
+                if peak > peaks[i]:
+                    peaks[i] = peak
+            oversize = [max(p, stats[name]["peak"]) for p, name in zip(oversize, _OVERSIZE, strict=True)]
+            private = {
+                key: [max(p, stat[name]["peak"]) for p, name in zip(private.get(key, (0, 0, 0)), _POOLS, strict=True)]
+                for key, stat in stats.get(_PRIVATE, {}).items()
+            }
+        past.peaks, past.oversize, past.private = peaks, oversize, private
+        return past
 
     def lift(self, stats: Stats) -> bool:
-        """Raise the peaks in `stats` to the shadow's: what the user would have read. Whether any was below."""
-        peaks = iter(self.peaks)
+        """Raise the peaks in `stats` to these: what the user would have read. Whether any was below."""
         lifted = False
-        for stat in _folded(stats):
-            for pool in _POOLS:
-                peak = next(peaks)
-                if peak > stat[pool]["peak"]:
-                    stat[pool]["peak"] = peak
-                    lifted = True
+        for peak, (stat, pool) in zip(self.peaks, _pools(stats), strict=True):
+            if peak > stat[pool]["peak"]:
+                stat[pool]["peak"] = peak
+                lifted = True
         for name, peak in zip(_OVERSIZE, self.oversize, strict=True):
             if peak > stats[name]["peak"]:
                 stats[name]["peak"] = peak
@@ -95,6 +97,45 @@ class _Shadow:
                     stat[pool]["peak"] = peak
                     lifted = True
         return lifted
+
+
+def _pools(stats: Stats) -> Iterator[tuple[Stats, str]]:
+    return ((stats[name], pool) for name in _NAMES for pool in _POOLS)
+
+
+class _Shadow:
+    """One device's peaks from before the last boundary, and what a user's reset took from the open window."""
+
+    __slots__ = ("_folding", "boundaries", "carried", "carried_reserved", "held", "quiet", "resets", "room")
+
+    def __init__(self) -> None:
+        self.carried = 0
+        self.carried_reserved = 0
+        self.resets = 0  # how often the user reset: a boundary that a reset interrupts must not bring old peaks back
+        self.boundaries = 0
+        self.quiet = 0
+        self.room = _HELD_MAX  # so many readings more are left to another thread
+        self._folding = Lock()  # tried, never waited for
+        self.drop()
+
+    def drop(self) -> None:
+        self.held: list[Any] = [_Past()]  # and the readings since, as torch gave them. Another list at each reset:
+        # who folds an older one at this moment brings nothing back
+
+    def fold(self) -> None:
+        """Make one of all that is held. Appending goes on meanwhile, and so does reading."""
+        if self._folding.acquire(blocking=False):
+            try:
+                held = self.held
+                past, *readings = known = list(held)
+                if readings:
+                    held[: len(known)] = [past.raised(readings)]
+            finally:
+                self._folding.release()
+
+    def lift(self, stats: Stats) -> bool:
+        past, *readings = list(self.held)
+        return bool((past.raised(readings) if readings else past).lift(stats))
 
 
 _lingering: list[Peaks] = []
@@ -144,6 +185,7 @@ class Peaks:
     def stop(self) -> None:
         """No boundary comes any more. Torch is as it was found as soon as no peak is missing from its counters."""
         self._leaving = True
+        self.fold()
         if self._replaced:
             _lingering[:] = [self]
             self._forget(None)
@@ -202,57 +244,45 @@ class Peaks:
 
         return reset
 
-    def boundary(self, device: int) -> tuple[Any, ...]:
-        """Close the device's window: read once, reset its peaks, and give what was read, in the order of a Reading.
+    def boundary(self, device: int) -> tuple[Any, ...] | Stats:
+        """Close the device's window: read once, reset its peaks, and give what was read: `figures`, or what they are
+        made of, as another thread can do that too.
 
         While other Python threads run, a second read tells whether one of them allocated between the two calls: its
         peak may be lost, so the reading is marked a bound. After 256 quiet checks every sixteenth boundary is checked.
 
-        One flat function, for it runs at every boundary, where training has left nothing of it in the caches.
+        It runs at every boundary, where training has left nothing of it in the caches: what can be done later, is.
         """
         shadow = self._shadows.get(device)
         if shadow is None:
             shadow = self._shadows[device] = _Shadow()
         resets = shadow.resets
         stats = self.read(device)
-        nine = (  # by constant names: an itemgetter's own code is cold here, and costs more than nine look-ups
-            stats["allocated_bytes"], stats["reserved_bytes"], stats["active_bytes"],
-            stats["inactive_split_bytes"], stats["requested_bytes"], stats["allocation"],
-            stats["segment"], stats["active"], stats["inactive_split"],
-        )  # fmt: skip
-        allocated, reserved, allocation = nine[0]["all"], nine[1]["all"], nine[5]["all"]
-        peak, reserved_peak = allocated["peak"], reserved["peak"]
-        flags = 0
         if self.bounds:
-            flags = BOUND
-        else:
-            # into the shadow before the reset, or a reader in another thread would see the peak missing
-            peaks = shadow.peaks
-            i = 0
-            for stat in nine:
-                both, small, large = stat.values()  # torch fills them in the order of _POOLS
-                if both["peak"] > peaks[i] or small["peak"] > peaks[i + 1] or large["peak"] > peaks[i + 2]:
-                    shadow.raise_to(i, (both, small, large))
-                i += 3
-            oversize = shadow.oversize
-            if stats["oversize_allocations"]["peak"] > oversize[0] or stats["oversize_segments"]["peak"] > oversize[1]:
-                shadow.oversize = [max(p, stats[n]["peak"]) for p, n in zip(oversize, _OVERSIZE, strict=True)]
-            private = stats.get(_PRIVATE)
-            if private or shadow.private:
-                shadow.fold_private(private or {})
-            self.reset(device)
-            if resets != shadow.resets:
-                shadow.drop()
-            if shadow.carried or shadow.carried_reserved:
-                peak, reserved_peak = max(peak, shadow.carried), max(reserved_peak, shadow.carried_reserved)
-                shadow.carried = shadow.carried_reserved = 0
-            if _python_threads() > self.own_threads:
-                flags = self._check(shadow, allocation, device)
-        return (
-            allocated["current"], peak, reserved["current"], reserved_peak,
-            nine[2]["all"]["current"], nine[3]["all"]["current"], nine[4]["all"]["current"], allocation["current"],
-            stats["num_alloc_retries"], stats["num_ooms"], flags, None,
-        )  # fmt: skip
+            return figures(stats, BOUND)
+        # into the shadow before the reset, or a reader in another thread would see the peak missing
+        shadow.held.append(stats)
+        self.reset(device)
+        if resets != shadow.resets:
+            shadow.drop()
+        flags = 0
+        if _python_threads() > self.own_threads:
+            flags = self._check(shadow, stats["allocation"]["all"], device)
+        if shadow.room and not flags and not shadow.carried and not shadow.carried_reserved:
+            shadow.room -= 1
+            return stats
+        if len(shadow.held) > _HELD_MAX:
+            shadow.fold()
+        allocated, peak, reserved, reserved_peak, *others = figures(stats, flags)
+        peak, reserved_peak = max(peak, shadow.carried), max(reserved_peak, shadow.carried_reserved)
+        shadow.carried = shadow.carried_reserved = 0
+        return allocated, peak, reserved, reserved_peak, *others
+
+    def fold(self) -> None:
+        """Ten times a second, in another thread: what boundaries have left to be done."""
+        for shadow in list(self._shadows.values()):
+            shadow.fold()
+            shadow.room = _HELD_MAX
 
     def _check(self, shadow: _Shadow, allocation: Stats, device: int) -> int:
         """BOUND if somebody has allocated since `allocation` was read."""

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from gpumon_agent.governor import Governor
-from gpumon_agent.probe import Reader, Reading
+from gpumon_agent.probe import Read, Reader, Reading, reading, stood
 from gpumon_agent.viewers.recorder import Recorder
 from gpumon_agent.wire import (
     ABORTED,
@@ -143,7 +143,7 @@ class Phases:
         self._input_shapes.clear()
         self._inputs_seen = False
         self._batches = 0
-        self._reads: list[tuple[int, tuple[Any, ...]]] = []  # since the last batch came
+        self._reads: list[tuple[int, Read]] = []  # since the last batch came
         self._tops: dict[int, int] = {}  # device -> highest peak of this step
 
     # ---------------------------------------------------------------------------------------------------- what happens
@@ -179,14 +179,14 @@ class Phases:
 
     def _stands(self) -> list[tuple[int, int | None, int]]:
         """Of each device: allocated now, and the step's highest peak so far."""
-        tops, stood = self._tops, {}
+        tops, stands = self._tops, {}
         for device, read in self._reads:
-            stood[device] = read[0]
-            peak = read[1]
+            allocated, peak = stood(read)
+            stands[device] = allocated
             if peak is not None and peak > tops.get(device, 0):
                 tops[device] = peak
         self._reads = []
-        return [(device, allocated, tops.get(device, 0)) for device, allocated in stood.items()]
+        return [(device, allocated, tops.get(device, 0)) for device, allocated in stands.items()]
 
     def forward_ends(
         self, root: int, *, gradients: bool, aborted: bool, recorded: bool = False, look: Callable[[], object] = int
@@ -404,16 +404,16 @@ class Phases:
         for boundary, device, where in self.readers or self._look_for_readers():
             read = boundary(device) if reads else _UNREAD
             if flags:
-                read = _flagged(read, label, flags)
+                read = _flagged(reading(read), label, flags)
             if fold:
-                self._fold(Phase(step, label, index, device, now, duration, *read))
+                self._fold(Phase(step, label, index, device, now, duration, *reading(read)))
                 continue
-            self._put((next(self._numbers), step, label, index, device, now, duration, *read))
+            self._put((next(self._numbers), step, label, index, device, now, duration, read))
             self._reads.append((device, read))
             self._events += 1
             if ledger:
                 began = monotonic_ns()
-                self._read_ledger(step, label, index, where, Reading._make(read))
+                self._read_ledger(step, label, index, where, reading(read))
                 ledger_ns += monotonic_ns() - began
         self._opened_ns = now
         self.aborted = label if flags & ABORTED else None
@@ -427,7 +427,7 @@ class Phases:
             self._carry_out()
 
     @property
-    def reads(self) -> list[tuple[int, tuple[Any, ...]]]:
+    def reads(self) -> list[tuple[int, Read]]:
         """What the step's windows have read since its last batch came, in order: (device, reading)."""
         return self._reads
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+from gpumon_agent.probe import reading
 from gpumon_agent.wire import LOAD, NumberedEvent, Phase
 
 EVENTS_MAX = 16_384  # some 5 MiB; the publisher empties it ten times a second
@@ -31,8 +32,9 @@ class Recorder:
         self._events: deque[tuple[Any, ...]] = deque(maxlen=limit)
         self._drained = 0  # events so far
         self._newest = -1  # number of those
-        # What `append` is made of, for who cannot afford a call more: `put((next(numbers), *fields of a Phase))`. Muted
-        # in a fork by who calls them. The number is atomic: two training threads never share one.
+        # What `append` is made of, for who cannot afford a call more: `put((next(numbers), *the fields of a Phase up to
+        # its figures, what was read))`. Muted in a fork by who calls them. The number is atomic: two training threads
+        # never share one.
         self.numbers = count()
         self.put: Callable[[tuple[Any, ...]], None] = self._events.append
         _alive.add(self)
@@ -47,8 +49,9 @@ class Recorder:
         pop = self._events.popleft
         try:
             while True:
-                seq, *event = pop()
-                drained.append((seq, event[0] if len(event) == 1 else Phase(*event)))
+                seq, *window, last = pop()
+                figures: tuple[Any, ...] = reading(last) if window else ()
+                drained.append((seq, Phase(*window, *figures) if window else last))
         except IndexError:  # the deque's own word for empty; asking for its length first would race
             self._drained += len(drained)
             self._newest = max((seq for seq, _ in drained), default=self._newest)
