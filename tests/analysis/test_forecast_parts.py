@@ -40,22 +40,24 @@ def test_where_batches_differ_a_large_one_meets_the_end_first() -> None:
     assert 70 < first < 85  # the largest fifth of the batches fails from step 70 on
 
 
-def test_of_what_is_left_no_peak_reaches_what_makes_no_whole_segment_nor_what_lies_idle_then() -> None:
+def test_what_stands_as_memory_ends_is_known_from_how_the_reserved_grew() -> None:
     taken = Taken()
-    reserved = 100 * MIB
-    for step in range(60):  # 3 MiB a step, in segments of 20, of which 5 do not serve when the next one is needed
-        peak = 90 * MIB + 3 * MIB * step
-        while peak > reserved - 5 * MIB:
+    reserved, standing = 200 * MIB, 90 * MIB
+    for step in range(60):  # 3 MiB a step, in segments of 20; a peak is 50 above, of 5 more the allocator has no use
+        while standing + 55 * MIB > reserved:
             reserved += 20 * MIB
-        taken.observe(step, reserved, peak)
-    assert taken.unreachable(reserved - 1) == 0
-    for left, rest in ((0, 0), (19, 19), (20, 0), (47, 7)):
-        unreachable = taken.unreachable(reserved + left * MIB)
-        assert rest * MIB + 2 * MIB <= unreachable <= rest * MIB + 5 * MIB
-    missed = Taken()  # which peak made it grow was not read
+        taken.observe(step, reserved, standing + 3 * MIB)
+        standing += 3 * MIB
+    for left in (0, 19, 20, 47):
+        available = reserved + left * MIB
+        last = taken.last_standing(available)
+        assert last is not None
+        fits = reserved + left // 20 * 20 * MIB - 55 * MIB
+        assert fits < last <= fits + 3 * MIB, left
+    missed = Taken()  # what stood before it grew was not read
     for step in range(0, 60, 2):
         missed.observe(step, 20 * step * MIB, step * MIB)
-    assert missed.unreachable(4000 * MIB) == 0
+    assert missed.last_standing(4000 * MIB) is None
 
 
 def test_a_trend_is_never_overlooked_by_the_quick_look() -> None:

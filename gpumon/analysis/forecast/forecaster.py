@@ -146,7 +146,7 @@ class Forecaster:
         self._peaks.append(step.peak)
         self._near.append(step.peak)
         if step.reserved_peak is not None:
-            self._taken.observe(step.step, step.reserved_peak, step.peak)
+            self._taken.observe(step.step, step.reserved_peak, step.end)
         self._starts.append(step.start)
         self._ends.append(step.end)
         if self._seen % self._stride == 0:
@@ -447,10 +447,13 @@ class Forecaster:
             return None
         if not kept or headroom < 0 or self._usual is None:
             return steps_until(headroom, rate)
+        newest = self._window[-1]
+        last = self._taken.last_standing(room.available)
+        if last is not None:
+            return max(1, round((last - newest.end) / rate) + 1)
         since, usual = self._usual
-        now = usual + rate * (self._window[-1].step + 1 - since)
-        left = min(room.above(round(now)), room.available - self._taken.unreachable(room.available) - round(now))
-        return steps_until(left, rate, self._apart)
+        now = usual + rate * (newest.step + 1 - since)
+        return steps_until(room.above(round(now)), rate, self._apart)
 
     def _rate(self) -> float | None:
         """Bytes a step by which the peak grows. Random batches hide a leak in the peak, not in what stays."""

@@ -3,8 +3,9 @@
 Model. Headroom = what the process can have (reserved + free, by the driver; no more than a fraction that the user set)
 − the next peak − what the allocator will hold reserved then and cannot use. That last figure (the agent's
 Fragments) is at most reserved − allocated at a peak, for it fitted into that, and it is that very figure once the
-allocator had to give its cache back; with expandable segments it is nothing. Steps to OOM: headroom over what the peak
-grows by a step, and what other processes take meanwhile.
+allocator had to give its cache back; with expandable segments it is nothing. Steps to OOM: what may still be kept, over
+what is kept of a step and what other processes take meanwhile. What may be kept is known from what was, each time the
+allocator took a segment (Taken); before it did so often enough, headroom stands for it.
 Known limitations. Which blocks lie free together is known only where the segments were read: a request that is larger
 than each of them fails earlier. Growth of one tensor by less than a segment's rounding costs nothing at first.
 """
@@ -25,8 +26,13 @@ SHRINKS_Z = 4.0
 SHRINKS_LEAST = 1 << 20
 """bytes a second"""
 
-SEGMENTS, SEGMENTS_LEAST = 9, 3
+SEGMENTS, SEGMENTS_LEAST = 32, 3
 """How many of the newest growths of what is reserved count, and from how many on they tell."""
+
+SETTLES = 8  # steps before which it grows for other reasons: the cache fills
+
+SMALL_SEGMENT = 2 << 20
+"""bytes; the allocator's for tensors below 1 MiB: they share none with larger ones"""
 
 READINGS = 64
 CHUNKS = 24  # into which the steps are cut between which a large batch and the usual one meet the end
@@ -72,34 +78,36 @@ class Others:
 
 
 class Taken:
-    """Follows how the allocator takes memory from the device: in segments, each when what it holds does not do."""
+    """Follows how the allocator takes memory from the device: in segments, each when what it holds does not do.
+
+    Each time it does, the last step left some bytes standing, below what was reserved by so much: activations and what
+    lies between them did not fit into that. As memory ends it is once more so, with all segments there is room for.
+    """
 
     def __init__(self) -> None:
         self._reserved = 0
+        self._standing = 0
         self._step = -1
-        self._grown: deque[int] = deque(maxlen=SEGMENTS)  # by so much at a time
-        self._idle: deque[int] = deque(maxlen=SEGMENTS)  # held, and no use, when it did
+        self._grown: deque[tuple[int, int]] = deque(maxlen=SEGMENTS)  # by how much, and that difference
 
-    def observe(self, step: int, reserved: int, peak: int) -> None:
-        before, self._reserved = self._reserved, reserved
-        follows, self._step = step == self._step + 1, step  # else which peak made it grow was not read
-        if reserved > before and follows:
-            self._grown.append(reserved - before)
-            self._idle.append(max(0, before - peak))
+    def observe(self, step: int, reserved: int, standing: int) -> None:
+        """`standing`: allocated at the step's end."""
+        if reserved > self._reserved and self._step == step - 1 >= SETTLES:  # else what stood before was not read
+            self._grown.append((reserved - self._reserved, self._reserved - self._standing))
+        self._reserved, self._standing, self._step = reserved, standing, step
 
-    def unreachable(self, available: int) -> int:
-        """Bytes of what the process can have that no peak will reach: too few for a segment, or idle as one is needed.
-
-        0 where it did not grow often enough to tell.
-        """
-        left = available - self._reserved
-        if len(self._grown) < SEGMENTS_LEAST or left < 0:
-            return 0
-        grown, idle = sorted(self._grown), sorted(self._idle)
+    def last_standing(self, available: int) -> int | None:
+        """What will stand as an allocation fails; None where the reserved did not grow often enough to tell."""
+        large = [each for each in self._grown if each[0] > SMALL_SEGMENT]
+        each = large if len(large) >= SEGMENTS_LEAST else self._grown
+        if len(each) < SEGMENTS_LEAST:
+            return None
+        grown = sorted([by for by, _ in each])
         usual = grown[len(grown) // 2]
+        left = max(0, available - self._reserved)
         alike = 4 * (grown[-2] - grown[1]) <= usual
         rest = left % usual if alike else min(left, usual // 2)  # of any size: half of one, in the mean
-        return rest + (idle[len(idle) // 2] if idle else 0)
+        return available - rest - sum([below for _, below in each]) // len(each)
 
 
 def steps_until(headroom: int | None, rate: float | None, residuals: Collection[float] = ()) -> int | None:
