@@ -1,20 +1,23 @@
-"""What a census costs: `python benchmarks/census.py [--write FILE]`; with --stacks what its one snapshot costs.
+"""What a census costs: `python benchmarks/census.py [--write FILE]`; with --stacks what the lines of tensors cost.
 
 A process with 700,000 Python objects that the collector knows, a list of 250,000 objects among them, trains on the CPU.
 Censuses are asked for and taken in slices to the very end (installed packages' modules too). Of each slice the training
 thread's own time is measured around everything that the agent does for it; of a suspicion, the time of one step.
 
---stacks needs a GPU, the virtual one will do: so many blocks, 100 of them with the stack that they were made by, and of
-each read the one piece that the allocator's snapshot is, then the slices in which it is gone through.
+--stacks needs a GPU, the virtual one will do: so many blocks, 100 of them with the stack that they were made by; of a
+thousand reads the one piece that cannot be cut (a snapshot of few blocks, of many the newest allocations), then the
+slices in which stacks are asked for, where there are many blocks of 600 addresses.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -33,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--objects", type=int, default=700_000, help="that the collector knows (700,000)")
     parser.add_argument("--censuses", type=int, default=3, help="complete ones (3)")
-    parser.add_argument("--stacks", action="store_true", help="the allocator's snapshot instead, by number of blocks")
+    parser.add_argument("--stacks", action="store_true", help="where tensors were made instead, by number of blocks")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the table there, with this command")
     args = parser.parse_args()
     os.environ["GPUMON_GOVERNOR"] = "off"
@@ -116,7 +119,7 @@ def measure(args: argparse.Namespace) -> list[str]:
 def measure_stacks() -> list[str]:
     import torch
 
-    from gpumon_agent.leaks.allocations import Allocations
+    from gpumon_agent.leaks import allocations
     from gpumon_agent.leaks.clock import Clock
     from gpumon_agent.leaks.holders import Files
     from gpumon_agent.ledger.composition import History
@@ -125,45 +128,61 @@ def measure_stacks() -> list[str]:
     def deep(levels: int) -> torch.Tensor:
         return deep(levels - 1) if levels else torch.empty(64, device="cuda")
 
+    def timed(pieces: list[int], piece: Callable[[], object]) -> object:
+        began = time.thread_time_ns()
+        result = piece()
+        pieces.append(time.thread_time_ns() - began)
+        return result
+
     torch.optim.SGD([torch.empty(1, device="cuda")])  # what an optimizer imports a first stack would, too
     history = History()
     rows = []
     for blocks in BLOCKS:
-        pieces, gone, slices = [], [], []
-        for _ in range(ROUNDS):
-            kept = [torch.empty(64, device="cuda") for _ in range(blocks - WITH_STACKS)]
-            allocations = Allocations(history, Files())
-            allocations.begin()
-            kept += [deep(20) for _ in range(WITH_STACKS)]
-            while not allocations.survived:
-                allocations.step_closed()
-            addresses = {tensor.data_ptr() for tensor in kept}
+        pieces: list[int] = []
+        slices: list[int] = []
+        kept = [torch.empty(64, device="cuda") for _ in range(blocks - WITH_STACKS)]
+        few = blocks <= allocations.BLOCKS_MAX
+        rounds = ROUNDS if few or allocations._ask is not None else ROUNDS_IN_PAUSE
+        for _ in range(rounds):
+            read = allocations.Allocations(history, Files())
+            read.begin(blocks)
+            made = [deep(20) for _ in range(WITH_STACKS)]
+            addresses = {tensor.data_ptr() for tensor in (*made, *kept[:ASKED])}
             gc.disable()  # as in a census
-            began = time.thread_time_ns()
-            snapshot(traces=False)
-            pieces.append(time.thread_time_ns() - began)
-            whole, complete = 0, False
-            while not complete:
-                began = time.thread_time_ns()
-                complete = allocations.read(addresses, (), Clock(SLICE_NS))
-                slices.append(time.thread_time_ns() - began)
-                whole += slices[-1]
-            gone.append(whole)
+            if few:
+                timed(pieces, lambda: snapshot(traces=False))
+            elif read._traced is not None:
+                timed(pieces, history.newest)
+            while not read.survived:
+                read.step_closed()
+            if read._traced is None and not few:
+                timed(pieces, functools.partial(read.read_in_pause, blocks))
+            while not timed(slices, lambda read=read, a=addresses: read.read(a, (), Clock(SLICE_NS))):
+                pass
             gc.enable()
-            assert len(allocations.lines) == WITH_STACKS
-            del kept
-        rest = sorted(slices)[: -ROUNDS or None]  # the first slice of each read has the snapshot in it
-        rows += [
-            (f"{blocks:,} blocks: the snapshot, in one piece", f"{median(pieces) / 1000:,.0f} µs"),
-            (f"{blocks:,} blocks: the whole read", f"{median(gone) / 1000:,.0f} µs"),
-            (f"{blocks:,} blocks: longest slice after it", f"{max(rest, default=0) / 1000:,.0f} µs"),
-        ]
+            assert len(read.lines) == WITH_STACKS, len(read.lines)
+            del made
+        how = (
+            "all blocks" if few else "the newest allocations" if read._traced is not None else "all blocks, in a pause"
+        )
+        rows += _spread(f"{blocks:,} blocks: {how}, in one piece", pieces)
+        rows += _spread(f"{blocks:,} blocks: a slice", slices)
+        rows.append((f"{blocks:,} blocks: a whole read, mean", f"{sum(slices) / rounds / 1000:,.0f} µs"))
+        del kept
     return [ROW.format("", ""), ROW.format("-" * 62, "-" * 13 + ":"), *(ROW.format(*row) for row in rows)]
 
 
-BLOCKS = (1_000, 4_000, 10_000, 100_000)
+def _spread(what: str, times: list[int]) -> list[tuple[str, str]]:
+    cuts = quantiles(times, n=1000)
+    figures = {"p50": median(times), "p99.9": cuts[998], "longest": max(times)}
+    return [(f"{what}, {name}", f"{ns / 1000:,.0f} µs") for name, ns in figures.items()]
+
+
+BLOCKS = (500, 1_000, 10_000, 100_000)
 WITH_STACKS = 100
-ROUNDS = 5
+ASKED = 500  # addresses that have no stack
+ROUNDS = 1_000
+ROUNDS_IN_PAUSE = 20
 SLICE_NS = 500_000
 
 

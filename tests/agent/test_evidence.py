@@ -17,6 +17,7 @@ def on_a_device(folder: str) -> None:
 
     from gpumon_agent import agent as agents
     from gpumon_agent import wire
+    from gpumon_agent.leaks import allocations
 
     originals = torch.load, nn.Module.load_state_dict, torch.optim.Optimizer.load_state_dict
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 1)).cuda()
@@ -110,6 +111,23 @@ def on_a_device(folder: str) -> None:
     assert "losses[*]" in kept.holders[0].name
     assert not torch._C._cuda_isHistoryEnabled()
     assert not history.stacks
+
+    # more blocks than one slice could read: each is asked for its line; by an older torch in the pause of a census
+    many = [torch.empty(1, device="cuda") for _ in range(allocations.BLOCKS_MAX + 100)]
+    ask = allocations._ask
+    for asks in (ask, None) if ask is not None else (None,):
+        allocations._ask = asks
+        agent.evidence.census._taking = None
+        said.clear()
+        assert agent.ask_census() is None
+        line = leak(12)
+        census = next(each for each in said if isinstance(each, wire.Census))
+        kept = max((each for each in census.groups if each.has_graph), key=lambda group: group.count)
+        assert census.reason == "asked"
+        assert kept.where == f"{Path(__file__).name}:{line}", (asks, kept)
+        assert not history.stacks
+    allocations._ask = ask
+    assert len(many) > allocations.BLOCKS_MAX
 
     # who records history has it alone
     torch.cuda.memory._record_memory_history(max_entries=100)

@@ -36,7 +36,7 @@ from torch.nn import Module, Parameter
 from gpumon_agent import wire
 from gpumon_agent.governor import Governor
 from gpumon_agent.leaks import roots
-from gpumon_agent.leaks.allocations import BLOCKS_MAX, Allocations
+from gpumon_agent.leaks.allocations import Allocations
 from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.leaks.cycles import Cycles, InCycle
 from gpumon_agent.leaks.holders import Files, Name
@@ -151,13 +151,16 @@ class Census:
         self.blocks = {device: count for device, _, count in figures if count is not None}
         suspected = self.suspicion.step_closed(step, figures)
         self._earn()
-        if self._asked:
+        blocks = sum(self.blocks.values())
+        if self._asked and not self.allocations.waits_for_pause(blocks):
             self._asked = False
             if _why_not() is None:
+                began = monotonic_ns()
+                self.allocations.read_in_pause(blocks)
                 if self._taking is None or self._taking.searches:
                     self._begin(step, "asked", figures)
-                began = monotonic_ns()
-                complete = self._slice(step, Clock(PAUSE_NS, wall_ns=PAUSE_NS))
+                left = PAUSE_NS - (monotonic_ns() - began)
+                complete = self._slice(step, Clock(left, wall_ns=left))
                 if not complete and self._taking is not None:
                     self._taking.tell_early()
                     complete = self._slice(step, Clock(TELLING_NS, wall_ns=TELLING_NS))
@@ -190,8 +193,9 @@ class Census:
         self._taking = _Taking(self, step, reason, added)
         if reason != "checkpoint":
             self._blocks = blocks
-            if sum(blocks.values()) <= BLOCKS_MAX:
-                self.allocations.begin()
+            alive = sum(blocks.values())
+            if self.allocations.worth_beginning(alive):
+                self.allocations.begin(alive)
 
     def _earn(self) -> None:
         """Up to what `CREDIT_STEPS` steps would have left, all of it at the beginning."""
@@ -461,7 +465,7 @@ class _Taking:
             unexplained = self._reason == "growth" and not self._explains()
             if allocations.open or (unexplained and not allocations.survived) or clock.spent_ns > _FRESH_NS:
                 return False
-            if sum(self._census.blocks.values()) > BLOCKS_MAX:
+            if not allocations.readable(sum(self._census.blocks.values())):
                 return True
             self._wanted_lines = {address for tally in self._tallies.values() for address in tally.addresses}
             self._wanted_lines.update(each.address for each in self._cycles.found)

@@ -86,13 +86,22 @@ class History:
         self._hide()
         return True
 
-    def begin_stacks(self) -> bool:
-        """With every block that is made from here on its stack is kept, and no events. False as above."""
+    def begin_stacks(self, entries: int = 1) -> bool:
+        """With every block that is made from here on its stack is kept; and so many of the newest allocations as
+        events, without stacks, if it is more than 1. False as above."""
         if not torch.cuda.is_initialized() or not self._is_free():
             return False
-        self.stacks = self._switch("state", "state", 1)
+        if entries > 1:
+            self.stacks = self._switch("all", "state", entries, only="alloc")
+        else:
+            self.stacks = self._switch("state", "state", 1)
         self._hide()
         return True
+
+    def newest(self) -> list[list[dict[str, Any]]]:
+        """By device the events that `begin_stacks` was to keep."""
+        traces: list[list[dict[str, Any]]] = snapshot(segments=False)["device_traces"] if self.stacks else []
+        return traces
 
     def stop_stacks(self) -> None:
         if self.stacks:
@@ -159,10 +168,12 @@ class History:
 
         return give_way
 
-    def _switch(self, kept: str | None, stacks: str | None, entries: int) -> bool:
+    def _switch(self, kept: str | None, stacks: str | None, entries: int, *, only: str | None = None) -> bool:
         assert self._record is not None
         arguments: list[Any] = [kept, stacks, "python", entries]
         for more in _MORE:
+            if only is not None and _SKIPPED in more:
+                more = tuple([*_SKIPPED, *_SIGN.keys() - {only}] if each is _SKIPPED else each for each in more)
             try:
                 self._record(*arguments, *more)
             except TypeError:  # another version's arguments

@@ -23,7 +23,7 @@ import torch
 
 _snapshot: Any = getattr(torch._C, "_cuda_memorySnapshot", None)  # None: a build without CUDA
 _can_leave_out = "include_traces" in inspect.signature(torch.cuda.memory_snapshot).parameters
-_knows_no_pool = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) >= (2, 15)  # where it was tried
+reads_traces_alone = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) >= (2, 15)  # where it was tried
 _NO_POOL = (1 << 60, 1 << 60)
 _PAIR = re.compile(r":(\d+):(\d+)")
 
@@ -87,7 +87,7 @@ def snapshot(*, traces: bool = True, segments: bool = True) -> dict[str, Any]:
     asked: Any = None
     if not traces and _can_leave_out:
         asked = (0, 0, False)
-    elif not segments and _knows_no_pool:
+    elif not segments and reads_traces_alone:
         asked = _NO_POOL
     try:
         read: dict[str, Any] = _snapshot(asked)
