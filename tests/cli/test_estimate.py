@@ -118,15 +118,19 @@ def test_shapes_in_a_file_do_too(tmp_path: Path) -> None:
     assert "activations" not in said["sources"]
 
 
-def test_of_lbfgs_the_state_alone_is_known_and_it_says_so(tmp_path: Path) -> None:
+def test_lbfgs_is_told_with_what_its_step_holds_and_what_of_it_is_a_bound(tmp_path: Path) -> None:
     shapes = written(tmp_path / "shapes.json", {"weight": [1000, 64], "bias": [64]})
     given = ("--parameters", shapes, "--optimizer", "lbfgs,history_size=10")
     (said,) = told(*given)
-    assert said["sources"]["optimizer"] == "state only"
-    # the last gradient and direction, and ten old directions and steps
-    assert said["ledger_peak"]["optimizer"] == 4 * 64_064 * (2 + 2 * 10)
-    (row,) = (line for line in run(*given).output.splitlines() if line.startswith("optimizer "))
-    assert row.endswith("state only")
+    flat = 4 * 64_064
+    # the last gradient and direction, ten old directions and steps with two numbers each, and the pair to come
+    assert said["ledger_peak"]["optimizer"] == flat * (2 + 2 * 10) + 2 * 4 * 10
+    assert said["peak_phase"] == "optimizer"
+    assert said["sources"]["optimizer"] == "exact"
+    assert said["sources"]["temporaries"] == "closed form"
+    searching = ("--parameters", shapes, "--optimizer", "lbfgs,history_size=10,line_search_fn=strong_wolfe")
+    (row,) = (line for line in run(*searching).output.splitlines() if line.startswith("temporaries "))
+    assert row.endswith("at most")
 
 
 def test_which_fsdp_was_meant_is_said(tmp_path: Path) -> None:

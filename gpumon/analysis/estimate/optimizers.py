@@ -12,7 +12,7 @@ Known limitations. Steps kept as tensors on the device (`capturable`, `fused`, A
 out, as the number of tensors is not described.
 ASGD's loop needs one tensor more once it averages.
 Adafactor's state (rows and columns) depends on shapes and is taken as measured. LBFGS evaluates a closure: its
-temporaries are not stated. Sparse gradients are outside.
+temporaries are not stated here but in estimate.lbfgs. Sparse gradients are outside.
 """
 
 from __future__ import annotations

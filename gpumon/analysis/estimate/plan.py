@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from gpumon.analysis.estimate import lbfgs
 from gpumon.analysis.estimate.kernels import Hardware
 from gpumon.analysis.estimate.memory import Memory, PhaseBytes
 from gpumon.analysis.estimate.model import Model
@@ -154,10 +155,10 @@ def _sources(work: Workload, played: Played) -> tuple[tuple[str, str], ...]:
     found = dict.fromkeys(("weights", "buffers", "gradients", "inputs", "optimizer"), "exact")
     if work.optimizer.name in EIGHT_BIT:
         found["optimizer"] = "closed form"
-    elif work.optimizer.name == "lbfgs":
-        found["optimizer"] = "state only"
     found["buckets"] = played.gathered if work.zero == 3 else "exact"
     found["temporaries"] = found["workspaces"] = how
+    if work.optimizer.name == lbfgs.NAME and lbfgs.searches(dict(work.optimizer.settings)):
+        found["temporaries"] = "at most"
     if played.forward is not None:
         found["activations"] = how
     found["rounding"] = found["reserved"] = "simulated"

@@ -2,7 +2,8 @@
 
 Model. Load: every parameter and buffer. Then twice: inputs, forward and backward of a `Tape` (estimate.autograd),
 optimizer. The first iteration makes the optimizer's state; the second is like all that follow. Outputs live until the
-optimizer has stepped, gradients until then too unless zero_grad keeps them.
+optimizer has stepped, gradients until then too unless zero_grad keeps them. LBFGS runs both again within
+its step: what that needs is the optimizer phase's, and the second iteration is one whose history is full.
 
 DDP's buckets (torch/csrc/distributed/c10d/reducer.cpp) hold one copy of all gradients, which views share. ZeRO
 (arXiv 1910.02054) leaves 1/N of the states (stage 1), gradients (2) and weights (3) on a rank; a layer whose weights
@@ -23,6 +24,8 @@ from dataclasses import dataclass, field
 
 from gpumon.analysis.estimate import stepping
 from gpumon.analysis.estimate.autograd import Pass
+from gpumon.analysis.estimate.lbfgs import NAME as LBFGS
+from gpumon.analysis.estimate.lbfgs import Lbfgs
 from gpumon.analysis.estimate.memory import Memory, PhaseBytes, Storage
 from gpumon.analysis.estimate.model import Model, Tensor
 from gpumon.analysis.estimate.tape import Tape
@@ -45,6 +48,8 @@ class Replay:
     _last: int | None = None  # the newest layer of this forward
     _in_forward: bool = False
     _prepared: bool = False
+    _lbfgs: Lbfgs | None = None
+    _stepping: bool = False
 
     def __post_init__(self) -> None:
         work = self.workload
@@ -85,18 +90,38 @@ class Replay:
 
     def _iterate(self) -> None:
         memory, work = self.memory, self.workload
+        if self._lbfgs is not None:
+            self._lbfgs.fill()
         inputs = [memory.take(value.bytes, "inputs") for value in self.tape.inputs] if self.tape else []
         memory.close(wire.BETWEEN)
-        outputs: list[Storage] = []
-        for _ in range(min(2, work.accumulation)):  # the third is like the second
-            outputs = self._pass(outputs)
+        outputs = self._closure() if work.optimizer.name == LBFGS and not work.inference else self._passes()
         if not work.inference:
             self._step()
             memory.close(wire.OPTIMIZER)
-            if work.set_to_none:
-                self._drop_all(list(self._gradients.values()))
-                self._gradients.clear()
+            if work.optimizer.name != LBFGS:
+                self._zero_grad()
         self._drop_all([*outputs, *inputs])
+
+    def _passes(self) -> list[Storage]:
+        outputs: list[Storage] = []
+        for _ in range(min(2, self.workload.accumulation)):  # the third is like the second
+            outputs = self._pass(outputs)
+        return outputs
+
+    def _closure(self) -> list[Storage]:
+        """What LBFGS calls: it begins with zero_grad, and leaves no outputs."""
+        self._zero_grad()
+        self._drop_all(self._passes())
+        return []
+
+    def _zero_grad(self) -> None:
+        if self.workload.set_to_none:
+            self._drop_all(list(self._gradients.values()))
+            self._gradients.clear()
+
+    def _close(self, phase: str) -> None:
+        if not self._stepping:
+            self.memory.close(phase)
 
     def _pass(self, before: list[Storage]) -> list[Storage]:
         """Forward and backward; `before`: outputs of the micro-batch before, alive until this forward returns."""
@@ -106,7 +131,7 @@ class Replay:
                 for tensor in self._trained:
                     self._deposit(tensor, memory.take(self._gradient_bytes(tensor), "gradients"))
                 self._reduce()
-                memory.close(wire.BACKWARD)
+                self._close(wire.BACKWARD)
             return before
         run = Pass(memory, self.tape, self.workload.checkpointing and not self.workload.inference, self._absent)
         root = self._gather(None)
@@ -115,7 +140,7 @@ class Replay:
         self._enter(None)
         self._in_forward = False
         self._drop_all(before)
-        memory.close(wire.FORWARD)
+        self._close(wire.FORWARD)
         if not self.workload.inference:
             if self._flat and self._last is not None:  # gathered ahead of what runs in no layer
                 self._copied.append(self.memory.take(self._layer_bytes.get(self._last, 0), "buckets"))
@@ -124,7 +149,7 @@ class Replay:
             self._drop_all(self._copied)
             self._copied.clear()
             self._drop_all(root)
-            memory.close(wire.BACKWARD)
+            self._close(wire.BACKWARD)
         else:
             self._drop_all([*root, *self._copied])
             self._copied.clear()
@@ -220,6 +245,14 @@ class Replay:
             for tensor in tensors:
                 for size in stepping.state_tensors(work, tensor):
                     self.memory.take(size, "optimizer")
+            if work.optimizer.name == LBFGS:
+                sizes = [tensor.count * work.precision.state for tensor in tensors]
+                self._lbfgs = Lbfgs(self.memory, work, sizes, self._closure)
+        if self._lbfgs is not None:
+            self._stepping = True
+            self._lbfgs.step()
+            self._stepping = False
+            return
         stepping.step(self.memory, work, tensors)
 
     def _drop_all(self, storages: list[Storage]) -> None:

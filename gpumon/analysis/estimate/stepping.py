@@ -9,8 +9,8 @@ allocator for every optimizer and form (tests/analysis/test_estimate_optimizers.
 Cost. O(tensors).
 
 Known limitations. Written down from torch 2.15: before it, cuBLAS kept its workspace, which adds 8 MiB once to what
-Muon and Adafactor need, and ASGD's loop with maximize needs a tensor more. LBFGS evaluates a closure; only its state is
-stated, as after `history_size` steps.
+Muon and Adafactor need, and ASGD's loop with maximize needs a tensor more. LBFGS, which evaluates a closure, is
+estimate.lbfgs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gpumon.analysis.estimate.kernels import CUBLASLT_WORKSPACE, reduction
+from gpumon.analysis.estimate.lbfgs import NAME as LBFGS
 from gpumon.analysis.estimate.memory import Memory, Storage
 from gpumon.analysis.estimate.model import Tensor
 from gpumon.analysis.estimate.optimizers import needs
@@ -42,6 +43,8 @@ def state_tensors(work: Workload, tensor: Tensor) -> list[int]:
             return [*sizes, count * precision.state]
         rows, columns = tensor.shape[-2:]
         return [*sizes, count // columns * precision.state, count // rows * precision.state]
+    if optimizer.name == LBFGS:  # one flat tensor of all parameters, and its history: estimate.lbfgs
+        return sizes
     sizes += _times([count * precision.state], needs(optimizer.described(count, count)).state or 0)
     if optimizer.form == "fused" and optimizer.name != "sgd":
         sizes.append(FLOAT)  # the step's number, on the device

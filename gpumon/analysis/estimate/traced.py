@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gpumon.analysis.estimate import lbfgs
 from gpumon.analysis.estimate.kernels import Hardware, kept, temporaries, uses_cublas, uses_handle
 from gpumon.analysis.estimate.memory import PhaseBytes
 from gpumon.analysis.estimate.model import NotAModel
@@ -68,6 +69,8 @@ class Recorder:
     stream: Callable[[], int] = int  # 0: where everything runs, unless several ranks are traced
     fresh: str = "temporaries"  # the line of what is made now, until it is named
     _alive: dict[int, _Storage] = field(default_factory=dict)
+    _taken: set[_Storage] = field(default_factory=set)
+    held: bool = False  # phases do not close: LBFGS runs its closure within its step
     _dead: list[_Storage] = field(default_factory=list)  # of this phase
     _workspaces: dict[str, _Storage] = field(default_factory=dict)
     _clock: int = 0
@@ -95,6 +98,20 @@ class Recorder:
         for storage in reversed([self._take(size, "temporaries") for size in sizes if size]):
             self._drop(storage)
 
+    def take(self, size: int, line: str) -> _Storage:
+        """As estimate.memory.Memory: what no tensor of the trace is."""
+        storage = self._take(size, line)
+        self._taken.add(storage)
+        return storage
+
+    def drop(self, storage: _Storage) -> None:
+        self._taken.remove(storage)
+        self._drop(storage)
+
+    def move(self, storage: _Storage, line: str) -> _Storage:
+        storage.line = line
+        return storage
+
     def name(self, keys: Iterable[int], line: str) -> None:
         """What these storages are."""
         for key in keys:
@@ -109,6 +126,8 @@ class Recorder:
 
     def close(self, phase: str) -> None:
         """The phase ends here."""
+        if self.held:
+            return
         now = self.allocator.allocated
         peak, moment = (self._highest, self._moment) if self._highest > now else (now, self._clock)
         self.phases.append(
@@ -128,7 +147,7 @@ class Recorder:
 
     def _lines(self, moment: int, allocated: int) -> Lines:
         lines: dict[str, int] = {}
-        for storage in (*self._alive.values(), *self._dead, *self._workspaces.values()):
+        for storage in (*self._alive.values(), *self._taken, *self._dead, *self._workspaces.values()):
             if storage.born <= moment < storage.died:
                 lines[storage.line] = lines.get(storage.line, 0) + storage.bytes
         return Lines(**lines, rounding=allocated - sum(lines.values()), allocated=allocated)
@@ -211,7 +230,7 @@ def _ranks(work: Workload, watch: Watch) -> AbstractContextManager[Callable[[], 
 def _refuse(work: Workload) -> None:
     if work.world_size > 1 and not shares(work):
         raise Untraceable("a trace is of one rank, of DDP's, or of FSDP's (--zero 3)")
-    if work.optimizer.name in EIGHT_BIT or work.optimizer.name == "lbfgs":
+    if work.optimizer.name in EIGHT_BIT:
         raise Untraceable(f"{work.optimizer.name} cannot be traced without a GPU")
     if work.precision.master:
         raise Untraceable("master weights belong to no optimizer of PyTorch's: there is nothing to trace")
@@ -281,7 +300,7 @@ class _Traced:
 
             self.module = ranks.in_buckets(self.module, work, self._filling)
         self.recorder.close(wire.LOAD)
-        if work.inference or work.optimizer.name == NONE:
+        if work.inference or work.optimizer.name in (NONE, lbfgs.NAME):
             return None
         return _optimizer(self.module, work)
 
@@ -335,11 +354,13 @@ def _run(run: _Traced, iterations: int) -> None:
     optimizer = run.load()
     parameters = list(run.module.parameters())
     lowered = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}.get(work.precision.name)
+    newton = None
 
     def precision() -> torch.autocast:
         return torch.autocast("cuda", lowered or torch.float16, enabled=lowered is not None)
 
-    for recorder.iteration in range(1, iterations + 1):
+    def passes() -> list[Any]:
+        """Forward and backward of every micro-batch; what is alive until the optimizer has stepped."""
         recorder.thread = "forward"
         for _ in range(min(2, work.accumulation)):
             given = output = loss = None
@@ -362,6 +383,26 @@ def _run(run: _Traced, iterations: int) -> None:
             if not work.bucket_views or work.world_size == 1:
                 recorder.name([_key(p.grad) for p in parameters if p.grad is not None], "gradients")
             recorder.close(wire.BACKWARD)
+        return [given, output, loss]
+
+    def closure() -> None:
+        run.module.zero_grad(set_to_none=work.set_to_none)
+        passes()
+
+    if work.optimizer.name == lbfgs.NAME and not work.inference:
+        trained = [_local(parameter) for parameter in parameters if parameter.requires_grad]
+        sizes = [parameter.numel() * parameter.element_size() for parameter in trained]
+        newton = lbfgs.Lbfgs(recorder, work, sizes, closure)
+    for recorder.iteration in range(1, iterations + 1):
+        if newton is not None:
+            newton.fill()
+            closure()
+            recorder.held = True
+            newton.step()
+            recorder.held = False
+            recorder.close(wire.OPTIMIZER)
+            continue
+        alive = passes()
         if optimizer is not None:
             optimizer.step()
             recorder.name(_state(optimizer), "optimizer")
@@ -369,7 +410,7 @@ def _run(run: _Traced, iterations: int) -> None:
             optimizer.zero_grad(set_to_none=work.set_to_none)
         elif not work.inference:
             run.module.zero_grad(set_to_none=work.set_to_none)
-        del given, output, loss
+        del alive
 
 
 def _children_first(module: torch.nn.Module) -> Iterable[torch.nn.Module]:

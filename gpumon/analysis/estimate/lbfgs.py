@@ -1,0 +1,194 @@
+"""A step of LBFGS against a memory: what it keeps from step to step, and what stands while its closure runs again.
+
+Model. All parameters are one flat tensor to it. Between steps it keeps the direction, the last gradient, and
+`history_size` pairs of older ones. Within a step stand also this gradient, the direction before, the one in the making,
+and while an iteration takes up the newest pair the one that it replaces. Each iteration but the last runs the closure
+once more, with all of that there. The line search (`strong_wolfe`) runs it as often as it needs: it keeps a copy of the
+parameters, the gradient it began with, those of both ends of its bracket, and the newest two.
+
+Source. torch/optim/lbfgs.py (2.15), read line by line; compared with the allocator in first, second and later steps,
+the numbers it decides by taken from the same problem solved on the CPU (tests/analysis/test_estimate_lbfgs.py).
+Cost. O(iterations) requests, and four of a step's passes at most (with the line search four times as many): what an
+iteration between needs is no more.
+
+Known limitations. How far it goes depends on values. Taken: every iteration there may be, each pair kept, and of the
+line search the most it keeps at once, which is up to four tensors of all parameters more than where the first step
+does. What a reduction stages is left out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gpumon.analysis.estimate.tape import FLOAT
+from gpumon.analysis.estimate.workload import Workload
+
+NAME = "lbfgs"
+_HISTORY, _ITERATIONS = 100, 20
+_ALIKE = 4
+"""Iterations after which those that follow need no more."""
+
+
+class Taking(Protocol):
+    """estimate.memory.Memory, or a trace's recorder."""
+
+    def take(self, size: int, line: str) -> Any: ...
+
+    def drop(self, storage: Any) -> None: ...
+
+    def move(self, storage: Any, line: str) -> Any: ...
+
+
+@dataclass
+class Lbfgs:
+    """One optimizer, from step to step. `sizes`: bytes of each parameter's copy; `evaluate`: the closure."""
+
+    memory: Taking
+    work: Workload
+    sizes: Sequence[int]
+    evaluate: Callable[[], object]
+    _pairs: deque[list[Any]] = field(default_factory=deque)
+    _scales: list[Any] = field(default_factory=list)
+    _direction: Any = None
+    _gradient: Any = None  # of the iteration before
+
+    def step(self) -> None:
+        """After the closure's first run, to the end of `step()`."""
+        last = most = self._iterations
+        if len(self._pairs) == self._history:
+            most = min(most, _ALIKE)
+        flat = self._fresh()
+        self._brief()
+        direction, q = self._direction, None
+        copies: list[Any] = []
+        for iteration in range(1, most + 1):
+            if direction is None:
+                direction = self._fresh()
+            else:
+                self._pair()
+                fresh = self._fresh()
+                self._drop(q)
+                q = fresh
+                self._dot()
+                fresh = self._fresh()
+                if direction is not self._direction:
+                    self._drop(direction)
+                direction = fresh
+            if self._gradient is None:
+                self._gradient = self.memory.take(sum(self.sizes), "optimizer")
+                self._brief()
+            self._dot()
+            needed = iteration < _ALIKE or iteration >= most - 1
+            if self._searches:
+                fresh = [self.memory.take(size, "temporaries") for size in self.sizes]
+                self._drop(*copies)
+                copies = fresh
+                flat = self._search(flat, needed)
+                self._brief()
+            elif iteration < _whole(self._settings, "max_iter", _ITERATIONS):
+                flat = self._evaluated(flat, needed)
+                self._brief()
+            if iteration == last:
+                break
+            moved = self._fresh()
+            self._brief()
+            self._drop(moved)
+        self._drop(self._direction, q, flat, *copies)
+        self._direction = self.memory.move(direction, "optimizer")
+
+    def fill(self) -> None:
+        """As after so many steps that the history is full."""
+        while self._direction is not None and len(self._pairs) < self._history:
+            self._keep([self._fresh(), self._fresh()])
+
+    def _search(self, flat: Any, needed: bool) -> Any:
+        """Two points further, then into the bracket: both ends, the gradient at its start, the newest two."""
+        self._brief()
+        start, newest, clones = self._fresh(), None, []
+        for _ in range(3):
+            newest = self._evaluated(newest, needed)
+            self._dot()
+            clones.append(self._fresh())
+        newest = self._evaluated(newest, needed)
+        self._dot()
+        before, high, low = clones
+        self._drop(start, before, newest, high, flat)
+        return low
+
+    def _evaluated(self, before: Any, needed: bool) -> Any:
+        """The gradient at another point; the one before stands until it is there."""
+        if needed:
+            self.evaluate()
+        fresh = self._fresh()
+        self._drop(before)
+        return fresh
+
+    def _pair(self) -> None:
+        """The newest change of gradient and of place; the oldest pair goes when they are there."""
+        fresh = [self._fresh(), self._fresh()]
+        self._dot()
+        if len(self._pairs) == self._history:
+            self._drop(*self._pairs.popleft())
+        self._keep(fresh)
+
+    def _keep(self, pair: list[Any]) -> None:
+        self._pairs.append([self.memory.move(each, "optimizer") for each in pair])
+        while len(self._scales) < 2 * len(self._pairs):  # `ro` and `al`, a number each
+            self._scales.append(self.memory.take(FLOAT, "optimizer"))
+
+    # -------------------------------------------------------------------------------------------------------- settings
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        return dict(self.work.optimizer.settings)
+
+    @property
+    def _searches(self) -> bool:
+        return searches(self._settings)
+
+    @property
+    def _history(self) -> int:
+        return history(self._settings)
+
+    @property
+    def _iterations(self) -> int:
+        """Of a step; each but the last evaluates once, and `max_eval` ends them too."""
+        most = _whole(self._settings, "max_iter", _ITERATIONS)
+        evaluations = _whole(self._settings, "max_eval", most * 5 // 4)
+        return max(1, min(most, evaluations - (not self._searches)))
+
+    # ---------------------------------------------------------------------------------------------------------- tensors
+
+    def _fresh(self) -> Any:
+        return self.memory.take(sum(self.sizes), "temporaries")
+
+    def _brief(self) -> None:
+        self._drop(self._fresh())
+
+    def _dot(self) -> None:
+        self._drop(self.memory.take(self.work.hardware.cublas_workspace, "temporaries"))
+
+    def _drop(self, *storages: Any) -> None:
+        for storage in storages:
+            if storage is not None:
+                self.memory.drop(storage)
+
+
+def history(settings: dict[str, str]) -> int:
+    """Pairs it keeps at most."""
+    return _whole(settings, "history_size", _HISTORY)
+
+
+def searches(settings: dict[str, str]) -> bool:
+    """Whether it has a line search, and so how much it keeps depends on values."""
+    return settings.get("line_search_fn", "none").lower() != "none"
+
+
+def _whole(settings: dict[str, str], name: str, otherwise: int) -> int:
+    try:
+        return int(settings[name])
+    except (KeyError, ValueError):
+        return otherwise
