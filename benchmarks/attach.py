@@ -3,13 +3,16 @@
     python benchmarks/attach.py [--rounds 60] [--window 1.5] [--after 0]
 
 A training process on the CPU (one thread) notes of each step its wall time, without the pause after it, and what its
-thread and its process spent. A round is three windows of equal length in random order: nobody watches, nobody watches,
-`gpumon attach` on a pty of 120×40 comes, draws and is quit with `q`. A window's figure is the mean of its steps without
-the largest tenth: a neighbour on a shared machine makes those. Told is the mean over the rounds of the differences
-within a round, with its 95 % interval from 10,000 bootstrap resamples of whole rounds: between the two windows without
-a viewer (A/A: what the method cannot tell apart), and between them and the one with it (A/B). The thread's processor
-time does not count the time it waits for a core. Many short rounds rather than few long ones, for a neighbour's load
-comes and goes in seconds. The training keeps another core than the viewer where there are two.
+thread and its process spent. A round is four windows of equal length in random order: nobody watches, nobody watches,
+`gpumon attach` on a pty of 120×40 comes, draws and is quit with `q`, and the same with another training process, a
+small one, to attach to. A window's figure is the mean of its steps without the largest tenth: a neighbour on a shared
+machine makes those. Told is the mean over the rounds of the differences within a round, with its 95 % interval from
+10,000 bootstrap resamples of whole rounds: between the two windows without a viewer (A/A: what the method cannot tell
+apart), between them and the one with it (A/B), between them and the one whose viewer watches another process (A/C: what
+any program of that size does to its neighbour on this machine), and between the two with a viewer (C/B: what being
+watched adds). The thread's processor time does not count the time it waits for a core. Many short rounds rather than
+few long ones, for a neighbour's load comes and goes in seconds. The training keeps another core than the viewer and the
+other process where there are two.
 
 Then, when training is `--after` seconds old, a subscription: how long until the static picture and until the whole
 history, and how many steps and seconds back that reaches; and the time to the first figures on a screen.
@@ -46,18 +49,19 @@ UNMOVED_PERCENT = 1.0
 SCRIPT = """
 import struct, sys, time, torch
 torch.set_num_threads(1)
-model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
+width = int(sys.argv[2])
+model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(8)])
 optimizer = torch.optim.AdamW(model.parameters())
 clocks = time.monotonic_ns, time.thread_time_ns, time.process_time_ns
 with open(sys.argv[1], "wb", buffering=0) as times:
     while True:
         began = [clock() for clock in clocks]
-        model(torch.randn(32, 256)).sum().backward()
+        model(torch.randn(32, width)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
         ended = [clock() for clock in clocks]
         times.write(struct.pack("6Q", *began, *ended))
-        time.sleep(0.005)
+        time.sleep(1.28 / width)
 """
 
 
@@ -129,25 +133,30 @@ def interval(values: list[float], chance: random.Random) -> tuple[float, float, 
     return mean(values), means[RESAMPLES * 25 // 1000], means[RESAMPLES * 975 // 1000]
 
 
-def rounds(times: Path, count: int, seconds: float, viewer: list[str]) -> None:
+def rounds(times: Path, count: int, seconds: float, viewers: dict[str, list[str] | None]) -> None:
     chance = random.Random(0)
     found: list[dict[str, Window]] = []
     for _ in range(count):
-        order = chance.sample(["alone", "alone again", "watched"], k=3)
-        found.append({name: window(times, seconds, viewer if name == "watched" else None) for name in order})
-    steps = sum(each.steps for each in found[0].values()) / 3
+        order = chance.sample(list(viewers), k=len(viewers))
+        found.append({name: window(times, seconds, viewers[name]) for name in order})
+    steps = sum(each.steps for each in found[0].values()) / len(viewers)
     title = f"{count} rounds of {seconds:g} s, some {steps:.0f} steps a window"
     print(f"{title:<52}{'mean':>9}   95 % interval")
     for field, name in (("thread_ms", "thread's processor time"), ("wall_ms", "wall time")):
         alone = [mean(getattr(each[name], field) for name in ("alone", "alone again")) for each in found]
         line = f"a step's {name}, nobody watches, ms"
         print(f"{line:<52}{mean(alone):>9.3f}")
-        same = [100 * (getattr(e["alone again"], field) / getattr(e["alone"], field) - 1) for e in found]
-        other = [100 * (getattr(e["watched"], field) / a - 1) for e, a in zip(found, alone, strict=True)]
-        for what, values in (("A/A, nobody watches twice, %", same), ("A/B, a viewer comes and goes, %", other)):
+        given = {name: [getattr(each[name], field) for each in found] for name in viewers}
+        for what, before, after in (
+            ("A/A, nobody watches twice, %", given["alone"], given["alone again"]),
+            ("A/B, a viewer comes and goes, %", alone, given["watched"]),
+            ("A/C, a viewer of another process does, %", alone, given["elsewhere"]),
+            ("C/B, being the watched one, %", given["elsewhere"], given["watched"]),
+        ):
+            values = [100 * (b / a - 1) for a, b in zip(before, after, strict=True)]
             middle, low, high = interval(values, chance)
             print(f"  {what:<50}{middle:>+9.2f}   {low:+.2f} … {high:+.2f}   {verdict(low, high)}")
-    for name in ("alone", "watched"):
+    for name in ("alone", "watched", "elsewhere"):
         middle, low, high = interval([100 * each[name].others for each in found], chance)
         line = f"the agent's thread, {name}, % of a core"
         print(f"{line:<52}{middle:>9.2f}   {low:.2f} … {high:.2f}")
@@ -191,15 +200,20 @@ def main() -> int:
         script, times = Path(folder) / "train.py", Path(folder) / "times"
         script.write_text(SCRIPT)
         began = time.monotonic()
-        train = subprocess.Popen([*gpumon, "run", "--track-cpu", str(script), str(times)])
+        run = [*gpumon, "run", "--track-cpu", str(script)]
+        train = subprocess.Popen([*run, str(times), "256"])
+        other = subprocess.Popen([*run, os.devnull, "64"])
         try:
             while not times.exists() or times.stat().st_size < 4800:
                 time.sleep(0.2)
             if hasattr(os, "sched_setaffinity") and len(cores := sorted(os.sched_getaffinity(0))) > 1:
                 os.sched_setaffinity(train.pid, cores[:1])
+                os.sched_setaffinity(other.pid, cores[1:])
                 os.sched_setaffinity(0, cores[1:])  # and every viewer started from here
             attach = [*gpumon, "attach", str(train.pid)]
-            rounds(times, asked.rounds, asked.window, attach)
+            elsewhere = [*gpumon, "attach", str(other.pid)]
+            viewers = {"alone": None, "alone again": None, "watched": attach, "elsewhere": elsewhere}
+            rounds(times, asked.rounds, asked.window, viewers)
             time.sleep(max(0.0, asked.after - (time.monotonic() - began)))
             age = time.monotonic() - began
             print(f"\na viewer comes {age:.0f} s after training began")
@@ -207,8 +221,9 @@ def main() -> int:
             shown = start(attach, DATA).screen
             print("no figures came" if shown is None else f"first figures on the screen {shown:.2f} s after `attach`")
         finally:
-            train.kill()
-            train.wait()
+            for process in (train, other):
+                process.kill()
+                process.wait()
     return 0
 
 
