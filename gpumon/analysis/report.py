@@ -7,7 +7,7 @@ kept as long as both stay (and no census or checkpoint comes in between).
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -306,7 +306,7 @@ def _used(reading: wire.DeviceReading | None) -> int | None:
     return reading.used
 
 
-def steps_per_s(steps: tuple[StepRecord, ...]) -> float | None:
+def steps_per_s(steps: Sequence[StepRecord]) -> float | None:
     """Pace over the newest steps, by the moments they closed; None before the second."""
     recent = steps[-PACE_STEPS - 1 :]
     if len(recent) < 2 or recent[0].closed is None or recent[-1].closed is None:

@@ -56,10 +56,14 @@ def stopped(pid: int) -> bool:
     return text[text.rindex(")") + 2] in "Tt"
 
 
-def listing() -> frozenset[Path]:
-    """The descriptors' files as they stand, unread: unchanged means nobody new."""
-    found = (path for directory in endpoint.candidates() for path in _safe_listing(directory))
-    return frozenset(path for path in found if path.suffix == ".json")
+def listing() -> frozenset[str]:
+    """The descriptors' files as they stand, unread: unchanged means nobody new. Names, for it is asked all the time."""
+    return frozenset(
+        f"{directory}/{name}"
+        for directory in endpoint.candidates()
+        for name in _names(directory)
+        if name.endswith(".json")
+    )
 
 
 def discover() -> list[Descriptor]:
@@ -204,12 +208,16 @@ def refuses(path: Path) -> bool:
 
 
 def _safe_listing(directory: Path) -> list[Path]:
+    return [directory / name for name in sorted(_names(directory))]
+
+
+def _names(directory: Path) -> list[str]:
     try:
         fd = endpoint.open_directory(directory, create=False)
     except (endpoint.Unavailable, OSError):
         return []  # not there, or not ours: no agent of ours would have used it
     try:
-        return [directory / name for name in sorted(os.listdir(fd))]  # noqa: PTH208 — the very directory just checked
+        return os.listdir(fd)  # noqa: PTH208 — the very directory just checked
     finally:
         os.close(fd)
 

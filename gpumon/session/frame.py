@@ -6,6 +6,7 @@ frames before it: a closed step is one immutable object for the rest of its life
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -88,7 +89,7 @@ class RankFrame:
     source: str
     hello: wire.Hello
     models: tuple[ModelRecord, ...]
-    steps: tuple[StepRecord, ...]  # closed ones, oldest first, at most `StoreLimits.steps`
+    steps: Sequence[StepRecord]  # closed ones, oldest first, at most `StoreLimits.steps`; never changed
     open_step: StepRecord | None
     heartbeat: wire.Heartbeat | None
     heard_unix_ns: int  # receiver's clock, of the last event of any kind

@@ -26,7 +26,10 @@ from gpumon.session.frame import (
 )
 from gpumon.session.limits import StoreLimits
 from gpumon.session.numbers import Numbers
+from gpumon.session.steps import StepRing
 from gpumon_agent import wire
+
+NONE_YET = -(1 << 64)  # below every step's number
 
 
 class _OpenStep:
@@ -49,7 +52,8 @@ class Rank:
         self.hello: wire.Hello | None = None
         self.models: dict[int, wire.Model] = {}
         self.modules: dict[int, dict[str, wire.Module]] = {}
-        self.steps: deque[StepRecord] = deque()
+        self.steps = StepRing(limits.steps)
+        self.newest = NONE_YET  # number of the last of them
         self.open: dict[int, _OpenStep] = {}
         self.numbers = Numbers(limits.gaps)
         self.heartbeat: wire.Heartbeat | None = None
@@ -69,7 +73,6 @@ class Rank:
         self._segments_parts: dict[int, Assembly[wire.Segments]] = {}
         self.snapshot: wire.Snapshot | None = None
         self._layers_view: tuple[LayersRecord, ...] | None = ()
-        self._steps_view: tuple[StepRecord, ...] | None = ()
         self._models_view: tuple[ModelRecord, ...] | None = ()
 
     # ------------------------------------------------------------------------------------------------ events in
@@ -83,13 +86,13 @@ class Rank:
         event = received.event
         if isinstance(event, wire.Phase):
             self._join(event.step, seq, received.replayed).phases.append(event)
-            if self.steps and event.step <= self.steps[-1].step:
+            if event.step <= self.newest:
                 self._settle(event.step)
         elif isinstance(event, wire.Step):
             self._close(event, seq, received.replayed)
         elif isinstance(event, wire.Ledger):
             self._join(event.step, seq, received.replayed).ledgers.append(event)
-            if self.steps and event.step <= self.steps[-1].step:
+            if event.step <= self.newest:
                 self._settle(event.step)
         elif isinstance(event, wire.Heartbeat):
             self.heartbeat = event
@@ -102,7 +105,7 @@ class Rank:
             return False
         if unix_ns > self.heard_unix_ns:
             self.heard_unix_ns = unix_ns
-        closed = self.steps[-1].step if self.steps else -1
+        closed = self.newest
         into: _OpenStep | None = None  # the step that the event before joined: `_join` costs more than the rest
         at = room = 0
         for event in events:
@@ -121,7 +124,7 @@ class Rank:
                     into = None
             elif isinstance(event, wire.Step):
                 self._close(event, seq, replayed)
-                closed, into = self.steps[-1].step, None
+                closed, into = self.newest, None
             else:
                 self._describe(event, replayed)
             seq += 1
@@ -240,17 +243,15 @@ class Rank:
             whole=complete and (seq < 0 or self.numbers.unbroken(first, seq)),
         )
         steps = self.steps
-        self._steps_view = None
-        if not steps or steps[-1].step < event.step:
+        if self.newest < event.step:
             steps.append(record)
+            self.newest = event.step
         else:
             at = self._position(event.step)
             if steps[at].step == event.step:  # the same step closed twice: a second optimizer, or a restarted count
-                steps[at] = record
+                steps.put(at, record)
             else:
                 steps.insert(at, record)
-        if len(steps) > self.limits.steps:
-            steps.popleft()
         if self.open and (not replayed or self.synced):  # what is older will not close any more
             for step in [s for s in self.open if s < event.step]:
                 del self.open[step]
@@ -267,16 +268,18 @@ class Rank:
             return
         phases = _in_order(known.phases + tuple(late.phases))[-self.limits.events_per_step :]
         expected = known.closed.phases
-        steps[at] = msgspec.structs.replace(
-            known,
-            phases=phases,
-            ledgers=(known.ledgers + tuple(late.ledgers))[-self.limits.events_per_step :],
-            whole=known.whole if expected is None else len(phases) == expected,
+        steps.put(
+            at,
+            msgspec.structs.replace(
+                known,
+                phases=phases,
+                ledgers=(known.ledgers + tuple(late.ledgers))[-self.limits.events_per_step :],
+                whole=known.whole if expected is None else len(phases) == expected,
+            ),
         )
-        self._steps_view = None
 
     def _position(self, step: int) -> int:
-        """Index of the first record whose number is at least `step`; the deque's last one is known to be."""
+        """Index of the first record whose number is at least `step`; the last one's is known to be."""
         steps = self.steps
         at = len(steps) - 1
         if at > 0 and steps[at - 1].step < step:
@@ -291,8 +294,6 @@ class Rank:
         return "silent" if now_unix_ns - self.heard_unix_ns > SILENT_AFTER_NS else "live"
 
     def frame(self, hello: wire.Hello, now_unix_ns: int, samples: tuple[HostSample, ...]) -> RankFrame:
-        if self._steps_view is None:
-            self._steps_view = tuple(self.steps)
         if self._models_view is None:
             self._models_view = tuple(
                 ModelRecord(model, tuple(self.modules.get(index, {}).values()))
@@ -305,7 +306,7 @@ class Rank:
             source=self.source,
             hello=hello,
             models=self._models_view,
-            steps=self._steps_view,
+            steps=self.steps.view(),
             open_step=self._open_step(),
             heartbeat=self.heartbeat,
             heard_unix_ns=self.heard_unix_ns,
@@ -331,7 +332,7 @@ class Rank:
         if not self.open:
             return None
         step = max(self.open)
-        if self.steps and step < self.steps[-1].step:
+        if step < self.newest:
             return None
         built = self.open[step]
         return StepRecord(step, None, _in_order(tuple(built.phases)), tuple(built.ledgers), built.replayed)

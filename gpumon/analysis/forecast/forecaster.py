@@ -329,15 +329,18 @@ class Forecaster:
             return None
         near = PERIOD_TOLERANCE * newest
         low, high = newest - near, newest + near
-        if len([peak for peak in self._near if low <= peak <= high]) - (low <= before <= high) < 2:
+        beside = low <= before <= high
+        alike = self._near.count(newest)  # the very same are counted for less
+        if alike - beside < 2 and len([peak for peak in self._near if low <= peak <= high]) - beside < 2:
             self._alone = self._seen  # as nearly always, where batches differ: nor is it part of two rounds to come
             return None
         most = min(PERIOD, count // 3)
         peaks = list(self._peaks)
         for period in range(2, most + 1):
-            if abs(newest - peaks[-1 - period]) > near or abs(peaks[-2] - peaks[-2 - period]) > near:
+            if not low <= peaks[-1 - period] <= high or abs(before - peaks[-2 - period]) > near:
                 continue
-            if all(abs(peaks[-i] - peaks[-i - period]) <= near for i in range(3, 2 * period + 1)):
+            newer, older = peaks[-2 * period :], peaks[-3 * period : -period]
+            if newer == older or all(abs(a - b) <= near for a, b in zip(newer, older, strict=True)):
                 return period
         return None
 

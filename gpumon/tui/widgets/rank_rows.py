@@ -89,12 +89,10 @@ class Peaks:
     def of(self, rank: RankFrame, device: int) -> dict[int, int]:
         known = self._known.setdefault((rank.source, device), {})
         newest = next(reversed(known), -1)
-        fresh = []
-        for record in reversed(rank.steps[-HEAT_STEPS:]):
-            if record.step <= newest:
-                break
-            fresh.append(record)
-        for record in reversed(fresh):
+        steps = rank.steps
+        for record in steps[-min(HEAT_STEPS, steps[-1].step - newest) :] if steps and steps[-1].step > newest else ():
+            if record.step <= newest:  # numbers that were left out
+                continue
             peaks = [p.allocated_peak for p in record.phases if p.device == device and p.allocated_peak is not None]
             if peaks:
                 known[record.step] = max(peaks)

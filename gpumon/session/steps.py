@@ -1,0 +1,102 @@
+"""The newest steps of a rank, and views of them that cost nothing to take: a frame is taken several times a second.
+
+Views share one list with the ring, which only appends to it: what a view has seen never changes. A ring that has to
+change an older step, or to let go of those that nobody keeps any more, goes on with a list of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import overload
+
+from gpumon.session.frame import StepRecord
+
+SLACK_SHARE, SLACK_LEAST = 8, 16
+"""Forgotten steps that may still stand in the list: a share of the limit, or so many."""
+
+
+class Steps(Sequence[StepRecord]):
+    """Some steps, oldest first, that never change."""
+
+    __slots__ = ("_records", "_start", "_stop")
+
+    def __init__(self, records: list[StepRecord], start: int, stop: int) -> None:
+        self._records = records
+        self._start = start
+        self._stop = stop
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    @overload
+    def __getitem__(self, at: int) -> StepRecord: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[StepRecord, ...]: ...
+    def __getitem__(self, at: int | slice) -> StepRecord | tuple[StepRecord, ...]:
+        start, stop = self._start, self._stop
+        if isinstance(at, slice):
+            first, last, by = at.indices(stop - start)
+            if by == 1:
+                return tuple(self._records[start + first : start + last])
+            return tuple([self._records[start + index] for index in range(first, last, by)])
+        index = at + (stop if at < 0 else start)
+        if not start <= index < stop:
+            raise IndexError(at)
+        return self._records[index]
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        return islice(self._records, self._start, self._stop)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (Steps, tuple)) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"Steps{tuple(self)!r}"
+
+
+class StepRing(Steps):
+    """The newest `limit` of them, to which steps are added."""
+
+    __slots__ = ("_limit", "_shared", "_slack")
+
+    def __init__(self, limit: int) -> None:
+        super().__init__([], 0, 0)
+        self._limit = limit
+        self._slack = max(SLACK_LEAST, limit // SLACK_SHARE)
+        self._shared = False  # a view has seen the list as it is
+
+    def append(self, record: StepRecord) -> None:
+        self._records.append(record)
+        self._stop += 1
+        self._let_go()
+
+    def put(self, at: int, record: StepRecord) -> None:
+        """In the place of the one that stands there."""
+        self._own()[at] = record
+
+    def insert(self, at: int, record: StepRecord) -> None:
+        self._own().insert(at, record)
+        self._stop += 1
+        self._let_go()
+
+    def view(self) -> Steps:
+        self._shared = True
+        return Steps(self._records, self._start, self._stop)
+
+    def _own(self) -> list[StepRecord]:
+        """A list that no view has seen, beginning with the oldest step."""
+        if self._shared or self._start:
+            self._records = self._records[self._start : self._stop]
+            self._start, self._stop = 0, len(self._records)
+            self._shared = False
+        return self._records
+
+    def _let_go(self) -> None:
+        if self._stop - self._start > self._limit:
+            self._start += 1
+            if self._start > self._slack:
+                self._own()
