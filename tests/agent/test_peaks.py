@@ -142,7 +142,7 @@ def test_bounds_mode_never_resets_and_says_so(virtual_gpu: Gpu) -> None:
     virtual_gpu().run(script, env={"GPUMON_PEAKS": "bounds", "GPUMON_GOVERNOR": "off"})
 
 
-def test_another_thread_that_allocates_makes_a_peak_a_bound(virtual_gpu: Gpu) -> None:
+def test_what_waits_is_bounded_and_another_thread_that_allocates_makes_a_peak_a_bound(virtual_gpu: Gpu) -> None:
     def script() -> None:
         import threading
 
@@ -156,15 +156,25 @@ def test_another_thread_that_allocates_makes_a_peak_a_bound(virtual_gpu: Gpu) ->
         model = torch.nn.Linear(8, 8).cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         watched.adopt(model, optimizer)
+        watched.governor.ledger = False  # it would look through each reading at once
+        left = 0
 
         def bounds(steps: int) -> int:
+            nonlocal left
             for _ in range(steps):
                 model(torch.ones(2, 8, device="cuda")).sum().backward()
                 optimizer.step()
+            left = sum(isinstance(event[-1], dict) for event in watched.recorder._events)
             phases = [event for _, event in watched.recorder.drain() if isinstance(event, wire.Phase)]
             return sum(bool(phase.flags & wire.BOUND) for phase in phases)
 
         assert bounds(20) == 0
+        assert left == 64, left  # nobody looks through them: from then on the training thread does
+        assert len(peaks._shadows[0].held) <= 65
+        peaks.fold()
+        assert len(peaks._shadows[0].held) == 1
+        assert bounds(5) == 0
+        assert left == 20, left
         reset = peaks.reset
 
         def reset_late(device: int) -> None:
@@ -212,6 +222,7 @@ def figures() -> None:
         torch.cuda.reset_peak_memory_stats()
 
     for step in range(4):
+        watched.governor.ledger = step % 2 == 0  # else nobody looks through a reading before it is drained
         x = torch.randn(32 * (step + 1), 256, device="cuda")
         read("between" if step else "load")
         y = model(x)
