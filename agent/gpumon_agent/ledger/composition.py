@@ -25,7 +25,7 @@ is taken for the peak of allocated ones: they differ by rounding.
 from __future__ import annotations
 
 import functools
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ from gpumon_agent.guard import leave_no_frame
 from gpumon_agent.ledger.graph import Place
 from gpumon_agent.ledger.workspaces import snapshot
 
-_SIGN = {"alloc": 1, "free_requested": -1}
+_COUNTED = frozenset({"alloc", "free_requested"})
 ENTRIES_MAX = 100_000
 """of the trace: a phase with more events is given up"""
 
@@ -173,7 +173,7 @@ class History:
         arguments: list[Any] = [kept, stacks, "python", entries]
         for more in _MORE:
             if only is not None and _SKIPPED in more:
-                more = tuple([*_SKIPPED, *_SIGN.keys() - {only}] if each is _SKIPPED else each for each in more)
+                more = tuple([*_SKIPPED, *_COUNTED - {only}] if each is _SKIPPED else each for each in more)
             try:
                 self._record(*arguments, *more)
             except TypeError:  # another version's arguments
@@ -208,38 +208,44 @@ def compose(
     `requested`: bytes as it began. `before`, `after`: whose the blocks are at its beginning and its end; `saved`: those
     that autograd saved within it, all of them alive at one moment, and that may be gone by its end.
     """
-    # one pass over the events, which are more than a processor's cache holds
-    told = [(e["addr"], e["size"] * sign) for e in trace if (sign := _SIGN.get(e["action"], 0))]
-    addresses = [address for address, _ in told]
-    changes = [change for _, change in told]
+    addresses: list[int] = []
+    changes: list[int] = []
+    for event in trace:  # once: they are more than a processor's cache holds
+        action = event["action"]
+        if action == "alloc":
+            addresses.append(event["addr"])
+            changes.append(event["size"])
+        elif action == "free_requested":
+            addresses.append(event["addr"])
+            changes.append(-event["size"])
     sums = list(accumulate(changes, initial=requested))
     peak = max(sums)
     behind = sums.index(peak)  # so many events led to the peak
     # dicts keep the last of equal keys: an address's newest event, and going backwards its first
     first = dict(zip(reversed(addresses), range(len(addresses) - 1, -1, -1), strict=True))
     newest = dict(zip(addresses[:behind], range(behind), strict=True))
-    freed = {addresses[at]: at for at in range(len(changes) - 1, behind - 1, -1) if changes[at] < 0}  # after the peak
     made = [first[address] for address in saved.keys() & first.keys()]
     latest = max((at for at in made if changes[at] > 0), default=-1)  # until then the saved were all there
-    lines: Counter[str] = Counter()
+    lines: defaultdict[str, int] = defaultdict(int)
     for line, nbytes, _ in before.values():
         lines[line] += nbytes
     for address in newest.keys() & before.keys():
         if changes[first[address]] < 0:  # given back before the peak
             lines[before[address].line] -= before[address].nbytes
-    for address, at in newest.items():
-        size = changes[at]
-        if size <= 0:
-            continue
+    alive = {address: changes[at] for address, at in newest.items() if changes[at] > 0}
+    later = reversed(addresses[behind:] if alive else ())
+    freed = dict(zip(later, range(len(addresses) - 1, behind - 1, -1), strict=False))  # after the peak, if they are
+    for address, size in alive.items():
         until = freed.get(address)
         if until is None:
             owner = after.get(address)
             if owner is not None:
                 lines[owner.line] += size
         else:
-            lines["activations" if address in saved and at <= latest < until else "temporaries"] += size
+            kept = address in saved and newest[address] <= latest < until
+            lines["activations" if kept else "temporaries"] += size
     running = _running(addresses, changes, behind - 1, before, after, saved, first, forward=forward)
-    return Composition(peak, dict(+lines), running)
+    return Composition(peak, {line: nbytes for line, nbytes in lines.items() if nbytes > 0}, running)
 
 
 def _running(
