@@ -1,6 +1,6 @@
 """How well forecasts hold: runs on the virtual GPU, every scenario, long clean synthetic runs, what-if; what they cost.
 
-    python benchmarks/forecast.py [--runs] [--held] [--scenarios] [--clean] [--whatif] [--cost] [--memory]
+    python benchmarks/forecast.py [--runs] [--held] [--leaks] [--scenarios] [--clean] [--whatif] [--cost] [--memory]
                                   [--keep FOLDER [--kept] [--older FOLDER]] [--write]
 
 Without a choice: all of them. Runs that end out of memory are recorded with `gpumon record` beside the
@@ -28,7 +28,20 @@ import session  # noqa: E402
 from forecasting.memory import keeping  # noqa: E402
 from forecasting.page import Checked, Result, Scored, checked_row, page, percent  # noqa: E402
 from forecasting.recording import SMALL, Recordings  # noqa: E402
-from forecasting.runs import HELD, HELD_LEAKS, HELD_OUTLIERS, LEAKS, OUTLIERS, PAIRS, SHAPES  # noqa: E402
+from forecasting.runs import (  # noqa: E402
+    HELD,
+    HELD_LEAKS,
+    HELD_OUTLIERS,
+    LARGE,
+    LARGE_SEED,
+    LEAKS,
+    NOISY,
+    OUTLIERS,
+    PAIRS,
+    SEEDS,
+    SHAPES,
+    seeded,
+)
 from scenarios.catalogue import SCENARIOS  # noqa: E402
 from synthetic import GIB, MIB, Run, rank_of  # noqa: E402
 
@@ -68,6 +81,17 @@ def held(result: Result, recordings: Recordings) -> None:
     ):  # fmt: skip
         for name, args in chosen.items():
             score(result, name, kind, recordings.told(name, memory, [HELD_RUN, *args]), recordings.older)
+
+
+def leaks(result: Result, recordings: Recordings) -> None:
+    """Random leaks again: with other seeds, and on a large device."""
+    for name in NOISY:
+        script = RUN if name in LEAKS else HELD_RUN
+        for seed in SEEDS:
+            files = recordings.told(f"{name}, seed {seed}", SMALL, [script, *seeded(name, seed, 700, "0.004")])
+            score(result, f"{name}, seed {seed}", "leak again", files, recordings.older)
+        files = recordings.told(f"{name}, 8 GiB", LARGE, [script, *seeded(name, LARGE_SEED, 8000, "0")])
+        score(result, f"{name}, 8 GiB", "long leak", files, recordings.older)
 
 
 def scenarios(result: Result, recordings: Recordings, only: Sequence[str]) -> None:
@@ -261,7 +285,7 @@ def spend(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = ("runs", "held", "scenarios", "clean", "whatif", "cost", "memory")
+    names = ("runs", "held", "leaks", "scenarios", "clean", "whatif", "cost", "memory")
     for name in (*names, "write"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--steps", type=int, default=6000, help="of each clean synthetic run (6000)")
@@ -273,9 +297,7 @@ def main() -> None:
     parser.add_argument("--kept", action="store_true", help="make no recordings: only those in --keep")
     parser.add_argument("--keep", type=Path, help="where recordings stay, and are taken from")
     args = parser.parse_args()
-    chosen = {
-        name for name in ("runs", "held", "scenarios", "clean", "whatif", "cost", "memory") if getattr(args, name)
-    }
+    chosen = {name for name in names if getattr(args, name)}
     result = Result()
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
@@ -284,6 +306,7 @@ def main() -> None:
         parts: dict[str, Callable[[], None]] = {
             "runs": lambda: runs(result, recordings),
             "held": lambda: held(result, recordings),
+            "leaks": lambda: leaks(result, recordings),
             "scenarios": lambda: scenarios(result, recordings, args.only),
             "whatif": lambda: whatif(result, recordings),
             "clean": lambda: clean(result, args.steps),

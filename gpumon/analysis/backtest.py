@@ -118,19 +118,23 @@ class Backtest:
     false_findings: int = 0  # oom-ahead opened, and gone or still open at the end without an out-of-memory
     clean_steps: int = 0
     to_oom: list[tuple[int, int]] = field(default_factory=list)  # step, steps to OOM said then
+    standing: list[tuple[int, int]] = field(default_factory=list)  # step, bytes allocated at its end
     slope_alarms: int = 0
     slope_readings: int = 0
     changes: int = 0  # regimes that were seen to begin
     oom_step: int | None = None
 
-    def steps_to_oom_errors(self) -> list[float]:
-        """Of each step once a quarter of the way is run, ten or more of them left: the share by which it was off."""
-        if self.oom_step is None:
-            return []
+    def steps_to_oom_errors(self, said: Iterable[tuple[int, float]] | None = None) -> list[float]:
+        """Of each step once a quarter of the way is run, ten or more of them left: the share by which it was off.
+
+        Of what was said, or of what somebody else says: (step, steps to OOM).
+        """
         end = self.oom_step
+        if end is None:
+            return []
         return [
-            abs(said - (end - step)) / max(1, end - step)
-            for step, said in self.to_oom
+            abs(left - (end - step)) / (end - step)
+            for step, left in (self.to_oom if said is None else said)
             if 4 * step >= end and end - step >= 10
         ]
 
@@ -182,6 +186,7 @@ class _Device:
         score.clean_steps += 1
         if said is not None and said.verdict == wire.OOM_AHEAD:
             score.false_outlooks += 1
+        score.standing.append((record.step, figures.end))
         self.last, self.largest = peak, max(self.largest, peak)
 
     def forecast(self, rank: RankFrame, step: int, report_of: object) -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from statistics import median
 
 import pytest
+from msgspec.structs import replace
 from synthetic import GIB, MIB
 
+from gpumon.analysis.forecast import Forecaster, Room
+from gpumon.analysis.foreseen import Foreseen
+from gpumon.analysis.history import step_peaks
+from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 from gpumon_agent.forecast.foresight import Foresight
 from gpumon_agent.forecast.outlook import Fragments, Outlooks, judged, verdict
@@ -129,6 +135,37 @@ def test_what_peaks_after_the_inputs_were_given_back_does_not_follow_them() -> N
         offs += [] if said is None else [abs(said[0] - peak)]
         foresight.learn(step, now, [((rows, 1536),)])
     assert max(offs[10:]) == 0
+
+
+def test_a_peak_after_the_batches_that_mostly_is_the_same_is_expected_as_high_whatever_they_leave_behind() -> None:
+    """Where an optimizer's temporaries peak, what its gradients were rounded by moves start and end, not the peak."""
+    rng, foresight, offs = random.Random(5), Foresight(), []
+    for step in range(80):
+        left = rng.randint(0, 8) * 3 * MIB
+        start, peak = WEIGHTS + STATE + left, WEIGHTS + STATE + 900 * MIB + (left if step % 4 == 3 else 0)
+        now = phases(step, start, 50 * MIB, 60 * MIB)
+        now[-1] = wire.Phase(step, "optimizer", 0, 0, 0, 1, start, peak, 2 * GIB, 2 * GIB, 0, 0, 0, 9, 0, 0)
+        said = foresight.peak((512 * rng.randint(1, 99), 0, 0, 0, 0), (False, (2,)), start)
+        offs += [] if said is None else [abs(said[0] - peak)]
+        foresight.learn(step, now, [((rng.randint(1, 99), 512),)])
+    assert median(offs[10:]) == 0
+
+
+def test_of_steps_read_at_their_end_only_the_outlook_knows_what_stands() -> None:
+    """As the agent reads very short steps: one in 42 whole. What leaks meanwhile a batch finds all the same."""
+    said: list[wire.Outlook] = []
+    outlooks = Outlooks(lambda fields: said.append(wire.Outlook(*fields)), {})
+    for step in range(210):
+        start, whole = WEIGHTS + (STATE if step else 0) + step * MIB, step < 8 or step % 42 == 0
+        now = phases(step, start, 300 * MIB, 360 * MIB)
+        if not whole:
+            now[:-1] = [replace(phase, allocated=None, allocated_peak=None) for phase in now[:-1]]
+        outlooks.batch(step, 0, [(8, 512)], 1, [(0, start if whole else None, 0)])
+        for event in (*now, wire.Step(step, 0, 1, 1, ((8, 512),), False, 4)):
+            outlooks.follow(event)
+        if step > 8:
+            assert abs(said[-1].next_peak - (start + 360 * MIB)) <= MIB, step
+            assert said[-1].step == step
 
 
 def test_when_everything_needs_twice_as_much_batches_of_any_length_are_soon_known_again() -> None:
@@ -253,16 +290,39 @@ def test_what_the_allocator_cannot_use_is_what_it_held_beside_a_peak_after_it_ga
 
 
 def test_memory_does_not_grow_with_the_run() -> None:
-    outlooks = Outlooks(lambda event: None, {})
-    rng = random.Random(7)
-    for step in range(3000):
-        shape = (8, rng.randint(32, 9000))
-        outlooks.batch(step, 0, [shape], 1, [(0, WEIGHTS, 0)])
-        for phase in phases(step, WEIGHTS, linear(shape), 1.2 * linear(shape)):
-            outlooks.follow(phase)
-        outlooks.follow(wire.Step(step, 0, 1, 1, (shape,), False, 4))
-    foresight = outlooks._devices[0]
-    assert all(residuals.seen <= 3000 and len(residuals._ordered) <= 200 for residuals in foresight.residuals)
-    assert all(known.forward.batches <= 64 for known in foresight._kinds.values())
-    assert len(outlooks._known) <= 2048
-    assert not outlooks._groups
+    """Containers hold no more after ten times the steps: many lengths, ever new names of phases, a leak."""
+    outlooks, forecaster, foreseen = Outlooks(lambda event: None, {}), Forecaster(), Foreseen()
+    rng, sizes = random.Random(7), {}
+    for step in range(3001):
+        start = WEIGHTS + step * 4096
+        shape = (8, 40 * rng.randint(1, 200))
+        outlooks.batch(step, 0, [shape], 1, [(0, start, 0)])
+        now = phases(
+            step, start, linear(shape), 1.2 * linear(shape), **({f"saved {step}": MIB} if step % 9 == 0 else {})
+        )
+        closed = wire.Step(step, 0, 1, 1, (shape,), False, len(now))
+        for event in (*now, closed):
+            outlooks.follow(event)
+        record = StepRecord(step, closed, tuple(now))
+        figures = step_peaks(record, 0)
+        assert figures is not None
+        forecaster.observe(figures._replace(reserved_peak=2 * GIB + step * 4 * MIB))
+        forecaster.forecast(Room(40 * GIB))
+        foreseen.observe(record, 0)
+        if step in (300, 3000):
+            sizes[step] = held(outlooks) + held(forecaster) + held(foreseen)
+    assert sizes[3000] <= 1.15 * sizes[300]  # what is kept of the newest 200 steps is not full yet
+
+
+def held(thing: object) -> int:
+    """How many values its containers hold, and theirs."""
+    if isinstance(thing, dict):
+        return len(thing) + sum(held(each) for each in thing.values())
+    if isinstance(thing, (list, tuple, deque)):
+        return len(thing) + sum(held(each) for each in thing)
+    names = {name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())} | set(vars_of(thing))
+    return sum(held(getattr(thing, name)) for name in names if hasattr(thing, name)) if names else 0
+
+
+def vars_of(thing: object) -> dict[str, object]:
+    return getattr(thing, "__dict__", {}) if type(thing).__module__.startswith("gpumon") else {}

@@ -3,8 +3,8 @@
 Model. A batch finds `start` bytes allocated. Its forward peaks at start + its excess, its backward at that plus a
 difference; both follow the batch (see needs). Later micro-batches of a step begin with the gradients of the
 earlier ones: they have needs of their own. What runs after them (optimizer, clipping, a user's phase) has an excess
-over the step's start, or over the end of the step before where that is steadier (see turns). The forecast is the
-highest of them, and what the step has seen already.
+over the step's start, or what else of them is steadier (see turns). The forecast is the highest of them, and what the
+step has seen already.
 
 A residual far outside its interval widens the next interval at once; a second one on the same side is another regime:
 what was learnt goes, and the interval is as wide as in the first steps.
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from gpumon_agent.forecast.needs import AFTER, BEYOND, KNOWN, Features, Needs, Shapes, features
 from gpumon_agent.forecast.residuals import FIRST_WIDTH, Residuals
-from gpumon_agent.forecast.turns import PERIOD, ROUNDS, Seen, coming, ended
+from gpumon_agent.forecast.turns import ABOVE_END, ABOVE_START, PERIOD, ROUNDS, Seen, coming, steadiest
 from gpumon_agent.wire import ABORTED, BACKWARD, FORWARD, LOAD, Phase
 
 LABELS_MAX = 32  # names a user gives to phases may be endless
@@ -100,9 +100,9 @@ class Foresight:
         self._kinds: dict[Kind, _Kind] = {}
         self._after: dict[str, deque[Seen]] = {}
         self.newest = -1  # the step that was learnt last
-        # above the step's start, of the next step, the one after it …, or of any: the highest of what follows the
-        # batches, and what later micro-batches are expected to need
-        self._rest: list[tuple[float, str, bool] | None] = [None]  # True: above the end of the step before
+        # of the next step, the one after it …, or of any: the highest of what follows the batches, above what it is
+        # meant (see turns), and, above the step's start, what later micro-batches are expected to need
+        self._rest: list[tuple[float, str, int] | None] = [None]
         self._later: list[float | None] = []
         self._surprise: float | None = None
         self._later_alike = False  # the newest step's micro-batches were all alike
@@ -126,7 +126,7 @@ class Foresight:
         rests = self._rest
         rest = rests[lag if lag < len(rests) else -1]
         if rest is not None:
-            after = (self._end if rest[2] else begun) + rest[0]
+            after = rest[0] + (begun if rest[2] == ABOVE_START else self._end if rest[2] == ABOVE_END else 0)
             if after > peak:
                 peak, phase, sort = after, rest[1], AFTER
         if first is None and (self._later_alike or self._later):
@@ -216,6 +216,12 @@ class Foresight:
             self._end = stood
         return True
 
+    def carry(self, end: int | None) -> None:
+        """A step that was read at its end only: what batches find has moved by as much as what stands there."""
+        if end is not None and self._end and self.start is not None:
+            self.start += end - self._end
+            self._end = end
+
     def _learn_batch(self, batch: _Batch, start: int) -> None:
         known = self._kinds.get(batch.kind)
         if known is None:
@@ -245,18 +251,18 @@ class Foresight:
                 series[name] = deque(maxlen=ROUNDS * PERIOD)
         for name, peak in after.items():
             if name in series:
-                series[name].append((self.steps, peak - start, peak - end))
-        rests: list[tuple[float, str, bool] | None] = [None]
+                series[name].append((self.steps, peak - start, peak - end, peak))
+        rests: list[tuple[float, str, int] | None] = [None]
         laters: list[float | None] = [None]
-        apart, gone = end - start, None
+        stood, gone = (0, start, end, 0), None
         for name, values in series.items():
             if not values:
                 continue
             if self.steps - values[-1][0] > ROUNDS * PERIOD:
                 gone = name
                 continue
-            steadier = name in after and name != _LATER and ended(values)
-            following = coming(values, self.steps, self.steps - self._began, 2 if steadier else 1)
+            of = steadiest(values) if name in after and name != _LATER else ABOVE_START
+            following = coming(values, self.steps, self.steps - self._began, of)
             if len(following) > len(rests):
                 rests, laters = rests * len(following), laters * len(following)
             for ahead in range(len(rests)):
@@ -264,8 +270,8 @@ class Foresight:
                 rest = rests[ahead]
                 if name == _LATER:
                     laters[ahead] = expected
-                elif expected is not None and (rest is None or expected + steadier * apart > rest[0] + rest[2] * apart):
-                    rests[ahead] = expected, name, steadier
+                elif expected is not None and (rest is None or expected + stood[of] > rest[0] + stood[rest[2]]):
+                    rests[ahead] = expected, name, of
         if gone is not None:
             del series[gone]
         # what the first optimizer step peaked at is the state that it made, which stands below the second one's peaks

@@ -291,7 +291,12 @@ class Outlooks:
         for device in {phase.device for phase in phases}:
             here = [phase for phase in phases if phase.device == device and phase.step == step]
             foresight = self._devices.get(device) or Foresight()
-            if here and foresight.learn(step, here, groups):
+            if not here:
+                continue
+            if not foresight.learn(step, here, groups):
+                if here[-1].phase == wire.OPTIMIZER:
+                    foresight.carry(here[-1].allocated)
+            else:
                 self._devices.setdefault(device, foresight)
                 fragments = self._fragments.get(device)
                 if fragments is None:

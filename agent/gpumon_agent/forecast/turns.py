@@ -2,7 +2,7 @@
 
 Model. A phase has the value of a round before where the last two rounds of up to `PERIOD` steps were alike (optimizers
 in turn, an evaluation, a checkpoint every so many steps), else the middle of the recent ones where at least half of the
-recent steps had it. Values are taken above the step's start, or above the end of the step before.
+recent steps had it. Values are taken above the step's start, above the end of the step before, or as they are.
 Cost. One look at the newest `RECENT` values, at all of them where they differ.
 """
 
@@ -15,13 +15,16 @@ PERIOD = 64  # steps of a round that is still recognized
 ROUNDS = 2
 LAGS = 4  # steps that may have closed and not been learnt as a batch comes
 RECENT = 9
+OFTEN = 3  # of them, from which on a value that comes again is expected
+ABOVE_START, ABOVE_END, AS_HIGH = 1, 2, 3
 STEADIER = 0.75
 """What follows the batches is taken above the end of the step before if that leaves this share of its spread: where
-inputs are given back before it, a step's start, which holds them, says less."""
+inputs are given back before it, a step's start, which holds them, says less. Where batches leave their mark in both, it
+is as high as it was."""
 _ALIKE = 0.001
 
-Seen = tuple[int, int, int]
-"""at which step, how high above that step's start, and above the end of the one before"""
+Seen = tuple[int, int, int, int]
+"""at which step, how high above that step's start, above the end of the one before, and in all"""
 
 
 def coming(seen: deque[Seen], steps: int, age: int, of: int) -> list[float | None]:
@@ -47,16 +50,22 @@ def coming(seen: deque[Seen], steps: int, age: int, of: int) -> list[float | Non
         period = _period(values)
         if period is not None:
             return [float(values[(now - newest - 1) % period - period]) for now in _coming(steps)]
-    return [_middle(recent)]
+    most = max(recent, key=recent.count)  # an allocator repeats itself to the byte
+    return [float(most) if recent.count(most) >= OFTEN else _middle(recent)]
 
 
-def ended(seen: deque[Seen]) -> bool:
-    """Whether values above the end of the step before are the steadier ones."""
+def steadiest(seen: deque[Seen]) -> int:
+    """Which of the values has been the steadiest one: ABOVE_START unless another one clearly was."""
     recent = [seen[at] for at in range(-min(len(seen), RECENT), 0)]
-    starts = [start for _, start, _ in recent]
+    starts = [each[ABOVE_START] for each in recent]
     if starts.count(starts[0]) == len(starts) or len(starts) < RECENT // 2:
-        return False
-    return _spread([end for _, _, end in recent]) < STEADIER * _spread(starts)
+        return ABOVE_START
+    found, least = ABOVE_START, _spread(starts)
+    for of in (ABOVE_END, AS_HIGH):
+        spread = _spread([each[of] for each in recent])
+        if spread < STEADIER * least:
+            found, least = of, spread
+    return found
 
 
 def _spread(values: list[int]) -> float:
