@@ -83,6 +83,7 @@ def steps(shapes: tuple[tuple[int, int], ...], groups: tuple[int, ...]) -> None:
         "asgd:foreach": lambda p: torch.optim.ASGD(p, foreach=True),
         "adagrad:foreach": lambda p: torch.optim.Adagrad(p, foreach=True),
         "rprop:loop": lambda p: torch.optim.Rprop(p, foreach=False),
+        "rprop:foreach": lambda p: torch.optim.Rprop(p, foreach=True),
         "adamw:loop/groups": lambda p: torch.optim.AdamW(p, foreach=False),
         "adamw:foreach/groups": lambda p: torch.optim.AdamW(p, foreach=True),
         "adamw:reach/groups": Reaching,
@@ -90,6 +91,9 @@ def steps(shapes: tuple[tuple[int, int], ...], groups: tuple[int, ...]) -> None:
     }
     if hasattr(torch.optim, "Muon"):  # since 2.9
         made["muon:loop"] = torch.optim.Muon
+    if hasattr(torch.optim, "Adafactor"):  # since 2.5
+        made["adafactor:loop"] = lambda p: torch.optim.Adafactor(p, foreach=False)
+        made["adafactor:foreach"] = lambda p: torch.optim.Adafactor(p, foreach=True)
     found = {}
     for name, make in made.items():
         params = [nn.Parameter(torch.empty(shape, device="cuda")) for shape in shapes]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gpumon.analysis.estimate.kernels import CUBLASLT_WORKSPACE, reduction
+from gpumon.analysis.estimate.kernels import CUBLASLT_WORKSPACE, Hardware, reduction
 from gpumon.analysis.estimate.lbfgs import NAME as LBFGS
 from gpumon.analysis.estimate.memory import Memory, Storage
 from gpumon.analysis.estimate.model import Tensor
@@ -111,13 +111,17 @@ def _adafactor(memory: Memory, work: Workload, tensors: Sequence[Tensor]) -> Non
 
 
 def _norm(memory: Memory, work: Workload, tensor: Tensor) -> None:
+    _drop(memory, [_take(memory, size) for size in norm_over_columns(tensor, work.hardware)])
+
+
+def norm_over_columns(tensor: Tensor, hardware: Hardware) -> Sequence[int]:
+    """Bytes of what the norm of each column is staged in."""
     if len(tensor.shape) < 2:
-        return
+        return ()
     rows, columns = tensor.shape[-2:]
-    sizes = reduction(
-        tensor.count // rows, rows, along_fastest=False, one_dimension=True, output_row=columns, hardware=work.hardware
+    return reduction(
+        tensor.count // rows, rows, along_fastest=False, one_dimension=True, output_row=columns, hardware=hardware
     )
-    _drop(memory, [_take(memory, size) for size in sizes])
 
 
 def _estimate(memory: Memory, work: Workload, tensor: Tensor) -> Storage:

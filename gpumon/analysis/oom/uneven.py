@@ -1,19 +1,23 @@
 """Optimizers whose states or temporaries are not as large as their parameters: what one step of theirs asks for.
 
-Source. torch/optim/rprop.py and _muon.py (2.15), bitsandbytes' optim/optimizer.py.
-Known limitations. Single numbers, norms over rows and columns, what a reduction stages, and cuBLAS's workspace (8 or
-32 MiB for Muon) are left out: they are small beside what they are computed from.
+Source. torch/optim/rprop.py, _muon.py and _adafactor.py (2.15), bitsandbytes' optim/optimizer.py.
+Known limitations. Single numbers, means of rows and columns, and cuBLAS's workspace (8 or 32 MiB for Muon and
+Adafactor) are left out: they are small beside what they are computed from. What a norm over columns stages is not small
+(twice the parameter, for long ones), and depends on the device: an A100's is told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from gpumon.analysis.estimate.kernels import Hardware
 from gpumon.analysis.estimate.model import Tensor
-from gpumon.analysis.estimate.stepping import EIGHT_BIT_BLOCK, EIGHT_BIT_FROM
+from gpumon.analysis.estimate.stepping import EIGHT_BIT_BLOCK, EIGHT_BIT_FROM, norm_over_columns
 from gpumon.analysis.oom.standing import Event, Standing
 
 HALF, FLOAT = 2, 4
+FOREACH = "foreach"
+_A100 = Hardware()
 _MUON_ITERATIONS = 5
 
 
@@ -26,9 +30,19 @@ def eight_bit(tensor: Tensor) -> list[tuple[str, int]]:
     return [*((moment, tensor.count) for moment in moments), ("scales (absmax1)", scales), ("scales (absmax2)", scales)]
 
 
+def factored(tensor: Tensor) -> list[tuple[str, int]]:
+    """Adafactor's: a matrix has its rows' and its columns' means of squares, a vector all of them."""
+    if len(tensor.shape) < 2:
+        return [("squares (variance)", tensor.bytes)]
+    rows, columns = tensor.shape[-2:]
+    return [("rows' squares (row_var)", tensor.bytes // columns), ("columns' squares (col_var)", tensor.bytes // rows)]
+
+
 def rprop(stands: Standing, group: Sequence[Tensor], way: str) -> Iterator[Event]:
     """Signs of the product with the gradient before, masks of them, and what is left of the gradient."""
-    assert way
+    if way == FOREACH:
+        yield from _rprop_lists(stands, group)
+        return
     sign: list[int] = []  # of the parameter before, and its gradient
     gradient: list[int] = []
     for tensor in group:
@@ -43,6 +57,53 @@ def rprop(stands: Standing, group: Sequence[Tensor], way: str) -> Iterator[Event
         stands.gone(tensor.bytes)
         sign, gradient = [tensor.bytes], [tensor.bytes]
     stands.gone(*sign, *gradient)
+
+
+def _rprop_lists(stands: Standing, group: Sequence[Tensor]) -> Iterator[Event]:
+    """All signs of the products; one gradient after the other without what turned; all signs of the gradients."""
+    for tensor in group:
+        yield stands.asked("product with the gradient before", tensor, tensor.bytes)
+    for tensor in group:
+        yield from _masks(stands, tensor, ("positive", "negative", "zero"))
+    for tensor in group:
+        yield stands.asked("where it is turned", tensor, tensor.count)
+        yield stands.asked("gradient without what turned", tensor, tensor.bytes)
+        stands.gone(tensor.count, tensor.bytes)
+    *others, last = group
+    stands.gone(*(tensor.bytes for tensor in others))  # the last one is still a loop's variable
+    for tensor in group:
+        yield stands.asked("sign of the gradient", tensor, tensor.bytes)
+    stands.gone(last.bytes, *(tensor.bytes for tensor in group))
+
+
+def adafactor(stands: Standing, group: Sequence[Tensor], way: str) -> Iterator[Event]:
+    """Norms over the columns, then an estimate as large as the parameter, which becomes its update."""
+    if way == FOREACH:
+        matrices = [tensor for tensor in group if len(tensor.shape) > 1]
+        vectors = [tensor for tensor in group if len(tensor.shape) < 2]
+        for tensor in matrices:
+            yield from _norm(stands, tensor)
+        for tensor in vectors:
+            yield stands.asked("squared gradient", tensor, tensor.bytes)
+        stands.gone(*(tensor.bytes for tensor in vectors))
+        for tensor in (*matrices, *vectors):
+            yield stands.asked("estimate of the squares, then the update", tensor, tensor.bytes)
+        stands.gone(*(tensor.bytes for tensor in group))
+        return
+    before: list[int] = []
+    for tensor in group:
+        yield from _norm(stands, tensor)
+        yield stands.asked("estimate of the squares, then the update", tensor, tensor.bytes)
+        stands.gone(*before)
+        before = [tensor.bytes]
+    stands.gone(*before)
+
+
+def _norm(stands: Standing, tensor: Tensor) -> Iterator[Event]:
+    sizes = norm_over_columns(tensor, _A100)
+    for size in sizes:
+        yield stands.asked("norms over the columns, in parts", tensor, size)
+    stands.gone(*sizes)
 
 
 def _masks(stands: Standing, tensor: Tensor, names: Sequence[str]) -> Iterator[Event]:

@@ -18,8 +18,7 @@ not split off (1 MiB or less) counts too.
 Source. torch/optim (2.15), transformers' AdamW (to 4.x) and bitsandbytes' 8-bit Adam, the first two compared with the
 allocator's own record of first and third steps on the virtual GPU (tests/oom/test_walk.py).
 Cost. O(parameters).
-Known limitations. Ways that a recipe does not list are not known (of Rprop's foreach and of Adafactor the allocator's
-record has requests that are not explained yet), nor is LBFGS, whose step runs forward and backward
+Known limitations. Ways that a recipe does not list are not known, nor is LBFGS, whose step runs forward and backward
 in turns with itself. SparseAdam's temporaries have as many rows as were looked up: its states are told, and of its
 gradients nothing. Tensors below 10 MiB are taken as split without a remainder. Counters of steps kept on the device
 (fused, 512 B each) are left out.
@@ -36,7 +35,7 @@ from gpumon.analysis.oom import uneven
 from gpumon.analysis.oom.standing import Event, Standing, counted
 from gpumon_agent import wire
 
-REACH, LOOP, FOREACH, FUSED = "reach", "loop", "foreach", "fused"
+REACH, LOOP, FOREACH, FUSED = "reach", "loop", uneven.FOREACH, "fused"
 WAYS = (REACH, LOOP, FOREACH, FUSED)
 
 WAYS_IN_WORDS = {
@@ -90,7 +89,8 @@ RECIPES = {
         Recipe("rmsprop", ("square average",), ("square root of the average",), 1, (REACH, LOOP, FOREACH)),
         Recipe("adagrad", ("sum of squares",), ("square root of the sum",), 2, (LOOP, FOREACH, FUSED), early=True),
         Recipe("asgd", ("average (ax)",), ("gap to the average",), 2, (LOOP, FOREACH), together=False, looped=False),
-        Recipe("rprop", ("gradient before (prev)", "step size"), ways=(LOOP,), takes=uneven.rprop),
+        Recipe("rprop", ("gradient before (prev)", "step size"), ways=(LOOP, FOREACH), takes=uneven.rprop),
+        Recipe("adafactor", ways=(LOOP, FOREACH), made=uneven.factored, takes=uneven.adafactor),
         Recipe("muon", ("momentum buffer",), ways=(LOOP,), takes=uneven.muon),
         Recipe("sparseadam", _ADAM, ways=(LOOP,), gradients=False),
         Recipe("adamw8bit", ways=(REACH,), made=uneven.eight_bit),
