@@ -174,7 +174,9 @@ PAGES = {
         "In the process: lists of samples, logs, decoded files; tracemalloc names lines. In a worker: a cache in "
         "__getitem__, or Python objects whose pages are copied as their reference counts change: arrays instead of "
         "lists.",
-        "In the first readings. Pages of a mapped file count as resident as they are read: that growth ends.",
+        "In the first readings. Pages of a mapped file count as resident as they are read: that growth ends. It is "
+        "information where the process grows no faster than what is allocated on its device: with unified memory, or a "
+        "virtual GPU, a leak on the device is one of the host's too.",
     ),
 }
 

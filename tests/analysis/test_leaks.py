@@ -332,3 +332,16 @@ def test_the_process_and_a_worker_each_for_itself() -> None:
     assert leaks[1].holder is None
     assert [(leak.bytes_per_step, leak.subject) for leak in leaks] == [(2 * MIB, "rss"), (3 * MIB, "worker 72")]
     assert "child process 72" in leaks[1].title
+
+
+@pytest.mark.parametrize(("on_the_device", "severity"), [(2 * MIB, "info"), (MIB, "warning"), (0, "warning")])
+def test_what_the_device_has_kept_already_is_told_of_the_host_as_information(on_the_device: int, severity: str) -> None:
+    """With unified memory, or a virtual GPU, one leak makes both grow."""
+
+    def beat(step: int) -> tuple[wire.Event, ...]:
+        return (wire.Heartbeat(step, step, "forward", 0, rss=(900 + 2 * step) * MIB),)
+
+    run = Run(kept=lambda step: on_the_device * step, total=4 * GIB, beside=beat)
+    found = only(history(run, steps=60)[-1], "host-leak")
+    assert found.severity == severity
+    assert ("these are its bytes" in found.title) == (severity == "info")

@@ -16,6 +16,7 @@ from gpumon.analysis.rules import HOST_LEAK, TENSOR_LEAK
 from gpumon.analysis.suspects import Suspect, container, explaining, variable
 
 NAMED_MAX = 4
+SAME_SHARE = 1.25  # of the device's rate: pages and the interpreter's own objects come on top
 _HOST_DEVICE = -1
 SOMEBODY = "something keeps tensors: losses (.item()), outputs (.detach()), a cache, a hook; a census names it"
 NOBODY = "a reference cycle that gc has not visited (gc.collect() frees it; is gc disabled?), or C++ code keeps them"
@@ -287,6 +288,9 @@ def _host(look: Look, growth: Growth) -> Evidence:
     steps = round(free / growth.per_step) if free and growth.per_step else None
     near = steps is not None and steps <= HOST_LEAK.critical_steps_to_oom
     ahead = "" if steps is None else f"; the machine has room for about {units.count(steps)} more steps"
+    same = held is None and growth.figure == "rss" and _as_fast_on_the_device(look, growth)
+    if same:
+        ahead += "; no faster than what is allocated on the device: where its memory is the host's, these are its bytes"
     return Evidence(
         f"{whose} grows by {units.size(per_step)} ({_interval(growth)}) a step since step "
         f"{units.count(growth.since)}, {units.size(growth.so_far)} so far"
@@ -298,5 +302,11 @@ def _host(look: Look, growth: Growth) -> Evidence:
         where=(held.where or (held.holder.where if held.holder else None)) if held is not None else None,
         subject=growth.figure,
         since=growth.since,
-        severity="critical" if near else None,
+        severity="critical" if near else "info" if same else None,
     )
+
+
+def _as_fast_on_the_device(look: Look, growth: Growth) -> bool:
+    """With unified memory, or a virtual GPU, a device's leak is one of the host's too: it is told once."""
+    allocated = next((each for each in look.growth if each.figure == "allocated" and each.growing), None)
+    return (growth.per_step or 0.0) <= SAME_SHARE * ((allocated.per_step if allocated else None) or 0.0)
