@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -113,31 +112,34 @@ def test_sizes_are_read_in_binary_units():
         sizes.parse("16GB")
 
 
-def test_a_program_that_ends_while_a_thread_wants_python_is_not_aborted(torch_with_cuda, virtual_gpu, tmp_path):
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++ to make a noexcept frame")
-    source = tmp_path / "hold.cpp"
-    source.write_text(
-        '#include <unistd.h>\nextern "C" int PyGILState_Ensure(void);\n'
-        'extern "C" void wait_then_take() noexcept { usleep(300000); PyGILState_Ensure(); }\n'
-    )
-    subprocess.run(["g++", "-shared", "-fPIC", "-o", str(tmp_path / "hold.so"), str(source)], check=True)
-
-    def end(library):
-        import ctypes
-        import threading
+def test_a_program_that_ends_while_autograd_wants_python_is_not_aborted(torch_with_cuda, virtual_gpu, tmp_path):
+    def train_and_end():
         import time
 
-        class Slow:
-            def __del__(self):
-                self.sleep(0.8)
+        import torch
 
-        global slow
-        slow = Slow()
-        slow.sleep = time.sleep
-        threading.Thread(target=ctypes.CDLL(library).wait_then_take, daemon=True).start()
+        def train():
+            weight = torch.ones(4, device="cuda", requires_grad=True)
+            loss = weight.sum()
+            loss.grad_fn.next_functions[0][0].register_hook(lambda *gradients: None)
+            loss.backward()
 
-    virtual_gpu().run(end, str(tmp_path / "hold.so"))
+        train()
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:  # with Python's lock, up to the end
+            pass
+
+    gpu = virtual_gpu()
+    late = tmp_path / "late_thread.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(late), str(HERE / "late_thread.c"), "-ldl"], check=True)
+    preload = {"LD_PRELOAD": f"{late}:{gpu.environment['LD_PRELOAD']}"}
+    with ThreadPoolExecutor(2) as pool:
+        mended = pool.submit(gpu.run, train_and_end, env=preload, fresh=True)
+        without = pool.submit(gpu.run, train_and_end, env={**preload, "WITHOUT_MEND": "1"}, fresh=True, check=False)
+    assert "terminate called" not in mended.result().stderr
+    if sys.version_info < (3, 14):  # where such a thread waits for ever by itself
+        assert without.result().returncode == -signal.SIGABRT, without.result()
+        assert "terminate called without an active exception" in without.result().stderr
 
 
 def test_processes_that_start_at_once_share_one_table_and_a_fork_is_its_own_process(virtual_gpu):

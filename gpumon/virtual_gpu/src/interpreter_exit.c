@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "gpu.h"
@@ -15,9 +16,11 @@ static int interpreter_finalizes(void) {
 /* When a program ends right after backward(), autograd's device thread may still be destroying a node that holds a
  * Python hook. It asks for the interpreter, which is finalizing, and Python before 3.14 answers with pthread_exit: that
  * unwinds the thread through PyTorch's noexcept destructors, and C++ aborts the whole process with "terminate called
- * without an active exception". Python 3.14 lets such a thread wait for ever while the process exits; so does this. */
+ * without an active exception". Python 3.14 lets such a thread wait for ever while the process exits; so does this,
+ * and PyTorch, which would wait 10 s for the thread, is told to wait a tenth. */
 API void pthread_exit(void *value) {
   if (interpreter_finalizes()) {
+    setenv("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "0.1", 0);
     for (;;) pause();
   }
   void (*exits)(void *) = (void (*)(void *))dlsym(RTLD_NEXT, "pthread_exit");
