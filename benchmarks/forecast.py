@@ -224,13 +224,15 @@ def cost(result: Result) -> None:
         work()
         return (time.thread_time_ns() - began) / 1e3
 
-    for kind in ("same shapes", "random shapes"):
+    for kind in ("same shapes", "random shapes", "random pairs of lengths"):
         spent = spend(kind, phases, measured)
         for name, each in spent.items():
             ordered = sorted(each[200:])
             text = f"{ordered[len(ordered) // 2]:.1f} µs median, {sum(ordered) / len(ordered):.1f} µs mean"
             result.costs.append((f"{name}, {kind}", text))
             print(f"{name + ', ' + kind:<44} {text}", flush=True)
+        if kind == "random pairs of lengths":
+            continue
         each = sorted(session.reporting(8, 600, kind != "same shapes", session.STEPS_PER_S // 4)[1] for _ in range(5))
         text = f"{each[2] * 1e6:.1f} µs mean, {each[0] * 1e6:.1f} in the quickest of five rounds"
         result.costs.append((f"viewer, whole report at 4 pictures/s, {kind}", text))
@@ -256,8 +258,8 @@ def spend(
     names = ("agent, a batch", "agent, learning (its thread)", "viewer", "nothing")
     spent: dict[str, list[float]] = {name: [] for name in names}
 
-    def said(step: int, shape: tuple[int, int]) -> None:
-        outlooks.batch(step, 0, [shape], 1, [(0, 300 * MIB, 0)])
+    def said(step: int, shapes: tuple[tuple[int, int], ...]) -> None:
+        outlooks.batch(step, 0, shapes, 1, [(0, 300 * MIB, 0)])
 
     def learnt(events: Sequence[wire.NumberedEvent]) -> None:
         for event in events:
@@ -272,10 +274,14 @@ def spend(
 
     for step in range(4000):
         length = 512 if kind == "same shapes" else rng.randint(32, 900)
-        told = phases(step, 2e4 * 8 * length + 900.0 * 8 * length**2)
-        closed = wire.Step(step, 0, 1, 64 * length, ((8, length),), False, 4)
+        shapes, needs = ((8, length),), 2e4 * 8 * length + 900.0 * 8 * length**2
+        if kind == "random pairs of lengths":  # one part's moment or the other's
+            other = max(1, round(length * rng.uniform(0.6, 1.4)))
+            shapes, needs = (*shapes, (8, other)), max(needs, 3e4 * 8 * other + 900.0 * 8 * length * other)
+        told = phases(step, needs)
+        closed = wire.Step(step, 0, 1, 64 * length, shapes, False, 4)
         works = (
-            partial(said, step, (8, length)), partial(learnt, (*told, closed)),
+            partial(said, step, shapes), partial(learnt, (*told, closed)),
             partial(viewed, StepRecord(step, closed, tuple(told))), int,
         )  # fmt: skip
         for name, work in zip(names, works, strict=True):

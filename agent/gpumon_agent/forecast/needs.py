@@ -49,6 +49,12 @@ def features(shapes: Shapes) -> Features | None:
     if len(shapes) == 1 and len(shapes[0]) == 2:  # as most are
         rows, length = shapes[0]
         return (rows * length, 0, rows * length * length, 0, 0) if rows and length else None
+    if len(shapes) == 2 and len(shapes[0]) == len(shapes[1]) == 2:  # an encoder's and a decoder's
+        (rows, length), (others, other) = shapes
+        first = rows * length
+        if first and others != other:
+            further = others * other
+            return first, further, first * length, further * other, further * length
     first = further = square = other = product = length = 0
     for shape in shapes:
         rank = len(shape)

@@ -43,7 +43,7 @@ class Fragments:
     expandable segments pages are given back one by one.
     """
 
-    __slots__ = ("_compact", "_idle", "_retries", "_slack", "_split", "_within", "expandable", "fitted")
+    __slots__ = ("_compact", "_idle", "_retries", "_slack", "_split", "expandable", "fitted", "room")
 
     def __init__(self, expandable: bool) -> None:
         self.expandable = expandable
@@ -51,7 +51,7 @@ class Fragments:
         self._slack: deque[int] = deque(maxlen=_SLACK_STEPS)
         self._split: deque[int] = deque(maxlen=_SLACK_STEPS)
         self.fitted = 0  # the highest peak there was room for
-        self._within: int | None = None  # the room at that time
+        self.room: int | None = None  # at that time
         self._retries: int | None = None
         self._compact = 0  # steps for which the cache is known to be lean
 
@@ -85,9 +85,9 @@ class Fragments:
     def within(self, room: int | None) -> None:
         """What the process can have now: where that shrank, what fitted before proves nothing."""
         if room is not None:
-            if self._within is not None and room < self._within - _SHRANK:
+            if self.room is not None and room < self.room - _SHRANK:
                 self.fitted = 0
-            self._within = room
+            self.room = room
 
     def _add(self, slack: int, split: int) -> None:
         """What lies idle is asked for at every batch, so made ready here."""
@@ -134,7 +134,8 @@ def verdict(
     usable = room
     fitted = 0
     if fragments is not None:
-        fragments.within(room)
+        if room != fragments.room:
+            fragments.within(room)
         usable, fitted = room - fragments.bytes, fragments.fitted
     headroom = usable - peak
     if peak > fitted and (low > usable or (trusted and headroom < 0)):
@@ -217,7 +218,7 @@ class Outlooks:
         if known is None:
             if len(self._known) >= _CACHED:
                 self._known.clear()
-            dimensions = tuple([len(shape) for shape in shapes])
+            dimensions = tuple(map(len, shapes))
             known = self._known[key] = features(shapes), (False, dimensions), (True, dimensions)
         batch, kind = known[0], known[2] if index else known[1]
         if batch is None:

@@ -46,7 +46,14 @@ def fitted(points: Sequence[Point], planes: Sequence[Plane] = ()) -> tuple[Plane
 
 def highest(planes: Sequence[Plane], x: Plane) -> float:
     _, u, v, w, p, q = x
-    return max([a + b * u + c * v + d * w + e * p + f * q for a, b, c, d, e, f in planes])
+    (a, b, c, d, e, f) = planes[0]
+    found = a + b * u + c * v + d * w + e * p + f * q
+    if len(planes) == 2:  # without a loop: it is asked for as a batch enters forward
+        (a, b, c, d, e, f) = planes[1]
+        other = a + b * u + c * v + d * w + e * p + f * q
+        if other > found:
+            return other
+    return found
 
 
 def _size(point: Point) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpumon.analysis.lines import Forecast
-from gpumon.analysis.units import in_unit, size, unit_for
+from gpumon.analysis.units import duration, in_unit, size, unit_for
 from gpumon.analysis.verdict import verdict
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.spans import Line, Span, fit
@@ -41,6 +41,7 @@ class Outlook:
     now: wire.Outlook | None = None  # said by the agent of the batch that is in forward, where that tells more
     regime: int | None = None  # the step with which another regime began, where that is not long ago
     whatif: tuple[Answer, ...] = ()
+    left: str = ""  # time, until memory is full
 
 
 def outlook(view: View) -> Outlook:
@@ -56,7 +57,10 @@ def outlook(view: View) -> Outlook:
             regime = d.regimes[-1]
     forecast, capacity = (d.forecast, d.capacity) if d is not None else (None, None)
     counted = d is None or d.peak is not None
-    return Outlook(forecast, capacity, ended, counted, now, regime, d.whatif if d is not None else ())
+    left = ""
+    if forecast is not None and forecast.steps_to_oom is not None and view.report and view.report.steps_per_s:
+        left = duration(forecast.steps_to_oom / view.report.steps_per_s)
+    return Outlook(forecast, capacity, ended, counted, now, regime, d.whatif if d is not None else (), left)
 
 
 class ForecastPanel(Panel):
@@ -123,9 +127,10 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
             )
         )
     if f.steps_to_oom is not None:
-        lines.append(
-            fit([(f"   {'trend':<{pad - 3}}", "dim"), (f"rising: full in about {f.steps_to_oom:,} steps", "bad")], room)
-        )
+        full = f"rising: full in about {f.steps_to_oom:,} steps"
+        if o.left and pad + len(full) + len(o.left) + 2 <= room:
+            full += f", {o.left}"
+        lines.append(fit([(f"   {'trend':<{pad - 3}}", "dim"), (full, "bad")], room))
     if o.now is not None:
         lines.append(fit(_now(o.now), room))
     if o.regime is not None and height > len(lines):
