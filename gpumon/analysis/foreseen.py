@@ -2,8 +2,8 @@
 
 Model and sources: gpumon_agent.forecast.foresight and gpumon_agent.forecast.needs.
 Cost. `observe`: theirs, and a pass over a step's phases. A viewer needs the model only where somebody asks: it has
-each step's fragments learnt (`note`: a pass over the phases), and the model from the frame's steps when it is asked
-(`catch_up`).
+the steps' fragments learnt (`note`: a pass over the phases of the newest), and the model from the frame's steps when it
+is asked (`catch_up`).
 Known limitations. A step's shapes come without their micro-batches: they are shared out evenly over its forwards, which
 is wrong where one step runs models with different numbers of inputs.
 """
@@ -19,6 +19,9 @@ from gpumon_agent.forecast.outlook import Fragments, judged
 
 Shape = tuple[int, ...]
 
+SLACK_STEPS = 16
+"""As many as `Fragments` keeps: what lay idle in older ones has no say."""
+
 
 class Foreseen:
     """One device of one rank."""
@@ -27,6 +30,7 @@ class Foreseen:
         self.foresight = Foresight()
         self.fragments = Fragments(False)
         self._learnt: int | None = None  # the newest step that `catch_up` has seen
+        self._retries: int | None = None  # of the newest step that was noted
 
     @property
     def changes(self) -> int:
@@ -43,12 +47,22 @@ class Foreseen:
         self.fragments.learn(here)
         return True
 
-    def note(self, record: StepRecord, here: tuple[wire.Phase, ...], ran: bool) -> None:
-        """Learns of a closed step only what its allocator could not use.
+    def note(self, steps: Sequence[tuple[StepRecord, tuple[wire.Phase, ...]]], ran: Sequence[bool]) -> None:
+        """Learns of closed steps, each with its phases on the device, only what the allocator could not use.
 
-        `here`: its phases on the device; `ran`: a forward did, with what stood before it known, as the model asks.
+        `ran`: a forward did, with what stood before it known, as the model asks.
         """
-        if ran and record.closed is not None and record.whole and record.closed.input_shapes:
+        read = [
+            here
+            for (record, here), forward in zip(steps, ran, strict=True)
+            if forward and record.closed is not None and record.whole and record.closed.input_shapes
+        ]
+        if not read:
+            return
+        known, self._retries = self._retries, read[-1][-1].retries
+        if self._retries == known and not self.fragments.refused:  # else when the device refused counts too
+            del read[:-SLACK_STEPS]
+        for here in read:
             self.fragments.learn(here)
 
     def catch_up(self, steps: Sequence[StepRecord], device: int) -> Foreseen:

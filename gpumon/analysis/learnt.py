@@ -99,8 +99,7 @@ class Device:
             self.forecaster.observe(peaks, gradients)
         for peaks in figures:
             self.batches.observe(peaks)
-        for (record, here), each in zip(steps, seen, strict=True):
-            self.foreseen.note(record, here, each.ran)
+        self.foreseen.note(steps, [each.ran for each in seen])
         for (record, _), each in zip(steps, seen, strict=True):
             self.standing.observe(record, self.index, each)
         for (record, _), each in zip(steps, seen, strict=True):

@@ -42,6 +42,7 @@ class Reporter:
         self._ranks: dict[str, Rank] = {}
         self._pids: frozenset[int] | None = frozenset()  # of all ranks; None: to be counted again
         self._medians = 0  # how often the typical peak of some rank changed
+        self._typical: dict[str, dict[tuple[str, int], float]] = {}  # these, by job, then by source and device
 
     def report(self, frame: Frame, due: Container[str] | None = None) -> tuple[RankReport, ...]:
         """One report a rank, in the frame's order. `due`: the sources that are looked at again, None for all.
@@ -50,7 +51,7 @@ class Reporter:
         """
         present = {rank.source for rank in frame.ranks}
         for source in self._ranks.keys() - present:
-            del self._ranks[source]
+            self._forget_typical(source, self._ranks.pop(source))
             self._pids = None
             self._medians += 1
         for rank in frame.ranks:
@@ -75,11 +76,14 @@ class Reporter:
         hello = rank.hello
         if state.hello is hello:
             return state
+        self._forget_typical(rank.source, state)
         state.hello, state.placed = hello, -1
         self._pids = None
         self._medians += 1
         state.pid, state.job = hello.pid, hello.run_id or (hello.name if (hello.world_size or 1) > 1 else None)
         state.label, state.host = rank.label, rank.hello.host
+        for index, device in state.devices.items():
+            self._note_typical(rank.source, state, index, device.typical)
         return state
 
     def rank(self, rank: RankFrame) -> RankReport:
@@ -101,7 +105,9 @@ class Reporter:
         )
         if state.report is None or key != state.key:
             again = state.follow(rank)
-            self._medians += again
+            if again:
+                self._forget_typical(rank.source, state)
+                self._medians += 1
             if again or len(state.devices) != state.placed:
                 state.placed = len(state.devices)
                 state.uuids = frozenset(d.uuid for d in rank.hello.devices if d.uuid and d.index in state.devices)
@@ -139,8 +145,9 @@ class Reporter:
         if median != learnt.typical:
             learnt.typical = median
             self._medians += 1
+            self._note_typical(rank.source, state, report.device, median)
         if state.peers_of != self._medians:
-            state.peers, state.peers_of = self._peers(state), self._medians
+            state.peers, state.peers_of = self._peers(rank.source, state.job), self._medians
         if self._pids is None:
             self._pids = frozenset(other.pid for other in self._ranks.values())
         reading = ledger.reading_of(rank.host, described.uuid if described else None)
@@ -174,20 +181,19 @@ class Reporter:
             return
         learnt.retries = retries(record, report.device)
 
-    def _peers(self, state: Rank) -> tuple[float, ...]:
+    def _peers(self, source: str, job: str | None) -> tuple[float, ...]:
         """The medians of the other ranks of its job."""
-        if state.job is None:
-            return ()
-        job = state.job
-        return tuple(
-            [
-                device.typical
-                for other in self._ranks.values()
-                if other is not state and other.job == job
-                for device in other.devices.values()
-                if device.typical is not None
-            ]
-        )
+        typical = self._typical.get(job or "", {})
+        return tuple([median for (other, _), median in typical.items() if other != source])
+
+    def _note_typical(self, source: str, state: Rank, device: int, median: float | None) -> None:
+        if state.job is not None and median is not None:
+            self._typical.setdefault(state.job, {})[source, device] = median
+
+    def _forget_typical(self, source: str, state: Rank) -> None:
+        typical = self._typical.get(state.job or "", {})
+        for key in [key for key in typical if key[0] == source]:
+            del typical[key]
 
     def _elsewhere(self, rank: RankFrame, reading: wire.DeviceReading | None) -> dict[int, str]:
         """pid → label of the watched processes of this machine that train on other devices than this one."""

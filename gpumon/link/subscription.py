@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from pathlib import Path
 
 import zmq
 
@@ -83,7 +82,7 @@ class _Subscription:
         self._keys = {d.key for d in descriptors}
         self._next_tick = 0.0
         self._next_look = time.monotonic() + _LOOK_S
-        self._files: frozenset[Path] = frozenset()
+        self._files: frozenset[str] = frozenset()
         self._over = False
         self._launchers: dict[int, int | None] = {}  # the torchruns of this machine: pid → start time
         self._may_restart = False

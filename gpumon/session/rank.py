@@ -30,6 +30,8 @@ from gpumon.session.steps import StepRing
 from gpumon_agent import wire
 
 NONE_YET = -(1 << 64)  # below every step's number
+_PHASE = wire.Phase
+_JOINING = (wire.Phase, wire.Ledger)  # looked up once: thousands of events a second pass here
 
 
 class _OpenStep:
@@ -109,12 +111,12 @@ class Rank:
         into: _OpenStep | None = None  # the step that the event before joined: `_join` costs more than the rest
         at = room = 0
         for event in events:
-            if isinstance(event, (wire.Phase, wire.Ledger)):
+            if isinstance(event, _JOINING):
                 step = event.step
                 if into is None or step != at or not room:
                     into, at = self._join(step, seq, replayed), step
                     room = self.limits.events_per_step - len(into.phases) - len(into.ledgers)
-                if isinstance(event, wire.Phase):
+                if isinstance(event, _PHASE):
                     into.phases.append(event)
                 else:
                     into.ledgers.append(event)

@@ -40,7 +40,7 @@ from typing import NamedTuple
 from gpumon.analysis.forecast.headroom import Room, Taken, steps_until
 from gpumon.analysis.history import StepPeaks
 from gpumon.analysis.lines import Forecast
-from gpumon.analysis.robust import Line, Trend, conformal, exceedance, median, resistant_line
+from gpumon.analysis.robust import Band, Line, Trend, conformal, exceedance, median, resistant_line
 from gpumon.analysis.series import level, over_batch, upwards
 from gpumon_agent import wire
 
@@ -95,6 +95,7 @@ class Forecaster:
         self._phases: dict[str, _Series] = {}
         self._residuals: deque[float] = deque()
         self._ordered: list[float] = []  # the same, by size
+        self._held: Band | None = None  # what holds them; None: they changed
         self._predicted: _Point | None = None
         self._band = (0.0, 0.0)
         self._calm = (0.0, 0.0)  # the band without the newest surprise
@@ -208,6 +209,7 @@ class Forecaster:
             self._forget(keep=self._window[-1])
             self._residuals.clear()
             self._ordered.clear()
+            self._held = None
             if step.step >= SETTLED_STEPS:
                 self.changes.append(step.step)
             self._begin_regime(step, residual)
@@ -225,6 +227,7 @@ class Forecaster:
                 self._residuals.rotate(-1)  # as where all steps are alike
                 return
             del self._ordered[bisect_left(self._ordered, self._residuals.popleft())]
+        self._held = None
         self._residuals.append(residual)
         insort(self._ordered, residual)
 
@@ -382,7 +385,7 @@ class Forecaster:
         return None if since > series.gap else since == series.gap
 
     def _interval(self, peak: float) -> tuple[float, float]:
-        band = conformal(self._ordered)
+        band = self._held = self._held or conformal(self._ordered)
         extra = self._prior / max(1, self._since_change) ** 2
         if extra < 1e-4 * peak and len(self._residuals) >= 2:
             extra = 0.0
