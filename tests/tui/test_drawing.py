@@ -18,6 +18,7 @@ from gpumon.tui.spans import cells, clip, fit, flow, plain, spread, width
 from gpumon.tui.view import choose, ending
 from gpumon.tui.widgets.device_bar import ORDER, bar, bars, device_lines, sums
 from gpumon.tui.widgets.findings_strip import finding_lines, findings
+from gpumon.tui.widgets.forecast_panel import Outlook, forecast_lines
 from gpumon.tui.widgets.header import header_lines, heading
 from gpumon.tui.widgets.host_line import host_facts
 from gpumon.tui.widgets.panel import Panel
@@ -249,6 +250,14 @@ def test_a_verdict_needs_the_device_total():
 def test_the_verdict(headroom, p_oom, word):
     forecast = Forecast(39 * GIB, 38 * GIB, 40 * GIB, "backward", headroom * GIB, p_oom, None, None, 5)
     assert verdict(forecast, 80 * GIB) == word
+
+
+def test_until_memory_is_full_steps_and_time_are_said_where_there_is_room():
+    forecast = Forecast(9 * GIB, 9 * GIB, 9 * GIB, "backward", GIB, 0.0, 231, None, 5)
+    slice_ = Outlook(forecast, 10 * GIB, ended=False, counted=True, left="3 m 05 s")
+    for room, text in ((60, "full in about 231 steps, 3 m 05 s"), (45, "full in about 231 steps")):
+        lines = ["".join(text for text, _ in line) for line in forecast_lines(slice_, room, 9, UNICODE, "strong")]
+        assert next(line for line in lines if "trend" in line).rstrip().endswith(text)
 
 
 def test_the_end_says_reason_phase_and_step(store_of, new_run):
