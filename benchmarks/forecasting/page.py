@@ -176,6 +176,10 @@ def summary(every: Rows) -> Iterator[str]:
     yield f"- of runs whose shapes vary a naive forecaster was better in {len(worse)} of {count}: {named};"
     for name, kinds in (("what forecasting was made with", ""), ("the others", "held ")):
         yield from _ends(name, kinds, every)
+    for name, kind in (("the random ones again", "leak again"), ("on 8 GiB", "long leak")):
+        ends = [score.ended[0] for each, score in every if each.kind == kind and score.ended]
+        if ends:
+            yield f"- by a leak, {name}: {sum(map(_ahead, ends))} of {len(ends)} at least 20 steps ahead;"
     clean = [(each, score) for each, score in every if each.kind == "clean"]
     fitted = [(each, score) for each, score in real if not score.ended]
     for rows, of in ((clean, "clean synthetic steps"), (fitted, "steps of the runs above that fitted")):
