@@ -52,7 +52,9 @@ def features(shapes: Shapes) -> Features | None:
     if len(shapes) == 2 and len(shapes[0]) == len(shapes[1]) == 2:  # an encoder's and a decoder's
         (rows, length), (others, other) = shapes
         first = rows * length
-        if first and others != other:
+        if first:
+            if others == other:
+                return first, 0, first * length, 0, 0
             further = others * other
             return first, further, first * length, further * other, further * length
     first = further = square = other = product = length = 0

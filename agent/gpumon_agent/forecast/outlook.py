@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gpumon_agent import wire
-from gpumon_agent.forecast.foresight import Foresight, Kind
+from gpumon_agent.forecast.foresight import Foresight
 from gpumon_agent.forecast.needs import AFTER, KNOWN, Features, Shapes, features
 from gpumon_agent.guard import say
 
@@ -28,7 +28,6 @@ TRUSTED_AFTER = 3
 """Residuals of its sort, from which on the forecast itself, not the lower end of its interval, decides."""
 COMPACT_STEPS = 200
 """So long after the allocator gave its cache back, what it reserves is what it needs."""
-_CACHED = 2048  # batches whose features are kept ready
 _SLACK_STEPS = 16  # among them is a high peak, at which least lies idle
 _SHRANK = 1 << 20
 _SHAPES_MAX = 64
@@ -197,7 +196,7 @@ class Outlooks:
         self._expandable = expandable
         self._devices: dict[int, Foresight] = {}
         self._fragments: dict[int, Fragments] = {}
-        self._known: dict[tuple[tuple[int, ...], ...], tuple[Features | None, Kind, Kind]] = {}
+        self._newest: tuple[Shapes, Features | None, tuple[int, ...]] = (), None, ()
         self._groups: deque[tuple[int, Sequence[tuple[int, ...]]]] = deque(maxlen=4096)
         self._open: list[wire.Phase] = []
         self._first: dict[int, int] = {}  # device -> allocated as the step's first batch came
@@ -213,14 +212,10 @@ class Outlooks:
         devices = self._devices
         if not devices:
             return
-        key = tuple(shapes)
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= _CACHED:
-                self._known.clear()
-            dimensions = tuple(map(len, shapes))
-            known = self._known[key] = features(shapes), (False, dimensions), (True, dimensions)
-        batch, kind = known[0], known[2] if index else known[1]
+        known = self._newest
+        if known[0] != shapes:
+            known = self._newest = shapes, features(shapes), tuple(map(len, shapes))
+        batch, kind = known[1], (index > 0, known[2])
         if batch is None:
             return
         for device, allocated, so_far in now:
@@ -251,7 +246,8 @@ class Outlooks:
                 continue  # a later micro-batch says what its step's first one said
             self._said[device] = peak
             fields: Fields = [
-                step, device, time.monotonic_ns(), peak, low, high, phase, word, headroom, nbytes, key[:_SHAPES_MAX],
+                step, device, time.monotonic_ns(), peak, low, high, phase, word, headroom, nbytes,
+                tuple(shapes[:_SHAPES_MAX]),
             ]  # fmt: skip
             self._append(fields)
             if self._functions:
