@@ -1,12 +1,14 @@
-"""How the ranks of a job stand: which live, lag, are dead or were never heard, and how far their peaks lie apart.
+"""How the ranks of a job stand: which live, lag, are dead or were never heard, who died first, how far peaks differ.
 
 Model. A job has as many ranks as its processes say (`world_size`); those of this machine are the ones that a launcher's
 local numbers place here, or, where it tells none, all of them. A live rank is late when it is behind the foremost by
 more than `LATE_STEPS` steps and, at the job's own pace, by more than `LATE_S`; one that has closed no step when the
-others have closed several is late too.
+others have closed several is late too. The first to die is the one whose last word, or last sign of life where there
+was none, is the oldest: the launcher ends the others then (SIGTERM), or they fail for want of their peer.
 Cost. A pass over the ranks.
 Known limitations. Ranks on other machines are counted, not seen: nobody here listens to them. A rank that died before
-its first word is missing, and cannot be told from one that has not begun yet.
+its first word is missing, and cannot be told from one that has not begun yet. A process that was killed without a word
+died up to a second after its last sign of life.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ LATE_S = 2.0
 
 State = Literal["live", "late", "silent", "finished", "failed", "killed", "dead", "left", "missing"]
 """dead: gone without a word; killed: by a signal; failed: by an exception; left: the agent alone went away."""
+
+DIED: tuple[State, ...] = ("failed", "killed", "dead")
 
 GONE: dict[str, State] = {
     "finished": "finished", "exception": "failed", "signal": "killed", "lost": "dead", "stopped": "left",
@@ -50,6 +54,7 @@ class Job:
     ranks: tuple[Standing, ...]
     world_size: int | None  # None where no process says
     elsewhere: int = 0  # ranks on other machines
+    first_to_die: str | None = None  # its source; None where none died, or the job was started anew
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -93,7 +98,9 @@ def job(frame: Frame, paces: Sequence[float | None] = ()) -> Job:
         absent = [Standing(number, "missing", node=node) for number, node in here.items() if number not in heard]
         elsewhere = world - len(heard & set(range(world)) | here.keys())
     ordered = sorted((*standings, *absent), key=_order)
-    return Job(tuple(ordered), world, elsewhere)
+    died = {each.source for each in standings if each.state in DIED and not each.replaced}
+    first = min((rank for rank in frame.ranks if rank.source in died), key=_last_sign_ns, default=None)
+    return Job(tuple(ordered), world, elsewhere, first.source if first is not None and len(ordered) > 1 else None)
 
 
 def spread(values: Iterable[int | None]) -> Spread | None:
@@ -149,6 +156,15 @@ def _expected(ranks: Sequence[RankFrame], world: int) -> dict[int, str]:
         return expected
     hosts = {rank.hello.host for rank in ranks}
     return dict.fromkeys(range(world), hosts.pop()) if len(hosts) == 1 else {}
+
+
+def died_unix_ns(rank: RankFrame) -> int | None:
+    """When it said its last word, or was last seen alive; None while it lives."""
+    return None if rank.goodbye is None or not rank.goodbye.t_ns else rank.unix_ns(rank.goodbye.t_ns)
+
+
+def _last_sign_ns(rank: RankFrame) -> int:
+    return died_unix_ns(rank) or rank.heard_unix_ns
 
 
 def _newest(rank: RankFrame) -> int | None:

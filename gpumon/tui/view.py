@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpumon.analysis import ledger
+from gpumon.analysis.job import Job, died_unix_ns
 from gpumon.analysis.lines import DeviceReport, RankReport
 from gpumon.analysis.units import duration
 from gpumon.session.frame import Frame, RankFrame
@@ -114,7 +116,7 @@ def newest_read(rank: RankFrame, device: int) -> int:
     return -1
 
 
-def ending(rank: RankFrame) -> str | None:
+def ending(rank: RankFrame, *, detail: bool = True) -> str | None:
     """Why and where it ended, as a sentence; None while it runs."""
     bye = rank.goodbye
     if bye is None:
@@ -132,7 +134,17 @@ def ending(rank: RankFrame) -> str | None:
     text = what + (
         f" {', '.join(where)}" if where and where[0].startswith("in ") else f" at {where[0]}" if where else ""
     )
-    return f"{text} · {bye.detail}" if bye.detail else text
+    return f"{text} · {bye.detail}" if bye.detail and detail else text
+
+
+def first_death(job: Job, frame: Frame) -> str | None:
+    """Who died first, when and of what, as a sentence: the others of a job follow it."""
+    rank = next((rank for rank in frame.ranks if rank.source == job.first_to_die), None)
+    if rank is None or rank.goodbye is None:
+        return None
+    at = died_unix_ns(rank)
+    when = "" if at is None else f", {time.strftime('%H:%M:%S', time.localtime(at / 1e9))}"
+    return f"{rank.label} died first{when}: {ending(rank, detail=rank.goodbye.reason != 'lost')}"
 
 
 def age(seconds: float) -> str:

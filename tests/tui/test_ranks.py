@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,8 @@ from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore
 from gpumon.tui.ink import ASCII, UNICODE
 from gpumon.tui.spans import plain, width
-from gpumon.tui.view import View
+from gpumon.tui.view import View, choose
+from gpumon.tui.widgets.header import heading
 from gpumon.tui.widgets.rank_lines import rank_lines
 from gpumon.tui.widgets.rank_rows import Peaks, ordered, rank_page
 from gpumon_agent import wire
@@ -106,6 +108,38 @@ def test_the_rank_under_the_cursor_says_what_became_of_it() -> None:
     assert said[3] == "rank 3: 40 steps behind the foremost: Enter shows the phase it stands in"
     assert said[6] is not None
     assert "never heard" in said[6]
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("exception", "rank 2 died first, {}: ended by an exception in backward, step 101 · RuntimeError: x"),
+        ("lost", "rank 2 died first, {}: the process is gone without a word (killed?) in backward, step 101"),
+    ],
+)
+def test_of_a_job_that_ends_the_rank_that_died_first_is_named_on_each_of_its_ranks(first: str, said: str) -> None:
+    runs = [rank(number, 4) for number in range(4)]
+    cause = runs[2].goodbye(first, 101, "backward", "RuntimeError: x")
+    clock = time.strftime("%H:%M:%S", time.localtime(cause.events[-1].unix_ns / 1e9))
+    for number in (0, 3):
+        runs[number].t_ns = cause.t_ns + 300_000_000
+        runs[number].goodbye("signal", 101, "forward", "SIGTERM")
+    page = page_of(runs)
+    assert page.first_death == said.format(clock)
+    assert page.first_death in plain(rank_lines(page, 0, 120, 40, UNICODE).lines)
+    frame = frame_of(runs)
+    heads = [heading(choose(frame, (), each.source, None)).said for each in frame.ranks]
+    assert heads[0] == f"{page.first_death} · then this one: ended by a signal in forward, step 101 · SIGTERM"
+    assert heads[3] == heads[0]
+    assert heads[1] == page.first_death
+    assert heads[2].startswith("ended by an exception" if first == "exception" else "the process is gone")
+
+
+def test_a_job_that_was_started_anew_and_one_that_finished_name_no_death() -> None:
+    assert page_of([rank(number, 2).goodbye("finished", 101, "between") for number in range(2)]).first_death == ""
+    gone = rank(1, 2).goodbye("exception", 101, "backward")
+    anew = rank(1, 2, steps=0, later=900, restarts=1, clock=wire.Clock(0, 1_790_000_000_000_000_001))
+    assert page_of([rank(0, 2), gone, anew]).first_death == ""
 
 
 def test_ranks_on_other_machines_are_not_missing() -> None:
