@@ -65,8 +65,8 @@ class _ByFile(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        raised = file.endswith("test_raised.py")
-        return "tests/scenarios" if file.startswith("tests/scenarios/") and not raised else file
+        own = file.endswith(("test_raised.py", "test_leaks.py"))
+        return "tests/scenarios" if file.startswith("tests/scenarios/") and not own else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
