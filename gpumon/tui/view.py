@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpumon.analysis import ledger
-from gpumon.analysis.job import Job, died_unix_ns
+from gpumon.analysis.job import died_unix_ns, job
 from gpumon.analysis.lines import DeviceReport, RankReport
 from gpumon.analysis.units import duration
 from gpumon.session.frame import Frame, RankFrame
@@ -137,14 +137,15 @@ def ending(rank: RankFrame, *, detail: bool = True) -> str | None:
     return f"{text} · {bye.detail}" if bye.detail and detail else text
 
 
-def first_death(job: Job, frame: Frame) -> str | None:
-    """Who died first, when and of what, as a sentence: the others of a job follow it."""
-    rank = next((rank for rank in frame.ranks if rank.source == job.first_to_die), None)
+def first_death(frame: Frame) -> tuple[str | None, str | None]:
+    """Which rank died first (its source), and when and of what as a sentence: the others of a job follow it."""
+    source = job(frame).first_to_die
+    rank = next((rank for rank in frame.ranks if rank.source == source), None)
     if rank is None or rank.goodbye is None:
-        return None
+        return None, None
     at = died_unix_ns(rank)
     when = "" if at is None else f", {time.strftime('%H:%M:%S', time.localtime(at / 1e9))}"
-    return f"{rank.label} died first{when}: {ending(rank, detail=rank.goodbye.reason != 'lost')}"
+    return source, f"{rank.label} died first{when}: {ending(rank, detail=rank.goodbye.reason != 'lost')}"
 
 
 def age(seconds: float) -> str:

@@ -18,7 +18,7 @@ from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore
 from gpumon.tui.ink import ASCII, UNICODE
 from gpumon.tui.spans import plain, width
-from gpumon.tui.view import View, choose
+from gpumon.tui.view import View, choose, first_death
 from gpumon.tui.widgets.header import heading
 from gpumon.tui.widgets.rank_lines import rank_lines
 from gpumon.tui.widgets.rank_rows import Peaks, ordered, rank_page
@@ -119,27 +119,24 @@ def test_the_rank_under_the_cursor_says_what_became_of_it() -> None:
 )
 def test_of_a_job_that_ends_the_rank_that_died_first_is_named_on_each_of_its_ranks(first: str, said: str) -> None:
     runs = [rank(number, 4) for number in range(4)]
-    cause = runs[2].goodbye(first, 101, "backward", "RuntimeError: x")
-    clock = time.strftime("%H:%M:%S", time.localtime(cause.events[-1].unix_ns / 1e9))
+    died = runs[2].goodbye(first, 101, "backward", "RuntimeError: x")
+    clock = time.strftime("%H:%M:%S", time.localtime(died.events[-1].unix_ns / 1e9))
     for number in (0, 3):
-        runs[number].t_ns = cause.t_ns + 300_000_000
+        runs[number].t_ns = died.t_ns + 300_000_000
         runs[number].goodbye("signal", 101, "forward", "SIGTERM")
-    page = page_of(runs)
-    assert page.first_death == said.format(clock)
-    assert page.first_death in plain(rank_lines(page, 0, 120, 40, UNICODE).lines)
+    cause = said.format(clock)
     frame = frame_of(runs)
     heads = [heading(choose(frame, (), each.source, None)).said for each in frame.ranks]
-    assert heads[0] == f"{page.first_death} · then this one: ended by a signal in forward, step 101 · SIGTERM"
-    assert heads[3] == heads[0]
-    assert heads[1] == page.first_death
-    assert heads[2].startswith("ended by an exception" if first == "exception" else "the process is gone")
+    assert heads[0] == f"{cause} · then this one: ended by a signal in forward, step 101 · SIGTERM"
+    assert heads == [heads[0], cause, cause, heads[0]]
 
 
 def test_a_job_that_was_started_anew_and_one_that_finished_name_no_death() -> None:
-    assert page_of([rank(number, 2).goodbye("finished", 101, "between") for number in range(2)]).first_death == ""
+    finished = [rank(number, 2).goodbye("finished", 101, "between") for number in range(2)]
+    assert first_death(frame_of(finished)) == (None, None)
     gone = rank(1, 2).goodbye("exception", 101, "backward")
     anew = rank(1, 2, steps=0, later=900, restarts=1, clock=wire.Clock(0, 1_790_000_000_000_000_001))
-    assert page_of([rank(0, 2), gone, anew]).first_death == ""
+    assert first_death(frame_of([rank(0, 2), gone, anew])) == (None, None)
 
 
 def test_ranks_on_other_machines_are_not_missing() -> None:

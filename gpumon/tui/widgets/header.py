@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpumon.analysis.job import job
 from gpumon.analysis.units import pace
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.spans import EMPTY, Line, Span, fit, spread
@@ -44,10 +43,10 @@ def heading(view: View) -> Heading:
     elif rank.oom is not None and rank.status == "live":
         said = f"an allocation failed in {rank.oom.phase}, step {rank.oom.step:,}"
     if len(view.frame.ranks) > 1 and any(each.goodbye is not None for each in view.frame.ranks):
-        standing = job(view.frame)
-        cause = None if standing.first_to_die == rank.source else first_death(standing, view.frame)
+        first, cause = first_death(view.frame)
         if cause is not None:
-            said = f"{cause} · then this one: {said}" if said and rank.status == "ended" else cause
+            followed = rank.status == "ended" and first != rank.source
+            said = f"{cause} · then this one: {said}" if followed else cause
     if rank.goodbye is not None and rank.goodbye.reason == "finished":
         state = "finished"
     if view.paused and rank.status != "ended":

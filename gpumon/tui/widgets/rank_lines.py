@@ -98,8 +98,6 @@ def summary(page: RankPage, unit: Unit, room: int) -> list[Line]:
                 (f" (rank {worst.label}, {percent(apart.skew)} above)", "text" if apart.skew < 0.1 else "warn"),
             )
         )
-    if page.first_death:
-        items.append(((page.first_death, "bad"),))
     if page.job.missing:
         items.append(((f"missing: {ranges(page.job.missing)}", "bad"),))
     for word, role in (("dead", "bad"), ("killed", "bad"), ("failed", "bad"), ("silent", "bad"), ("late", "warn")):

@@ -13,7 +13,7 @@ from gpumon.analysis.job import Job, Standing, State, job
 from gpumon.analysis.lines import DeviceReport, RankReport
 from gpumon.analysis.verdict import verdict
 from gpumon.session.frame import RankFrame
-from gpumon.tui.view import MANY, View, device_name, ending, first_death
+from gpumon.tui.view import MANY, View, device_name, ending
 
 HEAT_STEPS, HEAT_STEPS_OF_MANY = 160, 16
 """Steps of a strip under the table; and in a cell of the grid, which takes over where rows are more than `MANY`."""
@@ -65,7 +65,6 @@ class RankPage:
     heat: tuple[tuple[int | None, ...], ...] = ()  # by row, the peaks of the steps from `first_step` on
     order: str = "rank"
     reverse: bool = False
-    first_death: str = ""  # who, when and of what
 
 
 ORDERS: dict[str, Callable[[RankRow], float | None]] = {
@@ -123,8 +122,7 @@ def rank_page(view: View, peaks: Peaks, order: str = "rank", reverse: bool = Fal
     rows = ordered(_with_spread(rows), order, reverse)
     peaks.keep(ranks.keys())
     first, heat = _heat(rows, ranks, peaks)
-    death = first_death(standing, view.frame) or ""
-    return RankPage(tuple(rows), standing, buckets.sentences(view.frame), first, heat, order, reverse, death)
+    return RankPage(tuple(rows), standing, buckets.sentences(view.frame), first, heat, order, reverse)
 
 
 def ordered(rows: Sequence[RankRow], order: str, reverse: bool = False) -> list[RankRow]:
