@@ -347,8 +347,9 @@ def page(truth: dict[str, Answer], answers: list[Answer], missing: dict[str, str
         " other tiers and tools were given the scenario's model, batch and loss as functions"
         " (`tests/_shared/factories.py`), and the number of ranks. Those whose loop cannot be said in those words are"
         " at the end of this page. What is not modelled stays a difference: a compiled module is estimated as it runs"
-        " uncompiled, a Trainer does more than its functions say, and what an exception leaves behind is in none. Of"
-        " several ranks the highest is told; only our tiers know that there are several.\n",
+        " uncompiled, a Trainer does more than its functions say, and what an exception leaves behind is in none. (In"
+        " a model of a few MiB a single segment of 2 MiB is several percent of reserved: so in exception-backward and"
+        " hf-trainer-compile.) Of several ranks the highest is told; only our tiers know that there are several.\n",
         "Only tiers 0 and 2, MemTracker and kitsune know a forward pass; what the others leave out is their error.\n",
         "## In short\n",
         *summary(truth, by),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from typing import Any
@@ -145,12 +146,25 @@ def test_eight_bit_adam_keeps_what_bitsandbytes_keeps(name: str) -> None:
 
 def test_no_optimizer_of_torch_is_missing() -> None:
     torch = pytest.importorskip("torch")
-    there = {
-        name.lower()
+    kinds = {
+        name.lower(): kind
         for name, kind in vars(torch.optim).items()
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
     }
+    there = set(kinds)
     younger = {"muon", "adafactor"}  # since 2.9 and 2.5
     assert there | younger == OPTIMIZERS.keys()
     compared = {case.partition(":")[0] for case in CASES} | {"lbfgs"}  # test_estimate_lbfgs.py
     assert there <= compared
+    several = {
+        "params",
+        "betas",
+        "etas",
+        "step_sizes",
+        "ns_coefficients",
+        "foreach",
+        "fused",
+    }  # no single value, or forms
+    for name, kind in kinds.items():
+        for setting in inspect.signature(kind).parameters.keys() - several:
+            assert Optimizer.parse(f"{name},{setting}=1").settings == ((setting, "1"),)

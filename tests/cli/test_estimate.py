@@ -131,6 +131,21 @@ def test_lbfgs_is_told_with_what_its_step_holds_and_what_of_it_is_a_bound(tmp_pa
     searching = ("--parameters", shapes, "--optimizer", "lbfgs,history_size=10,line_search_fn=strong_wolfe")
     (row,) = (line for line in run(*searching).output.splitlines() if line.startswith("temporaries "))
     assert row.endswith("at most")
+    for setting in ("history_size=0", "max_iter=-1", "history_size=many"):
+        refused = run("--parameters", shapes, "--optimizer", f"lbfgs,{setting}")
+        assert refused.exit_code == 2
+        assert "whole number above 0" in refused.output
+
+
+def test_a_setting_that_no_optimizer_has_is_refused(tmp_path: Path) -> None:
+    shapes = written(tmp_path / "shapes.json", {"weight": [1000, 64]})
+    for setting, said in (
+        ("momentun=0.9", "did you mean 'momentum'?"),
+        ("momentum=much", "a number, or true or false"),
+    ):
+        refused = run("--parameters", shapes, "--optimizer", f"sgd,{setting}")
+        assert refused.exit_code == 2
+        assert said in " ".join(refused.output.split())
 
 
 def test_which_fsdp_was_meant_is_said(tmp_path: Path) -> None:

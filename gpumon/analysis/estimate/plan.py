@@ -270,7 +270,7 @@ def _changes(subject: Subject, expected: Expected) -> Iterator[tuple[str, str, S
         if not work.set_to_none:
             yield "set-to-none", "zero_grad(set_to_none=True)", subject, replace(work, set_to_none=True)
         ranks = work.world_size if work.world_size > 1 else 8
-        for stage in range(work.zero + 1, 4) if work.optimizer.name != NONE else ():
+        for stage in range(work.zero + 1, 4) if work.optimizer.name not in (NONE, lbfgs.NAME) else ():
             name = f"ZeRO {stage} over {ranks} ranks" if stage < 3 else f"FSDP (ZeRO 3) over {ranks} ranks"
             yield f"zero-{stage}", name, subject, replace(work, world_size=ranks, zero=stage)
     elif work.precision.name == "fp32":

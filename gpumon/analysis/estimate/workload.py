@@ -58,6 +58,33 @@ class Unknown(ValueError):
     """A name that means nothing here; the text lists what does."""
 
 
+_COUNTS = ("history_size", "max_iter", "max_eval")
+_WORDS = ("adjust_lr_fn", "line_search_fn")
+_SETTINGS = (
+    *_COUNTS, *_WORDS, "alpha", "amsgrad", "beta2_decay", "capturable", "centered", "d", "dampening",
+    "decoupled_weight_decay", "differentiable", "eps", "initial_accumulator_value", "lambd", "lr", "lr_decay",
+    "maximize", "momentum", "momentum_decay", "nesterov", "ns_steps", "rho", "t0", "tolerance_change",
+    "tolerance_grad", "weight_decay",
+)  # fmt: skip
+"""Of torch.optim's classes, as far as they are single values; `foreach` and `fused` are forms."""
+
+
+def _setting(key: str, value: str) -> tuple[str, str]:
+    """Raises Unknown: a setting that is misspelt would be left out without a word."""
+    if key not in _SETTINGS:
+        near = difflib.get_close_matches(key, _SETTINGS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(sorted(_SETTINGS))}"
+        raise Unknown(f"no optimizer has a setting {key!r}: {hint}")
+    if key in _COUNTS and not (value.isdecimal() and int(value)):
+        raise Unknown(f"{key} is a whole number above 0, not {value!r}")
+    if key not in _WORDS and value.lower() not in ("true", "false", "none"):
+        try:
+            float(value)
+        except ValueError:
+            raise Unknown(f"{key} is a number, or true or false, not {value!r}") from None
+    return key, value
+
+
 @dataclass(frozen=True, slots=True)
 class Optimizer:
     """An optimizer by torch's name in lower case. `form`: foreach (torch's default on a GPU), fused or loop."""
@@ -89,7 +116,7 @@ class Optimizer:
             key, equals, value = setting.partition("=")
             if not equals or not key.strip() or not value.strip():
                 raise Unknown(f"{setting!r} is not a setting: write {name},momentum=0.9")
-            pairs.append((key.strip(), value.strip()))
+            pairs.append(_setting(key.strip(), value.strip()))
         return cls(name, form, tuple(pairs))
 
     @property
