@@ -9,19 +9,17 @@
 #include <time.h>
 #include <unistd.h>
 
-static int of_autograd(void) {
-  char name[16] = "";
-  pthread_getname_np(pthread_self(), name, sizeof name);
-  return !strcmp(name, "pt_autograd_0");
-}
+static __thread int of_autograd; /* it is no other thread that PyTorch begins here; before 2.5 it has no name */
 
 /* PyTorch has told the program's thread that its backward is done: let that one go on first */
 int pthread_cond_signal(pthread_cond_t *condition) {
   int (*signals)(pthread_cond_t *) = (int (*)(pthread_cond_t *))dlsym(RTLD_NEXT, "pthread_cond_signal");
   int status = signals(condition);
   Dl_info caller;
-  if (of_autograd() && dladdr(__builtin_return_address(0), &caller) && strstr(caller.dli_fname, "libtorch"))
-    usleep(50000);
+  if (gettid() == getpid() || !dladdr(__builtin_return_address(0), &caller)) return status;
+  if (!strstr(caller.dli_fname, "libtorch")) return status;
+  of_autograd = 1;
+  usleep(50000);
   return status;
 }
 
@@ -31,7 +29,7 @@ int pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex, co
       (int (*)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *))dlsym(RTLD_NEXT, "pthread_cond_timedwait");
   int (*ending)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "Py_IsFinalizing"); /* Python 3.13 */
   if (!ending) ending = (int (*)(void))dlsym(RTLD_DEFAULT, "_Py_IsFinalizing");
-  if (!of_autograd()) return waits(condition, mutex, until);
+  if (!of_autograd) return waits(condition, mutex, until);
   pthread_mutex_unlock(mutex);
   for (int i = 0; i < 20000 && !ending(); i++) usleep(1000);
   pthread_mutex_lock(mutex);
