@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import pickle
 import pickletools
+import re
 import stat
 import subprocess
 import time
@@ -146,7 +148,13 @@ def _file(watched: Watched, runtime: Path) -> None:
     assert sum(b["size"] for b in blocks) == sum(s["total_size"] for s in snapshot["segments"])
     viz = pytest.importorskip("torch.cuda._memory_viz")
     assert "total_allocated" in viz.segsum(snapshot)
-    assert len(viz.trace_plot(snapshot)) > len(data)
+    for plot in (viz.trace_plot, viz.segment_plot):  # the whole snapshot is in the page that torch makes of it
+        embedded = re.search(r'"base64": "([^"]+)"', plot(snapshot))
+        assert embedded is not None
+        assert pickle.loads(base64.b64decode(embedded[1])) == snapshot
+    for flames in (viz.memory, viz.segments):  # each byte of each block is told
+        told_bytes = sum(int(line.rpartition(" ")[2]) for line in flames(snapshot, str).splitlines())
+        assert told_bytes == sum(s["total_size"] for s in snapshot["segments"])
     seen = {told.t_ns}  # the newest is part of the picture
     for _ in range(9):
         seen.add(watched.asked(wire.SNAPSHOT_FILE, lambda e: isinstance(e, wire.Snapshot) and e.t_ns not in seen).t_ns)

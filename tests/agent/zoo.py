@@ -39,6 +39,7 @@ HISTORY = tensors("global list", "zoo.HISTORY[*]", "global")  # line: global lis
 BY_STEP = dict(enumerate(tensors("global dict", "zoo.BY_STEP[*]", "global", count=40)))
 BY_NAME = {"loss": tensors("dict of lists", "zoo.BY_NAME['loss'][*]", "global")}
 RECENT = collections.deque(tensors("deque", "zoo.RECENT[*]", "bounded"), maxlen=100)
+ENDLESS = collections.deque(tensors("deque without end", "zoo.ENDLESS[*]", "global"), maxlen=10**9)
 DISTINCT = set(tensors("set", "zoo.DISTINCT[*]", "global"))
 PAIRS = [(each, 1) for each in tensors("tuples", "zoo.PAIRS[*][0]", "global")]
 TRIMMED = tensors("trimmed", "zoo.TRIMMED[*]", "trimmed")
@@ -256,6 +257,7 @@ def around(step: Callable[[], object], times: int) -> None:
     """Calls `step` from a function that keeps tensors in its variables. (pytest rewrites a test's own asserts.)"""
     local_list = tensors("local", "local_list[*] in around()", "local")  # line: local
     cell = tensors("cell", "cell[*] in around()", "local")  # line: cell
+    namespace = globals()  # no name of what is in it
 
     def inner() -> None:
         argument = cell
@@ -264,7 +266,7 @@ def around(step: Callable[[], object], times: int) -> None:
 
     for _ in range(times):
         inner()
-    del local_list
+    del local_list, namespace
 
 
 class Holdall:

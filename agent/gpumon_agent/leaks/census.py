@@ -43,7 +43,7 @@ from gpumon_agent.leaks.holders import Files, Name
 from gpumon_agent.leaks.loads import Load, Loads
 from gpumon_agent.leaks.names import together
 from gpumon_agent.leaks.owners import Owners
-from gpumon_agent.leaks.retained import retained
+from gpumon_agent.leaks.retained import Retained, retained
 from gpumon_agent.leaks.suspicion import Suspicion
 from gpumon_agent.leaks.walk import DEPTH_MAX, Root, Walk
 from gpumon_agent.ledger.composition import History
@@ -285,6 +285,7 @@ class _Taking:
         self._cycles = Cycles()
         self._stages = [self._tell, self._read_lines, self._go_round, self._owners.run]
         self._long: dict[str, tuple[_Tally, int]] = {}  # by name: graphs too long to be measured in passing
+        self._follow: set[str] = set()  # names of tensors whose graph is another variable's doing
 
     def run(self, step: int, clock: Clock) -> bool:
         """One slice. True: the census is complete, and published."""
@@ -428,6 +429,8 @@ class _Taking:
             if measured is not None and measured.cut and not several and len(self._long) < _LONG_MAX:
                 self._reaches_back = True
                 self._long[name.text] = tally, len(tally.graphs) - 1
+                if any(self._is_long(each) for each in walk.beside() if each is not tensor and _leads(each, measured)):
+                    self._follow.add(name.text)
         if name in tally.holders or len(tally.holders) < _NAMES_MAX:
             tally.holders[name] += 1
         self._tensors[device] += 1
@@ -450,6 +453,11 @@ class _Taking:
             tally.graphs[at] = max(measured.bytes, tally.graphs[at] or 0)
             if budget == _LONG_GRAPH_NS:
                 del self._long[name]
+
+    def _is_long(self, tensor: Tensor) -> bool:
+        """Whether a graph is too long to be one step's, where three of a step's could be measured."""
+        measured = retained(tensor, self._claimed, _LONG_GRAPH_NS // 2)
+        return measured is not None and measured.cut
 
     @property
     def _unnamed(self) -> bool:
@@ -477,7 +485,9 @@ class _Taking:
     def _tell(self, clock: Clock) -> bool:
         """Makes the message's groups, most bytes first."""
         if not self._to_tell and not self._told:
-            named = [item for item in self._tallies.items() if item[0][1] is not None]
+            named = [
+                item for item in self._tallies.items() if item[0][1] is not None and item[0][4] not in self._follow
+            ]
             on_device = {device for device, count in self._tensors.items() if count and device != _HOST}
             on_cpu = not on_device and all(each.key[2] == _HOST for each in self._cycles.found)
             size = operator.itemgetter(1)
@@ -617,6 +627,11 @@ def _why_not() -> str | None:
     if sys.version_info < (3, 13) and sys.gettrace() is not None:
         return "a debugger or a tracer is at work"
     return None
+
+
+def _leads(other: Any, measured: Retained) -> bool:
+    """Whether the graph that was measured leads through this one's."""
+    return isinstance(other, Tensor) and other.grad_fn in measured.nodes
 
 
 def _waiting(collects: bool) -> int | None:

@@ -21,6 +21,7 @@ class Retained(NamedTuple):
 
     bytes: int
     cut: bool  # there was no time to see all of it
+    nodes: frozenset[Any]  # of it, that were seen: for the slice only
 
 
 def retained(tensor: Any, claimed: Container[int], budget_ns: int) -> Retained | None:
@@ -47,4 +48,4 @@ def retained(tensor: Any, claimed: Container[int], budget_ns: int) -> Retained |
         cut = clock.over()
     others = (nbytes for identity, nbytes in saved.items() if identity not in own and identity not in claimed)
     kept = sum(-(-nbytes // BLOCK_BYTES) * BLOCK_BYTES for nbytes in others)
-    return Retained(kept, cut)
+    return Retained(kept, cut, frozenset(seen))

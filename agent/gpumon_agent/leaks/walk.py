@@ -5,7 +5,8 @@ levels. Within a slice a level holds its object; between slices it holds the obj
 level above (a position, a key), so that it is found again, or is not: then the walk goes on above it. Containers are
 read in chunks by position, never expanded; an object to which only one reference leads is not noted as visited, for
 no second way can lead to it. With a limit of levels an object that is met again closer to a root is looked into again,
-so that walks with growing limits give the shortest name first.
+so that walks with growing limits give the shortest name first. What lies within the limit to its end, and leads to no
+tensor that counts, is not looked into again by a later round.
 
 Never asked: the collector's list of objects, or who refers to something. `gc.get_referents` of one object is, where no
 other way tells what it holds.
@@ -86,6 +87,8 @@ class _Level:
     glances = False  # only the newest entries of a large one are read, the others if those hold finds
     full = False
     attributed = False
+    again_later = False  # a deeper round has something to look for in it
+    began = 0  # objects that were looked at before it
     again = 0  # times that an entry was gone into anew, for another object had taken its place
     chunk: Any = None  # in a slice
     edges: Any = None  # in a slice: keys, or labels and tags
@@ -116,6 +119,7 @@ class Walk:
     ) -> None:
         self.objects = 0
         self._of_module = of_module
+        self._spaces: set[int] = set()  # namespaces that are roots, by id
         self._met: set[object] = set()  # modules of the user's that are roots, by name
         self._found = found
         self._files = files
@@ -123,10 +127,12 @@ class Walk:
         self._root: Root = Root(lambda: None)
         self._levels: list[_Level] = []
         self._visited: dict[int, int] = {}
+        self._done: set[int] = set()  # larger ones that hold nothing, to their ends
+        self._modules: list[str] = []  # of the user's that something led to, in any round
         self._how: dict[type, int] = {}  # of types that are not the user's
         self._users_how: dict[int, tuple[weakref.ref[type], int]] = {}
         self._clock = Clock(0)
-        self._holders: dict[int, holders.Name] = {}  # of containers, by id
+        self._holders: dict[Any, holders.Name] = {}  # of containers, by id, or by id and the way on
         self._named: dict[Any, holders.Name] = {}  # of places that are told alike, below one root
         self._sources: dict[str, list[str]] = {}  # by file
         self._stems: dict[int, Counter[str]] = {}  # of namespaces, by id: names without their numbers
@@ -142,8 +148,13 @@ class Walk:
 
         `again` False: what earlier rounds have visited is not looked into again.
         """
-        self._roots = roots[::-1]
         self._met = {root.module for root in roots if isinstance(root, Root)}
+        self._spaces |= {id(root.find()) for root in roots if isinstance(root, Root) and root.named}
+        if installed and not self._installed:
+            self._done.clear()
+        met = [name for name in self._modules if name not in self._met and name not in roots] if again else []
+        self._met.update(met)
+        self._roots = [*met, *roots[::-1]]
         self._levels = []
         self._stems = {}
         self._limit = limit
@@ -214,6 +225,8 @@ class Walk:
                 if above is not None and levels[depth - 1].again < AGAIN_MAX and level.at >= 0:
                     levels[depth - 1].again += 1  # a variable that is given a new value in each step
                     levels[depth - 1].cursor = level.at
+                if above is not None:
+                    levels[depth - 1].again_later = True
                 del levels[depth:]
                 return
             level.obj = obj
@@ -256,7 +269,7 @@ class Walk:
                 more = False
             if not more:
                 if not self._attributes(level):
-                    self._levels.pop()
+                    self._leave()
                 return
         chunk, edges = level.chunk, level.edges
         kinds = self._how
@@ -295,6 +308,9 @@ class Walk:
             elif kind != CLASS and self._holds_nothing(child, kind):
                 continue
             if depth >= self._limit:
+                level.again_later = True
+                continue
+            if id(child) in self._done:
                 continue
             if sys.getrefcount(child) > _SINGLE:
                 before = visited.get(id(child))
@@ -306,6 +322,15 @@ class Walk:
         level.index = index
         self.objects += index - start
 
+    def _leave(self) -> None:
+        """The innermost level is looked at to its end, as far as the limit allows."""
+        level = self._levels.pop()
+        if level.again_later or level.glances:
+            if self._levels:
+                self._levels[-1].again_later = True
+        elif self._levels and self.objects - level.began >= _LARGER and level.at >= 0:
+            self._done.add(level.identity)
+
     def _attributes(self, level: _Level) -> bool:
         """A container of the user's own class may have attributes too: they come after what it contains."""
         if level.attributed or level.how not in (SEQUENCE, DICT, DEQUE, SET, ROWS) or type(level.obj) in holders.PLAIN:
@@ -313,6 +338,7 @@ class Walk:
         level.attributed = True
         values = holders.instance_dict(level.obj)
         if not values or len(self._levels) >= self._limit:
+            level.again_later = level.again_later or bool(values)
             return False
         self._levels.append(_Level(values, DICT, _ATTRIBUTES, None, "", "", _NAMED))
         return True
@@ -370,7 +396,8 @@ class Walk:
         if len(obj) > BIG and self._limit < DEPTH_MAX and not level.full:
             level.full = self._kind(type(next(reversed(dict.values(obj)), None))) == TENSOR
             if not level.full:
-                return False  # a deeper round's
+                level.again_later = True
+                return False
         keys: list[Any] = []
         values: list[Any] = []
         if len(obj) > BIG:
@@ -442,6 +469,8 @@ class Walk:
         """A module of the user's that something leads to: what is imported is found so, without going through all."""
         if name not in self._met and self._files.users_module(name):
             self._met.add(name)
+            if name not in self._modules:
+                self._modules.append(name)
             self._roots.append(self._of_module(name))
 
     def _holds_nothing(self, child: Any, kind: int) -> bool:
@@ -482,6 +511,8 @@ class Walk:
             return False  # nothing in it could hold anything
         elif kind == ROWS and not child.dtype.hasobject:
             return False
+        elif kind == DICT and id(child) in self._spaces:
+            return False  # globals() in a variable: its own names are what a person knows
         edge = None if level.edges is None else level.edges[index]
         label: str | None = None
         tag = ""
@@ -512,6 +543,7 @@ class Walk:
         new = _Level(child, kind, at, key, label, tag, style)
         starred = _starred(level)
         place = None if starred else (at, key)
+        new.began = self.objects
         new.alike = kind, place, label, type(child) if kind == REFERENTS else None
         self._levels.append(new)
         return True
@@ -522,7 +554,9 @@ class Walk:
         if self._found(tensor, self):
             for each in self._levels:  # it holds finds: it is read whole
                 each.full = each.full or each.glances
+            level.again_later = True
         depth = len(self._levels)
+        level.again_later = level.again_later or depth >= self._limit
         if edge is _KEY or depth >= self._limit or self._visited.get(id(tensor), DEPTH_MAX) <= depth:
             return
         hooked = tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)
@@ -550,14 +584,27 @@ class Walk:
         alike = (*(each.alike for each in self._levels), entry or edge is True)
         told = self._named.get(alike)
         if told is None:
-            told = self._tell()
+            within = self._within(entry)
+            told = self._holders.get(within) or self._tell()
             if len(self._named) < _HOLDERS_MAX:
                 self._named[alike] = told
+            if within is not None and len(self._holders) < _HOLDERS_MAX:
+                self._holders[within] = told
         if steady:
             level.holder = told
             if len(self._holders) < _HOLDERS_MAX:
                 self._holders[level.identity] = told
         return told
+
+    def _within(self, entry: object) -> object:
+        """The innermost container whose entries are told alike, and the way on from there: another name that leads to
+        it leads to the same holder."""
+        way: list[object] = [entry]
+        for each in reversed(self._levels):
+            if each.how in _CONTAINERS and not _fixed(each.obj):
+                return each.identity, *way
+            way.append(each.alike)
+        return None
 
     def _tell(self) -> holders.Name:
         level = self._levels[-1]
@@ -597,6 +644,11 @@ class Walk:
     def spent_ns(self) -> int:
         return self._clock.spent_ns
 
+    def beside(self) -> Iterator[Any]:
+        """The other variables of the function or object that `found` is being told a tensor of."""
+        level = self._levels[-1]
+        return iter(()) if level.how in _CONTAINERS else iter(level.chunk)
+
     def way(self) -> Iterator[Any]:
         """The objects that lead to the tensor that `found` is being told of, the innermost first."""
         return (level.obj for level in reversed(self._levels))
@@ -633,7 +685,7 @@ class Walk:
         if file not in self._sources:
             self._sources[file] = bounds.source(file)
         most = bounds.limit(self._sources[file], name, value)
-        return most is not None and len(self._levels[grows].obj) <= most + 1
+        return most is not None and len(self._levels[grows].obj) <= most + 1 < _NO_BOUND
 
     def _label(self, above: _Level, label: str | None, tag: str, edge: Any, child: Any, at: int) -> tuple[str, str]:
         if label is not None:
@@ -641,7 +693,7 @@ class Walk:
         if above.how in _CONTAINERS:
             if _fixed(above.obj):
                 return _entry_of(above.obj, at), ""
-            bounded = above.how == DEQUE and above.obj is not None and above.obj.maxlen is not None
+            bounded = above.how == DEQUE and above.obj is not None and (above.obj.maxlen or _NO_BOUND) < _NO_BOUND
             return "[*]", "bounded" if bounded else ""
         if above.how == DICT:
             if edge is _KEY:
@@ -731,8 +783,10 @@ _PLACES_MAX = 8
 _DIGITS = "0123456789"
 _NUMBERED = 8  # names alike but for their number: made in a loop
 _LEAST_TRIMMED = 5  # entries: what holds fewer grows no more, or has only begun
+_NO_BOUND = 10_000_000  # entries: as many blocks, the smallest there are, take 5 GB
 _HEAP_TYPE = 1 << 9
 _SMALL = 24
+_LARGER = 12  # objects: to note what holds less costs more than to look again
 _HOLDERS_MAX = 10_000
 _BUILTINS = id(vars(builtins))  # every namespace leads there
 _ATTRIBUTES = -1  # in place of a position
