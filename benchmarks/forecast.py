@@ -269,7 +269,7 @@ def spend(
         seen = look(record, record.phases)
         if seen.figures is not None:
             forecaster.observe(seen.figures)
-        foreseen.note(record, record.phases, seen.ran)
+        foreseen.note(((record, record.phases),), (seen.ran,))
         forecaster.forecast(Room(8 * GIB, foreseen.fragments.bytes))
 
     for step in range(4000):
