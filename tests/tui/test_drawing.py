@@ -255,7 +255,12 @@ def test_the_verdict(headroom, p_oom, word):
 def test_until_memory_is_full_steps_and_time_are_said_where_there_is_room():
     forecast = Forecast(9 * GIB, 9 * GIB, 9 * GIB, "backward", GIB, 0.0, 231, None, 5)
     slice_ = Outlook(forecast, 10 * GIB, ended=False, counted=True, left="3 m 05 s")
-    for room, text in ((60, "full in about 231 steps, 3 m 05 s"), (45, "full in about 231 steps")):
+    said = (
+        (60, "rising: full in about 231 steps, 3 m 05 s"),
+        (45, "rising: full in about 231 steps"),
+        (28, "full in 231 steps"),
+    )
+    for room, text in said:
         lines = ["".join(text for text, _ in line) for line in forecast_lines(slice_, room, 9, UNICODE, "strong")]
         assert next(line for line in lines if "trend" in line).rstrip().endswith(text)
 

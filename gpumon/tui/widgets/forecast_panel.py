@@ -127,10 +127,10 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
             )
         )
     if f.steps_to_oom is not None:
-        full = f"rising: full in about {f.steps_to_oom:,} steps"
-        if o.left and pad + len(full) + len(o.left) + 2 <= room:
-            full += f", {o.left}"
-        lines.append(fit([(f"   {'trend':<{pad - 3}}", "dim"), (full, "bad")], room))
+        full = f"full in about {f.steps_to_oom:,} steps"
+        said = (f"rising: {full}, {o.left}" if o.left else "", f"rising: {full}", full)
+        text = next((each for each in said if each and pad + len(each) <= room), f"full in {f.steps_to_oom:,} steps")
+        lines.append(fit([(f"   {'trend':<{pad - 3}}", "dim"), (text, "bad")], room))
     if o.now is not None:
         lines.append(fit(_now(o.now), room))
     if o.regime is not None and height > len(lines):
