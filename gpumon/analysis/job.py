@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Literal
 
 import msgspec
 
+from gpumon.analysis.robust import median
 from gpumon.session.frame import Frame, RankFrame
 
 LATE_STEPS = 2
@@ -108,7 +108,7 @@ def spread(values: Iterable[int | None]) -> Spread | None:
     known = [(value, at) for at, value in enumerate(values) if value is not None]
     if len(known) < 2:
         return None
-    middle = median(value for value, _ in known)
+    middle = median([value for value, _ in known])
     worst, at = max(known, key=lambda pair: (pair[0], -pair[1]))
     return Spread(middle, worst, at, worst / middle - 1 if middle else 0.0)
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpumon.analysis import ledger
-from gpumon.analysis.job import died_unix_ns, job
 from gpumon.analysis.lines import DeviceReport, RankReport
 from gpumon.analysis.units import duration
 from gpumon.session.frame import Frame, RankFrame
@@ -139,6 +138,8 @@ def ending(rank: RankFrame, *, detail: bool = True) -> str | None:
 
 def first_death(frame: Frame) -> tuple[str | None, str | None]:
     """Which rank died first (its source), and when and of what as a sentence: the others of a job follow it."""
+    from gpumon.analysis.job import died_unix_ns, job  # when somebody has died is early enough
+
     source = job(frame).first_to_die
     rank = next((rank for rank in frame.ranks if rank.source == source), None)
     if rank is None or rank.goodbye is None:

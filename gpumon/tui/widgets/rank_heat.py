@@ -8,8 +8,8 @@ not blown up. Cost: one pass over what is drawn.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
+from gpumon.analysis.robust import median
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.spans import Line, Span
 

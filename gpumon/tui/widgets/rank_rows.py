@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 import msgspec
 
 from gpumon.analysis import buckets
 from gpumon.analysis.job import Job, Standing, State, job
 from gpumon.analysis.lines import DeviceReport, RankReport
+from gpumon.analysis.robust import median
 from gpumon.analysis.verdict import verdict
 from gpumon.session.frame import RankFrame
 from gpumon.tui.view import MANY, View, device_name, ending
