@@ -18,7 +18,7 @@ from gpumon.analysis.oom.case import Settings
 from gpumon.analysis.oom.explaining import Known, explain
 from gpumon.analysis.oom.report import OomReport
 from gpumon.analysis.oom.walk import peak, recipe_of
-from gpumon.analysis.oom.weighing import Growth
+from gpumon.analysis.oom.weighing import Foreseen, Growth
 from gpumon.analysis.oom.words import text
 from gpumon_agent.oom.blackbox import shown
 
@@ -189,6 +189,15 @@ def test_what_grows_with_every_step_is_a_leak() -> None:
     assert "4.00 MiB" in report.sentence
     assert "1.95 GiB" in report.reasons[0]
     assert of(SECOND, Known(growth=Growth(4 << 20, 10))).verdict == "fragmentation"  # 40 MiB are not what is missing
+
+
+def test_a_batch_that_was_to_need_more_than_there_is_is_capacity_s_however_it_lies_where_it_failed() -> None:
+    """14.64 GiB are allocated, unallocated or free: 13.16 + 1.28 + 0.20."""
+    assert of(SECOND, Known(foreseen=Foreseen(15 * GIB, 14 * GIB))).verdict == "fragmentation"
+    report = of(SECOND, Known(foreseen=Foreseen(20 * GIB, 15 * GIB, ((8, 1024),))))
+    assert report.verdict == "capacity"
+    assert "20.00 GiB, and 14.6" in report.sentence
+    assert "8×1024" in report.reasons[0]
 
 
 def test_a_device_full_to_the_last_crumbs_is_not_called_fragmented() -> None:

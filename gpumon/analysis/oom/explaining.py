@@ -13,7 +13,7 @@ from gpumon.analysis.oom.remedies import remedies
 from gpumon.analysis.oom.report import OomReport, Suspect
 from gpumon.analysis.oom.suspects import ACTIVATION, explaining, of_batch, same_size
 from gpumon.analysis.oom.walk import RECIPES, WAYS_IN_WORDS, Recipe, recipe_of, step, stepped
-from gpumon.analysis.oom.weighing import Growth, weigh
+from gpumon.analysis.oom.weighing import Foreseen, Growth, weigh
 from gpumon.analysis.oom.wording import Message
 from gpumon_agent import wire
 from gpumon_agent.oom.blackbox import shown
@@ -37,6 +37,7 @@ class Known:
     later: bool | None = None  # whether the optimizer had stepped before; None: not known
     settings: Settings = field(default_factory=Settings)
     growth: Growth | None = None
+    foreseen: Foreseen | None = None
 
 
 def explain(story: Story, known: Known | None = None) -> OomReport:
@@ -46,7 +47,7 @@ def explain(story: Story, known: Known | None = None) -> OomReport:
     settings = known.settings
     if message.expandable is not None:
         settings = replace(settings, expandable=message.expandable)
-    weighed = weigh(message, known.growth)
+    weighed = weigh(message, known.growth, known.foreseen)
     recipe, way = recipe_of(known.optimizer or DEFAULT_OPTIMIZER)
     suspects, way = _suspects(message, known, recipe, way, story.phase)
     best = suspects[0] if suspects and suspects[0].explains else None

@@ -19,7 +19,7 @@ from gpumon.analysis.oom.figures import Figure, known
 from gpumon.analysis.oom.log import Story
 from gpumon.analysis.oom.report import OomReport, Suspect
 from gpumon.analysis.oom.walk import FOREACH, FUSED, LOOP, RECIPES
-from gpumon.analysis.oom.weighing import Growth
+from gpumon.analysis.oom.weighing import Foreseen, Growth
 from gpumon.analysis.oom.wording import Message
 from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
@@ -41,7 +41,11 @@ def of_rank(rank: RankFrame, growth: int | None = None) -> OomReport | None:
     )
     report = explain(
         Story(message, phase=event.phase),
-        Known(settings=_settings(hello.settings, rank), growth=Growth(growth, event.step) if growth else None),
+        Known(
+            settings=_settings(hello.settings, rank),
+            growth=Growth(growth, event.step) if growth else None,
+            foreseen=_foreseen(rank, event),
+        ),
     )
     suspects = tuple(
         Suspect(Tensor(each.path, each.shape, each.width, each.trainable), "a copy", event.phase, _bytes(each))
@@ -85,6 +89,14 @@ def of_file(report: Report, file: str | None = None) -> OomReport:
         lines=_lines(event, None, report.device_total, report.ledger),
         file=file,
     )
+
+
+def _foreseen(rank: RankFrame, event: wire.Oom) -> Foreseen | None:
+    """What was said of this very batch, on this device."""
+    if event.phase not in (wire.FORWARD, wire.BACKWARD):
+        return None
+    said = next((each for each in rank.outlooks if (each.device, each.step) == (event.device, event.step)), None)
+    return None if said is None else Foreseen(said.next_peak, said.low, said.input_shapes)
 
 
 def _message(event: wire.Oom, total: int | None, backend: str) -> Message:

@@ -6,6 +6,7 @@ and not allocated then (slack) lies in segments that are partly in use. With r r
     r > total                    oversized: no arrangement holds it
     F ≥ r, under an own limit    limit: the driver would have given it
     F ≥ r                        refused: a limit outside PyTorch, or F was read after somebody let go
+    foreseen > allocated + S + F capacity: the step was to need more than there is, and failed on its way there
     S + F ≥ r                    fragmentation: enough is unused, in pieces that are too small; unless S < r and less
                                  than `CRUMBS` of the device would be left: then it is full, whatever lies where
     S + F + others ≥ r           other-process: theirs is what is missing
@@ -14,8 +15,10 @@ and not allocated then (slack) lies in segments that are partly in use. With r r
 Each figure is an interval (gpumon.analysis.oom.figures); a verdict that depends on where inside it the truth lies says
 so. Old messages do not name other processes: what is neither free nor reserved is a CUDA context up to CONTEXT_MAX, and
 somebody else's beyond it.
-A leak needs more than one message: what stays with every step, from a recording or the live run. It goes before the
-last three where all that stayed so far is more than the slack.
+What a step was to need is known of a watched run alone: what the agent said as its batch entered forward; its lower end
+counts, and whether other processes hold what is missing of it is asked first. A leak needs more than one message: what
+stays with every step, from a recording or the live run. It goes before the last four where all that stayed so far is
+more than the slack.
 """
 
 from __future__ import annotations
@@ -53,8 +56,18 @@ class Growth:
     steps: int
 
 
-def weigh(message: Message, growth: Growth | None = None) -> Weighed:
-    """The verdict on a message; `growth` where a trend is known."""
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What the step was to need at its peak, as its batch entered forward: bytes, the interval's lower end too."""
+
+    peak: int
+    low: int
+    inputs: tuple[tuple[int, ...], ...] = ()
+    """shapes of that batch"""
+
+
+def weigh(message: Message, growth: Growth | None = None, foreseen: Foreseen | None = None) -> Weighed:
+    """The verdict on a message; `growth` where a trend is known, `foreseen` where the step's need was."""
     if message.kind != "allocator":
         return _without_figures(message)
     asked = message.requested
@@ -73,7 +86,7 @@ def weigh(message: Message, growth: Growth | None = None) -> Weighed:
         return limited
     if message.allocated is None or (message.free is None and message.slack is None):
         return Weighed("unknown", f"{shown(asked.middle)} could not be had; the message is cut off before its figures.")
-    return _by_room(message, asked, message.slack or ZERO, message.free or ZERO, growth)
+    return _by_room(message, asked, message.slack or ZERO, message.free or ZERO, growth, foreseen)
 
 
 def _oversized(message: Message, asked: Figure, total: Figure) -> Weighed:
@@ -118,7 +131,9 @@ def _limited(message: Message, asked: Figure) -> Weighed | None:
     )
 
 
-def _by_room(message: Message, asked: Figure, slack: Figure, free: Figure, growth: Growth | None) -> Weighed:
+def _by_room(
+    message: Message, asked: Figure, slack: Figure, free: Figure, growth: Growth | None, foreseen: Foreseen | None
+) -> Weighed:
     room = slack + free
     missing = asked - room
     if message.allowed is None and free.low >= asked.high:
@@ -133,6 +148,10 @@ def _by_room(message: Message, asked: Figure, slack: Figure, free: Figure, growt
         )
     if growth is not None and growth.bytes_per_step * growth.steps > max(slack.middle, 1):
         return _leaked(growth, asked, room, missing)
+    if foreseen is not None and message.allocated is not None and foreseen.low > (message.allocated + room).high:
+        whole = message.allocated + room
+        needed = known(foreseen.peak)
+        return _others(message, needed, whole, needed - whole) or _foreseen(foreseen, whole, asked, room)
     if room.high >= asked.low:
         full = message.total is not None and (room - asked).middle < CRUMBS * message.total.middle
         if not full or slack.high >= asked.low:
@@ -162,6 +181,22 @@ def _leaked(growth: Growth, asked: Figure, room: Figure, missing: Figure) -> Wei
         (
             f"Over {growth.steps:,} steps that is {shown(stayed)} which did not go away between one iteration and the "
             f"next. {shown(asked.middle)} was asked for, {shown(room.middle)} was left.",
+        ),
+        missing,
+    )
+
+
+def _foreseen(foreseen: Foreseen, whole: Figure, asked: Figure, room: Figure) -> Weighed:
+    missing = known(foreseen.peak) - whole
+    shapes = ", ".join("×".join(map(str, shape)) for shape in foreseen.inputs[:2])
+    return Weighed(
+        "capacity",
+        f"Capacity: this batch was to need {shown(foreseen.peak)}, and {shown(whole.middle)} is all there is: "
+        f"{shown(missing.middle)} too little.",
+        (
+            f"Foreseen as the batch{f' of {shapes}' if shapes else ''} entered forward, from the steps before. The "
+            f"{shown(asked.middle)} is only where it met the end: the {shown(room.middle)} that is unused, in pieces, "
+            "would not have carried it to its peak.",
         ),
         missing,
     )
