@@ -11,8 +11,6 @@ def rank_of_many() -> None:
     """Rank 0 of 4 and of 8 over the NCCL stand-in, which needs no peers: prints what was said and what is so."""
     import gc
     import json
-    import os
-    import time
     import warnings
 
     import torch
@@ -39,8 +37,6 @@ def rank_of_many() -> None:
     torch.cuda.set_device(device)
 
     def requested() -> int:
-        if "GPUMON_OLDER_TORCH" in os.environ:
-            time.sleep(0.3)  # only each 100 ms does torch 2.8's NCCL let go of buckets from before the rebuild
         gc.collect()  # wrappers are cycles
         torch.cuda.synchronize()
         torch.empty(1, device=device)  # with it go blocks that were lent to NCCL's stream, as torch 2.4 does
