@@ -6,9 +6,9 @@ and not allocated then (slack) lies in segments that are partly in use. With r r
     r > total                    oversized: no arrangement holds it
     F ≥ r, under an own limit    limit: the driver would have given it
     F ≥ r                        refused: a limit outside PyTorch, or F was read after somebody let go
-    foreseen > allocated + S + F capacity: the step was to need more than there is, and failed on its way there
     S + F ≥ r                    fragmentation: enough is unused, in pieces that are too small; unless S < r and less
-                                 than `CRUMBS` of the device would be left: then it is full, whatever lies where
+                                 than `CRUMBS` of the device would be left: then it is full, whatever lies where; or
+                                 the step was to need more than allocated + S + F: it failed on its way there
     S + F + others ≥ r           other-process: theirs is what is missing
     else                         capacity: r − S − F is missing even without fragmentation
 
@@ -17,7 +17,7 @@ so. Old messages do not name other processes: what is neither free nor reserved 
 somebody else's beyond it.
 What a step was to need is known of a watched run alone: what the agent said as its batch entered forward; its lower end
 counts, and whether other processes hold what is missing of it is asked first. A leak needs more than one message: what
-stays with every step, from a recording or the live run. It goes before the last four where all that stayed so far is
+stays with every step, from a recording or the live run. It goes before the last three where all that stayed so far is
 more than the slack.
 """
 
@@ -148,11 +148,10 @@ def _by_room(
         )
     if growth is not None and growth.bytes_per_step * growth.steps > max(slack.middle, 1):
         return _leaked(growth, asked, room, missing)
-    if foreseen is not None and message.allocated is not None and foreseen.low > (message.allocated + room).high:
-        whole = message.allocated + room
-        needed = known(foreseen.peak)
-        return _others(message, needed, whole, needed - whole) or _foreseen(foreseen, whole, asked, room)
     if room.high >= asked.low:
+        if foreseen is not None and message.allocated is not None and foreseen.low > (message.allocated + room).high:
+            whole, needed = message.allocated + room, known(foreseen.peak)
+            return _others(message, needed, whole, needed - whole) or _foreseen(foreseen, whole, asked, room)
         full = message.total is not None and (room - asked).middle < CRUMBS * message.total.middle
         if not full or slack.high >= asked.low:
             return _fragmented(message, asked, slack, free, sure=room.low >= asked.high)
