@@ -11,6 +11,7 @@ def rank_of_many() -> None:
     """Rank 0 of 4 and of 8 over the NCCL stand-in, which needs no peers: prints what was said and what is so."""
     import gc
     import json
+    import time
     import warnings
 
     import torch
@@ -39,8 +40,12 @@ def rank_of_many() -> None:
     def requested() -> int:
         gc.collect()  # wrappers are cycles
         torch.cuda.synchronize()
-        torch.empty(1, device=device)  # with it go blocks that were lent to NCCL's stream, as torch 2.4 does
-        return torch.cuda.memory_stats()["requested_bytes.all.current"]
+        told = -1
+        # what collectives used is let go of by NCCL's watchdog in torch 2.8, which looks each 100 ms
+        while told != (told := torch.cuda.memory_stats()["requested_bytes.all.current"]):
+            time.sleep(0.3)
+            torch.empty(1, device=device)  # with it go blocks that were lent to NCCL's stream, as torch 2.4 does
+        return told
 
     def held_by(model: nn.Module) -> int:
         return sum(
