@@ -15,7 +15,11 @@ import zoo
 
 from gpumon_agent import agent as agents
 from gpumon_agent import wire
+from gpumon_agent.leaks import roots
 from gpumon_agent.leaks.census import ROUNDS
+from gpumon_agent.leaks.clock import Clock
+from gpumon_agent.leaks.holders import Files
+from gpumon_agent.leaks.walk import Root, Walk
 
 
 def census_of(watch: Any, step: Any, times: int = 5_000) -> wire.Census:
@@ -141,3 +145,22 @@ def test_a_training_is_the_same_to_the_bit(watch: Any) -> None:
     assert train(census=True) == train(census=False)
     assert watch.agent.evidence.census._taking._walk.objects > 1_000
     assert any("held up the training for" in said for said in watch.notices())
+
+
+def test_a_slice_can_leave_a_tensor_to_the_next_one() -> None:
+    """As it does with one whose graph takes longer than was left."""
+    space = {f"weights_{length}": torch.ones(length) for length in (1, 2, 3)}
+    met: list[int] = []
+
+    def found(tensor: torch.Tensor, walk: Walk) -> bool:
+        met.append(len(tensor))
+        if met == [1, 2]:
+            walk.once_more()
+        return True
+
+    walk = Walk(found, Files(), roots.of_module)
+    walk.begin([Root(lambda: space, named=True)], limit=6)
+    assert not walk.run(Clock(1_000_000_000), lambda: False)
+    assert met == [1, 2]
+    assert walk.run(Clock(1_000_000_000), lambda: False)
+    assert met == [1, 2, 2, 3]

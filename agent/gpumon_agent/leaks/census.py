@@ -429,6 +429,8 @@ class _Taking:
             if measured is not None and measured.cut and not several and len(self._long) < _LONG_MAX:
                 self._reaches_back = True
                 self._long[name.text] = tally, len(tally.graphs) - 1
+                if self._reason == "growth":
+                    walk.once_more()  # in a slice that has only just begun: then there is time for several steps' graph
                 if any(self._is_long(each) for each in walk.beside() if each is not tensor and _leads(each, measured)):
                     self._follow.add(name.text)
         if name in tally.holders or len(tally.holders) < _NAMES_MAX:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.ledger.saving import READABLE, Reader, fields
 from gpumon_agent.ledger.storages import storages
@@ -40,7 +43,11 @@ def retained(tensor: Any, claimed: Container[int], budget_ns: int) -> Retained |
         kind: Any = type(node)
         for name in fields(kind):
             for each in reader.read(node, name):
-                saved.update((identity, nbytes) for identity, nbytes, _ in storages(each))
+                if type(each) is Tensor and each.layout is torch.strided and not each.is_meta:  # nearly always
+                    storage = each.untyped_storage()
+                    saved[storage._cdata] = storage.nbytes()
+                else:
+                    saved.update((identity, nbytes) for identity, nbytes, _ in storages(each))
         for below, _ in node.next_functions:
             if below is not None and below not in seen:
                 seen.add(below)

@@ -132,6 +132,7 @@ class Walk:
         self._how: dict[type, int] = {}  # of types that are not the user's
         self._users_how: dict[int, tuple[weakref.ref[type], int]] = {}
         self._clock = Clock(0)
+        self._once_more = False
         self._holders: dict[Any, holders.Name] = {}  # of containers, by id, or by id and the way on
         self._named: dict[Any, holders.Name] = {}  # of places that are told alike, below one root
         self._sources: dict[str, list[str]] = {}  # by file
@@ -165,7 +166,7 @@ class Walk:
     def run(self, clock: Clock, enough: Callable[[], bool]) -> bool:
         """Walks on until the clock says so. True: this round is complete. `enough` is asked before each root."""
         levels = self._levels
-        self._clock = clock
+        self._clock, self._once_more = clock, False
         self._resume()
         try:
             while levels or self._roots:
@@ -175,7 +176,7 @@ class Walk:
                     self._roots.clear()
                 else:
                     self._enter()
-                if clock.over():  # asked last: finding the way back may have taken all of a short slice
+                if self._once_more or clock.over():  # asked last: finding the way back may take all of a short slice
                     break
             return not levels and not self._roots
         finally:
@@ -289,6 +290,9 @@ class Walk:
             level.index = index
             if kind == TENSOR:
                 self._tensor(child, level, None if edges is None else edges[index - 1])
+                if self._once_more:
+                    index -= 1
+                    break
                 if self._levels[-1] is not level or self._clock.over():
                     break
                 continue
@@ -643,6 +647,10 @@ class Walk:
     @property
     def spent_ns(self) -> int:
         return self._clock.spent_ns
+
+    def once_more(self) -> None:
+        """Ends this slice: the next one begins where the tensor is that `found` is being told of."""
+        self._once_more = True
 
     def beside(self) -> Iterator[Any]:
         """The other variables of the function or object that `found` is being told a tensor of."""
