@@ -91,6 +91,32 @@ def on_a_device(folder: str) -> None:
 
     taken_over()
 
+    def beside_a_library(number: int = 2) -> None:
+        """A library reads the file again, for itself: the script's own copy is just kept, but an average of weights
+        that is written to and a second model are not."""
+        torch.save(nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 1)).cuda(), Path(folder) / "teacher.pt")
+        mine = torch.load(path, weights_only=True)
+        average = torch.load(path, weights_only=True)["model"]
+        teacher = torch.load(Path(folder) / "teacher.pt", weights_only=False)
+        model.load_state_dict(torch.load(path, weights_only=True)["model"])
+        for _ in range(200):  # until somebody was found, or nobody
+            steps(1)
+            if checkpoints(number)[-1].used_step is not None and not agent.evidence.census.searching():
+                break
+            for name, weight in model.state_dict().items():
+                average[name].lerp_(weight, 0.1)
+            teacher(torch.ones(4, 256, device="cuda"))
+        kept, averaged, taught = (checkpoints(each)[-1] for each in range(number, number + 3))
+        assert kept.used_step is not None, kept
+        assert kept.alive >= 3 * nbytes, kept
+        assert kept.holders[0].name.startswith("mine["), kept
+        assert averaged.used_step is None or not averaged.alive, averaged
+        assert taught.used_step is None or not taught.alive, taught
+        del mine, average, teacher
+        steps(3)
+
+    beside_a_library()
+
     # a leak of one block a step: suspected, held by whom, made where
     losses = []
 

@@ -1,7 +1,7 @@
 """Live tensors that no owner of the ledger claims, and who holds them: begun by suspicion or on request, in slices.
 
 Model. First the storages of the ledger's owners are gone through (owners.py), then objects from names downward
-(walk.py), in rounds: the user's variables to six levels, to nine, to 24, then to the bottom, last what installed
+(walk.py), in rounds: the user's variables to six levels, to twelve, to 24, then to the bottom, last what installed
 packages' modules hold. A round that has explained the growth ends a census that growth began. What is found is grouped
 by shape, type, device and whether it holds a graph; a storage counts once, for the name that leads to it first. What
 no name leads to any more is looked at once more, as a reference cycle (cycles.py).
@@ -57,15 +57,14 @@ CREDIT_STEPS = 200
 ROUNDS = (
     ("user", 6, True),
     ("beside", 6, False),
-    ("user", 9, True),
-    ("beside", 9, False),
+    ("user", 12, True),
+    ("beside", 12, False),
     ("user", 24, True),
-    ("registries", 4, False),
     ("user beside", DEPTH_MAX, True),
     ("packages", DEPTH_MAX, False),
 )
 """where from, how many levels, and whether to look again into what the rounds before have visited"""
-_ROUNDS_AFTER_NINE_LEVELS = 4  # where one tensor gets larger there is no heap to wait for
+_ROUNDS_AFTER_TWELVE_LEVELS = 3  # where one tensor gets larger there is no heap to wait for
 _LEAST_NS = 60_000  # of budget, for a slice: finding the way back takes some of it
 _EXPLAINED = 0.5  # of the blocks that were added
 _STRIDED = torch.strided
@@ -126,6 +125,7 @@ class Census:
         self._number = 0
         self._taking: _Taking | None = None
         self._asked = False
+        self._suspected = False  # at a step that was looked at late
         self._credit_ns = 0
         self._earned_ns = 0  # by one step
         self._before: Counter[_Key] | None = None
@@ -144,13 +144,19 @@ class Census:
         self._asked = True
         return None
 
-    def step_closed(self, step: int, figures: Iterable[tuple[int, int | None, int | None]]) -> None:
-        """(device, allocated, live blocks) as the optimizer ended."""
-        self.allocations.step_closed()
+    def step_closed(
+        self, step: int, figures: Iterable[tuple[int, int | None, int | None]], newest: bool = True
+    ) -> None:
+        """(device, allocated, live blocks) as the optimizer ended. `newest`: of the steps that are looked at together,
+        the one that has just closed: only then is anything done."""
         figures = tuple(figures)
         self.blocks = {device: count for device, _, count in figures if count is not None}
-        suspected = self.suspicion.step_closed(step, figures)
+        suspected = self._suspected = self.suspicion.step_closed(step, figures) or self._suspected
         self._earn()
+        if not newest:
+            return
+        self._suspected = False
+        self.allocations.step_closed()
         blocks = sum(self.blocks.values())
         if self._asked and not self.allocations.waits_for_pause(blocks):
             self._asked = False
@@ -170,6 +176,11 @@ class Census:
             self._begin(step, "growth", figures)
         if self._taking is not None:
             self._go_on(step)
+
+    @property
+    def at_work(self) -> bool:
+        """Each step counts: one is being taken, or asked for, or stacks are being kept."""
+        return self._taking is not None or self._asked or self.allocations.open
 
     def search(self) -> bool:
         """Looks for who holds what loaded checkpoints have left. False: not now."""
@@ -344,8 +355,6 @@ class _Taking:
                 found += roots.of_the_user(self._files, self._modules[True][::-1])
             if "beside" in which:
                 found += roots.beside(self._files, self._watched())
-            if "registries" in which:
-                found += roots.registries()
             if "packages" in which:
                 found += roots.of_packages(self._modules[False])
             self._walk.begin(found, limit=levels, installed="packages" in which, again=again)
@@ -363,7 +372,7 @@ class _Taking:
             return False
         added = {device: count for device, count in self._added.items() if count > 0}
         if not added:
-            few = not self._census.suspicion.blocks_grow and len(self._rounds) <= _ROUNDS_AFTER_NINE_LEVELS
+            few = not self._census.suspicion.blocks_grow and len(self._rounds) <= _ROUNDS_AFTER_TWELVE_LEVELS
             return self._largest >= _FIRST_HEAP or few
         before = self._census._heaped_before
         return all(self._heaped[device] - before[device] >= _EXPLAINED * count for device, count in added.items())
@@ -389,7 +398,8 @@ class _Taking:
                 self._seen.add(identity)
                 self._missing -= 1
                 load, device = wanted
-                load.holders[device][walk.name()] += 1
+                if load.keeps(tensor, identity):
+                    load.holders[device][walk.name()] += 1
             return True
         if identity in self._inputs or self._owners.claim(identity):
             return False
@@ -452,7 +462,10 @@ class _Taking:
         budget = self._time_for_graph(walk)
         measured = retained(tensor, self._claimed, budget)
         if measured is not None:
-            tally.graphs[at] = max(measured.bytes, tally.graphs[at] or 0)
+            known = tally.graphs[at] or 0
+            if measured.bytes > known:
+                tally.graphs[at] = measured.bytes
+                self._reaches_back = True  # perhaps enough to be told now
             if budget == _LONG_GRAPH_NS:
                 del self._long[name]
 

@@ -63,7 +63,9 @@ class Checkpoints:
             if due and ours and (load.looked_step is None or load.looked_step <= (used or 0)):
                 self._governor.ask_ledger()  # whether owners have taken the tensors over
                 continue
-            mark = len(load.followed), used, sum(map(len, load.holders.values())), len(load.owned), due
+            if any(load.holders.values()):
+                load.twin = False  # just kept, by somebody who has a name
+            mark = len(load.followed), used, sum(map(len, load.holders.values())), len(load.owned), load.twin, due
             if self._marks.get(load.number) == mark and step % _LOOKS_APART:
                 continue
             self._marks[load.number] = mark
@@ -96,7 +98,7 @@ class Checkpoints:
             tensors=len(alive),
             alive=sum(alive.values()),
             looked_step=step,
-            used_step=load.used_step,
+            used_step=None if load.twin else load.used_step,
             mapped=load.mapped,
             foreign=device != _HOST and all(index != device for kind, index in devices if kind != "cpu"),
             holders=tuple(

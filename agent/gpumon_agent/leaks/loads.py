@@ -5,7 +5,10 @@ ends there. The storages behind the tensors of a result are noted by weak refere
 `load_state_dict`, of a module or an optimizer, marks the load whose tensors it is given (or, where they were converted
 on the way, the newest one of enough tensors) as used: what lives on after that, and is no owner's, is retained. What no
 known load brought and is given to `load_state_dict` before the first step (from `safetensors.safe_open`,
-`torch.distributed.checkpoint`, a reader of one's own) is a load from there on.
+`torch.distributed.checkpoint`, a reader of one's own) is a load from there on. Where `load_state_dict` is given other
+tensors than a load's, but of shapes that this one has too (a library has read the file again by itself), the load is a
+twin of what was used: it counts once a name is found that leads to it, if nothing has written to it meanwhile and no
+parameter has it, as an average of the weights or a second model would.
 Cost: 2 µs a tensor of a load; nothing a step.
 Known limitations. Of a load under a name that was bound before the wrappers came (`from torch import load` before
 `watch`) only what is given to `load_state_dict` is seen. Of a load no more than `TENSORS_MAX` tensors are followed.
@@ -32,6 +35,8 @@ from gpumon_agent.ledger.storages import plain
 
 TENSORS_MAX = 200_000
 LOADS_MAX = 64  # followed at one time; the oldest is given up
+TWINS_LEAST = 2  # tensors: of a single one others of its shape say nothing
+TWINS_SHARE = 0.125  # of a load's tensors: those of a model, in a file that has an optimizer's too
 GIVEN = "load_state_dict"  # the source of what no known load brought
 _HOST = -1  # as Tensor.get_device() has it
 
@@ -39,11 +44,12 @@ _HOST = -1  # as Tensor.get_device() has it
 class _Followed(weakref.ref[Any]):
     """A storage that a load made."""
 
-    __slots__ = ("device", "identity", "load", "nbytes")
+    __slots__ = ("device", "identity", "load", "nbytes", "version")
     device: int
     identity: int
     load: Load
     nbytes: int
+    version: int
 
 
 class Load:
@@ -65,6 +71,20 @@ class Load:
         self.looked_step: int | None = None  # when that was found
         self.holders: dict[int, Counter[Any]] = {}  # device → who was found to hold its tensors
         self.searched = False
+        self.shapes: Counter[torch.Size] = Counter()
+        self.twin = False  # used by its likes only, and nobody was found yet who just keeps it
+        self.at_work: set[int] = set()  # identities of a twin's tensors that somebody uses himself
+
+    def keeps(self, tensor: Tensor, identity: int) -> bool:
+        """Whether a tensor with a storage of this load is only kept, as far as can be told."""
+        if not self.twin:
+            return True
+        known = self.followed.get(identity)
+        written = known is None or _version(tensor) != known.version
+        if written or tensor.requires_grad or type(tensor) is torch.nn.Parameter:
+            self.at_work.add(identity)
+            return False
+        return True
 
     @property
     def left(self) -> int:
@@ -76,7 +96,7 @@ class Load:
         return {
             identity: each.nbytes
             for identity, each in self.followed.items()
-            if each.device == device and identity not in self.owned
+            if each.device == device and identity not in self.owned and identity not in self.at_work
         }
 
 
@@ -199,6 +219,7 @@ class Loads:
         self.settle()
         load = Load(self._count, source, self.step(), _name(file), scene.users_line(), mapped)
         for tensor in _tensors(result):
+            load.shapes[tensor.shape] += 1
             for part in plain(tensor):
                 storage = part.untyped_storage()
                 identity = storage._cdata
@@ -206,7 +227,7 @@ class Loads:
                     continue
                 followed = load.followed[identity] = _Followed(storage, self._gone.append)
                 followed.device, followed.identity = part.get_device(), identity
-                followed.load, followed.nbytes = load, storage.nbytes()
+                followed.load, followed.nbytes, followed.version = load, storage.nbytes(), _version(part)
                 load.loaded[followed.device] += followed.nbytes
             if len(load.followed) >= TENSORS_MAX:
                 break
@@ -229,10 +250,20 @@ class Loads:
             self._note(given, GIVEN, None, None)
             used = self.loads[known:]
         for load in used:
-            load.used_step = step
+            load.used_step, load.twin = step, False
+        if len(given) >= TWINS_LEAST:
+            shapes = Counter(tensor.shape for tensor in given)
+            for load in self.loads:
+                alike = len(given) >= TWINS_SHARE * load.shapes.total() and shapes <= load.shapes
+                if alike and load.used_step is None and load.source != GIVEN:
+                    load.used_step, load.twin = step, True
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _tensors(value: Any, depth: int = 8) -> Iterator[Tensor]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import builtins
 import contextvars
 import functools
+import logging
 import re
 import sys
 import threading
 import weakref
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any
@@ -19,6 +21,7 @@ from gpumon_agent.leaks.walk import Root
 
 _SOURCE_BYTES_MAX = 1 << 17  # reading and searching one is a single piece of work
 _FRAMES_MAX = 400
+_FINALIZERS_MAX = 200  # the newest: making a list of them is a single piece of work
 _GLOBAL_HOOKS = (
     "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
     "_global_module_registration_hooks", "_global_parameter_registration_hooks", "_global_buffer_registration_hooks",
@@ -60,7 +63,7 @@ def of_the_user(files: Files, modules: Iterable[str]) -> list[Root]:
 
 def beside(files: Files, objects: Iterable[tuple[str, Any]]) -> list[Root]:
     """What the watched models and optimizers hold (by weak reference), the frames of other threads and of installed
-    packages, hooks for all modules, exceptions that wait, and what threads run."""
+    packages, hooks for all modules, exceptions that wait, what threads run, and what handlers and finalizers have."""
     found = [Root(reference, prefix=name, kind="attribute") for name, reference in objects]
     for ident in sys._current_frames():
         own = ident == threading.get_ident()
@@ -87,14 +90,24 @@ def beside(files: Files, objects: Iterable[tuple[str, Any]]) -> list[Root]:
         ),
         Root(lambda: vars(builtins), prefix="builtins.", named=True),
         Root(lambda: threading._active, prefix="threads", kind="attribute"),  # type: ignore[attr-defined]
+        *_registries(files),
     ]
 
 
-def registries() -> list[Root]:
-    """Where Python itself keeps what it is handed."""
-    return [
-        Root(lambda: weakref.finalize._registry, prefix="weakref.finalize._registry"),  # type: ignore[attr-defined]
+def _registries(files: Files) -> list[Root]:
+    """Where Python's own modules keep what they are handed: loggers' handlers, arguments of finalizers."""
+    found = [
+        Root(functools.partial(_handler, name, at), prefix=f"logging.getLogger({name!r}).handlers[{at}]")
+        for name, logger in [("root", logging.root), *logging.Logger.manager.loggerDict.copy().items()]
+        for at, handler in enumerate(getattr(logger, "handlers", ()))
+        if (kind := type(handler).__module__) == "logging.handlers" or files.users_module(kind)
     ]
+    registry: dict[Any, Any] = weakref.finalize._registry  # type: ignore[attr-defined]
+    for key in list(islice(reversed(registry.copy()), _FINALIZERS_MAX)):
+        code = getattr(getattr(registry.get(key), "func", None), "__code__", None)
+        if code is None or files.users_file(code.co_filename):  # the key holds nothing: what it stands for is asked for
+            found.append(Root(functools.partial(registry.get, key), prefix="weakref.finalize._registry[*]"))
+    return found
 
 
 def of_packages(names: Iterable[str]) -> list[str]:
@@ -140,6 +153,11 @@ def of_frame(frame: FrameType, ident: int | None) -> Root:
 
 
 _EMPTY = ModuleType("empty")
+
+
+def _handler(logger: str, at: int) -> Any:
+    handlers = logging.getLogger(logger).handlers
+    return handlers[at] if at < len(handlers) else None
 
 
 def _in_context(name: str) -> Any:

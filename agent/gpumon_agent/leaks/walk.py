@@ -149,7 +149,7 @@ class Walk:
 
         `again` False: what earlier rounds have visited is not looked into again.
         """
-        self._met = {root.module for root in roots if isinstance(root, Root)}
+        self._met = {root.module for root in roots if isinstance(root, Root)} | (set() if again else self._met)
         self._spaces |= {id(root.find()) for root in roots if isinstance(root, Root) and root.named}
         if installed and not self._installed:
             self._done.clear()
@@ -228,6 +228,8 @@ class Walk:
                     levels[depth - 1].cursor = level.at
                 if above is not None:
                     levels[depth - 1].again_later = True
+                for lost in levels[depth:]:  # not looked at to its end: another way may lead there
+                    self._visited.pop(lost.identity, None)
                 del levels[depth:]
                 return
             level.obj = obj
