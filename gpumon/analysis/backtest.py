@@ -118,6 +118,7 @@ class Backtest:
     false_findings: int = 0  # oom-ahead opened, and gone or still open at the end without an out-of-memory
     clean_steps: int = 0
     to_oom: list[tuple[int, int]] = field(default_factory=list)  # step, steps to OOM said then
+    to_oom_spans: list[tuple[int, int, int | None]] = field(default_factory=list)  # step, the interval said then
     standing: list[tuple[int, int]] = field(default_factory=list)  # step, bytes allocated at its end
     slope_alarms: int = 0
     slope_readings: int = 0
@@ -129,14 +130,28 @@ class Backtest:
 
         Of what was said, or of what somebody else says: (step, steps to OOM).
         """
-        end = self.oom_step
-        if end is None:
-            return []
         return [
-            abs(left - (end - step)) / (end - step)
+            abs(left - remaining) / remaining
             for step, left in (self.to_oom if said is None else said)
-            if 4 * step >= end and end - step >= 10
+            if (remaining := self._remaining(step))
         ]
+
+    def _remaining(self, step: int) -> int | None:
+        """Steps to OOM, of a step that counts."""
+        end = self.oom_step
+        return end - step if end is not None and 4 * step >= end and end - step >= 10 else None
+
+    def steps_to_oom_held(self) -> list[bool]:
+        """Of each of the same steps, whether the interval held."""
+        return [
+            least <= left and (most is None or left <= most)
+            for step, least, most in self.to_oom_spans
+            if (left := self._remaining(step))
+        ]
+
+    def steps_to_oom_coverage(self) -> float | None:
+        held = self.steps_to_oom_held()
+        return sum(held) / len(held) if held else None
 
     def steps_to_oom_error(self) -> float | None:
         """The middle one of those; None where there was no trend, or no end."""
@@ -198,6 +213,7 @@ class _Device:
         self.next = None if forecast is None else (forecast.next_peak, forecast.low, forecast.high)
         if forecast is not None and forecast.steps_to_oom is not None:
             self.score.to_oom.append((step, forecast.steps_to_oom))
+            self.score.to_oom_spans.append((step, forecast.steps_to_oom_low or 0, forecast.steps_to_oom_high))
         found = next((f for f in report_of.findings if f.code == "oom-ahead" and f.state == "open"), None)
         if found is not None and self.opened is None:
             self.opened = step

@@ -67,6 +67,7 @@ def stated(score: Backtest) -> dict[str, Any]:
         "false_findings": score.false_findings,
         "clean_steps": score.clean_steps,
         "steps_to_oom_error": score.steps_to_oom_error(),
+        "steps_to_oom_held": score.steps_to_oom_coverage(),
         "device_slope": {"readings": score.slope_readings, "alarms": score.slope_alarms},
     }
 
@@ -101,7 +102,10 @@ def lines(file: Path, score: Backtest) -> list[str]:
         out.append(f"  out of memory in step {oom.step:,}, {oom.phase}: {said}, {found}{room}")
     error = score.steps_to_oom_error()
     if error is not None:
-        out.append(f"  steps to OOM: {_share(error)} off in the median, once a quarter of the way was run")
+        out.append(
+            f"  steps to OOM: {_share(error)} off in the median, once a quarter of the way was run; the interval held "
+            f"{_share(score.steps_to_oom_coverage())} of the time"
+        )
     out.append(
         f"  false warnings in {score.clean_steps:,} steps: {score.false_outlooks} outlooks, "
         f"{score.false_findings} findings; "

@@ -365,5 +365,7 @@ def _forecast(forecast: Forecast | None) -> Object | None:
         "headroom": forecast.headroom,
         "p_oom": forecast.p_oom,
         "steps_to_oom": forecast.steps_to_oom,
+        "steps_to_oom_low": forecast.steps_to_oom_low,
+        "steps_to_oom_high": forecast.steps_to_oom_high,
         "max_batch_factor": forecast.max_batch_factor,
     }

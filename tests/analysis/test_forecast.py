@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -156,6 +157,24 @@ def test_a_leak_s_end_is_foreseen_within_ten_percent(noise: int) -> None:
             assert forecast.steps_to_oom is not None
             left = fails_at - k
             assert abs(forecast.steps_to_oom - left) <= max(0.1 * left, 2)
+
+
+def test_a_random_leak_s_end_lies_in_the_interval_as_often_as_that_says() -> None:
+    held: list[bool] = []
+    for seed in range(8):
+        rng = random.Random(seed)
+        kept = [0]
+        for _ in range(700):
+            kept.append(kept[-1] + rng.randint(0, 12 * MIB))
+        run = Run(kept=kept.__getitem__, total=2 * GIB, slack=0)
+        fails_at = next(step for step in range(700) if run.peak(step) > run.total - run.context)
+        said = forecasts(run, fails_at, host_every=1)
+        for step in range(fails_at // 4, fails_at - 10):
+            least, most = said[step].steps_to_oom_low, said[step].steps_to_oom_high
+            assert least is not None
+            held.append(least <= fails_at - step <= (most or math.inf))
+            assert most is None or most - least < 0.9 * (fails_at - step) + 20
+    assert 0.9 < sum(held) / len(held) <= 1.0
 
 
 @pytest.mark.parametrize("seed", range(5))

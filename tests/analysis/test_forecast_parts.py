@@ -50,14 +50,35 @@ def test_what_stands_as_memory_ends_is_known_from_how_the_reserved_grew() -> Non
         standing += 3 * MIB
     for left in (0, 19, 20, 47):
         available = reserved + left * MIB
-        last = taken.last_standing(available)
-        assert last is not None
+        said = taken.last_standing(available)
+        assert said is not None
+        last, apart = said
         fits = reserved + left // 20 * 20 * MIB - 55 * MIB
         assert fits < last <= fits + 3 * MIB, left
+        assert apart < 3 * MIB
     missed = Taken()  # what stood before it grew was not read
     for step in range(0, 60, 2):
         missed.observe(step, 20 * step * MIB, step * MIB)
     assert missed.last_standing(4000 * MIB) is None
+
+
+def test_where_memory_ends_is_told_by_every_end_that_a_growth_went_past() -> None:
+    """Batches of any size: a device as large as what was reserved at some time would have ended then."""
+    rng, taken = random.Random(4), Taken()
+    reserved = standing = 0
+    ended: list[tuple[int, int]] = []
+    for step in range(2000):
+        peak = round(standing * 1.02) + rng.choice((20, 30, 60)) * MIB  # fragments: 2 % of what stands
+        if peak > reserved:
+            ended.append((peak, standing))
+            reserved = -(-peak // (20 * MIB)) * 20 * MIB
+        standing += rng.randint(1, 7) * MIB
+        taken.observe(step, reserved, standing)
+    said = taken.last_standing(reserved + 2 * GIB)
+    assert said is not None
+    middle = sorted(peak - stood * 1.02 for peak, stood in ended)[len(ended) // 2]
+    assert abs(said[0] - (reserved + 2 * GIB - middle) / 1.02) < 20 * MIB
+    assert 3 * MIB < said[1] < 30 * MIB
 
 
 def test_a_trend_is_never_overlooked_by_the_quick_look() -> None:

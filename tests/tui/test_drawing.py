@@ -253,9 +253,12 @@ def test_the_verdict(headroom, p_oom, word):
 
 
 def test_until_memory_is_full_steps_and_time_are_said_where_there_is_room():
-    forecast = Forecast(9 * GIB, 9 * GIB, 9 * GIB, "backward", GIB, 0.0, 231, None, 5)
+    forecast = Forecast(
+        9 * GIB, 9 * GIB, 9 * GIB, "backward", GIB, 0.0, 231, None, 5, steps_to_oom_low=198, steps_to_oom_high=270
+    )
     slice_ = Outlook(forecast, 10 * GIB, ended=False, counted=True, left="3 m 05 s")
     said = (
+        (72, "rising: full in about 231 steps (198–270), 3 m 05 s"),
         (60, "rising: full in about 231 steps, 3 m 05 s"),
         (45, "rising: full in about 231 steps"),
         (28, "full in 231 steps"),

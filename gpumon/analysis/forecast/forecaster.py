@@ -35,12 +35,13 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from gpumon.analysis.forecast.headroom import Room, Taken, steps_until
 from gpumon.analysis.history import StepPeaks
 from gpumon.analysis.lines import Forecast
-from gpumon.analysis.robust import Band, Line, Trend, conformal, exceedance, median, resistant_line
+from gpumon.analysis.robust import NORMAL_95, Band, Line, Trend, conformal, exceedance, median, resistant_line
 from gpumon.analysis.series import level, over_batch, upwards
 from gpumon_agent import wire
 
@@ -56,9 +57,10 @@ REFIT_EVERY = 8
 BATCH_EVERY = 32
 SETTLED_STEPS = 8  # what changes before is no regime, but a run that begins
 FAR_POINTS = 64
-FAR_AGREES = 0.25  # share of the trend over the window by which that over the whole regime may differ
+FAR_AGREES = 0.5  # share of the trend over the window by which that over the whole regime may differ
 FAR_BENT = 0.05  # share of what it rose by over the regime that it may stand off a straight line
-ENDS = 3  # points that stand for an end of it
+STRAYS = 1.36  # standard deviations of a sum of random amounts, beyond which it strays from that line in 5 % of cases
+ENDS = 3  # steps that stand for the newest
 END_ANCHORED = (wire.OPTIMIZER, wire.BETWEEN)
 BATCH_PHASES = (wire.FORWARD, wire.BACKWARD)
 
@@ -66,6 +68,14 @@ BATCH_PHASES = (wire.FORWARD, wire.BACKWARD)
 class _Point(NamedTuple):
     peak: float
     phase: str
+
+
+class _Far(NamedTuple):
+    """What is kept of a step, over many of them."""
+
+    slope: float
+    varies: float  # its variance
+    steps: float
 
 
 class _Series:
@@ -88,8 +98,8 @@ class Forecaster:
     def __init__(self) -> None:
         self._window: deque[StepPeaks] = deque(maxlen=WINDOW)
         self._peaks: deque[int] = deque(maxlen=WINDOW)  # of the same steps
-        self._near: deque[int] = deque(maxlen=PERIOD + 1)  # of the newest of them
-        self._alone = -4  # the newest step whose peak no other one near it had
+        self._before: deque[int] = deque(maxlen=PERIOD)  # of the newest of them, that one first
+        self._repeats: list[int] = []  # so many steps in a row peaked as the one 1, 2 … `PERIOD` steps before each
         self._starts: deque[int] = deque(maxlen=LEVEL_STEPS)  # of the newest of them
         self._ends: deque[int] = deque(maxlen=LEVEL_STEPS)
         self._phases: dict[str, _Series] = {}
@@ -111,7 +121,7 @@ class Forecaster:
         self._seen = 0
         self._far: list[tuple[float, float]] = []  # (step, start) over the whole regime, ever further apart
         self._stride = 1
-        self._far_slope: float | None = None
+        self._far_trend: _Far | None = None
         self._highest = 0
         self._usual: tuple[int, float] | None = None  # under a trend: a step, and the middle peak as of then
         self._apart: list[float] = []  # by how much the window's peaks differ from it
@@ -145,7 +155,13 @@ class Forecaster:
             self._highest = max(self._highest, self._peaks[0])
         self._window.append(step)
         self._peaks.append(step.peak)
-        self._near.append(step.peak)
+        if self._alike <= 3 * PERIOD:  # else every peak was that of each before it
+            low, high = step.peak * (1 - PERIOD_TOLERANCE), step.peak * (1 + PERIOD_TOLERANCE)
+            self._repeats = [
+                run + 1 if low <= peak <= high else 0
+                for run, peak in zip_longest(self._repeats, self._before, fillvalue=0)
+            ]
+            self._before.appendleft(step.peak)
         if step.reserved_peak is not None:
             self._taken.observe(step.step, step.reserved_peak, step.end)
         self._starts.append(step.start)
@@ -179,11 +195,11 @@ class Forecaster:
 
     def _forget(self, keep: StepPeaks | None = None) -> None:
         self._highest = max(self._highest, *self._peaks, 0)
-        for series in (self._window, self._peaks, self._near, self._starts, self._ends):
+        for series in (self._window, self._peaks, self._before, self._repeats, self._starts, self._ends):
             series.clear()
         self._far.clear()
         self._stride = 1
-        self._far_slope = None
+        self._far_trend = None
         self._usual = None
         self._alike = 0
         self._phases.clear()
@@ -250,7 +266,7 @@ class Forecaster:
         self._trend = upwards(steps, [s.start for s in window])
         peaks = list(self._peaks)
         self._peak_trend = upwards(steps, peaks)
-        self._far_slope = None if self._trend is None else self._kept(self._trend.slope)
+        self._far_trend = None if self._trend is None else self._kept(self._trend.slope)
         if self._seen % BATCH_EVERY == 0 or len(window) < WINDOW:
             self._batch = None
         if (rate := self._rate()) is not None:
@@ -261,10 +277,12 @@ class Forecaster:
         recent = sorted(peaks[-TYPICAL_STEPS:])
         self._typical = (recent[TYPICAL_STEPS // 4], median(recent)) if len(recent) == TYPICAL_STEPS else None
 
-    def _kept(self, near: float) -> float | None:
-        """Bytes a step over as much of the regime as is straight and agrees with the near trend; None: nothing does.
+    def _kept(self, near: float) -> _Far | None:
+        """The trend of as much of the regime as is straight and agrees with the near one; None: nothing does.
 
-        By its ends: what is kept is a sum, and of a sum of random amounts the ends tell all that the points between do.
+        By its ends: what is kept is a sum, and of a sum of
+        random amounts the ends tell all that the points between do. Straight is what strays no further from the line
+        between its ends than such a sum would (STRAYS).
         """
         far, window = self._far, self._window
         x2, y2 = _mean([(s.step, s.start) for s in (window[at] for at in range(-min(ENDS, len(window)), 0))])
@@ -272,12 +290,15 @@ class Forecaster:
             points = far[oldest:]
             if len(points) < 2 * ENDS:
                 break
-            x1, y1 = _mean(points[:ENDS])
+            x1, y1 = points[0]
             slope = (y2 - y1) / (x2 - x1)
             if abs(slope - near) > FAR_AGREES * near:
                 continue
-            if max([abs(y - y1 - slope * (x - x1)) for x, y in points]) <= FAR_BENT * (y2 - y1):
-                return slope
+            apart = [(left[0] - x, left[1] - y) for left, (x, y) in zip(points[1:], points, strict=False)]
+            varies = sum([(more - slope * steps) ** 2 / steps for steps, more in apart]) / len(apart)
+            strays = max([abs(y - y1 - slope * (x - x1)) for x, y in points])
+            if strays <= max(FAR_BENT * (y2 - y1), STRAYS * math.sqrt(varies * (x2 - x1))):
+                return _Far(slope, varies, x2 - x1)
         return None
 
     # ------------------------------------------------------------------------------------------------ predicting
@@ -324,28 +345,10 @@ class Forecaster:
 
     def _period(self) -> int | None:
         """After how many steps, 2 to `PERIOD`, the peaks repeat: seen in the last three rounds. None: they do not."""
-        if self._seen < self._alone + 4:
+        peaks = self._peaks
+        if len(peaks) < 6 or peaks[-1] == peaks[-2] == peaks[-3]:
             return None
-        count = len(self._peaks)
-        newest, before = self._peaks[-1], self._peaks[-2] if count > 1 else -1
-        if count < 6 or newest == before == self._peaks[-3]:
-            return None
-        near = PERIOD_TOLERANCE * newest
-        low, high = newest - near, newest + near
-        beside = low <= before <= high
-        alike = self._near.count(newest)  # the very same are counted for less
-        if alike - beside < 2 and len([peak for peak in self._near if low <= peak <= high]) - beside < 2:
-            self._alone = self._seen  # as nearly always, where batches differ: nor is it part of two rounds to come
-            return None
-        most = min(PERIOD, count // 3)
-        peaks = list(self._peaks)
-        for period in range(2, most + 1):
-            if not low <= peaks[-1 - period] <= high or abs(before - peaks[-2 - period]) > near:
-                continue
-            newer, older = peaks[-2 * period :], peaks[-3 * period : -period]
-            if newer == older or all(abs(a - b) <= near for a, b in zip(newer, older, strict=True)):
-                return period
-        return None
+        return next((period for period, run in enumerate(self._repeats, 1) if run >= 2 * period > 2), None)
 
     def _excess(self, name: str, series: _Series, steps: int, input_bytes: int | None) -> float | None:
         """None for a phase that is not due: one that comes every so many steps, or that fewer than half had."""
@@ -425,6 +428,7 @@ class Forecaster:
                     p_oom = exceedance([largest], beyond, scale) * 2 / (len(self._window) + 1)
                 if rate is not None or beyond <= largest:
                     p_oom = exceedance(self._around(predicted.peak), beyond, scale)
+        left = self._steps_to_oom(room, headroom, total, kept)
         return Forecast(
             next_peak=peak,
             low=max(0, math.floor(predicted.peak + below)),
@@ -432,12 +436,14 @@ class Forecaster:
             phase=predicted.phase,
             headroom=headroom,
             p_oom=p_oom,
-            steps_to_oom=self._steps_to_oom(room, headroom, total, kept),
+            steps_to_oom=left[0] if left is not None else None,
             max_batch_factor=None if room is None else self._batch_factor(room, max(0.0, above)),
             learnt_from=self._seen,
             bytes_per_step=None if rate is None else round(rate),
             growth=None if rate is None else "kept" if kept else "batch",
             highest=self._highest,
+            steps_to_oom_low=left[1] if left is not None else None,
+            steps_to_oom_high=left[2] if left is not None else None,
         )
 
     def _around(self, peak: float) -> list[float]:
@@ -448,25 +454,54 @@ class Forecaster:
         following = self._window[-1].step + 1
         return [step.peak + slope * (following - step.step) - peak for step in self._window]
 
-    def _steps_to_oom(self, room: Room | None, headroom: int | None, rate: float, kept: bool) -> int | None:
+    def _steps_to_oom(
+        self, room: Room | None, headroom: int | None, rate: float, kept: bool
+    ) -> tuple[int, int, int | None] | None:
+        """And the least and the most, that hold 95 % of what comes; None for the most: it may never."""
         if room is None or headroom is None or rate <= 0:
             return None
-        if not kept or headroom < 0 or self._usual is None:
-            return steps_until(headroom, rate)
-        newest = self._window[-1]
-        last = self._taken.last_standing(room.available)
-        if last is not None:
-            return max(1, round((last - newest.end) / rate) + 1)
-        since, usual = self._usual
-        now = usual + rate * (newest.step + 1 - since)
-        return steps_until(room.above(round(now)), rate, self._apart)
+        if headroom < 0:
+            return 0, 0, 1
+        ends_apart = 0.0
+        last = None
+        if not kept or self._usual is None:
+            steps = steps_until(headroom, rate)
+        elif (last := self._taken.last_standing(room.available)) is not None:
+            steps = max(1, round((last[0] - self._window[-1].end) / rate) + 1)
+            ends_apart = last[1]
+        else:
+            since, usual = self._usual
+            now = usual + rate * (self._window[-1].step + 1 - since)
+            steps = steps_until(room.above(round(now)), rate, self._apart)
+        if steps is None:
+            return None
+        if last is None:
+            peaks = sorted(self._apart) or [0.0]
+            ends_apart = (peaks[int(0.84 * (len(peaks) - 1))] - peaks[int(0.16 * (len(peaks) - 1))]) / 2
+        return (steps, *self._between(steps, rate, ends_apart))
+
+    def _between(self, steps: int, rate: float, ends_apart: float) -> tuple[int, int | None]:
+        """What holds 95 % of the steps that are left.
+
+        With amounts of a mean and a variance, seen in n steps, what k steps sum up to is known to their variance times
+        k + k² / n; where memory ends differs by `ends_apart` (a standard deviation).
+        """
+        far, trend = self._far_trend, self._trend or self._peak_trend
+        if far is not None and far.slope == self._rate():
+            varies, seen = far.varies, far.steps
+            apart = NORMAL_95 * math.sqrt(varies * (steps + steps * steps / seen) + ends_apart**2) / rate
+            return max(0, math.floor(steps - apart) - 1), math.ceil(steps + apart) + 1
+        ends = NORMAL_95 * ends_apart / rate
+        low, high = (trend.low, trend.high) if trend is not None else (rate, rate)
+        least = max(0, math.floor(steps * min(1.0, rate / high) - ends) - 1) if high > 0 else 0
+        return least, math.ceil(steps * max(1.0, rate / low) + ends) + 1 if low > 0 else None
 
     def _rate(self) -> float | None:
         """Bytes a step by which the peak grows. Random batches hide a leak in the peak, not in what stays."""
         fastest = max((trend.slope for trend in (self._trend, self._peak_trend) if trend is not None), default=None)
-        if fastest is None or self._trend is None or self._far_slope is None or self._trend.slope < fastest / 2:
+        if fastest is None or self._trend is None or self._far_trend is None or self._trend.slope < fastest / 2:
             return fastest
-        return self._far_slope  # what is kept grows: the same trend, seen for longer
+        return self._far_trend.slope  # what is kept grows: the same trend, seen for longer
 
     def _batch_factor(self, room: Room, above: float) -> float | None:
         """Largest k so that every phase fits with k times the usual batch, the interval's upper side included."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gpumon.analysis.robust import theil_sen
@@ -28,6 +28,17 @@ SHRINKS_LEAST = 1 << 20
 
 SEGMENTS, SEGMENTS_LEAST = 32, 3
 """How many of the newest growths of what is reserved count, and from how many on they tell."""
+
+FAR_SEGMENTS = 32
+"""So many of all growths tell whether fragments get more."""
+
+WIDENS_Z = 4.0
+"""Kendall's S, in standard deviations: fragments that get more less surely than this are taken to stay as they are."""
+
+WITHIN = (0.125, 0.375, 0.625, 0.875)  # places in a growth that stand for all ends in it
+
+ALIKE_LEAST, ALIKE_APART = 5, 8
+"""So many segments of one size, each taken with what stood at the same height below, but for an eighth of that size."""
 
 SETTLES = 8  # steps before which it grows for other reasons: the cache fills
 
@@ -80,34 +91,86 @@ class Others:
 class Taken:
     """Follows how the allocator takes memory from the device: in segments, each when what it holds does not do.
 
-    Each time it does, the last step left some bytes standing, below what was reserved by so much: activations and what
-    lies between them did not fit into that. As memory ends it is once more so, with all segments there is room for.
+    Each time it does, the last step left so many bytes standing, and what came then needed more than was reserved: a
+    device that ended anywhere between the reserved before and after would have ended there. So each such growth tells,
+    for each end that lies in it, how far below that end what stood then lay: activations, batches, fragments. The
+    device's own end is one more of these. Where all segments are alike, it is known into which of them it falls.
     """
 
     def __init__(self) -> None:
-        self._reserved = 0
+        self._highest = 0  # reserved, ever
         self._standing = 0
         self._step = -1
-        self._grown: deque[tuple[int, int]] = deque(maxlen=SEGMENTS)  # by how much, and that difference
+        self._grown: deque[tuple[int, int, int]] = deque(maxlen=SEGMENTS)  # reserved before and after, what stood
+        self._far: list[tuple[float, float]] = []  # reserved and how far below, over the whole run, ever further apart
+        self._seen = 0
+        self._stride = 1
+        self._gaps: list[tuple[float, float]] | None = None  # how far below, and how many bytes of ends; by size
+        self._widens = 0.0  # bytes a byte reserved
 
     def observe(self, step: int, reserved: int, standing: int) -> None:
         """`standing`: allocated at the step's end."""
-        if reserved > self._reserved and self._step == step - 1 >= SETTLES:  # else what stood before was not read
-            self._grown.append((reserved - self._reserved, self._reserved - self._standing))
-        self._reserved, self._standing, self._step = reserved, standing, step
+        if reserved > self._highest:
+            if self._step == step - 1 >= SETTLES:  # else what stood before was not read
+                self._grow(self._highest, reserved, self._standing)
+            self._highest = reserved
+        self._standing, self._step = standing, step
 
-    def last_standing(self, available: int) -> int | None:
-        """What will stand as an allocation fails; None where the reserved did not grow often enough to tell."""
-        large = [each for each in self._grown if each[0] > SMALL_SEGMENT]
-        each = large if len(large) >= SEGMENTS_LEAST else self._grown
-        if len(each) < SEGMENTS_LEAST:
+    def _grow(self, before: int, after: int, standing: int) -> None:
+        self._grown.append((before, after, standing))
+        self._gaps = None
+        self._seen += 1
+        if self._seen % self._stride == 0:
+            self._far.append((float(before), float(before - standing)))
+            if len(self._far) == FAR_SEGMENTS:
+                del self._far[::2]
+                self._stride *= 2
+
+    def last_standing(self, available: int) -> tuple[float, float] | None:
+        """What will stand as an allocation fails, as likely more as less, and by how much that differs each time.
+
+        None where the reserved did not grow often enough to tell.
+        """
+        if len(self._grown) < SEGMENTS_LEAST:
             return None
-        grown = sorted([by for by, _ in each])
-        usual = grown[len(grown) // 2]
-        left = max(0, available - self._reserved)
-        alike = 4 * (grown[-2] - grown[1]) <= usual
-        rest = left % usual if alike else min(left, usual // 2)  # of any size: half of one, in the mean
-        return available - rest - sum([below for _, below in each]) // len(each)
+        alike = self._alike()
+        if alike is not None:
+            size, below, apart = alike
+            return available - max(0, available - self._highest) % size - below, apart
+        gaps = self._gaps = self._gaps or self._level()
+        low, middle, high = (_quantile(gaps, share) for share in (0.16, 0.5, 0.84))
+        return available - middle - self._widens * available, (high - low) / 2
+
+    def _level(self) -> list[tuple[float, float]]:
+        """How far below each end what stood lay, less by what fragments had come to with it by then."""
+        trend = theil_sen(self._far)
+        self._widens = trend.low if trend is not None and trend.z >= WIDENS_Z else 0.0
+        return sorted(
+            (end - stood - self._widens * end, (after - before) / len(WITHIN))
+            for before, after, stood in self._grown
+            for end in [before + (after - before) * share for share in WITHIN]
+        )
+
+    def _alike(self) -> tuple[int, float, float] | None:
+        """The size of a segment, how far below the reserved it is taken, and how that differs; None: they differ."""
+        large = [each for each in self._grown if each[1] - each[0] > SMALL_SEGMENT]
+        if len(large) < ALIKE_LEAST:
+            return None
+        sizes = sorted([after - before for before, after, _ in large])
+        below = sorted([before - stood for before, _, stood in large])
+        if sizes[1] != sizes[-2] or ALIKE_APART * (below[-2] - below[1]) > sizes[1]:
+            return None
+        return sizes[1], below[len(below) // 2], (below[-2] - below[1]) / 2
+
+
+def _quantile(weighted: Sequence[tuple[float, float]], share: float) -> float:
+    """Of values with weights, by size."""
+    left = share * sum([weight for _, weight in weighted])
+    for value, weight in weighted:
+        left -= weight
+        if left <= 0:
+            return value
+    return weighted[-1][0]
 
 
 def steps_until(headroom: int | None, rate: float | None, residuals: Collection[float] = ()) -> int | None:

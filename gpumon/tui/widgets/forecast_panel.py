@@ -128,7 +128,12 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
         )
     if f.steps_to_oom is not None:
         full = f"full in about {f.steps_to_oom:,} steps"
-        said = (f"rising: {full}, {o.left}" if o.left else "", f"rising: {full}", full)
+        apart = full
+        if f.steps_to_oom_low is not None and f.steps_to_oom_high is not None:
+            dash = "–" if glyphs.braille else "-"
+            apart = f"{full} ({f.steps_to_oom_low:,}{dash}{f.steps_to_oom_high:,})"
+        timed = [f"rising: {each}, {o.left}" for each in (apart, full) if o.left]
+        said = (*timed, f"rising: {apart}", f"rising: {full}", full)
         text = next((each for each in said if each and pad + len(each) <= room), f"full in {f.steps_to_oom:,} steps")
         lines.append(fit([(f"   {'trend':<{pad - 3}}", "dim"), (text, "bad")], room))
     if o.now is not None:
