@@ -182,15 +182,13 @@ class Rank:
         """Closed steps, oldest first."""
         by_device: dict[int, list[tuple[StepRecord, Phases]]] = {}
         for record in steps:
-            indices = {phase.device for phase in record.phases}
-            for index in indices:
-                here = record.phases if len(indices) == 1 else record.on(index)
-                by_device.setdefault(index, []).append((record, here))
+            for index in record.devices():
+                by_device.setdefault(index, []).append((record, record.on(index)))
         for index, found in by_device.items():
             self._device(index).observe(found, self.owned.get(index))
 
     def grow(self, record: StepRecord) -> None:
-        for index in {phase.device for phase in record.phases}:
+        for index in record.devices():
             self._device(index).grow(record)
 
     def _device(self, index: int) -> Device:

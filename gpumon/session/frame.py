@@ -32,13 +32,17 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
     ledgers: tuple[wire.Ledger, ...] = ()
     replayed: bool = False
     whole: bool = True  # False: events of this step were lost (a gap in the numbers)
+    alone: int | None = None  # the device that all phases are on, where they were looked at: asked of every step
 
     def on(self, device: int) -> tuple[wire.Phase, ...]:
         """Its phases on one device."""
-        for phase in self.phases:
-            if phase.device != device:
-                return tuple([p for p in self.phases if p.device == device])
-        return self.phases  # as nearly always: asked several times of every step
+        if self.alone == device:
+            return self.phases
+        return tuple([phase for phase in self.phases if phase.device == device])
+
+    def devices(self) -> set[int]:
+        """Those that its phases are on."""
+        return {phase.device for phase in self.phases} if self.alone is None else {self.alone}
 
 
 @dataclass(frozen=True, slots=True)

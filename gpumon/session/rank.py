@@ -233,16 +233,17 @@ class Rank:
 
     def _close(self, event: wire.Step, seq: int, replayed: bool) -> None:
         built = self.open.pop(event.step, None)
-        phases = tuple(built.phases) if built else ()
+        phases, alone = _in_order(tuple(built.phases) if built else ())
         first = built.first_seq if built and built.first_seq >= 0 else seq
         complete = event.phases is None or event.phases == len(phases)
         record = StepRecord(
             step=event.step,
             closed=event,
-            phases=_in_order(phases),
+            phases=phases,
             ledgers=tuple(built.ledgers) if built else (),
             replayed=replayed,
             whole=complete and (seq < 0 or self.numbers.unbroken(first, seq)),
+            alone=alone,
         )
         steps = self.steps
         if self.newest < event.step:
@@ -268,7 +269,8 @@ class Rank:
             if step > steps[0].step or len(steps) < self.limits.steps:
                 self.open[step] = late
             return
-        phases = _in_order(known.phases + tuple(late.phases))[-self.limits.events_per_step :]
+        phases, alone = _in_order(known.phases + tuple(late.phases))
+        phases = phases[-self.limits.events_per_step :]
         expected = known.closed.phases
         steps.put(
             at,
@@ -277,6 +279,7 @@ class Rank:
                 phases=phases,
                 ledgers=(known.ledgers + tuple(late.ledgers))[-self.limits.events_per_step :],
                 whole=known.whole if expected is None else len(phases) == expected,
+                alone=alone,
             ),
         )
 
@@ -337,14 +340,19 @@ class Rank:
         if step < self.newest:
             return None
         built = self.open[step]
-        return StepRecord(step, None, _in_order(tuple(built.phases)), tuple(built.ledgers), built.replayed)
+        phases, alone = _in_order(tuple(built.phases))
+        return StepRecord(step, None, phases, tuple(built.ledgers), built.replayed, alone=alone)
 
 
-def _in_order(phases: tuple[wire.Phase, ...]) -> tuple[wire.Phase, ...]:
-    """Phases in order of time; they arrive so unless live and replayed ones mixed."""
-    before = 0
+def _in_order(phases: tuple[wire.Phase, ...]) -> tuple[tuple[wire.Phase, ...], int | None]:
+    """Phases in order of time (they arrive so unless live and replayed ones mixed), and the device if it is but one."""
+    if not phases:
+        return phases, None
+    before, alone, one = phases[0].t_ns, phases[0].device, True
     for phase in phases:
         if phase.t_ns < before:
-            return tuple(sorted(phases, key=lambda phase: phase.t_ns))
+            return _in_order(tuple(sorted(phases, key=lambda phase: phase.t_ns)))
         before = phase.t_ns
-    return phases
+        if phase.device != alone:
+            one = False
+    return phases, alone if one else None

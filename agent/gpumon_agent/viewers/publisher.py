@@ -31,6 +31,8 @@ from gpumon_agent.viewers.control import Control
 from gpumon_agent.viewers.history import History
 
 FLUSH_S = 0.1
+MANY_RANKS, FLUSHES_OF_MANY = 32, 2  # of so many ranks each speaks every other time: a viewer has to take all of them
+_USUAL = (wire.Phase, wire.Ledger, wire.Step)  # what may wait for that
 HEARTBEAT_S = 1.0
 CLOSE_S = 0.22  # the promise is 250 ms; the rest is for being woken on a busy machine
 _GOODBYE_S = 0.15  # of CLOSE_S: how long viewers are given to take the last words
@@ -83,6 +85,9 @@ class Publisher:
         self._closed = threading.Event()
         self._answered = threading.Event()  # a viewer has the whole picture, or none will come
         self._watched = False  # somebody subscribed LIVE: with XPUB only the last departure is told
+        self._unsaid: list[tuple[int, bytes]] = []  # drained, in the history, and not yet sent
+        self._flushes = 1 if (descriptor.world_size or 1) < MANY_RANKS else FLUSHES_OF_MANY
+        self._held = 0  # flushes since something was sent
         self._requests: deque[bytes] = deque(maxlen=_REQUESTS_MAX)
         self._bell = (-1, -1)  # a pipe: a byte in it wakes the thread
         self._turnstile = gate.Turnstile()
@@ -288,7 +293,9 @@ class Publisher:
         return publish
 
     def _flush(self, publish: zmq.Socket[bytes]) -> None:
-        encoded: list[tuple[int, bytes]] = []
+        encoded = self._unsaid
+        self._held += 1
+        due = self._held >= self._flushes or self._closing
         for seq, event in self._drain() or ():
             data = wire.encode_event(event)
             if len(data) > wire.EVENT_BYTES_MAX:
@@ -296,6 +303,7 @@ class Publisher:
                 continue
             encoded.append((seq, data))
             self.history.add(seq, data, closes_step=isinstance(event, wire.Step))
+            due = due or not isinstance(event, _USUAL)
         if self._announce:
             self._announce = False
             if self._watched:
@@ -304,9 +312,11 @@ class Publisher:
             said = self._says.popleft()
             if self._watched:
                 self._send(publish, said)
-        if self._watched:
-            for packet in wire.pack(encoded, replayed=False):
-                self._put(publish, wire.frame(packet))
+        if due or not self._watched:
+            self._unsaid, self._held = [], 0
+            if self._watched:
+                for packet in wire.pack(encoded, replayed=False):
+                    self._put(publish, wire.frame(packet))
 
     def _answer(self, topic: bytes) -> Iterator[bytes]:
         """Frames for one asker. History and its newest seq are taken at the same moment: what is newer goes LIVE."""

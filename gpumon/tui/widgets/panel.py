@@ -10,7 +10,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from gpumon.tui.ink import Glyphs, Ink, ink
-from gpumon.tui.spans import Line, fit
+from gpumon.tui.spans import Line, fit, width
 from gpumon.tui.view import View
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ class Panel(Widget, can_focus=True):
         self._redraw()
 
     def _redraw(self) -> None:
-        width, height = self.size
-        if not self._fresh or width <= 0 or height <= 0:
+        room, height = self.size
+        if not self._fresh or room <= 0 or height <= 0:
             return
-        old, self._lines = self._lines, self.draw(self._slice, width, height, self.monitor.glyphs)[:height]
+        old, self._lines = self._lines, self.draw(self._slice, room, height, self.monitor.glyphs)[:height]
         rows = max(len(old), len(self._lines))
         changed = [
             y
@@ -86,7 +86,16 @@ class Panel(Widget, can_focus=True):
         for y in changed:
             self._strips.pop(y, None)
         if changed:
-            self.refresh(*(Region(0, y, width, 1) for y in changed))
+            self.refresh(*(Region(0, y, room, 1) for y in changed))
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """As drawn. Textual's own way adds borders, padding and opacity: a panel has none, and each line costs there
+        four strips, which stay, by what they cache of each other, until they are collected.
+        """
+        strips = [self.render_line(y) for y in crop.line_range]
+        if crop.column_span == (0, self.size.width):
+            return strips
+        return [strip.crop(*crop.column_span) for strip in strips]
 
     def render_line(self, y: int) -> Strip:
         strip = self._strips.get(y)
@@ -97,12 +106,18 @@ class Panel(Widget, can_focus=True):
     def _strip(self, y: int) -> Strip:
         if self._ink is None:
             self._ink = ink(self.monitor.palette, self.rich_style)
-        width = self.size.width
-        if y >= len(self._lines):
-            return Strip.blank(width, self._ink.base)
-        line = fit(self._lines[y], width)
+        room = self.size.width
         style = self._ink.style
-        return Strip([Segment(text, style(role)) for text, role in line]).adjust_cell_length(width, self._ink.base)
+        segments: list[Segment] = []
+        if y < len(self._lines):
+            line = fit(self._lines[y], room)
+            segments = [Segment(text, style(role)) for text, role in line]
+            room -= width(line)
+        if room > 0:
+            segments.append(Segment(" " * room, self._ink.base))
+        for filter_ in self.get_line_filters():  # that of NO_COLOR is one
+            segments = filter_.apply(segments, self.background_colors[1])
+        return Strip(segments, self.size.width)
 
     def notify_style_update(self) -> None:
         """A theme or a class changed: forget every colour."""

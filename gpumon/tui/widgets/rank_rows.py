@@ -93,7 +93,7 @@ class Peaks:
         for record in steps[-min(HEAT_STEPS, steps[-1].step - newest) :] if steps and steps[-1].step > newest else ():
             if record.step <= newest:  # numbers that were left out
                 continue
-            peaks = [p.allocated_peak for p in record.phases if p.device == device and p.allocated_peak is not None]
+            peaks = [p.allocated_peak for p in record.on(device) if p.allocated_peak is not None]
             if peaks:
                 known[record.step] = max(peaks)
         while len(known) > HEAT_STEPS:
