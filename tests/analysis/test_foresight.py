@@ -18,6 +18,7 @@ from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 from gpumon_agent.forecast.foresight import Foresight
 from gpumon_agent.forecast.outlook import Fragments, Outlooks, judged, verdict
+from gpumon_agent.forecast.residuals import LEAST_WIDTH, Residuals
 
 WEIGHTS, STATE = 100 * MIB, 200 * MIB
 Shape = tuple[int, ...]
@@ -203,6 +204,23 @@ def test_the_same_shapes_are_known_from_the_third_step_on_whatever_leaks() -> No
     found = list(errors([(8, 512)] * 60, linear, lambda shape: 1.2 * linear(shape), leak=3 * MIB))
     assert max(error for error, _ in found[1:]) < 0.005
     assert all(held for _, held in found[1:])
+
+
+def test_where_nearly_all_is_exact_the_interval_holds_the_rest_too_and_where_all_is_stays_as_narrow() -> None:
+    rng, residuals, held = random.Random(2), Residuals(), []
+    for step in range(2000):
+        off = rng.uniform(-0.004, 0.004) if rng.random() < 0.06 else 0.0
+        if off and step > 200:
+            held.append(residuals.below <= off <= residuals.above)
+        residuals.learn(off)
+    assert len(held) > 80
+    assert 0.9 < sum(held) / len(held)
+    assert residuals.above - residuals.below < 0.012
+    exact = Residuals()
+    for _ in range(200):
+        exact.learn(0.0)
+    exact.learn(0.3)  # an event, not how exact predictions are
+    assert (exact.below, exact.above) == (-LEAST_WIDTH, LEAST_WIDTH)
 
 
 def test_a_phase_that_comes_every_seventh_step_is_expected_then_and_only_then() -> None:

@@ -10,12 +10,14 @@ Cost. A few list operations a residual. Memory: `RESIDUALS_MAX` of a sort.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
+from collections.abc import Sequence
 
 RESIDUALS_MAX = 200
 FIRST_WIDTH = 0.10  # share of the peak to each side, before residuals of a sort are known
 LEAST_WIDTH = 0.0005  # rounding of single blocks
+RARE = 0.01  # further off is an event, not what predictions are off by where they mostly are exact
 COVERAGE = 0.96  # the level aimed at, so that 95 % holds on short runs too
 _RATE = 0.01  # of the level's adaptation
 
@@ -51,14 +53,26 @@ class Residuals:
 
     def _settle(self) -> None:
         ordered = self._ordered
-        count = len(ordered)
-        tail = self.level / 2
-        reach = (ordered[-1] - ordered[0]) * 3 / (count + 1)
-        low, high = math.floor((count + 1) * tail), math.ceil((count + 1) * (1 - tail))
+        below, above = self._bounds(ordered)
+        exact, off = bisect_left(ordered, 0.0), bisect_right(ordered, 0.0)
+        if 2 * (off - exact) > len(ordered) > off - exact:
+            # mostly to the byte: any interval holds those, so this one is made to hold the others too
+            few = [each for each in (*ordered[:exact], *ordered[off:]) if -RARE <= each <= RARE]
+            if few:
+                low, high = self._bounds(few)
+                below, above = min(below, low), max(above, high)
         extra = self.prior / (self.seen + 1) ** 2
         least = LEAST_WIDTH + (extra if extra > 1e-4 else 0.0)
-        self.below = min(-least, ordered[low - 1] if low >= 1 else ordered[0] - reach)
-        self.above = max(least, ordered[high - 1] if high <= count else ordered[-1] + reach)
+        self.below, self.above = min(-least, below), max(least, above)
+
+    def _bounds(self, ordered: Sequence[float]) -> tuple[float, float]:
+        count, tail = len(ordered), self.level / 2
+        reach = (ordered[-1] - ordered[0]) * 3 / (count + 1)
+        low, high = math.floor((count + 1) * tail), math.ceil((count + 1) * (1 - tail))
+        return (
+            ordered[low - 1] if low >= 1 else ordered[0] - reach,
+            ordered[high - 1] if high <= count else ordered[-1] + reach,
+        )
 
     def above_share(self, share: float) -> float:
         """How likely the next residual is above `share`."""
