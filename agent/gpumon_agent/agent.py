@@ -21,6 +21,7 @@ from gpumon_agent.governor import Governor
 from gpumon_agent.guard import Guard
 from gpumon_agent.launched import launched
 from gpumon_agent.oom.lastwords import LastWords
+from gpumon_agent.probe import Read
 from gpumon_agent.probe.devices import Devices
 from gpumon_agent.steps.phases import Phases
 from gpumon_agent.viewers import endpoint, farewell
@@ -126,7 +127,7 @@ class Agent:
             self.governor,
             find_readers=self.devices.readers,
             read_ledger=self.guard.protect("ledger", accounts.boundary),
-            step_closes=self.guard.protect("peak", self._step_closes),
+            step_closes=self.guard.protect("peak", accounts.close_step),
             step_closed=self.guard.protect("description", self._step_closed),
             opened_ns=opened_ns,
             carry_out=self.errands.carry_out,
@@ -235,15 +236,12 @@ class Agent:
 
     # ------------------------------------------------------------------------------------------- during the training
 
-    def _step_closes(self, step: int) -> None:
-        self.accounts.close_step(step)
-        self.evidence.step_closes(self.phases.reads)
-
-    def _step_closed(self, step: int) -> None:
+    def _step_closed(self, step: int, reads: list[tuple[int, Read]]) -> None:
         if step + 1 == self._hold_after:  # a dry run has seen enough: it ends this process from here
             time.sleep(_HELD_S)
-        self.accounts.begin_step()
-        self.evidence.step_closed(step)
+        if self.governor.ledger:
+            self.accounts.begin_step()
+        self.evidence.step_closed(step, reads)
         if step in self._redescribed_at:
             self._redescribed_at.discard(step)
             self._describing = _each(watched.describe(self._describe) for watched in self._models)

@@ -10,6 +10,8 @@ STEP_FLOOR_NS = 100_000  # whatever the step: one raw allocator read costs some 
 SAMPLED_STEP_NS = 10_000_000  # one sampled step may cost no more of the thread's own time
 WAITS = 4  # nor so many times that by the clock, whatever it waited for: the allocator's lock, the machine
 STEPS_BETWEEN_DECISIONS = 50
+TIMED_EVERY, TIMED_FIRST = 4, 64
+"""Of the steps that read at each boundary, every so many has them timed, at first each: the clock has its price too."""
 FIRST_LEDGERS = 2  # steps whose ledger is read before there is anything to decide by
 LEDGERS_JUDGED_BY = 8  # before sampled steps are found too dear: the first ones meet cold caches
 TRIED_AGAIN_BY = 2  # whole ledgers, after a rest from them
@@ -49,12 +51,13 @@ class Governor:
         "read_every",
         "reads",
         "steps",
+        "times",
     )
 
     def __init__(self, *, off: bool = False) -> None:
         self._off = off
         self.steps = 0
-        self.boundaries = 0  # of the present step
+        self.boundaries = 0  # of the present step, where they are timed
         self.boundary_ns = 0  # spent in them, raw reads included
         self.ledger_ns = 0
         self.ledger_thread_ns = 0  # of them, the thread's own: what is not, the machine did meanwhile
@@ -63,11 +66,12 @@ class Governor:
         self.ledger_at_end_only = False
         self.reads = True  # the present step: read the allocator at each boundary
         self.ledger = True  # the present step: read the owners
+        self.times = True  # the present step: its boundaries are timed
         self.budget_ns: float = STEP_FLOOR_NS  # of a step, as it was last decided
         self._gives_way = False
         self._told = (1, 1)  # the rates a viewer was told last
         self._durations: deque[int] = deque(maxlen=200)
-        self._boundary: deque[int] = deque(maxlen=200)  # of steps that read at each boundary
+        self._boundary: deque[int] = deque(maxlen=50)  # of steps that read at each boundary
         self._ledgers: deque[int] = deque(maxlen=32)
         self._whole: list[int] = []  # of the newest sampled steps whose ledger was read at every phase
         self._rest = 0  # sampled steps after those were found too dear; twice as many each time they are again
@@ -88,12 +92,12 @@ class Governor:
         """A sentence where something changed that a viewer should be told."""
         self.steps += 1
         said = None
-        if self.reads and self.boundaries:
+        if self.times and self.boundaries:
             self._costs.append(self.boundary_ns // self.boundaries)
         if not self._off:
             if self.steps > 1:  # the first holds loading
                 self._durations.append(duration_ns)
-            if self.reads:
+            if self.times:
                 self._boundary.append(self.boundary_ns)
             if self.ledger and self.ledger_ns:
                 self._ledgers.append(self.ledger_ns)
@@ -106,6 +110,7 @@ class Governor:
             if self.ledger:
                 self.ledger_at_end_only = self._resting > 0
                 self._resting -= self._resting > 0
+        self.times = self.reads and (self.steps < TIMED_FIRST or not self.steps // self.read_every % TIMED_EVERY)
         self.boundaries = self.boundary_ns = self.ledger_ns = self.ledger_thread_ns = 0
         return said
 

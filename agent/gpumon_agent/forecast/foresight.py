@@ -30,6 +30,7 @@ from gpumon_agent.wire import ABORTED, BACKWARD, FORWARD, LOAD, Phase
 LABELS_MAX = 32  # names a user gives to phases may be endless
 KINDS_MAX = 16  # models in turn, micro-batches
 SURPRISE = 0.01  # of the peak: less is none
+STEADY_STEPS = 32  # from which on one step more hardly changes what is said of a batch
 ENOUGH_BATCHES = 4  # different ones, before what a new one needed tells how well others are foreseen
 FEW_APART, BEYOND_APART = 0.25, 0.1  # share of what is beyond the largest batch known, to each side: with few known
 CLEARLY, LEADS_STEPS = 1.02, 16
@@ -106,6 +107,11 @@ class Foresight:
         self._later: list[float | None] = []
         self._surprise: float | None = None
         self._later_alike = False  # the newest step's micro-batches were all alike
+
+    @property
+    def steady(self) -> bool:
+        """From one step to the next a batch is foreseen the same, but for what residuals tell of the interval."""
+        return len(self._rest) == 1 and not self._later and self._surprise is None and self.steps >= STEADY_STEPS
 
     # -------------------------------------------------------------------------------------------------- predicting
 

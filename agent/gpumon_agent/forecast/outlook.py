@@ -30,6 +30,7 @@ COMPACT_STEPS = 200
 """So long after the allocator gave its cache back, what it reserves is what it needs."""
 _SLACK_STEPS = 16  # among them is a high peak, at which least lies idle
 _SHRANK = 1 << 20
+_REPEATS = 3  # steps whose batch finds all as the one before did, and that are told the same without a look
 _SHAPES_MAX = 64
 Fields = list[Any]
 
@@ -201,6 +202,7 @@ class Outlooks:
         self._open: list[wire.Phase] = []
         self._first: dict[int, int] = {}  # device -> allocated as the step's first batch came
         self._said: dict[int, int] = {}
+        self._repeated: tuple[int, Shapes, int, int | None, Fields] | None = None  # how often, and what was the same
 
     # ------------------------------------------------------------------------------------------ in the training thread
 
@@ -211,6 +213,8 @@ class Outlooks:
         self._groups.append((step, shapes))
         devices = self._devices
         if not devices:
+            return
+        if self._repeated is not None and self._repeats(step, index, shapes, nbytes, now):
             return
         known = self._newest
         if known[0] != shapes:
@@ -250,10 +254,35 @@ class Outlooks:
                 tuple(shapes[:_SHAPES_MAX]),
             ]  # fmt: skip
             self._append(fields)
+            if not index and len(now) == 1 and foresight.steady and word == wire.FITS and phase != wire.BETWEEN:
+                self._repeated = 0, shapes, start, self.room.get(device), fields
             if self._functions:
                 self.waiting = wire.Outlook(*fields)
             if self._prints and word == wire.OOM_AHEAD:
                 say(sentence(wire.Outlook(*fields)))
+
+    def _repeats(
+        self, step: int, index: int, shapes: Shapes, nbytes: int, now: Sequence[tuple[int, Any, int]]
+    ) -> bool:
+        """A batch like the last one, that finds what that found: told so, for a few steps. Else the next one is new."""
+        if index:
+            return False
+        again, self._repeated = self._repeated, None
+        if again is None or len(now) != 1:
+            return False
+        times, known, start, room, fields = again
+        device, allocated, so_far = now[0]
+        foresight = self._devices[fields[1]]
+        if times == _REPEATS or known != shapes or device != fields[1] or so_far > fields[3] or not foresight.steady:
+            return False
+        stands = foresight.start if allocated is None else allocated
+        if stands != start or room != self.room.get(device) or self._functions:
+            return False
+        fields = fields.copy()
+        fields[0], fields[2], fields[9] = step, time.monotonic_ns(), nbytes
+        self._append(fields)
+        self._repeated = times + 1, known, start, room, fields
+        return True
 
     def tell(self) -> None:
         """The user's functions hear the newest outlook; what they raise is theirs."""

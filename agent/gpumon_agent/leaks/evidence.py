@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gpumon_agent.ledger.accounts import Accounts
 
 
+TOGETHER = 4
+"""Steps that are looked at in one go while there is nothing to be done: the first of them pays for cold caches."""
 _HOST = -1  # as Tensor.get_device() has it
 _RESIDENT_UNIT_BYTES = 4 << 20  # it has to rise by that much to be suspected: resident memory creeps anyway
 
@@ -57,25 +59,32 @@ class Evidence:
         )
         self._follow = guard.protect("checkpoints", self.checkpoints.step_closed)
         self.ask = guard.protect("census", self.census.ask)
-        self._figures: dict[int, tuple[int | None, int | None]] = {}
+        self._waiting: list[tuple[int, dict[int, Read]]] = []
         self._take = guard.protect("census", self.census.step_closed)
         self.resident_bytes: int | None = None  # of this process, as the publisher's thread last read it
         self._resident_before: int | None = None
 
-    def step_closes(self, reads: Iterable[tuple[int, Read]]) -> None:
-        """(device, reading) of the step's last windows: what is allocated as the optimizer ends."""
-        last = {device: reading(read) for device, read in dict(reads).items()}
-        self._figures = {device: (figures.allocated, figures.allocations) for device, figures in last.items()}
+    def step_closed(self, step: int, reads: Iterable[tuple[int, Read]]) -> None:
+        """(device, reading) of the step's windows: the last of each tells what is allocated as the optimizer ends."""
+        waiting = self._waiting
+        waiting.append((step, dict(reads)))
+        if len(waiting) >= TOGETHER or self.census.at_work or self._loads.loads:
+            self._waiting = []
+            for each in waiting:
+                self._look(*each, newest=each is waiting[-1])
+            if self._loads.loads:
+                self._follow(step)
 
-    def step_closed(self, step: int) -> None:
-        figures = [(device, *each) for device, each in self._figures.items()]
+    def _look(self, step: int, reads: dict[int, Read], *, newest: bool) -> None:
+        figures: list[tuple[int, int | None, int | None]] = []
+        for device, read in reads.items():
+            last = reading(read)
+            figures.append((device, last.allocated, last.allocations))
         resident = self.resident_bytes
         if resident is not None and resident != self._resident_before:
             self._resident_before = resident
             figures.append((_HOST, resident // _RESIDENT_UNIT_BYTES, None))
-        self._take(step, figures)
-        if self._loads.loads:
-            self._follow(step)
+        self._take(step, figures, newest)
 
     def picture(self) -> list[wire.Event]:
         """What a viewer that comes late is shown."""

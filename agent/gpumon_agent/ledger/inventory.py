@@ -37,7 +37,7 @@ _LIST_EVERY_FRESH = 64
 _STATE_EVERY_FRESH = 16
 _BUCKETS_SETTLE_LOOKS = 64  # DDP rebuilds its buckets in its second forward and logs it in the third
 _PLAIN = (Tensor, Parameter)
-_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+_has_storage = torch._C._has_storage
 _CPU = -1  # as Tensor.get_device() has it
 
 
@@ -112,7 +112,7 @@ class Inventory:
         sizes: dict[int, int] = {}
         for part in batch:  # arguments, and those with names: mostly plain tensors, at every forward
             for value in part.values() if type(part) is dict else part if type(part) is tuple else (part,):
-                if type(value) is Tensor and value.layout is torch.strided and not _transformed(value):
+                if type(value) is Tensor and _has_storage(value):  # a sparse one has none, nor one within torch.func
                     noted.append(weakref.ref(value))
                     shapes.append(tuple(value.shape))
                     if not value.is_meta:

@@ -161,12 +161,13 @@ class Hooks:
         begins = self._guard.protect("backward", self._phases.engine_begins)
         ends = self._guard.protect("backward", self._phases.engine_ends)
         takes, returns = self._backward_takes, self._backward_returns
+        phases = self._phases
 
         @functools.wraps(original)
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
             if _is_compiling() or not self.fires or _graph_task() != -1:
                 return original(*args, **kwargs)
-            if not begins(lambda: takes(args[0])):
+            if not begins(functools.partial(takes, args[0]) if phases.sampled else None):
                 return original(*args, **kwargs)
             try:
                 result = original(*args, **kwargs)
@@ -455,24 +456,25 @@ class _Root:
         phases.forward_begins(
             self._key,
             evaluates=not (module.training and torch.is_grad_enabled()),
-            inputs=lambda: hooks._inputs(args, kwargs),
+            inputs=functools.partial(hooks._inputs, args, kwargs),
         )
 
     def _forward_ends(self, output: Any, aborted: bool | None = None) -> None:
-        if not self._hooks.fires or _graph_task() != -1:
+        hooks = self._hooks
+        if not hooks.fires or _graph_task() != -1:
             return
         if aborted is None:  # an always-called hook learns of an exception only by asking the interpreter
             aborted = id(sys.exc_info()[1]) != self._raising
-        made = self._hooks._forward_made
+        phases = hooks._phases
         gradients = torch.is_grad_enabled()
         module = self._module()
         evaluated = gradients and module is not None and not module.training
-        self._hooks._phases.forward_ends(
+        phases.forward_ends(
             self._key,
             gradients=gradients,
             aborted=aborted,
             recorded=evaluated and any(each.grad_fn is not None for each in tensors_in(output, INPUT_DEPTH_MAX)),
-            look=lambda: made(output),
+            look=functools.partial(hooks._forward_made, output) if phases.sampled else None,
         )
 
 

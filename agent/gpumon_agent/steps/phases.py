@@ -92,7 +92,7 @@ class Phases:
         find_readers: Callable[[], tuple[Reader, ...]],
         read_ledger: Callable[[int, str, int, Any, Reading], object],
         step_closes: Callable[[int], object],
-        step_closed: Callable[[int], object],
+        step_closed: Callable[[int, list[tuple[int, Read]]], object],
         opened_ns: int,
         carry_out: Callable[[], object] = int,
         batch_comes: Callable[..., object] | None = None,
@@ -106,8 +106,8 @@ class Phases:
         self._governor = governor
         self._find_readers = find_readers
         self._read_ledger = read_ledger
-        self._step_closes = step_closes  # before the Step is told
-        self._step_closed = step_closed
+        self._step_closes = step_closes  # of a sampled step, before its Step is told
+        self._step_closed = step_closed  # of each, with what its windows have read since its last batch came
         self._carry_out = carry_out
         self._batch_comes = batch_comes  # step, which of its batches, shapes, bytes, what stands on each device
         self._owner = get_ident()
@@ -189,7 +189,13 @@ class Phases:
         return [(device, allocated, tops.get(device, 0)) for device, allocated in stands.items()]
 
     def forward_ends(
-        self, root: int, *, gradients: bool, aborted: bool, recorded: bool = False, look: Callable[[], object] = int
+        self,
+        root: int,
+        *,
+        gradients: bool,
+        aborted: bool,
+        recorded: bool = False,
+        look: Callable[[], object] | None = None,
     ) -> None:
         """`look` sees what the forward made, before the window closes. `recorded`: in eval mode, yet with a graph."""
         thread = self._thread if get_ident() == self._owner else self._here()
@@ -201,14 +207,14 @@ class Phases:
             return
         if aborted:
             self._batches = max(0, self._batches - 1)  # a batch that was given up is none of the step's
-        else:
+        elif look is not None:
             look()
         self._observed = self._observed or gradients
         if not self._names:
             flags = (ABORTED if aborted else 0) | (RECORDED if recorded and thread.label == EVAL else 0)
             self._close(thread.label, BACKWARD if gradients else BETWEEN, flags)
 
-    def engine_begins(self, look: Callable[[], object] = int) -> bool:
+    def engine_begins(self, look: Callable[[], object] | None = None) -> bool:
         """False: this call is part of a forward (a compiler traces) or of another engine call.
 
         `look` sees the graph that it starts from.
@@ -218,7 +224,8 @@ class Phases:
             return False
         if self._pending:
             self._close_step()
-        look()
+        if look is not None:
+            look()
         thread.engine = True
         if not self._observed and not self._names:
             self._close(FORWARD, BACKWARD, INFERRED)
@@ -305,6 +312,11 @@ class Phases:
             del optimizers[depth:]
             if not depth and not self._names:
                 self._close(OPTIMIZER, BETWEEN, ABORTED)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether who holds what is read in the open step: only then is there something to look at."""
+        return self._governor.ledger
 
     @property
     def in_optimizer(self) -> bool:
@@ -418,18 +430,14 @@ class Phases:
         self._opened_ns = now
         self.aborted = label if flags & ABORTED else None
         self._recorder.now = (step, following, now)
-        governor.boundaries += 1
         if ledger_ns:
             governor.ledger_ns += ledger_ns
-        governor.boundary_ns += monotonic_ns() - now - ledger_ns
+        if governor.times:
+            governor.boundaries += 1
+            governor.boundary_ns += monotonic_ns() - now - ledger_ns
         if self.asked:
             self.asked = False
             self._carry_out()
-
-    @property
-    def reads(self) -> list[tuple[int, Read]]:
-        """What the step's windows have read since its last batch came, in order: (device, reading)."""
-        return self._reads
 
     def _look_for_readers(self) -> tuple[Reader, ...]:
         self.readers = readers = self._find_readers()
@@ -469,7 +477,8 @@ class Phases:
         ended = self._ended_ns
         duration = ended - self._step_opened_ns
         step = self.step
-        self._step_closes(step)
+        if self._governor.ledger:
+            self._step_closes(step)
         self._append(
             Step(
                 step,
@@ -486,10 +495,11 @@ class Phases:
             self._append(Notice(ended, said, step))
         self._step_opened_ns = ended
         self.step = step + 1
+        reads = self._reads
         self._begin_step()
         _, phase, since = self._recorder.now
         self._recorder.now = (step + 1, phase, since)
-        self._step_closed(step)
+        self._step_closed(step, reads)
 
 
 def _flagged(read: tuple[Any, ...], label: str, flags: int) -> tuple[Any, ...]:
