@@ -214,7 +214,7 @@ def test_where_nearly_all_is_exact_the_interval_holds_the_rest_too_and_where_all
             held.append(residuals.below <= off <= residuals.above)
         residuals.learn(off)
     assert len(held) > 80
-    assert 0.9 < sum(held) / len(held)
+    assert sum(held) / len(held) > 0.9
     assert residuals.above - residuals.below < 0.012
     exact = Residuals()
     for _ in range(200):

@@ -53,28 +53,29 @@ class Residuals:
 
     def _settle(self) -> None:
         ordered = self._ordered
-        below, above = self._bounds(ordered)
+        below, above = _bounds(ordered, self.level)
         exact, off = bisect_left(ordered, 0.0), bisect_right(ordered, 0.0)
         if 2 * (off - exact) > len(ordered) > off - exact:
             # mostly to the byte: any interval holds those, so this one is made to hold the others too
             few = [each for each in (*ordered[:exact], *ordered[off:]) if -RARE <= each <= RARE]
             if few:
-                low, high = self._bounds(few)
+                low, high = _bounds(few, 1 - COVERAGE)
                 below, above = min(below, low), max(above, high)
         extra = self.prior / (self.seen + 1) ** 2
         least = LEAST_WIDTH + (extra if extra > 1e-4 else 0.0)
         self.below, self.above = min(-least, below), max(least, above)
 
-    def _bounds(self, ordered: Sequence[float]) -> tuple[float, float]:
-        count, tail = len(ordered), self.level / 2
-        reach = (ordered[-1] - ordered[0]) * 3 / (count + 1)
-        low, high = math.floor((count + 1) * tail), math.ceil((count + 1) * (1 - tail))
-        return (
-            ordered[low - 1] if low >= 1 else ordered[0] - reach,
-            ordered[high - 1] if high <= count else ordered[-1] + reach,
-        )
-
     def above_share(self, share: float) -> float:
         """How likely the next residual is above `share`."""
         count = len(self._ordered)
         return (count - bisect_left(self._ordered, share) + 0.5) / (count + 1)
+
+
+def _bounds(ordered: Sequence[float], level: float) -> tuple[float, float]:
+    count, tail = len(ordered), level / 2
+    reach = (ordered[-1] - ordered[0]) * 3 / (count + 1)
+    low, high = math.floor((count + 1) * tail), math.ceil((count + 1) * (1 - tail))
+    return (
+        ordered[low - 1] if low >= 1 else ordered[0] - reach,
+        ordered[high - 1] if high <= count else ordered[-1] + reach,
+    )
