@@ -23,6 +23,8 @@ class PhasePeak(NamedTuple):
 _phase_peak: Callable[[tuple[str, int]], PhasePeak] = partial(tuple.__new__, PhasePeak)
 """`PhasePeak._make`, without a call of Python's for each phase of each step."""
 
+OPTIMIZER, EVAL, FORWARD, BACKWARD = wire.OPTIMIZER, wire.EVAL, wire.FORWARD, wire.BACKWARD  # looked up once
+
 
 class StepPeaks(NamedTuple):
     """One step on one device. `start`: allocated as the first forward began; `end`: at the end of the optimizer."""
@@ -52,40 +54,45 @@ class Looked(NamedTuple):
     ran: bool  # a forward ran to its end, with what stood before it known, and all phases were read
 
 
+_step_peaks: Callable[[tuple[object, ...]], StepPeaks] = partial(tuple.__new__, StepPeaks)
+_looked: Callable[[tuple[object, ...]], Looked] = partial(tuple.__new__, Looked)
+_MOST = 1 << 63  # above every figure
+
+
 def look(record: StepRecord, here: Sequence[wire.Phase]) -> Looked:
     """One pass over `here`, the record's phases on a device: every step of every rank goes through this."""
     peaks: dict[str, int] = {}
     start: int | None = None
     latest: int | None = None
     backward_end: int | None = None
-    reserved_peak: int | None = None
-    stranded: int | None = None
+    reserved_peak = -1
+    stranded = _MOST
     end: wire.Phase | None = None
     highest = forwards = 0
     evaluated = began_read = False
     all_read = True
     for phase in here:
         split, reserved = phase.inactive_split, phase.reserved_peak
-        if split is not None and (stranded is None or split < stranded):
+        if split is not None and split < stranded:
             stranded = split
-        if reserved is not None and (reserved_peak is None or reserved > reserved_peak):
+        if reserved is not None and reserved > reserved_peak:
             reserved_peak = reserved
         name, allocated, peak = phase.phase, phase.allocated, phase.allocated_peak
         if peak is not None and peak > highest:
             highest = peak
-        if name == wire.OPTIMIZER:
+        if name == OPTIMIZER:
             end = phase
-        elif name == wire.EVAL:
+        elif name == EVAL:
             evaluated = True
         if allocated is None or peak is None:
             all_read = False
             continue
-        if name == wire.FORWARD:
+        if name == FORWARD:
             if start is None:
                 start = latest if latest is not None else allocated
                 began_read = latest is not None
             forwards += not phase.flags & wire.ABORTED
-        elif name == wire.BACKWARD:
+        elif name == BACKWARD:
             backward_end = allocated
             if forwards and phase.flags & wire.ABORTED:
                 forwards -= 1
@@ -99,7 +106,7 @@ def look(record: StepRecord, here: Sequence[wire.Phase]) -> Looked:
     if closed is None or not record.whole or start is None or end is None or end.allocated is None or not peaks:
         return Looked(None, end, highest, evaluated, ran)
     tallest = max(peaks, key=peaks.__getitem__)
-    figures = StepPeaks._make(  # in order: by name it takes twice as long
+    figures = _step_peaks(  # in order: by name it takes twice as long
         (
             record.step,
             start,
@@ -111,12 +118,12 @@ def look(record: StepRecord, here: Sequence[wire.Phase]) -> Looked:
             closed.input_shapes,
             closed.skipped,
             end.reserved,
-            reserved_peak,
-            stranded or 0,
+            reserved_peak if reserved_peak >= 0 else None,
+            stranded if stranded != _MOST else 0,
             backward_end,
         )
     )
-    return Looked(figures, end, highest, evaluated, ran)
+    return _looked((figures, end, highest, evaluated, ran))
 
 
 def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:

@@ -6,7 +6,7 @@ dim and reverse are left; with plain glyphs (`--ascii`) every category is a lett
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -113,8 +113,8 @@ class Ink:
         return self.styles.get(role, self.base)
 
 
-def ink(palette: Palette, base: Style) -> Ink:
-    """The styles of every role over `base`, which carries the background."""
+def ink(palette: Palette, base: Style, seen: Callable[[Style], Style] = lambda style: style) -> Ink:
+    """The styles of every role over `base`, which carries the background; `seen`: as what the terminal shows."""
 
     def over(color: str | None, *, bold: bool = False, dim: bool = False, reverse: bool = False) -> Style:
         return base + Style(color=color, bold=bold or None, dim=dim or None, reverse=reverse or None)
@@ -133,7 +133,7 @@ def ink(palette: Palette, base: Style) -> Ink:
         "cursor": over(palette.text, reverse=True),
     }
     styles.update({f"line:{line}": over(color) for line, color in palette.lines.items()})
-    return Ink(styles, base + Style(color=palette.text))
+    return Ink({role: seen(style) for role, style in styles.items()}, seen(base + Style(color=palette.text)))
 
 
 def line_role(line: str) -> str:

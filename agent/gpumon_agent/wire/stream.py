@@ -25,6 +25,7 @@ PHASES_PER_STEP_MAX = 256
 
 _NAMES_KEPT = 256
 _names: dict[str, str] = {}  # of phases, cleaned; a user's may be endless, so no more than these are remembered
+_set = msgspec.structs.force_setattr  # looked up once
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER, BETWEEN, EVAL = "load", "forward", "backward", "optimizer", "between", "eval"
 GRAPH_REPLAY = "graph replay"  # of a CUDA graph: what runs in it is not seen, and its peak is not counted
@@ -64,7 +65,7 @@ class Phase(Message, frozen=True, tag="phase"):
             if len(_names) < _NAMES_KEPT:
                 known = _names.setdefault(known, known)
         if known is not phase:
-            msgspec.structs.force_setattr(self, "phase", known)
+            _set(self, "phase", known)
 
 
 class Step(Message, frozen=True, tag="step"):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from rich.segment import Segment
+from rich.style import Style
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
 from gpumon.tui.ink import Glyphs, Ink, ink
-from gpumon.tui.spans import Line, fit, width
+from gpumon.tui.spans import EMPTY, Line, fit, width
 from gpumon.tui.view import View
 
 if TYPE_CHECKING:
@@ -105,19 +106,22 @@ class Panel(Widget, can_focus=True):
 
     def _strip(self, y: int) -> Strip:
         if self._ink is None:
-            self._ink = ink(self.monitor.palette, self.rich_style)
+            self._ink = ink(self.monitor.palette, self.rich_style, self._filtered)
         room = self.size.width
-        style = self._ink.style
-        segments: list[Segment] = []
-        if y < len(self._lines):
-            line = fit(self._lines[y], room)
-            segments = [Segment(text, style(role)) for text, role in line]
-            room -= width(line)
+        styles, base = self._ink.styles.get, self._ink.base
+        line = fit(self._lines[y], room) if y < len(self._lines) else EMPTY
+        segments = [Segment(text, styles(role, base)) for text, role in line]
+        room -= width(line)
         if room > 0:
-            segments.append(Segment(" " * room, self._ink.base))
-        for filter_ in self.get_line_filters():  # that of NO_COLOR is one
-            segments = filter_.apply(segments, self.background_colors[1])
+            segments.append(Segment(" " * room, base))
         return Strip(segments, self.size.width)
+
+    def _filtered(self, style: Style) -> Style:
+        """As Textual would have it on this terminal (NO_COLOR is a filter of its lines), asked once a role."""
+        segments = [Segment(" ", style)]
+        for each in self.get_line_filters():
+            segments = each.apply(segments, self.background_colors[1])
+        return segments[0].style or style
 
     def notify_style_update(self) -> None:
         """A theme or a class changed: forget every colour."""
