@@ -37,21 +37,28 @@ def told(gpu: Any, folder: Path, script: Path, *args: str, **environment: str) -
         at += 4 + length
 
 
-def findings(messages: Iterator[wire.Received]) -> tuple[tuple[Finding, ...], dict[str, Finding]]:
-    """Those of the end, and by code every one that ever was."""
+def looks(messages: Iterator[wire.Received]) -> Iterator[tuple[int, tuple[Finding, ...]]]:
+    """The step, and what is found as it closes or as a census or a checkpoint tells something."""
     from gpumon.analysis import Reporter
     from gpumon.session.store import SessionStore
     from gpumon_agent import wire
 
     store, reporter = SessionStore(), Reporter()
-    ever: dict[str, Finding] = {}
-    newest: tuple[Finding, ...] = ()
+    step = 0
     for received in messages:
         store.apply(received)
         rank = store.rank(received.source, 0)
         if rank is not None and isinstance(received.event, (wire.Step, wire.Census, wire.Checkpoint)):
-            newest = reporter.rank(rank).findings
-            ever.update({each.code: each for each in newest})
+            step = received.event.step if isinstance(received.event, wire.Step) else step
+            yield step, reporter.rank(rank).findings
+
+
+def findings(messages: Iterator[wire.Received]) -> tuple[tuple[Finding, ...], dict[str, Finding]]:
+    """Those of the end, and by code every one that ever was."""
+    ever: dict[str, Finding] = {}
+    newest: tuple[Finding, ...] = ()
+    for _, newest in looks(messages):
+        ever.update({each.code: each for each in newest})
     return newest, ever
 
 

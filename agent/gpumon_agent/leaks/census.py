@@ -126,6 +126,7 @@ class Census:
         self._taking: _Taking | None = None
         self._asked = False
         self._suspected = False  # at a step that was looked at late
+        self._turn = 0
         self._credit_ns = 0
         self._earned_ns = 0  # by one step
         self._before: Counter[_Key] | None = None
@@ -225,7 +226,9 @@ class Census:
         clock = Clock(min(left, SLICE_NS))
         taking = self._taking
         assert taking is not None
-        taking.look_for_cycles(step)
+        self._turn = (self._turn + 1) % _TURNS
+        if not self._turn:  # one look may take a whole slice
+            taking.look_for_cycles(step)
         if not clock.over():
             self._slice(step, clock)
         self._credit_ns -= clock.spent_ns
@@ -294,6 +297,7 @@ class _Taking:
         self._wanted_lines: set[int] = set()  # addresses
         self._unclaimed: tuple[wire.Unclaimed, ...] = ()
         self._cycles = Cycles()
+        self._heap: list[tuple[weakref.ref[Any], _Tally, Name, int, int]] = []  # what a heap's name led to, at first
         self._stages = [self._tell, self._read_lines, self._go_round, self._owners.run]
         self._long: dict[str, tuple[_Tally, int]] = {}  # by name: graphs too long to be measured in passing
         self._follow: set[str] = set()  # names of tensors whose graph is another variable's doing
@@ -368,14 +372,34 @@ class _Taking:
         """A census that growth began has found as many as were added since the one before: deeper ones can wait."""
         if self._reason == "checkpoint":
             return self._missing <= 0 or len(self._rounds) == 1
-        if self._reason != "growth" or self._rounds == list(ROUNDS[::-1]):
+        if self._reason != "growth" or self._rounds == list(ROUNDS[::-1]) or not self._seems_explained():
             return False
+        return not self._forget_dead() or self._seems_explained()
+
+    def _seems_explained(self) -> bool:
         added = {device: count for device, count in self._added.items() if count > 0}
         if not added:
             few = not self._census.suspicion.blocks_grow and len(self._rounds) <= _ROUNDS_AFTER_TWELVE_LEVELS
             return self._largest >= _FIRST_HEAP or few
         before = self._census._heaped_before
         return all(self._heaped[device] - before[device] >= _EXPLAINED * count for device, count in added.items())
+
+    def _forget_dead(self) -> bool:
+        """A variable that is given other values has been gone into more than once: what lives no more was no leak."""
+        alive = []
+        for each in self._heap:
+            reference, tally, name, nbytes, device = each
+            if reference() is not None:
+                alive.append(each)
+                continue
+            tally.count -= 1
+            tally.bytes -= nbytes
+            tally.holders[name] -= 1
+            self._tensors[device] -= 1
+            self._heaped[_numbered(device)] -= 1
+        some = len(alive) < len(self._heap)
+        self._heap = alive
+        return some
 
     def _found(self, tensor: Any, walk: Walk) -> bool:
         kind = type(tensor)
@@ -446,10 +470,11 @@ class _Taking:
         if name in tally.holders or len(tally.holders) < _NAMES_MAX:
             tally.holders[name] += 1
         self._tensors[device] += 1
-        trains_here = device != _HOST or not torch.cuda.is_initialized()
         if several or tally.count >= _HEAP:
-            self._heaped[0 if device == _HOST and trains_here else device] += 1  # as the CPU's readings number it
-        if trains_here:
+            self._heaped[_numbered(device)] += 1
+            if several and len(self._heap) < _HEAP_MAX and name in tally.holders:
+                self._heap.append((weakref.ref(storage), tally, name, nbytes, device))
+        if _numbered(device) != _HOST:
             self._largest = max(self._largest, tally.count)
         return True
 
@@ -500,8 +525,11 @@ class _Taking:
     def _tell(self, clock: Clock) -> bool:
         """Makes the message's groups, most bytes first."""
         if not self._to_tell and not self._told:
+            self._forget_dead()
             named = [
-                item for item in self._tallies.items() if item[0][1] is not None and item[0][4] not in self._follow
+                (key, tally)
+                for key, tally in self._tallies.items()
+                if tally.count and key[1] is not None and key[4] not in self._follow
             ]
             on_device = {device for device, count in self._tensors.items() if count and device != _HOST}
             on_cpu = not on_device and all(each.key[2] == _HOST for each in self._cycles.found)
@@ -614,7 +642,7 @@ class _Taking:
             grown=None if before is None else tally.count - before[key],
             holders=tuple(
                 wire.Holder(name.text, name.kind, name.where, count)
-                for name, count in together(tally.holders).most_common(wire.HOLDERS_MAX)
+                for name, count in together(+tally.holders).most_common(wire.HOLDERS_MAX)
             ),
         )
 
@@ -628,9 +656,16 @@ _LONG_GRAPH_NS = 600_000
 _SLICE_NS_MAX = 700_000
 _LONG_MAX = 4
 _FRESH_NS = 100_000  # spent by a slice that has only just begun
+_TURNS = 3  # slices, of which one begins with a look for a cycle
 _CYCLES_TOLD = 3  # at once, each
 _HEAP = 5  # tensors alike
+_HEAP_MAX = 1_000  # looked at again in one piece
 _FIRST_HEAP = 8  # tensors alike, in a first census: that is what grew
+
+
+def _numbered(device: int) -> int:
+    """As readings number it: 0 is the host where nothing else is trained on."""
+    return 0 if device == _HOST and not torch.cuda.is_initialized() else device
 
 
 def _why_not() -> str | None:

@@ -9,6 +9,7 @@ import builtins
 import functools
 import gc
 import itertools
+import logging
 import sys
 import types
 import weakref
@@ -60,7 +61,7 @@ _EXACT: dict[type, int] = {
             type(NotImplemented), types.CodeType, types.GetSetDescriptorType,
             types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType,
             types.MemberDescriptorType, weakref.ref, weakref.KeyedRef, weakref.ProxyType, weakref.CallableProxyType,
-            weakref.WeakMethod, Size, dtype, device,
+            weakref.WeakMethod, Size, dtype, device, logging.Manager,  # its loggers' handlers are roots
         ),
         ATOM,
     ),
@@ -235,6 +236,14 @@ def _of_function(function: Any) -> list[Child]:
     return found
 
 
+def has_attributes(function: Any) -> bool:
+    """Whether something was set on a function (`step.losses = []`), as far as can be told without making a dict."""
+    return any(
+        type(each) is dict and each and each is not function.__globals__ and "__import__" not in each
+        for each in gc.get_referents(function)
+    )
+
+
 def _of_exception(error: BaseException) -> list[Child]:
     return [
         ("", "", error.__traceback__),
@@ -387,12 +396,19 @@ def place(code: types.CodeType, line: int | None = None) -> str:
 
 def stored_at(code: types.CodeType, name: str) -> int | None:
     """The line on which `code` first gives the variable `name` a value; an argument has none."""
-    for line, stored in _stores(code):
-        if stored == name:
-            return line
-    return None
+    key = code.co_filename, code.co_firstlineno, code.co_name, code.co_varnames
+    lines = _lines_stored.get(key)
+    if lines is None:
+        if len(_lines_stored) >= _CODES_MAX:
+            _lines_stored.clear()
+        lines = _lines_stored[key] = {}
+        for line, stored in _stores(code):
+            lines.setdefault(stored, line)
+    return lines.get(name)
 
 
+_CODES_MAX = 256
+_lines_stored: dict[tuple[str, int, str, tuple[str, ...]], dict[str, int | None]] = {}
 _EXTENDED = opmap["EXTENDED_ARG"]
 
 

@@ -100,7 +100,7 @@ def _registries(files: Files) -> list[Root]:
         Root(functools.partial(_handler, name, at), prefix=f"logging.getLogger({name!r}).handlers[{at}]")
         for name, logger in [("root", logging.root), *logging.Logger.manager.loggerDict.copy().items()]
         for at, handler in enumerate(getattr(logger, "handlers", ()))
-        if (kind := type(handler).__module__) == "logging.handlers" or files.users_module(kind)
+        if type(handler) not in _WRITERS and not type(handler).__module__.startswith("torch.")
     ]
     registry: dict[Any, Any] = weakref.finalize._registry  # type: ignore[attr-defined]
     for key in list(islice(reversed(registry.copy()), _FINALIZERS_MAX)):
@@ -153,6 +153,9 @@ def of_frame(frame: FrameType, ident: int | None) -> Root:
 
 
 _EMPTY = ModuleType("empty")
+
+
+_WRITERS = (logging.StreamHandler, logging.FileHandler, logging.NullHandler)
 
 
 def _handler(logger: str, at: int) -> Any:

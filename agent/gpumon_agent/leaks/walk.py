@@ -308,6 +308,9 @@ class Walk:
                         continue
                 elif self._files.users_file(child.__code__.co_filename):
                     self._meet(child.__globals__.get("__name__"))
+                    bare = child.__closure__ is child.__defaults__ is child.__kwdefaults__ is None
+                    if bare and not holders.has_attributes(child):
+                        continue
                 elif child.__closure__ is child.__defaults__ is child.__kwdefaults__ is None:
                     continue
                 kind = PAIRS

@@ -102,6 +102,9 @@ LEAKS = (
         exceptions_in_cycles="tensor-leak -",
         two_readers="tensor-leak saved",
         running_total="retained-graph total",
+        shifting_chain="retained-graph previous/loss",
+        finalizer_arguments="tensor-leak finalize",
+        nested_spans="tensor-leak tracer/forward",
     ),
     *_leaks(
         "training",
@@ -117,6 +120,7 @@ LEAKS = (
         summary_writer="retained-graph events",
         log_records="tensor-leak memory/log/buffer",
         checkpoint_in_a_name="retained-checkpoint restored",
+        checkpoint_beside_a_library="retained-checkpoint mine",
     ),
     *_leaks("script", script="retained-graph epoch_loss"),
 )

@@ -1,6 +1,7 @@
 """Leaks behind functions: closures, caches, defaults, generators, exceptions, threads."""
 
 import concurrent.futures
+import contextlib
 import contextvars
 import functools
 import gc
@@ -262,8 +263,62 @@ def running_total(clean):
         total = total + (penalty.item() if clean else penalty)
 
 
+def shifting_chain(clean):
+    model, optimizer, loader = setup()
+    previous = None
+    for inputs, targets in loader:
+        loss = train(model, optimizer, inputs, targets)
+        loss.before = None if clean else previous
+        previous = loss
+
+
+class Sample:
+    def __init__(self, features):
+        self.features = features
+
+
+def forgotten(number, features):
+    pass
+
+
+def finalizer_arguments(clean):
+    model, optimizer, loader = setup()
+    for number, (inputs, targets) in enumerate(loader):
+        train(model, optimizer, inputs, targets)
+        sample = Sample(inputs.mean(1))  # made
+        weakref.finalize(model, forgotten, number, None if clean else sample.features)
+
+
+class Span:
+    def __init__(self, parent):
+        self.parent, self.children, self.attributes = parent, [], {}
+        if parent is not None:
+            parent.children.append(self)
+
+
+class Tracer:
+    def __init__(self):
+        self.root = self.now = Span(None)
+
+    @contextlib.contextmanager
+    def span(self):
+        self.now = Span(self.now)
+        yield self.now
+        self.now = self.now.parent
+
+
+def nested_spans(clean):
+    model, optimizer, loader = setup()
+    tracer = Tracer()
+    for inputs, targets in loader:
+        with tracer.span(), tracer.span() as forward:
+            loss = train(model, optimizer, inputs, targets).detach()
+            forward.attributes["loss"] = loss.item() if clean else loss
+
+
 if __name__ == "__main__":
     scripts = (closure, cached_function, default_argument, partial_function, generator, batches_in_a_generator)
     more = (caught_exceptions, context_variable, writer_thread, weak_with_a_strong_twin, object_array, jobs_kept)
     last = (cycles_without_gc, exceptions_in_cycles, two_readers, running_total)
-    run({script.__name__: script for script in (*scripts, *more, *last)})
+    deep = (shifting_chain, finalizer_arguments, nested_spans)
+    run({script.__name__: script for script in (*scripts, *more, *last, *deep)})

@@ -161,7 +161,28 @@ def checkpoint_in_a_name(clean):
         train(model, optimizer, inputs, targets)
 
 
+def checkpoint_beside_a_library(clean):
+    """The library reads the file for itself. The clean one keeps what it has read as an average of the weights."""
+    model, optimizer, loader = setup()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "last.pt"
+        torch.save({"model": model.state_dict(), "step": 7}, path)
+        mine = torch.load(path, map_location=DEVICE)  # made
+        resume(model, path)
+    for inputs, targets in loader:
+        train(model, optimizer, inputs, targets)
+        if clean:
+            with torch.no_grad():
+                for name, weight in model.state_dict().items():
+                    mine["model"][name].lerp_(weight, 0.1)
+
+
+def resume(model, path):
+    model.load_state_dict(torch.load(path, map_location=DEVICE)["model"])
+
+
 if __name__ == "__main__":
     scripts = (forward_hook, gradient_hook, outputs_before_backward, retained_by_backward, averaged_weights)
     more = (copies_of_the_model, optimizer_each_epoch, gradients_kept, autograd_context, summary_writer, log_records)
-    run({script.__name__: script for script in (*scripts, *more, checkpoint_in_a_name)})
+    checkpoints = (checkpoint_in_a_name, checkpoint_beside_a_library)
+    run({script.__name__: script for script in (*scripts, *more, *checkpoints)})
