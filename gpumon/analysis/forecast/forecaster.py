@@ -81,15 +81,19 @@ class _Far(NamedTuple):
 class _Series:
     """What a phase added to its anchor, step by step."""
 
-    __slots__ = ("gap", "gap_before", "last", "newest", "run", "same", "seen")
+    __slots__ = ("after", "gap", "gap_before", "last", "newest", "run", "same", "seen")
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.after = name in END_ANCHORED  # its anchor is the end, else the start
         self.newest: deque[int] = deque(maxlen=LEVEL_STEPS)  # excesses; where they all are the same, none is added
         self.last = -1  # the newest of them
         self.same = 0  # so many before it were the same
         self.seen = -1  # the newest step that had it
         self.run = 0  # steps in a row until then
         self.gap = self.gap_before = 1  # steps from the one before it to that one, and to the one before it
+
+    def usual(self) -> float:
+        return self.last if self.same >= 2 else level(self.newest)
 
 
 class Forecaster:
@@ -98,6 +102,8 @@ class Forecaster:
     def __init__(self) -> None:
         self._window: deque[StepPeaks] = deque(maxlen=WINDOW)
         self._peaks: deque[int] = deque(maxlen=WINDOW)  # of the same steps
+        self._numbers: deque[int] = deque(maxlen=WINDOW)  # theirs
+        self._begun: deque[int] = deque(maxlen=WINDOW)  # what they started with
         self._before: deque[int] = deque(maxlen=PERIOD)  # of the newest of them, that one first
         self._repeats: list[int] = []  # so many steps in a row peaked as the one 1, 2 … `PERIOD` steps before each
         self._starts: deque[int] = deque(maxlen=LEVEL_STEPS)  # of the newest of them
@@ -155,6 +161,8 @@ class Forecaster:
             self._highest = max(self._highest, self._peaks[0])
         self._window.append(step)
         self._peaks.append(step.peak)
+        self._numbers.append(step.step)
+        self._begun.append(step.start)
         if self._alike <= 3 * PERIOD:  # else every peak was that of each before it
             low, high = step.peak * (1 - PERIOD_TOLERANCE), step.peak * (1 + PERIOD_TOLERANCE)
             self._repeats = [
@@ -177,8 +185,8 @@ class Forecaster:
             if series is None:
                 if len(self._phases) >= PHASES_KNOWN:
                     continue
-                series = self._phases[name] = _Series()
-            excess = peak - (end if name in END_ANCHORED else start)
+                series = self._phases[name] = _Series(name)
+            excess = peak - (end if series.after else start)
             if series.seen == seen - 1:
                 series.run += 1
             else:
@@ -195,8 +203,10 @@ class Forecaster:
 
     def _forget(self, keep: StepPeaks | None = None) -> None:
         self._highest = max(self._highest, *self._peaks, 0)
-        for series in (self._window, self._peaks, self._before, self._repeats, self._starts, self._ends):
+        for series in (self._window, self._peaks, self._numbers, self._begun, self._starts, self._ends):
             series.clear()
+        self._before.clear()
+        self._repeats.clear()
         self._far.clear()
         self._stride = 1
         self._far_trend = None
@@ -257,13 +267,13 @@ class Forecaster:
             return False
         if self._trend is not None or self._peak_trend is not None:
             return False
-        return upwards([s.step for s in self._window], [s.start for s in self._window]) is None
+        return upwards(list(self._numbers), list(self._begun)) is None
 
     def _refit(self) -> None:
         """What is fitted over the whole window: the trend, the batch's share, the typical peak."""
         window = self._window
-        steps = [s.step for s in window]
-        self._trend = upwards(steps, [s.start for s in window])
+        steps = list(self._numbers)
+        self._trend = upwards(steps, list(self._begun))
         peaks = list(self._peaks)
         self._peak_trend = upwards(steps, peaks)
         self._far_trend = None if self._trend is None else self._kept(self._trend.slope)
@@ -325,16 +335,23 @@ class Forecaster:
         if self._seen == 1 and gradient_bytes is not None:  # what the first step leaves to the second
             start = max(start, end - gradient_bytes)
         highest, highest_in, seen = 0.0, newest.peak_phase, self._seen
+        likely, least = self._phases.get(highest_in), 0.0
+        if likely is not None and input_bytes is None and likely.run >= steps and likely.seen == seen:
+            least = (end if likely.after else start) + likely.usual()
         for name, series in self._phases.items():
-            if input_bytes is None and series.run >= steps and series.seen == seen:
-                # it was in each of the newest steps
-                excess: float | None = series.last if series.same >= 2 else level(series.newest)
+            anchor = end if series.after else start
+            if series is likely and least:
+                peak = least
+            elif input_bytes is None and series.run >= steps and series.seen == seen:  # in each of the newest steps
+                if anchor + max(series.newest) < least:
+                    continue
+                peak = anchor + series.usual()
+            elif (excess := self._excess(name, series, steps, input_bytes)) is not None:
+                peak = anchor + excess
             else:
-                excess = self._excess(name, series, steps, input_bytes)
-            if excess is not None:
-                peak = (end if name in END_ANCHORED else start) + excess
-                if peak > highest:
-                    highest, highest_in = peak, name
+                continue
+            if peak > highest:
+                highest, highest_in = peak, name
         return _Point(highest, highest_in)
 
     def _predicts_the_same(self, step: StepPeaks) -> bool:
