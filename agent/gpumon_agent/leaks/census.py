@@ -659,7 +659,7 @@ _FRESH_NS = 100_000  # spent by a slice that has only just begun
 _TURNS = 3  # slices, of which one begins with a look for a cycle
 _CYCLES_TOLD = 3  # at once, each
 _HEAP = 5  # tensors alike
-_HEAP_MAX = 1_000  # looked at again in one piece
+_HEAP_MAX = 500  # looked at again in one piece
 _FIRST_HEAP = 8  # tensors alike, in a first census: that is what grew
 
 
