@@ -43,7 +43,7 @@ from gpumon_agent.leaks.holders import Files, Name
 from gpumon_agent.leaks.loads import Load, Loads
 from gpumon_agent.leaks.names import together
 from gpumon_agent.leaks.owners import Owners
-from gpumon_agent.leaks.retained import Retained, retained
+from gpumon_agent.leaks.retained import Looks, Retained, reaches, retained
 from gpumon_agent.leaks.suspicion import Suspicion
 from gpumon_agent.leaks.walk import DEPTH_MAX, Root, Walk
 from gpumon_agent.ledger.composition import History
@@ -299,7 +299,7 @@ class _Taking:
         self._cycles = Cycles()
         self._heap: list[tuple[weakref.ref[Any], _Tally, Name, int, int]] = []  # what a heap's name led to, at first
         self._stages = [self._tell, self._read_lines, self._go_round, self._owners.run]
-        self._long: dict[str, tuple[_Tally, int]] = {}  # by name: graphs too long to be measured in passing
+        self._long: dict[str, tuple[_Tally, int, Looks]] = {}  # by name: graphs too long to be measured in passing
         self._follow: set[str] = set()  # names of tensors whose graph is another variable's doing
 
     def run(self, step: int, clock: Clock) -> bool:
@@ -427,7 +427,9 @@ class _Taking:
             return True
         if identity in self._inputs or self._owners.claim(identity):
             return False
-        if identity in self._seen:
+        if identity in self._seen:  # or its place was taken again by a newer one
+            if self._long and (told := walk.name().text) in self._long:
+                self._measure(tensor, told, walk)
             return True
         nbytes = storage.nbytes()
         if not nbytes:
@@ -458,15 +460,14 @@ class _Taking:
         tally.bytes += nbytes
         tally.addresses.append(storage.data_ptr())
         if key[3] and len(tally.graphs) < _GRAPHS_MAX:
-            measured = retained(tensor, self._claimed, _GRAPH_NS if several else self._time_for_graph(walk))
+            looks = Looks()
+            measured = retained(tensor, self._claimed, _GRAPH_NS if several else self._time_for_graph(walk), looks)
             tally.graphs.append(None if measured is None else measured.bytes)
             if measured is not None and measured.cut and not several and len(self._long) < _LONG_MAX:
                 self._reaches_back = True
-                self._long[name.text] = tally, len(tally.graphs) - 1
+                self._long[name.text] = tally, len(tally.graphs) - 1, looks
                 if self._reason == "growth":
                     walk.once_more()  # in a slice that has only just begun: then there is time for several steps' graph
-                if any(self._is_long(each) for each in walk.beside() if each is not tensor and _leads(each, measured)):
-                    self._follow.add(name.text)
         if name in tally.holders or len(tally.holders) < _NAMES_MAX:
             tally.holders[name] += 1
         self._tensors[device] += 1
@@ -482,22 +483,24 @@ class _Taking:
         return max(_GRAPH_NS, min(_LONG_GRAPH_NS, _SLICE_NS_MAX - walk.spent_ns))
 
     def _measure(self, tensor: Any, name: str, walk: Walk) -> None:
-        """A graph that was too long for the time that was left: again, and the most that was seen counts."""
-        tally, at = self._long[name]
-        budget = self._time_for_graph(walk)
-        measured = retained(tensor, self._claimed, budget)
-        if measured is not None:
-            known = tally.graphs[at] or 0
-            if measured.bytes > known:
-                tally.graphs[at] = measured.bytes
-                self._reaches_back = True  # perhaps enough to be told now
-            if budget == _LONG_GRAPH_NS:
-                del self._long[name]
-
-    def _is_long(self, tensor: Tensor) -> bool:
-        """Whether a graph is too long to be one step's, where three of a step's could be measured."""
-        measured = retained(tensor, self._claimed, _LONG_GRAPH_NS // 2)
-        return measured is not None and measured.cut
+        """A graph that was too long for the time that was left: again, and the most that was seen counts. It is another
+        variable's doing, if it leads through that one's, and that one's reaches back as well."""
+        tally, at, looks = self._long[name]
+        measured = retained(tensor, self._claimed, self._time_for_graph(walk), looks)
+        if measured is None:
+            return
+        looks.count += 1
+        if measured.bytes > (tally.graphs[at] or 0):
+            tally.graphs[at] = measured.bytes
+            self._reaches_back = True  # perhaps enough to be told now
+        if looks.before < looks.newest:
+            beside = (each for each in walk.beside() if each is not tensor and _leads(each, measured))
+            if any(reaches(each, looks.before, _REACH_NS) for each in beside):
+                self._follow.add(name)
+        if not measured.cut or looks.count == _LOOKS_MAX or name in self._follow:
+            del self._long[name]
+        elif self._reason == "growth":
+            walk.once_more()
 
     @property
     def _unnamed(self) -> bool:
@@ -652,7 +655,9 @@ _UNREAL = frozenset({"FakeTensor", "FunctionalTensor"})
 _NAMES_MAX = 200  # of a group: more are counted, and not told
 _GRAPHS_MAX = 3  # of a group: the first may be the present step's, whose graph is gone
 _GRAPH_NS = 200_000
-_LONG_GRAPH_NS = 600_000
+_LONG_GRAPH_NS = 500_000
+_LOOKS_MAX = 5  # a step apart
+_REACH_NS = 100_000
 _SLICE_NS_MAX = 700_000
 _LONG_MAX = 4
 _FRESH_NS = 100_000  # spent by a slice that has only just begun

@@ -1,0 +1,53 @@
+"""How far back one variable's graph reaches, where no look has the time to see all of it."""
+
+from __future__ import annotations
+
+import torch
+
+from gpumon_agent.leaks.retained import Looks, Retained, reaches, retained
+
+AT_ONCE = 10  # nodes, of which each look has time for so many
+
+
+class Hurried:
+    """A clock that is over after so many nodes that were not known before, as reading those takes the time."""
+
+    looks: Looks
+    began: int
+
+    def __init__(self, budget_ns: int) -> None:
+        Hurried.began = len(Hurried.looks.read)
+
+    def over(self) -> bool:
+        return len(Hurried.looks.read) - Hurried.began >= AT_ONCE
+
+
+def test_each_look_goes_on_where_the_one_before_had_to_end(monkeypatch):
+    monkeypatch.setattr("gpumon_agent.leaks.retained.Clock", Hurried)
+    looks = Hurried.looks = Looks()
+    weights = torch.ones(128, requires_grad=True)
+    total = torch.zeros(())
+    own: Retained | None = None
+    seen = []
+    for step in range(12):
+        once = (weights * torch.ones(128)).square().sum()  # keeps two of 512 bytes a step, and the weights
+        total = total + once
+        if step >= 8:
+            own = retained(total, {weights.untyped_storage()._cdata}, 0, looks)
+            assert own is not None
+            seen.append(own.bytes // 1024)
+            assert step == 8 or not reaches(once, looks.before, 1_000_000)
+            assert step == 8 or reaches(total * 2, looks.before, 1_000_000)
+    assert own is not None
+    assert seen == [5, 10, 11, 12]  # steps' worth: the third look found all eleven there were
+    assert not own.cut
+
+    # another graph each time is as long as it is
+    single = Hurried.looks = Looks()
+    sizes = set()
+    for _ in range(3):
+        once = (weights * torch.ones(128)).square().sum()
+        measured = retained(once, {weights.untyped_storage()._cdata}, 0, single)
+        assert measured is not None
+        sizes.add((measured.bytes, measured.cut))
+    assert sizes == {(1024, False)}
