@@ -169,6 +169,34 @@ def test_of_steps_read_at_their_end_only_the_outlook_knows_what_stands() -> None
             assert said[-1].step == step
 
 
+@pytest.mark.parametrize("every", [2, 3, 10])
+def test_where_few_steps_are_read_whole_a_batch_too_large_is_foreseen_and_the_interval_still_holds(every: int) -> None:
+    """What a batch finds is then known but for the batch itself: predictions are off by that, and intervals say so."""
+    said: list[wire.Outlook] = []
+    outlooks, held, median_off = Outlooks(lambda fields: said.append(wire.Outlook(*fields)), {0: 16 * GIB}), [], []
+    shapes = lengths(5, 300)
+    for step, shape in enumerate(shapes):
+        inputs = 16 * 1024 * shape[0] * shape[1]
+        start, whole = WEIGHTS + (STATE if step else 0) + inputs, step < 8 or step % every == 0
+        now = phases(step, start, squared(shape), squared(shape))
+        peak = max(phase.allocated_peak or 0 for phase in now)
+        now[-1] = replace(now[-1], allocated=now[-1].allocated - inputs)
+        if not whole:
+            now[:-1] = [replace(phase, allocated=None, allocated_peak=None) for phase in now[:-1]]
+            now[-1] = replace(now[-1], allocated_peak=peak, flags=wire.BOUND)
+        outlooks.batch(step, 0, [shape], 1, [(0, start if whole else None, 0)])
+        if step > 20:
+            held.append(said[-1].low <= peak <= said[-1].high)
+            median_off.append(abs(said[-1].next_peak / peak - 1))
+            assert said[-1].verdict != wire.OOM_AHEAD
+        for event in (*now, wire.Step(step, 0, 1, 1, (shape,), False, 4)):
+            outlooks.follow(event)
+    assert sum(held) / len(held) > 0.93
+    assert median(median_off) < 0.02
+    outlooks.batch(len(shapes), 0, [(8, 3000)], 1, [(0, None, 0)])
+    assert said[-1].verdict == wire.OOM_AHEAD
+
+
 def test_when_everything_needs_twice_as_much_batches_of_any_length_are_soon_known_again() -> None:
     grown = [0]
 

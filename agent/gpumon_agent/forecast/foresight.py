@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from gpumon_agent.forecast.needs import AFTER, BEYOND, KNOWN, Features, Needs, Shapes, features
 from gpumon_agent.forecast.residuals import FIRST_WIDTH, Residuals
 from gpumon_agent.forecast.turns import ABOVE_END, ABOVE_START, PERIOD, ROUNDS, Seen, coming, steadiest
-from gpumon_agent.wire import ABORTED, BACKWARD, FORWARD, LOAD, Phase
+from gpumon_agent.wire import ABORTED, BACKWARD, BOUND, FORWARD, LOAD, Phase
 
 LABELS_MAX = 32  # names a user gives to phases may be endless
 KINDS_MAX = 16  # models in turn, micro-batches
@@ -222,11 +222,25 @@ class Foresight:
             self._end = stood
         return True
 
-    def carry(self, end: int | None) -> None:
-        """A step that was read at its end only: what batches find has moved by as much as what stands there."""
-        if end is not None and self._end and self.start is not None:
-            self.start += end - self._end
-            self._end = end
+    def carry(self, last: Phase, groups: Sequence[Shapes]) -> None:
+        """A step that was read at its end only: what batches find has moved by as much as what stands there.
+
+        How high it went is known too, and so how well it was foreseen from what the steps before had left.
+        """
+        if last.allocated is None or not self._end or self.start is None:
+            return
+        batch = features(groups[0]) if groups else None
+        if batch is not None and last.allocated_peak is not None and last.flags & BOUND:
+            predicted = self.peak(batch, (False, tuple(map(len, groups[0]))), self.start)
+            if predicted is not None and predicted[0]:
+                residual, residuals = last.allocated_peak / predicted[0] - 1, self.residuals[predicted[2]]
+                if abs(residual) > SURPRISE and residuals.is_far(residual):
+                    self._surprise = residual  # a second one in a step that is read whole is another regime
+                else:
+                    self._surprise = None
+                    residuals.learn(residual)
+        self.start += last.allocated - self._end
+        self._end = last.allocated
 
     def _learn_batch(self, batch: _Batch, start: int) -> None:
         known = self._kinds.get(batch.kind)
@@ -293,10 +307,8 @@ class Foresight:
         peak, _, sort = predicted
         residual = actual / peak - 1 if peak else 0.0
         residuals = self.residuals[sort]
-        reach = residuals.above - residuals.below
-        far = residual > residuals.above + reach or residual < residuals.below - reach
         surprise, self._surprise = self._surprise, None
-        if sort != BEYOND and far and abs(residual) > SURPRISE:
+        if sort != BEYOND and abs(residual) > SURPRISE and residuals.is_far(residual):
             if surprise is not None and surprise * residual > 0:
                 self._forget(max(FIRST_WIDTH, abs(residual)))
                 self.changes.append(step)

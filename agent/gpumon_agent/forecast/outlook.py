@@ -261,9 +261,7 @@ class Outlooks:
             if self._prints and word == wire.OOM_AHEAD:
                 say(sentence(wire.Outlook(*fields)))
 
-    def _repeats(
-        self, step: int, index: int, shapes: Shapes, nbytes: int, now: Sequence[tuple[int, Any, int]]
-    ) -> bool:
+    def _repeats(self, step: int, index: int, shapes: Shapes, nbytes: int, now: Sequence[tuple[int, Any, int]]) -> bool:
         """A batch like the last one, that finds what that found: told so, for a few steps. Else the next one is new."""
         if index:
             return False
@@ -321,7 +319,7 @@ class Outlooks:
                 continue
             if not foresight.learn(step, here, groups):
                 if here[-1].phase == wire.OPTIMIZER:
-                    foresight.carry(here[-1].allocated)
+                    foresight.carry(here[-1], groups)
             else:
                 self._devices.setdefault(device, foresight)
                 fragments = self._fragments.get(device)

@@ -65,10 +65,10 @@ class Residuals:
         least = LEAST_WIDTH + (extra if extra > 1e-4 else 0.0)
         self.below, self.above = min(-least, below), max(least, above)
 
-    def above_share(self, share: float) -> float:
-        """How likely the next residual is above `share`."""
-        count = len(self._ordered)
-        return (count - bisect_left(self._ordered, share) + 0.5) / (count + 1)
+    def is_far(self, residual: float) -> bool:
+        """Outside by more than the interval's own width."""
+        reach = self.above - self.below
+        return residual > self.above + reach or residual < self.below - reach
 
 
 def _bounds(ordered: Sequence[float], level: float) -> tuple[float, float]:
