@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from gpumon_agent.leaks.retained import Looks, Retained, reaches, retained
+from gpumon_agent.leaks.retained import Looks, Retained, _kept, reaches, retained
 
 AT_ONCE = 10  # nodes, of which each look has time for so many
 
 
 class Hurried:
-    """A clock that is over after so many nodes that were not known before, as reading those takes the time."""
+    """A clock that is over after so many nodes were read, as that is what takes the time."""
 
-    looks: Looks
-    began: int
+    read = 0
 
     def __init__(self, budget_ns: int) -> None:
-        Hurried.began = len(Hurried.looks.read)
+        Hurried.read = 0
 
     def over(self) -> bool:
-        return len(Hurried.looks.read) - Hurried.began >= AT_ONCE
+        return Hurried.read >= AT_ONCE
+
+    @staticmethod
+    def kept(node: Any, reader: Any) -> dict[int, int]:
+        kept = _kept(node, reader)
+        Hurried.read += bool(kept)
+        return kept
 
 
 def test_each_look_goes_on_where_the_one_before_had_to_end(monkeypatch):
     monkeypatch.setattr("gpumon_agent.leaks.retained.Clock", Hurried)
-    looks = Hurried.looks = Looks()
+    monkeypatch.setattr("gpumon_agent.leaks.retained._kept", Hurried.kept)
+    looks = Looks()
     weights = torch.ones(128, requires_grad=True)
     total = torch.zeros(())
     own: Retained | None = None
@@ -43,7 +51,7 @@ def test_each_look_goes_on_where_the_one_before_had_to_end(monkeypatch):
     assert not own.cut
 
     # another graph each time is as long as it is
-    single = Hurried.looks = Looks()
+    single = Looks()
     sizes = set()
     for _ in range(3):
         once = (weights * torch.ones(128)).square().sum()
