@@ -234,10 +234,12 @@ class Foresight:
             predicted = self.peak(batch, (False, tuple(map(len, groups[0]))), self.start)
             if predicted is not None and predicted[0]:
                 residual, residuals = last.allocated_peak / predicted[0] - 1, self.residuals[predicted[2]]
+                surprise, self._surprise = self._surprise, None
+                if surprise is not None:
+                    residuals.learn(surprise)
                 if abs(residual) > SURPRISE and residuals.is_far(residual):
                     self._surprise = residual  # a second one in a step that is read whole is another regime
                 else:
-                    self._surprise = None
                     residuals.learn(residual)
         self.start += last.allocated - self._end
         self._end = last.allocated
