@@ -1,7 +1,7 @@
 """How well forecasts hold: runs on the virtual GPU, every scenario, long clean synthetic runs, what-if; what they cost.
 
-    python benchmarks/forecast.py [--runs] [--held] [--leaks] [--scenarios] [--clean] [--whatif] [--cost] [--memory]
-                                  [--keep FOLDER [--kept] [--older FOLDER]] [--write]
+    python benchmarks/forecast.py [--runs] [--held] [--leaks] [--scarce] [--scenarios] [--clean] [--whatif] [--cost]
+                                  [--memory] [--keep FOLDER [--kept] [--older FOLDER]] [--write]
 
 Without a choice: all of them. Runs that end out of memory are recorded with `gpumon record` beside the
 training, the others by forks (forecasting/recording.py); all are scored by gpumon.analysis.backtest, which plays them
@@ -42,6 +42,7 @@ from forecasting.runs import (  # noqa: E402
     SHAPES,
     seeded,
 )
+from forecasting.scarce import EVERY, scarce  # noqa: E402
 from scenarios.catalogue import SCENARIOS  # noqa: E402
 from synthetic import GIB, MIB, Run, rank_of  # noqa: E402
 
@@ -92,6 +93,21 @@ def leaks(result: Result, recordings: Recordings) -> None:
             score(result, f"{name}, seed {seed}", "leak again", files, recordings.older)
         files = recordings.told(f"{name}, 8 GiB", LARGE, [script, *seeded(name, LARGE_SEED, 8000, "0")])
         score(result, f"{name}, 8 GiB", "long leak", files, recordings.older)
+
+
+def scarcely(result: Result, recordings: Recordings) -> None:
+    """Runs of varying shapes, and those that end out of memory by shape, with fewer steps read whole."""
+    files: list[Path] = []
+    for script, chosen in ((RUN, OUTLIERS), (HELD_RUN, HELD_OUTLIERS)):
+        for name, args in chosen.items():
+            files += recordings.beside(name, SMALL, [script, *args], governed=True)
+    for script, shapes in ((RUN, SHAPES), (HELD_RUN, HELD)):
+        for name, args in shapes.items():
+            if "random" in name or "pool" in name or "tail" in name:
+                files += recordings.told(name, None, [script, *args])
+    for every in EVERY:
+        result.scarce.append(scarce(files, every))
+        print(result.scarce[-1].row(), flush=True)
 
 
 def scenarios(result: Result, recordings: Recordings, only: Sequence[str]) -> None:
@@ -291,7 +307,7 @@ def spend(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = ("runs", "held", "leaks", "scenarios", "clean", "whatif", "cost", "memory")
+    names = ("runs", "held", "leaks", "scarce", "scenarios", "clean", "whatif", "cost", "memory")
     for name in (*names, "write"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--steps", type=int, default=6000, help="of each clean synthetic run (6000)")
@@ -313,6 +329,7 @@ def main() -> None:
             "runs": lambda: runs(result, recordings),
             "held": lambda: held(result, recordings),
             "leaks": lambda: leaks(result, recordings),
+            "scarce": lambda: scarcely(result, recordings),
             "scenarios": lambda: scenarios(result, recordings, args.only),
             "whatif": lambda: whatif(result, recordings),
             "clean": lambda: clean(result, args.steps),

@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from forecasting.bound import told, within
-from forecasting.runs import NOISY, Pair, leaks_since
+from forecasting.noisy import percent, random_leaks
+from forecasting.runs import Pair
+from forecasting.scarce import Scarce
 
 from gpumon.analysis.backtest import Accuracy, Backtest, Ended
-from gpumon.analysis.robust import median
 from gpumon.analysis.whatif import Answer
 
 MIB = 1 << 20
@@ -43,6 +43,7 @@ class Result:
     scored: list[Scored] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     checked: list[Checked] = field(default_factory=list)
+    scarce: list[Scarce] = field(default_factory=list)
     costs: list[tuple[str, str]] = field(default_factory=list)
     memory: list[tuple[int, int, int]] = field(
         default_factory=list
@@ -87,7 +88,7 @@ interval did, *exact* how often the peak was what was said to the byte: then any
             yield f"{about}\n"
         yield from _table(rows)
         yield ""
-    yield from _random_leaks(every)
+    yield from random_leaks([(each.name, each.kind, score) for each, score in every])
     if every:
         yield "## Together\n"
         yield from summary(every)
@@ -99,6 +100,16 @@ interval did, *exact* how often the peak was what was said to the byte: then any
         )
     if result.failed:
         yield f"\nNot scored (no step with peaks and a forward): {', '.join(result.failed)}."
+    if result.scarce:
+        yield """
+## Where few steps are read whole
+
+The runs above that end out of memory by shape, and those whose shapes vary, with the agent's readings taken out of all
+but one step in so many (forecasting/scarce.py): of the others it has what stands at their end and their highest moment.
+
+| steps read whole | out of memory said | false | outlooks | off, median | 95th | held |
+|---|---|---|---|---|---|---|"""
+        yield from (each.row() for each in result.scarce)
     if result.checked:
         yield from _whatif(result.checked)
     if result.costs:
@@ -209,53 +220,6 @@ def _ends(name: str, before: str, every: Rows) -> Iterator[str]:
         )
 
 
-def _random_leaks(every: Rows) -> Iterator[str]:
-    if not any(each.kind == "leak again" for each, _ in every):
-        return
-    yield """## Random leaks
-
-Those of above whose amounts are random, each four times more with other batches and amounts, and once on a device of
-8 GiB. Errors are of the steps to OOM once a quarter of the way is run, ten or more of them left: their median, and how
-many are 10 % or less. *Told where* is what somebody would have said who knew since when the script leaks, takes the
-mean amount since, and was told to the byte what will stand as an allocation fails (benchmarks/forecasting/bound.py):
-what is off there is the randomness of the amounts seen and of those to come. *Told by the others*: those bytes are the
-mean of the same job's other runs, as for somebody who saw it run out of memory four times before.
-"""
-    for title, long in (("1 GiB", False), ("8 GiB", True)):
-        names = ("said", "told where", "told by the others")[: 2 if long else 3]
-        sums: list[list[list[float]]] = [[] for _ in names]
-        yield f"| run, {title} | ended at step | {' | '.join(names)} |\n|---|---|{'---|' * len(names)}"
-        for name in NOISY:
-            since = leaks_since(name)
-            runs = [
-                (each, score)
-                for each, score in every
-                if each.name.startswith(name) and (each.kind == "long leak") == long and score.ended
-            ]
-            ends = [score.standing[-1][1] for _, score in runs]
-            for which, (each, score) in enumerate(runs):
-                others = ends[:which] + ends[which + 1 :]
-                figures = [score.steps_to_oom_errors(), told(score, since)]
-                if not long:
-                    figures.append(told(score, since, sum(others) / len(others)) if others else [])
-                for kept, errors in zip(sums, figures, strict=True):
-                    kept.append(errors)
-                yield f"| {each.name} | {score.oom_step:,} | {' | '.join(map(_off, figures))} |"
-        yield ""
-        for name, runs_errors in zip(names, sums, strict=True):
-            steps = [error for errors in runs_errors for error in errors]
-            near = sum(median(errors) <= 0.1 for errors in runs_errors if errors)
-            yield (
-                f"- {title}, {name}: within 10 % at {percent(within(steps))} of {len(steps):,} steps, and in the "
-                f"median of {near} of {len(runs_errors)} runs;"
-            )
-        yield ""
-
-
-def _off(errors: Sequence[float]) -> str:
-    return f"{percent(median(errors))}, {within(errors):.0%}" if errors else "–"
-
-
 def _ahead(end: Ended) -> bool:
     return end.steps_ahead is not None and end.steps_ahead >= 20
 
@@ -292,7 +256,3 @@ median, {percent(offs[int(0.9 * (len(offs) - 1))])} in the 90th percentile.
 |---|---|---|---|---|---|---|"""
     for each in checked:
         yield f"| {' | '.join(checked_row(each))} |"
-
-
-def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f} %"
