@@ -10,6 +10,7 @@ def on_a_device(folder: str) -> None:
 
     import inspect
     import pickle
+    import sys
     from pathlib import Path
 
     import torch
@@ -140,6 +141,7 @@ def on_a_device(folder: str) -> None:
 
     # more blocks than one slice could read: each is asked for its line; by an older torch in the pause of a census
     many = [torch.empty(1, device="cuda") for _ in range(allocations.BLOCKS_MAX + 100)]
+    agent.evidence.census.suspicion._not_before = sys.maxsize  # or growth may begin one while stacks are being kept
     ask = allocations._ask
     for asks in (ask, None) if ask is not None else (None,):
         allocations._ask = asks
