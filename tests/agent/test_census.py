@@ -147,6 +147,23 @@ def test_a_training_is_the_same_to_the_bit(watch: Any) -> None:
     assert any("held up the training for" in said for said in watch.notices())
 
 
+def test_what_lives_no_more_is_not_counted(watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list that is another one in each step is met again in each round."""
+    monkeypatch.setattr("gpumon_agent.leaks.census.SLICE_NS", 10_000_000)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    watch(model, optimizer)
+
+    def step() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        zoo.RENEWED = [torch.zeros(7, 11) for _ in range(6)]
+
+    census = census_of(watch, step)
+    groups = [group for group in census.groups if group.shape == (7, 11)]
+    assert sum(group.count for group in groups) <= 6, groups
+
+
 def test_a_slice_can_leave_a_tensor_to_the_next_one() -> None:
     """As it does with one whose graph takes longer than was left."""
     space = {f"weights_{length}": torch.ones(length) for length in (1, 2, 3)}

@@ -35,6 +35,7 @@ def tensors(key: str, name: str, kind: str, *, count: int = COUNT) -> list[Tenso
     return [torch.zeros(length) for _ in range(count)]
 
 
+RENEWED: list[Tensor] = []
 HISTORY = tensors("global list", "zoo.HISTORY[*]", "global")  # line: global list
 BY_STEP = dict(enumerate(tensors("global dict", "zoo.BY_STEP[*]", "global", count=40)))
 BY_NAME = {"loss": tensors("dict of lists", "zoo.BY_NAME['loss'][*]", "global")}

@@ -96,6 +96,10 @@ class _Tally:
         return max(known) * self.count if known and len(known) == len(self.graphs) else None
 
 
+_One = tuple["weakref.ref[Any]", _Tally, Name, int, int]
+"""A storage, where and under which name it is counted, its bytes and its device."""
+
+
 class Census:
     """The censuses of one process. Called in the training thread, under the guard."""
 
@@ -297,14 +301,16 @@ class _Taking:
         self._wanted_lines: set[int] = set()  # addresses
         self._unclaimed: tuple[wire.Unclaimed, ...] = ()
         self._cycles = Cycles()
-        self._heap: list[tuple[weakref.ref[Any], _Tally, Name, int, int]] = []  # what a heap's name led to, at first
+        self._heap: list[_One] = []  # what a heap's name led to, at first
+        self._alive: list[_One] = []  # of them, while they are looked at again
+        self._clock = Clock(0)
         self._stages = [self._tell, self._read_lines, self._go_round, self._owners.run]
         self._long: dict[str, tuple[_Tally, int, Looks]] = {}  # by name: graphs too long to be measured in passing
         self._follow: set[str] = set()  # names of tensors whose graph is another variable's doing
 
     def run(self, step: int, clock: Clock) -> bool:
         """One slice. True: the census is complete, and published."""
-        self._step = step
+        self._step, self._clock = step, clock
         enabled = self._collects = gc.isenabled()
         gc.disable()  # a collection that the objects made here bring about would look at all of the process's
         try:
@@ -374,7 +380,7 @@ class _Taking:
             return self._missing <= 0 or len(self._rounds) == 1
         if self._reason != "growth" or self._rounds == list(ROUNDS[::-1]) or not self._seems_explained():
             return False
-        return not self._forget_dead() or self._seems_explained()
+        return self._forget_dead() and self._seems_explained()
 
     def _seems_explained(self) -> bool:
         added = {device: count for device, count in self._added.items() if count > 0}
@@ -385,21 +391,23 @@ class _Taking:
         return all(self._heaped[device] - before[device] >= _EXPLAINED * count for device, count in added.items())
 
     def _forget_dead(self) -> bool:
-        """A variable that is given other values has been gone into more than once: what lives no more was no leak."""
-        alive = []
-        for each in self._heap:
+        """A variable that is given other values has been gone into more than once: what lives no more was no leak.
+        True: all were looked at, as far as this slice allowed."""
+        while self._heap:
+            each = self._heap.pop()
             reference, tally, name, nbytes, device = each
             if reference() is not None:
-                alive.append(each)
-                continue
-            tally.count -= 1
-            tally.bytes -= nbytes
-            tally.holders[name] -= 1
-            self._tensors[device] -= 1
-            self._heaped[_numbered(device)] -= 1
-        some = len(alive) < len(self._heap)
-        self._heap = alive
-        return some
+                self._alive.append(each)
+            else:
+                tally.count -= 1
+                tally.bytes -= nbytes
+                tally.holders[name] -= 1
+                self._tensors[device] -= 1
+                self._heaped[_numbered(device)] -= 1
+            if len(self._heap) % _CHECKED_AT_ONCE == 0 and self._clock.over():
+                return False
+        self._heap, self._alive = self._alive, []
+        return True
 
     def _found(self, tensor: Any, walk: Walk) -> bool:
         kind = type(tensor)
@@ -473,7 +481,7 @@ class _Taking:
         self._tensors[device] += 1
         if several or tally.count >= _HEAP:
             self._heaped[_numbered(device)] += 1
-            if several and len(self._heap) < _HEAP_MAX and name in tally.holders:
+            if several and len(self._heap) + len(self._alive) < _HEAP_MAX and 0 < tally.holders[name] <= _HEAP_EACH:
                 self._heap.append((weakref.ref(storage), tally, name, nbytes, device))
         if _numbered(device) != _HOST:
             self._largest = max(self._largest, tally.count)
@@ -528,7 +536,8 @@ class _Taking:
     def _tell(self, clock: Clock) -> bool:
         """Makes the message's groups, most bytes first."""
         if not self._to_tell and not self._told:
-            self._forget_dead()
+            if not self._forget_dead():
+                return False
             named = [
                 (key, tally)
                 for key, tally in self._tallies.items()
@@ -664,7 +673,9 @@ _FRESH_NS = 100_000  # spent by a slice that has only just begun
 _TURNS = 3  # slices, of which one begins with a look for a cycle
 _CYCLES_TOLD = 3  # at once, each
 _HEAP = 5  # tensors alike
-_HEAP_MAX = 500  # looked at again in one piece
+_HEAP_EACH = 48  # of one name: what is renewed in each step is seldom more, and what leaks stays anyway
+_HEAP_MAX = 2_000
+_CHECKED_AT_ONCE = 32
 _FIRST_HEAP = 8  # tensors alike, in a first census: that is what grew
 
 
