@@ -71,9 +71,11 @@ def test_an_mlp_holds_exactly_its_bytes_at_the_end_of_each_phase(virtual_gpu):
     assert held[5:] == [4 * weights + around + 2 * kept, 3 * weights + around + 2 * kept]
 
 
+@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize(("profile", "workspace"), [("a100-80", WORKSPACE), ("h100-80", 33_554_432)])
-def test_a_product_takes_the_workspace_this_torch_takes(virtual_gpu, profile, workspace):
+def test_a_product_takes_the_workspace_this_torch_takes(virtual_gpu, profile, workspace, cached):
     def multiply():
+        import ctypes
         import json
 
         import torch
@@ -88,13 +90,20 @@ def test_a_product_takes_the_workspace_this_torch_takes(virtual_gpu, profile, wo
         torch.addmm(bias, matrix, matrix, out=product)
         with_bias = torch.cuda.max_memory_allocated() - before
         kept = before - 2 * matrix.nbytes - 1024
-        print(json.dumps([torch.__version__, kept, stays, beyond, with_bias]))
+        # cublasLtMatmulHeuristicResult_t: an algorithm of 64 bytes, then how many bytes of workspace it wants
+        answer, found = (ctypes.c_uint64 * 64)(*[1] * 64), ctypes.c_int()
+        asked = ctypes.CDLL(None).cublasLtMatmulAlgoGetHeuristic
+        assert not asked(*[None] * 7, 1, answer, ctypes.byref(found))
+        print(json.dumps([torch.__version__, kept, stays, beyond, with_bias, found.value, answer[8]]))
 
-    version, kept, stays, beyond, with_bias = json.loads(virtual_gpu(profile=profile).run(multiply).stdout)
-    # Newer versions return the workspace after each product, so that only the peak shows it.
-    expected = (0, 0, workspace) if returns_workspaces(version) else (workspace, 0, 0)
-    assert (kept, stays, beyond) == expected
-    assert with_bias == MIB  # cuBLASLt, for the fused bias
+    # Newer versions return the workspace after each product, so that only the peak shows it, unless they are told.
+    environment = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"} if cached else {}
+    told = json.loads(virtual_gpu(profile=profile).run(multiply, env=environment).stdout)
+    version, kept, stays, beyond, with_bias, *algorithm = told
+    returns = returns_workspaces(version)
+    assert (kept, stays, beyond) == ((0, 0, workspace) if returns and not cached else (workspace, 0, 0))
+    assert with_bias == (0 if returns and cached else MIB)  # cuBLASLt, for the fused bias
+    assert algorithm == [1, 0]  # it is told of one, which wants nothing: what is taken is what PyTorch asks for
 
 
 def test_the_error_of_a_full_device_reads_as_on_a_device(virtual_gpu):
