@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 Phases = tuple[wire.Phase, ...]
 
+SPARSELY = 16
+"""Steps of those that came since the last look from which the forecast of a rank that nobody looks at is learnt."""
+
 LEARNT_STEPS = 256
 """Newest steps a rank is learnt from when it is met, or met again; every model's own window is shorter."""
 
@@ -65,6 +68,7 @@ class Device:
     batches: Batches = field(default_factory=Batches)
     standing: Standing = field(default_factory=Standing)
     named: Named = field(default_factory=Named)
+    skipped: bool = False  # the forecaster did not see every step
 
     @property
     def replays(self) -> bool:
@@ -77,8 +81,21 @@ class Device:
         if seen.end is not None:
             self.growth.observe(record, seen.end, ledger.ledger_of(record, seen.end), seen.highest)
 
-    def observe(self, steps: Sequence[tuple[StepRecord, Phases]], owners: Owned | None) -> None:
-        """Closed steps, oldest first, with their phases on this device.
+    def catch_up(self, steps: Sequence[StepRecord], owners: Owned | None) -> None:
+        """The forecast from every step, as of a rank that is met now: somebody looks at it."""
+        self.forecaster, self.skipped = Forecaster(), False
+        newest: StepPeaks | None = None
+        for record in steps:
+            seen = look(record, record.on(self.index))
+            known = seen.figures or (carried(newest, record, seen) if newest is not None else None)
+            if known is not None:
+                newest = known
+                self.forecaster.observe(known, owners.gradients if owners is not None else None)
+
+    def observe(
+        self, steps: Sequence[tuple[StepRecord, Phases]], owners: Owned | None, *, sparsely: bool = False
+    ) -> None:
+        """Closed steps, oldest first, with their phases on this device. `sparsely`: the forecast from some of them.
 
         Each model takes all of them before the next does: a step that goes through all models pushes the code of each
         out of the processor's caches, and takes twice as long.
@@ -95,7 +112,11 @@ class Device:
                 self.newest = known
                 figures.append(known)
         gradients = owners.gradients if owners is not None else None
-        for peaks in figures:
+        skipped = figures[:-SPARSELY] if sparsely else []
+        if skipped:
+            self.skipped = True
+            self.forecaster.skip(max([peaks.peak for peaks in skipped]))
+        for peaks in figures[len(skipped) :]:
             self.forecaster.observe(peaks, gradients)
         for peaks in figures:
             self.batches.observe(peaks)
@@ -155,12 +176,25 @@ class Rank:
     ahead: tuple[wire.Outlook, ...] = ()  # batches that will not fit, when findings were last looked for
     uuids: frozenset[str] = frozenset()  # of the devices its phases are on; empty until the first closed
 
-    def follow(self, rank: RankFrame) -> bool:
+    @property
+    def skipped(self) -> bool:
+        """The forecast of one of its devices did not see every step."""
+        return any(device.skipped for device in self.devices.values())
+
+    def follow(self, rank: RankFrame, *, sparsely: bool = False) -> bool:
         """Learns what is new; whether what was known had to be learnt again."""
         if rank.models is not self.models:
             self.models, self.tables = rank.models, tables(rank.models)
             self.owned = {index: closed_form.owned(rank.models, index) for index in devices(rank)}
         steps = rank.steps
+        again = self._follow(steps, sparsely)
+        if not sparsely:
+            for index, device in self.devices.items():
+                if device.skipped:
+                    device.catch_up(steps[-LEARNT_STEPS:], self.owned.get(index))
+        return again
+
+    def _follow(self, steps: Sequence[StepRecord], sparsely: bool) -> bool:
         if not steps or steps[-1] is self.newest:
             return False
         known = self.newest
@@ -174,18 +208,18 @@ class Rank:
         learnt_from = len(steps) - LEARNT_STEPS
         for record in steps[at : max(at, learnt_from)]:
             self.grow(record)
-        self.observe(steps[max(at, learnt_from) :])
+        self.observe(steps[max(at, learnt_from) :], sparsely=sparsely and not again)
         self.first, self.newest = steps[0].step, steps[-1]
         return again
 
-    def observe(self, steps: Sequence[StepRecord]) -> None:
+    def observe(self, steps: Sequence[StepRecord], *, sparsely: bool = False) -> None:
         """Closed steps, oldest first."""
         by_device: dict[int, list[tuple[StepRecord, Phases]]] = {}
         for record in steps:
             for index in record.devices():
                 by_device.setdefault(index, []).append((record, record.on(index)))
         for index, found in by_device.items():
-            self._device(index).observe(found, self.owned.get(index))
+            self._device(index).observe(found, self.owned.get(index), sparsely=sparsely)
 
     def grow(self, record: StepRecord) -> None:
         for index in record.devices():

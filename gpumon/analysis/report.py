@@ -17,6 +17,7 @@ from gpumon.analysis.findings import Look, retries
 from gpumon.analysis.forecast import Room
 from gpumon.analysis.learnt import LEARNT_STEPS, Device, Rank, found
 from gpumon.analysis.lines import DeviceReport, RankReport
+from gpumon.analysis.rules import RANK_SKEW
 from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon_agent import wire
 from gpumon_agent.forecast.outlook import expandable
@@ -31,6 +32,9 @@ PACE_STEPS = 20
 WAITING_STEPS = 64
 """No more are left to the next look: a session keeps a few hundred, and none may leave it unlearnt."""
 
+ROOM_SHARE = 0.25
+"""Headroom above the highest next peak that is thought of, as a share of it, from which on a rank has room."""
+
 WHATIF_FROM, WHATIF_EVERY, WHATIF_STEPS = 8, 256, 32
 """Steps: from which on what-if is answered, after how many again, and how many it looks at."""
 
@@ -44,10 +48,14 @@ class Reporter:
         self._medians = 0  # how often the typical peak of some rank changed
         self._typical: dict[str, dict[tuple[str, int], float]] = {}  # these, by job, then by source and device
 
-    def report(self, frame: Frame, due: Container[str] | None = None) -> tuple[RankReport, ...]:
+    def report(
+        self, frame: Frame, due: Container[str] | None = None, shown: str | None = None
+    ) -> tuple[RankReport, ...]:
         """One report a rank, in the frame's order. `due`: the sources that are looked at again, None for all.
 
-        Of the others the report before stands; their steps are learnt when it is their turn, all of them.
+        Of the others the report before stands; their steps are learnt when it is their turn. Where one is `shown`, the
+        forecast of each other that has room enough is learnt from some steps of its turn only, and from all of them
+        once it is shown itself.
         """
         present = {rank.source for rank in frame.ranks}
         for source in self._ranks.keys() - present:
@@ -56,7 +64,12 @@ class Reporter:
             self._medians += 1
         for rank in frame.ranks:
             self.meet(rank)
-        return tuple([self._known(rank, due) or self.rank(rank) for rank in frame.ranks])
+        return tuple(
+            [
+                self._known(rank, due) or self.rank(rank, sparsely=shown is not None and rank.source != shown)
+                for rank in frame.ranks
+            ]
+        )
 
     def _known(self, rank: RankFrame, due: Container[str] | None) -> RankReport | None:
         if due is None or rank.source in due or rank.goodbye is not None or rank.oom is not None:
@@ -86,8 +99,8 @@ class Reporter:
             self._note_typical(rank.source, state, index, device.typical)
         return state
 
-    def rank(self, rank: RankFrame) -> RankReport:
-        """The report of one rank."""
+    def rank(self, rank: RankFrame, *, sparsely: bool = False) -> RankReport:
+        """The report of one rank. `sparsely`: nobody looks at its forecast, while it has room."""
         state = self._meet(rank)
         newest = rank.steps[-1] if rank.steps else None
         key = (
@@ -103,8 +116,8 @@ class Reporter:
             _ahead(rank),
             rank.status == "ended",
         )
-        if state.report is None or key != state.key:
-            again = state.follow(rank)
+        if state.report is None or key != state.key or (state.skipped and not sparsely):
+            again = state.follow(rank, sparsely=sparsely and _has_room(state.report))
             if again:
                 self._forget_typical(rank.source, state)
                 self._medians += 1
@@ -146,7 +159,9 @@ class Reporter:
             learnt.typical = median
             self._medians += 1
             self._note_typical(rank.source, state, report.device, median)
-        if state.peers_of != self._medians:
+        if typical is None or not self._stands_out(typical[0], state.job):
+            state.peers, state.peers_of = (), -1  # as nearly always: nobody asks how the others stand
+        elif state.peers_of != self._medians:
             state.peers, state.peers_of = self._peers(rank.source, state.job), self._medians
         if self._pids is None:
             self._pids = frozenset(other.pid for other in self._ranks.values())
@@ -186,6 +201,11 @@ class Reporter:
         typical = self._typical.get(job or "", {})
         return tuple([median for (other, _), median in typical.items() if other != source])
 
+    def _stands_out(self, usually_above: float, job: str | None) -> bool:
+        """Whether it may be set apart: far enough above one of its job, its own median included."""
+        medians = self._typical.get(job or "", {}).values()
+        return usually_above - min(medians, default=usually_above) >= RANK_SKEW.least_bytes
+
     def _note_typical(self, source: str, state: Rank, device: int, median: float | None) -> None:
         if state.job is not None and median is not None:
             self._typical.setdefault(state.job, {})[source, device] = median
@@ -205,6 +225,14 @@ class Reporter:
             for source, other in self._ranks.items()
             if source != rank.source and other.host == rank.hello.host and other.uuids and uuid not in other.uuids
         }
+
+
+def _has_room(report: RankReport | None) -> bool:
+    """So much that how close the next peak comes to it is no question."""
+    if report is None:
+        return False
+    forecasts = [device.forecast for device in report.devices]
+    return all(f is not None and (f.headroom is None or f.headroom > ROOM_SHARE * f.high) for f in forecasts)
 
 
 def _ahead(rank: RankFrame) -> tuple[wire.Outlook, ...]:

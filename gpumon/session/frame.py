@@ -33,6 +33,7 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
     replayed: bool = False
     whole: bool = True  # False: events of this step were lost (a gap in the numbers)
     alone: int | None = None  # the device that all phases are on, where they were looked at: asked of every step
+    highest: int = -1  # peak of allocated there; -1: not known
 
     def on(self, device: int) -> tuple[wire.Phase, ...]:
         """Its phases on one device."""

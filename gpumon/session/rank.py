@@ -233,7 +233,7 @@ class Rank:
 
     def _close(self, event: wire.Step, seq: int, replayed: bool) -> None:
         built = self.open.pop(event.step, None)
-        phases, alone = _in_order(tuple(built.phases) if built else ())
+        phases, alone, highest = _in_order(tuple(built.phases) if built else ())
         first = built.first_seq if built and built.first_seq >= 0 else seq
         complete = event.phases is None or event.phases == len(phases)
         record = StepRecord(
@@ -244,6 +244,7 @@ class Rank:
             replayed=replayed,
             whole=complete and (seq < 0 or self.numbers.unbroken(first, seq)),
             alone=alone,
+            highest=highest,
         )
         steps = self.steps
         if self.newest < event.step:
@@ -269,7 +270,7 @@ class Rank:
             if step > steps[0].step or len(steps) < self.limits.steps:
                 self.open[step] = late
             return
-        phases, alone = _in_order(known.phases + tuple(late.phases))
+        phases, alone, highest = _in_order(known.phases + tuple(late.phases))
         phases = phases[-self.limits.events_per_step :]
         expected = known.closed.phases
         steps.put(
@@ -280,6 +281,7 @@ class Rank:
                 ledgers=(known.ledgers + tuple(late.ledgers))[-self.limits.events_per_step :],
                 whole=known.whole if expected is None else len(phases) == expected,
                 alone=alone,
+                highest=highest,
             ),
         )
 
@@ -340,19 +342,24 @@ class Rank:
         if step < self.newest:
             return None
         built = self.open[step]
-        phases, alone = _in_order(tuple(built.phases))
-        return StepRecord(step, None, phases, tuple(built.ledgers), built.replayed, alone=alone)
+        phases, alone, highest = _in_order(tuple(built.phases))
+        return StepRecord(step, None, phases, tuple(built.ledgers), built.replayed, alone=alone, highest=highest)
 
 
-def _in_order(phases: tuple[wire.Phase, ...]) -> tuple[tuple[wire.Phase, ...], int | None]:
-    """Phases in order of time (they arrive so unless live and replayed ones mixed), and the device if it is but one."""
+def _in_order(phases: tuple[wire.Phase, ...]) -> tuple[tuple[wire.Phase, ...], int | None, int]:
+    """Phases in order of time (they arrive so unless live and replayed ones mixed); their device if it is but one, and
+    the highest peak then.
+    """
     if not phases:
-        return phases, None
-    before, alone, one = phases[0].t_ns, phases[0].device, True
+        return phases, None, -1
+    before, alone, one, highest = phases[0].t_ns, phases[0].device, True, -1
     for phase in phases:
         if phase.t_ns < before:
             return _in_order(tuple(sorted(phases, key=lambda phase: phase.t_ns)))
         before = phase.t_ns
         if phase.device != alone:
             one = False
-    return phases, alone if one else None
+        peak = phase.allocated_peak
+        if peak is not None and peak > highest:
+            highest = peak
+    return (phases, alone, highest) if one else (phases, None, -1)

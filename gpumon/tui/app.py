@@ -238,7 +238,10 @@ class MonitorApp(App[int]):
                 self.notify(text, timeout=TOLD_S, markup=False)
             if calm and self._seen is not None:
                 self._seen(frame)
-            reports = self._reporter.report(frame, self._due(frame)) if calm else self.view.reports
+            reports = self.view.reports
+            if calm:
+                due = self._due(frame)
+                reports = self._reporter.report(frame, due, self._shown(frame) if due is not None else None)
             self.view = self._look_at(frame, reports)
         elif self.view.paused != self._paused:
             self.view = self._look_at(self.view.frame, self.view.reports)
@@ -256,8 +259,10 @@ class MonitorApp(App[int]):
         if turns <= 1:
             return None
         self._turn = (self._turn + 1) % turns
-        shown = self._source or frame.ranks[0].source
-        return frozenset([rank.source for rank in frame.ranks[self._turn :: turns]] + [shown])
+        return frozenset([rank.source for rank in frame.ranks[self._turn :: turns]] + [self._shown(frame)])
+
+    def _shown(self, frame: Frame) -> str:
+        return self._source or frame.ranks[0].source
 
     def _look_at(self, frame: Frame, reports: tuple[RankReport, ...]) -> View:
         if self._rank_wanted is not None:

@@ -155,6 +155,13 @@ class Forecaster:
         self._predicted = predicted = predicted or self._predict(gradient_bytes)
         self._band = self._interval(predicted.peak)
 
+    def skip(self, highest: int) -> None:
+        """Steps were left out, which peaked at `highest`: the next one says nothing of how well it was foreseen."""
+        self._highest = max(self._highest, highest)
+        self._predicted = self._surprise = None
+        self._before.clear()
+        self._repeats.clear()
+
     def _remember(self, step: StepPeaks) -> None:
         self._seen += 1
         if len(self._window) == WINDOW:
