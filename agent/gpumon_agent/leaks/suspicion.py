@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 RUN = 8  # minima in a row
-GROUPS = (2, 4, 4, 4, 4)  # minima that make one of the next scale: 2, 8, 32, 128, 512 steps
+GROUPS = (2, 2, 2, 4, 4, 4)  # minima that make one of the next scale: 2, 4, 8, 32, 128, 512 steps
 FIRST_STEP = 2  # the steps before make optimizer state, workspaces and DDP's own buckets
 PAUSE_STEPS = 16  # from one census to the next, then twice as many
 PAUSE_STEPS_MAX = 8_192
