@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from gpumon.analysis import ledger
+from gpumon.analysis.job import died_unix_ns
 from gpumon.analysis.layers import FIGURES, Layer, Tree
 from gpumon.analysis.lines import DeviceReport, Estimate, Finding, Forecast, Lines, Peak
 from gpumon.analysis.oom.report import OomReport
@@ -265,8 +266,17 @@ def oom(rank: RankFrame, event: wire.Oom, report: OomReport) -> Object:
     }
 
 
-def goodbye(rank: RankFrame, event: wire.Goodbye, unix_ns: int) -> Object:
-    return {**_head("goodbye", unix_ns, rank), "reason": event.reason, "step": event.step, "phase": event.phase}
+def goodbye(rank: RankFrame, event: wire.Goodbye, unix_ns: int, first: RankFrame | None = None) -> Object:
+    """`first`: who of its job was the first to die, as far as is known."""
+    last = died_unix_ns(rank)
+    return {
+        **_head("goodbye", unix_ns, rank),
+        "reason": event.reason,
+        "step": event.step,
+        "phase": event.phase,
+        "last_sign": None if last is None else _seconds(last),
+        "first_to_die": None if first is None else {"rank": first.hello.rank, "pid": first.hello.pid},
+    }
 
 
 def verdict(outcome: Outcome, not_modelled: str, unix_ns: int) -> Object:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gpumon.analysis import Reporter
+from gpumon.analysis.job import job
 from gpumon.analysis.layers import trees
 from gpumon.analysis.lines import Finding
 from gpumon.export import jsonl
@@ -95,7 +96,13 @@ class Objects:
         elif isinstance(event, wire.Goodbye) and not said.ended:
             said.ended = True
             yield from self._findings(rank, said, self._reporter.rank(rank).findings, received.unix_ns, live)
-            yield Stated(rank.source, jsonl.goodbye(rank, event, received.unix_ns), live)
+            yield Stated(rank.source, jsonl.goodbye(rank, event, received.unix_ns, self._first(received)), live)
+
+    def _first(self, received: wire.Received) -> RankFrame | None:
+        """Who of several was the first to die: what the last of the goodbyes says stands."""
+        frame = self._store.frame(received.unix_ns)
+        source = job(frame).first_to_die
+        return next((rank for rank in frame.ranks if rank.source == source), None)
 
     def _models(self, rank: RankFrame, said: _Said, received: wire.Received, *, whole: bool) -> Iterator[Stated]:
         """Models whose modules have all arrived. `whole`: nothing more will come, so what is there is stated."""

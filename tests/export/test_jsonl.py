@@ -195,3 +195,25 @@ def test_layers_are_stated_when_all_parts_came_and_join_what_the_model_tells() -
                     "optimizer": 14, "activations": None}  # fmt: skip
     assert (first["path"], first["weights"], first["activations"]) == ("act.0", None, 1)
     assert (stated[0]["step"], stated[0]["elsewhere"]) == (3, 4)
+
+
+def test_the_last_goodbye_of_a_job_says_who_died_first(validator: jsonschema.Draft202012Validator) -> None:
+    ranks = [Run(rank=rank, world_size=3, run_id="job", nonce=f"r{rank}", pid=4000 + rank) for rank in range(3)]
+    heard = [received for run in ranks for received in run.stream(5)]
+    deaths = (
+        (0, "exception", 5),
+        (2, "finished", 1),
+        (1, "signal", 3),
+    )  # rank 1 died before rank 0, and is heard later
+    for number, reason, step in deaths:
+        run = ranks[number]
+        heard.append(run.received(wire.Goodbye(reason, run.time_ns(step), step, "backward"), 6))
+    goodbyes = [each for each in objects(heard) if each["type"] == "goodbye"]
+    for each in goodbyes:
+        validator.validate(each)
+    zero, one = {"rank": 0, "pid": 4000}, {"rank": 1, "pid": 4001}
+    assert [each["first_to_die"] for each in goodbyes] == [zero, zero, one]
+    assert goodbyes[2]["last_sign"] < goodbyes[0]["last_sign"]
+    alone = objects(eventful(Run()))[-1]
+    assert alone["first_to_die"] is None
+    assert alone["last_sign"] is not None
