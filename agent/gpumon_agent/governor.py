@@ -10,7 +10,7 @@ STEP_FLOOR_NS = 100_000  # whatever the step: one raw allocator read costs some 
 SAMPLED_STEP_NS = 10_000_000  # one sampled step may cost no more of the thread's own time
 WAITS = 4  # nor so many times that by the clock, whatever it waited for: the allocator's lock, the machine
 STEPS_BETWEEN_DECISIONS = 50
-TIMED_EVERY, TIMED_FIRST = 4, 64
+TIMED_EVERY, TIMED_FIRST = 4, 8
 """Of the steps that read at each boundary, every so many has them timed, at first each: the clock has its price too."""
 FIRST_LEDGERS = 2  # steps whose ledger is read before there is anything to decide by
 LEDGERS_JUDGED_BY = 8  # before sampled steps are found too dear: the first ones meet cold caches
