@@ -121,7 +121,8 @@ PAGES = {
         "Tensors that torch.load made are still alive on the device, steps after load_state_dict has copied them: one"
         " more copy of the weights, of the optimizer's state too where the file holds it, for the whole run.",
         "The loaded tensors are followed by identity. Those that a model or an optimizer has taken over "
-        "(load_state_dict(assign=True)) do not count.",
+        "(load_state_dict(assign=True)) do not count. Nor does a copy beside another one that was given to"
+        " load_state_dict, where something writes to it, a parameter has it, or no name leads to it.",
         'del the variable after load_state_dict, or load inside a function. torch.load(..., map_location="cpu") never'
         " puts the copy on the device at all; mmap=True does not even read it whole.",
         "Where load_state_dict has not been called since: it may be data. Where less than a tenth of it is alive.",
