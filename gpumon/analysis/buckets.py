@@ -90,6 +90,10 @@ def shards(frame: Frame) -> Shards | None:
     )  # fmt: skip
 
 
+SHARED = {"zero1": "optimizer state is", "zero2": "optimizer state and reduced gradients are"}
+"""What ranks keep a part of only, where each has all parameters."""
+
+
 def sentences(frame: Frame) -> tuple[str, ...]:
     """What a person should know of it, shortest first."""
     said: list[str] = []
@@ -114,6 +118,11 @@ def sentences(frame: Frame) -> tuple[str, ...]:
         if held.hook:
             kept = f", whose state keeps {units.size(held.hook_bytes)} together" if held.hook_bytes else ""
             said.append(f"communication hook {held.hook}{kept}")
+    for kind, what in SHARED.items():
+        sharing = next((p for rank in frame.ranks for p in _parallels(rank) if p.kind == kind), None)
+        if sharing is not None:
+            among = f"over {sharing.world_size} ranks" if sharing.world_size else "over the ranks"
+            said.append(f"{kind.replace('zero', 'ZeRO ')}: {what} spread {among}, parameters are whole on each")
     parts = shards(frame)
     if parts is not None:
         name = {"fsdp1": "FSDP1", "fsdp2": "FSDP2", "tensor_parallel": "tensor parallel", "zero3": "ZeRO 3"}.get(

@@ -55,7 +55,7 @@ def rank_of_eight(stage: int) -> None:
         torch.cuda.synchronize()
         requested = torch.cuda.memory_stats()["requested_bytes.all.current"]
         ledger = [requested - sum(watched.owners(device)), reduced, *watched.owners(device)]
-    told, _ = describe.model(network, [optimizer], index=0, revision=0, name="job", found=False)
+    told, _ = describe.model(engine, [optimizer], index=0, revision=0, name="job", found=False)
     kept = told.parallel
     parallel = None if kept is None else [kept.kind, kept.world_size, kept.shard_bytes, kept.whole_bytes]
     print(
@@ -79,7 +79,7 @@ def test_shards_and_state_are_this_rank_s(virtual_gpu, stage: int) -> None:
     parallel, state, parameter_bytes, parameters, found, ledger = json.loads(line)
     unexplained, reduced, weights, _, _, optimizer, buckets, _ = ledger
     assert found
-    assert parallel == (["zero3", 8, WHOLE // 8, WHOLE] if stage == 3 else None)
+    assert parallel == (["zero3", 8, WHOLE // 8, WHOLE] if stage == 3 else [f"zero{stage}", 8, None, None])
     assert parameter_bytes == 4 * parameters == (WHOLE // 8 if stage == 3 else WHOLE)
     assert state == optimizer + 4 == 2 * (WHOLE // 8) + 4  # two moments, and a count of steps
     assert reduced >= WHOLE // 8  # whole parameters at its edges

@@ -4,9 +4,10 @@ Told by the classes found in the model, and by what those classes themselves hav
 buckets, a FlatParameter and an FSDPParam know their sizes. Bytes are this rank's; `whole_bytes` are what the parameters
 would take unsharded, `unit_bytes` what is gathered at once for the largest unit, in the type it is gathered in.
 Cost: one pass over the modules where the model is sharded, none where it is not. Keeps nothing alive.
-Known limitations. Of DeepSpeed's ZeRO only stage 3 shows on the parameters; stages 1 and 2 show as an optimizer of
-fewer elements than the model has. With FSDP a second unit is often gathered ahead of time; with DDP's mixed precision
-and with hooks that keep bytes outside their state, those are not seen. To torch pipeline stages are models apiece.
+Known limitations. Of DeepSpeed's ZeRO only stage 3 shows on the parameters; stages 1 and 2 are told by the engine, and
+show as an optimizer of fewer elements than the model has where the engine is not known. With FSDP another unit is often
+gathered ahead of time; with DDP's mixed precision and with hooks that keep bytes outside their state, those are not
+seen. To torch pipeline stages are models apiece.
 """
 
 from __future__ import annotations
@@ -80,6 +81,12 @@ def parallel(root: Module, kinds: dict[type, Module], meshes: Meshes) -> wire.Pa
             world_size=meshes.partitioned,
             shard_bytes=meshes.local_bytes,
             whole_bytes=meshes.whole_bytes,
+        )
+    sharing = zero.keeper(by_name["DeepSpeedEngine"]) if "DeepSpeedEngine" in by_name else None
+    if sharing is not None:  # every rank has all parameters: what is shared is the state, in stage 2 gradients too
+        return wire.Parallel(
+            "zero2" if getattr(sharing, "partition_gradients", False) else "zero1",
+            world_size=_group_size(getattr(sharing, "dp_process_group", None)),
         )
     if meshes.size is not None:  # DTensors that nothing gathers: tensor parallelism
         return wire.Parallel(
