@@ -270,3 +270,9 @@ async def test_one_rank_heard_of_eight_has_the_screen_too_and_rank_3_is_shown_fi
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
         assert app.view.rank.hello.rank == 3
+
+
+def test_the_grid_says_what_it_is_sorted_by() -> None:
+    page = page_of([rank(number, 48, steps=2) for number in range(48)], "slack", True)
+    assert "by slack, reversed" in plain(rank_lines(page, 0, 120, 36, UNICODE).lines[:1])
+    assert "by " not in plain(rank_lines(replace(page, order="rank", reverse=False), 0, 120, 36, UNICODE).lines[:1])

@@ -226,6 +226,9 @@ def _grid(
     at = next((i for i, (_, index) in enumerate(entries) if index == cursor), 0)
     start = min(at // (per_column * count), pages - 1) * per_column * count
     head = [(left(_cell_head(strip_room), CELL), "dim")] * count
+    if page.order != "rank" or page.reverse:  # no column of it need be in sight
+        order = f"   by {page.order}{', reversed' if page.reverse else ''}"
+        top = [fit((*top[0], (order, "key")), room), *top[1:]]
     lines = [*top, tuple(head)]
     for y in range(per_column):
         line: list[Span] = []
