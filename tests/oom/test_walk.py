@@ -33,7 +33,7 @@ LEAST = 3 << 20
 WORKSPACE = 8_519_680
 
 
-def steps(shapes: tuple[tuple[int, int], ...], groups: tuple[int, ...]) -> None:
+def steps(shapes: tuple[tuple[int, int], ...], groups: tuple[int, ...], workspace: int) -> None:
     """Of each optimizer and way, of the first and the third step: the requests with what stood at each, and the peak.
 
     "name/groups": the parameters in two groups.
@@ -103,7 +103,9 @@ def steps(shapes: tuple[tuple[int, int], ...], groups: tuple[int, ...]) -> None:
         for _ in range(3):
             for each in params:
                 each.grad = torch.empty_like(each)
-            begins = torch.cuda.memory_allocated()
+            blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
+            # without cuBLAS's own: older torch keeps it from optimizer to optimizer, newer gives it back
+            begins = sum(b["size"] for b in blocks if b["state"] == "active_allocated" and b["size"] != workspace)
             torch.cuda.reset_peak_memory_stats()
             torch.cuda.memory._record_memory_history(context=None, max_entries=100_000)
             optimizer.step()
@@ -111,6 +113,8 @@ def steps(shapes: tuple[tuple[int, int], ...], groups: tuple[int, ...]) -> None:
             torch.cuda.memory._record_memory_history(None)
             stands, requests = begins, []
             for entry in trace:
+                if entry["size"] == workspace:
+                    continue
                 if entry["action"] == "alloc":
                     requests.append([entry["size"], stands])
                     stands += entry["size"]
@@ -125,7 +129,7 @@ def steps(shapes: tuple[tuple[int, int], ...], groups: tuple[int, ...]) -> None:
 
 
 def test_every_request_of_a_first_step_and_of_a_later_one(virtual_gpu: Callable[..., Any]) -> None:
-    done = virtual_gpu(profile="a100-40", memory="4GiB").run(steps, SHAPES, GROUPS)
+    done = virtual_gpu(profile="a100-40", memory="4GiB").run(steps, SHAPES, GROUPS, WORKSPACE)
     measured = json.loads(done.stdout.splitlines()[-1])
     for name, both in measured.items():
         text, _, groups = name.partition("/")
@@ -134,7 +138,7 @@ def test_every_request_of_a_first_step_and_of_a_later_one(virtual_gpu: Callable[
         tensors = IN_GROUPS if groups else TENSORS
         for later, told in enumerate(both):
             events = [event for event in step(tensors, recipe, way, later=bool(later)) if event.bytes > LEAST]
-            requests = [(size, stood) for size, stood in told["requests"] if size > LEAST and size != WORKSPACE]
+            requests = [(size, stood) for size, stood in told["requests"] if size > LEAST]
             assert [event.bytes for event in events] == [size for size, _ in requests], (name, later)
             for event, (_, stood) in zip(events, requests, strict=True):
                 # blocks that served before leave other remainders, up to a MiB each; what is left out stands too
