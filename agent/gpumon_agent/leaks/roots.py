@@ -48,7 +48,7 @@ def of_the_user(files: Files, modules: Iterable[str]) -> list[Root]:
                 namespaces[key] = of_module(name)
             else:  # run by exec or runpy: no module has these names
                 namespaces[key] = Root(
-                    functools.partial(_globals_of, None, id(frame)), named=True, where=_line_in_module(None, code)
+                    functools.partial(_globals_of, None, id(frame), code), named=True, where=_line_in_module(None, code)
                 )
         if code.co_name != "<module>":
             frames.append(of_frame(frame, None))
@@ -141,7 +141,7 @@ def of_frame(frame: FrameType, ident: int | None) -> Root:
         return place(code, stored_at(code, name))
 
     return Root(
-        functools.partial(_frame, ident, id(frame)),
+        functools.partial(_frame, ident, id(frame), code),
         suffix=f" in {code.co_name}()",
         kind="local",
         own=own or "self",
@@ -173,13 +173,15 @@ def _namespace(name: str) -> dict[str, Any] | None:
     return vars(module) if isinstance(module, ModuleType) else None
 
 
-def _globals_of(ident: int | None, identity: int) -> dict[str, Any] | None:
-    frame = _frame(ident, identity)
+def _globals_of(ident: int | None, identity: int, code: CodeType) -> dict[str, Any] | None:
+    frame = _frame(ident, identity, code)
     return None if frame is None else frame.f_globals
 
 
-def _frame(ident: int | None, identity: int) -> FrameType | None:
-    return next((frame for frame in _stack(ident) if id(frame) == identity), None)
+def _frame(ident: int | None, identity: int, code: CodeType) -> FrameType | None:
+    """Where a frame has ended another may lie by now, this very one even: taken for it, it would be held by whom it
+    runs for, a cycle that keeps every caller's tensors until the collector comes."""
+    return next((frame for frame in _stack(ident) if id(frame) == identity and frame.f_code is code), None)
 
 
 def _stack(ident: int | None) -> Iterable[FrameType]:
