@@ -138,8 +138,11 @@ class Driver:
             self._abandoned, self._pipe = self._pipe, None
 
     async def aclose(self) -> None:
-        """Kills the child; gives the system a moment to bury it."""
+        """Kills the child; gives the system a moment to bury it, or asyncio says that it is still waiting for it."""
+        answer = self._answer
         self.close()
+        if answer is not None:  # cancelled while the child was being started: that ends with the child's end
+            await asyncio.wait({answer}, timeout=BURIAL_S)
         if self._abandoned is not None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._abandoned.ended.wait(), BURIAL_S)
