@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,16 @@ def test_layouts_are_those_of_nvidias_headers(torch_with_cuda, virtual_gpu):
     version = torch.cuda[0] * 1000 + torch.cuda[1] * 10
     check = ["gcc", "-fsyntax-only", f"-DVGPU_CUDA_VERSION={version}", f"-I{include}", f"-I{building.SOURCES}"]
     subprocess.run([*check, str(HERE / "check_abi.c")], check=True)
+
+
+def test_a_build_belongs_to_one_torch(torch_with_cuda, virtual_gpu, monkeypatch):
+    torch = building.find_torch(virtual_gpu().python)
+    made = []
+    monkeypatch.setattr(building, "find_torch", lambda python: replace(torch, version="0.1"))
+    monkeypatch.setattr(building, "_make", lambda folder, *_: made.append(folder))
+    other = building.build()
+    assert made == [other]
+    assert [folder.name.partition("-")[0] for folder in (torch_with_cuda, other)] == [torch.version, "0.1"]
 
 
 def test_processes_that_build_at_once_end_with_one_build(torch_with_cuda, virtual_gpu, tmp_path):

@@ -3,15 +3,82 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import sys
 import venv
 from pathlib import Path
 
 import pytest
 
 from gpumon import virtual_gpu as vgpu
+from gpumon.virtual_gpu import building
 
 README = Path(vgpu.__file__).parent / "README.md"
+SHOWN_BY = {
+    "Compute.": (
+        "test_uploads_come_back_and_computed_scalars_are_zero",
+        "test_larger_reads_give_what_the_memory_held_and_only_so_many_uploads_are_known",
+        "test_a_shape_that_depends_on_values_comes_out_empty_and_is_reported_once",
+    ),
+    "Time.": (
+        "test_kernels_take_no_time_and_convolutions_no_workspace",
+        "test_the_context_is_one_constant_whatever_runs",
+    ),
+    "cuFFT,": (
+        "test_what_is_not_supported_says_its_name_and_torch_raises",
+        "test_every_symbol_that_is_not_supported_says_its_name_and_fails",
+        "test_without_the_nvidia_wheels_training_runs_and_nvrtc_fails_by_name",
+    ),
+    "The profiler": ("test_the_profiler_goes_on_without_the_device",),
+    "cuDNN workspaces": (
+        "test_kernels_take_no_time_and_convolutions_no_workspace",
+        "test_a_product_takes_the_workspace_this_torch_takes",
+    ),
+    "Memory outside": (
+        "test_the_context_is_one_constant_whatever_runs",
+        "test_one_process_is_a_rank_of_many_over_the_nccl_stand_in",
+        "test_a_profile_is_approximate_and_what_it_says_is_what_torch_sees",
+    ),
+    "NCCL moves": (
+        "test_gathered_objects_are_this_rank_s_own_and_others_come_from_nobody",
+        "test_ranks_over_gloo_agree_although_scalars_are_zero",
+    ),
+    "A communicator": (
+        "test_a_group_split_off_has_its_own_number_of_ranks",
+        "test_the_colour_tells_the_ranks_of_a_split_or_it_fails_by_name",
+    ),
+    "A build": ("test_a_build_belongs_to_one_torch", "test_layouts_are_those_of_nvidias_headers"),
+}
+"""Each item of the page's list by its first words, and what shows it."""
+
+
+def test_each_item_of_the_page_has_a_test_that_shows_it():
+    section = README.read_text().partition("## What it does not do")[2].partition("\n## ")[0]
+    items = [re.sub(r"\s+", " ", item) for item in section.split("\n- ")[1:]]
+    assert len(items) == len(SHOWN_BY)
+    for item, words in zip(items, SHOWN_BY, strict=True):
+        assert item.startswith(words)
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    missing = [name for names in SHOWN_BY.values() for name in names if f"\ndef {name}(" not in tests]
+    assert missing == []
+
+
+def test_every_symbol_that_is_not_supported_says_its_name_and_fails(virtual_gpu):
+    folder = building.build(virtual_gpu().python)
+    known = subprocess.run(["nm", "-D", folder / "libcuda.so.1"], capture_output=True, text=True, check=True).stdout
+    generated = set(re.findall(r" W (\w+)", known))  # weak: where no source file defines it
+    declared = re.findall(r"VGPU_UNSUPPORTED\((\w+), (\d+)\)", (folder / "cuda_stubs.c").read_text())
+    expected = {name: int(status) for name, status in declared if name in generated}
+    call = "import ctypes, json, sys\nlibrary = ctypes.CDLL(sys.argv[1])\n"
+    call += "print(json.dumps({name: getattr(library, name)() for name in sys.argv[2:] * 2}))"
+    command = [sys.executable, "-c", call, str(folder / "libcuda.so.1"), *expected]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout) == expected
+    assert all(expected.values())
+    said = [line.split()[2] for line in ran.stderr.splitlines() if line.endswith(" is not supported")]
+    assert sorted(set(said)) == sorted(expected)
+    assert len(expected) > 200
 
 
 def test_what_is_not_supported_says_its_name_and_torch_raises(virtual_gpu):
@@ -161,12 +228,18 @@ def test_gathered_objects_are_this_rank_s_own_and_others_come_from_nobody(virtua
         own = [{"from": 0}]
         distributed.broadcast_object_list(own, 0)
         assert own == [{"from": 0}]
-        try:
-            distributed.broadcast_object_list([None], 1)
-        except (EOFError, RuntimeError):
-            print("nobody sent it")
+        asks = [
+            lambda: distributed.broadcast_object_list([None], 1),
+            lambda: distributed.scatter_object_list([None], None, 1),
+            lambda: distributed.gather_object({"rank": 0}, [None] * 4, 0),
+        ]
+        for ask in asks:
+            try:
+                ask()
+            except (EOFError, RuntimeError):
+                print("nobody sent it")
 
-    assert virtual_gpu().run(gather).stdout.endswith("nobody sent it\n")
+    assert virtual_gpu().run(gather).stdout in ("nobody sent it\n" * 3, "nobody sent it\n")  # before 2.15 at once
     text = README.read_text()
     assert "NCCL moves nothing" in text
     assert "all_gather_object" in text
@@ -185,6 +258,8 @@ def test_without_the_nvidia_wheels_training_runs_and_nvrtc_fails_by_name(virtual
             print(error)
 
     gpu = virtual_gpu()
+    if list(building.find_torch(gpu.python).folder.parent.glob("nvidia/**/libnvrtc.so.*")):
+        assert gpu.run(train).stdout == ""
     slim = slim_copy(gpu.python, tmp_path / "slim")
     environment = vgpu.environment(python=str(slim))
     ran = subprocess.run(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import pynvml
 import pytest
 
 from gpumon import virtual_gpu as vgpu
@@ -157,6 +160,43 @@ n.nvmlDeviceGetMemoryInfo(d, version=n.nvmlMemory_v2)
         time.sleep(0.5)
         assert reader.poll() is None
         reader.kill()
+
+
+CALL_ALL = """
+import ctypes, json, os, sys, threading, time
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+names = sys.argv[1:]
+
+def told(name, fault):
+    os.environ["VGPU_NVML_FAULTS"] = f"{name}={fault}"
+    return getattr(nvml, name)(*[None] * 8)
+
+print(json.dumps({name: [told(name, "na"), told(name, "nopermission"), told(name, 777)] for name in names}))
+os.environ["VGPU_NVML_FAULTS"] = ",".join(f"{name}=hang" for name in names)
+threading.stack_size(1 << 16)
+calls = [threading.Thread(target=getattr(nvml, name), args=[None] * 8, daemon=True) for name in names]
+for call in calls:
+    call.start()
+time.sleep(0.5)
+print(json.dumps([name for name, call in zip(names, calls) if not call.is_alive()]), flush=True)
+os._exit(0)
+"""
+
+
+def test_every_function_that_a_reader_can_call_fails_is_refused_or_hangs_by_its_name(virtual_gpu):
+    source = Path(pynvml.__file__).read_text()
+    names = set(re.findall(r"[\"'](nvml[A-Z]\w*)[\"']", source)) - {"nvmlErrorString"}  # which is asked after a failure
+    ran = subprocess.run(
+        [sys.executable, "-c", CALL_ALL, *names],
+        env=virtual_gpu().environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told, did_not_hang = map(json.loads, ran.stdout.splitlines())
+    assert {name: codes for name, codes in told.items() if codes != [3, 4, 777]} == {}
+    assert did_not_hang == []
+    assert len(told) > 200
 
 
 def test_a_fault_that_makes_no_sense_is_one_sentence(virtual_gpu):

@@ -23,6 +23,23 @@ def test_uploads_come_back_and_computed_scalars_are_zero(virtual_gpu):
     virtual_gpu().run(read)
 
 
+def test_larger_reads_give_what_the_memory_held_and_only_so_many_uploads_are_known(virtual_gpu):
+    def read():
+        import torch
+
+        long = 20 << 20
+        uploaded = torch.full((long,), 7.0).cuda()  # 80 MiB, of which a copy carries 64
+        back = uploaded.cpu()
+        assert (back[: 16 << 20] == 7).all()
+        assert not back[16 << 20 :].any()
+        assert (uploaded.add_(1)[:100].cpu() == 7).all()  # a kernel should have written here
+        assert not torch.full((1 << 20,), 3.0, device="cuda").cpu().any()  # and here, where nothing was before
+        first, *others = [torch.tensor(3.5).cuda() for _ in range(257)]
+        assert (first.item(), others[0].item()) == (0, 3.5)
+
+    virtual_gpu().run(read)
+
+
 def test_stale_bytes_can_be_asked_for(virtual_gpu):
     def read():
         import torch
@@ -73,6 +90,12 @@ def test_ranks_over_gloo_agree_although_scalars_are_zero(virtual_gpu):
             mine = torch.tensor([float(index + 1)]).cuda()
             dist.all_reduce(mine)
             assert mine.item() == 3.0
+            objects = [None, None]
+            dist.all_gather_object(objects, {"rank": index})
+            assert objects == [{"rank": 0}, {"rank": 1}]
+            sent = [objects[1] if index == 1 else None]
+            dist.broadcast_object_list(sent, 1)
+            assert sent == [{"rank": 1}]
             dist.destroy_process_group()
 
         if __name__ == "__main__":
@@ -98,6 +121,7 @@ def test_one_process_is_a_rank_of_many_over_the_nccl_stand_in(virtual_gpu):
         print(before - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved())
 
     assert virtual_gpu(nccl_buffers="100MiB").run(train).stdout == f"{100 << 20}\n"
+    assert virtual_gpu().run(train).stdout == "0\n"  # how much they take is not known
 
 
 def test_a_group_split_off_has_its_own_number_of_ranks(virtual_gpu):

@@ -31,9 +31,15 @@ API int nvmlInit_v2(void) {
 }
 
 API int nvmlInit(void) { return nvmlInit_v2(); }
-API int nvmlInitWithFlags(unsigned flags) { return nvmlInit_v2(); }
+
+API int nvmlInitWithFlags(unsigned flags) {
+  int status = vgpu_nvml_fault("nvmlInitWithFlags");
+  return status ? status : nvmlInit_v2();
+}
 
 API int nvmlShutdown(void) {
+  int status = vgpu_nvml_fault("nvmlShutdown");
+  if (status) return status;
   if (!initializations) return NVML_UNINITIALIZED;
   initializations--;
   return NVML_SUCCESS;
