@@ -84,6 +84,20 @@ def test_two_runs_on_the_virtual_gpu_agree_to_the_byte(virtual_gpu):
     assert compare.compare(*runs) == []
 
 
+@pytest.mark.parametrize("name", ["allocator-retries", "oom-ahead", "oom-backward"])
+def test_a_larger_device_is_limited_to_what_the_scenario_is_about(virtual_gpu, name):
+    scenario = BY_NAME[name]
+
+    def figures(*more, **options):
+        ran = virtual_gpu(**{**scenario.options, **options}).run(
+            scenario.path, *scenario.args, "--report", *more, check=False
+        )
+        assert (ran.returncode != 0, scenario.fails in ran.stderr) == (bool(scenario.fails), True), ran.stderr
+        return dict(compare.figures([json.loads(line) for line in ran.stdout.splitlines() if line.startswith('{"')]))
+
+    assert compare.compare(figures(*scenario.capacity, memory="16GiB"), figures()) == []
+
+
 def test_a_figure_that_differs_or_is_missing_is_named():
     differing = compare.compare({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 5})
     assert [str(difference) for difference in differing] == [

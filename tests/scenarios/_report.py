@@ -89,7 +89,8 @@ class Report:
                 torch.cuda.set_device(self.device)
             if args.capacity:
                 total = torch.cuda.get_device_properties(self.device).total_memory
-                torch.cuda.set_per_process_memory_fraction(min(1.0, args.capacity * 2**20 / total), self.device)
+                # by its number: what names no device it refuses, and the current one is None
+                torch.cuda.set_per_process_memory_fraction(min(1.0, args.capacity * 2**20 / total), self.device.index)
         if self.wanted:
             self._line(
                 hello=True, torch=torch.__version__, rank=int(os.environ.get("RANK", "0")), device=str(self.device)
