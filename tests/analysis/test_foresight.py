@@ -17,6 +17,7 @@ from gpumon.analysis.history import step_peaks
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 from gpumon_agent.forecast.foresight import Foresight
+from gpumon_agent.forecast.needs import Needs
 from gpumon_agent.forecast.outlook import Fragments, Outlooks, judged, verdict
 from gpumon_agent.forecast.residuals import LEAST_WIDTH, Residuals
 
@@ -372,3 +373,20 @@ def held(thing: object) -> int:
 
 def vars_of(thing: object) -> dict[str, object]:
     return getattr(thing, "__dict__", {}) if type(thing).__module__.startswith("gpumon") else {}
+
+
+def test_between_two_batches_counts_what_those_need_now_whatever_was_dropped_before() -> None:
+    needs, rng = Needs(), random.Random(3)
+    for turn in range(3):
+        for at in rng.sample(range(1, 101), 100):  # more than are kept
+            needs.learn((100 * at, 0, 0, 0, 0), (turn + 1) * MIB * at)
+    assert needs.at((4_050, 0, 0, 0, 0)) == pytest.approx(3 * 40.5 * MIB, rel=0.01)
+    for _ in range(3):  # two of them need more from now on
+        for at in (40, 41):
+            needs.learn((100 * at, 0, 0, 0, 0), 200 * MIB)
+    assert needs.at((4_050, 0, 0, 0, 0)) == pytest.approx(200 * MIB)
+
+    two = Needs()  # as many elements of the first input, and others of the second
+    for further, excess in ((100, MIB), (300, 3 * MIB)):
+        two.learn((1_000, further, 0, 0, 0), excess)
+    assert MIB <= two.at((1_000, 200, 0, 0, 0)) <= 3 * MIB

@@ -33,6 +33,8 @@ SURPRISE = 0.01  # of the peak: less is none
 STEADY_STEPS = 32  # from which on one step more hardly changes what is said of a batch
 ENOUGH_BATCHES = 4  # different ones, before what a new one needed tells how well others are foreseen
 FEW_APART, BEYOND_APART = 0.25, 0.1  # share of what is beyond the largest batch known, to each side: with few known
+TRUSTED_AFTER = (0, 3, 3, 0)
+"""Residuals of each sort, from which on the forecast itself decides."""
 CLEARLY, LEADS_STEPS = 1.02, 16
 """Backward's excess has been higher by this factor for so many steps: within the batches known forward's is not looked
 at."""
@@ -67,13 +69,7 @@ class _Kind:
         self.offset = 0.0  # of its start above the step's
         self.seen_at = 0
 
-    def at(self, batch: Features, sort: int) -> tuple[float, str]:
-        if self.direct and self.backward is not None:
-            backward = self.backward.at(batch)
-            if self.leads and sort != BEYOND:
-                return backward, BACKWARD
-            forward = self.forward.at(batch)
-            return (backward, BACKWARD) if backward > forward else (forward, FORWARD)
+    def at(self, batch: Features) -> tuple[float, str]:
         forward, later = self.both(batch)
         return (later, BACKWARD) if later is not None and later > forward else (forward, FORWARD)
 
@@ -125,34 +121,38 @@ class Foresight:
         known = self._kinds.get(kind)
         if known is None:
             return None
-        begun = start if first is None else first
         sort = known.forward.sort_of(batch)
-        excess, phase = known.at(batch, sort)
-        peak = start + excess
+        if known.leads and sort != BEYOND and known.backward is not None:
+            peak, phase = start + known.backward.at(batch), BACKWARD
+        else:
+            excess, phase = known.at(batch)
+            peak = start + excess
+        begun = start if first is None else first
         rests = self._rest
         rest = rests[lag if lag < len(rests) else -1]
         if rest is not None:
-            after = rest[0] + (begun if rest[2] == ABOVE_START else self._end if rest[2] == ABOVE_END else 0)
+            after, name, above = rest
+            after += begun if above == ABOVE_START else self._end if above == ABOVE_END else 0
             if after > peak:
-                peak, phase, sort = after, rest[1], AFTER
+                peak, phase, sort = after, name, AFTER
         if first is None and (self._later_alike or self._later):
             later = self._later_peak(batch, kind, lag)
             if later is not None and begun + later[0] > peak:
                 peak, phase, sort = begun + later[0], BACKWARD, later[1] if later[1] is not None else sort
-        return max(0, round(peak)), phase, sort
+        return round(peak) if peak > 0 else 0, phase, sort
 
     def _later_peak(self, batch: Features, kind: Kind, lag: int) -> tuple[float, int | None] | None:
         """Of a step's later micro-batches, above its start: like the first one where they were, else as usual."""
         if self._later_alike:
             like = self._kinds.get((True, kind[1]))
             if like is not None:
-                return like.offset + like.at(batch, like.forward.sort_of(batch))[0], None
+                return like.offset + like.at(batch)[0], None
         laters = self._later
         later = laters[lag if lag < len(laters) else -1] if laters else None
         return None if later is None else (later, AFTER)
 
-    def interval(self, peak: int, sort: int, batch: Features, kind: Kind) -> tuple[int, int]:
-        """95 % of such batches peak in here."""
+    def interval(self, peak: int, sort: int, batch: Features, kind: Kind) -> tuple[int, int, bool]:
+        """95 % of such batches peak in here; and whether the forecast itself decides, not only its lower end."""
         residuals = self.residuals[sort]
         below, above = residuals.below, residuals.above
         if sort == BEYOND:  # the further beyond, the less is known
@@ -165,7 +165,8 @@ class Foresight:
         surprise = self._surprise
         if surprise is not None:
             below, above = min(below, surprise), max(above, surprise)
-        return max(0, int(peak * (1 + below))), int(peak * (1 + above)) + 1
+        low = int(peak * (1 + below))
+        return low if low > 0 else 0, int(peak * (1 + above)) + 1, residuals.seen >= TRUSTED_AFTER[sort]
 
     # ---------------------------------------------------------------------------------------------------- learning
 
@@ -259,7 +260,7 @@ class Foresight:
             known.direct = known.backward.batches >= ENOUGH_BATCHES
             clearly = batch.backward - batch.start > CLEARLY * excess
             known.higher = known.higher + 1 if clearly else 0
-            known.leads = known.higher >= LEADS_STEPS
+            known.leads = known.direct and known.higher >= LEADS_STEPS
             if not known.direct:
                 known.more.learn(batch.features, batch.backward - batch.forward)
         known.offset = float(batch.start - start)

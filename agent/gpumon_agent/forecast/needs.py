@@ -18,7 +18,8 @@ has four; elsewhere a square is not looked for. Beyond the largest batch seen th
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from gpumon_agent.forecast.planes import Plane, fitted, highest
@@ -27,6 +28,10 @@ Shapes = Sequence[Sequence[int]]
 Features = tuple[int, int, int, int, int]
 """elements of the first input, of the further ones; batch · length² of the first, and of the further ones; and the
 lengths' product"""
+
+_Columns = tuple[list[Features], "array[float]", "array[float]", "array[float]", "array[float]"]
+"""Batches by size; of each its first three features and what it comes to, side by side in memory: they are looked up
+after a whole step of training, when nothing of them is in the processor's caches."""
 
 POINTS_MAX = 64
 KNOWN, NEW, BEYOND, AFTER = range(4)
@@ -112,8 +117,9 @@ class Needs:
     """One phase's excess over the batch. `fixed`: with one batch known, take its excess as independent of the batch."""
 
     __slots__ = (
-        "_compared", "_faces", "_furthest", "_keys", "_now", "_off", "_plain", "_planes", "_planes_off", "_points",
-        "_refit_at", "_scale", "_settled", "_square", "_two", "_unit", "fixed", "seen", "squares",
+        "_columns", "_compared", "_faces", "_furthest", "_keys", "_largest", "_now", "_off", "_plain", "_planes",
+        "_planes_off", "_points", "_refit_at", "_scale", "_settled", "_square", "_two", "_unit", "fixed", "seen",
+        "squares",
     )  # fmt: skip
 
     def __init__(self, *, fixed: bool = False) -> None:
@@ -132,8 +138,10 @@ class Needs:
         self._now = (0.0, 0.0, 0.0, 0.0)  # the line that counts, in bytes an element
         self._points: dict[Features, list[float]] = {}  # the last three excesses of each batch
         self._settled: dict[Features, float] = {}  # what they come to
-        self._keys: list[Features] = []  # replaced, never changed: another thread may read
-        self._furthest = 0  # elements of further inputs, in any batch
+        self._keys: list[Features] = []
+        self._columns: _Columns = self._keys, array("d"), array("d"), array("d"), array("d")
+        # replaced, and nothing but what a batch comes to is changed: another thread may read
+        self._largest, self._furthest = -1, 0  # elements of the first input and of further ones, in any batch
         self._planes: tuple[Plane, ...] = ()  # of batches of two lengths, over `_unit`
         self._faces: tuple[Plane, ...] = ()  # the same in bytes an element, while they tell more than the line
         self._off = self._planes_off = 0.0  # bytes, lately: line with neighbours, and planes
@@ -150,10 +158,9 @@ class Needs:
         return self._keys[-1] if self._keys else None
 
     def sort_of(self, batch: Features) -> int:
-        keys = self._keys
-        if batch in self._points:
+        if batch in self._settled:
             return KNOWN
-        return NEW if keys and batch[0] <= keys[-1][0] and batch[1] <= self._furthest else BEYOND
+        return NEW if batch[0] <= self._largest and batch[1] <= self._furthest else BEYOND
 
     def line(self, batch: Features) -> float:
         """By the coefficients alone."""
@@ -162,39 +169,38 @@ class Needs:
 
     def at(self, batch: Features) -> float:
         """The excess to expect."""
-        settled = self._settled
-        known = settled.get(batch)
+        known = self._settled.get(batch)
         if known is not None:
             return known
-        keys = self._keys
-        if not keys:
-            return 0.0
-        x, y, z, p, q = batch
-        if x > keys[-1][0]:
-            return self._beyond(batch, keys[-1])
-        if y and self._faces:
-            return highest(self._faces, (1.0, x, y, z, p, q))
+        if batch[0] > self._largest:
+            return self._beyond(batch, self._keys[-1]) if self._keys else 0.0
+        if self._faces and batch[1]:
+            return highest(self._faces, (1.0, *batch))
         return self._between(batch)
 
     def _between(self, batch: Features) -> float:
         """By the line and by what the batches to both sides differ from it."""
-        keys, settled = self._keys, self._settled
+        keys, xs, ys, zs, settled = self._columns
         x, y, z, _, _ = batch
-        at = bisect_left(keys, batch)
-        if at == 0 or at == len(keys):
-            return self.line(batch) + self._beside(keys[0 if at == 0 else -1])
-        left, right = keys[at - 1], keys[at]
-        low, high = settled.get(left), settled.get(right)
-        if low is None or high is None:  # the other thread is about to drop it
-            return self.line(batch)
+        right = bisect_left(xs, x)
+        if right < len(xs) and xs[right] == x:
+            right = bisect_left(keys, batch)  # several with as many elements
+        if right == 0 or right == len(xs):
+            return self.line(batch) + self._beside(keys[0 if right == 0 else -1])
+        left = right - 1
         # the line, and by how much both differ from it, in shares: what is linear in the elements cancels out
-        (x1, y1, z1, _, _), (x2, y2, z2, _, _) = left, right
-        share = (x - x1) / (x2 - x1) if x1 != x2 else 0.5
-        between = low + share * (high - low)
+        x1, low = xs[left], settled[left]
+        apart = xs[right] - x1
+        share = (x - x1) / apart if apart else 0.5
+        between = low + share * (settled[right] - low)
         _, _, c, d = self._now
         if y:
-            between += c * (y - y1 - share * (y2 - y1))
-        return between + d * (z - z1 - share * (z2 - z1)) if d else between
+            y1 = ys[left]
+            between += c * (y - y1 - share * (ys[right] - y1))
+        if d:
+            z1 = zs[left]
+            between += d * (z - z1 - share * (zs[right] - z1))
+        return between
 
     def _beyond(self, batch: Features, largest: Features) -> float:
         """Carried on from the largest batch known. A maximum of moments does not bend down: nor does this."""
@@ -219,9 +225,9 @@ class Needs:
             if len(known) > 3:
                 del known[0]
             if abs(excess - known[-2]) <= _SAME * abs(excess):
-                self._settled[batch] = excess
+                self._settle(batch, excess)
                 return
-            self._settled[batch] = _settled(known)
+            self._settle(batch, _settled(known))
         else:
             if not points:
                 self._unit = (1 / batch[0], 1 / batch[1] if batch[1] else 0.0, 1 / batch[2] if batch[2] else 0.0)
@@ -232,10 +238,7 @@ class Needs:
             if len(points) >= POINTS_MAX:
                 self._drop()
             points[batch] = [excess]
-            self._settled[batch] = excess
-            keys = self._keys.copy()
-            insort(keys, batch)
-            self._keys = keys
+            keys = self._place(batch, excess)
             if batch[1]:
                 self._furthest = max(self._furthest, batch[1])
                 one = keys[0]  # a mask's elements, or labels', follow the first input's: they tell nothing more
@@ -247,6 +250,22 @@ class Needs:
             if sure:
                 return  # nothing to be learnt from it
         self._update(batch, excess)
+
+    def _settle(self, batch: Features, excess: float) -> None:
+        self._settled[batch] = excess
+        keys, *_, settled = self._columns
+        settled[bisect_left(keys, batch)] = excess
+
+    def _place(self, batch: Features, excess: float) -> list[Features]:
+        """A new batch among the others by size."""
+        at = bisect_left(self._keys, batch)
+        columns = keys, xs, ys, zs, settled = _copied(self._columns)
+        keys.insert(at, batch)
+        for column, value in ((xs, batch[0]), (ys, batch[1]), (zs, batch[2]), (settled, excess)):
+            column.insert(at, value)
+        self._settled[batch] = excess
+        self._keys, self._columns, self._largest = keys, columns, keys[-1][0]
+        return keys
 
     def _compare(self, batch: Features, excess: float) -> None:
         """Which of both ways was nearer to a new batch of two lengths: that one is gone by from now on."""
@@ -281,7 +300,11 @@ class Needs:
         """The batch known longest, unless it is the smallest or the largest."""
         keys = self._keys
         oldest = next((key for key in self._points if key not in (keys[0], keys[-1])), keys[0])
-        self._keys = [key for key in keys if key != oldest]
+        at = bisect_left(keys, oldest)
+        columns = _copied(self._columns)
+        for column in columns:
+            del column[at]
+        self._keys, self._columns = columns[0], columns
         del self._points[oldest], self._settled[oldest]
 
     def _update(self, batch: Features, excess: float) -> None:
@@ -302,6 +325,11 @@ class Needs:
         else:
             (a, b, c), d = self._plain.coefficients, 0.0
         self._now = a * scale, b * u * scale, c * v * scale, d * w * scale
+
+
+def _copied(columns: _Columns) -> _Columns:
+    keys, xs, ys, zs, settled = columns
+    return keys[:], xs[:], ys[:], zs[:], settled[:]
 
 
 def _settled(values: list[float]) -> float:

@@ -11,21 +11,20 @@ give its cache back not long ago.
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from time import monotonic_ns as _now_ns
 from typing import Any
 
 from gpumon_agent import wire
 from gpumon_agent.forecast.foresight import Foresight
-from gpumon_agent.forecast.needs import AFTER, KNOWN, Features, Shapes, features
+from gpumon_agent.forecast.needs import Features, Shapes, features
 from gpumon_agent.guard import say
+from gpumon_agent.wire import BETWEEN, FITS, OOM_AHEAD, TIGHT
 
 VARIABLE = "GPUMON_OUTLOOK"
 TIGHT_SHARE = 0.05
 """Less of the room than this left above the interval: tight."""
-TRUSTED_AFTER = 3
-"""Residuals of its sort, from which on the forecast itself, not the lower end of its interval, decides."""
 COMPACT_STEPS = 200
 """So long after the allocator gave its cache back, what it reserves is what it needs."""
 _SLACK_STEPS = 16  # among them is a high peak, at which least lies idle
@@ -113,11 +112,6 @@ def expandable(settings: Iterable[str]) -> bool:
     return any("expandable_segments:true" in value.replace(" ", "").lower() for value in settings)
 
 
-def trusts(foresight: Foresight, sort: int) -> bool:
-    """Whether the forecast itself decides, not only the lower end of its interval."""
-    return sort in (KNOWN, AFTER) or foresight.residuals[sort].seen >= TRUSTED_AFTER
-
-
 def verdict(
     peak: int, low: int, high: int, trusted: bool, room: int | None, limit: int | None, fragments: Fragments | None
 ) -> tuple[str, int | None]:
@@ -127,8 +121,8 @@ def verdict(
     """
     if room is None:
         if limit is not None and low > limit:
-            return wire.OOM_AHEAD, limit - peak
-        return (wire.TIGHT if fragments is not None and fragments.refused else wire.FITS), None
+            return OOM_AHEAD, limit - peak
+        return (TIGHT if fragments is not None and fragments.refused else FITS), None
     if limit is not None and limit < room:
         room = limit
     usable = room
@@ -139,8 +133,8 @@ def verdict(
         usable, fitted = room - fragments.bytes, fragments.fitted
     headroom = usable - peak
     if peak > fitted and (low > usable or (trusted and headroom < 0)):
-        return wire.OOM_AHEAD, headroom
-    return (wire.TIGHT if high > usable - TIGHT_SHARE * room else wire.FITS), headroom
+        return OOM_AHEAD, headroom
+    return (TIGHT if high > usable - TIGHT_SHARE * room else FITS), headroom
 
 
 def judged(
@@ -164,12 +158,23 @@ def judged(
     if predicted is None:
         return None
     peak, phase, sort = predicted
-    low, high = foresight.interval(peak, sort, batch, kind)
-    word, headroom = verdict(peak, low, high, trusts(foresight, sort), room, None, fragments)
+    low, high, trusted = foresight.interval(peak, sort, batch, kind)
+    word, headroom = verdict(peak, low, high, trusted, room, None, fragments)
     if so_far > peak:
-        peak, phase, low, high = so_far, wire.BETWEEN, so_far, max(high, so_far)
+        peak, phase, low, high = so_far, BETWEEN, so_far, max(high, so_far)
     told = tuple(tuple(shape) for shape in shapes[:_SHAPES_MAX])
     return wire.Outlook(step, device, t_ns, peak, low, high, phase, word, headroom, nbytes, told)
+
+
+class _Device:
+    """All that is asked of a device as a batch comes, at one place."""
+
+    __slots__ = ("first", "foresight", "fragments", "said")
+
+    def __init__(self, foresight: Foresight, fragments: Fragments) -> None:
+        self.foresight, self.fragments = foresight, fragments
+        self.first: int | None = None  # allocated as the step's first batch came
+        self.said = 0  # the peak
 
 
 class Outlooks:
@@ -195,14 +200,11 @@ class Outlooks:
         self._prints = environment == "print"
         self._keep = keep
         self._expandable = expandable
-        self._devices: dict[int, Foresight] = {}
-        self._fragments: dict[int, Fragments] = {}
+        self._devices: dict[int, _Device] = {}
         self._newest: tuple[Shapes, Features | None, tuple[int, ...]] = (), None, ()
         self._groups: deque[tuple[int, Sequence[tuple[int, ...]]]] = deque(maxlen=4096)
         self._open: list[wire.Phase] = []
-        self._first: dict[int, int] = {}  # device -> allocated as the step's first batch came
-        self._said: dict[int, int] = {}
-        self._repeated: tuple[int, Shapes, int, int | None, Fields] | None = None  # how often, and what was the same
+        self._repeated: tuple[int, int, int | None, Fields] | None = None  # how often the newest shapes, and what else
 
     # ------------------------------------------------------------------------------------------ in the training thread
 
@@ -214,72 +216,74 @@ class Outlooks:
         devices = self._devices
         if not devices:
             return
-        if self._repeated is not None and self._repeats(step, index, shapes, nbytes, now):
+        newest = self._newest
+        again = newest[0] == shapes
+        if not again:
+            newest = self._newest = shapes, features(shapes), tuple(map(len, shapes))
+            self._repeated = None
+        elif self._repeated is not None and self._repeats(step, index, nbytes, now):
             return
-        known = self._newest
-        if known[0] != shapes:
-            known = self._newest = shapes, features(shapes), tuple(map(len, shapes))
-        batch, kind = known[1], (index > 0, known[2])
+        _, batch, ranks = newest
         if batch is None:
             return
+        kind = index > 0, ranks
         for device, allocated, so_far in now:
-            foresight = devices.get(device)
-            if foresight is None:
+            known = devices.get(device)
+            if known is None:
                 continue
+            foresight = known.foresight
             start = allocated if allocated is not None else foresight.start
             if start is None:
                 continue
             lag = step - foresight.newest - 1
             if index:
-                first = self._first.get(device)
+                first = known.first
             else:
                 first = None
-                self._first[device] = start
+                known.first = start
             predicted = foresight.peak(batch, kind, start, first, lag if lag > 0 else 0)
             if predicted is None:
                 continue
             peak, phase, sort = predicted
-            low, high = foresight.interval(peak, sort, batch, kind)
-            word, headroom = verdict(
-                peak, low, high, trusts(foresight, sort),
-                self.room.get(device), self.limits.get(device), self._fragments.get(device),
-            )  # fmt: skip
+            low, high, trusted = foresight.interval(peak, sort, batch, kind)
+            room = self.room.get(device)
+            word, headroom = verdict(peak, low, high, trusted, room, self.limits.get(device), known.fragments)
             if so_far > peak:
-                peak, phase, low, high = so_far, wire.BETWEEN, so_far, max(high, so_far)
-            if index and word != wire.OOM_AHEAD and 100 * abs(peak - self._said.get(device, 0)) <= peak:
+                peak, phase, low, high = so_far, BETWEEN, so_far, max(high, so_far)
+            if index and word != OOM_AHEAD and 100 * abs(peak - known.said) <= peak:
                 continue  # a later micro-batch says what its step's first one said
-            self._said[device] = peak
+            known.said = peak
             fields: Fields = [
-                step, device, time.monotonic_ns(), peak, low, high, phase, word, headroom, nbytes,
+                step, device, _now_ns(), peak, low, high, phase, word, headroom, nbytes,
                 tuple(shapes[:_SHAPES_MAX]),
             ]  # fmt: skip
             self._append(fields)
-            if not index and len(now) == 1 and foresight.steady and word == wire.FITS and phase != wire.BETWEEN:
-                self._repeated = 0, shapes, start, self.room.get(device), fields
+            if again and not index and len(now) == 1 and foresight.steady and word == FITS and phase != BETWEEN:
+                self._repeated = 0, start, room, fields
             if self._functions:
                 self.waiting = wire.Outlook(*fields)
-            if self._prints and word == wire.OOM_AHEAD:
+            if self._prints and word == OOM_AHEAD:
                 say(sentence(wire.Outlook(*fields)))
 
-    def _repeats(self, step: int, index: int, shapes: Shapes, nbytes: int, now: Sequence[tuple[int, Any, int]]) -> bool:
+    def _repeats(self, step: int, index: int, nbytes: int, now: Sequence[tuple[int, Any, int]]) -> bool:
         """A batch like the last one, that finds what that found: told so, for a few steps. Else the next one is new."""
         if index:
             return False
         again, self._repeated = self._repeated, None
         if again is None or len(now) != 1:
             return False
-        times, known, start, room, fields = again
+        times, start, room, fields = again
         device, allocated, so_far = now[0]
-        foresight = self._devices[fields[1]]
-        if times == _REPEATS or known != shapes or device != fields[1] or so_far > fields[3] or not foresight.steady:
+        foresight = self._devices[fields[1]].foresight
+        if times == _REPEATS or device != fields[1] or so_far > fields[3] or not foresight.steady:
             return False
         stands = foresight.start if allocated is None else allocated
         if stands != start or room != self.room.get(device) or self._functions:
             return False
         fields = fields.copy()
-        fields[0], fields[2], fields[9] = step, time.monotonic_ns(), nbytes
+        fields[0], fields[2], fields[9] = step, _now_ns(), nbytes
         self._append(fields)
-        self._repeated = times + 1, known, start, room, fields
+        self._repeated = times + 1, start, room, fields
         return True
 
     def tell(self) -> None:
@@ -314,18 +318,18 @@ class Outlooks:
                 groups.append(shapes)
         for device in {phase.device for phase in phases}:
             here = [phase for phase in phases if phase.device == device and phase.step == step]
-            foresight = self._devices.get(device) or Foresight()
             if not here:
                 continue
+            known = self._devices.get(device)
+            foresight = Foresight() if known is None else known.foresight
             if not foresight.learn(step, here, groups):
                 if here[-1].phase == wire.OPTIMIZER:
                     foresight.carry(here[-1], groups)
             else:
-                self._devices.setdefault(device, foresight)
-                fragments = self._fragments.get(device)
-                if fragments is None:
-                    fragments = self._fragments[device] = Fragments(self._expandable)
+                fragments = Fragments(self._expandable) if known is None else known.fragments
                 fragments.learn(here)
+                if known is None:
+                    self._devices[device] = _Device(foresight, fragments)
 
     def drained(self, events: list[tuple[int, wire.NumberedEvent]]) -> None:
         for _, event in events:
