@@ -171,6 +171,7 @@ class Rank:
     censuses: deque[wire.Census] = field(default_factory=lambda: deque(maxlen=CENSUSES))
     checkpoints: tuple[wire.Checkpoint, ...] = ()
     ended: bool = False
+    oom: wire.Oom | None = None
     peers: tuple[float, ...] = ()  # the medians of the other ranks of its job
     peers_of: int = -1  # as of which change of them
     ahead: tuple[wire.Outlook, ...] = ()  # batches that will not fit, when findings were last looked for
@@ -241,7 +242,8 @@ class Rank:
             fresh = True
         ended = rank.status == "ended" and not self.ended
         self.ended = rank.status == "ended"
-        return fresh or ended
+        failed, self.oom = rank.oom is not self.oom, rank.oom
+        return fresh or ended or failed
 
 
 def devices(rank: RankFrame) -> set[int]:

@@ -10,7 +10,7 @@ from synthetic import GIB, MIB, Run
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.findings import CATALOGUE
-from gpumon.analysis.lines import SEVERITIES
+from gpumon.analysis.lines import SEVERITIES, Finding
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 
@@ -34,6 +34,24 @@ def test_a_leak_that_will_not_fit_is_critical_well_ahead_and_names_its_rate() ->
     finding = only(said[-1], "oom-ahead")
     assert finding.severity == "critical"
     assert finding.bytes_per_step == pytest.approx(4 * MIB, rel=0.1)
+
+
+def test_how_much_a_batch_is_too_large_by_is_what_the_failed_allocation_told_once_it_has() -> None:
+    """The agent that nobody told of the device holds a batch against its total, what the context takes included."""
+    run, store, reporter = Run(), SessionStore(), Reporter()
+    for received in run.stream(8, host_every=0):
+        store.apply(received)
+    said = wire.Outlook(8, 0, run.time_ns(8) - 5000, 6 * GIB, 6 * GIB, 6 * GIB, "backward", wire.OOM_AHEAD, -2 * GIB)
+    failed = wire.Oom(8, "forward", 0, run.time_ns(8), GIB, total=4 * GIB, free=GIB, reserved=2 * GIB)
+
+    def finding() -> Finding:
+        return only(reporter.report(store.frame(0))[0].findings, "oom-ahead")
+
+    store.apply(run.received(said, 8))
+    assert finding().bytes == -2 * GIB
+    store.apply(run.received(failed, 8))
+    assert finding().bytes == -3 * GIB
+    assert "3.00 GiB too much" in finding().title
 
 
 def test_a_peak_close_to_the_device_s_total_is_near_capacity() -> None:

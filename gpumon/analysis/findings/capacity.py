@@ -70,14 +70,29 @@ def _said_of_now(look: Look) -> Evidence | None:
     if outlook is None or outlook.verdict != wire.OOM_AHEAD or outlook.step <= look.record.step:
         return None
     shapes = ", ".join("×".join(map(str, shape)) for shape in outlook.input_shapes[:2])
-    missing = f": {units.size(-outlook.headroom)} too much" if outlook.headroom is not None else ""
+    headroom = _headroom(look, outlook)
+    missing = f": {units.size(-headroom)} too much" if headroom is not None and headroom < 0 else ""
     return Evidence(
         f"step {units.count(outlook.step)} with its batch of {shapes} needs {units.size(outlook.next_peak)} "
         f"({units.size(outlook.low)}–{units.size(outlook.high)}) in {outlook.phase}{look.where}{missing}",
-        outlook.headroom,
+        headroom,
         "skip or cut such a batch: gpumon_agent.on_outlook(function) is called before its forward",
         at_once=True,
     )
+
+
+def _headroom(look: Look, outlook: wire.Outlook) -> int | None:
+    """By what the failed allocation told there is, once it has; before that, as the agent knew it.
+
+    The agent may have had no more than the device's total to hold the batch against, what the context takes included.
+    """
+    failed = look.rank.oom
+    if failed is None or (failed.device, failed.step) != (outlook.device, outlook.step):
+        return outlook.headroom
+    if failed.free is None or failed.reserved is None:
+        return outlook.headroom
+    there_is = failed.free + failed.reserved
+    return (there_is if failed.total is None else min(there_is, failed.total)) - outlook.next_peak
 
 
 def _smaller_peak(forecast: Forecast) -> str:
