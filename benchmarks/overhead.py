@@ -5,7 +5,8 @@ Methods, each within one process and one loop:
 
 boundary   Every boundary of a training loop is timed where its caches are as cold as training leaves them. About one in
            two, at random, times the whole of it, the others a raw `torch._C._cuda_memoryStats` in its place (and then
-           do the work).
+           do the work). The longer the step, the colder: so in steps of three lengths. The same read in a tight loop
+           says how fast the machine is.
 step       Blocks of steps come in rounds of three, in random order: the agent's hooks muted (they return at once),
            muted again (A/A: what that row shows is the machine's noise, not the agent), and at work. Told is the
            median over the rounds of the differences within a round, with its 95 % interval (bootstrap of rounds).
@@ -108,12 +109,18 @@ class Training:
 
 
 def measure(args: argparse.Namespace) -> None:
-    training = Training(args.step_ms)
-    print(ROW.format(f"step: {training.layers} layers, 4 boundaries", "p50", "p90", "p99"))
+    print(ROW.format("a raw read of the allocator, µs", "p50", "p90", "p99"))
     print(ROW.format("-" * 44, *["-" * 11 + ":"] * 3))
-    for row in boundary(training, args.steps):
-        print(row)
+    print(tight())
     print()
+    for step_ms in (1.0, 3.0, args.step_ms):
+        training = Training(step_ms)
+        header = f"a step of {step_ms:g} ms: {training.layers} layers, 4 boundaries"
+        print(ROW.format(header, "p50", "p90", "p99"))
+        print(ROW.format("-" * 44, *["-" * 11 + ":"] * 3))
+        for row in boundary(training, args.steps):
+            print(row)
+        print()
     print(ROW.format(f"{args.rounds} rounds of blocks of {BLOCK} steps", "median", "from", "to"))
     print(ROW.format("-" * 44, *["-" * 11 + ":"] * 3))
     for row in share(training, args.rounds):
@@ -124,6 +131,19 @@ def measure(args: argparse.Namespace) -> None:
     for row in growth(args.boundaries):
         print(row)
     print()
+
+
+def tight() -> str:
+    import torch
+
+    torch.ones(1, device="cuda")
+    raw_read, clock = torch._C._cuda_memoryStats, time.perf_counter_ns
+    took = []
+    for _ in range(5000):
+        began = clock()
+        raw_read(0)
+        took.append(clock() - began)
+    return _row("in a tight loop", took)
 
 
 def boundary(training: Training, steps: int) -> Iterator[str]:

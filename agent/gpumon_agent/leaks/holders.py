@@ -15,6 +15,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from opcode import opmap, opname
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ Child = tuple[str, str, Any]
 
 _FUNCTIONS = (types.FunctionType,)
 _FRAMES = (types.FrameType,)
+CACHE = type(functools.lru_cache(lambda: None))
 _LINK: Any = getattr(itertools, "_tee_dataobject", None)  # undocumented
 TEES: tuple[Any, ...] = (type(itertools.tee(())[0]), *((_LINK,) if _LINK is not None else ()))
 _HAS_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: instances can hold references
@@ -82,7 +84,7 @@ _EXACT: dict[type, int] = {
     types.FrameType: PAIRS,
     types.CellType: PAIRS,
     functools.partial: PAIRS,
-    type(functools.lru_cache(lambda: None)): PAIRS,
+    CACHE: PAIRS,
     **dict.fromkeys(TEES, PAIRS),
     type: CLASS,
     types.ModuleType: MODULE,
@@ -193,7 +195,27 @@ def children(thing: Any) -> list[Child]:
         return _of_exception(thing)
     if kind in TEES:
         return _of_tee(thing)
-    return _of_cache(thing)
+    return []
+
+
+def again(thing: Any, at: int, identity: int) -> Any:
+    """The child that had this place and identity a slice ago, where it is found without listing them all: going back
+    down to where a walk stands must not take what is left of the slice. None: ask for all of them."""
+    kind = type(thing)
+    if kind is CACHE:
+        return next((each for each in gc.get_referents(thing) if id(each) == identity), None)
+    if kind in _FUNCTIONS:
+        for cell in thing.__closure__ or ():
+            try:
+                value = cell.cell_contents
+            except ValueError:  # empty
+                continue
+            if id(value) == identity:
+                return value
+    elif issubclass(kind, type):
+        value = next(islice(vars(thing).values(), at, None), None)
+        return value if id(value) == identity else None
+    return None
 
 
 def _of_tee(part: Any) -> list[Child]:
@@ -254,24 +276,28 @@ def _of_exception(error: BaseException) -> list[Child]:
     ]
 
 
-def _of_cache(cache: Any) -> list[Child]:
-    """Of functools.lru_cache: what it remembers, be it in a dict or (with a limit) in a list of its own."""
+def cached(cache: Any) -> tuple[list[Any], list[tuple[str, str]]]:
+    """Of functools.lru_cache: what it remembers, be it in a dict or (with a limit) in a list of its own; and label and
+    tag of each. Many entries are read in one piece, so nothing is asked of each that can be asked of all."""
     function = getattr(cache, "__wrapped__", None)
-    if cache.cache_info().currsize > _REFERENTS_MAX:
-        return [("", "", function)]
-    found: list[Child] = []
-    for each in gc.get_referents(cache):
-        if each is function:
-            found.append(("", "", each))
-        elif type(each) is dict:
-            if "__wrapped__" not in each:
-                found.append((".cache", "cache", each))
-        elif not issubclass(type(each), type) and type(each) is not object:
-            found.append((".cache[*]", "cache", each))
-    return found
+    info = cache.cache_info()
+    if info.maxsize is not None and info.currsize > _REMEMBERED_MAX:
+        return [function], [("", "")]
+    own = instance_dict(cache)
+    if info.maxsize is None:
+        found = [each for each in gc.get_referents(cache) if type(each) is dict and each is not own]
+        word = ".cache"
+    else:
+        found = [
+            each
+            for each in gc.get_referents(cache)
+            if each is not function and each is not own and type(each) is not type
+        ]
+        word = ".cache[*]"
+    return [*found, function], [*[(word, "cache")] * len(found), ("", "")]
 
 
-_REFERENTS_MAX = 2_000
+_REMEMBERED_MAX = 2_000
 HOOKS_FEW = 4
 
 
@@ -316,10 +342,6 @@ def code_around(owner: Any) -> tuple[str | None, Callable[[str], Any]]:
         return values.get(rest) if first == "self" else vars(module).get(name)
 
     return file if isinstance(file, str) else None, of_self
-
-
-def class_children(kind: type) -> list[Child]:
-    return [(f".{name}", "class", value) for name, value in vars(kind).items()]
 
 
 def class_line(kind: type) -> str | None:

@@ -254,6 +254,9 @@ class Walk:
                 return obj[at]
             if above.how == SET:
                 return next(islice(obj, at, None), None)
+            known = holders.again(obj, at, level.identity) if above.how in (PAIRS, CLASS) else None
+            if known is not None:
+                return known
             children = self._children(above)[0]
             if at < len(children) and id(children[at]) == level.identity:
                 return children[at]
@@ -450,16 +453,17 @@ class Walk:
                     self._tensor(each, level, _KEY)
 
     def _children(self, level: _Level) -> tuple[list[Any], list[Any] | None]:
-        """Of a level that is no container: its children, and (label, tag) of each where that is known."""
+        """Of a level that is no container: its children, and (label, tag) of each where that is known.
+
+        Of a class, which may have a thousand, only the names: no text is made for each."""
         obj = level.obj
         if level.how == REFERENTS:
             return gc.get_referents(obj), None
+        if type(obj) is holders.CACHE:
+            return holders.cached(obj)
         if level.how == CLASS:
-            told = holders.class_children(obj)
-        elif level.how == TENSOR:
-            told = holders.tensor_children(obj)
-        else:
-            told = holders.children(obj)
+            return [*vars(obj).values()], [*vars(obj)]
+        told = holders.tensor_children(obj) if level.how == TENSOR else holders.children(obj)
         return [child for _, _, child in told], [(label, tag) for label, tag, _ in told]
 
     def _kind(self, kind: type) -> int:
@@ -528,7 +532,9 @@ class Walk:
         style = _ITEM
         key = None
         how = level.how
-        if how in (PAIRS, CLASS, TENSOR):
+        if how == CLASS:
+            label, tag = f".{edge}", "class"
+        elif how in (PAIRS, TENSOR):
             assert edge is not None
             label, tag = edge
             if label == "" and kind == DICT:  # an exception's own attributes
@@ -588,7 +594,7 @@ class Walk:
                 return known
         edge = self._tensor_edge
         if type(edge) not in (str, int):
-            edge = edge[0] if level.edges is not None and level.how in (PAIRS, CLASS, TENSOR) else edge is _KEY
+            edge = edge[0] if level.edges is not None and level.how in (PAIRS, TENSOR) else edge is _KEY
         entry = None if _starred(level) else (level.base + level.index - 1, edge)
         alike = (*(each.alike for each in self._levels), entry or edge is True)
         told = self._named.get(alike)
@@ -723,6 +729,8 @@ class Walk:
                 child = above.chunk[above.index - 1]
             name = holders.attribute(above.obj, child)
             return (f".{name}", "attribute") if name is not None else (f".<{type(above.obj).__name__}>", "attribute")
+        if above.how == CLASS:
+            return f".{edge}", "class"
         if isinstance(edge, tuple):
             return edge[0], edge[1]
         return "", ""

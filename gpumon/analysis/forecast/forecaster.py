@@ -35,7 +35,6 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import NamedTuple
 
 from gpumon.analysis.forecast.headroom import Room, Taken, steps_until
@@ -104,8 +103,7 @@ class Forecaster:
         self._peaks: deque[int] = deque(maxlen=WINDOW)  # of the same steps
         self._numbers: deque[int] = deque(maxlen=WINDOW)  # theirs
         self._begun: deque[int] = deque(maxlen=WINDOW)  # what they started with
-        self._before: deque[int] = deque(maxlen=PERIOD)  # of the newest of them, that one first
-        self._repeats: list[int] = []  # so many steps in a row peaked as the one 1, 2 … `PERIOD` steps before each
+        self._in_a_row = 0  # steps since some were left out
         self._starts: deque[int] = deque(maxlen=LEVEL_STEPS)  # of the newest of them
         self._ends: deque[int] = deque(maxlen=LEVEL_STEPS)
         self._phases: dict[str, _Series] = {}
@@ -159,8 +157,7 @@ class Forecaster:
         """Steps were left out, which peaked at `highest`: the next one says nothing of how well it was foreseen."""
         self._highest = max(self._highest, highest)
         self._predicted = self._surprise = None
-        self._before.clear()
-        self._repeats.clear()
+        self._in_a_row = 0
 
     def _remember(self, step: StepPeaks) -> None:
         self._seen += 1
@@ -170,13 +167,7 @@ class Forecaster:
         self._peaks.append(step.peak)
         self._numbers.append(step.step)
         self._begun.append(step.start)
-        if self._alike <= 3 * PERIOD:  # else every peak was that of each before it
-            low, high = step.peak * (1 - PERIOD_TOLERANCE), step.peak * (1 + PERIOD_TOLERANCE)
-            self._repeats = [
-                run + 1 if low <= peak <= high else 0
-                for run, peak in zip_longest(self._repeats, self._before, fillvalue=0)
-            ]
-            self._before.appendleft(step.peak)
+        self._in_a_row += 1
         if step.reserved_peak is not None:
             self._taken.observe(step.step, step.reserved_peak, step.end)
         self._starts.append(step.start)
@@ -212,8 +203,7 @@ class Forecaster:
         self._highest = max(self._highest, *self._peaks, 0)
         for series in (self._window, self._peaks, self._numbers, self._begun, self._starts, self._ends):
             series.clear()
-        self._before.clear()
-        self._repeats.clear()
+        self._in_a_row = 0
         self._far.clear()
         self._stride = 1
         self._far_trend = None
@@ -369,10 +359,17 @@ class Forecaster:
 
     def _period(self) -> int | None:
         """After how many steps, 2 to `PERIOD`, the peaks repeat: seen in the last three rounds. None: they do not."""
-        peaks = self._peaks
-        if len(peaks) < 6 or peaks[-1] == peaks[-2] == peaks[-3]:
+        if self._in_a_row < 6:
             return None
-        return next((period for period, run in enumerate(self._repeats, 1) if run >= 2 * period > 2), None)
+        peaks = list(self._peaks)
+        newest = peaks[-1]
+        if newest == peaks[-2] == peaks[-3]:
+            return None
+        least, most = newest * (1 - PERIOD_TOLERANCE), newest * (1 + PERIOD_TOLERANCE)
+        for period, peak in enumerate(peaks[-3 : -2 - PERIOD : -1], 2):
+            if least <= peak <= most and 3 * period <= self._in_a_row and _repeats(peaks, period):
+                return period
+        return None
 
     def _excess(self, name: str, series: _Series, steps: int, input_bytes: int | None) -> float | None:
         """None for a phase that is not due: one that comes every so many steps, or that fewer than half had."""
@@ -531,19 +528,29 @@ class Forecaster:
         """Largest k so that every phase fits with k times the usual batch, the interval's upper side included."""
         newest = self._window[-1]
         usable = room.available - room.stranded - above
-        fixed = max((p.peak for p in newest.phases if p.phase in END_ANCHORED), default=0)
-        if fixed > usable:  # the optimizer step alone does not fit: no batch does
-            return 0.0
+        for name, peak in newest.phases:
+            if peak > usable and name in END_ANCHORED:  # the optimizer step alone does not fit: no batch does
+                return 0.0
         if self._batch is None:
-            self._batch = [
-                over_batch(points) for name in BATCH_PHASES if (points := [(b, e) for _, b, e in self._entries(name)])
-            ]
+            points: dict[str, list[tuple[int, int]]] = {name: [] for name in BATCH_PHASES}
+            for step in self._window:
+                size, start = step.input_bytes or 0, step.start
+                for name, peak in step.phases:
+                    if name in points:
+                        points[name].append((size, peak - start))
+            self._batch = [over_batch(each) for each in points.values() if each]
         factors = [(usable - newest.start - line.intercept) / line.slope for line in self._batch if line.slope > 0]
         return max(0.0, math.floor(100 * min(factors)) / 100) if factors else None
 
 
 def _mean(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return sum([x for x, _ in points]) / len(points), sum([y for _, y in points]) / len(points)
+
+
+def _repeats(peaks: Sequence[int], period: int) -> bool:
+    """Whether each of the newest two rounds of them is that of a round before."""
+    rounds = zip(peaks[-2 * period :], peaks[-3 * period : -period], strict=True)
+    return all([peak * (1 - PERIOD_TOLERANCE) <= before <= peak * (1 + PERIOD_TOLERANCE) for peak, before in rounds])
 
 
 def _stood(newer: StepPeaks, older: StepPeaks) -> bool:
