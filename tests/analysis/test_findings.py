@@ -6,6 +6,7 @@ import random
 
 import pytest
 from looked import codes, history, only
+from msgspec.structs import replace
 from synthetic import GIB, MIB, Run
 
 from gpumon.analysis import Reporter
@@ -52,6 +53,8 @@ def test_how_much_a_batch_is_too_large_by_is_what_the_failed_allocation_told_onc
     store.apply(run.received(failed, 8))
     assert finding().bytes == -3 * GIB
     assert "3.00 GiB too much" in finding().title
+    store.apply(run.received(replace(said, headroom=-4 * GIB), 8))  # it knew of what cannot be used, too
+    assert finding().bytes == -4 * GIB
 
 
 def test_a_peak_close_to_the_device_s_total_is_near_capacity() -> None:

@@ -82,7 +82,7 @@ def _said_of_now(look: Look) -> Evidence | None:
 
 
 def _headroom(look: Look, outlook: wire.Outlook) -> int | None:
-    """By what the failed allocation told there is, once it has; before that, as the agent knew it.
+    """As the agent knew it, and no more than the failed allocation told there is, once it has.
 
     The agent may have had no more than the device's total to hold the batch against, what the context takes included.
     """
@@ -91,8 +91,8 @@ def _headroom(look: Look, outlook: wire.Outlook) -> int | None:
         return outlook.headroom
     if failed.free is None or failed.reserved is None:
         return outlook.headroom
-    there_is = failed.free + failed.reserved
-    return (there_is if failed.total is None else min(there_is, failed.total)) - outlook.next_peak
+    left = failed.free + failed.reserved - outlook.next_peak
+    return left if outlook.headroom is None else min(left, outlook.headroom)
 
 
 def _smaller_peak(forecast: Forecast) -> str:
