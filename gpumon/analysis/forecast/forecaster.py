@@ -80,12 +80,13 @@ class _Far(NamedTuple):
 class _Series:
     """What a phase added to its anchor, step by step."""
 
-    __slots__ = ("after", "gap", "gap_before", "last", "newest", "run", "same", "seen")
+    __slots__ = ("after", "gap", "gap_before", "highest", "last", "newest", "run", "same", "seen")
 
     def __init__(self, name: str) -> None:
         self.after = name in END_ANCHORED  # its anchor is the end, else the start
         self.newest: deque[int] = deque(maxlen=LEVEL_STEPS)  # excesses; where they all are the same, none is added
         self.last = -1  # the newest of them
+        self.highest = -1
         self.same = 0  # so many before it were the same
         self.seen = -1  # the newest step that had it
         self.run = 0  # steps in a row until then
@@ -160,30 +161,31 @@ class Forecaster:
         self._in_a_row = 0
 
     def _remember(self, step: StepPeaks) -> None:
-        self._seen += 1
-        if len(self._window) == WINDOW:
-            self._highest = max(self._highest, self._peaks[0])
+        number, start, end, phases, highest = step[:5]
+        seen = self._seen = self._seen + 1
+        if len(self._window) == WINDOW and self._peaks[0] > self._highest:
+            self._highest = self._peaks[0]
         self._window.append(step)
-        self._peaks.append(step.peak)
-        self._numbers.append(step.step)
-        self._begun.append(step.start)
+        self._peaks.append(highest)
+        self._numbers.append(number)
+        self._begun.append(start)
         self._in_a_row += 1
         if step.reserved_peak is not None:
-            self._taken.observe(step.step, step.reserved_peak, step.end)
-        self._starts.append(step.start)
-        self._ends.append(step.end)
-        if self._seen % self._stride == 0:
-            self._far.append((float(step.step), float(step.start)))
+            self._taken.observe(number, step.reserved_peak, end)
+        self._starts.append(start)
+        self._ends.append(end)
+        if seen % self._stride == 0:
+            self._far.append((float(number), float(start)))
             if len(self._far) == FAR_POINTS:
                 del self._far[::2]
                 self._stride *= 2
-        seen, start, end = self._seen, step.start, step.end
-        for name, peak in step.phases:
-            series = self._phases.get(name)
+        known = self._phases
+        for name, peak in phases:
+            series = known.get(name)
             if series is None:
-                if len(self._phases) >= PHASES_KNOWN:
+                if len(known) >= PHASES_KNOWN:
                     continue
-                series = self._phases[name] = _Series(name)
+                series = known[name] = _Series(name)
             excess = peak - (end if series.after else start)
             if series.seen == seen - 1:
                 series.run += 1
@@ -193,11 +195,12 @@ class Forecaster:
             series.seen = seen
             if excess != series.last:
                 series.last, series.same = excess, 0
-                series.newest.append(excess)
             else:
                 series.same += 1
-                if series.same < LEVEL_STEPS:
-                    series.newest.append(excess)
+                if series.same >= LEVEL_STEPS:
+                    continue  # they all are that
+            series.newest.append(excess)
+            series.highest = max(series.newest)
 
     def _forget(self, keep: StepPeaks | None = None) -> None:
         self._highest = max(self._highest, *self._peaks, 0)
@@ -340,7 +343,7 @@ class Forecaster:
             if series is likely and least:
                 peak = least
             elif input_bytes is None and series.run >= steps and series.seen == seen:  # in each of the newest steps
-                if anchor + max(series.newest) < least:
+                if anchor + series.highest < least:
                     continue
                 peak = anchor + series.usual()
             elif (excess := self._excess(name, series, steps, input_bytes)) is not None:
@@ -528,6 +531,8 @@ class Forecaster:
         """Largest k so that every phase fits with k times the usual batch, the interval's upper side included."""
         newest = self._window[-1]
         usable = room.available - room.stranded - above
+        if usable < 0:
+            return 0.0
         for name, peak in newest.phases:
             if peak > usable and name in END_ANCHORED:  # the optimizer step alone does not fit: no batch does
                 return 0.0
@@ -550,7 +555,7 @@ def _mean(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def _repeats(peaks: Sequence[int], period: int) -> bool:
     """Whether each of the newest two rounds of them is that of a round before."""
     rounds = zip(peaks[-2 * period :], peaks[-3 * period : -period], strict=True)
-    return all([peak * (1 - PERIOD_TOLERANCE) <= before <= peak * (1 + PERIOD_TOLERANCE) for peak, before in rounds])
+    return all(peak * (1 - PERIOD_TOLERANCE) <= before <= peak * (1 + PERIOD_TOLERANCE) for peak, before in rounds)
 
 
 def _stood(newer: StepPeaks, older: StepPeaks) -> bool:
