@@ -62,6 +62,7 @@ class Device:
     others: Others = field(default_factory=Others)
     whatif: tuple[Answer, ...] = ()
     asked_at: int | None = None  # the step at which what-if was answered last
+    asked_with: int = 0  # what stood then as forward began
     foreseen: Foreseen = field(default_factory=Foreseen)
     typical: float | None = None  # peak, at the newest look
     growth: DeviceGrowth = field(default_factory=DeviceGrowth)

@@ -38,6 +38,9 @@ ROOM_SHARE = 0.25
 WHATIF_FROM, WHATIF_EVERY, WHATIF_STEPS = 8, 256, 32
 """Steps: from which on what-if is answered, after how many again, and how many it looks at."""
 
+WHATIF_MOVED = 0.1
+"""Share of the peak by which what stands as forward begins has moved: then it is answered again, as under a leak."""
+
 
 class Reporter:
     """Follows the ranks of a session; see the module."""
@@ -282,13 +285,15 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
 
 def _asked(rank: RankFrame, learnt: Device, report: DeviceReport) -> tuple[Answer, ...]:
     """What the usual changes would need: asked again now and then, for it looks at many steps."""
-    newest = rank.steps[-1].step if rank.steps else 0
-    if newest < WHATIF_FROM:
+    newest, figures = rank.steps[-1].step if rank.steps else 0, learnt.newest
+    if newest < WHATIF_FROM or figures is None:
         return ()
-    if learnt.asked_at is None or newest - learnt.asked_at >= WHATIF_EVERY or newest < learnt.asked_at:
+    since = WHATIF_EVERY if learnt.asked_at is None else newest - learnt.asked_at
+    moved = since >= WHATIF_FROM and abs(figures.start - learnt.asked_with) > WHATIF_MOVED * figures.peak
+    if since < 0 or since >= WHATIF_EVERY or moved:
         from gpumon.analysis.whatif import SHORT, answer
 
-        learnt.asked_at = newest
+        learnt.asked_at, learnt.asked_with = newest, figures.start
         foreseen = learnt.foreseen.catch_up(rank.steps[-LEARNT_STEPS:], learnt.index)
         learnt.whatif = tuple(answer(rank, report, foreseen, SHORT, steps=WHATIF_STEPS))
     return learnt.whatif

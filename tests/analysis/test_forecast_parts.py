@@ -145,6 +145,17 @@ def test_a_report_asked_late_answers_what_if_as_though_the_model_had_been_fed_al
     assert report.whatif == tuple(answer(rank, report, fed, SHORT, steps=32))
 
 
+def test_under_a_leak_what_if_is_answered_again_as_what_stands_grows() -> None:
+    run = Run(kept=lambda step: 20 * MIB * step)
+    store, reporter = SessionStore(), Reporter()
+    for received in run.stream(100):
+        store.apply(received)
+        if isinstance(received.event, wire.Step) and received.event.step >= 20:
+            device = reporter.report(store.frame(0))[0].devices[0]
+            doubled = next(each for each in device.whatif if each.change == Change(batch=2))
+            assert doubled.peak is None or doubled.peak.expected > run.start(received.event.step)
+
+
 def test_another_batch_is_answered_from_the_batches_that_were() -> None:
     rng = random.Random(2)
     lengths = [rng.randint(64, 512) for _ in range(60)]
