@@ -258,14 +258,23 @@ def test_until_memory_is_full_steps_and_time_are_said_where_there_is_room():
     )
     slice_ = Outlook(forecast, 10 * GIB, ended=False, counted=True, left="3 m 05 s")
     said = (
-        (72, "rising: full in about 231 steps (198–270), 3 m 05 s"),
-        (60, "rising: full in about 231 steps, 3 m 05 s"),
-        (45, "rising: full in about 231 steps"),
-        (28, "full in 231 steps"),
+        (72, "trend     rising: full in about 231 steps (198–270), 3 m 05 s"),
+        (60, "trend     full in 231 steps (198–270), 3 m 05 s"),
+        (45, "trend     full in 231 steps (198–270)"),
+        (34, "full in   231 steps (198–270)"),
+        (28, "trend  full in 231 steps"),
     )
     for room, text in said:
         lines = ["".join(text for text, _ in line) for line in forecast_lines(slice_, room, 9, UNICODE, "strong")]
-        assert next(line for line in lines if "trend" in line).rstrip().endswith(text)
+        assert next(line for line in lines if "231" in line).strip() == text
+
+
+@pytest.mark.parametrize("room", [33, 36, 40, 60])
+def test_the_next_peak_s_interval_is_not_cut(room):
+    forecast = Forecast(276 << 20, 255 << 20, 300 << 20, "backward", GIB, 0.0, None, None, 5)
+    slice_ = Outlook(forecast, 10 * GIB, ended=False, counted=True)
+    lines = ["".join(text for text, _ in line) for line in forecast_lines(slice_, room, 9, UNICODE, "strong")]
+    assert "276.0 MiB (255.0–300.0)" in lines[1]
 
 
 def test_the_end_says_reason_phase_and_step(store_of, new_run):

@@ -93,16 +93,16 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
         mark = glyphs.fits if word == "fits" else glyphs.warning
         first.append((f"  {mark} {_WORD[word]}", _ROLE[word]))
     lines.append(fit(first, room))
-    wide = room >= 34
-    pad = 13 if wide else 10
     span = (
         f" ({in_unit(f.low, unit)}–{in_unit(f.high, unit)})"
         if glyphs.braille
         else f" ({in_unit(f.low, unit)}-{in_unit(f.high, unit)})"
     )
+    needs = f"{in_unit(f.next_peak, unit)} {unit.name}"
+    pad = 13 if room >= 13 + len(needs) + len(span) else 10
     peak: list[Span] = [
         (f"   {'peak':<{pad - 3}}", "dim"),
-        (f"{in_unit(f.next_peak, unit)} {unit.name}", "strong"),
+        (needs, "strong"),
         (span, "text"),
     ]
     if room >= 50:
@@ -127,15 +127,7 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
             )
         )
     if f.steps_to_oom is not None:
-        full = f"full in about {f.steps_to_oom:,} steps"
-        apart = full
-        if f.steps_to_oom_low is not None and f.steps_to_oom_high is not None:
-            dash = "–" if glyphs.braille else "-"
-            apart = f"{full} ({f.steps_to_oom_low:,}{dash}{f.steps_to_oom_high:,})"
-        timed = [f"rising: {each}, {o.left}" for each in (apart, full) if o.left]
-        said = (*timed, f"rising: {apart}", f"rising: {full}", full)
-        text = next((each for each in said if each and pad + len(each) <= room), f"full in {f.steps_to_oom:,} steps")
-        lines.append(fit([(f"   {'trend':<{pad - 3}}", "dim"), (text, "bad")], room))
+        lines.append(fit(_trend(f, o.left, pad, room, glyphs), room))
     if o.now is not None:
         lines.append(fit(_now(o.now), room))
     if o.regime is not None and height > len(lines):
@@ -150,6 +142,23 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
     if height > len(lines) and (asked := _whatif(o.whatif, room, glyphs)):
         lines.append(fit(asked, room))
     return lines
+
+
+def _trend(f: Forecast, time: str, pad: int, room: int, glyphs: Glyphs) -> list[Span]:
+    """The steps that are left, with as much beside them as there is room for: what holds them rather than the time."""
+    steps, apart = f"{f.steps_to_oom:,} steps", ""
+    if f.steps_to_oom_low is not None and f.steps_to_oom_high is not None:
+        apart = f" ({f.steps_to_oom_low:,}{'–' if glyphs.braille else '-'}{f.steps_to_oom_high:,})"
+    left = f", {time}" if time else ""
+    said = [
+        ("trend", f"rising: full in about {steps}{apart}{left}"),
+        ("trend", f"full in {steps}{apart}{left}"),
+        ("trend", f"full in {steps}{apart}"),
+        ("full in", f"{steps}{apart}"),
+        ("trend", f"full in {steps}"),
+    ]
+    label, text = next((each for each in said if pad + len(each[1]) <= room), said[-1])
+    return [(f"   {label:<{pad - 3}}", "dim"), (text, "bad")]
 
 
 def _now(said: wire.Outlook) -> list[Span]:
