@@ -1,12 +1,14 @@
 """How well forecasts hold: runs on the virtual GPU, every scenario, long clean synthetic runs, what-if; what they cost.
 
-    python benchmarks/forecast.py [--runs] [--held] [--leaks] [--scarce] [--scenarios] [--clean] [--whatif] [--cost]
-                                  [--memory] [--keep FOLDER [--kept] [--older FOLDER]] [--write]
+    python benchmarks/forecast.py [--scores] [--scarce] [--whatif] [--cost] [--memory] [--write]
+                                  [--runs] [--held] [--leaks] [--scenarios] [--clean]
+                                  [--keep FOLDER [--kept] [--older FOLDER]]
 
-Without a choice: all of them. Runs that end out of memory are recorded with `gpumon record` beside the
-training, the others by forks (forecasting/recording.py); all are scored by gpumon.analysis.backtest, which plays them
-message by message. `--write` writes docs/forecast-accuracy.md. Costs are CPU time of one thread, medians, beside one
-`time.perf_counter_ns()` call of the same loop.
+Without a choice: all of them; `--scores` are the five of the second line. Runs that end out of memory are recorded with
+`gpumon record` beside the training, the others by forks (forecasting/recording.py); all are scored by
+gpumon.analysis.backtest, which plays them message by message. `--write` writes docs/forecast-accuracy.md, of a choice
+its sections. Costs are CPU time of one thread, beside what measuring nothing takes in the same loop: the agent's batch
+and its learning in turns, as in a training process; the viewer's in a loop of its own, for it is another process.
 """
 
 from __future__ import annotations
@@ -16,17 +18,15 @@ import heapq
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "_shared")]
 
-import session  # noqa: E402
+from forecasting.cost import costs  # noqa: E402
 from forecasting.memory import keeping  # noqa: E402
-from forecasting.page import Checked, Result, Scored, checked_row, page, percent  # noqa: E402
+from forecasting.page import Checked, Result, Scored, checked_row, page, percent, replaced  # noqa: E402
 from forecasting.recording import SMALL, Recordings  # noqa: E402
 from forecasting.runs import (  # noqa: E402
     HELD,
@@ -44,7 +44,7 @@ from forecasting.runs import (  # noqa: E402
 )
 from forecasting.scarce import EVERY, scarce  # noqa: E402
 from scenarios.catalogue import SCENARIOS  # noqa: E402
-from synthetic import GIB, MIB, Run, rank_of  # noqa: E402
+from synthetic import MIB, Run, rank_of  # noqa: E402
 
 from gpumon import link  # noqa: E402
 from gpumon.analysis.backtest import Backtest, backtest  # noqa: E402
@@ -52,19 +52,19 @@ from gpumon.analysis.findings.capacity import oom_ahead  # noqa: E402
 from gpumon.analysis.findings.look import Look  # noqa: E402
 from gpumon.analysis.forecast import Forecaster, Room  # noqa: E402
 from gpumon.analysis.foreseen import Foreseen  # noqa: E402
-from gpumon.analysis.history import look, step_peaks  # noqa: E402
+from gpumon.analysis.history import step_peaks  # noqa: E402
 from gpumon.analysis.lines import Forecast  # noqa: E402
 from gpumon.analysis.rules import OOM_AHEAD  # noqa: E402
 from gpumon.cli.whatif import asked_of  # noqa: E402
 from gpumon.session.frame import StepRecord  # noqa: E402
 from gpumon_agent import wire  # noqa: E402
-from gpumon_agent.forecast.outlook import Outlooks  # noqa: E402
 
 PAGE = ROOT / "docs" / "forecast-accuracy.md"
 RUN, HELD_RUN, WHATIF_RUN = (
     str(ROOT / "benchmarks" / "forecasting" / f"{name}.py") for name in ("run", "held", "changed")
 )
 SCENARIO_STEPS = 60
+SCORES = ("runs", "held", "leaks", "scenarios", "clean")
 
 
 def runs(result: Result, recordings: Recordings) -> None:
@@ -228,31 +228,9 @@ def played(run: Run, steps: int, room: int) -> Backtest:
 
 
 def cost(result: Result) -> None:
-    def phases(step: int, excess: float) -> list[wire.Phase]:
-        ends = (("between", 0.0), ("forward", excess), ("backward", 1.2 * excess), ("optimizer", 100.0 * MIB))
-        return [
-            wire.Phase(step, name, 0, 0, 0, 1, 300 * MIB, 300 * MIB + round(peak), GIB, GIB, 0, 0, 0, 9, 0, 0)
-            for name, peak in ends
-        ]
-
-    def measured(work: Callable[[], object]) -> float:
-        began = time.thread_time_ns()
-        work()
-        return (time.thread_time_ns() - began) / 1e3
-
-    for kind in ("same shapes", "random shapes", "random pairs of lengths"):
-        spent = spend(kind, phases, measured)
-        for name, each in spent.items():
-            ordered = sorted(each[200:])
-            text = f"{ordered[len(ordered) // 2]:.1f} µs median, {sum(ordered) / len(ordered):.1f} µs mean"
-            result.costs.append((f"{name}, {kind}", text))
-            print(f"{name + ', ' + kind:<44} {text}", flush=True)
-        if kind == "random pairs of lengths":
-            continue
-        each = sorted(session.reporting(8, 600, kind != "same shapes", session.STEPS_PER_S // 4)[1] for _ in range(5))
-        text = f"{each[2] * 1e6:.1f} µs mean, {each[0] * 1e6:.1f} in the quickest of five rounds"
-        result.costs.append((f"viewer, whole report at 4 pictures/s, {kind}", text))
-        print(f"{'viewer, whole report, ' + kind:<44} {text}", flush=True)
+    for name, text in costs():
+        result.costs.append((name, text))
+        print(f"{name:<56} {text}", flush=True)
 
 
 def memory(result: Result, steps: int) -> None:
@@ -261,54 +239,10 @@ def memory(result: Result, steps: int) -> None:
         print(f"after {step:>12,} steps {blocks:>10,} blocks {kib / 1024:>8.1f} MiB resident", flush=True)
 
 
-def spend(
-    kind: str, phases: Callable[[int, float], list[wire.Phase]], measured: Callable[[Callable[[], object]], float]
-) -> dict[str, list[float]]:
-    """Microseconds of each step, by what took them."""
-    rng, outlooks, forecaster, foreseen = (
-        random.Random(1),
-        Outlooks(lambda e: None, {0: 8 * GIB}),
-        Forecaster(),
-        Foreseen(),
-    )
-    names = ("agent, a batch", "agent, learning (its thread)", "viewer", "nothing")
-    spent: dict[str, list[float]] = {name: [] for name in names}
-
-    def said(step: int, shapes: tuple[tuple[int, int], ...]) -> None:
-        outlooks.batch(step, 0, shapes, 1, [(0, 300 * MIB, 0)])
-
-    def learnt(events: Sequence[wire.NumberedEvent]) -> None:
-        for event in events:
-            outlooks.follow(event)
-
-    def viewed(record: StepRecord) -> None:
-        seen = look(record, record.phases)
-        if seen.figures is not None:
-            forecaster.observe(seen.figures)
-        foreseen.note(((record, record.phases),), (seen.ran,))
-        forecaster.forecast(Room(8 * GIB, foreseen.fragments.bytes))
-
-    for step in range(4000):
-        length = 512 if kind == "same shapes" else rng.randint(32, 900)
-        shapes, needs = ((8, length),), 2e4 * 8 * length + 900.0 * 8 * length**2
-        if kind == "random pairs of lengths":  # one part's moment or the other's
-            other = max(1, round(length * rng.uniform(0.6, 1.4)))
-            shapes, needs = (*shapes, (8, other)), max(needs, 3e4 * 8 * other + 900.0 * 8 * length * other)
-        told = phases(step, needs)
-        closed = wire.Step(step, 0, 1, 64 * length, shapes, False, 4)
-        works = (
-            partial(said, step, shapes), partial(learnt, (*told, closed)),
-            partial(viewed, StepRecord(step, closed, tuple(told))), int,
-        )  # fmt: skip
-        for name, work in zip(names, works, strict=True):
-            spent[name].append(measured(work))
-    return spent
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = ("runs", "held", "leaks", "scarce", "scenarios", "clean", "whatif", "cost", "memory")
-    for name in (*names, "write"):
+    names = (*SCORES, "scarce", "whatif", "cost", "memory")
+    for name in (*names, "scores", "write"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--steps", type=int, default=6000, help="of each clean synthetic run (6000)")
     parser.add_argument("--memory-steps", type=int, default=1_000_000, help="that memory is watched over (10^6)")
@@ -319,7 +253,9 @@ def main() -> None:
     parser.add_argument("--kept", action="store_true", help="make no recordings: only those in --keep")
     parser.add_argument("--keep", type=Path, help="where recordings stay, and are taken from")
     args = parser.parse_args()
-    chosen = {name for name in names if getattr(args, name)}
+    chosen = {name for name in names if getattr(args, name)} | (set(SCORES) if args.scores else set())
+    if args.write and chosen & set(SCORES) and not chosen.issuperset(SCORES):
+        parser.error("--write: the page sums up all --scores")
     result = Result()
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
@@ -343,7 +279,8 @@ def main() -> None:
         finally:
             recordings.close()
     if args.write:
-        PAGE.write_text("\n".join(page(result)) + "\n")
+        text = "\n".join(page(result))
+        PAGE.write_text(replaced(PAGE.read_text(), text) if chosen else f"{text}\n")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 A leak of random amounts is foreseen no better than its rate is known from the steps seen, and than what is still to
 come sums up to. Both are in what `told` says: it knows since which step the script leaks and takes the mean of all
 steps since, the best unbiased estimate of a rate from independent amounts; and it is told how many bytes will stand as
-an allocation fails, which nobody can know then: batches to come and where the allocator puts them decide it. Told by
-the same job's other runs, it is what somebody knows who saw that job run out of memory before.
+an allocation fails, which nobody can know then: batches to come and where the allocator puts them decide it.
 
 `chances` needs no estimator. Amounts of a mean m and a standard deviation s, n of them seen and k to come, sum up to
 what is left with a relative variance of (s / m)² · (1/n + 1/k), by the central limit theorem; where memory ends adds
@@ -26,11 +25,11 @@ NEAR = 0.1
 _NORMAL = NormalDist()
 
 
-def told(score: Backtest, since: int, ends_at: float | None = None) -> list[float]:
-    """Errors as Backtest.steps_to_oom_errors has them, at the same steps. `ends_at`: bytes; None: what they were."""
+def told(score: Backtest, since: int) -> list[float]:
+    """Errors as Backtest.steps_to_oom_errors has them, at the same steps."""
     said_at = {step for step, _ in score.to_oom}
-    (last, standing) = score.standing[-1]
-    ends_at, rest = (standing, (score.oom_step or last) - last) if ends_at is None else (ends_at, 1)
+    last, ends_at = score.standing[-1]
+    rest = (score.oom_step or last) - last
     first = next(((step, kept) for step, kept in score.standing if step >= since), None)
     if first is None:
         return []
@@ -42,10 +41,10 @@ def told(score: Backtest, since: int, ends_at: float | None = None) -> list[floa
     return score.steps_to_oom_errors(said)
 
 
-def chances(score: Backtest, since: int, ends_apart: float = 0.0, *, rate_known: bool = False) -> list[float]:
+def chances(score: Backtest, since: int, ends_apart: float) -> list[float]:
     """Of each of the same steps, how likely the best possible estimator is within 10 %.
 
-    `ends_apart`: standard deviation of the bytes that stand as memory ends. `rate_known`: told the mean of the amounts.
+    `ends_apart`: standard deviation of the bytes that stand as memory ends.
     """
     end = score.oom_step
     kept = [(step, bytes_) for step, bytes_ in score.standing if step >= since]
@@ -58,7 +57,7 @@ def chances(score: Backtest, since: int, ends_apart: float = 0.0, *, rate_known:
     for step, _ in score.to_oom:
         left, seen = end - step, step - since
         if 4 * step >= end and left >= 10 and seen > 0:
-            variance = varies * ((0 if rate_known else 1 / seen) + 1 / left) + (ends_apart / (mean * left)) ** 2
+            variance = varies * (1 / seen + 1 / left) + (ends_apart / (mean * left)) ** 2
             found.append(2 * _NORMAL.cdf(NEAR / math.sqrt(variance)) - 1 if variance else 1.0)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -50,6 +51,23 @@ class Result:
     )  # steps, blocks of Python's allocator, KiB resident
 
 
+def replaced(before: str, text: str) -> str:
+    """The page with those of its sections that were made anew; the head is made with the first table."""
+    known, made = _sections(before), _sections(text)
+    if _FIRST not in made:
+        made = {heading: section for heading, section in made.items() if heading.startswith("## ")}
+    return "\n\n".join({**known, **made}.values()) + "\n"
+
+
+_FIRST = "## Shapes"
+
+
+def _sections(text: str) -> dict[str, str]:
+    """By their headings; what stands above the first one by the page's title."""
+    parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    return {part.partition("\n")[0]: part.strip() for part in parts}
+
+
 Rows = Sequence[tuple[Scored, Backtest]]
 
 TABLES = (
@@ -71,7 +89,8 @@ def page(result: Result) -> Iterator[str]:
     every = [(each, score) for each in result.scored for score in each.scores]
     yield """# How well forecasts hold
 
-Written by `python benchmarks/forecast.py --write`; [forecast.md](forecast.md) says how forecasts are made. Recorded
+Written by `python benchmarks/forecast.py --write`, by `--scores --write` where no other choice is named;
+[forecast.md](forecast.md) says how forecasts are made. Recorded
 on the virtual GPU, whose allocator is PyTorch's own, and played back message by message: out of memory with
 `gpumon record` beside `gpumon run`, the rest by forks that write down what the agent says; all but the batches that are
 too large without the governor, so that each of these short steps was read. *Outlook* is what was said as a batch
@@ -104,8 +123,9 @@ interval did, *exact* how often the peak was what was said to the byte: then any
         yield """
 ## Where few steps are read whole
 
-The runs above that end out of memory by shape, and those whose shapes vary, with the agent's readings taken out of all
-but one step in so many (forecasting/scarce.py): of the others it has what stands at their end and their highest moment.
+By `--scarce`. The runs above that end out of memory by shape, and those whose shapes vary, with the agent's readings
+taken out of all but one step in so many (forecasting/scarce.py): of the others it has what stands at their end and
+their highest moment.
 
 | steps read whole | out of memory said | false | outlooks | off, median | 95th | held |
 |---|---|---|---|---|---|---|"""
@@ -113,14 +133,21 @@ but one step in so many (forecasting/scarce.py): of the others it has what stand
     if result.checked:
         yield from _whatif(result.checked)
     if result.costs:
-        yield "\n## Cost\n\nCPU time of one thread, a batch or a step; `nothing` is what measuring itself shows."
-        yield f"Load average of the last minute: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores.\n"
+        yield f"""
+## Cost
+
+By `--cost`. CPU time of one thread, a batch or a step, in the quickest and in the slowest of three rounds; `nothing` is
+what measuring itself shows. The agent's batch is what the training thread waits for. The viewer's forecast is learning
+a step and saying the next one's, a picture each step; its whole report, at 4 pictures and 20 steps a second, is all
+that it works out of a rank: ledgers, growth, findings. Load average of the last minute: {os.getloadavg()[0]:.1f} on
+{os.cpu_count()} cores.
+"""
         yield "| what | |\n|---|---|"
         yield from (f"| {name} | {text} |" for name, text in result.costs)
 
     if result.memory:
-        yield "\n## Memory\n\nOne process plays agent and viewer: lengths, pairs of lengths and images, ever new names"
-        yield "of phases, a leak that comes and goes.\n"
+        yield "\n## Memory\n\nBy `--memory`. One process plays agent and viewer: lengths, pairs of lengths and images,"
+        yield "ever new names of phases, a leak that comes and goes.\n"
         yield "| steps | blocks of Python's allocator | resident |\n|---|---|---|"
         yield from (f"| {steps:,} | {blocks:,} | {kib / 1024:.1f} MiB |" for steps, blocks, kib in result.memory)
 
@@ -248,9 +275,9 @@ def _whatif(checked: Sequence[Checked]) -> Iterator[str]:
     yield f"""
 ## What if
 
-Each run once as it was and once changed, the answer given from the first. MiB at the peak. The span held what came in
-{sum(inside(each) for each in told)} of {len(told)}; the expected figure was {percent(offs[len(offs) // 2])} off in the
-median, {percent(offs[int(0.9 * (len(offs) - 1))])} in the 90th percentile.
+By `--whatif`. Each run once as it was and once changed, the answer given from the first. MiB at the peak. The span held
+what came in {sum(inside(each) for each in told)} of {len(told)}; the expected figure was
+{percent(offs[len(offs) // 2])} off in the median, {percent(offs[int(0.9 * (len(offs) - 1))])} in the 90th percentile.
 
 | run | change | before | said | needed | off | in the span |
 |---|---|---|---|---|---|---|"""
