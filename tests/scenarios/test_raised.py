@@ -80,9 +80,10 @@ def driven(scenario: Scenario, paced: tuple[str, ...], folder: str) -> dict[str,
     return {each["code"]: each["severity"] for each in objects if each["type"] == "finding"}
 
 
-def test_every_code_of_the_catalogue_has_a_rule_and_every_rule_a_scenario():
+def test_every_code_of_the_catalogue_has_a_rule_and_every_rule_a_scenario_and_a_clean_twin():
     codes = {code for scenario in SCENARIOS for code in scenario.raises}
-    assert codes == RULES.keys()
+    with_twin = {code for scenario in SCENARIOS if scenario.has_twin for code in scenario.raises}
+    assert codes == RULES.keys() == with_twin
 
 
 @pytest.mark.parametrize("scenario", CHOSEN, ids=lambda scenario: scenario.name)
