@@ -262,7 +262,7 @@ def test_until_memory_is_full_steps_and_time_are_said_where_there_is_room():
         (60, "trend     full in 231 steps (198–270), 3 m 05 s"),
         (45, "trend     full in 231 steps (198–270)"),
         (34, "full in   231 steps (198–270)"),
-        (28, "trend  full in 231 steps"),
+        (28, "trend    full in 231 steps"),
     )
     for room, text in said:
         lines = ["".join(text for text, _ in line) for line in forecast_lines(slice_, room, 9, UNICODE, "strong")]
@@ -275,6 +275,7 @@ def test_the_next_peak_s_interval_is_not_cut(room):
     slice_ = Outlook(forecast, 10 * GIB, ended=False, counted=True)
     lines = ["".join(text for text, _ in line) for line in forecast_lines(slice_, room, 9, UNICODE, "strong")]
     assert "276.0 MiB (255.0–300.0)" in lines[1]
+    assert lines[2].index("1.00 GiB") == lines[1].index("276.0")
 
 
 def test_the_end_says_reason_phase_and_step(store_of, new_run):

@@ -99,9 +99,9 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
         else f" ({in_unit(f.low, unit)}-{in_unit(f.high, unit)})"
     )
     needs = f"{in_unit(f.next_peak, unit)} {unit.name}"
-    pad = 13 if room >= 13 + len(needs) + len(span) else 10
+    indent, pad = ("   ", 13) if room >= 13 + len(needs) + len(span) else (" ", 10)
     peak: list[Span] = [
-        (f"   {'peak':<{pad - 3}}", "dim"),
+        (f"{indent}peak".ljust(pad), "dim"),
         (needs, "strong"),
         (span, "text"),
     ]
@@ -111,7 +111,10 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
     left_over = size(f.headroom) if f.headroom is not None else "n/a (no matching reading of the driver)"
     lines.append(
         fit(
-            [(f"   {'headroom':<{pad - 3}}", "dim"), (left_over, _ROLE[word] if word and word != "fits" else "strong")],
+            [
+                (f"{indent}headroom".ljust(pad), "dim"),
+                (left_over, _ROLE[word] if word and word != "fits" else "strong"),
+            ],
             room,
         )
     )
@@ -120,31 +123,34 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
         lines.append(
             fit(
                 [
-                    (f"   {'batch':<{pad - 3}}", "dim"),
+                    (f"{indent}batch".ljust(pad), "dim"),
                     (f"up to {factor}{' the present one' if room >= 42 else ''}", "text"),
                 ],
                 room,
             )
         )
     if f.steps_to_oom is not None:
-        lines.append(fit(_trend(f, o.left, pad, room, glyphs), room))
+        lines.append(fit(_trend(f, o.left, indent, pad, room, glyphs), room))
     if o.now is not None:
         lines.append(fit(_now(o.now), room))
     if o.regime is not None and height > len(lines):
-        lines.append(fit([(f"   another regime since step {o.regime:,}: learnt anew", "warn")], room))
+        lines.append(fit([(f"{indent}another regime since step {o.regime:,}: learnt anew", "warn")], room))
     if o.capacity and height > len(lines) + 1 and room >= 30:
-        lines.append(((" " * 3, ""), *_gauge(f, o.capacity, room - 5, glyphs)))
+        lines.append(((indent, ""), *_gauge(f, o.capacity, room - 2 - len(indent), glyphs)))
     if height > len(lines):
         chance = f" · fails with {100 * f.p_oom:.0f} % probability" if f.p_oom is not None and f.p_oom >= 0.005 else ""
         lines.append(
-            fit([(f"   learnt from {f.learnt_from:,} step{'s' if f.learnt_from != 1 else ''}{chance}", "dim")], room)
+            fit(
+                [(f"{indent}learnt from {f.learnt_from:,} step{'s' if f.learnt_from != 1 else ''}{chance}", "dim")],
+                room,
+            )
         )
     if height > len(lines) and (asked := _whatif(o.whatif, room, glyphs)):
         lines.append(fit(asked, room))
     return lines
 
 
-def _trend(f: Forecast, time: str, pad: int, room: int, glyphs: Glyphs) -> list[Span]:
+def _trend(f: Forecast, time: str, indent: str, pad: int, room: int, glyphs: Glyphs) -> list[Span]:
     """The steps that are left, with as much beside them as there is room for: what holds them rather than the time."""
     steps, apart = f"{f.steps_to_oom:,} steps", ""
     if f.steps_to_oom_low is not None and f.steps_to_oom_high is not None:
@@ -158,7 +164,7 @@ def _trend(f: Forecast, time: str, pad: int, room: int, glyphs: Glyphs) -> list[
         ("trend", f"full in {steps}"),
     ]
     label, text = next((each for each in said if pad + len(each[1]) <= room), said[-1])
-    return [(f"   {label:<{pad - 3}}", "dim"), (text, "bad")]
+    return [(f"{indent}{label}".ljust(pad), "dim"), (text, "bad")]
 
 
 def _now(said: wire.Outlook) -> list[Span]:
