@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -181,3 +182,45 @@ def test_a_slice_can_leave_a_tensor_to_the_next_one() -> None:
     assert met == [1, 2]
     assert walk.run(Clock(1_000_000_000), lambda: False)
     assert met == [1, 2, 2, 3]
+
+
+LENGTHS = (40_001, 40_002, 40_003)  # nobody else has such a tensor
+
+
+def test_the_way_back_lists_no_cache_and_no_class_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To list what a cache of thousands remembers may take longer than what is left of a slice."""
+    met: list[int] = []
+    listed: list[Any] = []
+
+    @functools.lru_cache(maxsize=100)
+    def remembered(length: int) -> list[list[torch.Tensor]]:
+        return [[torch.ones(length)] for _ in range(4)]
+
+    class Kept:
+        tensors = remembered
+
+    def closed_over() -> Any:
+        return Kept
+
+    for length in LENGTHS:
+        remembered(length)
+    children = Walk._children
+
+    def listing(walk: Walk, level: Any) -> Any:
+        listed.append(level.obj)
+        return children(walk, level)
+
+    def found(tensor: torch.Tensor, walk: Walk) -> bool:
+        met.extend(length for length in tensor.shape if length in LENGTHS)
+        return True
+
+    monkeypatch.setattr(Walk, "_children", listing)
+    walk = Walk(found, Files(), roots.of_module)
+    space = {"one": closed_over}
+    walk.begin([Root(lambda: space, named=True)], limit=20)
+    slices = 1
+    while not walk.run(Clock(0), lambda: False):
+        slices += 1
+    assert met == sorted([*LENGTHS] * 4)
+    times = [sum(one is each for one in listed) for each in (closed_over, Kept, remembered)]
+    assert max(times) < 20 < slices, times  # as often as there may be more to look at in it, not in each slice

@@ -34,7 +34,7 @@ from gpumon_agent.ledger.workspaces import reads_traces_alone, snapshot
 STEPS = 2
 STEPS_MAX = 16
 STEPS_AFTER = 3  # by then gradients, batches and activations of those steps are gone
-BLOCKS_MAX = 1_000  # of which the snapshot takes less than a millisecond
+BLOCKS_MAX = 500  # of which the snapshot takes less than a millisecond on a slow machine, too
 BLOCKS_IN_PAUSE_MAX = 60_000  # some 30 ms
 TRACE_MAX = 400  # allocations, read in one piece
 _AT_ONCE = 16  # blocks between two looks at the clock

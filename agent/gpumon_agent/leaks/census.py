@@ -72,6 +72,7 @@ _HOST = -1
 _HOST_GROUPS_MAX = 8
 _TALLIES_MAX = 2_000  # more kinds of tensors than that are counted together
 _MODULES_AT_ONCE = 32
+_OURS = "gpumon_agent"
 _ADDRESSES_MAX = 128  # of a group's newest
 
 _Key = tuple[Any, Any, int, bool, str]
@@ -334,7 +335,8 @@ class _Taking:
             names = self._names = list(sys.modules)
         while names:
             for name in names[-_MODULES_AT_ONCE:]:
-                self._modules[self._files.users_module(name)].append(name)
+                if name.partition(".")[0] != _OURS:
+                    self._modules[self._files.users_module(name)].append(name)
             del names[-_MODULES_AT_ONCE:]
             if clock.over():
                 return not names
@@ -366,7 +368,7 @@ class _Taking:
             if "beside" in which:
                 found += roots.beside(self._files, self._watched())
             if "packages" in which:
-                found += roots.of_packages(self._modules[False])
+                found += self._modules[False]
             self._walk.begin(found, limit=levels, installed="packages" in which, again=again)
         return False
 

@@ -99,7 +99,8 @@ def _registries(files: Files) -> list[Root]:
     found = [
         Root(functools.partial(_handler, name, at), prefix=f"logging.getLogger({name!r}).handlers[{at}]")
         for name, logger in [("root", logging.root), *logging.Logger.manager.loggerDict.copy().items()]
-        for at, handler in enumerate(getattr(logger, "handlers", ()))
+        if (handlers := getattr(logger, "handlers", None))  # of hundreds hardly one has any
+        for at, handler in enumerate(handlers)
         if type(handler) not in _WRITERS and not type(handler).__module__.startswith("torch.")
     ]
     registry: dict[Any, Any] = weakref.finalize._registry  # type: ignore[attr-defined]
@@ -108,11 +109,6 @@ def _registries(files: Files) -> list[Root]:
         if code is None or files.users_file(code.co_filename):  # the key holds nothing: what it stands for is asked for
             found.append(Root(functools.partial(registry.get, key), prefix="weakref.finalize._registry[*]"))
     return found
-
-
-def of_packages(names: Iterable[str]) -> list[str]:
-    """The modules of Python and of installed packages, by name: they are thousands."""
-    return [name for name in names if not name.startswith("gpumon_agent")]
 
 
 def of_module(name: str) -> Root:
