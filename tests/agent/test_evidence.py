@@ -65,6 +65,13 @@ def on_a_device(folder: str) -> None:
         assert last.used_step == 3
         assert last.holders[0].name == "checkpoint['model'][*] in resume()", last
         assert agent.accounts.ledgers[0].checkpoints == nbytes
+        # who holds it is known still while a census looks for something else, and after it
+        known = len(checkpoints(0))
+        agent.evidence.census._begin(agent.phases.step, "growth", ())
+        assert not agent.evidence.census.searching()
+        steps(64)
+        assert {each.holders for each in checkpoints(0)[known:]} <= {last.holders}, checkpoints(0)[known:]
+        assert any(checkpoints(0)[-1].holders)
         del checkpoint
         steps(3)
         assert checkpoints(0)[-1].alive == 0

@@ -280,8 +280,9 @@ class _Taking:
         self._largest = 0  # group
         self._walk = Walk(self._found, self._files, roots.of_module)
         self._wanted: dict[int, tuple[Load, int]] = {}  # storages that loads have left: whose, and on which device
+        self._holders: dict[Load, dict[int, Counter[Name]]] = {}
         for load in census.loads.loads:
-            load.holders = {device: Counter() for device in load.loaded}
+            self._holders[load] = {device: Counter() for device in load.loaded}
             self._wanted |= {
                 identity: (load, each.device) for identity, each in load.followed.items() if identity not in load.owned
             }
@@ -433,7 +434,7 @@ class _Taking:
                 self._missing -= 1
                 load, device = wanted
                 if load.keeps(tensor, identity):
-                    load.holders[device][walk.name()] += 1
+                    self._holders[load][device][walk.name()] += 1
             return True
         if identity in self._inputs or self._owners.claim(identity):
             return False
@@ -608,8 +609,17 @@ class _Taking:
         self._told, self._to_tell = [], []
         return True
 
+    def _tell_of_loads(self) -> None:
+        """Who holds them. What was known stays where a census that looked for something else has seen less."""
+        for load, devices in self._holders.items():
+            for device, found in devices.items():
+                if self.searches or found.total() >= load.holders.get(device, Counter()).total():
+                    load.holders[device] = found
+
     def _publish(self, step: int, *, complete: bool = True) -> None:
         census = self._census
+        if complete:
+            self._tell_of_loads()
         if self._reason == "checkpoint":
             return
         why = None
