@@ -18,7 +18,10 @@ NORMAL_95 = 1.96  # standard deviations to each side that hold 95 % of a normal 
 
 def median(values: Sequence[int | float]) -> float:
     """The middle value; of an even number, the mean of the two."""
-    ordered = sorted(values)
+    return _middle(sorted(values))
+
+
+def _middle(ordered: Sequence[int | float]) -> float:
     half = len(ordered) // 2
     return float(ordered[half]) if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
@@ -113,11 +116,11 @@ def resistant_line(points: Sequence[tuple[float, float]]) -> Line | None:
         return None
     ordered = sorted(points)
     third = len(ordered) // 3
-    left, right = ordered[:third], ordered[-third:]
-    x_left, x_right = median([x for x, _ in left]), median([x for x, _ in right])
+    xs, ys = zip(*ordered, strict=True)
+    x_left, x_right = _middle(xs[:third]), _middle(xs[-third:])
     if x_left == x_right:
         return None
-    slope = (median([y for _, y in right]) - median([y for _, y in left])) / (x_right - x_left)
+    slope = (median(ys[-third:]) - median(ys[:third])) / (x_right - x_left)
     return Line(median([y - slope * x for x, y in ordered]), slope)
 
 
@@ -167,4 +170,9 @@ def exceedance(residuals: Sequence[float], threshold: float, scale: float) -> fl
     largest = max(0.0, ordered[-1]) if ordered else 0.0
     if threshold <= largest:
         return 0.5 / (count + 1) if threshold > 0 else 0.5
-    return 0.5 / (count + 1) * math.exp(-(threshold - largest) / max(scale, 1.0))
+    return 0.5 / (count + 1) * fading(largest, threshold, scale)
+
+
+def fading(largest: float, threshold: float, scale: float) -> float:
+    """By how much less likely a residual is beyond a threshold than beyond the largest one there was."""
+    return math.exp(-(threshold - max(0.0, largest)) / max(scale, 1.0))

@@ -40,7 +40,7 @@ from typing import NamedTuple
 from gpumon.analysis.forecast.headroom import Room, Taken, steps_until
 from gpumon.analysis.history import StepPeaks
 from gpumon.analysis.lines import Forecast
-from gpumon.analysis.robust import NORMAL_95, Band, Line, Trend, conformal, exceedance, median, resistant_line
+from gpumon.analysis.robust import NORMAL_95, Band, Line, Trend, conformal, exceedance, fading, median, resistant_line
 from gpumon.analysis.series import level, over_batch, upwards
 from gpumon_agent import wire
 
@@ -105,6 +105,8 @@ class Forecaster:
         self._numbers: deque[int] = deque(maxlen=WINDOW)  # theirs
         self._begun: deque[int] = deque(maxlen=WINDOW)  # what they started with
         self._in_a_row = 0  # steps since some were left out
+        self._before: list[int] = []  # the `PERIOD` newest peaks, by size
+        self._again = 0  # so many steps in a row peaked as one of those before
         self._starts: deque[int] = deque(maxlen=LEVEL_STEPS)  # of the newest of them
         self._ends: deque[int] = deque(maxlen=LEVEL_STEPS)
         self._phases: dict[str, _Series] = {}
@@ -165,6 +167,12 @@ class Forecaster:
         seen = self._seen = self._seen + 1
         if len(self._window) == WINDOW and self._peaks[0] > self._highest:
             self._highest = self._peaks[0]
+        before, at = self._before, bisect_left(self._before, highest * (1 - PERIOD_TOLERANCE))
+        alike = at < len(before) and before[at] <= highest * (1 + PERIOD_TOLERANCE)
+        self._again = self._again + 1 if alike else 0
+        if len(before) == PERIOD:
+            del before[bisect_left(before, self._peaks[-PERIOD])]
+        insort(before, highest)
         self._window.append(step)
         self._peaks.append(highest)
         self._numbers.append(number)
@@ -206,7 +214,8 @@ class Forecaster:
         self._highest = max(self._highest, *self._peaks, 0)
         for series in (self._window, self._peaks, self._numbers, self._begun, self._starts, self._ends):
             series.clear()
-        self._in_a_row = 0
+        self._before.clear()
+        self._again = self._in_a_row = 0
         self._far.clear()
         self._stride = 1
         self._far_trend = None
@@ -362,7 +371,7 @@ class Forecaster:
 
     def _period(self) -> int | None:
         """After how many steps, 2 to `PERIOD`, the peaks repeat: seen in the last three rounds. None: they do not."""
-        if self._in_a_row < 6:
+        if self._again < 4 or self._in_a_row < 6:  # two rounds of two, and the one before
             return None
         peaks = list(self._peaks)
         newest = peaks[-1]
@@ -448,9 +457,9 @@ class Forecaster:
             p_oom = 1.0
             if headroom > 0 or (headroom == 0 and rate is None and largest >= 0):  # a peak that high did fit
                 beyond = headroom + 0.5  # what takes all that is left still fits
-                if rate is None:  # beyond the largest only that and how many there were count
-                    p_oom = exceedance([largest], beyond, scale) * 2 / (len(self._window) + 1)
-                if rate is not None or beyond <= largest:
+                if rate is None and beyond > largest:  # only that and how many there were count
+                    p_oom = 0.5 * fading(largest, beyond, scale) / (len(self._window) + 1)
+                else:
                     p_oom = exceedance(self._around(predicted.peak), beyond, scale)
         left = self._steps_to_oom(room, headroom, total, kept)
         return Forecast(
