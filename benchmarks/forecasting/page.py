@@ -90,13 +90,13 @@ def page(result: Result) -> Iterator[str]:
     yield """# How well forecasts hold
 
 Written by `python benchmarks/forecast.py --write`, by `--scores --write` where no other choice is named;
-[forecast.md](forecast.md) says how forecasts are made. Recorded
-on the virtual GPU, whose allocator is PyTorch's own, and played back message by message: out of memory with
-`gpumon record` beside `gpumon run`, the rest by forks that write down what the agent says; all but the batches that are
-too large without the governor, so that each of these short steps was read. *Outlook* is what was said as a batch
-entered forward, its shapes known; *next* what was said a step before, its batch not known; errors are shares of the
-peak that then was, from the third step on (same shapes) or after 20 (shapes that vary); *held* is how often the 95 %
-interval did, *exact* how often the peak was what was said to the byte: then any interval holds, however narrow.
+[forecast.md](forecast.md) says how forecasts are made. Recorded on the virtual GPU, whose allocator is PyTorch's own,
+and played back message by message: out of memory with `gpumon record` beside `gpumon run`, the rest by forks that
+write down what the agent says; all but the batches that are too large without the governor, so that each of these
+short steps was read. *Outlook* is what was said as a batch entered forward, its shapes known; *next* what was said a
+step before, its batch not known; errors are shares of the peak that then was, from the third step on (same shapes) or
+after 20 (shapes that vary); *held* is how often the 95 % interval did, *exact* how often the peak was what was said
+to the byte: then any interval holds, however narrow.
 """
     for title, about, kinds in TABLES:
         rows = [(each, score) for each, score in every if each.kind in kinds]
