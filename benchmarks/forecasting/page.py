@@ -146,8 +146,8 @@ that it works out of a rank: ledgers, growth, findings. Load average of the last
         yield from (f"| {name} | {text} |" for name, text in result.costs)
 
     if result.memory:
-        yield "\n## Memory\n\nBy `--memory`. One process plays agent and viewer: lengths, pairs of lengths and images,"
-        yield "ever new names of phases, a leak that comes and goes.\n"
+        yield f"\n## Memory\n\nBy `--memory --memory-steps {result.memory[-1][0]}`. One process plays agent and viewer: lengths,"
+        yield "pairs of lengths and images, ever new names of phases, a leak that comes and goes.\n"
         yield "| steps | blocks of Python's allocator | resident |\n|---|---|---|"
         yield from (f"| {steps:,} | {blocks:,} | {kib / 1024:.1f} MiB |" for steps, blocks, kib in result.memory)
 
