@@ -146,7 +146,8 @@ that it works out of a rank: ledgers, growth, findings. Load average of the last
         yield from (f"| {name} | {text} |" for name, text in result.costs)
 
     if result.memory:
-        yield f"\n## Memory\n\nBy `--memory --memory-steps {result.memory[-1][0]}`. One process plays agent and viewer: lengths,"
+        steps = result.memory[-1][0]
+        yield f"\n## Memory\n\nBy `--memory --memory-steps {steps}`. One process plays agent and viewer: lengths,"
         yield "pairs of lengths and images, ever new names of phases, a leak that comes and goes.\n"
         yield "| steps | blocks of Python's allocator | resident |\n|---|---|---|"
         yield from (f"| {steps:,} | {blocks:,} | {kib / 1024:.1f} MiB |" for steps, blocks, kib in result.memory)
