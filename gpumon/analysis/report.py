@@ -147,7 +147,7 @@ class Reporter:
             devices,
             state.tracker.findings(),
             steps_per_s(rank.steps),
-            _oom(rank, devices),
+            _oom(rank, devices, state),
             state.host_growth.growth(),
         )
 
@@ -299,13 +299,14 @@ def _asked(rank: RankFrame, learnt: Device, report: DeviceReport) -> tuple[Answe
     return learnt.whatif
 
 
-def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...]) -> OomReport | None:
+def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...], state: Rank) -> OomReport | None:
     if rank.oom is None:
         return None
     from gpumon.analysis.oom.live import of_rank  # when it happens is early enough
 
     here = (device.forecast for device in devices if device.device == rank.oom.device and device.forecast)
-    return of_rank(rank, next((f.bytes_per_step for f in here if f.growth == "kept"), None))
+    growth = next((f.bytes_per_step for f in here if f.growth == "kept"), None)
+    return of_rank(rank, growth, state.tracker.keeping(rank.oom.device))
 
 
 def _room(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None) -> Room | None:

@@ -13,11 +13,19 @@ from dataclasses import dataclass, field, replace
 
 from gpumon.analysis.findings import CATALOGUE, Evidence, Look
 from gpumon.analysis.lines import Finding
-from gpumon.analysis.rules import NEAR_CAPACITY, OOM_AHEAD, Rule
+from gpumon.analysis.rules import (
+    NEAR_CAPACITY,
+    OOM_AHEAD,
+    RETAINED_CHECKPOINT,
+    RETAINED_GRAPH,
+    TENSOR_LEAK,
+    Rule,
+)
 
 GONE_KEPT = 32
 ORDER = {rule.code: at for at, (rule, _) in enumerate(CATALOGUE)}
 RULES = {rule.code: rule for rule, _ in CATALOGUE}
+KEEPING = frozenset({RETAINED_CHECKPOINT.code, RETAINED_GRAPH.code, TENSOR_LEAK.code})
 
 
 _Key = tuple[str, int, str]
@@ -111,3 +119,12 @@ class Tracker:
         cases.sort(key=lambda item: (ORDER[item[0][0]], item[1].severity == "info", item[0]))
         open_now = [finding for _, finding in cases]
         return (*open_now, *reversed(self._gone.values()))
+
+    def keeping(self, device: int) -> tuple[Finding, ...]:
+        """The open ones that tell what a device keeps for nothing, most bytes first."""
+        kept = [
+            case.finding
+            for (code, where, _), case in self._cases.items()
+            if where == device and code in KEEPING and case.finding is not None and case.finding.bytes
+        ]
+        return tuple(sorted(kept, key=lambda finding: -(finding.bytes or 0)))

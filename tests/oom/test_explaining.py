@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumon.analysis.estimate.model import Tensor, from_shapes
+from gpumon.analysis.lines import Finding
 from gpumon.analysis.oom import log
 from gpumon.analysis.oom.case import Settings
 from gpumon.analysis.oom.explaining import Known, explain
@@ -189,6 +190,32 @@ def test_what_grows_with_every_step_is_a_leak() -> None:
     assert "4.00 MiB" in report.sentence
     assert "1.95 GiB" in report.reasons[0]
     assert of(SECOND, Known(growth=Growth(4 << 20, 10))).verdict == "fragmentation"  # 40 MiB are not what is missing
+
+
+def leaked(bytes_: int, per_step: int | None = 4 << 20) -> Finding:
+    code = "tensor-leak" if per_step else "retained-checkpoint"
+    return Finding(
+        code, "warning", 2, "tensors [8, 512] float32, one a step, held by `kept`; out of memory in 3 steps",
+        bytes_, per_step, "kept[*] in main()", "train.py:7", "bound `kept`",
+    )  # fmt: skip
+
+
+def test_a_leak_that_has_a_name_is_told_by_it_and_what_to_do_is_its_own_remedy() -> None:
+    report = of(TABFORMER, Known(growth=Growth(4 << 20, 500), kept=(leaked(2 << 30),)))
+    assert report.sentence.endswith("held by `kept[*] in main()`.")
+    assert report.reasons[0] == "Tensors [8, 512] float32, one a step, held by `kept`."  # its pace is of before
+    (remedy,) = report.remedies
+    assert (remedy.code, remedy.text, remedy.saves, remedy.enough) == ("tensor-leak", "bound `kept`", 2 << 30, True)
+
+
+def test_a_checkpoint_that_stays_is_the_first_to_let_go_whatever_the_verdict() -> None:
+    full = NEW.format(other="", allowed="", asked="4.00 GiB", free="1.00 GiB", ours="22.0 GiB", allocated="21.0 GiB",
+                      slack="0.50 GiB")  # fmt: skip
+    for bytes_, enough in ((3 << 30, True), (1 << 30, False)):
+        report = of(full, Known(kept=(leaked(bytes_, None),)))
+        assert report.verdict == "capacity"
+        first = report.remedies[0]
+        assert (first.code, first.saves, first.enough) == ("retained-checkpoint", bytes_, enough)
 
 
 def test_a_batch_that_was_to_need_more_than_there_is_is_capacity_s_however_it_lies_where_it_failed() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpumon.analysis.estimate.model import Tensor
+from gpumon.analysis.lines import Finding
 from gpumon.analysis.oom.walk import Recipe
 from gpumon.analysis.oom.wording import Message
 
@@ -44,6 +45,7 @@ class Case:
     way: str | None = None
     settings: Settings = field(default_factory=Settings)
     activation: Tensor | None = None  # logits or attention scores, where it is one of those
+    kept: Sequence[Finding] = ()  # of what the device keeps for nothing
 
 
 def room(message: Message) -> int | None:

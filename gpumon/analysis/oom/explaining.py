@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from gpumon.analysis import units
 from gpumon.analysis.estimate.model import Tensor, per_row, vocabulary_of
+from gpumon.analysis.lines import Finding
 from gpumon.analysis.oom.case import Case, Settings, room
 from gpumon.analysis.oom.log import Story
 from gpumon.analysis.oom.remedies import remedies
@@ -38,6 +39,7 @@ class Known:
     settings: Settings = field(default_factory=Settings)
     growth: Growth | None = None
     foreseen: Foreseen | None = None
+    kept: tuple[Finding, ...] = ()  # of what the device keeps for nothing, most bytes first
 
 
 def explain(story: Story, known: Known | None = None) -> OomReport:
@@ -47,7 +49,7 @@ def explain(story: Story, known: Known | None = None) -> OomReport:
     settings = known.settings
     if message.expandable is not None:
         settings = replace(settings, expandable=message.expandable)
-    weighed = weigh(message, known.growth, known.foreseen)
+    weighed = weigh(message, known.growth, known.foreseen, known.kept)
     recipe, way = recipe_of(known.optimizer or DEFAULT_OPTIMIZER)
     suspects, way = _suspects(message, known, recipe, way, story.phase)
     best = suspects[0] if suspects and suspects[0].explains else None
@@ -55,7 +57,7 @@ def explain(story: Story, known: Known | None = None) -> OomReport:
     case = Case(
         message, weighed.verdict, phase, known.tensors,
         recipe if known.optimizer or (best is not None and best.phase == wire.OPTIMIZER) else None, way, settings,
-        best.tensor if best is not None and best.what == ACTIVATION else None,
+        best.tensor if best is not None and best.what == ACTIVATION else None, known.kept,
     )  # fmt: skip
     return OomReport(
         verdict=weighed.verdict,

@@ -8,11 +8,11 @@ set. With cudaMallocAsync PyTorch calls no observer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpumon.analysis.estimate.model import Tensor
-from gpumon.analysis.lines import OWNERS, Lines
+from gpumon.analysis.lines import OWNERS, Finding, Lines
 from gpumon.analysis.oom.case import Settings
 from gpumon.analysis.oom.explaining import Known, explain
 from gpumon.analysis.oom.figures import Figure, known
@@ -28,8 +28,9 @@ from gpumon_agent.oom.blackbox import Report
 MORE = "The report on the trainer's disk knows every parameter's shape: gpumon explain --last, on that machine."
 
 
-def of_rank(rank: RankFrame, growth: int | None = None) -> OomReport | None:
-    """The newest out-of-memory of a rank. `growth`: bytes that stay with every step, where a trend was seen."""
+def of_rank(rank: RankFrame, growth: int | None = None, kept: Sequence[Finding] = ()) -> OomReport | None:
+    """The newest out-of-memory of a rank. `growth`: bytes that stay with every step, where a trend was seen; `kept`:
+    findings of what the device keeps for nothing."""
     event = rank.oom
     if event is None:
         return None
@@ -44,6 +45,7 @@ def of_rank(rank: RankFrame, growth: int | None = None) -> OomReport | None:
         Known(
             settings=_settings(hello.settings, rank),
             growth=Growth(growth, event.step) if growth else None,
+            kept=tuple(kept),
             foreseen=_foreseen(rank, event),
         ),
     )

@@ -8,7 +8,7 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gpumon.analysis.estimate.model import Tensor
 from gpumon.analysis.oom.case import Case, room
@@ -22,11 +22,27 @@ EXPANDABLE = "expandable_segments:True"
 
 def remedies(case: Case) -> tuple[Remedy, ...]:
     """In order of what serves most."""
-    return tuple(_ordered(_FOR.get(case.verdict, _unknown)(case)))
+    return tuple(_ordered((*_let_go(case), *_FOR.get(case.verdict, _unknown)(case))))
 
 
-def _ordered(found: Iterator[Remedy]) -> list[Remedy]:
+def _ordered(found: Iterable[Remedy]) -> list[Remedy]:
     return sorted(found, key=lambda r: (not r.enough, -(r.saves or 0) if not r.enough else 0))
+
+
+def _let_go(case: Case) -> Iterator[Remedy]:
+    """Of what the device was seen to keep for nothing, whatever the verdict."""
+    short = _short(case)
+    for finding in case.kept:
+        enough = None if short is None or finding.bytes is None else finding.bytes >= short
+        yield Remedy(finding.code, finding.remedy, finding.bytes, enough)
+
+
+def _short(case: Case) -> int | None:
+    """Bytes of the request that what is unused does not hold, in whatever pieces it lies."""
+    asked, free, slack = case.message.requested, case.message.free, case.message.slack
+    if asked is None or free is None or slack is None:
+        return None
+    return max(0, asked.middle - free.middle - slack.middle)
 
 
 # -------------------------------------------------------------------------------------------------------- by verdict
@@ -56,10 +72,7 @@ def _loading(case: Case) -> Iterator[Remedy]:
 def _activations(case: Case) -> Iterator[Remedy]:
     activations = _beside_owners(case)
     half = activations // 2 if activations else None
-    missing = case.message.requested
-    short = None
-    if missing is not None and case.message.free is not None and case.message.slack is not None:
-        short = max(0, missing.middle - case.message.free.middle - case.message.slack.middle)
+    short = _short(case)
     enough = None if half is None or short is None else half >= short
     yield Remedy(
         "batch", "half the batch, twice the accumulation steps: activations are proportional to it", half, enough
@@ -138,6 +151,8 @@ def _other(case: Case) -> Iterator[Remedy]:
 
 
 def _leak(case: Case) -> Iterator[Remedy]:
+    if any(finding.bytes_per_step for finding in case.kept):
+        return  # its own remedy is told
     yield Remedy("item", "loss.item() (or .detach()) for what is logged or summed: a kept loss keeps its graph")
     yield Remedy("lists", "lists and dicts that collect outputs, predictions or losses: keep them on the CPU, detached")
     yield Remedy(

@@ -23,8 +23,10 @@ more than the slack.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpumon.analysis.lines import Finding
 from gpumon.analysis.oom.figures import Figure, known
 from gpumon.analysis.oom.wording import Message
 from gpumon_agent.oom.blackbox import shown
@@ -66,8 +68,14 @@ class Foreseen:
     """shapes of that batch"""
 
 
-def weigh(message: Message, growth: Growth | None = None, foreseen: Foreseen | None = None) -> Weighed:
-    """The verdict on a message; `growth` where a trend is known, `foreseen` where the step's need was."""
+def weigh(
+    message: Message,
+    growth: Growth | None = None,
+    foreseen: Foreseen | None = None,
+    kept: Sequence[Finding] = (),
+) -> Weighed:
+    """The verdict on a message; `growth` where a trend is known, `foreseen` where the step's need was, `kept` where
+    findings name what grows."""
     if message.kind != "allocator":
         return _without_figures(message)
     asked = message.requested
@@ -86,7 +94,7 @@ def weigh(message: Message, growth: Growth | None = None, foreseen: Foreseen | N
         return limited
     if message.allocated is None or (message.free is None and message.slack is None):
         return Weighed("unknown", f"{shown(asked.middle)} could not be had; the message is cut off before its figures.")
-    return _by_room(message, asked, message.slack or ZERO, message.free or ZERO, growth, foreseen)
+    return _by_room(message, asked, message.slack or ZERO, message.free or ZERO, growth, foreseen, kept)
 
 
 def _oversized(message: Message, asked: Figure, total: Figure) -> Weighed:
@@ -132,7 +140,13 @@ def _limited(message: Message, asked: Figure) -> Weighed | None:
 
 
 def _by_room(
-    message: Message, asked: Figure, slack: Figure, free: Figure, growth: Growth | None, foreseen: Foreseen | None
+    message: Message,
+    asked: Figure,
+    slack: Figure,
+    free: Figure,
+    growth: Growth | None,
+    foreseen: Foreseen | None,
+    kept: Sequence[Finding],
 ) -> Weighed:
     room = slack + free
     missing = asked - room
@@ -147,7 +161,7 @@ def _by_room(
             ),
         )
     if growth is not None and growth.bytes_per_step * growth.steps > max(slack.middle, 1):
-        return _leaked(growth, asked, room, missing)
+        return _leaked(growth, kept, asked, room, missing)
     if room.high >= asked.low:
         if foreseen is not None and message.allocated is not None and foreseen.low > (message.allocated + room).high:
             whole, needed = message.allocated + room, known(foreseen.peak)
@@ -172,17 +186,27 @@ def _by_room(
     )
 
 
-def _leaked(growth: Growth, asked: Figure, room: Figure, missing: Figure) -> Weighed:
+def _leaked(growth: Growth, kept: Sequence[Finding], asked: Figure, room: Figure, missing: Figure) -> Weighed:
     each, stayed = growth.bytes_per_step, growth.bytes_per_step * growth.steps
+    named = [finding for finding in kept if finding.bytes_per_step]
+    holder = next((finding.holder for finding in named if finding.holder), None)
     return Weighed(
         "leak",
-        f"A leak: {shown(each)} more stay allocated with every step, until the device is full.",
+        f"A leak: {shown(each)} more stay allocated with every step, "
+        + (f"held by `{holder}`." if holder else "until the device is full."),
         (
+            *(_what(finding) for finding in named),
             f"Over {growth.steps:,} steps that is {shown(stayed)} which did not go away between one iteration and the "
             f"next. {shown(asked.middle)} was asked for, {shown(room.middle)} was left.",
         ),
         missing,
     )
+
+
+def _what(finding: Finding) -> str:
+    """Of a finding's title what is still true: which tensors, since when, made where, held by whom; not its pace."""
+    said = finding.title.partition("; ")[0]
+    return f"{said[:1].upper()}{said[1:]}."
 
 
 def _foreseen(foreseen: Foreseen, whole: Figure, asked: Figure, room: Figure) -> Weighed:
