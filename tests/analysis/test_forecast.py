@@ -195,6 +195,28 @@ def test_the_batch_that_still_fits_is_told() -> None:
     assert more.peak(5) > room
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_of_batches_that_differ_a_smaller_one_fits_where_the_largest_do_not(seed: int) -> None:
+    sizes = lengths(seed)
+
+    def run(factor: float, total: int) -> Run:
+        return Run(
+            activations=lambda step: round(MIB * factor * sizes[step]),
+            input_bytes=lambda step: round(8192 * factor * sizes[step]),
+            total=total,
+        )
+
+    largest = max(run(1.0, 0).peak(step) for step in range(200, 400))
+    least = run(0.0, 0).peak(5)
+    total = run(1.0, 0).context + least + round(0.8 * (largest - least))
+    factor = forecasts(run(1.0, total), 200, host_every=1)[-1].max_batch_factor
+    assert factor is not None
+    assert 0.7 < factor < 1.0
+    scaled = run(factor, total)
+    fit = sum(scaled.peak(step) <= total - scaled.context for step in range(200, 400))
+    assert fit >= 190
+
+
 def test_a_peak_that_does_not_fit_is_likely_oom() -> None:
     run = Run(activations=lambda step: 300 * MIB, total=4 * GIB, others=4 * GIB - 450 * MIB - 620 * MIB)
     forecast = forecasts(run, 10, host_every=1)[-1]

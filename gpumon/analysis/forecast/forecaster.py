@@ -537,9 +537,13 @@ class Forecaster:
         return self._far_trend.slope  # what is kept grows: the same trend, seen for longer
 
     def _batch_factor(self, room: Room, above: float) -> float | None:
-        """Largest k so that every phase fits with k times the usual batch, the interval's upper side included."""
+        """Largest k so that every phase fits with k times the usual batch, the interval's upper side included.
+
+        What batches differ by grows with them; what a new regime or a surprise adds to the interval does not.
+        """
         newest = self._window[-1]
-        usable = room.available - room.stranded - above
+        differ = min(above, max(0.0, self._held.above if self._held is not None else 0.0))
+        usable = room.available - room.stranded - (above - differ)
         if usable < 0:
             return 0.0
         for name, peak in newest.phases:
@@ -553,7 +557,9 @@ class Forecaster:
                     if name in points:
                         points[name].append((size, peak - start))
             self._batch = [over_batch(each) for each in points.values() if each]
-        factors = [(usable - newest.start - line.intercept) / line.slope for line in self._batch if line.slope > 0]
+        factors = [
+            (usable - newest.start - line.intercept) / (line.slope + differ) for line in self._batch if line.slope > 0
+        ]
         return max(0.0, math.floor(100 * min(factors)) / 100) if factors else None
 
 
