@@ -31,6 +31,7 @@ HERE = Path(__file__).parent
 DEMO = HERE.parent / "gpumon" / "demo" / "train.py"
 SCENARIOS = HERE.parent / "tests" / "scenarios"
 PATIENCE_S = 180.0
+LOOKS, LOOK_S = 12, 0.3  # so many steps before the end, each is drawn
 LARGE, SMALL = (120, 40), (80, 24)
 
 
@@ -149,13 +150,17 @@ async def events_of(recording: Path, earlier: int) -> list[wire.Received]:
 
 
 async def draw(recording: Path, picture: Picture) -> None:
-    """Saves what one who watched saw as the last of the events arrived."""
+    """Saves what one who watched saw as the last of the events arrived: findings open after some looks in a row."""
     events = await events_of(recording, picture.earlier)
     heard = asyncio.Event()
+
+    steps = max(r.event.step for r in events if isinstance(r.event, wire.Step))
 
     async def feed() -> AsyncIterator[wire.Received]:
         for received in events:
             yield received
+            if isinstance(received.event, wire.Step) and received.event.step > steps - LOOKS:
+                await asyncio.sleep(LOOK_S)
         heard.set()
         await asyncio.Event().wait()
 

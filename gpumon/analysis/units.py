@@ -129,6 +129,11 @@ def count(value: int | None) -> str:
     return NOT_KNOWN if value is None else f"{value:,}"
 
 
+def steps(number: int) -> str:
+    """ "1 step", "12,431 steps"."""
+    return f"{number:,} step{'' if number == 1 else 's'}"
+
+
 def _signed(value: int, text: str, sign: bool) -> str:
     if value < 0:
         return MINUS + text

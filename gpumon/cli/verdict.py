@@ -6,7 +6,7 @@ import textwrap
 
 from gpumon.analysis.lines import DRIVER, Lines
 from gpumon.analysis.trial import Failed, Highest, Outcome, Space
-from gpumon.analysis.units import count, size
+from gpumon.analysis.units import count, size, steps
 
 WIDTH = 100
 LABEL = 12
@@ -36,9 +36,7 @@ def lines(outcome: Outcome, not_modelled: str) -> list[str]:
     stated += [("finding", f"{finding.title} ({finding.code})") for finding in outcome.findings]
     if outcome.forecast is not None and outcome.forecast.steps_to_oom is not None:
         grows = size(outcome.forecast.bytes_per_step)
-        stated.append(
-            ("ahead", f"it grows by {grows} a step: out of memory in {outcome.forecast.steps_to_oom:,} steps")
-        )
+        stated.append(("ahead", f"it grows by {grows} a step: out of memory in {steps(outcome.forecast.steps_to_oom)}"))
     stated.append(("not modelled", not_modelled))
     return ["", *(line for label, text in stated for line in _wrapped(label, text))]
 

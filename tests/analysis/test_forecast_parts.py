@@ -81,6 +81,21 @@ def test_where_memory_ends_is_told_by_every_end_that_a_growth_went_past() -> Non
     assert 3 * MIB < said[1] < 30 * MIB
 
 
+def test_where_memory_ends_is_asked_of_the_peaks_once_more_stands_after_the_cache_was_given_back() -> None:
+    taken = Taken()
+    for step in range(60):  # a reserved that grows by whole batches, of which much lies idle
+        taken.observe(step, (200 + 20 * (step // 4)) * MIB, (60 + 3 * step) * MIB)
+    end = taken.last_standing(500 * MIB)
+    assert end is not None
+    past = round(end[0]) + MIB
+    taken.observe(60, 480 * MIB, past)
+    assert taken.last_standing(500 * MIB) is not None  # it has only just grown
+    taken.observe(61, 400 * MIB, round(end[0]) - MIB)
+    assert taken.last_standing(500 * MIB) is not None  # the end is still to come
+    taken.observe(62, 400 * MIB, past)
+    assert taken.last_standing(500 * MIB) is None
+
+
 def test_a_trend_is_never_overlooked_by_the_quick_look() -> None:
     rng, told = random.Random(3), 0
     for _ in range(400):

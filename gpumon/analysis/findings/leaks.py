@@ -177,7 +177,7 @@ def _urgency(look: Look, main: Growth) -> tuple[str | None, str]:
     left = main.steps_to_oom
     if left is None or left > TENSOR_LEAK.critical_steps_to_oom:
         return None, "" if left is None else f"; memory lasts for about {units.count(left)} more steps"
-    return "critical", f"; memory runs out in about {units.count(left)} steps"
+    return "critical", f"; memory runs out in about {units.steps(left)}"
 
 
 def _evidence(main: Growth) -> str:

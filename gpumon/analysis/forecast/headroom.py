@@ -99,7 +99,7 @@ class Taken:
 
     def __init__(self) -> None:
         self._highest = 0  # reserved, ever
-        self._standing = 0
+        self._standing = self._reserved = 0
         self._step = -1
         self._grown: deque[tuple[int, int, int]] = deque(maxlen=SEGMENTS)  # reserved before and after, what stood
         self._far: list[tuple[float, float]] = []  # reserved and how far below, over the whole run, ever further apart
@@ -114,7 +114,7 @@ class Taken:
             if self._step == step - 1 >= SETTLES:  # else what stood before was not read
                 self._grow(self._highest, reserved, self._standing)
             self._highest = reserved
-        self._standing, self._step = standing, step
+        self._standing, self._step, self._reserved = standing, step, reserved
 
     def _grow(self, before: int, after: int, standing: int) -> None:
         self._grown.append((before, after, standing))
@@ -129,10 +129,15 @@ class Taken:
     def last_standing(self, available: int) -> tuple[float, float] | None:
         """What will stand as an allocation fails, as likely more as less, and by how much that differs each time.
 
-        None where the reserved did not grow often enough to tell.
+        None where the reserved did not grow often enough to tell; and where more than that stands already, after the
+        allocator gave its cache back: what lay idle when it had to grow does so no more.
         """
         if len(self._grown) < SEGMENTS_LEAST:
             return None
+        end = self._end(available)
+        return None if self._reserved < self._highest and end[0] <= self._standing else end
+
+    def _end(self, available: int) -> tuple[float, float]:
         alike = self._alike()
         if alike is not None:
             size, below, apart = alike

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpumon.analysis import units
 from gpumon.analysis.lines import Forecast
 from gpumon.analysis.units import duration, in_unit, size, unit_for
 from gpumon.analysis.verdict import verdict
@@ -141,7 +142,7 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
         chance = f" · fails with {100 * f.p_oom:.0f} % probability" if f.p_oom is not None and f.p_oom >= 0.005 else ""
         lines.append(
             fit(
-                [(f"{indent}learnt from {f.learnt_from:,} step{'s' if f.learnt_from != 1 else ''}{chance}", "dim")],
+                [(f"{indent}learnt from {units.steps(f.learnt_from)}{chance}", "dim")],
                 room,
             )
         )
@@ -152,7 +153,7 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
 
 def _trend(f: Forecast, time: str, indent: str, pad: int, room: int, glyphs: Glyphs) -> list[Span]:
     """The steps that are left, with as much beside them as there is room for: what holds them rather than the time."""
-    steps, apart = f"{f.steps_to_oom:,} steps", ""
+    steps, apart = units.steps(f.steps_to_oom or 0), ""
     if f.steps_to_oom_low is not None and f.steps_to_oom_high is not None:
         apart = f" ({f.steps_to_oom_low:,}{'–' if glyphs.braille else '-'}{f.steps_to_oom_high:,})"
     left = f", {time}" if time else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpumon.analysis import units
 from gpumon.analysis.lines import Growth
 from gpumon.analysis.units import size
 from gpumon.tui.ink import Glyphs
@@ -115,7 +116,7 @@ def _fact(figure: Growth, room: int, glyphs: Glyphs) -> Line:
     left_over = figure.steps_to_oom
     if left_over is not None:
         role = "bad" if left_over < SOON else "warn" if left_over < LATER else "dim"
-        line.append((f" · out of memory in about {left_over:,} steps", role))
+        line.append((f" · out of memory in about {units.steps(left_over)}", role))
     return fit(line, room)
 
 
