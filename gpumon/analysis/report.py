@@ -303,9 +303,13 @@ def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...], state: Rank) -> Oom
     if rank.oom is None:
         return None
     from gpumon.analysis.oom.live import of_rank  # when it happens is early enough
+    from gpumon.analysis.oom.weighing import Growth
 
-    here = (device.forecast for device in devices if device.device == rank.oom.device and device.forecast)
-    growth = next((f.bytes_per_step for f in here if f.growth == "kept"), None)
+    here = next((device for device in devices if device.device == rank.oom.device), None)
+    growth = None
+    if here is not None and here.forecast is not None and here.forecast.growth == "kept":
+        since = min((each.since for each in here.growth if each.growing and each.since is not None), default=0)
+        growth = Growth(here.forecast.bytes_per_step or 0, rank.oom.step - since)
     return of_rank(rank, growth, state.tracker.keeping(rank.oom.device))
 
 

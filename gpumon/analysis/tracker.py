@@ -121,10 +121,7 @@ class Tracker:
         return (*open_now, *reversed(self._gone.values()))
 
     def keeping(self, device: int) -> tuple[Finding, ...]:
-        """The open ones that tell what a device keeps for nothing, most bytes first."""
-        kept = [
-            case.finding
-            for (code, where, _), case in self._cases.items()
-            if where == device and code in KEEPING and case.finding is not None and case.finding.bytes
-        ]
-        return tuple(sorted(kept, key=lambda finding: -(finding.bytes or 0)))
+        """The open ones that tell what a device keeps for nothing, and who holds it; most bytes first."""
+        here = [case.finding for (code, where, _), case in self._cases.items() if where == device and code in KEEPING]
+        named = [finding for finding in here if finding is not None and finding.bytes and finding.holder]
+        return tuple(sorted(named, key=lambda finding: -(finding.bytes or 0)))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from looked import codes, history, only
 from synthetic import GIB, MIB, Run
 
 from gpumon.analysis import Reporter
-from gpumon.session.store import SessionStore
+from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import wire
 
 LOSSES = wire.Holder("losses[*]", "local", "train.py:12", 0)
@@ -48,6 +50,38 @@ def test_a_kept_loss_is_named_within_50_steps() -> None:
     assert "loss.item() in `losses`" in found.remedy
     assert found.severity == "warning"
     assert all("tensor-leak" not in codes(each) for each in said)
+
+
+@pytest.mark.parametrize("begun", [0, 30])
+def test_where_it_ends_out_of_memory_who_held_it_is_what_to_do(begun: int) -> None:
+    each, last = 40 * MIB, begun + 60
+    named = census(begun + 42, group(42, OUTPUTS, shape=(8, 64), bytes=42 * each))
+    run = Run(
+        kept=lambda step: each * max(0, step - begun),
+        blocks=lambda step: 100 + max(0, step - begun),
+        beside=lambda step: (named,) if step == named.step else (),
+        total=8 * GIB,
+    )
+    held = run.peak(last)
+    failed = wire.Oom(last, "backward", 0, 9, 5 * GIB, run.total, run.total - held - 450 * MIB, held, held)
+    store, reporter = SessionStore(StoreLimits(steps=64)), Reporter()
+    for received in run.stream(last + 1, host_every=1):
+        store.apply(received)
+        if isinstance(received.event, wire.Step):
+            rank = store.rank(run.nonce, 0)
+            assert rank is not None
+            reporter.rank(rank)
+    assert rank is not None
+    report = reporter.rank(replace(rank, oom=failed)).oom
+    assert report is not None
+    assert report.verdict == "leak"
+    assert report.sentence.endswith(f"held by `{OUTPUTS.name}`.")
+    since = only(reporter.rank(rank).findings, "tensor-leak").step
+    assert since in (begun + 1, begun + 2)
+    assert report.reasons[1].startswith(f"Over {last - since} steps that is")  # not over all that it ran
+    (remedy,) = report.remedies
+    assert (remedy.code, remedy.saves) == ("tensor-leak", 42 * each)
+    assert ".cpu()" in remedy.text
 
 
 def test_outputs_of_many_lengths_are_one_finding_and_what_lives_anyway_is_none() -> None:

@@ -28,9 +28,9 @@ from gpumon_agent.oom.blackbox import Report
 MORE = "The report on the trainer's disk knows every parameter's shape: gpumon explain --last, on that machine."
 
 
-def of_rank(rank: RankFrame, growth: int | None = None, kept: Sequence[Finding] = ()) -> OomReport | None:
-    """The newest out-of-memory of a rank. `growth`: bytes that stay with every step, where a trend was seen; `kept`:
-    findings of what the device keeps for nothing."""
+def of_rank(rank: RankFrame, growth: Growth | None = None, kept: Sequence[Finding] = ()) -> OomReport | None:
+    """The newest out-of-memory of a rank. `growth`: what stays with every step, where a trend was seen; `kept`:
+    findings of what the device keeps for nothing, and who holds it."""
     event = rank.oom
     if event is None:
         return None
@@ -44,7 +44,7 @@ def of_rank(rank: RankFrame, growth: int | None = None, kept: Sequence[Finding] 
         Story(message, phase=event.phase),
         Known(
             settings=_settings(hello.settings, rank),
-            growth=Growth(growth, event.step) if growth else None,
+            growth=growth,
             kept=tuple(kept),
             foreseen=_foreseen(rank, event),
         ),
