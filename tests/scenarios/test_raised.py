@@ -26,7 +26,7 @@ PACED = {
     "near-capacity": ("--sleep", "0.15"),
     "oom-ahead": ("--sleep", "0.15"),
     "stray-context": ("--sleep", "0.15", "--steps", "20"),
-    "rank-skew": ("--sleep", "0.1", "--steps", "30"),
+    "rank-skew": ("--sleep", "0.1", "--steps", "50"),
     "host-leak": ("--sleep", "0.5"),
     "host-leak-worker": ("--sleep", "0.5"),
     "checkpoint-save": ("--steps", "80"),
