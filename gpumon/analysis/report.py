@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from gpumon.analysis import ledger, room
 from gpumon.analysis.estimating import Ledging, estimating
 from gpumon.analysis.findings import Look, retries
+from gpumon.analysis.findings.leaks import TAKEN
 from gpumon.analysis.forecast import Room
 from gpumon.analysis.learnt import LEARNT_STEPS, Device, Rank, found
 from gpumon.analysis.lines import DeviceReport, RankReport
@@ -305,12 +306,14 @@ def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...], state: Rank) -> Oom
     from gpumon.analysis.oom.live import of_rank  # when it happens is early enough
     from gpumon.analysis.oom.weighing import Growth
 
+    kept = state.tracker.keeping(rank.oom.device)
     here = next((device for device in devices if device.device == rank.oom.device), None)
     growth = None
     if here is not None and here.forecast is not None and here.forecast.growth == "kept":
-        since = min((each.since for each in here.growth if each.growing and each.since is not None), default=0)
-        growth = Growth(here.forecast.bytes_per_step or 0, rank.oom.step - since)
-    return of_rank(rank, growth, state.tracker.keeping(rank.oom.device))
+        taken = [each.since for each in here.growth if each.figure in TAKEN and each.since is not None]
+        named = tuple(finding for finding in kept if finding.bytes_per_step)
+        growth = Growth(here.forecast.bytes_per_step or 0, rank.oom.step - min(taken, default=0), named)
+    return of_rank(rank, growth, kept)
 
 
 def _room(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None) -> Room | None:

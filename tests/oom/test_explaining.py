@@ -195,15 +195,15 @@ def test_what_grows_with_every_step_is_a_leak() -> None:
 def leaked(bytes_: int, per_step: int | None = 4 << 20) -> Finding:
     code = "tensor-leak" if per_step else "retained-checkpoint"
     return Finding(
-        code, "warning", 2, "tensors [8, 512] float32, one a step, held by `kept`; out of memory in 3 steps",
-        bytes_, per_step, "kept[*] in main()", "train.py:7", "bound `kept`",
+        code, "warning", 2, "tensors [8, 512] float32, one a step", bytes_, per_step, "kept[*] in main()", "train.py:7", "bound `kept`",
     )  # fmt: skip
 
 
 def test_a_leak_that_has_a_name_is_told_by_it_and_what_to_do_is_its_own_remedy() -> None:
-    report = of(TABFORMER, Known(growth=Growth(4 << 20, 500), kept=(leaked(2 << 30),)))
+    named = (leaked(2 << 30),)
+    report = of(TABFORMER, Known(growth=Growth(4 << 20, 500, named), kept=named))
     assert report.sentence.endswith("held by `kept[*] in main()`.")
-    assert report.reasons[0] == "Tensors [8, 512] float32, one a step, held by `kept`."  # its pace is of before
+    assert report.reasons[0] == "`kept[*] in main()` holds 2.00 GiB, made at train.py:7: more since step 2."
     (remedy,) = report.remedies
     assert (remedy.code, remedy.text, remedy.saves, remedy.enough) == ("tensor-leak", "bound `kept`", 2 << 30, True)
 
@@ -216,6 +216,13 @@ def test_a_checkpoint_that_stays_is_the_first_to_let_go_whatever_the_verdict() -
         assert report.verdict == "capacity"
         first = report.remedies[0]
         assert (first.code, first.saves, first.enough) == ("retained-checkpoint", bytes_, enough)
+
+
+def test_a_few_bytes_are_not_enough_where_what_is_unused_lies_in_pieces() -> None:
+    report = of(SECOND, Known(kept=(leaked(512),)))
+    assert report.verdict == "fragmentation"
+    assert report.remedies[0].code == "expandable-segments"
+    assert next(each.enough for each in report.remedies if each.code == "tensor-leak") is None
 
 
 def test_a_batch_that_was_to_need_more_than_there_is_is_capacity_s_however_it_lies_where_it_failed() -> None:

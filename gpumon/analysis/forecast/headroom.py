@@ -5,7 +5,7 @@ Model. Headroom = what the process can have (reserved + free, by the driver; no 
 Fragments) is at most reserved − allocated at a peak, for it fitted into that, and it is that very figure once the
 allocator had to give its cache back; with expandable segments it is nothing. Steps to OOM: what may still be kept, over
 what is kept of a step and what other processes take meanwhile. What may be kept is known from what was, each time the
-allocator took a segment (Taken); before it did so often enough, headroom stands for it.
+allocator took a segment (Taken); before it did so often enough, and once more stands than that, headroom tells.
 Known limitations. Which blocks lie free together is known only where the segments were read: a request that is larger
 than each of them fails earlier. Growth of one tensor by less than a segment's rounding costs nothing at first.
 """

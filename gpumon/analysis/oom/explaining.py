@@ -49,7 +49,7 @@ def explain(story: Story, known: Known | None = None) -> OomReport:
     settings = known.settings
     if message.expandable is not None:
         settings = replace(settings, expandable=message.expandable)
-    weighed = weigh(message, known.growth, known.foreseen, known.kept)
+    weighed = weigh(message, known.growth, known.foreseen)
     recipe, way = recipe_of(known.optimizer or DEFAULT_OPTIMIZER)
     suspects, way = _suspects(message, known, recipe, way, story.phase)
     best = suspects[0] if suspects and suspects[0].explains else None

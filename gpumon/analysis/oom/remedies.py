@@ -32,8 +32,8 @@ def _ordered(found: Iterable[Remedy]) -> list[Remedy]:
 def _let_go(case: Case) -> Iterator[Remedy]:
     """Of what the device was seen to keep for nothing, whatever the verdict."""
     short = _short(case)
-    for finding in case.kept:
-        enough = None if short is None or finding.bytes is None else finding.bytes >= short
+    for finding in case.kept:  # where nothing is short it lies in pieces, and so may what comes free
+        enough = (finding.bytes or 0) >= short if short else None
         yield Remedy(finding.code, finding.remedy, finding.bytes, enough)
 
 

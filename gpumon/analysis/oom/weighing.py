@@ -23,7 +23,6 @@ more than the slack.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpumon.analysis.lines import Finding
@@ -52,10 +51,11 @@ class Weighed:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A trend: bytes that stay allocated with every step, over so many steps."""
+    """A trend: bytes that stay allocated with every step, over so many steps; and who was found to hold them."""
 
     bytes_per_step: int
     steps: int
+    named: tuple[Finding, ...] = ()  # most bytes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,8 @@ class Foreseen:
     """shapes of that batch"""
 
 
-def weigh(
-    message: Message,
-    growth: Growth | None = None,
-    foreseen: Foreseen | None = None,
-    kept: Sequence[Finding] = (),
-) -> Weighed:
-    """The verdict on a message; `growth` where a trend is known, `foreseen` where the step's need was, `kept` where
-    findings name what grows."""
+def weigh(message: Message, growth: Growth | None = None, foreseen: Foreseen | None = None) -> Weighed:
+    """The verdict on a message; `growth` where a trend is known, `foreseen` where the step's need was."""
     if message.kind != "allocator":
         return _without_figures(message)
     asked = message.requested
@@ -94,7 +88,7 @@ def weigh(
         return limited
     if message.allocated is None or (message.free is None and message.slack is None):
         return Weighed("unknown", f"{shown(asked.middle)} could not be had; the message is cut off before its figures.")
-    return _by_room(message, asked, message.slack or ZERO, message.free or ZERO, growth, foreseen, kept)
+    return _by_room(message, asked, message.slack or ZERO, message.free or ZERO, growth, foreseen)
 
 
 def _oversized(message: Message, asked: Figure, total: Figure) -> Weighed:
@@ -140,13 +134,7 @@ def _limited(message: Message, asked: Figure) -> Weighed | None:
 
 
 def _by_room(
-    message: Message,
-    asked: Figure,
-    slack: Figure,
-    free: Figure,
-    growth: Growth | None,
-    foreseen: Foreseen | None,
-    kept: Sequence[Finding],
+    message: Message, asked: Figure, slack: Figure, free: Figure, growth: Growth | None, foreseen: Foreseen | None
 ) -> Weighed:
     room = slack + free
     missing = asked - room
@@ -161,7 +149,7 @@ def _by_room(
             ),
         )
     if growth is not None and growth.bytes_per_step * growth.steps > max(slack.middle, 1):
-        return _leaked(growth, kept, asked, room, missing)
+        return _leaked(growth, asked, room, missing)
     if room.high >= asked.low:
         if foreseen is not None and message.allocated is not None and foreseen.low > (message.allocated + room).high:
             whole, needed = message.allocated + room, known(foreseen.peak)
@@ -186,16 +174,14 @@ def _by_room(
     )
 
 
-def _leaked(growth: Growth, kept: Sequence[Finding], asked: Figure, room: Figure, missing: Figure) -> Weighed:
+def _leaked(growth: Growth, asked: Figure, room: Figure, missing: Figure) -> Weighed:
     each, stayed = growth.bytes_per_step, growth.bytes_per_step * growth.steps
-    named = [finding for finding in kept if finding.bytes_per_step]
-    holder = next((finding.holder for finding in named if finding.holder), None)
     return Weighed(
         "leak",
         f"A leak: {shown(each)} more stay allocated with every step, "
-        + (f"held by `{holder}`." if holder else "until the device is full."),
+        + (f"held by `{growth.named[0].holder}`." if growth.named else "until the device is full."),
         (
-            *(_what(finding) for finding in named),
+            *(_held(finding) for finding in growth.named),
             f"Over {growth.steps:,} steps that is {shown(stayed)} which did not go away between one iteration and the "
             f"next. {shown(asked.middle)} was asked for, {shown(room.middle)} was left.",
         ),
@@ -203,10 +189,9 @@ def _leaked(growth: Growth, kept: Sequence[Finding], asked: Figure, room: Figure
     )
 
 
-def _what(finding: Finding) -> str:
-    """Of a finding's title what is still true: which tensors, since when, made where, held by whom; not its pace."""
-    said = finding.title.partition("; ")[0]
-    return f"{said[:1].upper()}{said[1:]}."
+def _held(finding: Finding) -> str:
+    made = f", made at {finding.where}" if finding.where else ""
+    return f"`{finding.holder}` holds {shown(finding.bytes or 0)}{made}: more since step {finding.step:,}."
 
 
 def _foreseen(foreseen: Foreseen, whole: Figure, asked: Figure, room: Figure) -> Weighed:

@@ -131,7 +131,7 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
             )
         )
     if f.steps_to_oom is not None:
-        lines.append(fit(_trend(f, o.left, indent, pad, room, glyphs), room))
+        lines.append(fit(_trend(f, f.steps_to_oom, o.left, indent, pad, room, glyphs), room))
     if o.now is not None:
         lines.append(fit(_now(o.now), room))
     if o.regime is not None and height > len(lines):
@@ -151,9 +151,9 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
     return lines
 
 
-def _trend(f: Forecast, time: str, indent: str, pad: int, room: int, glyphs: Glyphs) -> list[Span]:
+def _trend(f: Forecast, number: int, time: str, indent: str, pad: int, room: int, glyphs: Glyphs) -> list[Span]:
     """The steps that are left, with as much beside them as there is room for: what holds them rather than the time."""
-    steps, apart = units.steps(f.steps_to_oom or 0), ""
+    steps, apart = units.steps(number), ""
     if f.steps_to_oom_low is not None and f.steps_to_oom_high is not None:
         apart = f" ({f.steps_to_oom_low:,}{'–' if glyphs.braille else '-'}{f.steps_to_oom_high:,})"
     left = f", {time}" if time else ""
