@@ -307,12 +307,16 @@ def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...], state: Rank) -> Oom
     from gpumon.analysis.oom.weighing import Growth
 
     kept = state.tracker.keeping(rank.oom.device)
+    named = tuple(finding for finding in kept if finding.bytes_per_step)
     here = next((device for device in devices if device.device == rank.oom.device), None)
-    growth = None
-    if here is not None and here.forecast is not None and here.forecast.growth == "kept":
-        taken = [each.since for each in here.growth if each.figure in TAKEN and each.since is not None]
-        named = tuple(finding for finding in kept if finding.bytes_per_step)
-        growth = Growth(here.forecast.bytes_per_step or 0, rank.oom.step - min(taken, default=0), named)
+    if here is None:
+        return of_rank(rank, None, kept)
+    forecast = here.forecast
+    rate = forecast.bytes_per_step if forecast is not None and forecast.growth == "kept" else None
+    if rate is None:  # batches that differ hide it in the peaks
+        rate = sum(finding.bytes_per_step or 0 for finding in named)
+    taken = [each.since for each in here.growth if each.figure in TAKEN and each.since is not None]
+    growth = Growth(rate, rank.oom.step - min(taken, default=0), named) if rate else None
     return of_rank(rank, growth, kept)
 
 

@@ -52,18 +52,21 @@ def test_a_kept_loss_is_named_within_50_steps() -> None:
     assert all("tensor-leak" not in codes(each) for each in said)
 
 
-@pytest.mark.parametrize("begun", [0, 30])
-def test_where_it_ends_out_of_memory_who_held_it_is_what_to_do(begun: int) -> None:
+@pytest.mark.parametrize(("begun", "batches"), [(0, False), (30, False), (30, True)])
+def test_where_it_ends_out_of_memory_who_held_it_is_what_to_do(begun: int, batches: bool) -> None:
+    """Also where batches grew meanwhile, so that the forecast does not call the growth of the peak kept."""
     each, last = 40 * MIB, begun + 60
     named = census(begun + 42, group(42, OUTPUTS, shape=(8, 64), bytes=42 * each))
     run = Run(
         kept=lambda step: each * max(0, step - begun),
         blocks=lambda step: 100 + max(0, step - begun),
         beside=lambda step: (named,) if step == named.step else (),
-        total=8 * GIB,
+        total=16 * GIB,
+        **({"activations": lambda step: step * 60 * MIB} if batches else {}),
     )
     held = run.peak(last)
-    failed = wire.Oom(last, "backward", 0, 9, 5 * GIB, run.total, run.total - held - 450 * MIB, held, held)
+    free = run.total - held - 450 * MIB
+    failed = wire.Oom(last, "backward", 0, 9, free + GIB, run.total, free, held, held)
     store, reporter = SessionStore(StoreLimits(steps=64)), Reporter()
     for received in run.stream(last + 1, host_every=1):
         store.apply(received)

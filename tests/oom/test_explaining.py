@@ -189,6 +189,7 @@ def test_what_grows_with_every_step_is_a_leak() -> None:
     assert report.verdict == "leak"
     assert "4.00 MiB" in report.sentence
     assert "1.95 GiB" in report.reasons[0]
+    assert of(TABFORMER, Known(growth=Growth(4 << 20, 200))).verdict == "capacity"  # nor would it have fitted without
     assert of(SECOND, Known(growth=Growth(4 << 20, 10))).verdict == "fragmentation"  # 40 MiB are not what is missing
 
 

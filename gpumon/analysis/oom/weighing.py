@@ -18,7 +18,7 @@ somebody else's beyond it.
 What a step was to need is known of a watched run alone: what the agent said as its batch entered forward; its lower end
 counts, and whether other processes hold what is missing of it is asked first. A leak needs more than one message: what
 stays with every step, from a recording or the live run. It goes before the last three where all that stayed so far is
-more than the slack.
+more than the slack, and more than what is missing: without it the request would have fitted.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ def _by_room(
                 "the message.",
             ),
         )
-    if growth is not None and growth.bytes_per_step * growth.steps > max(slack.middle, 1):
+    stayed = 0 if growth is None else growth.bytes_per_step * growth.steps
+    if growth is not None and stayed > max(slack.middle, missing.middle, 1):
         return _leaked(growth, asked, room, missing)
     if room.high >= asked.low:
         if foreseen is not None and message.allocated is not None and foreseen.low > (message.allocated + room).high:
