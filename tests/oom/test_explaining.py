@@ -204,7 +204,9 @@ def test_a_leak_that_has_a_name_is_told_by_it_and_what_to_do_is_its_own_remedy()
     named = (leaked(2 << 30),)
     report = of(TABFORMER, Known(growth=Growth(4 << 20, 500, named), kept=named))
     assert report.sentence.endswith("held by `kept[*] in main()`.")
-    assert report.reasons[0] == "`kept[*] in main()` holds 2.00 GiB, made at train.py:7: more since step 2."
+    assert report.reasons[0] == (
+        "`kept[*] in main()` held 2.00 GiB when last counted, made at train.py:7, growing since step 2."
+    )
     (remedy,) = report.remedies
     assert (remedy.code, remedy.text, remedy.saves, remedy.enough) == ("tensor-leak", "bound `kept`", 2 << 30, True)
 

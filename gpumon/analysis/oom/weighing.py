@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpumon.analysis import units
 from gpumon.analysis.lines import Finding
 from gpumon.analysis.oom.figures import Figure, known
 from gpumon.analysis.oom.wording import Message
@@ -192,7 +193,8 @@ def _leaked(growth: Growth, asked: Figure, room: Figure, missing: Figure) -> Wei
 
 def _held(finding: Finding) -> str:
     made = f", made at {finding.where}" if finding.where else ""
-    return f"`{finding.holder}` holds {shown(finding.bytes or 0)}{made}: more since step {finding.step:,}."
+    held = f"held {shown(finding.bytes or 0)} when last counted"
+    return f"`{finding.holder}` {held}{made}, growing since step {units.count(finding.step)}."
 
 
 def _foreseen(foreseen: Foreseen, whole: Figure, asked: Figure, room: Figure) -> Weighed:
