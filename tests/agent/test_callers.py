@@ -52,7 +52,7 @@ def test_a_librarys_list_of_micro_batches_is_looked_into_and_a_scripts_is_not() 
 
 
 def test_what_was_made_has_a_graph() -> None:
-    def step() -> list[Tensor]:  # without an assert: pytest's calls locals(), and such functions are passed over
+    def step() -> list[Tensor]:
         data, loss = torch.ones(1), torch.ones(3, requires_grad=True) * 2
         return [each for each in here(callers.made) if each is data or each is loss]
 

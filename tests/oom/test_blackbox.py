@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hostile
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from gpumon.cli import main
 from gpumon_agent.oom import blackbox
 from gpumon_agent.oom.blackbox import BlackBox, Parameter, Report
 
@@ -113,6 +120,82 @@ def test_a_link_in_the_runtime_directory_is_not_followed(tmp_path: Path, monkeyp
     assert path is None
     assert problem is not None
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Where every user may write, as in a shared folder of reports."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_a_report_of_another_user_is_not_read_and_why_is_said(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(blackbox.VARIABLE, str(open_folder))
+    mine, _ = box(open_folder).write(REPORT)
+    child = os.fork()
+    if not child:
+        os.setuid(65534)  # nobody
+        os._exit(0 if box(open_folder).write(at(60))[0] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    refused: list[str] = []
+    found = blackbox.newest(refused=refused)
+    assert found is not None
+    assert str(found[0]) == mine
+    (said,) = refused
+    assert said.endswith("belongs to another user (uid 65534), so it is not read")
+    assert said in CliRunner().invoke(main, ["explain", "--last"]).output
+    Path(mine or "").unlink()
+    done = CliRunner().invoke(main, ["explain", "--last"])
+    assert done.exit_code == 1
+    assert done.output == f"Error: {said}; run gpumon as the user who trained\n"
+
+
+def test_a_link_and_a_pipe_in_place_of_a_report_are_not_read(tmp_path: Path) -> None:
+    path, _ = box(tmp_path).write(REPORT)
+    (tmp_path / "oom-1900000000000-1-0.json").symlink_to(path or "")
+    os.mkfifo(tmp_path / "oom-1900000000001-1-0.json")
+    refused: list[str] = []
+    found = blackbox.newest([tmp_path], refused)
+    assert found is not None
+    assert str(found[0]) == path
+    assert [said.split(" is ", 1)[1] for said in refused] == [
+        "no regular file, so it is not read",
+        "a symbolic link, so it is not read",
+    ]
+
+
+HARM = "\x1b]52;c;aGk=\x07\x9b31m\u202e"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"unix": 1e300}, {"requested": 10**30}, {"step": 10**30}, {"parameters": {"w": {"shape": [10**30]}}},
+        {"ledger": {"weights": -1}}, {"rank": -5}, {"settings": dict.fromkeys(map(str, range(999)), "")},
+    ],
+)  # fmt: skip
+def test_a_report_with_figures_that_cannot_be_is_passed_over(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "oom-1900000000000-1-0.json"
+    path.write_text(json.dumps({**msgspec.to_builtins(REPORT), **change}))
+    assert blackbox.load(path) is None
+
+
+def test_the_texts_of_a_report_are_printable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(blackbox.VARIABLE, str(tmp_path))
+    texts = dict.fromkeys(("host", "name", "message", "where", "module", "torch", "backend"), HARM)
+    report = msgspec.structs.replace(REPORT, **texts, stack=(HARM,), argv=(HARM,), parameters={HARM: Parameter((3, 4))})
+    path, _ = box(tmp_path).write(report)
+    loaded = blackbox.load(Path(path or ""))
+    assert loaded is not None
+    assert hostile.harm_in(repr(loaded)) == []
+    assert hostile.harm_in(json.dumps(msgspec.to_builtins(loaded), ensure_ascii=False)) == []
+    done = CliRunner().invoke(main, ["explain", "--last"])
+    assert done.exit_code == 0
+    assert hostile.harm_in(done.output) == []
 
 
 def test_off_writes_nothing_and_says_nothing(tmp_path: Path) -> None:

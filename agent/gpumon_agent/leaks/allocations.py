@@ -2,7 +2,8 @@
 
 Model. PyTorch's own history, told to keep a stack with every block. Blocks made while it is on keep their stacks after
 it is off, so that each can be asked later for the innermost line of the user's code. The switch is
-composition.History's, which leaves a history alone that the script records. How they are asked:
+history.History's, which leaves a history alone that the script records, and takes these stacks out of the snapshots
+that the script reads. How they are asked:
 
 - up to `BLOCKS_MAX` live blocks, by one snapshot of the segments, in one piece; what it says is gone through in slices;
 - of more, address by address (torch 2.15 can): those that the census found, and the newest `TRACE_MAX` that the last of
@@ -12,8 +13,7 @@ composition.History's, which leaves a history alone that the script records. How
 Cost: some 4 µs an allocation while it is on, for `STEPS` steps (twice as many each time nothing was found, up to
 `STEPS_MAX`); of a snapshot 0.2 µs a block and 0.5 µs more for one with a stack; 0.5 µs an address and 6 to 10 more for
 one with a stack. benchmarks/census.py.
-Known limitations. Blocks made before it was on have no stack. A snapshot that the script takes later shows the stacks
-of blocks which were made in those steps.
+Known limitations. Blocks made before it was on have no stack.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import torch
 from gpumon_agent import wire
 from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.leaks.holders import Files
-from gpumon_agent.ledger.composition import History
-from gpumon_agent.ledger.workspaces import reads_traces_alone, snapshot
+from gpumon_agent.ledger.history import History
+from gpumon_agent.ledger.workspaces import reads_traces_alone, snapshot, user_records
 
 STEPS = 2
 STEPS_MAX = 16
@@ -115,7 +115,8 @@ class Allocations:
 
     def read_in_pause(self, blocks: int) -> None:
         if self.unread and self.survived and not self.readable(blocks) and blocks <= BLOCKS_IN_PAUSE_MAX:
-            self._whole = [made for made in _with_stacks(snapshot(traces=False)["segments"]) if made is not None]
+            segments = [] if user_records() else snapshot(traces=False)["segments"]
+            self._whole = [made for made in _with_stacks(segments) if made is not None]
 
     @property
     def reading(self) -> bool:
@@ -139,7 +140,7 @@ class Allocations:
             elif self._whole is not None:
                 self._blocks = iter(self._whole)
             else:
-                self._blocks = _with_stacks(snapshot(traces=False)["segments"])
+                self._blocks = _with_stacks([] if user_records() else snapshot(traces=False)["segments"])
         for made in self._blocks:
             if made is not None:
                 line = self._line(made.frames)

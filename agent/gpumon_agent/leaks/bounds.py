@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpumon_agent.guard import pass_on
+
 SOURCE_BYTES_MAX = 1 << 17  # reading and searching one is a single piece of work
 PLACES_MAX = 24  # lines that speak of a name's length or parts
 LINES = 4  # in which the comparison and what follows from it stand
@@ -44,5 +46,6 @@ def source(file: str) -> list[str]:
     path = Path(file)
     try:
         return [] if path.stat().st_size > SOURCE_BYTES_MAX else path.read_text(errors="replace").splitlines()
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return []

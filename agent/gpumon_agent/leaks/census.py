@@ -46,7 +46,7 @@ from gpumon_agent.leaks.owners import Owners
 from gpumon_agent.leaks.retained import Looks, Retained, reaches, retained
 from gpumon_agent.leaks.suspicion import Suspicion
 from gpumon_agent.leaks.walk import DEPTH_MAX, Root, Walk
-from gpumon_agent.ledger.composition import History
+from gpumon_agent.ledger.history import History
 from gpumon_agent.ledger.inventory import Inventory
 from gpumon_agent.ledger.storages import plain
 
@@ -243,7 +243,9 @@ class Census:
         assert taking is not None
         self._taking = None  # one that fails is not gone on with
         complete = taking.run(step, clock)
-        if not complete:
+        if complete:
+            vars(taking).clear()  # it and its walk know one another, and training may run with the collector off
+        else:
             self._taking = taking
         return complete
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpumon_agent import wire
 from gpumon_agent.governor import Governor
@@ -63,6 +63,10 @@ class Evidence:
         self._take = guard.protect("census", self.census.step_closed)
         self.resident_bytes: int | None = None  # of this process, as the publisher's thread last read it
         self._resident_before: int | None = None
+
+    def follow(self, optimizer: Any) -> None:
+        """A state dict that this optimizer is given uses the load that it came from."""
+        self._loads.follow_optimizer(optimizer)
 
     def step_closed(self, step: int, reads: Iterable[tuple[int, Read]]) -> None:
         """(device, reading) of the step's windows: the last of each tells what is allocated as the optimizer ends."""

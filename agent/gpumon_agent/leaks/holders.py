@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 from torch import Size, Tensor, device, dtype
 from torch.nn import Module
 
+from gpumon_agent import frames
+
 ATOM, TENSOR, SEQUENCE, DICT, DEQUE, SET, ROWS, PAIRS, REFERENTS, CLASS, FUNCTION, BUILTIN, MODULE = range(13)
 """How an object's children are come by; ATOM: it has none that matter; ROWS: of numpy's arrays of objects."""
 
@@ -35,9 +37,7 @@ CACHE = type(functools.lru_cache(lambda: None))
 _LINK: Any = getattr(itertools, "_tee_dataobject", None)  # undocumented
 TEES: tuple[Any, ...] = (type(itertools.tee(())[0]), *((_LINK,) if _LINK is not None else ()))
 _HAS_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: instances can hold references
-_OPTIMIZED = 1  # CO_OPTIMIZED: a function's frame; a module's or a class body's has its real namespace
 _OURS = str(Path(__file__).parents[1])  # of the whole package
-_LOCALS_ARE_A_VIEW = sys.version_info >= (3, 13)
 _MODULE_DICTS = {
     "_parameters": ("", "module"),
     "_buffers": ("", "module"),
@@ -125,9 +125,6 @@ class Files:
     """Which code is the user's: neither Python's, nor an installed package's, nor ours. By module and by file."""
 
     def __init__(self) -> None:
-        from gpumon_agent.oom.scene import is_installed
-
-        self._is_installed = is_installed
         self._modules: dict[str, bool] = {}
         self._files: dict[str, bool] = {}
 
@@ -148,7 +145,7 @@ class Files:
     def users_file(self, file: str) -> bool:
         known = self._files.get(file)
         if known is None:
-            known = self._files[file] = not (file.startswith(_OURS) or self._is_installed(file))
+            known = self._files[file] = not (file.startswith(_OURS) or frames.is_installed(file))
         return known
 
 
@@ -302,18 +299,11 @@ HOOKS_FEW = 4
 
 
 def _of_frame(frame: types.FrameType) -> list[Child]:
-    """A function's local variables, in the order of its code. What reading them leaves in the frame is taken out."""
+    """A function's local variables, in the order of its code."""
     code = frame.f_code
-    if ours(code) or not code.co_flags & _OPTIMIZED:
+    if ours(code):
         return []
-    if _LOCALS_ARE_A_VIEW:
-        values: dict[str, Any] = dict(frame.f_locals)
-    else:
-        if "locals" in code.co_names:  # it may hold the very dict that would be written to and cleared
-            return []
-        kept = frame.f_locals
-        values = kept.copy()
-        kept.clear()
+    values = frames.variables(frame)
     names = (*code.co_cellvars, *code.co_varnames, *code.co_freevars)  # a closure has its variables from here
     return [(f".{name}", "", values[name]) for name in dict.fromkeys(names) if name in values]
 

@@ -1,22 +1,22 @@
 """Checkpoints that were loaded: their tensors followed by storage, weakly, until they are gone or somebody owns them.
 
-Model. `torch.load` and `safetensors.torch.load_file` and `load` are wrapped; whatever loads a checkpoint for a library
-ends there. The storages behind the tensors of a result are noted by weak reference: one that goes reports itself.
-`load_state_dict`, of a module or an optimizer, marks the load whose tensors it is given (or, where they were converted
-on the way, the newest one of enough tensors) as used: what lives on after that, and is no owner's, is retained. What no
-known load brought and is given to `load_state_dict` before the first step (from `safetensors.safe_open`,
-`torch.distributed.checkpoint`, a reader of one's own) is a load from there on. Where `load_state_dict` is given other
-tensors than a load's, but of shapes that this one has too (a library has read the file again by itself), the load is a
-twin of what was used: it counts once a name is found that leads to it, if nothing has written to it meanwhile and no
-parameter has it, as an average of the weights or a second model would.
+Model. `torch.serialization._load`, with which torch.load reads a file, and `safetensors.torch.load_file` are watched;
+whatever loads a checkpoint for a library ends there. The storages behind the tensors of a result are noted by weak
+reference: one that goes reports itself. `load_state_dict`, of a module or a watched optimizer, marks the load whose
+tensors it is given (or, where they were converted on the way, the newest one of enough tensors) as used: what lives on
+after that, and is no owner's, is retained. What no known load brought and is given to `load_state_dict` before the
+first step (from `safetensors.safe_open`, `safetensors.torch.load`, `torch.distributed.checkpoint`, a reader of one's
+own) is a load from there on. Where `load_state_dict` is given other tensors than a load's, but of shapes that this one
+has too (a library has read the file again by itself), the load is a twin of what was used: it counts once a name is
+found that leads to it, if nothing has written to it meanwhile and no parameter has it, as an average of the weights or
+a second model would.
 Cost: 2 µs a tensor of a load; nothing a step.
-Known limitations. Of a load under a name that was bound before the wrappers came (`from torch import load` before
-`watch`) only what is given to `load_state_dict` is seen. Of a load no more than `TENSORS_MAX` tensors are followed.
+Known limitations. Of a file in the format of before torch 1.6 only what is given to `load_state_dict` is seen. Of a
+load no more than `TENSORS_MAX` tensors are followed.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import weakref
@@ -29,9 +29,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
-from gpumon_agent.guard import Guard, leave_no_frame
+from gpumon_agent import frames
+from gpumon_agent.guard import protect
 from gpumon_agent.ledger.storages import plain
+from gpumon_agent.patching import Patches
 
 TENSORS_MAX = 200_000
 LOADS_MAX = 64  # followed at one time; the oldest is given up
@@ -110,28 +113,33 @@ class Loads:
         self._count = 0
         self._depth = 0  # of wrapped calls: one that another makes is part of it
         self._gone: deque[_Followed] = deque()  # appended to by whoever drops the last reference, in any thread
-        self._restore: list[Callable[[], None]] = []
-        protect = Guard(lambda text: None).protect
         self._loaded = protect("checkpoint", self._note)
-        self._used = protect("checkpoint", self._mark)
-        self._wrap_load(torch.load, [torch, torch.serialization], "load", "torch.load", mapped=True)
-        self._wrap_use(Module)
-        self._wrap_use(Optimizer)
+        self._used = used = protect("checkpoint", self._mark)
+        self._patches = Patches()
+        self._optimizers: weakref.WeakKeyDictionary[Optimizer, RemovableHandle] = weakref.WeakKeyDictionary()
+        self._safetensors = False
+        self._observe_load(torch.serialization, "_load", "torch.load", _torchs_arguments)
+        self._patches.observe(
+            Module,
+            "load_state_dict",
+            self._state_given,
+            lambda state_dict, _, error: None if error is not None else used(state_dict),
+        )
         self.wrap_safetensors()
 
     def wrap_safetensors(self) -> None:
         """Once that package is there."""
         module = sys.modules.get("safetensors.torch")
-        for name in ("load_file", "load"):
-            function = getattr(module, name, None)
-            if function is not None and not hasattr(function, "_gpumon"):
-                self._wrap_load(function, [module], name, f"safetensors.torch.{name}", mapped=False)
+        if not self._safetensors and hasattr(module, "load_file"):
+            self._safetensors = True
+            self._observe_load(module, "load_file", "safetensors.torch.load_file", _safetensors_arguments)
 
     def remove(self) -> None:
         self.fires = False
-        for restore in reversed(self._restore):
-            restore()
-        self._restore.clear()
+        self._patches.restore()
+        for handle in self._optimizers.values():
+            handle.remove()
+        self._optimizers.clear()
         self.loads.clear()
 
     def settle(self) -> bool:
@@ -158,66 +166,43 @@ class Loads:
                         total += each.nbytes
         return total
 
-    # --------------------------------------------------------------------------------------------------------- wrappers
+    # ------------------------------------------------------------------------------------------------------------ calls
 
-    def _wrap_load(
-        self, original: Callable[..., Any], owners: list[Any], name: str, source: str, *, mapped: bool
+    def _observe_load(
+        self, owner: Any, name: str, source: str, arguments: Callable[..., tuple[Any, bool | None]]
     ) -> None:
-        @functools.wraps(original)
-        def load(*args: Any, **kwargs: Any) -> Any:
+        """`arguments` gives, of a call's, the file and whether it was mapped to a device."""
+
+        def begins(*args: Any, **kwargs: Any) -> tuple[Any, bool | None] | None:
             if not self.fires:
-                return original(*args, **kwargs)
+                return None
             self._depth += 1
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            finally:
-                self._depth -= 1
-            if not self._depth:
-                where = args[1] if len(args) > 1 else kwargs.get("map_location")
-                file = args[0] if args else kwargs.get("f", kwargs.get("filename"))
-                self._loaded(result, source, file, where is not None if mapped else None)
-            return result
+            return arguments(*args, **kwargs)
 
-        load._gpumon = True  # type: ignore[attr-defined]
-        for owner in owners:
-            self._replace(owner, name, load)
+        def ends(call: tuple[Any, bool | None], result: Any, error: BaseException | None) -> None:
+            self._depth -= 1
+            if error is None and not self._depth:
+                self._loaded(result, source, *call)
 
-    def _wrap_use(self, kind: type) -> None:
-        original = kind.__dict__["load_state_dict"]
+        self._patches.observe(owner, name, begins, ends)
 
-        @functools.wraps(original)
-        def load_state_dict(owner: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                result = original(owner, state_dict, *args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            if self.fires and (self.loads or not self.step()):
-                self._used(state_dict)
-            return result
+    def _state_given(self, owner: Any, state_dict: Any = None, *_: Any, **__: Any) -> Any:
+        return state_dict if self.fires and (self.loads or not self.step()) else None
 
-        self._replace(kind, "load_state_dict", load_state_dict)
+    def follow_optimizer(self, optimizer: Optimizer) -> None:
+        """A state that it is given from here on marks the load that it came from as used."""
+        if optimizer not in self._optimizers:
+            self._optimizers[optimizer] = optimizer.register_load_state_dict_pre_hook(self._optimizer_given)
 
-    def _replace(self, owner: Any, name: str, new: Any) -> None:
-        old = owner.__dict__[name]
-        setattr(owner, name, new)
-
-        def restore() -> None:
-            if owner.__dict__.get(name) is new:  # somebody wrapped it after us: ours stays inside and does nothing
-                setattr(owner, name, old)
-
-        self._restore.append(restore)
+    def _optimizer_given(self, optimizer: Optimizer, state_dict: Any) -> None:
+        if self._state_given(optimizer, state_dict) is not None:
+            self._used(state_dict)
 
     # ------------------------------------------------------------------------------------------------------------ notes
 
     def _note(self, result: Any, source: str, file: Any, mapped: bool | None) -> None:
-        from gpumon_agent.oom import scene  # not in every process that has torch
-
         self.settle()
-        load = Load(self._count, source, self.step(), _name(file), scene.users_line(), mapped)
+        load = Load(self._count, source, self.step(), _name(file), frames.users_line(), mapped)
         for tensor in _tensors(result):
             load.shapes[tensor.shape] += 1
             for part in plain(tensor):
@@ -259,6 +244,23 @@ class Loads:
                     load.used_step, load.twin = step, True
 
 
+def _torchs_arguments(reader: Any, map_location: Any = None, *_: Any, **__: Any) -> tuple[Any, bool]:
+    """Of `_load`, called by torch.load, in whose frame the file stands: a path, or an open file."""
+    frame = sys._getframe(1)
+    for _depth in range(4):
+        if frame.f_code is _LOAD:
+            return frames.variables(frame).get("f"), map_location is not None
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return None, map_location is not None
+
+
+def _safetensors_arguments(filename: Any, *_: Any, **__: Any) -> tuple[Any, None]:
+    return filename, None
+
+
+_LOAD = torch.serialization.load.__code__
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 

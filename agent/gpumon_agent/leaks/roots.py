@@ -16,6 +16,7 @@ from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
+from gpumon_agent.guard import pass_on
 from gpumon_agent.leaks.holders import Files, ours, place, stored_at
 from gpumon_agent.leaks.walk import Root
 
@@ -214,7 +215,8 @@ def _in_source(file: str, variable: str) -> str | None:
         if path.stat().st_size > _SOURCE_BYTES_MAX:
             return None
         text = path.read_text(errors="replace")
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return None
     found = re.search(rf"^{re.escape(variable)}[ \t]*(:[^=\n]+)?=", text, re.MULTILINE)
     if found is None:

@@ -29,6 +29,7 @@ from itertools import groupby, islice
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from gpumon_agent.guard import pass_on
 from gpumon_agent.leaks import bounds, holders
 from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.leaks.holders import (
@@ -261,7 +262,8 @@ class Walk:
             if at < len(children) and id(children[at]) == level.identity:
                 return children[at]
             return next((each for each in children if id(each) == level.identity), None)
-        except (IndexError, RuntimeError, KeyError):
+        except (IndexError, RuntimeError, KeyError) as error:
+            pass_on(error)
             return None
 
     # --------------------------------------------------------------------------------------------------- one chunk on
@@ -271,7 +273,8 @@ class Walk:
         if level.chunk is None or level.index >= len(level.chunk):
             try:
                 more = self._fill(level)
-            except (RuntimeError, IndexError):  # it changed under our eyes
+            except (RuntimeError, IndexError) as error:  # it changed under our eyes
+                pass_on(error)
                 more = False
             if not more:
                 if not self._attributes(level):

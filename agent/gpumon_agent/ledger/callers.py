@@ -5,9 +5,7 @@ directly, and what stands in a tuple or dict together with a tensor that forward
 recorded for are the batch's (targets, masks); those with a graph were made (a loss before it was scaled). A script's
 lists are not looked into, for what is kept from step to step is kept there; a library's are, where the batch is one of
 their entries: a trainer's micro-batches.
-What reading a function's variables leaves in its frame (before Python 3.13 a dict, which would keep alive what the
-function drops) is taken out again.
-Cost: 10 to 50 µs, on sampled steps.
+Cost: on sampled steps, about 10 µs for a function of 12 variables (36 on Python 3.12, 3 on 3.13).
 Known limitations. A tensor that a function has in a variable for another purpose is called part of the batch. What
 only a generator holds (a loader's next batch) is not seen.
 """
@@ -23,15 +21,13 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
+from gpumon_agent import frames
 from gpumon_agent.steps.wrappers import unwrapped
 
 FRAMES_MAX = 4
 VARIABLES_MAX = 512
 """of a script's own module: one with more is not looked through"""
 CONTAINED_MAX = 64
-_OPTIMIZED = 0x1  # code of a function
-_LOCALS_ARE_A_VIEW = sys.version_info >= (3, 13)
-_ASK_FOR_LOCALS = frozenset(("locals", "vars", "eval", "exec"))
 _LIBRARIES = ("site-packages", "dist-packages")
 _OURS = ("torch", "gpumon_agent")
 
@@ -77,18 +73,10 @@ def _held(known: set[int]) -> Iterator[Tensor]:
 
 
 def _variables(frame: FrameType) -> list[Any]:
-    code = frame.f_code
-    if not code.co_flags & _OPTIMIZED:  # a script's own level
-        names = frame.f_locals
+    if frame.f_code.co_name == "<module>":  # a script's own level
+        names = frame.f_globals
         return list(names.values()) if len(names) <= VARIABLES_MAX else []
-    if _LOCALS_ARE_A_VIEW:
-        return list(frame.f_locals.values())
-    if not _ASK_FOR_LOCALS.isdisjoint(code.co_names):  # it may hold the very dict that would be written to and cleared
-        return []
-    kept = frame.f_locals
-    values = list(kept.values())
-    kept.clear()
-    return values
+    return list(frames.variables(frame).values())
 
 
 def _contained(value: Any) -> list[Any]:

@@ -9,17 +9,34 @@ exception is caught and training goes on. `gpumon explain --last` reads the newe
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import stat
 import time
 from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from gpumon_agent import wire
 from gpumon_agent.viewers import endpoint
+from gpumon_agent.wire.base import (
+    Bytes,
+    Count,
+    Few,
+    Index,
+    Named,
+    Ordinal,
+    Pid,
+    RankNumber,
+    Shape,
+    StepNumber,
+    Text,
+)  # fmt: skip
 
 REPORTS_MAX = 16
 OF_ONE_PROCESS_MAX = 8
@@ -34,53 +51,53 @@ OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Parameter(msgspec.Struct, frozen=True, omit_defaults=True):
-    shape: tuple[int, ...]
-    width: int = 4  # bytes an element
+    shape: Shape
+    width: Index = 4  # bytes an element
     trainable: bool = True
-    group: int | None = 0  # of the optimizer's parameter groups; None: in none of them
+    group: Index | None = 0  # of the optimizer's parameter groups; None: in none of them
 
 
 class Stepping(msgspec.Struct, frozen=True):
     """An optimizer as the walk of its step wants it."""
 
-    kind: str
+    kind: Text
     foreach: bool | None = None
     fused: bool | None = None
-    settings: dict[str, str] = {}
+    settings: Named = {}
 
 
 class Report(msgspec.Struct, frozen=True):
     """One out-of-memory. Bytes; None where not known."""
 
-    version: int
-    unix: float
-    host: str
-    pid: int
-    rank: int | None
-    name: str
-    argv: tuple[str, ...]
-    torch: str | None
-    backend: str
-    settings: dict[str, str]
-    device: int
-    device_total: int | None
-    step: int
-    phase: str
-    requested: int
-    total: int | None  # as the observer was told: the device's, or this process's limit
-    free: int | None
-    allocated: int | None
-    reserved: int | None
-    message: str
-    where: str | None
-    module: str | None
-    stack: tuple[str, ...]
-    ledger: dict[str, int]  # owners at the newest boundary before
-    ledger_step: int | None
-    ledger_phase: str | None
+    version: Index
+    unix: Annotated[float, Meta(ge=0, le=1e11)]
+    host: Text
+    pid: Pid
+    rank: RankNumber | None
+    name: Text
+    argv: Few
+    torch: Text | None
+    backend: Text
+    settings: Named
+    device: Ordinal
+    device_total: Bytes | None
+    step: StepNumber
+    phase: Text
+    requested: Bytes
+    total: Bytes | None  # as the observer was told: the device's, or this process's limit
+    free: Bytes | None
+    allocated: Bytes | None
+    reserved: Bytes | None
+    message: Text
+    where: Text | None
+    module: Text | None
+    stack: Few
+    ledger: dict[Text, Bytes]  # owners at the newest boundary before
+    ledger_step: StepNumber | None
+    ledger_phase: Text | None
     optimizers: tuple[Stepping, ...]
-    parameters: dict[str, Parameter]  # in the model's order
-    parameters_left_out: int = 0  # the smallest, where they were too many
+    parameters: dict[Text, Parameter]  # in the model's order
+    parameters_left_out: Count = 0  # the smallest, where they were too many
 
 
 VERSION = 1
@@ -186,30 +203,26 @@ class BlackBox:
             place = Path(self._named)
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             return place, os.open(place, _OPEN_DIR)
-        reasons = []
-        for parent in endpoint.candidates():
-            try:
-                above = endpoint.open_directory(parent, create=True)
-            except (endpoint.Unavailable, OSError) as reason:
-                reasons.append(str(reason))
-                continue
-            try:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir("oom", 0o700, dir_fd=above)
-                return parent / "oom", os.open("oom", _OPEN_DIR | os.O_NOFOLLOW, dir_fd=above)
-            finally:
-                os.close(above)
+        reasons: list[str] = []
+        for parent, above in endpoint.openings(reasons):
+            os.close(above)
+            return parent / "oom", endpoint.open_directory(parent / "oom", create=True)
         raise endpoint.Unavailable("; ".join(reasons) or "no runtime directory")
 
 
-def newest(places: Iterable[Path] | None = None) -> tuple[Path, Report] | None:
-    """The newest sound report of this user's, and where it is."""
+def newest(places: Iterable[Path] | None = None, refused: list[str] | None = None) -> tuple[Path, Report] | None:
+    """The newest sound report of this user's, and where it is. Why newer ones were `refused` is added there."""
     found: list[Path] = []
     for place in places if places is not None else directories():
         with contextlib.suppress(OSError):
             found += [path for path in place.glob("oom-*.json") if _NAME.fullmatch(path.name)]
     for path in sorted(found, key=lambda path: path.name, reverse=True):
-        report = load(path)
+        try:
+            report = load(path)
+        except NotOurs as reason:
+            if refused is not None:
+                refused.append(str(reason))
+            continue
         if report is not None:
             return path, report
     return None
@@ -223,13 +236,42 @@ def directories() -> list[Path]:
     return [parent / "oom" for parent in endpoint.candidates()]
 
 
+class NotOurs(Exception):
+    """A file that this user did not write. The text is one sentence."""
+
+
 def load(path: Path) -> Report | None:
-    """None where it is none."""
+    """None where it is none. Raises NotOurs: whoever else can write there could tell this user anything."""
     try:
-        with path.open("rb") as file:
-            return msgspec.json.decode(file.read(2 * REPORT_BYTES_MAX), type=Report)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotOurs(f"{path} is a symbolic link, so it is not read") from None
         return None
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotOurs(f"{path} is no regular file, so it is not read")
+        if status.st_uid != os.geteuid():
+            raise NotOurs(f"{path} belongs to another user (uid {status.st_uid}), so it is not read")
+        try:
+            return _cleaned(msgspec.json.decode(file.read(2 * REPORT_BYTES_MAX), type=Report))
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+
+
+def _cleaned(report: Report) -> Report:
+    """Its texts are printable: a training process chose them."""
+    made = msgspec.to_builtins(report)
+    return msgspec.convert(_printable(made), type=Report)
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return wire.clean(value, wire.TEXT_CHARS_MAX)
+    if isinstance(value, dict):
+        return {_printable(name): _printable(each) for name, each in value.items()}
+    return [_printable(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _put(fd: int, name: str, data: bytes) -> None:
@@ -237,6 +279,7 @@ def _put(fd: int, name: str, data: bytes) -> None:
     out = os.open(draft, OPEN_NEW, 0o600, dir_fd=fd)
     try:
         with os.fdopen(out, "wb") as file:
+            os.fchmod(out, 0o600)  # whatever the umask
             file.write(data)
         os.rename(draft, name, src_dir_fd=fd, dst_dir_fd=fd)
     except OSError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpumon_agent import wire
+from gpumon_agent import environment, wire
 from gpumon_agent.guard import Guard
 from gpumon_agent.ledger import workspaces
 from gpumon_agent.oom import blackbox, scene
@@ -83,7 +82,7 @@ class LastWords:
         if problem is not None and not self._complained:
             self._complained = True
             self._notice(problem)
-        if path is not None and os.environ.get(SNAPSHOT) == "1":
+        if path is not None and environment.value(SNAPSHOT) == "1":
             self._snapshot()
         return path
 

@@ -1,0 +1,204 @@
+"""Reads the variables of running functions, and changes nothing by it. No other module reads a frame's `f_locals`.
+
+Before Python 3.13 a frame has one dict for `f_locals`, and `locals()`, `vars()` and a callee's `f_back.f_locals` hand
+out that same dict. Asking for it rewrites it: a key that the program popped comes back, a value that it set is lost. A
+debugger's trace function even has it written back into the variables. So here the dict is never asked for:
+
+- Python 3.13 and newer: `f_locals` is a view, and is read.
+- Python 3.12: `PyFrame_GetVar` of the C API reads one variable.
+- Python 3.10 and 3.11 have no function for it. The variables are read where the interpreter keeps them, in an array of
+  references. Both layouts are final: these versions get only security fixes. They are checked once, against a frame
+  whose variables are known; if the check fails, nothing is read.
+
+The array was chosen over "read the dict if nobody holds it, then clear it": that loses what `exec("x = 1")` put there
+for a later `eval("x")`, keeps variables alive if the clearing is missed, and skips each frame that called `locals()`.
+
+On 3.10 and 3.11 each variable is read, and its reference counted, in one C call that holds the GIL. On 3.10 the array
+is part of the frame object, which the caller holds. On 3.11 the array moves when a function ends, perhaps in another
+thread, so that call also reads anew where the array is.
+
+This module needs neither torch nor another package.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CellType, CodeType, FrameType
+from typing import Any
+
+_OPTIMIZED = 1  # CO_OPTIMIZED: a function's. A module's and a class body's namespaces are dicts of their own
+_SUSPENDED = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
+_WORD_BYTES = ctypes.sizeof(ctypes.c_size_t)
+_FIRST = (
+    44 if sys.version_info < (3, 11) else 9
+)  # the array: words into 3.10's PyFrameObject, 3.11's _PyInterpreterFrame
+_INNER = 3  # words into 3.11's PyFrameObject: a pointer to the _PyInterpreterFrame
+_References = ctypes.POINTER(ctypes.py_object)
+
+FRAMES_MAX = 200  # looked at, outwards
+
+_OURS = str(Path(__file__).parent)  # of the whole package
+_INSTALLED = tuple(
+    {path for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_paths().get(name))}
+)
+
+
+def variables(frame: FrameType) -> dict[str, Any]:
+    """A function's variables that have a value, its closure's too. Empty for the frame of a module or a class body."""
+    code = frame.f_code
+    return _read(frame) if code.co_flags & _OPTIMIZED else {}
+
+
+def users_line() -> str | None:
+    """file.py:LINE of the innermost of the user's own code that runs in this thread."""
+    user = next((frame for frame in outwards(sys._getframe(1)) if not is_installed(frame.f_code.co_filename)), None)
+    return None if user is None else place(user)
+
+
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """This frame and its callers, without ours."""
+    for _ in range(FRAMES_MAX):
+        if frame is None:
+            return
+        if not frame.f_code.co_filename.startswith(_OURS):
+            yield frame
+        frame = frame.f_back
+
+
+def is_installed(path: str) -> bool:
+    """Whether code in this file is Python's own or an installed package's."""
+    return path.startswith(("<frozen", *_INSTALLED)) or "site-packages" in path or "dist-packages" in path
+
+
+def place(frame: FrameType) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+# ------------------------------------------------------------------------------------------------- one way a version
+
+
+def _names(code: CodeType) -> tuple[str, ...]:
+    """In the order of the interpreter's array. Since 3.11 an argument that a closure uses stays in its place."""
+    cells = code.co_cellvars
+    if cells and sys.version_info >= (3, 11):
+        cells = tuple(name for name in cells if name not in code.co_varnames)
+    return (*code.co_varnames, *cells, *code.co_freevars)
+
+
+def _from_view(frame: FrameType) -> dict[str, Any]:
+    if _CLOSED_ARE_FREED and frame.f_code.co_flags & _SUSPENDED and not _runs_here(frame):
+        return {}
+    return dict(frame.f_locals)  # in one call, so that nothing ends meanwhile
+
+
+_CLOSED_ARE_FREED = (3, 13) <= sys.version_info < (3, 13, 6)
+"""These free a generator's variables with the generator, also those of a frame that a traceback still holds. Reading
+such a frame crashes (python/cpython#125723)."""
+
+
+def _runs_here(frame: FrameType) -> bool:
+    above: FrameType | None = sys._getframe(1)
+    while above is not None and above is not frame:
+        above = above.f_back
+    return above is not None
+
+
+def _by_api(frame: FrameType) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in _names(frame.f_code):
+        try:
+            found[name] = _get_variable(frame, name)
+        except NameError:  # it has no value
+            continue
+    return found
+
+
+def _from_array(frame: FrameType) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    code = frame.f_code
+    cells = code.co_cellvars + code.co_freevars
+    if sys.version_info < (3, 11):
+        address = ctypes.c_size_t(id(frame))
+        slots = _References.from_buffer(address)
+    else:
+        slots = _References.from_address(id(frame) + _INNER * _WORD_BYTES)
+    for at, name in enumerate(_names(code), _FIRST):
+        try:
+            value = slots[at]  # this one call reads the pointer, the reference, and counts the reference
+            if type(value) is CellType and name in cells:
+                value = value.cell_contents
+        except ValueError:  # it has no value
+            continue
+        found[name] = value
+    return found
+
+
+def _nothing(frame: FrameType) -> dict[str, Any]:
+    return {}
+
+
+def _array_is_known() -> bool:
+    """Whether the array of 3.10 or 3.11 is where it should be, in a frame whose variables are known.
+
+    It is compared as numbers; nothing is taken for an address before the words in front of it are right.
+    """
+    if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != _WORD_BYTES:
+        return False
+
+    def known(argument: object, celled: object) -> bool:
+        local = object()
+        deleted = local
+        del deleted
+        frame = sys._getframe()
+        try:
+            code = frame.f_code
+
+            def words(address: int, count: int) -> list[int]:
+                return list((ctypes.c_size_t * count).from_address(address))
+
+            cell = known_cell(lambda: celled)
+            if words(id(frame), 2)[1] != id(FrameType):  # a build that counts references has words in front
+                return False
+            expected = {
+                "argument": id(argument),
+                "local": id(local),
+                "deleted": 0,
+                "code": id(code),
+                "words": id(words),
+            }
+            if sys.version_info < (3, 11):
+                start = id(frame)
+                if words(start, 7)[4] != id(code) or words(start, 7)[6] != id(frame.f_globals):
+                    return False
+            else:
+                start = words(id(frame), _INNER + 1)[_INNER]
+                if start == 0 or words(start, 6)[4:] != [id(code), id(frame)]:
+                    return False
+            names = _names(code)
+            slots = dict(zip(names, words(start + _FIRST * _WORD_BYTES, len(names)), strict=True))
+            return {name: slots[name] for name in expected} == expected and slots["celled"] == id(cell)
+        finally:
+            del frame  # it refers to itself, and through its callers to the model
+
+    def known_cell(function: Callable[[], object]) -> object:
+        cell: object = function.__closure__[0]  # type: ignore[index]
+        return cell
+
+    return known(object(), object())
+
+
+_read: Callable[[FrameType], dict[str, Any]]
+_get_variable: Callable[[FrameType, str], Any]
+if sys.version_info >= (3, 13):
+    _read = _from_view
+elif sys.version_info >= (3, 12):
+    _get_variable = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object)(
+        ("PyFrame_GetVar", ctypes.pythonapi)
+    )
+    _read = _by_api
+else:
+    _read = _from_array if _array_is_known() else _nothing
