@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from gpumon.analysis import ledger, room
 from gpumon.analysis.estimating import Ledging, estimating
 from gpumon.analysis.findings import Look, retries
+from gpumon.analysis.findings.agent import parts_off
 from gpumon.analysis.findings.leaks import TAKEN
 from gpumon.analysis.forecast import Room
 from gpumon.analysis.learnt import LEARNT_STEPS, Device, Rank, found
@@ -146,7 +147,7 @@ class Reporter:
         return RankReport(
             rank.source,
             devices,
-            state.tracker.findings(),
+            (*state.tracker.findings(), *parts_off(rank)),
             steps_per_s(rank.steps),
             _oom(rank, devices, state),
             state.host_growth.growth(),

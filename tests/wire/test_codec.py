@@ -7,7 +7,7 @@ import tracemalloc
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumon_agent import wire
@@ -95,7 +95,9 @@ def test_bounds_are_kept() -> None:
         frame = LIVE + msgspec.msgpack.encode([0, False, [msgspec.Raw(msgspec.msgpack.encode(broken))]])
         if isinstance(broken, wire.Module):
             continue  # its name is cut where the message is made
-        assert isinstance(outcome(frame), WireError)
+        packet = outcome(frame)
+        assert isinstance(packet, Packet)
+        assert [type(event) for event in packet.events] == [wire.Unread]
 
 
 @given(st.text(max_size=300))
@@ -107,14 +109,12 @@ def test_a_cleaned_text_is_printable_and_short_and_stays_as_it_is(text: str) -> 
 
 
 @given(st.lists(st.text(max_size=5000), max_size=20))
-@settings(deadline=None)
 def test_any_command_line_fits_a_frame(argv: list[str]) -> None:
     hello = msgspec.structs.replace(HELLO, argv=tuple(argv))
     assert len(wire.encode_event(hello)) < wire.EVENT_BYTES_MAX + 4096
 
 
 @given(st.lists(st.tuples(st.integers(0, 30_000), st.booleans()), max_size=40))
-@settings(deadline=None)
 def test_packets_fit_frames_and_lose_nothing(sizes: list[tuple[int, bool]]) -> None:
     seq, events = 0, []
     for size, gap in sizes:

@@ -14,7 +14,9 @@ the name says `unix`; `Hello.clock` relates the two.
 
 from __future__ import annotations
 
+from .base import LOCAL_RANKS_MAX as LOCAL_RANKS_MAX
 from .base import NAME_CHARS_MAX as NAME_CHARS_MAX
+from .base import RANKS_MAX as RANKS_MAX
 from .base import TEXT_CHARS_MAX as TEXT_CHARS_MAX
 from .base import Bytes as Bytes
 from .base import Few as Few
@@ -81,6 +83,7 @@ from .speaking import Clock as Clock
 from .speaking import Device as Device
 from .speaking import Heartbeat as Heartbeat
 from .speaking import Hello as Hello
+from .speaking import PartOff as PartOff
 from .speaking import Synced as Synced
 from .stream import ABORTED as ABORTED
 from .stream import BACKWARD as BACKWARD

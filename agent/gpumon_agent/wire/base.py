@@ -8,13 +8,41 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from .masking import masked
+
 NAME_CHARS_MAX = 120
 TEXT_CHARS_MAX = 4096  # messages of exceptions, commands
 
 Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
-Bytes = Annotated[int, Meta(ge=0)]
 Few = Annotated[tuple[Text, ...], Meta(max_length=512)]
-Shape = Annotated[tuple[int, ...], Meta(max_length=16)]
+Named = Annotated[dict[Text, Text], Meta(max_length=256)]
+
+# Each number has a bound that nothing real comes near. What is beyond it is refused as it is decoded, so that no
+# screen has to draw it and no loop has to count it.
+BYTES_MAX = 1 << 60
+Bytes = Annotated[int, Meta(ge=0, le=BYTES_MAX)]
+SignedBytes = Annotated[int, Meta(ge=-BYTES_MAX, le=BYTES_MAX)]
+Count = Annotated[int, Meta(ge=0, le=1 << 60)]
+Change = Annotated[int, Meta(ge=-(1 << 60), le=1 << 60)]
+StepNumber = Annotated[int, Meta(ge=-1, le=1 << 53)]  # -1: before the first one
+Seq = Annotated[int, Meta(ge=-1, le=1 << 60)]
+Nanoseconds = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]  # a moment or a duration: 146 years
+Ordinal = Annotated[int, Meta(ge=-1, le=4095)]  # of a device; -1: torch's "no index"
+Index = Annotated[int, Meta(ge=0, le=1 << 31)]
+Part = Annotated[int, Meta(ge=0, le=1 << 20)]
+Pid = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Address = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Flags = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+
+RANKS_MAX = 1 << 20
+LOCAL_RANKS_MAX = 4096  # on one machine
+RankNumber = Annotated[int, Meta(ge=0, lt=RANKS_MAX)]
+Ranks = Annotated[int, Meta(ge=0, le=RANKS_MAX)]
+LocalRankNumber = Annotated[int, Meta(ge=0, lt=LOCAL_RANKS_MAX)]
+LocalRanks = Annotated[int, Meta(ge=0, le=LOCAL_RANKS_MAX)]
+
+Length = Annotated[int, Meta(ge=0, le=1 << 60)]
+Shape = Annotated[tuple[Length, ...], Meta(max_length=16)]
 
 
 def clean(text: str, limit: int = NAME_CHARS_MAX) -> str:
@@ -25,10 +53,10 @@ def clean(text: str, limit: int = NAME_CHARS_MAX) -> str:
 
 
 def clean_argv(argv: Iterable[str], limit: int = 4 * TEXT_CHARS_MAX) -> tuple[str, ...]:
-    """The command, cleaned and cut after `limit` characters in all, so that it fits a frame in any alphabet."""
+    """The command without its secrets, cleaned and cut after `limit` characters, so that it fits a frame."""
     kept: list[str] = []
     room = limit
-    for argument in argv:
+    for argument in masked(argv):
         if room < 1 or len(kept) == 511:
             kept.append("…")
             break

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
-from .base import NAME_CHARS_MAX, Message, Text, clean, clean_fields
+from .base import NAME_CHARS_MAX, TEXT_CHARS_MAX, Message, Nanoseconds, Seq, Text, clean_fields
 from .evidence import Census, Checkpoint, Reply, Request, Segments, Snapshot
 from .host import Host
 from .speaking import Heartbeat, Hello, Synced
@@ -29,9 +29,17 @@ EVENT_BYTES_MAX = FRAME_BYTES_MAX - 256  # topic, nonce and the packet's own hea
 
 
 class Unread(Message, frozen=True, tag="unread"):
-    """Stands for an event of a kind that this side does not know: a later minor version has it. It keeps its number."""
+    """In place of an event that this side cannot read. It keeps the event's number.
+
+    Either its kind is one that a later minor version has, or it breaks the bounds of its kind: then `why` says which.
+    """
 
     kind: Text
+    why: Text | None = None
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "kind")
+        clean_fields(self, "why", limit=TEXT_CHARS_MAX)
 
 
 NumberedEvent = Phase | Step | Ledger | Oom | Notice | Goodbye | Outlook
@@ -69,7 +77,7 @@ class ProtocolMismatch(WireError):
 class Packet(Message, frozen=True):
     """What one frame carries. Its numbered events are consecutive from `seq`; -1: none of them is numbered."""
 
-    seq: int
+    seq: Seq
     replayed: bool
     events: Annotated[tuple[Event, ...], Meta(max_length=4096)]
 
@@ -78,9 +86,9 @@ class Received(Message, frozen=True):
     """One event as it reached a viewer: what `link` yields, what a recording stores, what a session applies."""
 
     source: Text  # Hello.nonce of the agent; "host:NAME" for the viewer's own readings
-    unix_ns: int  # the receiver's clock
+    unix_ns: Nanoseconds  # the receiver's clock
     event: Event
-    seq: int = -1
+    seq: Seq = -1
     replayed: bool = False
 
     def __post_init__(self) -> None:
@@ -90,19 +98,20 @@ class Received(Message, frozen=True):
 
 
 class _RawPacket(Message, frozen=True):
-    seq: int
+    seq: Seq
     replayed: bool
     events: Annotated[list[msgspec.Raw], Meta(max_length=4096)]
 
 
 class _RawReceived(Message, frozen=True):
     source: Text
-    unix_ns: int
+    unix_ns: Nanoseconds
     event: msgspec.Raw
-    seq: int = -1
+    seq: Seq = -1
     replayed: bool = False
 
 
+_HELLO = "hello"
 _KINDS = frozenset(kind.__struct_config__.tag for kind in get_args(Event))
 _encoder = msgspec.msgpack.Encoder()
 _packet_decoder = msgspec.msgpack.Decoder(Packet)
@@ -149,7 +158,8 @@ def is_request(topic: bytes) -> bool:
 def decode_frame(raw: bytes) -> Packet:
     """The packet of a frame. Raises WireError for anything else, ProtocolMismatch for another major version.
 
-    An event of a kind that a later minor version added is Unread: it must not take the others with it.
+    An event of a kind that a later minor version added is Unread, and so is one that breaks the bounds of its kind: it
+    must not take the others with it. Only a Hello must be sound: without it nothing else can be placed.
     """
     head = 1 if raw[:1] == LIVE else 1 + NONCE_BYTES if raw[:1] in (SNAPSHOT, GLANCE) else 0
     if not head:
@@ -171,15 +181,15 @@ def decode_frame(raw: bytes) -> Packet:
 
 
 def _read_event(raw: msgspec.Raw) -> Event:
-    """Raises ValidationError where an event of a known kind is not sound."""
+    """Raises ValidationError where it is not an event at all, or an unsound Hello."""
     try:
         event: Event = _event_decoder.decode(raw)
         return event
-    except msgspec.ValidationError:
+    except msgspec.ValidationError as error:
         untyped: Any = msgspec.msgpack.decode(raw)
-        if not (isinstance(untyped, list) and untyped and isinstance(untyped[0], str)) or untyped[0] in _KINDS:
+        if not (isinstance(untyped, list) and untyped and isinstance(untyped[0], str)) or untyped[0] == _HELLO:
             raise
-        return Unread(clean(untyped[0]))
+        return Unread(untyped[0], str(error) if untyped[0] in _KINDS else None)
 
 
 def check_protocol(hello: Hello) -> None:
@@ -200,7 +210,7 @@ def _spoken_protocol(packet: bytes) -> tuple[int, int] | None:
     try:
         untyped: Any = msgspec.msgpack.decode(packet)
         for event in untyped[2]:
-            if event[0] == "hello":
+            if event[0] == _HELLO:
                 major, minor = event[1]
                 return int(major), int(minor)
     except (msgspec.DecodeError, RecursionError, LookupError, TypeError, ValueError, OverflowError):

@@ -8,7 +8,23 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .base import NAME_CHARS_MAX, TEXT_CHARS_MAX, Bytes, Message, Shape, Text, clean_fields
+from .base import (
+    NAME_CHARS_MAX,
+    TEXT_CHARS_MAX,
+    Address,
+    Bytes,
+    Change,
+    Count,
+    Index,
+    Message,
+    Nanoseconds,
+    Ordinal,
+    Part,
+    Shape,
+    StepNumber,
+    Text,
+    clean_fields,
+)
 
 GROUPS_MAX = 48  # of a census; the rest is one figure
 HOLDERS_MAX = 8  # named of a group
@@ -24,7 +40,7 @@ class Holder(Message, frozen=True):
     # or bounded: a deque with maxlen; trimmed: a container that its own code shortens at a length;
     # cycle: nothing but a reference cycle, of which the name once led to one
     where: Text | None = None  # file.py:LINE of the function whose frame, closure or default it is
-    count: int = 0  # tensors of the group that are reached through it
+    count: Count = 0  # tensors of the group that are reached through it
 
     def __post_init__(self) -> None:
         clean_fields(self, "name", "kind", "where")
@@ -35,16 +51,16 @@ class Group(Message, frozen=True):
 
     shape: Shape
     dtype: Text  # torch's name without "torch."
-    device: int
-    count: int
+    device: Ordinal
+    count: Count
     bytes: Bytes  # of their storages, each counted once
     has_graph: bool = False  # they have a grad_fn: what autograd saved for them lives on with them
     graph_bytes: Bytes | None = None  # saved by those graphs beside the tensors; None: not walked
-    grown: int | None = None  # tensors more than at the census before; None at the first one
+    grown: Change | None = None  # tensors more than at the census before; None at the first one
     holders: Annotated[tuple[Holder, ...], Meta(max_length=HOLDERS_MAX)] = ()  # empty: nobody was found, never a guess
     where: Text | None = None  # file.py:LINE where the newest of them were made
     phase: Text | None = None  # and in which phase
-    cyclic: int = 0  # of them held by nothing but a reference cycle that the garbage collector has not visited
+    cyclic: Count = 0  # of them held by nothing but a reference cycle that the garbage collector has not visited
 
     def __post_init__(self) -> None:
         clean_fields(self, "dtype", "where", "phase")
@@ -54,9 +70,9 @@ class Unclaimed(Message, frozen=True):
     """Blocks that were made in the few steps in which stacks were kept, live on, and that no name led to."""
 
     where: Text  # file.py:LINE that made them
-    count: int
+    count: Count
     bytes: Bytes
-    device: int
+    device: Ordinal
 
     def __post_init__(self) -> None:
         clean_fields(self, "where")
@@ -65,21 +81,21 @@ class Unclaimed(Message, frozen=True):
 class Census(Message, frozen=True, tag="census"):
     """The live tensors of this process that nobody owns, as one walk over its objects found them. Newest counts."""
 
-    step: int
-    t_ns: int  # when it was complete
-    number: int  # counted from 0
+    step: StepNumber
+    t_ns: Nanoseconds  # when it was complete
+    number: Index  # counted from 0
     reason: Text  # growth | asked
     groups: Annotated[tuple[Group, ...], Meta(max_length=GROUPS_MAX)] = ()  # most bytes first
-    tensors: int = 0  # in all groups, those that are not listed too
+    tensors: Count = 0  # in all groups, those that are not listed too
     bytes: Bytes = 0  # likewise
-    objects: int = 0  # looked at
-    slices: int = 0
-    spent_ns: int = 0  # of the training thread's time, all slices together
-    began_step: int = 0
+    objects: Count = 0  # looked at
+    slices: Count = 0
+    spent_ns: Nanoseconds = 0  # of the training thread's time, all slices together
+    began_step: StepNumber = 0
     cut: bool = False  # ended before every object was seen; `why` tells
     why: Text | None = None
     unclaimed: Annotated[tuple[Unclaimed, ...], Meta(max_length=HOLDERS_MAX)] = ()  # most bytes first
-    waiting: int | None = None  # objects for Python's collector to look at, where it is off or hardly ever runs
+    waiting: Count | None = None  # objects for Python's collector to look at, where it is off or hardly ever runs
 
     def __post_init__(self) -> None:
         clean_fields(self, "reason", "why")
@@ -88,18 +104,18 @@ class Census(Message, frozen=True, tag="census"):
 class Checkpoint(Message, frozen=True, tag="checkpoint"):
     """What one load left on one device. A newer one with the same `number` and `device` replaces the older."""
 
-    number: int  # of the load, counted from 0
-    device: int
-    step: int  # when it was loaded
-    t_ns: int
+    number: Index  # of the load, counted from 0
+    device: Ordinal
+    step: StepNumber  # when it was loaded
+    t_ns: Nanoseconds
     source: Text  # torch.load | safetensors.torch.load_file | …
     file: Text | None = None  # its name, without the folder
     where: Text | None = None  # file.py:LINE of the call in the user's code
     loaded: Bytes = 0  # bytes it brought to this device
-    tensors: int = 0  # of them alive now
+    tensors: Count = 0  # of them alive now
     alive: Bytes = 0  # their bytes, those excepted that an owner of the ledger has taken over
-    looked_step: int = 0  # when that was found
-    used_step: int | None = None  # when load_state_dict was called next; None: not since
+    looked_step: StepNumber = 0  # when that was found
+    used_step: StepNumber | None = None  # when load_state_dict was called next; None: not since
     mapped: bool | None = None  # map_location was given; None where the source has no such thing
     foreign: bool = False  # no watched model lives on this device
     holders: Annotated[tuple[Holder, ...], Meta(max_length=HOLDERS_MAX)] = ()
@@ -108,35 +124,36 @@ class Checkpoint(Message, frozen=True, tag="checkpoint"):
         clean_fields(self, "source", "file", "where")
 
 
+BlockState = Annotated[int, Meta(ge=0, le=255)]
 INACTIVE, ALLOCATED, PENDING = 0, 1, 2  # a block's state; pending: freed, but a stream may still be using it
 
 
 class Segment(Message, frozen=True):
     """A segment, or a part of one, with its blocks in order of address."""
 
-    address: int
+    address: Address
     bytes: Bytes  # of the whole segment
     small: bool  # of the pool for requests up to 1 MiB
-    stream: int
+    stream: Address
     offset: Bytes = 0  # of the first of these blocks
     expandable: bool = False
     private: bool = False  # of a MemPool or CUDA graph
-    blocks: Annotated[tuple[tuple[Bytes, int], ...], Meta(max_length=BLOCKS_PER_PART)] = ()  # bytes, state
+    blocks: Annotated[tuple[tuple[Bytes, BlockState], ...], Meta(max_length=BLOCKS_PER_PART)] = ()  # bytes, state
 
 
 class Segments(Message, frozen=True, tag="segments"):
     """One device's allocator, block by block. Newer parts with the same device replace the older."""
 
-    device: int
-    number: int  # counted from 0
-    step: int
+    device: Ordinal
+    number: Index  # counted from 0
+    step: StepNumber
     phase: Text
-    t_ns: int
+    t_ns: Nanoseconds
     reason: Text  # asked | oom
-    part: int  # counted from 0
-    parts: int
+    part: Part  # counted from 0
+    parts: Part
     segments: Annotated[tuple[Segment, ...], Meta(max_length=SEGMENTS_PER_PART)] = ()
-    spent_ns: int | None = None  # of the training thread's time
+    spent_ns: Nanoseconds | None = None  # of the training thread's time
 
     def __post_init__(self) -> None:
         clean_fields(self, "phase", "reason")
@@ -145,8 +162,8 @@ class Segments(Message, frozen=True, tag="segments"):
 class Snapshot(Message, frozen=True, tag="snapshot"):
     """A file that PyTorch's memory_viz page opens was written on the agent's machine, or why it was not."""
 
-    t_ns: int
-    step: int
+    t_ns: Nanoseconds
+    step: StepNumber
     path: Text | None = None
     bytes: Bytes | None = None
     why: Text | None = None
@@ -189,7 +206,7 @@ class Request(Message, frozen=True, tag="request"):
 
     what: Text
     nonce: Text = ""  # the agent's, so that a process that took its place does not answer
-    device: int = 0
+    device: Ordinal = 0
     available: Bytes | None = None  # room: bytes this process can have on the device, reserved ones included
 
     def __post_init__(self) -> None:

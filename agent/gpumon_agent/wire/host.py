@@ -7,11 +7,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .base import TEXT_CHARS_MAX, Bytes, Message, Text, clean, clean_fields
+from .base import TEXT_CHARS_MAX, Bytes, Index, Message, Named, Nanoseconds, Pid, Text, clean, clean_fields
+
+Reading = Annotated[int, Meta(ge=-(1 << 31), le=1 << 31)]  # percent, degrees, milliwatts
+Percent = Annotated[float, Meta(ge=0, le=1e7)]  # not NaN, not infinite: of all cores together
 
 
 class DeviceProcess(Message, frozen=True):
-    pid: int
+    pid: Pid
     bytes: Bytes | None  # None: the driver does not tell (containers, WDDM)
     name: Text | None = None
 
@@ -28,13 +31,13 @@ class DeviceReading(Message, frozen=True):
     free: Bytes | None = None
     used: Bytes | None = None
     processes: Annotated[tuple[DeviceProcess, ...], Meta(max_length=4096)] | None = None
-    utilization_percent: int | None = None
-    temperature_c: int | None = None
-    power_mw: int | None = None
-    power_limit_mw: int | None = None
-    why: dict[str, str] = msgspec.field(default_factory=dict)  # field name → why it is None
-    began_ns: int | None = None  # between which moments of the machine's monotonic clock memory and processes were read
-    ended_ns: int | None = None
+    utilization_percent: Reading | None = None
+    temperature_c: Reading | None = None
+    power_mw: Reading | None = None
+    power_limit_mw: Reading | None = None
+    why: Named = msgspec.field(default_factory=dict)  # field name → why it is None
+    began_ns: Nanoseconds | None = None  # when memory and processes were read, by the machine's clock
+    ended_ns: Nanoseconds | None = None
 
     def __post_init__(self) -> None:
         clean_fields(self, "uuid", "name")
@@ -42,7 +45,7 @@ class DeviceReading(Message, frozen=True):
 
 
 class ChildProcess(Message, frozen=True):
-    pid: int
+    pid: Pid
     name: Text
     rss: Bytes | None = None
 
@@ -53,10 +56,10 @@ class ChildProcess(Message, frozen=True):
 class ProcessReading(Message, frozen=True):
     """A watched process as the operating system sees it."""
 
-    pid: int
+    pid: Pid
     rss: Bytes | None = None
-    cpu_percent: float | None = None
-    threads: int | None = None
+    cpu_percent: Percent | None = None
+    threads: Index | None = None
     children: Annotated[tuple[ChildProcess, ...], Meta(max_length=4096)] = ()
 
 
@@ -64,7 +67,7 @@ class Host(Message, frozen=True, tag="host"):
     """What the viewer reads beside the agent: NVML and psutil. A message, so that recordings hold it too."""
 
     host: Text
-    t_ns: int  # the viewer's monotonic clock
+    t_ns: Nanoseconds  # the viewer's monotonic clock
     driver: Text | None = None
     devices: Annotated[tuple[DeviceReading, ...], Meta(max_length=64)] = ()
     processes: Annotated[tuple[ProcessReading, ...], Meta(max_length=1024)] = ()

@@ -7,20 +7,44 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .base import TEXT_CHARS_MAX, Bytes, Few, Message, Text, clean, clean_argv, clean_fields
+from .base import (
+    NAME_CHARS_MAX,
+    TEXT_CHARS_MAX,
+    Bytes,
+    Count,
+    Few,
+    Index,
+    LocalRankNumber,
+    LocalRanks,
+    Message,
+    Named,
+    Nanoseconds,
+    Ordinal,
+    Pid,
+    RankNumber,
+    Ranks,
+    Seq,
+    StepNumber,
+    Text,
+    clean,
+    clean_argv,
+    clean_fields,
+)
+
+Version = tuple[Annotated[int, Meta(ge=0, le=65_535)], Annotated[int, Meta(ge=0, le=65_535)]]
 
 
 class Clock(Message, frozen=True):
     """One moment on both clocks: unix = unix_ns + (t_ns - monotonic_ns)."""
 
-    monotonic_ns: int
-    unix_ns: int
+    monotonic_ns: Nanoseconds
+    unix_ns: Nanoseconds
 
 
 class Device(Message, frozen=True):
     """A device as torch sees it. `index` is torch's ordinal; NVML is matched by `uuid` only."""
 
-    index: int
+    index: Ordinal
     uuid: Text | None  # as NVML spells it, "GPU-…" or "MIG-…"; None on CPU or when torch does not tell
     name: Text
     total_bytes: Bytes | None
@@ -33,13 +57,13 @@ class Device(Message, frozen=True):
 class Hello(Message, frozen=True, tag="hello"):
     """The process that speaks. First thing a viewer hears."""
 
-    protocol: tuple[int, int]
+    protocol: Version
     agent: Text  # version of gpumon-agent
     nonce: Text  # hex, unique to this agent's life: the identity of the stream
     name: Text  # the job's name: what the user gave, else the script's file name
     host: Text
-    pid: int
-    start_time: int  # clock ticks since boot, field 22 of /proc/PID/stat; with boot_id it outlives pid reuse
+    pid: Pid
+    start_time: Count  # clock ticks since boot, field 22 of /proc/PID/stat; with boot_id it outlives pid reuse
     boot_id: Text
     argv: Few
     python: Text
@@ -47,16 +71,16 @@ class Hello(Message, frozen=True, tag="hello"):
     backend: Text = ""  # cuda | hip | cpu | mps | xpu | …; empty until a model's device is known
     torch: Text | None = None
     devices: Annotated[tuple[Device, ...], Meta(max_length=64)] = ()
-    rank: int | None = None
-    local_rank: int | None = None
-    world_size: int | None = None
+    rank: RankNumber | None = None
+    local_rank: LocalRankNumber | None = None
+    world_size: Ranks | None = None
     run_id: Text | None = None  # torchrun's or SLURM's id of the job: ranks with the same one are one session
-    settings: dict[str, str] = msgspec.field(
+    settings: Named = msgspec.field(
         default_factory=dict
     )  # allocator configuration, governor, peaks mode, tracker: as text, to be shown
     node: Text | None = None  # torchrun's GROUP_RANK or SLURM_NODEID, where the launcher tells
-    local_world_size: int | None = None
-    restarts: int | None = None  # TORCHELASTIC_RESTART_COUNT
+    local_world_size: LocalRanks | None = None
+    restarts: Index | None = None  # TORCHELASTIC_RESTART_COUNT
 
     def __post_init__(self) -> None:
         clean_fields(self, "agent", "nonce", "name", "host", "boot_id", "python", "backend", "torch", "run_id", "node")
@@ -66,18 +90,32 @@ class Hello(Message, frozen=True, tag="hello"):
         )
 
 
+class PartOff(Message, frozen=True):
+    """A part of the agent that failed too often and is switched off for the rest of the run."""
+
+    part: Text
+    error: Text  # class and message of its last failure
+    where: Text = ""  # file.py:LINE in the agent
+    t_ns: Nanoseconds = 0
+
+    def __post_init__(self) -> None:
+        clean_fields(self, "part", "where")
+        clean_fields(self, "error", limit=2 * NAME_CHARS_MAX)
+
+
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """Once a second: alive, and where training stands now."""
 
-    t_ns: int
-    step: int
+    t_ns: Nanoseconds
+    step: StepNumber
     phase: Text
-    phase_age_ns: int
-    dropped: int = 0  # events lost in the agent's queue since it began
-    sample_every: int = 1  # the governor's present rate
-    boundary_ns: int | None = None  # the agent's own median cost of a boundary
+    phase_age_ns: Nanoseconds
+    dropped: Count = 0  # events lost in the agent's queue since it began
+    sample_every: Count = 1  # the governor's present rate
+    boundary_ns: Nanoseconds | None = None  # the agent's own median cost of a boundary
     rss: Bytes | None = None
-    devices: Annotated[tuple[int, ...], Meta(max_length=64)] = ()  # torch's ordinals that the watched models live on
+    devices: Annotated[tuple[Ordinal, ...], Meta(max_length=64)] = ()  # that the watched models live on
+    off: Annotated[tuple[PartOff, ...], Meta(max_length=64)] = ()
 
     def __post_init__(self) -> None:
         clean_fields(self, "phase")
@@ -86,4 +124,4 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
 class Synced(Message, frozen=True, tag="synced"):
     """End of a snapshot: static picture and history are complete, what follows on LIVE is new."""
 
-    seq: int  # of the newest event in the snapshot
+    seq: Seq  # of the newest event in the snapshot

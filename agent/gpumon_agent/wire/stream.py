@@ -7,7 +7,23 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .base import TEXT_CHARS_MAX, Bytes, Message, Shape, Text, clean, clean_fields
+from .base import (
+    BYTES_MAX,
+    TEXT_CHARS_MAX,
+    Bytes,
+    Count,
+    Flags,
+    Index,
+    Message,
+    Nanoseconds,
+    Ordinal,
+    Shape,
+    SignedBytes,
+    StepNumber,
+    Text,
+    clean,
+    clean_fields,
+)
 from .trained import Sized
 
 SAMPLED = 1  # the ledger of this moment was read too
@@ -38,12 +54,12 @@ class Phase(Message, frozen=True, tag="phase"):
     `reserved_peak` are the maxima within the window.
     """
 
-    step: int
+    step: StepNumber
     phase: Text
-    index: int  # nth occurrence of this phase in this step
-    device: int
-    t_ns: int  # when it closed
-    duration_ns: int
+    index: Index  # nth occurrence of this phase in this step
+    device: Ordinal
+    t_ns: Nanoseconds  # when it closed
+    duration_ns: Nanoseconds
     allocated: Bytes | None = None
     allocated_peak: Bytes | None = None
     reserved: Bytes | None = None
@@ -51,10 +67,10 @@ class Phase(Message, frozen=True, tag="phase"):
     active: Bytes | None = None
     inactive_split: Bytes | None = None
     requested: Bytes | None = None
-    allocations: int | None = None  # live blocks
-    retries: int | None = None  # num_alloc_retries, since the process began
-    ooms: int | None = None  # num_ooms, likewise
-    flags: int = 0
+    allocations: Count | None = None  # live blocks
+    retries: Count | None = None  # num_alloc_retries, since the process began
+    ooms: Count | None = None  # num_ooms, likewise
+    flags: Flags = 0
     rss: Bytes | None = None  # host memory of the process, where the backend is the CPU
 
     def __post_init__(self) -> None:
@@ -71,13 +87,13 @@ class Phase(Message, frozen=True, tag="phase"):
 class Step(Message, frozen=True, tag="step"):
     """An iteration closed: at the end of `optimizer.step`."""
 
-    step: int
-    t_ns: int
-    duration_ns: int
+    step: StepNumber
+    t_ns: Nanoseconds
+    duration_ns: Nanoseconds
     input_bytes: Bytes | None = None  # of the tensors handed to the root's forward, all micro-batches together
     input_shapes: Annotated[tuple[Shape, ...], Meta(max_length=64)] = ()
     skipped: bool = False
-    phases: int | None = None  # how many Phase events belong to it, over all devices
+    phases: Index | None = None  # how many Phase events belong to it, over all devices
 
 
 class Ledger(Message, frozen=True, tag="ledger"):
@@ -86,10 +102,10 @@ class Ledger(Message, frozen=True, tag="ledger"):
     None: not looked at this time. What no line names is for the reader to derive: requested minus the lines.
     """
 
-    step: int
+    step: StepNumber
     phase: Text
-    index: int
-    device: int
+    index: Index
+    device: Ordinal
     allocated: Bytes | None
     requested: Bytes | None
     reserved: Bytes | None
@@ -117,10 +133,10 @@ class Ledger(Message, frozen=True, tag="ledger"):
 class Oom(Message, frozen=True, tag="oom"):
     """The allocator is about to raise OutOfMemoryError (torch's own observer, before the exception)."""
 
-    step: int
+    step: StepNumber
     phase: Text
-    device: int
-    t_ns: int
+    device: Ordinal
+    t_ns: Nanoseconds
     requested: Bytes  # of the allocation that failed
     total: Bytes | None = None
     free: Bytes | None = None
@@ -135,14 +151,17 @@ class Oom(Message, frozen=True, tag="oom"):
     def __post_init__(self) -> None:
         clean_fields(self, "phase", "where", "module")
         clean_fields(self, "message", "report", limit=TEXT_CHARS_MAX)
+        for name in ("total", "free"):  # a driver that does not know says something near 2 ** 64 (WSL)
+            if (getattr(self, name) or 0) > BYTES_MAX:
+                _set(self, name, None)
 
 
 class Notice(Message, frozen=True, tag="notice"):
     """The agent says something of itself: a hook it switched off, a rarer sampling, what it cannot see."""
 
-    t_ns: int
+    t_ns: Nanoseconds
     text: Text
-    step: int | None = None
+    step: StepNumber | None = None
 
     def __post_init__(self) -> None:
         clean_fields(self, "text", limit=TEXT_CHARS_MAX)
@@ -152,10 +171,11 @@ class Goodbye(Message, frozen=True, tag="goodbye"):
     """The process ends, or (`lost`, written by the viewer's side) was found gone without a word."""
 
     reason: Text  # finished | exception | signal | lost | stopped (the agent was asked to stop; training goes on)
-    t_ns: int
-    step: int | None = None
+    t_ns: Nanoseconds
+    step: StepNumber | None = None
     phase: Text | None = None
     detail: Text = ""  # "ValueError: …", "SIGTERM"
+    code_follows: bool = False  # the exit code comes in a file as the process ends
 
     def __post_init__(self) -> None:
         clean_fields(self, "reason", "phase")
@@ -168,15 +188,15 @@ FITS, TIGHT, OOM_AHEAD = "fits", "tight", "oom-ahead"
 class Outlook(Message, frozen=True, tag="outlook"):
     """Said as a batch enters the root's forward, before anything is allocated for it."""
 
-    step: int
-    device: int
-    t_ns: int
+    step: StepNumber
+    device: Ordinal
+    t_ns: Nanoseconds
     next_peak: Bytes
     low: Bytes
     high: Bytes
     phase: Text  # of that peak
     verdict: Text  # fits | tight | oom-ahead
-    headroom: int | None = None  # bytes; below 0: that much is missing. None where nobody told what the device has
+    headroom: SignedBytes | None = None  # below 0: that much is missing; None: the capacity is unknown
     input_bytes: Bytes | None = None
     input_shapes: Annotated[tuple[Shape, ...], Meta(max_length=64)] = ()
 

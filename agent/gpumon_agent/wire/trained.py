@@ -8,21 +8,36 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .base import Bytes, Message, Shape, Text, clean, clean_fields
+from .base import (
+    Bytes,
+    Count,
+    Index,
+    Message,
+    Named,
+    Ordinal,
+    Part,
+    Ranks,
+    Shape,
+    StepNumber,
+    Text,
+    clean,
+    clean_fields,
+)
 
 LAYERS_PER_PART = 48  # with names as long as they may be, four bytes a character, still within a frame
+Mesh = Annotated[dict[Text, Ranks], Meta(max_length=64)]
 
 
 class Optimizer(Message, frozen=True):
     """An optimizer as far as memory is concerned."""
 
     kind: Text  # class name
-    parameters: int  # elements it updates
+    parameters: Count  # elements it updates
     parameter_bytes: Bytes
     state_bytes: Bytes | None = None  # measured; None before its first step
     foreach: bool | None = None  # as the step will run, torch's own default resolved; None: cannot be told
     fused: bool | None = None
-    settings: dict[str, str] = msgspec.field(default_factory=dict)  # betas, amsgrad, momentum …: what changes the bytes
+    settings: Named = msgspec.field(default_factory=dict)  # betas, amsgrad, momentum …: what changes the bytes
 
     def __post_init__(self) -> None:
         clean_fields(self, "kind")
@@ -33,7 +48,7 @@ class Parallel(Message, frozen=True):
     """How the model is spread over ranks."""
 
     kind: Text  # ddp | fsdp1 | fsdp2 | data_parallel
-    world_size: int | None = None
+    world_size: Ranks | None = None
     bucket_bytes: Annotated[tuple[Bytes, ...], Meta(max_length=4096)] = ()  # DDP: per bucket, as they are now
     rebuilt: bool | None = None  # DDP rebuilds its buckets after the first iteration
     gradient_as_bucket_view: bool | None = None
@@ -46,7 +61,7 @@ class Parallel(Message, frozen=True):
     whole_bytes: Bytes | None = None  # and the parameters whole
     unit_bytes: Bytes | None = None  # FSDP: the largest unit that is gathered at once
     unit: Text | None = None  # its module
-    mesh: dict[str, int] = msgspec.field(default_factory=dict)  # dimension -> ranks: dp, tp, pp
+    mesh: Mesh = msgspec.field(default_factory=dict)  # dimension -> ranks: dp, tp, pp
 
     def __post_init__(self) -> None:
         clean_fields(self, "kind", "comm_hook", "unit")
@@ -56,17 +71,17 @@ class Parallel(Message, frozen=True):
 class Model(Message, frozen=True, tag="model"):
     """A watched model. A new `revision` of the same `model` index replaces the older, its modules too."""
 
-    model: int
-    revision: int
+    model: Index
+    revision: Index
     name: Text
     kind: Text  # class name
-    parameters: int  # elements, tied ones once
-    trainable: int
+    parameters: Count  # elements, tied ones once
+    trainable: Count
     parameter_bytes: Bytes  # storage bytes, tied ones once
     trainable_bytes: Bytes
     buffer_bytes: Bytes
-    modules: int  # how many Module messages belong to this revision
-    devices: tuple[int, ...] = ()
+    modules: Index  # how many Module messages belong to this revision
+    devices: Annotated[tuple[Ordinal, ...], Meta(max_length=64)] = ()
     optimizers: Annotated[tuple[Optimizer, ...], Meta(max_length=64)] = ()
     parallel: Parallel | None = None
     found: bool = False  # the agent found it by itself; False: handed to watch()
@@ -78,11 +93,11 @@ class Model(Message, frozen=True, tag="model"):
 class Module(Message, frozen=True, tag="module"):
     """One module that owns parameters or buffers directly (not those of its children)."""
 
-    model: int
-    revision: int
+    model: Index
+    revision: Index
     path: Text
     kind: Text
-    parameters: int
+    parameters: Count
     parameter_bytes: Bytes
     trainable_bytes: Bytes
     buffer_bytes: Bytes
@@ -113,11 +128,11 @@ class Layers(Message, frozen=True, tag="layers"):
     ended. Modules that keep nothing are left out. Newer parts with the same model and device replace the older.
     """
 
-    model: int
-    device: int
-    step: int
-    part: int  # counted from 0
-    parts: int
+    model: Index
+    device: Ordinal
+    step: StepNumber
+    part: Part  # counted from 0
+    parts: Part
     layers: Annotated[tuple[Layer, ...], Meta(max_length=LAYERS_PER_PART)]
     elsewhere: Bytes | None = None  # activations of no module of this model: the loss's, say; with the last part
 
@@ -127,7 +142,7 @@ class Sized(Message, frozen=True):
 
     path: Text
     shape: Shape
-    width: int
+    width: Index
     trainable: bool = True
 
     def __post_init__(self) -> None:
