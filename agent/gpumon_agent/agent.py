@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpumon_agent import wire
+from gpumon_agent import environment, wire
 from gpumon_agent._version import __version__
 from gpumon_agent.forecast.outlook import Followed, Outlooks, expandable
 from gpumon_agent.governor import Governor
-from gpumon_agent.guard import Guard
+from gpumon_agent.guard import guard, protect, say
 from gpumon_agent.launched import launched
+from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.oom.lastwords import LastWords
 from gpumon_agent.probe import Read
 from gpumon_agent.probe.devices import Devices
 from gpumon_agent.steps.phases import Phases
-from gpumon_agent.viewers import endpoint, farewell
+from gpumon_agent.viewers import endpoint, exit_code, farewell
 from gpumon_agent.viewers.control import Control
 from gpumon_agent.viewers.errands import Errands
 from gpumon_agent.viewers.publisher import Publisher
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 _REDESCRIBED_AFTER = (0, 4)  # steps with a model: the first makes optimizer state, by the fifth DDP logged its buckets
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _DEVICES_LOOKED_FOR_EVERY = 200  # steps: a model may move
+_DESCRIBED_AT_ONCE_NS = 30_000_000  # as a model or an optimizer turns up
+_DESCRIBED_IN_A_STEP_NS = 2_000_000
 _HELD_S = 30.0  # at most; a signal ends it
 
 
@@ -56,20 +59,21 @@ class Agent:
         opened_ns = time.monotonic_ns()
         self.pid = os.getpid()
         self.recorder = Recorder()
-        self.governor = Governor(off=os.environ.get("GPUMON_GOVERNOR") == "off")
-        self.guard = Guard(self.notice)
+        self.governor = Governor(off=environment.value("GPUMON_GOVERNOR") == "off")
+        self.guard = guard
         self._describe = describe
         self._unwrapped = unwrapped
         self._engine_of = engine_of
-        self._bounds = os.environ.get("GPUMON_PEAKS") == "bounds"
+        self._bounds = environment.value("GPUMON_PEAKS") == "bounds"
         self._models: list[Watched] = []
         self._new_roots: list[weakref.ref[Module]] = []
         self._describing: Iterator[bool] | None = None
+        self._describing_until = Clock(0)
         self._redescribed_at = set(_REDESCRIBED_AFTER)
         self._launched = launched()
-        self._hold_after = int(os.environ.get("GPUMON_HOLD_AFTER", 0))
+        self._hold_after = int(environment.value("GPUMON_HOLD_AFTER") or 0)
         self._descriptor = endpoint.describe(
-            name or os.environ.get("GPUMON_NAME") or _script(),
+            name or environment.value("GPUMON_NAME") or _script(),
             unix_ns=time.time_ns(),
             rank=self._launched.rank,
             local_rank=self._launched.local_rank,
@@ -83,6 +87,7 @@ class Agent:
             bounds=self._bounds,
             own_threads=int(publish),
             tracker=tracker,
+            tell=self.notice,
         )
         self.accounts = accounts = Accounts(
             self.recorder,
@@ -90,7 +95,7 @@ class Agent:
             self._indexed,
             say=lambda events: self.publisher.say(events),
             tell=self.notice,
-            limited=os.environ.get("GPUMON_GOVERNOR") != "off",
+            limited=environment.value("GPUMON_GOVERNOR") != "off",
         )
         self.inventory = accounts.inventory
         self.evidence = Evidence(
@@ -102,7 +107,7 @@ class Agent:
             tell=self.notice,
             now=lambda: self.recorder.now,
             devices=lambda: [(where.type, index) for _, index, where in self.phases.readers or ()],
-            limited=os.environ.get("GPUMON_GOVERNOR") != "off",
+            limited=environment.value("GPUMON_GOVERNOR") != "off",
         )
         self.ask_census = self.evidence.ask
         self.last_words = self._last_words()
@@ -112,6 +117,7 @@ class Agent:
             say=lambda events: self.publisher.say(events),
             tell=self.notice,
             rang=self._rang,
+            recording=accounts.history.on,
             census=self.ask_census,
         )
         self.room = self.errands.room
@@ -152,6 +158,7 @@ class Agent:
             work=self.errands.work,
         )
         self._farewell = farewell.Farewell(self.leave)
+        self.guard.listen(self.notice)
         if publish:
             self.publisher.start()
 
@@ -172,12 +179,23 @@ class Agent:
         watched.add(optimizers)
         self.inventory.watch(model, optimizers)
         for each in optimizers:
-            if not hasattr(each, "_optimizer_step_pre_hooks"):
+            if hasattr(each, "_optimizer_step_pre_hooks"):
+                self.evidence.follow(each)
+            else:
                 self.notice(f"steps of {type(each).__name__} cannot be seen: it is no torch.optim.Optimizer")
         self.phases.know(optimizers)
-        for _ in watched.describe(self._describe):
-            pass
+        self.accounts.measure()
+        self._describe_at_once(watched)
         self.publisher.announce()
+
+    def _describe_at_once(self, watched: Watched) -> None:
+        """As much of it as may be done outside of a step; the rest a slice a step."""
+        describing = watched.describe(self._describe, self._description_rests)
+        self._describing_until = Clock(_DESCRIBED_AT_ONCE_NS)
+        while next(describing, None) is not None:
+            if self.accounts.many and self._describing_until.over():
+                self._describing = _each(iter((*filter(None, (self._describing,)), describing)))
+                break
 
     def _alive(self) -> list[Module]:
         return [model for _, model in self._indexed()]
@@ -201,7 +219,7 @@ class Agent:
                 if watched.wrapped_by(module, self._unwrapped):
                     self.inventory.watch(module)
                     self.accounts.changed()
-                    self._describing = watched.describe(self._describe)
+                    self._describing = watched.describe(self._describe, self._description_rests)
                     self._redescribe_soon()
 
     def _entered(self, model: Module) -> None:
@@ -242,14 +260,32 @@ class Agent:
         if self.governor.ledger:
             self.accounts.begin_step()
         self.evidence.step_closed(step, reads)
-        if step in self._redescribed_at:
-            self._redescribed_at.discard(step)
-            self._describing = _each(watched.describe(self._describe) for watched in self._models)
-        elif not step % _DEVICES_LOOKED_FOR_EVERY:
+        looked = self.devices.looking
+        readers = self.devices.look_on()
+        if readers is not None:
+            self.phases.readers = readers
+            self.devices.look(readers)
+        if self._describing is None and self._redescribed_at and step >= min(self._redescribed_at):
+            self._redescribed_at = {later for later in self._redescribed_at if later > step}
+            self._describing = _each(
+                watched.describe(self._describe, self._description_rests) for watched in self._models
+            )
+        elif not step % _DEVICES_LOOKED_FOR_EVERY and not looked:
             self.look_for_devices()
-        if self._describing is not None and next(self._describing, None) is None:  # one slice a step
-            self._describing = None
-            self.publisher.announce()
+        if self._describing is not None and not looked:  # one of the two in a step
+            self._describe_on(self._describing)
+
+    def _description_rests(self) -> bool:
+        """Whether what may be described now has taken its time."""
+        return self._describing_until.over()
+
+    def _describe_on(self, describing: Iterator[bool]) -> None:
+        self._describing_until = Clock(_DESCRIBED_IN_A_STEP_NS)
+        while next(describing, None) is not None:
+            if self._describing_until.over():
+                return
+        self._describing = None
+        self.publisher.announce()
 
     def _oom(self, device: int, requested: int, total: int, free: int) -> None:
         step, phase, _ = self.recorder.now
@@ -304,6 +340,7 @@ class Agent:
             self.governor.boundary_cost_ns,
             rss,
             tuple(index for _, index, _ in self.phases.readers or ()),
+            tuple(wire.PartOff(*off) for off in list(guard.off.values())),
         )
 
     def _hello(self) -> wire.Hello:
@@ -337,11 +374,9 @@ class Agent:
         )
 
     def _settings(self) -> dict[str, str]:
-        settings = {
-            name: os.environ[name]
-            for name in (*_ALLOCATOR, "GPUMON_GOVERNOR", "GPUMON_TRACK_CPU")
-            if name in os.environ
-        }
+        settings = {name: os.environ[name] for name in _ALLOCATOR if name in os.environ}
+        own = ("GPUMON_GOVERNOR", "GPUMON_TRACK_CPU")
+        settings |= {name: value for name in own if (value := environment.value(name))}
         settings |= self.devices.fractions
         settings["peaks"] = "bounds" if self._bounds else "shadow"
         return settings
@@ -361,10 +396,13 @@ class Agent:
         self.accounts.stop()
         self.devices.stop()
         self._farewell.remove()
+        self.guard.forget(self.notice)
         step, phase, _ = self.recorder.now
         if reason == "exception" and self.phases.aborted is not None:
             phase = self.phases.aborted
-        goodbye = wire.Goodbye(reason, time.monotonic_ns(), step, phase, detail)
+        file = self.publisher.exit_file if reason == "finished" else None
+        follows = file is not None and self.guard.protect("goodbye", exit_code.write_at_exit)(file)
+        goodbye = wire.Goodbye(reason, time.monotonic_ns(), step, phase, detail, code_follows=bool(follows))
         self.recorder.append(goodbye)
         self.publisher.close(goodbye)
 
@@ -376,6 +414,7 @@ class Agent:
         self.evidence.disown()
         self.devices.stop()
         self._farewell.remove()
+        self.guard.forget(self.notice)
 
 
 class phase(ContextDecorator):
@@ -427,11 +466,12 @@ def watch(model: Any, optimizer: Any = None, *, name: str | None = None, found: 
     def adopt() -> None:
         from torch.nn import Module
 
-        if not isinstance(model, Module):
-            raise TypeError(f"watch() takes a torch.nn.Module, not {type(model).__name__}")
-        running(name).adopt(model, optimizer, name=name, found=found)
+        if isinstance(model, Module):
+            running(name).adopt(model, optimizer, name=name, found=found)
+        else:
+            say(f"watch() takes a torch.nn.Module, not {type(model).__name__}: nothing is watched")
 
-    Guard(lambda text: None).protect("watch", adopt)()
+    protect("watch", adopt)()
 
 
 def stop() -> None:

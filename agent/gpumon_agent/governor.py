@@ -40,9 +40,11 @@ class Governor:
         "_resting",
         "_told",
         "_whole",
+        "at_end_only",
         "boundaries",
         "boundary_ns",
         "budget_ns",
+        "hurries",
         "ledger",
         "ledger_at_end_only",
         "ledger_every",
@@ -67,6 +69,8 @@ class Governor:
         self.reads = True  # the present step: read the allocator at each boundary
         self.ledger = True  # the present step: read the owners
         self.times = True  # the present step: its boundaries are timed
+        self.at_end_only = False  # whole ledgers would be too dear: the models have too many tensors
+        self.hurries = False  # their first ledger is put together from slices: one at the end of each step
         self.budget_ns: float = STEP_FLOOR_NS  # of a step, as it was last decided
         self._gives_way = False
         self._told = (1, 1)  # the rates a viewer was told last
@@ -106,9 +110,9 @@ class Governor:
             if self.steps in (FIRST_LEDGERS, 10) or not self.steps % STEPS_BETWEEN_DECISIONS:
                 said = self._decide()
             self.reads = not self.steps % self.read_every
-            self.ledger = self.reads and not self.steps % self.ledger_every
+            self.ledger = self.reads and (self.hurries or not self.steps % self.ledger_every)
             if self.ledger:
-                self.ledger_at_end_only = self._resting > 0
+                self.ledger_at_end_only = self._resting > 0 or self.at_end_only
                 self._resting -= self._resting > 0
         self.times = self.reads and (self.steps < TIMED_FIRST or not self.steps // self.read_every % TIMED_EVERY)
         self.boundaries = self.boundary_ns = self.ledger_ns = self.ledger_thread_ns = 0

@@ -12,6 +12,9 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from gpumon_agent import wire
+
+_DIGITS_MAX = 12
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")  # SLURM writes "4(x2),3": four tasks on each of two nodes, three on one
 
 
@@ -33,11 +36,11 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launched:
         return _slurm(environment)
     return Launched(
         rank=_number(environment, "RANK"),
-        local_rank=_number(environment, "LOCAL_RANK"),
+        local_rank=_number(environment, "LOCAL_RANK", wire.LOCAL_RANKS_MAX),
         world_size=_number(environment, "WORLD_SIZE"),
         run_id=environment.get("TORCHELASTIC_RUN_ID") or (_slurm_job(environment) if "RANK" in environment else None),
         node=environment.get("GROUP_RANK") or environment.get("SLURM_NODEID"),
-        local_world_size=_number(environment, "LOCAL_WORLD_SIZE"),
+        local_world_size=_number(environment, "LOCAL_WORLD_SIZE", wire.LOCAL_RANKS_MAX),
         restarts=_number(environment, "TORCHELASTIC_RESTART_COUNT"),
     )
 
@@ -46,11 +49,15 @@ def _slurm(environment: Mapping[str, str]) -> Launched:
     rank = _number(environment, "SLURM_PROCID")
     in_step = bool(rank) or "SLURM_STEP_ID" in environment or "SLURM_STEPID" in environment
     if not in_step:
-        return Launched(rank=rank, local_rank=_number(environment, "SLURM_LOCALID"), run_id=_slurm_job(environment))
+        return Launched(
+            rank=rank,
+            local_rank=_number(environment, "SLURM_LOCALID", wire.LOCAL_RANKS_MAX),
+            run_id=_slurm_job(environment),
+        )
     node = environment.get("SLURM_NODEID")
     return Launched(
         rank=rank,
-        local_rank=_number(environment, "SLURM_LOCALID"),
+        local_rank=_number(environment, "SLURM_LOCALID", wire.LOCAL_RANKS_MAX),
         world_size=_number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NTASKS"),
         run_id=_slurm_job(environment),
         node=node,
@@ -67,12 +74,24 @@ def _slurm_job(environment: Mapping[str, str]) -> str | None:
 
 
 def _tasks_on(text: str, node: str | None) -> int | None:
-    if node is None or not node.isdecimal():
+    if node is None:
         return None
-    each = [int(count) for count, times in _TASKS.findall(text) for _ in range(int(times or 1))]
-    return each[int(node)] if int(node) < len(each) else None
+    at = _bounded(node, wire.RANKS_MAX)
+    for found in _TASKS.finditer(text):
+        count, nodes = _bounded(found[1], wire.LOCAL_RANKS_MAX), _bounded(found[2] or "1", wire.RANKS_MAX)
+        if at is None or count is None or nodes is None:
+            return None
+        if at < nodes:
+            return count
+        at -= nodes
+    return None
 
 
-def _number(environment: Mapping[str, str], name: str) -> int | None:
-    text = environment.get(name, "")
-    return int(text) if text.isdecimal() else None
+def _number(environment: Mapping[str, str], name: str, limit: int = wire.RANKS_MAX) -> int | None:
+    return _bounded(environment.get(name, ""), limit)
+
+
+def _bounded(text: str, limit: int) -> int | None:
+    """None for what is no number, or larger than any job: the environment may hold anything."""
+    number = int(text) if text.isdecimal() and len(text) <= _DIGITS_MAX else None
+    return number if number is not None and number < limit else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpumon_agent import wire
@@ -47,15 +47,17 @@ class Watched:
         self.model = weakref.ref(wrapper)
         return True
 
-    def describe(self, describe: Any) -> Iterator[bool]:
-        """Yields after each slice of work."""
+    def describe(self, describe: Any, over: Callable[[], bool]) -> Iterator[bool]:
+        """Yields where the time for it is over, and as it is complete."""
         model = self.model()
         if model is None:
             return
         optimizers = [each for ref in self._optimizers if (each := ref()) is not None]
-        for described in describe.parts(
-            model, optimizers, index=self.index, revision=self._revision, name=self.name, found=self.found
-        ):
+        parts = describe.parts(
+            model, optimizers, index=self.index, revision=self._revision, name=self.name, found=self.found, over=over
+        )
+        del model, optimizers
+        for described in parts:
             if described is not None:
                 whole, modules = described
                 self.described = [whole, *modules]

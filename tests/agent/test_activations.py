@@ -252,11 +252,11 @@ def test_after_backward_none_are_left_and_a_kept_graph_shows(watch: Any) -> None
     optimizer.step()
     saved = 2 * 5 * 32 * FLOAT  # x is an input, the output is not kept
     returned = 5 * 4 * FLOAT
-    loss = FLOAT  # held by the very call of its backward()
-    assert activations(watch)[1:] == [("forward", saved + returned), ("backward", loss), ("optimizer", 0)]
+    held = 2 * FLOAT  # the loss and the gradient that it starts from, by the very call of its backward()
+    assert activations(watch)[1:] == [("forward", saved + returned), ("backward", held), ("optimizer", 0)]
     loss = model(x).sum()
     loss.backward(retain_graph=True)
-    assert activations(watch)[-1] == ("backward", saved + FLOAT)
+    assert activations(watch)[-1] == ("backward", saved + 2 * FLOAT)
     del loss
     optimizer.step()
     assert activations(watch)[-1] == ("optimizer", 0)

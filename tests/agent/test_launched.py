@@ -30,8 +30,14 @@ BATCH = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM
         # a batch script's own python is one process, whatever NTASKS says
         (BATCH, Launched(0, 0, None, "77")),
         ({"RANK": "x", "WORLD_SIZE": "-1"}, Launched()),
+        # larger than any job: a viewer would count the missing ranks for ever
+        ({"RANK": "0", "WORLD_SIZE": "9" * 15, "LOCAL_RANK": "5000", "LOCAL_WORLD_SIZE": "9" * 5000}, Launched(0)),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4(x99999999999)"}, Launched(5, 1, 7, "77.0", "1", None, None)),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4(x1000000),3", "SLURM_NODEID": "1000000"},
+         Launched(5, 1, 7, "77.0", "1000000", 3, None)),
     ],
-    ids=["nothing", "torchrun", "srun", "evenly", "srun torchrun", "own launcher", "allocation", "batch", "nonsense"],
+    ids=["nothing", "torchrun", "srun", "evenly", "srun torchrun", "own launcher", "allocation", "batch", "nonsense",
+         "endless", "endless tasks", "many nodes"],
 )  # fmt: skip
 def test_the_launcher_is_understood(environment, expected):
     assert launched(environment) == expected

@@ -113,5 +113,7 @@ def test_the_phases_of_a_plain_adam_loop_hold_what_the_textbook_says(run: Any) -
         assert of[1, "between"]["activations"] == 0
         peak = next(e["peak"] for e in entries if "peak" in e and e["peak"]["step"] == 1)
         assert (peak["phase"], peak["weights"], peak["optimizer"], peak["gradients"]) == ("backward", model, moments, 0)
-        assert peak["activations"] == of[1, "forward"]["activations"] + logits + 4  # log-softmax, and the loss
+        assert (
+            peak["activations"] == of[1, "forward"]["activations"] + logits + 8
+        )  # log-softmax, the loss, its gradient
         assert peak["temporaries"] == pytest.approx(2 * logits, rel=0.001)  # gradients of both

@@ -228,12 +228,13 @@ def figures() -> None:
         y = model(x)
         read("forward")
         loss = y.pow(2).mean()
-        loss.backward()
+        gradient = torch.ones_like(loss)  # backward() without one has it until it returns, after the engine has
+        loss.backward(gradient)
         read("backward")
         optimizer.step()
         read("optimizer")
         optimizer.zero_grad()
-        del x, y, loss  # or they would still be there as the next forward returns
+        del x, y, loss, gradient  # or they would still be there as the next forward returns
     seen = [
         [e.phase, e.allocated, e.allocated_peak, e.reserved, e.reserved_peak]
         for _, e in watched.recorder.drain()

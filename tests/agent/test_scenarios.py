@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_figures import as_phases_end
 from scenarios.catalogue import BY_NAME
 
 from gpumon_agent import wire
@@ -56,7 +57,8 @@ def own_phases(said: list[dict[str, Any]]) -> list[dict[str, Any]]:
     load, between, *rest = [phase for line in said for phase in line.get("phases", ())]
     for peak in ("allocated_peak", "reserved_peak"):
         between[peak] = max(load[peak], between[peak])
-    return [{name: phase[name] for name in FIGURES} for phase in ({**between, "phase": "load"}, *rest)]
+    phases = as_phases_end([{**between, "phase": "load"}, *rest])
+    return [{name: phase[name] for name in FIGURES} for phase in phases]
 
 
 @pytest.mark.parametrize("name", SAME)

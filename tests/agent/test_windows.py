@@ -75,12 +75,10 @@ def _forward(phases: Phases, *, evaluates: bool = False, aborted: bool = False) 
 
 
 def _backward(phases: Phases, *, again: bool = False, aborted: bool = False) -> None:
-    phases.backward_begins()
     phases.engine_begins()
     if again:
         phases.recomputes()
     phases.engine_ends(aborted=aborted)
-    phases.backward_returns()
 
 
 def _step(phases: Phases, which: int = 0) -> None:

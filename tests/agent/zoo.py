@@ -255,7 +255,7 @@ def line(key: str) -> str:
 
 
 def around(step: Callable[[], object], times: int) -> None:
-    """Calls `step` from a function that keeps tensors in its variables. (pytest rewrites a test's own asserts.)"""
+    """Calls `step` from a function that keeps tensors in its variables."""
     local_list = tensors("local", "local_list[*] in around()", "local")  # line: local
     cell = tensors("cell", "cell[*] in around()", "local")  # line: cell
     namespace = globals()  # no name of what is in it

@@ -66,6 +66,13 @@ class Talker:
         while self.publisher.history.newest < self.recorder.last_seq and time.monotonic() < end:
             time.sleep(0.005)
 
+    def spoil(self, count: int) -> None:
+        """So many events that cannot be encoded, each followed by a step that can."""
+        for _ in range(count):
+            self.recorder.append(wire.Notice(1 << 80, "no integer of msgpack's"))
+            self.emit(1)
+        self.steps(0)
+
     def emit(self, count: int, phases: int = 3) -> None:
         for _ in range(count):
             now = time.monotonic_ns()

@@ -56,7 +56,8 @@ def test_the_same_pid_of_another_life_is_stale(leave: Callable[..., Path], chang
 
 def test_a_zombie_is_dead(leave: Callable[..., Path]) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    leave(pid=process.pid, start_time=endpoint.start_time(process.pid))
+    pid = process.pid
+    leave(pid=pid, start_time=endpoint.start_time(pid), program=endpoint.program(pid))
     assert len(link.discover()) == 1
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

@@ -72,6 +72,16 @@ def kinds(heard: list[Received]) -> list[str]:
     return [type(received.event).__name__ for received in heard]
 
 
+async def test_an_event_that_cannot_be_encoded_takes_no_other_with_it(start: Start) -> None:
+    agent = start()
+    agent.ask("spoil 12")  # more often than a part may fail
+    heard = await collect(is_a(wire.Synced), link.resolve())
+    assert kinds(heard).count("Step") == 12
+    (beat,) = [each.event for each in heard if isinstance(each.event, wire.Heartbeat)]
+    assert beat.off == ()
+    assert agent.stderr().startswith("gpumon: encoding: OverflowError: ")
+
+
 async def test_a_late_viewer_gets_the_picture_and_the_recent_past_within_a_second(start: Start) -> None:
     agent = start()
     agent.ask("steps 3000")

@@ -10,13 +10,12 @@ give its cache back not long ago.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic_ns as _now_ns
 from typing import Any
 
-from gpumon_agent import wire
+from gpumon_agent import environment, wire
 from gpumon_agent.forecast.foresight import Foresight
 from gpumon_agent.forecast.needs import Features, Shapes, features
 from gpumon_agent.guard import say
@@ -186,7 +185,6 @@ class Outlooks:
         room: dict[int, int],
         *,
         expandable: bool = False,
-        environment: str | None = os.environ.get(VARIABLE),
         keep: Callable[[wire.Outlook], None] | None = None,
         functions: list[Callable[[wire.Outlook], object]] | None = None,
     ) -> None:
@@ -197,7 +195,7 @@ class Outlooks:
         self._functions = functions if functions is not None else []
         self.waiting: wire.Outlook | None = None  # for the user's functions
         self._append = append
-        self._prints = environment == "print"
+        self._prints = environment.value(VARIABLE) == "print"
         self._keep = keep
         self._expandable = expandable
         self._devices: dict[int, _Device] = {}

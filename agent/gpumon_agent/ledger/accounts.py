@@ -22,11 +22,13 @@ from gpumon_agent.ledger.activations import Activations
 from gpumon_agent.ledger.booking import NO_COLLECTION, Booked, Cost
 from gpumon_agent.ledger.callers import made
 from gpumon_agent.ledger.composing import Composing
-from gpumon_agent.ledger.composition import History
 from gpumon_agent.ledger.graph import Places
+from gpumon_agent.ledger.history import History
 from gpumon_agent.ledger.inventory import INPUT_DEPTH_MAX, Inventory, claim, tensors_in
 from gpumon_agent.ledger.layers import Layers
 from gpumon_agent.ledger.others import Others
+from gpumon_agent.ledger.rolling import Rolling
+from gpumon_agent.ledger.tree import tree
 from gpumon_agent.ledger.whose import Whose
 from gpumon_agent.ledger.workspaces import Workspaces, tracks_blocks
 from gpumon_agent.probe import Reading
@@ -41,6 +43,8 @@ COMPOSED_EVERY = 2
 REST_FIRST, REST_MAX = 2, 64
 """Where composing takes a sampled step over its limit: so many times are left out, twice as many after each."""
 PLACES_EVERY_STEPS = 64
+TENSORS_AT_ONCE = 3_000
+"""Parameters, buffers and modules: of models with more, and the governor on, a step looks at a slice, as it ends."""
 _LOOKS = 8  # steps at whose end workspaces are looked for; later only with the layers
 _CPU = -1
 
@@ -59,6 +63,8 @@ class Accounts:
         limited: bool,
     ) -> None:
         self.inventory = Inventory()
+        self.many = False
+        """whether the models have too many tensors to look at all of them in one step"""
         self.ledgers: dict[int, wire.Ledger] = {}
         """the newest of each device"""
         self._recorder = recorder
@@ -73,6 +79,9 @@ class Accounts:
         self._places_left = 0
         self._activations = Activations(self._current_places, tell, limited=limited)
         self._others = self.others = Others(models, tell)
+        self._rolling = Rolling(self.inventory.models, self.inventory.optimizers, self.others.in_slices)
+        self._rolled_step = -1
+        self._told_unreadable = False
         self._workspaces = Workspaces()
         self._loads = loads.install()
         self._layers = Layers(self.inventory, self._current_places, models, say)
@@ -88,6 +97,11 @@ class Accounts:
         self._resting = 0
 
     @property
+    def recomputes(self) -> bool:
+        """Whether backward runs parts of the forward again, as the graph that was last walked tells."""
+        return self._activations.recomputes
+
+    @property
     def layers(self) -> dict[tuple[int, int], tuple[wire.Layers, ...]]:
         """The newest of each model and device."""
         return self._layers.newest
@@ -99,11 +113,30 @@ class Accounts:
 
     def changed(self) -> None:
         """A model was added, or wrapped."""
+        self._rolling.restart()
         self._others.changed()
         self._places_left = 0
 
+    def measure(self) -> None:
+        """Counts the models' tensors, as far as it matters: it tells what a ledger will cost before one was read."""
+        tensors = 0
+        for _, reference in tree([model for _, model in self._models()]):
+            module = reference()
+            if module is not None:
+                tensors += 1 + len(module._parameters) + len(module._buffers)
+            if tensors > TENSORS_AT_ONCE:
+                break
+        self.many = self._limited and tensors > TENSORS_AT_ONCE
+        self._cost.at_end_only = self.many
+        self._cost.ledger_at_end_only |= self.many
+        self._cost.hurries = self.many and self._rolling.hurries
+
     def begin_step(self) -> None:
         if not self._cost.ledger:
+            return
+        if self.many:
+            self._layers_wanted = self._peak.wanted = False
+            self._activations.begin_step(walks=False)
             return
         self._places_left -= 1
         walks = not self._cost.ledger_at_end_only
@@ -140,6 +173,7 @@ class Accounts:
             self._walk(list(tensors_in(output, INPUT_DEPTH_MAX)))
 
     def backward_begins(self, roots: Iterable[object]) -> None:
+        """`roots`: also the gradients that it starts from, which are there until `loss.backward()` returns."""
         if self._cost.ledger:
             self._walk(list(roots), look=made, backward=True)
 
@@ -157,7 +191,7 @@ class Accounts:
         whole: bool = False,
         backward: bool = False,
     ) -> None:
-        if not self._cost.ledger or not self._activations.known or _nothing_is_real():
+        if not self._cost.ledger or self.many or not self._activations.known or _nothing_is_real():
             return
         with NO_COLLECTION, self._booked:
             self._activations.walk(roots, self.inventory.weights, made=look(), whole=whole)
@@ -178,7 +212,47 @@ class Accounts:
         """A phase closed on a device: its ledger."""
         if not _nothing_is_real():
             with NO_COLLECTION, self._booked_by_thread:
-                self._boundary(step, phase, index, where, reading)
+                if self.many:
+                    self._boundary_of_many(step, phase, index, where, reading)
+                else:
+                    self._boundary(step, phase, index, where, reading)
+
+    def _boundary_of_many(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
+        """A slice, and the ledger if all slices are known and agree: at the same moment of each step."""
+        if phase != wire.OPTIMIZER or index:
+            return
+        rolling = self._rolling
+        if self._rolled_step != step:
+            self._rolled_step = step
+            rolling.look()
+            self.inventory.know_ddp(module for module, _ in rolling.ddp)
+            self._cost.hurries = rolling.hurries
+            if rolling.unreadable is not None and not self._told_unreadable:
+                self._told_unreadable = True
+                self._tell(f"a model of so many tensors has no ledger here: {rolling.unreadable}")
+        sums = rolling.sums(_index(where))
+        if sums is None:
+            return
+        owners = self.inventory.rolled(where, sums)
+        tracked = where.type != "cuda" or tracks_blocks()
+        other_models = sums["other_models"] if rolling.knows_others else None
+        if reading.requested is not None and tracked and sum(owners) + (other_models or 0) > reading.requested:
+            rolling.restart()
+            return
+        ledger = wire.Ledger(
+            step,
+            phase,
+            index,
+            where.index or 0,
+            reading.allocated,
+            reading.requested if tracked else None,
+            reading.reserved,
+            *owners,
+            checkpoints=None if self._loads.loads else 0,
+            other_models=other_models,
+        )
+        self.ledgers[ledger.device] = ledger
+        self._recorder.append(ledger)
 
     def _boundary(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
         device = _index(where)
@@ -192,7 +266,7 @@ class Accounts:
         if self._activations.known:
             self._layers.note(device, saved)
         tracked = where.type != "cuda" or tracks_blocks()
-        if not tracked and not self._untracked:
+        if not tracked and not self._untracked and reading.allocated is not None:
             self._untracked = True
             self._tell("cudaMallocAsync knows no blocks: workspaces and what a peak was made of stay unknown")
         if where.type == "cuda" and tracked and self._looks_for_workspaces(step, phase):
@@ -257,11 +331,12 @@ class Accounts:
     def stop(self) -> None:
         """Leaves nothing switched on and nothing replaced."""
         self._peak.stop()
-        self.disown()
+        self._peak.history.remove()
+        self._activations.stop()
 
     def disown(self) -> None:
         """In a forked child: what is switched on is the parent's."""
-        self._peak.history.remove()
+        self._peak.history.disown()
         self._activations.stop()
 
 

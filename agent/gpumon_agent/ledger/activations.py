@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from gpumon_agent.ledger.graph import Cast, Place, Places, TooLarge, Walk
-from gpumon_agent.ledger.saving import READABLE, Watch
+from gpumon_agent.ledger.saving import READABLE, Reader, Watch
 from gpumon_agent.ledger.storages import plain, untransformed
 
 WALK_NS = 7_000_000
@@ -61,6 +61,8 @@ class Activations:
         """whether the graphs of the present step were walked whole"""
         self.hidden: dict[str, None] = {}
         """who packed what nobody can look into, by name"""
+        self._recomputes = False
+        """whether a checkpoint that runs a part of the forward again was met, in the newest step that was walked"""
         self._places = places
         self._casts: dict[int, Cast] = {}  # of this step, by parameter: a later copy takes the place of an earlier
         self._tell = tell
@@ -73,6 +75,11 @@ class Activations:
         self._told = self._told_hooked = False
         self._watch = Watch()
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether the last backward ran parts of the forward again."""
+        return self._recomputes or self._watch.recomputed
+
     def begin_step(self, *, walks: bool) -> None:
         """Another step: nothing of its graph was walked yet. `walks`: it will be."""
         if self._watch.hooked and not self._told_hooked:
@@ -80,6 +87,8 @@ class Activations:
             self._tell("with this version of torch activations cannot be read where saved-tensor hooks are used")
         self.known = walks and READABLE and not self._watch.hooked and not self._resting
         self._resting -= walks and self._resting > 0
+        self._recomputes = self._recomputes and not self.known
+        self._watch.recomputed = False
         self.hidden.clear()
         self._newly.clear()
         self._casts.clear()
@@ -107,10 +116,12 @@ class Activations:
         roots = list(roots)
         thread = get_ident()
         after = self._walked[1] if self._walked[0] == thread and not whole else -1
+        reader = Reader()
         try:
-            walk = Walk(roots, self._places(), after=after, budget_ns=self._budget_ns, weights=weights)
+            walk = Walk(roots, self._places(), after=after, budget_ns=self._budget_ns, weights=weights, reader=reader)
         except TooLarge as reason:
             self.known = False
+            self._recomputes = self._recomputes or reader.recomputes
             if reason.learns:
                 return
             self._rest = self._resting = min(max(1, self._rest * 2), REST_MAX)
@@ -121,6 +132,7 @@ class Activations:
                 )
             return
         self._rest = 0
+        self._recomputes = self._recomputes or reader.recomputes
         self._walked = (thread, walk.newest)
         self.hidden |= walk.hidden
         self._casts.update((cast.parameter, cast) for cast in walk.casts.values())
@@ -139,9 +151,10 @@ class Activations:
                     continue
                 known = noted.get(identity)
                 if known is None or known() is None:
-                    known = noted[identity] = _Noted(storage)
-                    self._newly.append(known)
+                    known = _Noted(storage)
                     known.address, known.index, known.place = storage.data_ptr(), part.get_device(), place
+                    noted[identity] = known
+                    self._newly.append(known)
 
     def alive(self, index: int, claimed: set[int]) -> list[Alive]:
         """What is alive on one device and not in `claimed`, which it joins."""

@@ -10,6 +10,8 @@ from typing import Protocol
 class Cost(Protocol):
     """Where the cost of reading is booked: the governor."""
 
+    at_end_only: bool
+    hurries: bool
     ledger: bool
     ledger_at_end_only: bool
     ledger_ns: int

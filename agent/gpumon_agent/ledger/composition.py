@@ -16,29 +16,20 @@ What is left of `requested` is *unexplained*. The module that was running: forwa
 the modules' order, backward frees it and makes gradients in the opposite order, so the nearest such events before and
 after the peak tell two modules; the answer is the innermost module around both, None where one of them is missing.
 
-Source: `torch.cuda.memory._record_memory_history`; the sizes in its trace are requested bytes.
+Source: history.History; the sizes in its trace are requested bytes.
 Cost: 0.2 µs an allocation while it records; 1 µs an event to read and replay: benchmarks/inventory.py.
-Known limitations. History that the user records is left alone: no composition then. The largest sum of requested bytes
-is taken for the peak of allocated ones: they differ by rounding.
+Known limitations. No composition once the user has recorded a history. The largest sum of requested bytes is taken for
+the peak of allocated ones: they differ by rounding.
 """
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import torch
-
-from gpumon_agent.guard import leave_no_frame
 from gpumon_agent.ledger.graph import Place
-from gpumon_agent.ledger.workspaces import snapshot
-
-_COUNTED = frozenset({"alloc", "free_requested"})
-ENTRIES_MAX = 100_000
-"""of the trace: a phase with more events is given up"""
 
 
 class Block(NamedTuple):
@@ -59,139 +50,6 @@ class Composition(NamedTuple):
     requested: int
     lines: dict[str, int]
     module: str | None
-
-
-class History:
-    """PyTorch's history of allocations, ours for the length of one phase; invisible to whoever reads or records it.
-
-    Who records history himself, even once, has it alone from then on. While ours runs, the functions that read it are
-    replaced too: the first such call ends ours and goes through to the original.
-    """
-
-    def __init__(self) -> None:
-        self.recording = False
-        self.stacks = False  # instead of the events, the stacks of a few steps' allocations are kept
-        self._theirs = False
-        self._C: Any = torch._C
-        self._record = getattr(torch._C, "_cuda_record_memory_history", None)
-        self._enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-        self._always = self._replace("_cuda_record_memory_history", "_cuda_record_memory_history_legacy", records=True)
-        self._meanwhile: dict[str, Any] = {}
-
-    def begin(self) -> bool:
-        """False where this torch has no such history, or somebody else records it."""
-        if not self._is_free():
-            return False
-        self.recording = self._switch("all", None, ENTRIES_MAX)
-        self._hide()
-        return True
-
-    def begin_stacks(self, entries: int = 1) -> bool:
-        """With every block that is made from here on its stack is kept; and so many of the newest allocations as
-        events, without stacks, if it is more than 1. False as above."""
-        if not torch.cuda.is_initialized() or not self._is_free():
-            return False
-        if entries > 1:
-            self.stacks = self._switch("all", "state", entries, only="alloc")
-        else:
-            self.stacks = self._switch("state", "state", 1)
-        self._hide()
-        return True
-
-    def newest(self) -> list[list[dict[str, Any]]]:
-        """By device the events that `begin_stacks` was to keep."""
-        traces: list[list[dict[str, Any]]] = snapshot(segments=False)["device_traces"] if self.stacks else []
-        return traces
-
-    def stop_stacks(self) -> None:
-        if self.stacks:
-            self._put_back(self._meanwhile)
-            self._switch(None, None, 1)
-            self.stacks = False
-
-    def _is_free(self) -> bool:
-        if self._record is None or self._enabled is None or self.recording or self.stacks or self._theirs:
-            return False
-        return not self._enabled()
-
-    def _hide(self) -> None:
-        self._meanwhile = self._replace("_cuda_memorySnapshot")
-        self._meanwhile["_cuda_isHistoryEnabled"] = self._enabled
-        self._C._cuda_isHistoryEnabled = lambda: False
-
-    def end(self) -> list[list[dict[str, Any]]] | None:
-        """The events since `begin` by device, oldest first.
-
-        None where somebody else took over, or there were too many.
-        """
-        if not self.recording:
-            return None
-        traces: list[list[dict[str, Any]]] = snapshot(segments=False)["device_traces"]
-        self.stop()
-        return None if any(len(trace) >= ENTRIES_MAX for trace in traces) else traces
-
-    def stop(self) -> None:
-        """Switches it off; nothing of ours stays recorded."""
-        if self.recording:
-            self._put_back(self._meanwhile)
-            self._switch(None, None, ENTRIES_MAX)
-            self.recording = False
-
-    def remove(self) -> None:
-        """Puts back every function that was replaced. What records goes on: in a forked child it is the parent's."""
-        self._put_back(self._meanwhile)
-        self._put_back(self._always)
-        self.stacks = False
-
-    def _replace(self, *names: str, records: bool = False) -> dict[str, Any]:
-        originals = {name: original for name in names if (original := getattr(self._C, name, None)) is not None}
-        for name, original in originals.items():
-            setattr(self._C, name, self._giving_way(original, records))
-        return originals
-
-    def _put_back(self, originals: dict[str, Any]) -> None:
-        for name, original in originals.items():
-            setattr(self._C, name, original)
-        originals.clear()
-
-    def _giving_way(self, original: Callable[..., Any], records: bool) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def give_way(*args: Any, **kwargs: Any) -> Any:
-            self._theirs = self._theirs or records
-            self.stop()
-            self.stop_stacks()
-            try:
-                return original(*args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-
-        return give_way
-
-    def _switch(self, kept: str | None, stacks: str | None, entries: int, *, only: str | None = None) -> bool:
-        assert self._record is not None
-        arguments: list[Any] = [kept, stacks, "python", entries]
-        for more in _MORE:
-            if only is not None and _SKIPPED in more:
-                more = tuple([*_SKIPPED, *_COUNTED - {only}] if each is _SKIPPED else each for each in more)
-            try:
-                self._record(*arguments, *more)
-            except TypeError:  # another version's arguments
-                continue
-            return True
-        raise RuntimeError("this torch's history of allocations takes arguments that are not known here")
-
-
-_SKIPPED = ["free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap"]
-_MORE: tuple[tuple[Any, ...], ...] = (
-    (True, False, False, _SKIPPED, False, True),  # clear the history, two we leave off, skip, pinned memory, CUDA: 2.15
-    (True, False, False, _SKIPPED),
-    (True, False, False),
-    (True, False),
-    (True,),
-    (),  # torch 2.4
-)
-"""What follows the four arguments that every version takes, newest first."""
 
 
 def compose(

@@ -3,31 +3,48 @@
 Bytes are storage bytes of this process, each storage counted once (tied parameters by the module that comes first in
 `named_modules` order); of a DTensor and of ZeRO 3's parameters this rank's part; meta tensors count elements and no
 bytes. Optimizer settings are read as torch will resolve them at the step. `parts` works in slices, for models of many
-thousand modules; cost about 4 µs a module.
+thousand modules or tensors; cost about 4 µs a module, 2 µs a tensor.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from gpumon_agent import wire
 from gpumon_agent.ledger import zero
 from gpumon_agent.ledger.spread import Meshes, parallel
-from gpumon_agent.ledger.storages import elements, plain, storages, tensors_within
+from gpumon_agent.ledger.storages import (
+    Pieces,
+    alone,
+    elements,
+    held_once,
+    plain,
+    shared,
+    small,
+    storages,
+    tensors_within,
+)
+from gpumon_agent.ledger.tree import tree
 from gpumon_agent.steps.wrappers import unwrapped
 
 _MATTERS_FOR_BYTES = (
     "amsgrad", "betas", "capturable", "centered", "decoupled_weight_decay", "differentiable", "history_size",
     "maximize", "momentum", "nesterov", "optim_bits", "weight_decay",
 )  # fmt: skip
-_SLICE_MODULES = 100
+SLICE_TENSORS = 64
+"""Between two looks at the clock. A module without tensors counts as one too."""
+_PLAIN = (Tensor, Parameter)
+_MANY_NOTED = 30_000
+_EXACT_STATES = 4096  # of more, a state that nothing shares its storage with counts by its own size
 OPTIMIZERS_MAX = 64  # of a message; of more (one made anew each epoch, and the old ones kept) the newest are told
 
 
@@ -40,27 +57,69 @@ def model(
     return described
 
 
+def _always() -> bool:
+    return True
+
+
 def parts(
-    root: Module, optimizers: Sequence[Optimizer], *, index: int, revision: int, name: str, found: bool
+    root: Module,
+    optimizers: Sequence[Optimizer],
+    *,
+    index: int,
+    revision: int,
+    name: str,
+    found: bool,
+    over: Callable[[], bool] = _always,
 ) -> Iterator[tuple[wire.Model, list[wire.Module]] | None]:
-    """None after every slice of work (about 1 ms each), at the end the description."""
+    """None after each slice of work at whose end the time is `over`; the description at the end."""
     modules: list[wire.Module] = []
-    tally = _Tally()
-    kinds: dict[type, Module] = {}  # one module of each class
-    for count, (path, module) in enumerate(root.named_modules(), 1):
-        if count % _SLICE_MODULES == 0:
-            yield None
-        kinds.setdefault(type(module), module)
-        if module._parameters or module._buffers:
-            described = tally.module(path, module, index, revision)
-            if described is not None:
-                modules.append(described)
+    tally = _Tally(over)
+    kinds: dict[type, weakref.ref[Module]] = {}  # one module of each class
+    since = 0
+    own = weakref.ref(root)
+    known = [weakref.ref(each) for each in optimizers[-OPTIMIZERS_MAX:]]
+    found_modules = tree([root])
+    del root, optimizers
+    for path, reference in found_modules:
+        module = reference()
+        if module is None:
+            continue
+        kinds.setdefault(type(module), reference)
+        tensors = len(module._parameters) + len(module._buffers)
+        since += max(1, min(tensors, SLICE_TENSORS))
+        if tensors > SLICE_TENSORS:
+            slices = tally.slices(path, reference, index, revision)
+            del module
+            described = None
+            for each in slices:
+                described = each
+                if each is None:
+                    yield None
+        else:
+            described = tally.module(path, module, index, revision) if tensors else None
+            del module
+        if described is not None:
+            modules.append(described)
+        if since >= SLICE_TENSORS:
+            since = 0
+            if over():
+                yield None
+    for _ in tally.clear():
+        yield None
+    settings = []
+    for optimizer_known in known:
+        told = yield from _optimizer_in_slices(optimizer_known, over)
+        if told is not None:
+            settings.append(told)
+    whole = own()
+    if whole is None:
+        return
     yield (
         wire.Model(
             model=index,
             revision=revision,
             name=name,
-            kind=type(unwrapped(root)).__name__,
+            kind=type(unwrapped(whole)).__name__,
             parameters=tally.elements,
             trainable=tally.trainable,
             parameter_bytes=sum(m.parameter_bytes for m in modules),
@@ -68,8 +127,8 @@ def parts(
             buffer_bytes=sum(m.buffer_bytes for m in modules),
             modules=len(modules),
             devices=tuple(sorted({device.index or 0 for device in tally.devices})),
-            optimizers=tuple(optimizer(each) for each in optimizers[-OPTIMIZERS_MAX:]),
-            parallel=parallel(root, kinds, tally.meshes),
+            optimizers=tuple(settings),
+            parallel=parallel(whole, {k: m for k, ref in kinds.items() if (m := ref()) is not None}, tally.meshes),
             found=found,
         ),
         modules,
@@ -79,49 +138,86 @@ def parts(
 class _Tally:
     """Goes from module to module and counts every storage, and every parameter, where it turns up first."""
 
-    def __init__(self) -> None:
+    def __init__(self, over: Callable[[], bool]) -> None:
+        self._over = over
         self.elements = 0
         self.trainable = 0
         self.devices: set[torch.device] = set()
         self.meshes = Meshes()
-        self._storages: set[int] = set()
-        self._parameters: dict[object, str] = {}  # what tells one parameter from another → path of its first module
+        self._noted = 0
+        self._storages: Pieces[bool] = Pieces()  # of those that several tensors share; and ids of buffers
+        self._parameters: Pieces[str] = Pieces()  # what tells one parameter from another → path of its first module
 
     def module(self, path: str, module: Module, index: int, revision: int) -> wire.Module | None:
-        own = [p for p in module._parameters.values() if p is not None]
-        buffers = [b for b in module._buffers.values() if b is not None]
-        if not own and not buffers:
-            return None
-        counted = parameter_bytes = trainable_bytes = 0
+        *_, described = self.slices(path, weakref.ref(module), index, revision)
+        return described
+
+    def slices(
+        self, path: str, reference: weakref.ref[Module], index: int, revision: int
+    ) -> Iterator[wire.Module | None]:
+        """None after each slice at whose end the time is over; at the end what is said of it, if anything."""
+        counted = parameter_bytes = trainable_bytes = buffer_bytes = at = 0
         shared_with = None
-        for parameter in own:
-            part = zero.partition(parameter)
-            identity, nbytes = self._claim(parameter) if part is None else self._partitioned(parameter, part)
-            parameter_bytes += nbytes
-            first = self._parameters.get(identity)
-            if first is None:
-                self._parameters[identity] = path
-                count = elements(parameter if part is None else part)
-                self.meshes.see(parameter, nbytes)
-                counted += count
-                self.elements += count
-                if parameter.requires_grad:
-                    self.trainable += count
-            elif first != path:
-                shared_with = first
-            if parameter.requires_grad:
-                trainable_bytes += nbytes
-        return wire.Module(
+        kind, seen = "", False
+        while (module := reference()) is not None:
+            kind = type(module).__name__
+            parameters = len(module._parameters)
+            # to pass what was seen before takes 10 to 20 ns an entry
+            left: Any = islice(chain(module._parameters.values(), module._buffers.values()), at, None)
+            del module
+            least, more = max(SLICE_TENSORS, parameters // 200), False
+            for place, tensor in enumerate(left, at):
+                if place - at >= least and not place % SLICE_TENSORS and self._over():
+                    at, more = place, True
+                    break
+                if tensor is None:
+                    continue
+                seen = True
+                if place >= parameters:
+                    buffer_bytes += self._claim(tensor)[1]
+                    self._storages[id(tensor)] = True
+                    continue
+                part = zero.partition(tensor)
+                identity, nbytes = self._claim(tensor) if part is None else self._partitioned(tensor, part)
+                parameter_bytes += nbytes
+                first = self._parameters.get(identity)
+                if first is None:
+                    self._parameters[identity] = path
+                    self._noted += 1
+                    count = elements(tensor if part is None else part)
+                    self.meshes.see(tensor, nbytes)
+                    counted += count
+                    self.elements += count
+                    if tensor.requires_grad:
+                        self.trainable += count
+                elif first != path:
+                    shared_with = first
+                if tensor.requires_grad:
+                    trainable_bytes += nbytes
+            tensor = part = left = None  # nothing of the user's is held until the next slice
+            if not more:
+                break
+            yield None
+        if not seen:
+            yield None
+            return
+        yield wire.Module(
             model=index,
             revision=revision,
             path=path,
-            kind=type(module).__name__,
+            kind=kind,
             parameters=counted,
             parameter_bytes=parameter_bytes,
             trainable_bytes=trainable_bytes,
-            buffer_bytes=sum(self._claim(buffer)[1] for buffer in buffers),
+            buffer_bytes=buffer_bytes,
             shared_with=shared_with,
         )
+
+    def clear(self) -> Iterator[None]:
+        """Every module was seen. Yields as it takes time."""
+        for count, _ in enumerate(chain(self._parameters.clear(), self._storages.clear()), 1):
+            if self._noted > _MANY_NOTED and not count % 8:
+                yield
 
     def _partitioned(self, parameter: Tensor, part: Tensor) -> tuple[object, int]:
         """The same of one of ZeRO 3's: every parameter's part lies in one storage."""
@@ -135,13 +231,24 @@ class _Tally:
         """(what tells it from others: storage and offset, as tied ones may be two objects; bytes nobody claimed)."""
         identity: object = id(tensor)
         nbytes = 0
+        if type(tensor) in _PLAIN and small(tensor):
+            self.devices.add(tensor.device)
+            known = id(tensor) in self._parameters or id(tensor) in self._storages
+            return id(tensor), 0 if known else tensor.nbytes
         for part in plain(tensor):
             storage = part.untyped_storage()
             key = storage._cdata
+            if not shared(key):  # nobody else has it: nothing to be noted
+                if nbytes == 0:
+                    identity = id(tensor)
+                self.devices.add(part.device)
+                if id(tensor) not in self._parameters and id(tensor) not in self._storages:
+                    nbytes += storage.nbytes()
+                continue
             if nbytes == 0:
                 identity = (key, part.storage_offset(), part.numel())
             if key not in self._storages:
-                self._storages.add(key)
+                self._storages[key] = True
                 self.devices.add(part.device)
                 nbytes += storage.nbytes()
         return identity, nbytes
@@ -152,22 +259,82 @@ class _Tally:
 
 def optimizer(optimizer: Optimizer) -> wire.Optimizer:
     """One optimizer as it stands; `state_bytes` is None before its first step."""
-    outer, optimizer = optimizer, stepping(optimizer)
-    kind = type(optimizer).__name__
-    if outer is not optimizer:
+    slices = _optimizer_in_slices(weakref.ref(optimizer))
+    while True:
+        try:
+            next(slices)
+        except StopIteration as ended:
+            told: wire.Optimizer = ended.value
+            return told
+
+
+def _optimizer_in_slices(
+    reference: weakref.ref[Optimizer], over: Callable[[], bool] = _always
+) -> Generator[None, None, wire.Optimizer | None]:
+    """Yields after each slice at whose end the time is over. None: it is gone."""
+    counted = parameter_bytes = state_bytes = 0
+    resolved: list[tuple[bool | None, bool | None]] = []
+    claimed: set[int] = set()
+    group = at = 0
+    while (outer := reference()) is not None:
+        groups = stepping(outer).param_groups
+        if group >= len(groups):
+            break
+        taken = groups[group]["params"][at : at + SLICE_TENSORS]
+        counted += sum(map(elements, taken))
+        parameter_bytes += sum(
+            each.nbytes if type(each) in _PLAIN and small(each) else _nbytes((each,), claimed) for each in taken
+        )
+        part = _resolve({**groups[group], "params": taken})
+        if at:
+            foreach, fused = resolved[-1]
+            resolved[-1] = (foreach if foreach is None else foreach and bool(part[0]), fused)
+        else:
+            resolved.append(part)
+        at += SLICE_TENSORS
+        if len(taken) < SLICE_TENSORS:
+            group, at = group + 1, 0
+        del outer, groups
+        taken = []
+        if over():
+            yield
+    claimed.clear()
+    at = 0
+    while (outer := reference()) is not None:
+        states = stepping(outer).state
+        exact = len(states) <= _EXACT_STATES
+        left: Any = islice(states.values(), at, None)
+        least, more, state = max(SLICE_TENSORS // 4, len(states) // 200), False, None
+        for place, state in enumerate(left, at):
+            if place - at >= least and not place % (SLICE_TENSORS // 4) and over():
+                at, more = place, True
+                break
+            state_bytes += _nbytes(tensors_within(state), claimed) if exact else _state_bytes(state, claimed)
+        left = state = None
+        if not more:
+            break
+        del outer, states
+        yield
+    if outer is None:
+        return None
+    inner = stepping(outer)
+    for each in inner.param_groups:
+        for key, value in each.items():
+            if key != "params":
+                state_bytes += _nbytes(tensors_within(value), claimed)
+    kind = type(inner).__name__
+    if outer is not inner:
         kind = f"{type(outer).__name__} of {kind}"
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     settings = {
-        key: _text({_text(group[key]): None for group in optimizer.param_groups if key in group})
+        key: _text({_text(group[key]): None for group in inner.param_groups if key in group})
         for key in _MATTERS_FOR_BYTES
-        if any(key in group for group in optimizer.param_groups)
+        if any(key in group for group in inner.param_groups)
     }
-    resolved = [_resolve(group) for group in optimizer.param_groups]
     return wire.Optimizer(
         kind=kind,
-        parameters=sum(elements(p) for p in parameters),
-        parameter_bytes=_nbytes(parameters),
-        state_bytes=_nbytes(state_tensors(optimizer)) if optimizer.state else None,
+        parameters=counted,
+        parameter_bytes=parameter_bytes,
+        state_bytes=state_bytes if inner.state else None,
         foreach=_agreed(foreach for foreach, _ in resolved),
         fused=_agreed(fused for _, fused in resolved),
         settings=settings,
@@ -215,8 +382,26 @@ def _agreed(values: Iterable[bool | None]) -> bool | None:
     return distinct.pop() if len(distinct) == 1 else None
 
 
-def _nbytes(tensors: Iterable[Tensor]) -> int:
-    return sum({identity: nbytes for tensor in tensors for identity, nbytes, _ in storages(tensor)}.values())
+def _nbytes(tensors: Iterable[Tensor], claimed: set[int]) -> int:
+    """Bytes of the storages behind `tensors` that are not in `claimed` yet, which they join."""
+    total = 0
+    for tensor in tensors:
+        for identity, nbytes, _ in storages(tensor):
+            if identity not in claimed:
+                claimed.add(identity)
+                total += nbytes
+    return total
+
+
+def _state_bytes(state: object, claimed: set[int]) -> int:
+    """The same of one parameter's state, without a note of what is nobody else's."""
+    if type(state) is not dict:
+        return _nbytes(tensors_within(state), claimed)
+    values = list(state.values())
+    return sum(
+        value.nbytes if once and type(value) is Tensor and alone(value) else _nbytes(tensors_within(value), claimed)
+        for value, once in zip(values, held_once(values), strict=True)
+    )
 
 
 def _text(value: object) -> str:

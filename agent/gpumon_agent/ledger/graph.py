@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from gpumon_agent.guard import pass_on
 from gpumon_agent.ledger import saving
 from gpumon_agent.ledger.saving import CONTEXT, Reader, SavedTensor, fields
 from gpumon_agent.ledger.spread import fsdp_parameters
@@ -166,7 +167,7 @@ class Walk:
     """One walk over what `roots` (tensors, or gradient edges) were computed from.
 
     `after`: nodes with no later sequence number were walked before. `budget_ns`, of this thread's time: raises
-    TooLarge beyond it. `weights`: identities of storages that need not be told.
+    TooLarge beyond it. `weights`: identities of storages that need not be told. `reader` keeps what it has met.
     """
 
     def __init__(
@@ -177,6 +178,7 @@ class Walk:
         after: int = -1,
         budget_ns: int | None = None,
         weights: Container[int] = _NO_WEIGHTS,
+        reader: Reader | None = None,
     ) -> None:
         self.saved: list[tuple[Tensor, Place | None]] = []
         """what is kept for backward, and where it belongs"""
@@ -186,7 +188,7 @@ class Walk:
         """whether there is something in this graph that was not known before"""
         self._places = places
         self._weights = weights
-        self._reader = Reader()
+        self._reader = reader or Reader()
         self._until = None if budget_ns is None else thread_time_ns() + budget_ns
         nodes = self._collect(roots, after)
         structure = _structure(nodes)
@@ -250,7 +252,8 @@ class Walk:
             for name in names:
                 try:
                     kept: Any = getattr(node, name) if has_data and name != CONTEXT else None
-                except RuntimeError:  # released
+                except RuntimeError as error:  # released
+                    pass_on(error)
                     continue
                 if type(kept) is SavedTensor and type(data := kept.data) is Tensor:  # nearly always
                     saved.append((data, place))

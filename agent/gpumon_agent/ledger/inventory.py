@@ -156,6 +156,33 @@ class Inventory:
             inputs=claim(_alive(self._inputs), claimed, index),
         )
 
+    def rolled(self, device: torch.device, sums: dict[str, int]) -> Owners:
+        """The same of a model with too many tensors to be looked at in one step, from what `Rolling` has summed up."""
+        index = _CPU if device.type == "cpu" else device.index or 0
+        inputs = [each for each in _alive(self._inputs) if not isinstance(each, Parameter)]
+        claimed: set[int] = set()
+        self.claimed = claimed
+        gradients = claim((g for each in inputs if each.is_leaf and (g := each.grad) is not None), claimed, index)
+        return Owners(
+            weights=sums["weights"],
+            buffers=sums["buffers"],
+            gradients=sums["gradients"] + gradients,
+            optimizer=sums["optimizer"],
+            buckets=sums["gathered"] + max(self._bucket_bytes(index), sums["views"]),
+            inputs=claim(inputs, claimed, index),
+        )
+
+    def models(self) -> Iterator[Module]:
+        """Those that are counted and still there."""
+        return _alive(self._models)
+
+    def optimizers(self) -> Iterator[Optimizer]:
+        return _alive(self._optimizers)
+
+    def know_ddp(self, modules: Iterable[weakref.ref[Module]]) -> None:
+        """DistributedDataParallel's modules, as somebody else has found them."""
+        self._ddp = list(modules)
+
     def held(self, *, lasting: bool = True, fleeting: bool = True) -> Iterator[tuple[str, Tensor, Tensor | None]]:
         """(line of the ledger, tensor, the parameter it is a gradient of) in the order in which storages are claimed.
 

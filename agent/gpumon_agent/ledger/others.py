@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from torch import Tensor
 from torch.nn import Module
 
 from gpumon_agent.ledger.storages import storages
+from gpumon_agent.ledger.tree import tree
 from gpumon_agent.steps import find
 
 LOOK_EVERY = 64
+SLICE_MODULES, SLICE_TENSORS = 1000, 256
 
 
 class Others:
@@ -54,21 +57,100 @@ class Others:
                 yield from module.buffers()
 
     def _look(self) -> None:
+        for _ in self._looking():
+            pass
+
+    def in_slices(self) -> Iterator[weakref.ref[Module] | None] | None:
+        """Looks for them, and then each of their modules; None in between, where the next slice may wait for a step."""
+        if find.tops() is None:
+            self._others = None
+            return None
+        return self._modules_in_slices()
+
+    def _modules_in_slices(self) -> Iterator[weakref.ref[Module] | None]:
+        yield from self._looking()
+        for reference in list(self._others or ()):
+            other = reference()
+            found = tree([] if other is None else [other])
+            del other
+            yield from (module for _, module in found)
+
+    def _looking(self) -> Iterator[None]:
+        """None after every slice."""
         tops = find.tops()
         if tops is None:
             self._others = None
             return
-        watched = [model for _, model in self._watched()]
-        inside = {id(module) for model in watched for module in model.modules()}
-        shapes = [[parameter.shape for parameter in model.parameters()] for model in watched]
-        others = [
-            top for top in tops if id(top) not in inside and not any(id(module) in inside for module in top.modules())
-        ]
-        self._others = [weakref.ref(other) for other in others]
+        candidates = [weakref.ref(top) for top in tops]
+        del tops
+        inside: set[int] = set()
+        for count, (_, reference) in enumerate(tree([model for _, model in self._watched()]), 1):
+            inside.add(id(reference()))
+            if not count % SLICE_MODULES:
+                yield None
+        others: list[weakref.ref[Module]] = []
+        for candidate in candidates:
+            top = candidate()
+            if top is None or id(top) in inside:
+                continue
+            found = tree([top])
+            del top
+            for count, (_, reference) in enumerate(found, 1):
+                if id(reference()) in inside:
+                    break
+                if not count % SLICE_MODULES:
+                    yield None
+            else:
+                others.append(candidate)
+        self._others = others
         for other in others:
-            nbytes = sum({identity: size for t in other.parameters() for identity, size, _ in storages(t)}.values())
-            if nbytes and other not in self._told:
-                self._told.add(other)
-                copy = [parameter.shape for parameter in other.parameters()] in shapes
-                what = f"a copy of a watched model ({type(other).__name__})" if copy else type(other).__name__
-                self._tell(f"{what} of {nbytes:,} bytes is not trained: the ledger counts it among other models")
+            yield from self._tell_of(other)
+
+    def _tell_of(self, reference: weakref.ref[Module]) -> Iterator[None]:
+        """Says once what a model is that nobody watches."""
+        other = reference()
+        if other is None or other in self._told:
+            return
+        kind, tensors = type(other).__name__, _parameters(other)
+        sizes: dict[int, int] = {}
+        shapes = hash(())
+        del other
+        for count, tensor in enumerate(tensors, 1):
+            if (parameter := tensor()) is not None:
+                sizes.update((identity, nbytes) for identity, nbytes, _ in storages(parameter))
+                shapes = hash((shapes, parameter.shape))
+            del parameter
+            if not count % SLICE_TENSORS:
+                yield None
+        nbytes = sum(sizes.values())
+        if not nbytes or (other := reference()) is None:
+            return
+        self._told.add(other)
+        del other
+        copy = False
+        for _, model in self._watched():
+            theirs = hash(())
+            tensors = _parameters(model)
+            del model
+            for count, tensor in enumerate(tensors, 1):
+                theirs = hash((theirs, getattr(tensor(), "shape", None)))
+                if not count % SLICE_TENSORS:
+                    yield None
+            copy = copy or theirs == shapes
+        what = f"a copy of a watched model ({kind})" if copy else kind
+        self._tell(f"{what} of {nbytes:,} bytes is not trained: the ledger counts it among other models")
+
+
+def _parameters(root: Module) -> Iterator[weakref.ref[Tensor]]:
+    """Each once, in the model's order."""
+    seen: set[int] = set()
+    for _, reference in tree([root]):
+        at, more = 0, True
+        while more and (module := reference()) is not None:
+            own = list(islice(module._parameters.values(), at, at + SLICE_TENSORS))
+            del module
+            at, more = at + SLICE_TENSORS, len(own) == SLICE_TENSORS
+            found = [weakref.ref(each) for each in own if each is not None and id(each) not in seen]
+            seen.update(map(id, own))
+            own.clear()
+            yield from found

@@ -20,14 +20,16 @@ after it was saved.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpumon_agent.guard import leave_no_frame
+from gpumon_agent.guard import pass_on
 from gpumon_agent.ledger.storages import tensors_within
+from gpumon_agent.patching import Patches
 
 SavedTensor: Any = torch._C._autograd.SavedTensor
 _CustomNode: Any = torch._C._FunctionBase
@@ -53,36 +55,27 @@ def fields(kind: Any) -> tuple[str, ...]:
 
 
 class Watch:
-    """Where saved tensors have to be unpacked: whether a hook was ever set that this would run."""
+    """Where saved tensors have to be unpacked: whether a hook was ever set that this would run.
+
+    And whether a checkpoint runs a part of the forward again, which no graph tells there.
+    """
 
     def __init__(self) -> None:
         self.hooked = False
-        self._restore: list[tuple[Any, str, Any, Any]] = []
+        self.recomputed = False  # a checkpoint has run a part of the forward again
+        self._patches = Patches()
         if not HAS_DATA and READABLE:
             for owner, name in _SETS_HOOKS:
-                original = getattr(owner, name)
-                replaced = self._noting(original)
-                setattr(owner, name, replaced)
-                self._restore.append((owner, name, original, replaced))
+                self._patches.observe(owner, name, self._note, lambda *_: None)
 
     def stop(self) -> None:
         """Puts back what is torch's."""
-        for owner, name, original, replaced in self._restore:
-            if getattr(owner, name) is replaced:
-                setattr(owner, name, original)
-        self._restore.clear()
+        self._patches.restore()
 
-    def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def note(*args: Any, **kwargs: Any) -> Any:
-            self.hooked = True
-            try:
-                return original(*args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-
-        return note
+    def _note(self, pack: Any = None, *_: Any, **__: Any) -> None:
+        self.hooked = True
+        if type(pack) is FunctionType and pack.__qualname__.startswith("_recomputation_hook."):
+            self.recomputed = True
 
 
 class Reader:
@@ -93,6 +86,8 @@ class Reader:
         """names of pack hooks whose results nobody can look into, in the order in which they were met"""
         self.packed = 0
         """how often a pack hook's result was met"""
+        self.recomputes = False
+        """whether a checkpoint was met that will run a part of the forward again"""
         self._frames: set[int] = set()  # of checkpoints, by id: their arguments are kept once
 
     def read(self, node: Any, name: str) -> list[Tensor]:
@@ -100,8 +95,9 @@ class Reader:
         if name == CONTEXT:  # a custom Function's node is its ctx
             return [tensor for value in list(vars(node).values()) for tensor in tensors_within(value, _DEPTH_MAX)]
         try:
-            kept = getattr(node, name if HAS_DATA else _unpacked(name, isinstance(node, _CustomNode)))
-        except RuntimeError:  # released: some kinds of node raise, the others say None
+            kept = getattr(node, name) if HAS_DATA else _unpack(node, name)
+        except RuntimeError as error:  # released: some kinds of node raise, the others say None
+            pass_on(error)
             return []
         if not HAS_DATA:
             return [each for each in (kept if isinstance(kept, (tuple, list)) else (kept,)) if isinstance(each, Tensor)]
@@ -124,6 +120,7 @@ class Reader:
         frame = next((cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()), None)
         arguments = getattr(frame, "saved_args", None)
         if arguments is not None:  # a non-reentrant checkpoint, which holds nothing else
+            self.recomputes = True
             if id(frame) not in self._frames:
                 self._frames.add(id(frame))
                 for each in arguments:
@@ -133,6 +130,11 @@ class Reader:
         yield from found
         if not found:
             self.hidden[getattr(hook, "__qualname__", type(hook).__name__)] = None
+
+
+def _unpack(node: Any, name: str) -> Any:
+    with torch._C._DisableTorchDispatch():  # a dispatch mode of the user's would see a detach
+        return getattr(node, _unpacked(name, isinstance(node, _CustomNode)))
 
 
 @functools.cache

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from sys import getrefcount
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+SMALL_BYTES = 16_384
+_PIECES, _ID_BITS = 127, 4
+V = TypeVar("V")
 _PLAIN = (Tensor, Parameter)
 _SPARSE_PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
@@ -17,6 +21,28 @@ _SPARSE_PARTS = {
     torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
+
+
+class Pieces(Generic[V]):
+    """A dict of very many entries. No call takes long: it grows, and goes away, in pieces."""
+
+    def __init__(self) -> None:
+        self._pieces: list[dict[object, V]] = [{} for _ in range(_PIECES)]
+
+    def get(self, key: object) -> V | None:
+        return self._pieces[(hash(key) >> _ID_BITS) % _PIECES].get(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._pieces[(hash(key) >> _ID_BITS) % _PIECES]
+
+    def __setitem__(self, key: object, value: V) -> None:
+        self._pieces[(hash(key) >> _ID_BITS) % _PIECES][key] = value
+
+    def clear(self) -> Iterator[None]:
+        """Yields after every piece."""
+        for piece in self._pieces:
+            piece.clear()
+            yield
 
 
 def plain(tensor: Tensor) -> Iterator[Tensor]:
@@ -34,7 +60,7 @@ def plain(tensor: Tensor) -> Iterator[Tensor]:
     elif tensor.layout in _SPARSE_PARTS:
         detached = tensor.detach()  # the parts of one that requires a gradient would be recorded
         parts = [getattr(detached, name)() for name in _SPARSE_PARTS[tensor.layout]]
-    elif tensor.layout is torch.strided and tensor.device.type != "meta":
+    elif tensor.layout is torch.strided and tensor.device.type != "meta" and _has_memory(tensor):
         yield tensor
         return
     else:
@@ -42,6 +68,18 @@ def plain(tensor: Tensor) -> Iterator[Tensor]:
     for part in parts:
         if isinstance(part, Tensor):
             yield from plain(part)
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Not a FakeTensor, nor a wrapper subclass without `__tensor_flatten__`: its storage raises when asked where."""
+    storage = tensor.untyped_storage()
+    if storage.device.type == "meta":  # a FakeTensor's, which warns when asked
+        return False
+    try:
+        storage.data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
 def tensors_within(value: object, depth: int = 8) -> Iterator[Tensor]:
@@ -74,6 +112,53 @@ def addresses(tensor: Tensor) -> Iterator[tuple[int, int, int]]:
         nbytes = storage.nbytes()
         if nbytes:
             yield storage.data_ptr(), nbytes, part.get_device()
+
+
+_address: Callable[[Tensor], int] | None = getattr(torch._C, "_storage_address", None)
+_users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+
+
+def alone(tensor: Tensor) -> bool:
+    """Whether nothing else has `tensor`'s storage, which begins where it does. Asked without making an object of it.
+
+    False where this torch cannot tell, and where somebody has asked for the storage.
+    """
+    return (
+        _address is not None
+        and _users is not None
+        and tensor.layout is torch.strided
+        and not tensor.storage_offset()
+        and not tensor.is_meta
+        and _users(_address(tensor)) == 1
+        and tensor.is_contiguous()
+    )
+
+
+def small(tensor: Tensor) -> bool:
+    """Whether `tensor` is so small, and alone in its storage, that its own size is taken for the storage's.
+
+    To ask for a storage makes an object of 90 bytes that stays with it, and that the garbage collector goes through.
+    A large tensor is asked all the same: it may be the part that was kept of a storage once cut to pieces.
+    """
+    return tensor.nbytes <= SMALL_BYTES and alone(tensor)
+
+
+def _counts(values: list[Any]) -> list[int]:
+    return [getrefcount(value) for value in values]
+
+
+_one = {0: object()}
+_HELD_BY_ONE_DICT = _counts(list(_one.values()))[0]
+
+
+def held_once(values: list[Any]) -> list[bool]:
+    """Of a list of a dict's values: whether that dict alone has each, so that it is met nowhere else."""
+    return [count <= _HELD_BY_ONE_DICT for count in _counts(values)]
+
+
+def shared(identity: int) -> bool:
+    """Whether more than one tensor has the storage, of which Python's object is there; True where nobody can tell."""
+    return _users is None or _users(identity) > 2
 
 
 def elements(tensor: Tensor) -> int:

@@ -6,8 +6,9 @@ was asked for with exactly that size, that no owner and no saved tensor holds, a
 two looks, is one. Nothing is cleared, and no handle is asked for.
 Source: aten/src/ATen/cuda/CublasHandlePool.cpp. torch 2.15 gives its workspaces back after each product.
 Cost: one snapshot of the segments without history (0.3 ms with 80 segments, 0.8 with 220).
-Known limitations. A tensor of exactly that size that somebody keeps, of which nothing here knows, is taken for one;
-cuBLASLt's own workspace (since torch 2.7 the same block) and cuDNN's are not kept and so not counted.
+Known limitations. Nothing is looked for while the user records a history: a look would be an event in it. A tensor of
+exactly that size that somebody keeps, of which nothing here knows, is taken for one; cuBLASLt's own workspace (since
+torch 2.7 the same block) and cuDNN's are not kept and so not counted.
 """
 
 from __future__ import annotations
@@ -41,8 +42,11 @@ def workspace_bytes(device: int) -> int:
 
 @functools.cache
 def tracks_blocks() -> bool:
-    """Whether CUDA's allocator here is PyTorch's own: cudaMallocAsync knows no blocks, and has no snapshot."""
-    return bool(torch.cuda.get_allocator_backend() != "cudaMallocAsync")
+    """Whether CUDA's allocator here is PyTorch's own: others (cudaMallocAsync, a pluggable one) have no snapshot.
+
+    To be asked after CUDA began: until then the user can change it.
+    """
+    return bool(torch.cuda.get_allocator_backend() == "native")
 
 
 class Workspaces:
@@ -60,6 +64,8 @@ class Workspaces:
 
     def look(self, device: int, owned: Callable[[], Container[int]]) -> None:
         """Reads the segments. `owned` gives the addresses that somebody holds; asked only if there is a candidate."""
+        if user_records():
+            return
         size = workspace_bytes(device)
         candidates = {
             block["address"]
@@ -76,6 +82,12 @@ class Workspaces:
         self._seen[device] = candidates
         if before is not None:
             self.addresses[device] = dict.fromkeys(candidates & before, size)
+
+
+def user_records() -> bool:
+    """Whether the user records a history. Then no snapshot is to be read: it would be one more event in it."""
+    enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    return enabled is not None and bool(enabled())
 
 
 def snapshot(*, traces: bool = True, segments: bool = True) -> dict[str, Any]:

@@ -6,14 +6,15 @@ torch keeps no statistics of CPU memory. By default only the RSS is known, read 
 
 from __future__ import annotations
 
-import functools
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
 from typing import Any
 
+from gpumon_agent.guard import pass_on
+from gpumon_agent.patching import Patches
 from gpumon_agent.probe import Reading
+from gpumon_agent.unseen import unseen
 from gpumon_agent.wire import Device
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -54,7 +55,8 @@ def resident_bytes() -> int | None:
     """Resident memory of this process, in bytes. 3 µs; no file stays open."""
     try:
         handle = os.open("/proc/self/statm", os.O_RDONLY)
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return None
     try:
         return int(os.read(handle, 256).split()[_RESIDENT]) * _PAGE_BYTES
@@ -82,7 +84,7 @@ class StorageTracker:
     then on the bytes are None.
     Known limitations: memory that an operator takes and returns before it ends (convolution workspaces) is not seen;
     storages that exist before `start`, or that other threads make, only when an operator here returns them; a tensor
-    from NumPy likewise.
+    from NumPy likewise. Under any dispatch mode a TorchFunctionMode sees the `set_` of torch.load.
     """
 
     def __init__(self) -> None:
@@ -92,12 +94,13 @@ class StorageTracker:
         self._allocated = 0
         self._peak = 0
         self._mode: Any = None
-        self._restore: Callable[[], None] = lambda: None
+        self._patches = Patches()
         self._tensor: Any = object
-        self._plain: Callable[[Any], Iterable[Any]] = iter
+        self._plain: Any = iter
 
     def start(self) -> None:
         """From here on operators of the calling thread are seen."""
+        import torch
         from torch import Tensor
         from torch.utils._python_dispatch import TorchDispatchMode
         from torch.utils.data import _utils
@@ -108,45 +111,30 @@ class StorageTracker:
         see = self._see
         worker = _utils.worker
         tracker = self
+        reads_unseen = unseen()
 
         class TrackStorages(TorchDispatchMode):  # type: ignore[misc]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 result = func(*args, **(kwargs or {}))
                 if not tracker.off:
                     if worker._worker_info is None:
-                        see(result)
+                        with reads_unseen():
+                            see(result)
                     else:
                         tracker.off = True  # a DataLoader worker
                 return result
 
         self._mode = TrackStorages()
         self._mode.__enter__()
-        self._wrap_compile()
+        self._patches.observe(torch, "compile", lambda *_, **__: self.stop(), lambda *_: None)
         os.register_at_fork(after_in_child=self.stop)
-
-    def _wrap_compile(self) -> None:
-        import torch
-
-        compile = torch.compile
-
-        @functools.wraps(compile)
-        def stop_and_compile(*args: Any, **kwargs: Any) -> Any:
-            self.stop()
-            return compile(*args, **kwargs)
-
-        def restore() -> None:
-            if torch.compile is stop_and_compile:
-                torch.compile = compile
-
-        torch.compile = stop_and_compile
-        self._restore = restore
 
     def stop(self) -> None:
         """Sees nothing more. The mode itself can be taken off only where no other has been put on above it."""
         from torch.utils._python_dispatch import _get_current_dispatch_mode
 
         self.off = True
-        self._restore()
+        self._patches.restore()
         if self._mode is not None and _get_current_dispatch_mode() is self._mode:
             self._mode.__exit__(None, None, None)
             self._mode = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpumon_agent.probe import Read
+from gpumon_agent.probe import Read, Reading
 from gpumon_agent.probe.peaks import Peaks
 from gpumon_agent.wire import Device
 
@@ -36,6 +36,7 @@ class CudaProbe:
         self.kind = "hip" if torch.version.hip else "cuda"
         self.boundary: Callable[[int], Read] = peaks.boundary
         self.settle = peaks.fold
+        self.silent = False  # the allocator tells nothing
         self._peaks = peaks
         self._oom: Oom | None = oom
         self._observing = False
@@ -53,6 +54,12 @@ class CudaProbe:
                 text = f"GPU-{text}"
             found.append(Device(index, text, properties.name, properties.total_memory, self.kind))
         return tuple(found)
+
+    def fall_silent(self) -> None:
+        """Nothing is read from here on, and what was replaced to read it is put back."""
+        self.silent = True
+        self.boundary = lambda device: Reading()
+        self._peaks.stop()
 
     def now(self, device: int) -> tuple[int, int]:
         """(allocated, reserved), without closing a window."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from gpumon_agent import wire
+from gpumon_agent import environment, wire
+from gpumon_agent.guard import say
 from gpumon_agent.probe import Probe, Reader
 
 if TYPE_CHECKING:
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
     from gpumon_agent.probe.cpu import StorageTracker
     from gpumon_agent.probe.cuda import CudaProbe, Oom
+
+
+SLICE_TENSORS = 4096
+_MODULE = 8  # tensors are looked at in the time of a module
 
 
 class Devices:
@@ -27,11 +32,16 @@ class Devices:
         bounds: bool,
         own_threads: int,
         tracker: StorageTracker | None,
+        tell: Callable[[str], None],
     ) -> None:
         self.found: tuple[wire.Device, ...] = ()
         self.limits: dict[int, int] = {}  # bytes, of CUDA devices: the total, or the share that the user set of it
         self.fractions: dict[str, str] = {}  # where the user set one
         self._models = models
+        self._tell = tell
+        self._seen: set[tuple[str, int]] = set()  # where tensors of the models are, as far as was looked by now
+        self._known: set[tuple[str, int]] = set()  # the same of the newest look that is over
+        self._looking: Iterator[None] | None = None
         self._tracker = tracker or _asked_for()
         self._cuda = _cuda(oom, bounds, own_threads)
         self._probes: dict[str, Probe] = {} if self._cuda is None else {"cuda": self._cuda}
@@ -39,20 +49,45 @@ class Devices:
     def readers(self) -> tuple[Reader, ...]:
         """Of the devices the models live on; where they are on none, of the one CUDA computes on (offloading), or the
         CPU."""
+        self._seen = set()
+        self._looking = _places(self._models(), self._seen)
+        self.look_on()
+        return self._readers_of(self._seen | self._known)
+
+    @property
+    def looking(self) -> bool:
+        """Whether a look goes on with the next step."""
+        return self._looking is not None
+
+    def look_on(self) -> tuple[Reader, ...] | None:
+        """The next slice, where a model has more tensors than one step may look at. The readers, once that is over."""
+        if self._looking is None or next(self._looking, self) is not self:
+            return None
+        self._looking = None
+        self._known = self._seen
+        return self._readers_of(self._known)
+
+    def _readers_of(self, devices: set[tuple[str, int]]) -> tuple[Reader, ...]:
         import torch
 
-        devices = {
-            (tensor.device.type, tensor.device.index or 0)
-            for model in self._models()
-            for tensors in (model.parameters(), model.buffers())
-            for tensor in tensors
-        }
         chosen = {device for device in devices if device[0] not in ("cpu", "meta")}
         if not chosen and torch.cuda.is_initialized():
             chosen = {("cuda", torch.cuda.current_device())}
         if not chosen:
             chosen = {("cpu", 0)}
+        if self._cuda is not None and torch.cuda.is_initialized() and not self._cuda.silent:
+            self._look_whether_silent(self._cuda)
         return tuple((self._probe(kind).boundary, index, torch.device(kind, index)) for kind, index in sorted(chosen))
+
+    def _look_whether_silent(self, cuda: CudaProbe) -> None:
+        """The script may have put an allocator of its own in the place of PyTorch's: every question raises then."""
+        import torch
+
+        if torch.cuda.get_allocator_backend() == "pluggable":
+            cuda.fall_silent()
+            text = "this script's own allocator (CUDAPluggableAllocator) tells no figures: CUDA memory stays unknown"
+            say(text)
+            self._tell(text)
 
     def look(self, used: Iterable[Reader]) -> None:
         """What can be named by now, and the limits of those that are used: a question about another may wake it."""
@@ -65,7 +100,7 @@ class Devices:
             if device.index not in indices or device.kind not in ("cuda", "hip") or device.total_bytes is None:
                 continue
             share = 1.0
-            if fraction is not None:
+            if fraction is not None and self._cuda is not None and not self._cuda.silent:
                 with torch.cuda.device(device.index):  # torch 2.8 leaves the device that it asked the current one
                     share = fraction(device.index)
             self.limits[device.index] = int(share * device.total_bytes)
@@ -105,6 +140,26 @@ class Devices:
         return probe
 
 
+def _places(models: Iterable[Module], seen: set[tuple[str, int]]) -> Iterator[None]:
+    """Adds to `seen` on which devices the models' tensors are. Yields where the rest may wait for the next step."""
+    from gpumon_agent.ledger.tree import tree
+
+    looked = 0
+    modules = tree(models)
+    for _, reference in modules:
+        at, more = 0, True
+        while more and (module := reference()) is not None:
+            tensors = list(islice(chain(module._parameters.values(), module._buffers.values()), at, at + SLICE_TENSORS))
+            at, more = at + SLICE_TENSORS, len(tensors) == SLICE_TENSORS
+            seen.update((device.type, device.index or 0) for device in {t.device for t in tensors if t is not None})
+            looked += _MODULE + len(tensors)
+            del module
+            tensors.clear()
+            if looked >= SLICE_TENSORS:
+                looked = 0
+                yield
+
+
 def _cuda(oom: Oom, bounds: bool, own_threads: int) -> CudaProbe | None:
     from torch import _C
 
@@ -117,7 +172,7 @@ def _cuda(oom: Oom, bounds: bool, own_threads: int) -> CudaProbe | None:
 
 
 def _asked_for() -> StorageTracker | None:
-    if os.environ.get("GPUMON_TRACK_CPU") != "1":
+    if environment.value("GPUMON_TRACK_CPU") != "1":
         return None
     from gpumon_agent.probe.cpu import StorageTracker
 

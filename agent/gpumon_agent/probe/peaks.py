@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
 from typing import Any
 
-from gpumon_agent.guard import leave_no_frame
+from gpumon_agent.patching import Patches
 from gpumon_agent.wire import BOUND
 
 Stats = dict[str, Any]
@@ -138,6 +138,15 @@ class _Shadow:
         return bool((past.raised(readings) if readings else past).lift(stats))
 
 
+def _asked(device: int) -> int:
+    return device
+
+
+def _never() -> bool:
+    """Also while a compiler traces: what is traced without a compiler of its own really reads."""
+    return False
+
+
 _lingering: list[Peaks] = []
 """The one that has stopped and is not gone yet."""
 
@@ -145,7 +154,7 @@ _lingering: list[Peaks] = []
 class Peaks:
     """Reads the CUDA (or ROCm) allocator at boundaries. Wraps torch's readers unless `bounds`: then it never resets."""
 
-    __slots__ = ("_C", "_leaving", "_replaced", "_shadows", "_wrappers", "bounds", "own_threads", "read", "reset")
+    __slots__ = ("_C", "_installed", "_leaving", "_patches", "_shadows", "bounds", "own_threads", "read", "reset")
 
     def __init__(self, *, bounds: bool = False, own_threads: int = 0) -> None:
         from torch import _C
@@ -153,8 +162,8 @@ class Peaks:
         self._C = _C
         self.bounds = bounds
         self._shadows: dict[int, _Shadow] = {}
-        self._replaced: dict[str, Callable[..., Any]] = {}
-        self._wrappers: dict[str, Callable[..., Any]] = {}
+        self._patches = Patches()
+        self._installed = False
         self._leaving = False
         for before in _lingering[:]:  # watched, stopped, and watched again: the older peaks are still the user's
             self._shadows.update(before._shadows)
@@ -170,23 +179,21 @@ class Peaks:
             self.stop()
 
     def _install(self) -> None:
-        for name, make in (
-            ("_cuda_memoryStats", self._reader),
-            ("_accelerator_getDeviceStats", self._reader),
-            ("_cuda_resetPeakMemoryStats", self._resetter),
-            ("_accelerator_resetPeakStats", self._resetter),
+        self._installed = True
+        for name, before, after in (
+            ("_cuda_memoryStats", _asked, self._read),
+            ("_accelerator_getDeviceStats", _asked, self._read),
+            ("_cuda_resetPeakMemoryStats", self._reset_begins, self._reset_ends),
+            ("_accelerator_resetPeakStats", self._reset_begins, self._reset_ends),
         ):
-            original = getattr(self._C, name, None)  # torch.accelerator's came with 2.9
-            if original is not None:
-                self._replaced[name] = original
-                self._wrappers[name] = make(original)
-                setattr(self._C, name, self._wrappers[name])
+            if hasattr(self._C, name):  # torch.accelerator's came with 2.9
+                self._patches.observe(self._C, name, before, after, inert=_never)
 
     def stop(self) -> None:
         """No boundary comes any more. Torch is as it was found as soon as no peak is missing from its counters."""
         self._leaving = True
         self.fold()
-        if self._replaced:
+        if self._installed:
             _lingering[:] = [self]
             self._forget(None)
 
@@ -197,40 +204,21 @@ class Peaks:
             self._uninstall()
 
     def _uninstall(self) -> None:
-        for name, original in self._replaced.items():
-            if getattr(self._C, name) is self._wrappers[name]:  # else somebody wrapped it after us: ours stays inside
-                setattr(self._C, name, original)
-        self._replaced.clear()
+        self._patches.restore()
+        self._installed = False
         if self in _lingering:
             _lingering.remove(self)
 
-    def _reader(self, original: Callable[[int], Stats]) -> Callable[[int], Stats]:
-        shadows = self._shadows
+    def _read(self, device: int, stats: Stats, error: BaseException | None) -> None:
+        shadow = self._shadows.get(device)
+        if error is None and shadow is not None and not shadow.lift(stats) and self._leaving:
+            self._forget(device)
 
-        def read(device: int) -> Stats:
-            try:
-                stats = original(device)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            shadow = shadows.get(device)
-            if shadow is not None and not shadow.lift(stats) and self._leaving:
-                self._forget(device)
-            return stats
-
-        return read
-
-    def _resetter(self, original: Callable[[int], None]) -> Callable[[int], None]:
-        shadows = self._shadows
-
-        def reset(device: int) -> None:
-            if self._leaving:
-                original(device)
-                self._forget(device)
-                return
-            shadow = shadows.get(device)
+    def _reset_begins(self, device: int) -> int:
+        if not self._leaving:
+            shadow = self._shadows.get(device)
             if shadow is None:  # the load window is open on every device
-                shadow = shadows[device] = _Shadow()
+                shadow = self._shadows[device] = _Shadow()
             stats = self.read(device)
             peak = stats["allocated_bytes"]["all"]["peak"]
             if peak > shadow.carried:
@@ -239,10 +227,15 @@ class Peaks:
             if peak > shadow.carried_reserved:
                 shadow.carried_reserved = peak
             shadow.resets += 1
-            original(device)
-            shadow.drop()
+        return device
 
-        return reset
+    def _reset_ends(self, device: int, _: None, error: BaseException | None) -> None:
+        if error is not None:
+            return
+        if self._leaving:
+            self._forget(device)
+        else:
+            self._shadows[device].drop()
 
     def boundary(self, device: int) -> tuple[Any, ...] | Stats:
         """Close the device's window: read once, reset its peaks, and give what was read: `figures`, or what they are

@@ -6,11 +6,11 @@ initialized): launchers, compilers, DataLoader workers and package managers do n
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING
 
-from gpumon_agent.guard import Guard
+from gpumon_agent import environment
+from gpumon_agent.guard import protect
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -27,7 +27,7 @@ _finders: list[Finder] = []
 
 def begin() -> None:
     """Called once in a launched process, when `import torch` is complete. The agent itself wakes later, if at all."""
-    Guard(lambda text: None).protect("shim", _begin)()
+    protect("shim", _begin)()
 
 
 def end() -> None:
@@ -47,15 +47,16 @@ def _begin() -> None:
     from gpumon_agent.leaks import loads
     from gpumon_agent.steps import find
 
+    environment.value("GPUMON_SHIM")  # sitecustomize has looked; here a wrong value is said
     loads.install()
-    if os.environ.get("GPUMON_TRACK_CPU") == "1":
+    if environment.value("GPUMON_TRACK_CPU") == "1":
         from gpumon_agent.probe.cpu import StorageTracker
 
         _trackers.append(StorageTracker())
         _trackers[0].start()  # now, not with the agent: what is made before it starts is not seen
     _finders.append(find.install(_ToAgent()))
     if hasattr(cuda, "_lazy_call"):
-        cuda._lazy_call(Guard(lambda text: None).protect("shim", _device_taken))
+        cuda._lazy_call(protect("shim", _device_taken))
 
 
 def safetensors() -> None:
@@ -63,7 +64,7 @@ def safetensors() -> None:
     from gpumon_agent.leaks import loads
 
     if _finders:
-        Guard(lambda text: None).protect("shim", loads.install().wrap_safetensors)()
+        protect("shim", loads.install().wrap_safetensors)()
 
 
 def _device_taken() -> None:

@@ -52,7 +52,9 @@ def command(words: Sequence[str]) -> list[str]:
             return [python(), *words]
         beside = shutil.which(first, path=str(Path(sys.executable).parent))  # a venv that is used but not activated
         if beside is None:
-            raise Refused(f"{first}: neither a script nor a command on PATH")
+            from gpumon_agent.wire.masking import masked
+
+            raise Refused(f"{next(masked([first]))}: neither a script nor a command on PATH")
         first = beside
     if Path(first).name.startswith(("python", "pypy")):
         return [first, *_checked_options(words[1:])]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import functools
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.cuda import graphs
 
-from gpumon_agent.guard import Guard, leave_no_frame
+from gpumon_agent.guard import Guard
+from gpumon_agent.patching import Patches
 from gpumon_agent.steps.phases import Phases
 
 if TYPE_CHECKING:
     from gpumon_agent.steps.hooks import Hooks
 
+MAKES_GRAPHS = inspect.unwrap(graphs.make_graphed_callables).__code__
+"""It runs a model to warm up and to capture it, which is no training."""
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
-_is_compiling = torch.compiler.is_compiling
 _REPLAYED = (
     "a CUDA graph is replayed: the phases inside it are not seen, and the allocator counts their memory as reserved, "
     "not as allocated"
@@ -34,15 +37,30 @@ class Graphs:
         self._captured: weakref.ref[Any] | None = None  # the graph that is being captured, or was last
         self._stepping: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs with an optimizer's step in them
         self._replayed = False
+        self._open = False  # a replay has a window of its own
 
-    def install(self, replace: Callable[[Any, str, Any], None]) -> None:
-        """`replace` puts a wrapper in an attribute's place until the agent leaves."""
-        graph = torch.cuda.CUDAGraph
-        replace(graph, "capture_begin", self._around_capture(graph.capture_begin))
-        replace(graph, "replay", self._around_replay(graph.replay))
-        graphed = self._around_graphed(torch.cuda.make_graphed_callables)
-        for module in (torch.cuda, torch.cuda.graphs):
-            replace(module, "make_graphed_callables", graphed)
+    def install(self, patches: Patches) -> list[Any]:
+        """By torch's own hooks, whose handles are returned; where it has none, by replacing two methods."""
+        captures = self._guard.protect("graph capture", self._capture_begins)
+        begins = self._guard.protect("graph replay", self._replay_begins)
+        ends = self._guard.protect("graph replay", self._replay_ends)
+        if hasattr(graphs, "register_graph_capture_start_hook") and hasattr(graphs, "register_graph_replay_start_hook"):
+            return [
+                graphs.register_graph_capture_start_hook(captures),
+                graphs.register_graph_replay_start_hook(begins),
+                graphs.register_graph_replay_end_hook(ends),
+            ]
+
+        def capture_begins(graph: Any, *_: Any, **__: Any) -> None:
+            captures(graph)
+
+        def replay_begins(graph: Any) -> Any:
+            begins(graph)
+            return graph
+
+        patches.observe(graphs.CUDAGraph, "capture_begin", capture_begins, lambda *_: None)
+        patches.observe(graphs.CUDAGraph, "replay", replay_begins, lambda graph, *_: ends(graph))
+        return []
 
     def optimizer_stepped(self) -> None:
         """Called at the end of each: one that is captured will step at each replay."""
@@ -54,59 +72,19 @@ class Graphs:
         else:
             self._captured = None
 
-    def _around_capture(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            self._captured = weakref.ref(graph)
-            try:
-                return original(graph, *args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
+    def _capture_begins(self, graph: Any) -> None:
+        self._captured = weakref.ref(graph)
 
-        return capture_begin
-
-    def _around_replay(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        begins = self._guard.protect("graph replay", self._replay_begins)
-        ends = self._guard.protect("graph replay", self._replay_ends)
-
-        @functools.wraps(original)
-        def replay(graph: Any) -> Any:
-            own = self._hooks.fires and not _is_compiling() and begins()
-            try:
-                return original(graph)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            finally:
-                if own:
-                    ends(graph)
-
-        return replay
-
-    def _replay_begins(self) -> bool:
+    def _replay_begins(self, _: Any) -> None:
+        self._open = False
+        if not self._hooks.fires:
+            return
         if not self._replayed:
             self._replayed = True
             self._notice(_REPLAYED)
-        return _graph_task() == -1 and self._phases.replay_begins()
+        self._open = _graph_task() == -1 and self._phases.replay_begins()
 
     def _replay_ends(self, graph: Any) -> None:
-        self._phases.replay_ends(steps=graph in self._stepping)
-
-    def _around_graphed(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """It refuses modules with hooks, and runs them to warm up and to capture, which is no training."""
-        step_aside = self._guard.protect("graphed callables", self._hooks.step_aside)
-
-        @functools.wraps(original)
-        def make_graphed_callables(*args: Any, **kwargs: Any) -> Any:
-            come_back = step_aside()
-            try:
-                return original(*args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            finally:
-                if come_back is not None:
-                    come_back()
-
-        return make_graphed_callables
+        if self._open:
+            self._open = False
+            self._phases.replay_ends(steps=graph in self._stepping)

@@ -1,17 +1,19 @@
 """Where the phases' events come from: the few places in torch that are hooked or wrapped, and how each is undone.
 
-Every hook asks `torch.compiler.is_compiling()` first: under a compiler that call is a constant, so what it traces is
-`return None` and neither graphs nor guards change.
+Every hook asks `torch.compiler.is_compiling()` first (patching.hook): under a compiler that call is a constant, so what
+it traces is `return None` and neither graphs nor guards change.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any, Protocol
 
 import torch
@@ -21,19 +23,29 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils import checkpoint
 from torch.utils.hooks import RemovableHandle
 
+from gpumon_agent import frames, patching
 from gpumon_agent.forecast.outlook import Outlooks
-from gpumon_agent.guard import Guard, leave_no_frame
+from gpumon_agent.guard import Guard, leave_no_frame, tries_at_once
 from gpumon_agent.ledger.inventory import INPUT_DEPTH_MAX, tensors_in
-from gpumon_agent.steps.cuda_graphs import Graphs
+from gpumon_agent.patching import Patches, around
+from gpumon_agent.steps import find
+from gpumon_agent.steps.cuda_graphs import MAKES_GRAPHS, Graphs
 from gpumon_agent.steps.phases import Inputs, Phases
+from gpumon_agent.steps.tracebacks import as_without_hooks
 
 # `-1` outside any engine call; the engine's own threads run hooks and recomputed forwards under the call's id
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _is_compiling = torch.compiler.is_compiling
+_is_tracing: Callable[[], bool] = torch._C._is_tracing  # torch.jit.trace
 _KEY = -0x6D6F6E  # torch's hook ids count up from 0
 _HOOKED = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_always_called")
+_CALLS = ("_call_impl", "inner")  # Module's; the second is nested in the first
+_CALLED = "called_always_called_hooks"  # a variable of such a call
+_MADE_LATE = _CALLED in Module._call_impl.__code__.co_varnames  # else it is there before the call's `try`
 _STEP_CODE = Optimizer.profile_hook_step(lambda: None).__code__  # of the frame around every optimizer's step
 _COMPILED = "OptimizedModule"
+_DEPTH = 10  # frames, between a hook of ours and who calls the module or the engine
+_REENTRANT = checkpoint.CheckpointFunction.backward.__code__
 _WRAPPERS = (_COMPILED, "DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "DeepSpeedEngine")
 
 
@@ -46,27 +58,105 @@ class Graph(Protocol):
 
     def backward_returns(self, gradients: Any) -> None: ...
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether the graph that was last walked runs parts of the forward again."""
+
 
 class _Hooks(OrderedDict[int, Any]):
-    """A module's hook dict with ours in it. Pickles and copies are the plain dict without ours, and so are its values:
+    """A module's hook dict with ours in it, which only `Module._call_impl` sees: its truth and its items.
 
-    a call goes through the items; the values are for those who look at hooks: torch.jit.script compiles them,
-    torch.ao.quantization hands them on.
+    Everybody else sees the plain dict without ours: `len` (TransformerEncoderLayer's fused path and
+    make_graphed_callables ask for 0), iteration, comparison, pickles, copies, and the values that torch.jit.script
+    compiles and torch.ao.quantization hands on. While a compiler traces, the items are all there: our hooks trace to
+    nothing.
     """
+
+    def plain(self) -> OrderedDict[int, Any]:
+        return OrderedDict((key, hook) for key, hook in OrderedDict.items(self) if key != _KEY)
+
+    users = 0  # hooks. An attribute: before torch 2.7 the compiler cannot ask a subclass of a dict for its length
+
+    def __setitem__(self, key: int, hook: Any) -> None:
+        OrderedDict.__setitem__(self, key, hook)
+        self.users = OrderedDict.__len__(self) - (_KEY in self)
+
+    def __delitem__(self, key: int) -> None:
+        OrderedDict.__delitem__(self, key)
+        self.users = OrderedDict.__len__(self) - (_KEY in self)
+
+    def __len__(self) -> int:
+        return self.users
+
+    @tries_at_once
+    def __bool__(self) -> bool:
+        try:
+            return self.users > 0 or (not _is_compiling() and _KEY in self and _is_called_by_module())
+        except BaseException as error:  # a signal handler's, as in `items`
+            leave_no_frame(error, called_nothing=True)
+            raise
+
+    @tries_at_once
+    def items(self) -> Any:
+        try:
+            ours = _is_compiling() or (_is_called_by_module() and not _would_fail())
+            return OrderedDict.items(self) if ours else self.plain().items()
+        except BaseException as error:
+            leave_no_frame(error, called_nothing=True)
+            raise
 
     def values(self) -> Any:
         return self.plain().values()
 
-    def plain(self) -> OrderedDict[int, Any]:
-        return OrderedDict((key, hook) for key, hook in self.items() if key != _KEY)
+    def keys(self) -> Any:
+        return self.plain().keys()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.plain())
+
+    def __reversed__(self) -> Any:
+        return reversed(self.plain())
+
+    def __eq__(self, other: object) -> bool:
+        return self.plain() == (other.plain() if isinstance(other, _Hooks) else other)
+
+    def __ne__(self, other: object) -> bool:  # OrderedDict has one of its own
+        return not self == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.plain())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        find.copied()
         return self.plain().__reduce_ex__(protocol)
 
     def copy(self) -> Any:
         return self.plain()
 
     __copy__ = copy
+
+    def clear(self) -> None:
+        for key in self.plain():
+            del self[key]
+
+    def popitem(self, last: bool = True) -> tuple[int, Any]:
+        key, _ = self.plain().popitem(last)
+        return key, self.pop(key)
+
+
+def _is_called_by_module() -> bool:
+    """Whether a module's call asks the caller of this."""
+    return sys._getframe(2).f_code.co_name in _CALLS
+
+
+def _would_fail() -> bool:
+    """Whether the module's call that asks would lose an exception of the user's for a hook that is always called.
+
+    In torch 2.4 it fails itself if a signal handler has raised before it made the set of the hooks that it called.
+    """
+    return _MADE_LATE and sys.exc_info()[1] is not None and _CALLED not in frames.variables(sys._getframe(2))
 
 
 class Hooks:
@@ -91,11 +181,14 @@ class Hooks:
         self._rooted = rooted  # told of every module that becomes a root
         self._entered = guard.protect("devices", entered)  # called before a root's first forward
         self._roots: dict[int, _Root] = {}
-        self._restore: list[Callable[[], None]] = []
+        self._patches = Patches()
+        self._handles: list[RemovableHandle] = []
         self._inputs = inputs
+        self._graph = graph
         self._forward_made = guard.protect("activations", graph.forward_ends)
         self._backward_returns = guard.protect("activations", graph.backward_returns)
         self._backward_takes = guard.protect("activations", graph.backward_begins)
+        self._stepped = 0  # optimizer steps that have ended
         self._graphs = Graphs(self, phases, guard, notice)
         self._install()
 
@@ -104,139 +197,63 @@ class Hooks:
         for root in list(self._roots.values()):
             root.remove()
         self._roots.clear()
-        for restore in reversed(self._restore):
-            restore()
-        self._restore.clear()
+        self._patches.restore()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
     def mute(self) -> None:
         """In a forked child: every hook stays where it is and does nothing."""
         self.fires = False
 
-    def step_aside(self) -> Callable[[], None]:
-        """No hook fires, and the roots have none, until what is returned is called."""
-        fired, self.fires = self.fires, False
-        roots = list(self._roots.values())
-        for root in roots:
-            root.remove()
-
-        def come_back() -> None:
-            for root in roots:
-                root.attach()
-            self.fires = fired
-
-        return come_back
-
     def _install(self) -> None:
-        protect = self._guard.protect
-        for handle in (
+        protect, observe = self._guard.protect, self._patches.observe
+        self._handles += [
             register_optimizer_step_pre_hook(self._step_hook(protect("optimizer", self._step_begins))),
             register_optimizer_step_post_hook(self._step_hook(protect("optimizer", self._step_ends))),
             register_module_module_registration_hook(self._registration_hook(protect("wrapper", self._registered))),
-        ):
-            self._restore.append(handle.remove)
-        engine = torch.autograd.graph._engine_run_backward
-        wrapped = self._around_engine(engine)
-        for module in (torch.autograd, torch.autograd.graph):
-            self._replace(module, "_engine_run_backward", wrapped)
-        self._replace(torch.Tensor, "backward", self._around_backward(torch.Tensor.backward))
-        scaler = torch.amp.GradScaler
-        self._replace(scaler, "step", self._around_scaler(scaler.step))
-        self._replace(Module, "compile", self._around_compile(Module.compile))
-        self._mark_recomputation()
-        self._graphs.install(self._replace)
-
-    def _replace(self, owner: Any, name: str, new: Any) -> None:
-        old = owner.__dict__[name]
-        setattr(owner, name, new)
-
-        def restore() -> None:
-            if owner.__dict__.get(name) is new:  # somebody wrapped it after us: ours stays inside and does nothing
-                setattr(owner, name, old)
-
-        self._restore.append(restore)
+        ]
+        begins, ends = protect("backward", self._engine_begins), protect("backward", self._engine_ends)
+        observe(torch.autograd, "_engine_run_backward", begins, ends)
+        observe(torch.amp.GradScaler, "step", self._scaler_begins, protect("scaler", self._scaler_ends))
+        compiled = protect("compile", self._compiled)
+        observe(
+            Module,
+            "compile",
+            lambda module, *_, **__: module if self.fires else None,
+            lambda module, _, error: None if error is not None else compiled(module),
+        )
+        self._handles += self._graphs.install(self._patches)
 
     # ----------------------------------------------------------------------------------------------------------- engine
 
-    def _around_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        begins = self._guard.protect("backward", self._phases.engine_begins)
-        ends = self._guard.protect("backward", self._phases.engine_ends)
-        takes, returns = self._backward_takes, self._backward_returns
-        phases = self._phases
+    def _engine_begins(self, roots: Any, gradients: Any = (), *_: Any, **__: Any) -> bool | None:
+        if not self.fires:
+            return None
+        if _graph_task() != -1:  # an engine call inside another
+            if _is_below(_REENTRANT):
+                self._phases.recomputes()
+            return None
+        if _is_below(MAKES_GRAPHS):
+            return None
+        look = functools.partial(self._backward_takes, (*roots, *gradients)) if self._phases.sampled else None
+        return self._phases.engine_begins(look) or None
 
-        @functools.wraps(original)
-        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or not self.fires or _graph_task() != -1:
-                return original(*args, **kwargs)
-            if not begins(functools.partial(takes, args[0]) if phases.sampled else None):
-                return original(*args, **kwargs)
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                ends(aborted=True)
-                leave_no_frame(error)
-                raise
-            if result:
-                returns(result)
-            ends(aborted=False)
-            return result
-
-        return _engine_run_backward
-
-    def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        begins = self._guard.protect("backward", self._phases.backward_begins)
-        returns = self._guard.protect("backward", self._phases.backward_returns)
-
-        @functools.wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or not self.fires or _graph_task() != -1:
-                return original(*args, **kwargs)
-            begins()
-            try:
-                return original(*args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            finally:
-                returns()
-
-        return backward
-
-    def _mark_recomputation(self) -> None:
-        """Both kinds of activation checkpointing pass through here when, and only when, they run a forward again."""
-        recomputes = self._guard.protect("checkpoint", self._phases.recomputes)
-        kinds = [(checkpoint.CheckpointFunction, "backward")]
-        if hasattr(checkpoint, "_recomputation_hook"):
-            kinds.append((checkpoint._recomputation_hook, "__init__"))
-        for owner, name in kinds:
-            kept = owner.__dict__[name]
-            original = kept.__func__ if isinstance(kept, staticmethod) else kept
-
-            wrapper: Any = self._around_recomputation(original, recomputes)
-            self._replace(owner, name, staticmethod(wrapper) if isinstance(kept, staticmethod) else wrapper)
-
-    def _around_recomputation(self, original: Callable[..., Any], recomputes: Callable[[], None]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not _is_compiling() and self.fires:
-                recomputes()
-            try:
-                return original(*args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-
-        return wrapper
+    def _engine_ends(self, _: Any, gradients: Any, error: BaseException | None) -> None:
+        if gradients:
+            self._backward_returns(gradients)
+        if self._graph.recomputes:
+            self._phases.recomputes()
+        self._phases.engine_ends(aborted=error is not None)
 
     # ------------------------------------------------------------------------------------------------------- optimizers
 
     def _step_hook(self, act: Callable[[Any], None]) -> Callable[..., None]:
         def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if _is_compiling():
-                return
             if self.fires:
                 act(optimizer)
 
-        return hook
+        return patching.hook(hook)
 
     def _step_begins(self, optimizer: Any) -> None:
         if self._phases.in_optimizer:
@@ -244,33 +261,17 @@ class Hooks:
         self._phases.optimizer_begins(optimizer)
 
     def _step_ends(self, optimizer: Any) -> None:
+        self._stepped += 1
         self._phases.optimizer_ends(optimizer, in_engine=_graph_task() != -1)
         self._graphs.optimizer_stepped()
 
-    def _around_scaler(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        phases = self._phases
-        skipped = self._guard.protect("scaler", phases.optimizer_skipped)
-        seen = [0]
+    def _scaler_begins(self, _: Any, optimizer: Any, *args: Any, **kwargs: Any) -> tuple[Any, int] | None:
+        return (optimizer, self._stepped) if self.fires and isinstance(optimizer, Optimizer) else None
 
-        def count(*_: Any) -> None:
-            seen[0] += 1
-
-        handle = register_optimizer_step_post_hook(count)
-        self._restore.append(handle.remove)
-
-        @functools.wraps(original)
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            before = seen[0]
-            try:
-                result = original(scaler, optimizer, *args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            if self.fires and seen[0] == before and isinstance(optimizer, Optimizer):
-                skipped(optimizer)
-            return result
-
-        return step
+    def _scaler_ends(self, began: tuple[Any, int], _: Any, error: BaseException | None) -> None:
+        optimizer, stepped = began
+        if error is None and stepped == self._stepped:
+            self._phases.optimizer_skipped(optimizer)
 
     # ------------------------------------------------------------------------------------------------------------ roots
 
@@ -314,22 +315,6 @@ class Hooks:
                     root.remove()
         self.watch(parent)
 
-    def _around_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        compiled = self._guard.protect("compile", self._compiled)
-
-        @functools.wraps(original)
-        def compile(module: Module, *args: Any, **kwargs: Any) -> Any:
-            try:
-                result = original(module, *args, **kwargs)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            if self.fires:
-                compiled(module)
-            return result
-
-        return compile
-
     def _compiled(self, module: Module) -> None:
         root = self._roots.get(id(module))
         if root is not None and root.holds(module):
@@ -370,23 +355,23 @@ class _Root:
 
     def _hook(self, module: Module) -> None:
         held, begins, ends, outlooks = self._module, self._begins, self._ends, self._hooks._outlooks
+        restore = self._hooks._guard.protect("traceback", as_without_hooks)
 
         def pre_hook(module: Module, args: Any, kwargs: Any) -> None:
-            if _is_compiling():
-                return
-            if held() is module:  # DataParallel's replicas and shallow copies carry the same dict
+            # DataParallel's replicas and shallow copies carry the same dict; what is read of a tensor would be traced
+            if held() is module and not _is_tracing():
                 begins(module, args, kwargs)
                 if outlooks.waiting is not None:
                     outlooks.tell()
 
         def post_hook(module: Module, args: Any, output: Any) -> None:
-            if _is_compiling():
-                return
-            if held() is module:
+            if held() is module and not _is_tracing():
                 ends(output)
+                if output is None:  # it raised
+                    restore(module)
 
         ours: dict[str, Any] = dict.fromkeys(_HOOKED, True)
-        ours["_forward_pre_hooks"], ours["_forward_hooks"] = pre_hook, post_hook
+        ours["_forward_pre_hooks"], ours["_forward_hooks"] = patching.hook(pre_hook), patching.hook(post_hook)
         for name in _HOOKED:
             plain = module.__dict__[name]
             hooked = _Hooks(plain)
@@ -411,25 +396,23 @@ class _Root:
         held, begins, ends, outlooks = self._module, self._begins, self._ends, self._hooks._outlooks
         inner = module.__dict__["_compiled_call_impl"]
 
-        @functools.wraps(inner)
-        def compiled_call(*args: Any, **kwargs: Any) -> Any:
-            if _is_compiling():
-                return inner(*args, **kwargs)
+        def call_begins(*args: Any, **kwargs: Any) -> bool | None:
             module = held()
             if module is None:
-                return inner(*args, **kwargs)
+                return None
             begins(module, args, kwargs)
-            try:
-                if outlooks.waiting is not None:
+            if outlooks.waiting is not None:
+                try:
                     outlooks.tell()
-                result = inner(*args, **kwargs)
-            except BaseException as error:
-                ends(None, True)
-                leave_no_frame(error)
-                raise
-            ends(result, False)
-            return result
+                except BaseException:  # a listener of the user's gives the batch up
+                    ends(None, True)
+                    raise
+            return True
 
+        def call_ends(_: bool, result: Any, error: BaseException | None) -> None:
+            ends(result, error is not None)
+
+        compiled_call = around(inner, call_begins, call_ends)
         module.__dict__["_compiled_call_impl"] = compiled_call
 
         def undo() -> None:
@@ -445,6 +428,8 @@ class _Root:
             return
         if _graph_task() != -1:
             hooks._phases.recomputes()
+            return
+        if _is_below(MAKES_GRAPHS):
             return
         if not self.entered:
             self.entered = True
@@ -481,6 +466,11 @@ class _Root:
 def _steps_running() -> int:
     """How many `optimizer.step` frames are on this thread's stack: after an exception fewer than were entered."""
     return sum(frame is not None and frame.f_code is _STEP_CODE for frame in _stack())
+
+
+def _is_below(code: CodeType) -> bool:
+    """Whether a call of the function with this code is among the innermost frames."""
+    return any(frame.f_code is code for frame in itertools.islice(_stack(), _DEPTH))
 
 
 def _stack() -> Iterator[Any]:

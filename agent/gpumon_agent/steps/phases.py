@@ -7,6 +7,9 @@ reads every device of the watched models once, and opens the next.
     a forward begins       → between       the engine returns      → backward
     a user's phase begins  → between       optimizer.step returns  → optimizer
 
+Backward ends as the engine returns. `loss.backward()` has the gradient that it started from (512 bytes for a scalar)
+until it returns itself: the figures of that moment include it.
+
 An engine that begins before any forward was seen in the step closes a `forward (inferred)`. A step closes at the end of
 `optimizer.step`: at once where one optimizer is known, at the next event where several take turns.
 """
@@ -61,11 +64,9 @@ _UNREAD = Reading()
 class _Thread:
     """What one thread is in the middle of."""
 
-    __slots__ = ("backwards", "deferred", "engine", "forwards", "label", "optimizers")
+    __slots__ = ("engine", "forwards", "label", "optimizers")
 
     def __init__(self) -> None:
-        self.backwards = 0  # calls of Tensor.backward entered and not left
-        self.deferred: int | None = None  # flags of a backward that closes as Tensor.backward returns
         self.forwards: list[int] = []  # roots entered and not left, outermost first
         self.label = FORWARD
         self.engine = False
@@ -131,6 +132,7 @@ class Phases:
         self._begin_step()
 
     def _begin_step(self) -> None:
+        self._thread.engine = False  # as it is, but where a signal handler raised as the engine began or ended
         self._usual = False  # until its first forward: from there on windows close with nothing but a reading
         self._counts.clear()
         self._windows = 0
@@ -228,10 +230,10 @@ class Phases:
             self._close_step()
         if look is not None:
             look()
-        thread.engine = True
         if not self._observed and not self._names:
             self._close(FORWARD, BACKWARD, INFERRED)
             self._loaded = True
+        thread.engine = True  # last: where a signal handler raises in a line before, nobody would end it
         return True
 
     def engine_ends(self, *, aborted: bool) -> None:
@@ -240,25 +242,6 @@ class Phases:
         flags = ABORTED if aborted else 0
         if aborted:
             self._batches = max(0, self._batches - 1)
-        if thread.backwards:
-            thread.deferred = flags
-        else:
-            self._backward_done(flags)
-
-    def backward_begins(self) -> None:
-        """`Tensor.backward` holds the gradients it starts from until it returns: then backward ends, not before."""
-        thread = self._thread if get_ident() == self._owner else self._here()
-        thread.backwards += 1
-
-    def backward_returns(self) -> None:
-        thread = self._thread if get_ident() == self._owner else self._here()
-        thread.backwards -= 1
-        flags = thread.deferred
-        if not thread.backwards and flags is not None:
-            thread.deferred = None
-            self._backward_done(flags)
-
-    def _backward_done(self, flags: int) -> None:
         if not self._names:
             self._close(BACKWARD, OPTIMIZER, flags)
         if self._due:
@@ -442,7 +425,7 @@ class Phases:
             reads = True  # the last window of a step that is not read: else the next sampled one began with old peaks
             flags |= BOUND
         ledger = governor.ledger and not fold and (label == OPTIMIZER or not governor.ledger_at_end_only)
-        if ledger:
+        if ledger and not governor.hurries:
             flags |= SAMPLED
         ledger_ns = 0
         duration = now - self._opened_ns

@@ -1,13 +1,16 @@
 """Where an agent can be found: a private directory, one socket and one descriptor file per agent.
 
 The directory is `$XDG_RUNTIME_DIR/gpumon`, else `gpumon-UID` in the system's temporary directory. It is used only if it
-is ours, not a symbolic link and closed to others: whoever can write there could pose as a training process.
+is ours, not a symbolic link and closed to others: whoever can write there could pose as a training process. Another
+user may have created `gpumon-UID` before us. Then it is `gpumon-UID-` and eight random characters beside it, which
+nobody can create beforehand. Viewers look into all that are ours.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import socket
 import stat
@@ -24,7 +27,9 @@ from gpumon_agent._version import __version__
 PATH_BYTES_MAX = 106  # sockaddr_un holds 108 with its final NUL; libzmq wants one less
 DESCRIPTOR_BYTES_MAX = 128 * 1024
 CONTROL = ".ask"  # how a control socket's name ends
-_DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+EXIT_CODE = ".exit"
+_DIR_FLAGS = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_BESIDE = re.compile("-[0-9a-f]{8}")
 
 
 class Unavailable(Exception):
@@ -52,6 +57,7 @@ class Descriptor(msgspec.Struct, frozen=True):
     agent: str = __version__
     unix_ns: int = 0  # when the agent began
     control: str = ""  # ipc://PATH of the socket that takes wire.Request; empty where there is none
+    program: str = ""  # see `program`; empty where the system does not tell
 
     @property
     def stem(self) -> str:
@@ -93,6 +99,7 @@ def describe(
         run_id=run_id,
         parent=os.getppid(),
         unix_ns=unix_ns,
+        program=program(pid),
     )
 
 
@@ -101,12 +108,28 @@ def describe(
 
 def start_time(pid: int) -> int | None:
     """When `pid` began, in clock ticks since boot. None: there is no such process, or only its remains (a zombie)."""
+    fields = _stat(pid)
+    return None if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def program(pid: int) -> str:
+    """Which program `pid` runs: where its code and its stack begin. Empty where the system does not tell.
+
+    exec keeps a process's pid and start time, and draws these addresses anew. They say nothing more only where address
+    randomization is off (a debugger does that) and a program is replaced by itself.
+    """
+    fields = _stat(pid)
+    code, stack = (fields[23], fields[25]) if fields else ("0", "0")
+    return "" if stack == "0" else f"{int(code):x}-{int(stack):x}"
+
+
+def _stat(pid: int) -> list[str]:
+    """/proc/PID/stat from its third field on (proc(5) counts from 1); empty where there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
-        return None
-    fields = text[text.rindex(")") + 2 :].split()  # the command before it may hold spaces and brackets
-    return None if fields[0] in "ZX" else int(fields[19])
+        return []
+    return text[text.rindex(")") + 2 :].split()  # the command before it may hold spaces and brackets
 
 
 def boot_id() -> str:
@@ -131,8 +154,64 @@ def candidates() -> Iterator[Path]:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and Path(runtime).is_absolute():
         yield Path(runtime, "gpumon")
-    with contextlib.suppress(FileNotFoundError):  # nothing can be written anywhere
-        yield Path(tempfile.gettempdir(), f"gpumon-{os.geteuid()}")
+    usual = _in_temporary()
+    if usual is not None:
+        yield usual
+        yield from _beside(usual)
+
+
+def openings(reasons: list[str]) -> Iterator[tuple[Path, int]]:
+    """Directories for this process's files, most wanted first, each made if needed. The caller closes the descriptors.
+
+    Why others cannot be used is added to `reasons`.
+    """
+    for directory in candidates():
+        try:
+            fd = open_directory(directory, create=True)
+        except (Unavailable, OSError) as error:
+            reasons.append(str(error))
+        else:
+            yield directory, fd
+    usual = _in_temporary()
+    if usual is not None and _is_taken(usual):
+        directory = usual.with_name(f"{usual.name}-{secrets.token_hex(4)}")
+        try:
+            fd = open_directory(directory, create=True)
+        except (Unavailable, OSError) as error:
+            reasons.append(str(error))
+        else:
+            yield directory, fd
+
+
+def _in_temporary() -> Path | None:
+    try:
+        folder = tempfile.gettempdir()
+        if folder == os.getcwd() and not any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")):  # noqa: PTH109
+            return None  # Python's last resort: a viewer in another folder would not look there
+    except FileNotFoundError:  # nothing can be written anywhere
+        return None
+    return Path(folder, f"gpumon-{os.geteuid()}")
+
+
+def _beside(usual: Path) -> list[Path]:
+    """The directories of ours that stand in for `usual`, which somebody else has."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(usual.parent) as entries:
+        for entry in entries:
+            if _BESIDE.fullmatch(entry.name.removeprefix(usual.name)):
+                status = entry.stat(follow_symlinks=False)
+                if status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode):
+                    found.append(usual.with_name(entry.name))
+    return sorted(found)
+
+
+def _is_taken(path: Path) -> bool:
+    """Something stands there that is no directory of ours."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode)
 
 
 def open_directory(path: Path, *, create: bool) -> int:
@@ -145,7 +224,7 @@ def open_directory(path: Path, *, create: bool) -> int:
         if create:
             with contextlib.suppress(FileExistsError):
                 path.mkdir(mode=0o700)
-        fd = os.open(path, _DIR_FLAGS)  # of a symbolic link: ELOOP or ENOTDIR
+        fd = _open(path)
     except FileNotFoundError:
         if not create:
             raise
@@ -155,14 +234,31 @@ def open_directory(path: Path, *, create: bool) -> int:
         raise Unavailable(f"{path} is no directory of ours" if refused else f"{path}: {error.strerror}") from error
     try:
         status = os.fstat(fd)
-        if status.st_uid != os.geteuid():
-            raise Unavailable(f"{path} belongs to another user (uid {status.st_uid})")
+        _check_owner(path, status)
         if stat.S_IMODE(status.st_mode) != 0o700:
             os.fchmod(fd, 0o700)  # a strict umask took away our own rights, or it was left open to others
     except (OSError, Unavailable):
         os.close(fd)
         raise
     return fd
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | _DIR_FLAGS)  # of a symbolic link: ELOOP or ENOTDIR
+    except PermissionError:  # another user's, or ours, made under a umask that left us no rights to it
+        fd = os.open(path, os.O_PATH | _DIR_FLAGS)
+        try:
+            _check_owner(path, os.fstat(fd))
+            os.chmod(f"/proc/self/fd/{fd}", 0o700)  # noqa: PTH101
+        finally:
+            os.close(fd)
+        return os.open(path, os.O_RDONLY | _DIR_FLAGS)
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise Unavailable(f"{path} belongs to another user (uid {status.st_uid})")
 
 
 def _check_parent(parent: Path) -> None:
@@ -177,31 +273,32 @@ def _check_parent(parent: Path) -> None:
 def claim(descriptor: Descriptor) -> Place:
     """The first usable directory, with names for `descriptor` in it that nothing stands at yet. Raises Unavailable."""
     reasons: list[str] = []
-    for directory in candidates():
+    for directory, fd in openings(reasons):
+        os.close(fd)
         path = directory / f"{descriptor.stem}.sock"
         if len(os.fsencode(path)) > PATH_BYTES_MAX:
             reasons.append(f"{directory} is too long a path for a socket")
-            continue
-        try:
-            os.close(open_directory(directory, create=True))
-        except (Unavailable, OSError) as error:
-            reasons.append(str(error))
-            continue
-        if not os.access(directory, os.W_OK | os.X_OK):
+        elif not os.access(directory, os.W_OK | os.X_OK):
             reasons.append(f"{directory} cannot be written to")
         elif os.path.lexists(path) or os.path.lexists(path.with_suffix(CONTROL)):
             reasons.append(f"{path} exists already")  # libzmq would replace it, whatever it is
         else:
-            return Place(directory, descriptor.stem)
+            stands_in = reasons and _BESIDE.fullmatch(directory.name[-9:])
+            return Place(directory, descriptor.stem, f"{reasons[-1]}: {directory} is used instead" if stands_in else "")
     raise Unavailable("; ".join(reasons) or "no directory for temporary files can be written to")
 
 
 class Place:
-    """An agent's sockets and descriptor file in a directory that `claim` found to be ours."""
+    """An agent's sockets and descriptor file in a directory that `claim` found to be ours.
 
-    def __init__(self, directory: Path, stem: str) -> None:
+    `instead`: one sentence for a person where it is not the usual directory, else empty.
+    """
+
+    def __init__(self, directory: Path, stem: str, instead: str = "") -> None:
+        self.instead = instead
         self.socket = directory / f"{stem}.sock"
         self.control = self.socket.with_suffix(CONTROL)
+        self.exit_code = self.socket.with_suffix(EXIT_CODE)  # made at exit; the viewers remove it
         self._file = directory / f"{stem}.json"
         self._pid = os.getpid()
 
@@ -213,6 +310,12 @@ class Place:
         """Its file goes, so that it can be bound again."""
         with contextlib.suppress(OSError):
             self.socket.unlink(missing_ok=True)
+
+    def close_to_others(self) -> None:
+        """Whatever the umask: a socket's own mode counts where others can reach it. Called after each bind."""
+        for path in (self.socket, self.control):
+            with contextlib.suppress(OSError):
+                path.chmod(0o600)
 
     def lacks_socket(self) -> bool:
         return not os.path.lexists(self.socket)
@@ -229,6 +332,7 @@ class Place:
         try:
             fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "wb") as file:
+                os.fchmod(fd, 0o600)  # whatever the umask
                 file.write(msgspec.json.encode(descriptor))
             draft.replace(self._file)
         except OSError as error:

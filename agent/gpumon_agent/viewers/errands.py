@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any
 
 from gpumon_agent import wire
 from gpumon_agent.guard import Guard
@@ -37,6 +36,7 @@ class Errands:
         say: Callable[[tuple[wire.Event | bytes, ...]], None],
         tell: Callable[[str], None],
         rang: Callable[[], None],
+        recording: Callable[[], bool],
         census: Callable[[], str | None] | None = None,
     ) -> None:
         self.room: dict[int, int] = {}
@@ -54,7 +54,7 @@ class Errands:
         self._works: list[Iterator[None]] = []
         self._numbers = count()
         self._oom_ns: dict[int, int] = {}
-        self._recorded = _recorded()
+        self._recording = recording
         self.take: Callable[[wire.Request], wire.Reply | None] = guard.protect("request", self._take)
         self.carry_out = guard.protect("request carried out", self._carry_out)
         self.out_of_memory = guard.protect("blocks at out-of-memory", self._out_of_memory)
@@ -117,7 +117,7 @@ class Errands:
     # ---------------------------------------------------------------------------------------------- the training thread
 
     def _carry_out(self) -> None:
-        if _cuda() and (_captures() or self._records()):
+        if _cuda() and (_captures() or self._recording()):
             self._rang()
             return
         while self._wanted:
@@ -131,10 +131,6 @@ class Errands:
                 self._read(request.device, "asked")
             else:
                 self._dump()
-
-    def _records(self) -> bool:
-        """The agent's own history of allocations runs: a phase or two, then there is a better moment."""
-        return _recorded() is not self._recorded and bool(self._recorded())
 
     def _read(self, device: int, reason: str) -> None:
         t_ns = time.monotonic_ns()
@@ -176,13 +172,6 @@ def _cuda() -> bool:
     import torch
 
     return bool(torch.cuda.is_initialized())
-
-
-def _recorded() -> Any:
-    """torch's word on whether allocations are recorded; while the agent records, something stands in its place."""
-    import torch
-
-    return getattr(torch._C, "_cuda_isHistoryEnabled", bool)
 
 
 def _captures() -> bool:

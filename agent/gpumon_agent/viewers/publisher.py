@@ -10,22 +10,25 @@ the training thread. `benchmarks/link.py` measures both.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import math
 import os
+import signal
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 import zmq
 
-from gpumon_agent import wire
-from gpumon_agent.guard import Guard, say
+from gpumon_agent import environment, wire
+from gpumon_agent.guard import protect, say
 from gpumon_agent.viewers import endpoint, gate
 from gpumon_agent.viewers.control import Control
 from gpumon_agent.viewers.history import History
@@ -66,11 +69,11 @@ class Publisher:
         self.descriptor = descriptor
         self.unsent = 0  # frames or events that could not be sent
         # What others wrote runs guarded: it must not end this thread, nor print a traceback into the training's output.
-        protect = Guard(lambda text: None).protect
         self._drain = protect("recorder", lambda: sorted(recorder.drain(), key=itemgetter(0)))
         self._picture = protect("picture", lambda: list(picture()))
         self._heartbeat = protect("heartbeat", heartbeat)
         self._work = protect("requests", work)
+        self._encode = protect("encoding", wire.encode_event, stays_on=True)
         self._control = control
         self._place: endpoint.Place | None = None
         self._homeless = False  # told already that there is no place for the socket
@@ -80,7 +83,7 @@ class Publisher:
         self._redescribe = False
         self._closing = False
         self._goodbye: wire.Goodbye | None = None
-        self._thread: threading.Thread | None = None
+        self._started = False
         self._ready = threading.Event()
         self._closed = threading.Event()
         self._answered = threading.Event()  # a viewer has the whole picture, or none will come
@@ -97,10 +100,16 @@ class Publisher:
 
     def start(self) -> None:
         self._bell = os.pipe()
-        self._thread = threading.Thread(target=self._run, name="gpumon-publisher", daemon=True)
         _alive.add(self)
-        self._thread.start()
-        if os.environ.get("GPUMON_AWAIT_VIEWER") == "1":
+        # Not a threading.Thread: a program that joins all of threading.enumerate() would wait for it for ever.
+        # It takes no signal: one that the user's threads block must stay pending until they ask for it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            _thread.start_new_thread(protect("publisher", self._run), ())
+            self._started = True
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if environment.value("GPUMON_AWAIT_VIEWER") == "1":
             self._answered.wait(_VIEWER_AWAITED_S)
 
     def wait_ready(self, seconds: float) -> bool:
@@ -124,9 +133,14 @@ class Publisher:
         """This part of the static picture changed: viewers get it with the next flush. Bytes: an encoded event."""
         self._says.append(events)
 
+    @property
+    def exit_file(self) -> Path | None:
+        """Where the viewers that listen now look for the exit code."""
+        return self._place.exit_code if self._place is not None and self._watched else None
+
     def close(self, goodbye: wire.Goodbye | None = None) -> None:
         """Sends what is left and `goodbye`, removes socket and descriptor. Takes at most 250 ms; then lets go."""
-        if os.getpid() != self._pid or self._thread is None or self._closing:
+        if os.getpid() != self._pid or not self._started or self._closing:
             return
         self._goodbye = goodbye
         self._closing = True
@@ -160,10 +174,11 @@ class Publisher:
         finally:
             if self._place is not None:
                 self._place.remove()
+            # first, so that no thread of libzmq's is left when the interpreter is taken apart; no socket is open
+            context.term()
             self._closed.set()
             self._ready.set()
             self._answered.set()
-            context.term()  # after the words above: nobody waits for it. Left to the collector it would warn
 
     def _serve(self, asks: zmq.Socket[bytes], poller: zmq.Poller) -> None:
         publish = self._publish
@@ -207,6 +222,9 @@ class Publisher:
                     self._place.remove()
                 place = endpoint.claim(self.descriptor)
                 publish.bind(place.endpoint)  # the old one is not unbound: libzmq would remove the new file with it
+                place.close_to_others()
+                if place.instead and not (self._place and self._place.instead):
+                    say(place.instead)
                 self._place = place
                 self._redescribe = True
             if self._control is not None and self._place.lacks_control():
@@ -230,6 +248,7 @@ class Publisher:
         self._redescribe = True
         try:
             control.bind(f"ipc://{place.control}")
+            place.close_to_others()
         except zmq.ZMQError as error:
             say(f"viewers cannot ask this process for anything: {error}")
             control.close()
@@ -298,8 +317,8 @@ class Publisher:
         turn = int(time.monotonic() / FLUSH_S + 0.01)
         due = turn % self._flushes == 0 or self._held > self._flushes or self._closing
         for seq, event in self._drain() or ():
-            data = wire.encode_event(event)
-            if len(data) > wire.EVENT_BYTES_MAX:
+            data = self._encode(event)
+            if data is None or len(data) > wire.EVENT_BYTES_MAX:
                 self.unsent += 1
                 continue
             encoded.append((seq, data))
@@ -349,11 +368,11 @@ class Publisher:
         for event in events:
             if event is None:
                 continue
-            data = event if isinstance(event, bytes) else wire.encode_event(event)
-            if len(data) <= wire.EVENT_BYTES_MAX:
-                yield -1, data
-            else:
+            data = event if isinstance(event, bytes) else self._encode(event)
+            if data is None or len(data) > wire.EVENT_BYTES_MAX:
                 self.unsent += 1
+            else:
+                yield -1, data
 
     def _put(self, publish: zmq.Socket[bytes], frame: bytes) -> None:
         try:
@@ -370,7 +389,7 @@ def _close_all() -> None:
 def _forget_in_child() -> None:
     """A forked child has no publisher thread: its copies of the publishers answer nothing and remove nothing."""
     for publisher in list(_alive):
-        publisher._thread = None
+        publisher._started = False
     _alive.clear()
 
 

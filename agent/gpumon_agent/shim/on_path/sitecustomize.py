@@ -1,18 +1,18 @@
 """Python imports this as it starts, for `gpumon run` put its folder first on PYTHONPATH: the way into a script.
 
 It makes way for the sitecustomize it shadows, and waits for torch: a process that never imports torch pays for this
-file and nothing more. Syntax and annotations stay readable for Python 3.6, because every interpreter that the command
-starts reads this file, also one too old for the agent. No pathlib, no typing: they take milliseconds to import.
+file and nothing more. Every interpreter that the command starts reads it, Python 2 too: so no annotations, no f-strings
+and no print(). No pathlib, no typing: they take milliseconds to import.
 """
-# ruff: noqa: PTH100, PTH118, PTH120, UP036, UP045
+# ruff: noqa: PTH100, PTH118, PTH120, UP032, UP036
 
 import os
 import sys
 
 TYPE_CHECKING = False  # `typing` itself would take milliseconds of every interpreter's start
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any, Optional
+    from collections.abc import Sequence  # noqa: F401 - in the comments that give types
+    from typing import Any, Optional  # noqa: F401
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _PACKAGE = os.path.dirname(os.path.dirname(_HERE))  # gpumon_agent itself; never its parent, which holds other packages
@@ -21,7 +21,8 @@ _PACKAGE = os.path.dirname(os.path.dirname(_HERE))  # gpumon_agent itself; never
 class _Finder:
     """Finds gpumon_agent beside this file, and tells when `import torch` is complete."""
 
-    def find_spec(self, name: str, path: "Optional[Sequence[str]]" = None, target: "Any" = None) -> "Any":
+    def find_spec(self, name, path=None, target=None):
+        # type: (str, Optional[Sequence[str]], Any) -> Any
         if name == "gpumon_agent":
             from importlib.util import spec_from_file_location
 
@@ -38,7 +39,7 @@ class _Finder:
         return None
 
 
-_ModuleSpec = type(__spec__)
+_ModuleSpec = type(__spec__) if sys.version_info >= (3, 6) else object
 
 
 class _TorchSpec(_ModuleSpec):  # type: ignore[misc,valid-type]
@@ -47,7 +48,8 @@ class _TorchSpec(_ModuleSpec):  # type: ignore[misc,valid-type]
     A wrapper around the loader would stand in every traceback out of `import torch`; an attribute's setter does not.
     """
 
-    def __setattr__(self, name: str, value: "Any") -> None:
+    def __setattr__(self, name, value):
+        # type: (str, Any) -> None
         super().__setattr__(name, value)
         if name == "_initializing" and not value:
             self.__class__ = _ModuleSpec  # type: ignore[assignment]
@@ -58,7 +60,8 @@ class _TorchSpec(_ModuleSpec):  # type: ignore[misc,valid-type]
                     sys.modules["gpumon_agent.shim"].safetensors()
 
 
-def _torch_is_here() -> None:
+def _torch_is_here():
+    # type: () -> None
     if os.environ.get("GPUMON_SHIM") == "off" or _is_torch_helper():
         return
     problem = _unmet_need()
@@ -66,39 +69,48 @@ def _torch_is_here() -> None:
         try:
             from gpumon_agent import shim
         except (ImportError, OSError) as error:  # an installation that changed or broke under the run
-            problem = f"its agent cannot be imported: {error}"
+            problem = "its agent cannot be imported: {}".format(error)
     if problem is None:
         shim.begin()
     else:
         os.environ["GPUMON_SHIM"] = "off"  # the processes started from here need not say it again
-        print("gpumon: " + problem + "; the run goes on unwatched", file=sys.stderr)
+        if sys.stderr is not None:
+            sys.stderr.write("gpumon: " + problem + "; the run goes on unwatched\n")
 
 
-def _is_torch_helper() -> bool:
+def _is_torch_helper():
+    # type: () -> bool
     """Compile and autotune workers of torch.compile: interpreters of their own, started with torch's own files."""
     words = getattr(sys, "orig_argv", sys.argv)
     return any("_inductor" in word for word in words[1:4])
 
 
-def _unmet_need() -> "Optional[str]":
+def _unmet_need():
+    # type: () -> Optional[str]
     if sys.version_info < (3, 10):
         return "its agent needs Python 3.10 or newer, and this is {}.{}".format(*sys.version_info)
     from importlib.util import find_spec
 
     missing = [package for module, package in (("zmq", "pyzmq"), ("msgspec", "msgspec")) if find_spec(module) is None]
     if missing:
-        return f"{' and '.join(missing)} not found ({sys.executable} -m pip install {' '.join(missing)})"
+        install = "{} -m pip install {}".format(sys.executable, " ".join(missing))
+        return "{} not found ({})".format(" and ".join(missing), install)
     return None
 
 
-def _make_way() -> None:
+def _make_way():
+    # type: () -> None
     """Runs the sitecustomize that this one shadows, as if this one were not there."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
     sys.path_importer_cache.pop(_HERE, None)
-    sys.modules.pop("sitecustomize", None)
+    kept = sys.modules.pop("sitecustomize", None)  # Python 2 empties a module that nobody holds
     import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 - what it raises is for `site` to see
 
+    del kept
 
-if not any(type(finder).__name__ == "_Finder" and type(finder).__module__ == __name__ for finder in sys.meta_path):
+
+if sys.version_info >= (3, 6) and not any(
+    type(finder).__name__ == "_Finder" and type(finder).__module__ == __name__ for finder in sys.meta_path
+):
     sys.meta_path.insert(0, _Finder())
 _make_way()

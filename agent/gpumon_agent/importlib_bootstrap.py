@@ -1,0 +1,103 @@
+"""The one frame of ours between a caller and a function of torch's that we watch.
+
+The name of this file is on purpose. `warnings.warn(..., stacklevel=2)` in the watched function means its caller. Python
+skips a frame when its file's name contains both "importlib" and "_bootstrap" (`warnings._is_internal_frame`, 3.10 to
+3.14), so it skips ours and names the user's line, as without us.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from gpumon_agent.guard import leave_no_frame, tries_at_once
+
+Before = Callable[..., Any]
+"""Called with the call's own arguments. What it returns goes to `after`; None: `after` is not called."""
+After = Callable[[Any, Any, "BaseException | None"], object]
+"""token, result, error"""
+
+
+class Compiler(NamedTuple):
+    """torch.compile's own switches, from torch._C."""
+
+    traces: Callable[[], bool]  # a constant for a compiler that traces what asks
+    swap: Callable[[Any], Any]  # sets who compiles the frames that this thread runs, and returns who did; None: nobody
+    skip: Callable[[Any], None]  # frames of a code object are never compiled
+
+
+def between(
+    original: Callable[..., Any], before: Before, after: After, inert: Callable[[], bool], compiler: Compiler
+) -> Any:
+    """A function that does what `original` does, between `before` and `after`.
+
+    A frame that runs between two graphs of a compiled function would be compiled itself. Ours are not: `original` sees
+    the compiler, `before` and `after` do not.
+    """
+    swap = compiler.swap
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            token = None
+            try:
+                if not inert():  # a compiler that traces this sees the original alone
+                    compiles = swap(None)
+                    try:
+                        token = before(*args, **kwargs)
+                    finally:
+                        swap(compiles)
+            except BaseException as error:  # the user's: what a signal handler raises, or a listener
+                leave_no_frame(error, called_nothing=True)
+                raise
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                if token is not None:
+                    compiles = swap(None)
+                    try:
+                        after(token, None, error)
+                    finally:
+                        swap(compiles)
+                raise
+            if token is not None:
+                compiles = swap(None)
+                try:
+                    after(token, result, None)
+                finally:
+                    swap(compiles)
+            return result
+        except BaseException as error:
+            leave_no_frame(error)
+            raise
+
+    tries_at_once(call)
+    compiler.skip(_code(call))
+    return call
+
+
+def _code(function: Any) -> Any:
+    return function.__code__
+
+
+def uncompiled(function: Callable[..., object], compiler: Compiler) -> Callable[..., None]:
+    """`function` as a hook that a compiler traces to nothing and never compiles."""
+    traces, swap, _ = compiler
+
+    def hook(*args: Any) -> None:
+        try:
+            if traces():
+                return
+            compiles = swap(None)
+            try:
+                function(*args)
+            finally:
+                swap(compiles)
+        except BaseException as error:  # the user's: what a signal handler raises, or a listener
+            leave_no_frame(error, called_nothing=True)
+            raise
+
+    tries_at_once(hook)
+    compiler.skip(_code(hook))
+    return hook

@@ -1,0 +1,29 @@
+"""The modules of a model in the order of `named_modules`, over as many steps as it takes. None is kept alive."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+
+from torch.nn import Module
+
+
+def tree(roots: Iterable[Module]) -> Iterator[tuple[str, weakref.ref[Module]]]:
+    """Each module once, with its path. A model that changes meanwhile is followed as far as it can be."""
+    waiting = [("", weakref.ref(root)) for root in roots]
+    waiting.reverse()
+    seen: set[int] = set()
+    while waiting:
+        path, reference = waiting.pop()
+        module = reference()
+        if module is None or id(module) in seen:
+            continue
+        seen.add(id(module))
+        below = [
+            (f"{path}.{name}" if path else name, weakref.ref(child))
+            for name, child in module._modules.items()
+            if child is not None
+        ]
+        waiting += reversed(below)
+        del module, below
+        yield path, reference
