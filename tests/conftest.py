@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import virtual
 from forks import Forks
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from gpumon import virtual_gpu as vgpu
@@ -45,6 +46,9 @@ LONGEST = (
 )
 """The files that take longest begin first, so that no worker is left alone with one at the end."""
 
+# The same examples in each run. By hand: with GPUMON_FUZZ_TIMES=100 a hundred times as many, others each time.
+settings.register_profile("same", deadline=None, derandomize="GPUMON_FUZZ_TIMES" not in os.environ, database=None)
+settings.load_profile("same")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # started in a shell's background or by nohup, which what a test starts would inherit: verbs leave it ignored then,

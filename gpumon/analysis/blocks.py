@@ -82,7 +82,7 @@ class Allocator:
 
 
 def allocator(segments: Iterable[wire.Segment]) -> Allocator:
-    """Of the segments as they came, cut ones put together again."""
+    """Of the segments as they came, cut ones put together again. Blocks beyond their segment's end are left out."""
     pools: dict[Kind, list[Whole]] = {}
     head: wire.Segment | None = None
     blocks: list[tuple[int, int]] = []
@@ -101,8 +101,15 @@ def allocator(segments: Iterable[wire.Segment]) -> Allocator:
 
 
 def _add(pools: dict[Kind, list[Whole]], head: wire.Segment, blocks: list[tuple[int, int]]) -> None:
+    inside: list[tuple[int, int]] = []
+    left = head.bytes
+    for size, state in blocks:
+        if left <= 0:
+            break
+        inside.append((min(size, left), state))
+        left -= size
     pools.setdefault((head.private, head.small, head.stream), []).append(
-        Whole(head.address, head.bytes, head.expandable, tuple(blocks), _totals(head.bytes, blocks))
+        Whole(head.address, head.bytes, head.expandable, tuple(inside), _totals(head.bytes, inside))
     )
 
 

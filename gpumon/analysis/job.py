@@ -21,6 +21,7 @@ import msgspec
 
 from gpumon.analysis.robust import median
 from gpumon.session.frame import Frame, RankFrame
+from gpumon_agent import wire
 
 LATE_STEPS = 2
 LATE_S = 2.0
@@ -96,7 +97,7 @@ def job(frame: Frame, paces: Sequence[float | None] = ()) -> Job:
         heard = {rank.hello.rank for rank in frame.ranks}
         here = _expected(frame.ranks, world)
         absent = [Standing(number, "missing", node=node) for number, node in here.items() if number not in heard]
-        elsewhere = world - len(heard & set(range(world)) | here.keys())
+        elsewhere = world - len({number for number in heard if number is not None and number < world} | here.keys())
     ordered = sorted((*standings, *absent), key=_order)
     died = {each.source for each in standings if each.state in DIED and not each.replaced}
     first = min((rank for rank in frame.ranks if rank.source in died), key=_last_sign_ns, default=None)
@@ -150,12 +151,13 @@ def _expected(ranks: Sequence[RankFrame], world: int) -> dict[int, str]:
             continue
         placed = True
         first = hello.rank - hello.local_rank
-        for number in range(first, min(world, first + hello.local_world_size)):
+        count = min(hello.local_world_size, wire.LOCAL_RANKS_MAX)
+        for number in range(max(0, first), min(world, first + count)):
             expected.setdefault(number, _node(hello.node, hello.host))
     if placed:
         return expected
     hosts = {rank.hello.host for rank in ranks}
-    return dict.fromkeys(range(world), hosts.pop()) if len(hosts) == 1 else {}
+    return dict.fromkeys(range(min(world, wire.LOCAL_RANKS_MAX)), hosts.pop()) if len(hosts) == 1 else {}
 
 
 def died_unix_ns(rank: RankFrame) -> int | None:

@@ -179,6 +179,13 @@ PAGES = {
         "information where the process grows no faster than what is allocated on its device: with unified memory, or a "
         "virtual GPU, a leak on the device is one of the host's too.",
     ),
+    "agent-part-off": Page(
+        "A part of gpumon's agent failed five times in the training process and is switched off for the rest of the "
+        "run. Training is not affected. What the part delivers is missing from then on; the finding says what that is.",
+        "The agent says so itself, once a second, with the exception and the line it came from.",
+        "Report it with the finding's text: it is a bug of gpumon. After a restart of the training the part is on "
+        "again. Other figures stay right.",
+    ),
 }
 
 

@@ -156,6 +156,11 @@ class HostLeak(Rule, frozen=True):
     critical_steps_to_oom: int = 500
 
 
+class AgentPartOff(Rule, frozen=True):
+    code: str = "agent-part-off"
+    severity: str = "warning"
+
+
 NEAR_CAPACITY = NearCapacity()
 OOM_AHEAD = OomAhead()
 ALLOCATOR_RETRIES = AllocatorRetries()
@@ -174,3 +179,4 @@ OUTLIER_BATCH = OutlierBatch()
 FRAGMENTATION = Fragmentation()
 ZEROED_GRADIENTS = ZeroedGradients()
 HOST_LEAK = HostLeak()
+AGENT_PART_OFF = AgentPartOff()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import importlib
+import io
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from gpumon.cli.printing import say
 from gpumon_agent._version import __version__
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -34,6 +37,30 @@ VERBS: dict[str, tuple[str, str]] = {
 """Verb → the module whose `command` it is, and its line in the help (stated here, so that help imports no verb)."""
 
 
+class _HarmlessError(click.ClickException):
+    """An error of click's, printed as everything else: it may repeat an argument, or what a file holds."""
+
+    def __init__(self, error: click.ClickException) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.exit_code = error.exit_code  # type: ignore[misc]
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        said = io.StringIO()
+        self.error.show(said)
+        say(said.getvalue(), err=True, nl=False)
+
+
+@contextlib.contextmanager
+def _harmless_errors() -> Iterator[None]:
+    try:
+        yield
+    except _HarmlessError:
+        raise
+    except click.ClickException as error:
+        raise _HarmlessError(error) from error
+
+
 class LazyGroup(click.Group):
     """A group whose commands are named by `VERBS` and imported one at a time."""
 
@@ -47,8 +74,16 @@ class LazyGroup(click.Group):
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or error.filename is not None:
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more as it ends
-            click.echo(f"Error: the output cannot be written: {error.strerror}.", err=True)
+            say(f"Error: the output cannot be written: {error.strerror}.", err=True)
             sys.exit(1)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _harmless_errors():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _harmless_errors():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gpumon.cli.printing import say
+
 if TYPE_CHECKING:
     from gpumon.host.sampler import Sampler
     from gpumon.link import Job
@@ -133,7 +135,7 @@ def run(app: MonitorApp) -> int:
     gc.set_threshold(*COLLECTED_AFTER)
     code = app.run()
     if app.failure is not None:
-        click.echo(f"Error: {sentence(app.failure)}", err=True)
+        say(f"Error: {sentence(app.failure)}", err=True)
         return 1
     return app.return_code or 0 if code is None else code
 
@@ -180,7 +182,7 @@ def _await(target: str | None) -> tuple[Descriptor, ...]:
             return link.resolve(target)
         except link.NoJob as error:
             if not said:
-                click.echo(f"Waiting: {error.what}. Ctrl-C ends the waiting.", err=True)
+                say(f"Waiting: {error.what}. Ctrl-C ends the waiting.", err=True)
                 said = True
             time.sleep(WAIT_LOOK_S)
 

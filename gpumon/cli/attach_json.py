@@ -13,8 +13,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpumon.cli.printing import say
 from gpumon.export import jsonl
 from gpumon.export.objects import Objects, Stated
+from gpumon.session.rank import refused
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def run_replay(
     until = Until(once=once, steps=steps, seconds=seconds, ranks=None)
     code = print_objects(lambda: aiter(replay), Objects(replaying=True, rank=rank), until)
     if replay.cut is not None:
-        print(f"gpumon: {replay.cut}", file=sys.stderr)
+        say(f"gpumon: {replay.cut}", err=True)
     return code
 
 
@@ -165,6 +167,7 @@ def print_objects(stream: Callable[[], AsyncIterator[wire.Received]], objects: O
 async def _print(stream: AsyncIterator[wire.Received], objects: Objects, until: Until, out: _Writer) -> None:
     began: float | None = None
     ended = False
+    refusals: set[str] = set()  # kinds of events, each said once
     while not ended and not until.reached:
         left = None if began is None or until.seconds is None else began + until.seconds - time.monotonic()
         try:
@@ -180,7 +183,10 @@ async def _print(stream: AsyncIterator[wire.Received], objects: Objects, until: 
         if isinstance(received.event, wire.Synced):
             until.synced(received.source)
         elif isinstance(received.event, wire.Notice) and not received.replayed:
-            print(f"gpumon: {received.event.text}", file=sys.stderr)
+            say(f"gpumon: {received.event.text}", err=True)
+        elif isinstance(received.event, wire.Unread) and received.event.why and received.event.kind not in refusals:
+            refusals.add(received.event.kind)
+            say(f"gpumon: {refused(received.event)}", err=True)
         ended = left is not None and left <= 0
     for stated in until.last():
         out.write(jsonl.line(stated.object))
@@ -274,7 +280,7 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
 
 
 def _sorry(what: str) -> int:
-    print(f"Error: {what}", file=sys.stderr)
+    say(f"Error: {what}", err=True)
     return 1
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from gpumon.cli.printing import say, say_json
 
 if TYPE_CHECKING:
     from gpumon.analysis.backtest import Accuracy, Backtest
@@ -37,7 +38,10 @@ def command(files: Sequence[Path], as_json: bool) -> None:
         if not found:
             raise click.ClickException(f"{file}: no step in it can be scored (its phases have no peaks)")
         for each in found:
-            click.echo(json.dumps({"file": str(file), **stated(each)}) if as_json else "\n".join(lines(file, each)))
+            if as_json:
+                say_json({"file": str(file), **stated(each)})
+            else:
+                say("\n".join(lines(file, each)))
 
 
 def stated(score: Backtest) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import IO
 
 import click
 
+from gpumon.cli.printing import say
 from gpumon.cli.tied import tied
 from gpumon.host import read_driver
 from gpumon.virtual_gpu.building import Unavailable, find_torch
@@ -86,7 +87,7 @@ def training(workload: str) -> Iterator[int]:
             start_new_session=True,  # the terminal's Ctrl-C is for the viewer
         )
         try:
-            click.echo("Starting a training process (it imports torch first) …", err=True)
+            say("Starting a training process (it imports torch first) …", err=True)
             _await_agents(process, output, _ranks(workload))
             yield process.pid
         finally:

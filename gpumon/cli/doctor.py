@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from typing import Any, Literal
 
 import click
 
+from gpumon.cli.printing import say
 from gpumon.host import read_driver
-from gpumon_agent import wire
+from gpumon_agent import environment, patching, wire
 from gpumon_agent._version import __version__
 from gpumon_agent.oom import blackbox
 from gpumon_agent.viewers import endpoint
@@ -49,11 +51,15 @@ class Seen:
 
 
 @click.command("doctor")
-def command() -> None:
+@click.option("--replaced", is_flag=True, help="List what the agent replaces in a training process, and when it ends.")
+def command(*, replaced: bool) -> None:
     """Say what gpumon sees on this machine, and what is missing.
 
     Exit code 1 if a training process could not be watched here.
     """
+    if replaced:
+        _say_replaced()
+        return
     failed = False
     plain = "NO_COLOR" in os.environ
     for check in CHECKS:
@@ -63,9 +69,25 @@ def command() -> None:
             click.echo(
                 f"{verdict if plain else click.style(verdict, _COLOURS[seen.verdict])}  {seen.subject:<12} ", nl=False
             )
-            click.echo(seen.text)
+            say(seen.text)
     if failed:
         sys.exit(1)
+
+
+def _say_replaced() -> None:
+    click.echo(f"The agent replaces these attributes in a training process ({len(patching.LIST)}, not all at once):\n")
+    for each in patching.LIST.values():
+        _say_entry(f"{each.name} ({each.where})", each.why, each.noticed, f"restored {each.restored}")
+    click.echo("And it adds:\n")
+    for added in patching.STAYS:
+        _say_entry(added.name, added.why, added.noticed, f"removed {added.removed}")
+
+
+def _say_entry(name: str, *lines: str) -> None:
+    click.echo(name)
+    for line in lines:
+        click.echo(textwrap.fill(line.replace("`", ""), 100, initial_indent="  ", subsequent_indent="    "))
+    click.echo()
 
 
 def _gpumon() -> Iterator[Seen]:
@@ -135,7 +157,19 @@ def _runtime_directory() -> Iterator[Seen]:
     except endpoint.Unavailable as reason:
         yield Seen("fails", "runtime dir", f"{reason}; set XDG_RUNTIME_DIR to a folder of yours")
     else:
-        yield Seen("ok", "runtime dir", str(place.socket.parent))
+        yield Seen("note" if place.instead else "ok", "runtime dir", place.instead or str(place.socket.parent))
+
+
+def _environment() -> Iterator[Seen]:
+    """Silent where no variable of gpumon's is set."""
+    for name in sorted(name for name in os.environ if name.startswith("GPUMON_")):
+        set_to = wire.clean(f"{name}={os.environ[name]}")
+        if name not in environment.TAKES:
+            yield Seen("note", "environment", f"{set_to}: gpumon has no such variable (docs/environment.md)")
+        elif (why := environment.problem(name, os.environ[name])) is not None:
+            yield Seen("note", "environment", f"{wire.clean(why)}: it is ignored")
+        else:
+            yield Seen("ok", "environment", set_to)
 
 
 def _agents() -> Iterator[Seen]:
@@ -188,6 +222,7 @@ CHECKS: tuple[Callable[[], Iterator[Seen]], ...] = (
     _torch,
     _driver,
     _runtime_directory,
+    _environment,
     _agents,
     _out_of_memory,
     _virtual_gpu,

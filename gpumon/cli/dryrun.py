@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpumon.cli.attach import looks
+from gpumon.cli.printing import say
 from gpumon.virtual_gpu.profiles import DEVICES
 from gpumon_agent.shim import launch
 
@@ -105,7 +106,7 @@ def dryrun(
             sys.stderr.buffer.write(kept.read())
             sys.stderr.flush()
     for note in run.notes:
-        click.echo(f"gpumon: {note}.", err=True)
+        say(f"gpumon: {note}.", err=True)
     _tell(outcome, as_json)
     return code or exit_code(outcome)
 
@@ -141,7 +142,7 @@ def _watch(run: VirtualRun, screen: Options | None, as_json: bool, steps: int | 
     if screen is None:
         asyncio.run(_listen(run))
         return 0
-    click.echo("Starting the script on a virtual GPU (it imports torch first) …", err=True)
+    say("Starting the script on a virtual GPU (it imports torch first) …", err=True)
     if not run.await_agent():
         return 0
     from gpumon import link
@@ -181,4 +182,4 @@ def _tell(outcome: Outcome, as_json: bool) -> None:
     else:
         from gpumon.cli.verdict import lines
 
-        click.echo("\n".join(lines(outcome, NOT_MODELLED)))
+        say("\n".join(lines(outcome, NOT_MODELLED)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpumon.cli.printing import say, say_json
+
 if TYPE_CHECKING:
     from gpumon.analysis.estimate.comparing import Side
     from gpumon.analysis.estimate.model import Model
     from gpumon.analysis.estimate.plan import Device, Subject
     from gpumon.analysis.estimate.workload import Optimizer, Precision, Workload
+
+MOST = 1_000_000_000
+RANKS_MAX = 1 << 20
+PARAMETERS_MAX = 10**15
 
 
 def _read_optimizer(_: click.Context, __: click.Parameter, value: str | None) -> Optimizer | None:
@@ -79,8 +84,8 @@ def _read_stages(_: click.Context, __: click.Parameter, value: str | None) -> tu
 @click.option(
     "--compare", nargs=2, metavar="A B", help="Two models, layer by layer: configs, {name: shape}, PKG.MODULE:FACTORY."
 )
-@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Samples of one forward.")
-@click.option("--sequence", type=click.IntRange(min=1), help="Tokens a sample [what the model can be given, ≤ 512].")
+@click.option("--batch", type=click.IntRange(1, MOST), default=1, show_default=True, help="Samples of one forward.")
+@click.option("--sequence", type=click.IntRange(1, MOST), help="Tokens a sample [what the model can be given, ≤ 512].")
 @click.option(
     "--optimizer",
     callback=_read_optimizer,
@@ -93,18 +98,18 @@ def _read_stages(_: click.Context, __: click.Parameter, value: str | None) -> tu
 @click.option(
     "--device", callback=_read_device, metavar="NAME|SIZE", help="What it is to fit: a100-40, t4, …, or a size."
 )
-@click.option("--world-size", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks.")
+@click.option("--world-size", type=click.IntRange(1, RANKS_MAX), default=1, show_default=True, help="Ranks.")
 @click.option(
     "--zero", callback=_read_stages, metavar="STAGE", help="Stage of ZeRO; 3 is FSDP; 0..3 shows all [0: DDP]."
 )
 @click.option("--fsdp1", is_flag=True, help="With --zero 3: FullyShardedDataParallel, not fully_shard.")
-@click.option("--accumulation", type=click.IntRange(min=1), default=1, show_default=True, help="Forwards a step.")
+@click.option("--accumulation", type=click.IntRange(1, MOST), default=1, show_default=True, help="Forwards a step.")
 @click.option("--checkpointing", is_flag=True, help="Activations are recomputed, layer by layer.")
 @click.option("--attention", type=click.Choice(["sdpa", "eager"]), default="sdpa", show_default=True)
 @click.option("--bucket-views", is_flag=True, help="DDP's gradient_as_bucket_view=True.")
 @click.option("--keep-gradients", is_flag=True, help="zero_grad(set_to_none=False).")
 @click.option("--inference", is_flag=True, help="No gradients, no optimizer.")
-@click.option("--kv-cache", type=click.IntRange(min=1), help="With --inference: tokens generated for, keys kept.")
+@click.option("--kv-cache", type=click.IntRange(1, MOST), help="With --inference: tokens generated for, keys kept.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def command(
     config: Path | None,
@@ -128,6 +133,7 @@ def command(
     Nothing is allocated and no GPU is needed. Code of yours runs only where it is named: PKG.MODULE:FACTORY.
     """
     from gpumon.analysis.estimate.model import NotAModel
+    from gpumon.analysis.estimate.reading import OutOfBounds
     from gpumon.cli.user_code import TheirFailure
 
     if sum(map(bool, (config, model, parameters, compare))) != 1:
@@ -137,8 +143,8 @@ def command(
     try:
         if compare:
             _compare(*compare, as_json)
-        elif parameters and parameters.replace("_", "").isdigit():
-            _count(int(parameters), zero, device, as_json, how)
+        elif parameters and re.fullmatch(r"[0-9_]*[0-9]", parameters):
+            _count(parameters.replace("_", ""), zero, device, as_json, how)
         else:
             subject = _subject(config, model, batch_factory, loss, parameters)
             works = _workloads(subject, zero, how)
@@ -146,6 +152,8 @@ def command(
                 works = [replace(work, hardware=device.hardware) for work in works]
             with TheirFailure():
                 _estimate(subject, works, device, as_json)
+    except OutOfBounds as reason:
+        raise click.UsageError(str(reason)) from None
     except NotAModel as reason:
         raise click.ClickException(str(reason)) from None
 
@@ -166,17 +174,11 @@ def _subject(
 
 
 def _shapes(path: Path) -> Model:
-    from gpumon.analysis.estimate.model import NotAModel, from_shapes
+    from gpumon.analysis.estimate.model import from_shapes
+    from gpumon.analysis.estimate.reading import check_shapes, read_object
 
-    try:
-        content = json.loads(path.read_text())
-    except OSError as reason:
-        why = reason.strerror or str(reason)
-        raise NotAModel(f"{path} cannot be read ({why}): write a number of parameters, or a file with shapes") from None
-    except ValueError as reason:
-        raise NotAModel(f"{path} is not JSON: {reason}") from None
-    if not isinstance(content, dict):
-        raise NotAModel(f"{path} holds no object: parameters are written as {{name: [rows, columns]}}")
+    content = read_object(path)
+    check_shapes(content, path)
     return from_shapes(content, path.name)
 
 
@@ -222,29 +224,35 @@ def _workloads(subject: Subject | None, zero: tuple[int, ...] | None, how: Any) 
 def _estimate(subject: Subject, works: list[Workload], device: Device | None, as_json: bool) -> None:
     """One report, or one row a stage."""
     from gpumon.analysis.estimate import report
+    from gpumon.analysis.estimate.reading import OutOfBounds
+    from gpumon.analysis.estimate.simulator import OutOfMemory
     from gpumon.cli.user_code import clear_progress
 
-    done = [report.make(subject, work, device, brief=len(works) > 1) for work in works]
+    try:
+        done = [report.make(subject, work, device, brief=len(works) > 1) for work in works]
+    except OutOfMemory:  # of a simulated device without a limit
+        raise OutOfBounds("this would need more than 4 EiB; check the model, --batch and --sequence") from None
     clear_progress()
     if as_json:
         from gpumon.cli.estimate_json import as_object
 
         for each in done:
-            click.echo(json.dumps(as_object(each)))
+            say_json(as_object(each))
     else:
         from gpumon.cli.estimate_text import lines, stage_lines
 
-        click.echo("\n".join(lines(done[0]) if len(done) == 1 else stage_lines(done)))
+        say("\n".join(lines(done[0]) if len(done) == 1 else stage_lines(done)))
 
 
-def _count(count: int, zero: tuple[int, ...] | None, device: Device | None, as_json: bool, how: Any) -> None:
+def _count(written: str, zero: tuple[int, ...] | None, device: Device | None, as_json: bool, how: Any) -> None:
     """Only the number of parameters is known: what each rank holds, by the rules of precision, optimizer and stage."""
     from gpumon.analysis.estimate import sharding
     from gpumon.analysis.estimate.workload import PRECISIONS
     from gpumon.cli import estimate_text
 
-    if count < 1:
-        raise click.UsageError("--parameters wants a number above 0")
+    count = int(written) if len(written) <= 16 else PARAMETERS_MAX + 1
+    if not 0 < count <= PARAMETERS_MAX:
+        raise click.UsageError(f"--parameters wants a number above 0 and up to {PARAMETERS_MAX:,}")
     works = _workloads(None, zero, how)
     if how["precision"] is None:  # with ZeRO, the numbers of its paper; else all of them
         named = ["fp16-master"] if zero else list(PRECISIONS)
@@ -258,9 +266,9 @@ def _count(count: int, zero: tuple[int, ...] | None, device: Device | None, as_j
         from gpumon.cli.estimate_json import share_object
 
         for work, share in known:
-            click.echo(json.dumps(share_object(count, work, share, device)))
+            say_json(share_object(count, work, share, device))
     else:
-        click.echo("\n".join(estimate_text.share_lines(count, known, device)))
+        say("\n".join(estimate_text.share_lines(count, known, device)))
 
 
 def _compare(first: str, second: str, as_json: bool) -> None:
@@ -271,9 +279,9 @@ def _compare(first: str, second: str, as_json: bool) -> None:
     if as_json:
         from gpumon.cli.estimate_json import comparison_object
 
-        click.echo(json.dumps(comparison_object(done)))
+        say_json(comparison_object(done))
     else:
-        click.echo("\n".join(estimate_text.comparison_lines(done, first, second)))
+        say("\n".join(estimate_text.comparison_lines(done, first, second)))
 
 
 def _side(named: str) -> Side:

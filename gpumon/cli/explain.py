@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
+import stat
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import click
+
+from gpumon.cli.printing import say, say_json
 
 if TYPE_CHECKING:
     from gpumon.analysis.estimate.model import Tensor
     from gpumon.analysis.oom.explaining import Known
+    from gpumon.analysis.oom.log import Story
     from gpumon.analysis.oom.report import OomReport
 
-LOG_BYTES_MAX = 64 << 20
-"""Of a longer log the end is read: the last out-of-memory is there."""
+PIPE_BYTES_MAX = 1 << 30
 
 _CODE = re.compile(r"[a-z]+(?:-[a-z]+)*")
 
@@ -31,8 +35,8 @@ _CODE = re.compile(r"[a-z]+(?:-[a-z]+)*")
 @click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="The model's Hugging Face config.json.")
 @click.option("--model", metavar="PKG.MODULE:FACTORY", help="A function of yours that returns the model.")
 @click.option("--optimizer", metavar="NAME[:foreach|fused|loop|reach]", help="adamw, adam, sgd, momentum, rmsprop, …")
-@click.option("--batch", type=click.IntRange(min=1), help="To recognise logits and attention scores.")
-@click.option("--sequence", type=click.IntRange(min=1), help="Tokens a sample, likewise.")
+@click.option("--batch", type=click.IntRange(1, 1_000_000_000), help="To recognise logits and attention scores.")
+@click.option("--sequence", type=click.IntRange(1, 1_000_000_000), help="Tokens a sample, likewise.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def command(
     text: str | None,
@@ -87,20 +91,53 @@ def _reports(text: str | None, log: Path | None, session: Path | None, last: boo
     if last:
         return [_of_disk()]
     if log is not None:
-        return [_of_text(_tail(log), known, f"{log} tells of no out-of-memory")]
+        return [_of_log(log, known)]
     if text is None or text == "-":
-        return [_of_text(sys.stdin.read(), known, "no out-of-memory in what came through the pipe")]
+        from gpumon.analysis.oom.scan import scan
+
+        with tempfile.TemporaryFile() as spool:
+            _spool(sys.stdin.buffer, spool)
+            return [_of_story(scan(spool), known, "no out-of-memory in what came through the pipe")]
     why = 'no out-of-memory in this text: paste PyTorch\'s message from "Tried to allocate" on'
     if " " not in text and Path(text).is_file():
         why = f"{text} is a file; read it with: gpumon explain --log {text}"
     return [_of_text(text, known, why)]
 
 
+def _of_log(path: Path, known: Known) -> OomReport:
+    from gpumon.analysis.oom.scan import scan
+
+    try:
+        with path.open("rb") as file:
+            kind = os.fstat(file.fileno()).st_mode
+            if stat.S_ISREG(kind):
+                return _of_story(scan(file), known, f"{path} tells of no out-of-memory")
+            if not stat.S_ISFIFO(kind):
+                raise click.ClickException(f"{path} is neither a file nor a pipe; name a log")
+            with tempfile.TemporaryFile() as spool:
+                _spool(file, spool)
+                return _of_story(scan(spool), known, f"{path} tells of no out-of-memory")
+    except OSError as reason:
+        raise click.ClickException(f"{path}: {reason.strerror}") from None
+
+
+def _spool(pipe: IO[bytes], spool: IO[bytes]) -> None:
+    """A pipe cannot be read twice: what comes through it goes to a temporary file."""
+    while data := pipe.read(1 << 20):
+        spool.write(data)
+        if spool.tell() > PIPE_BYTES_MAX:
+            raise click.ClickException("more than 1 GiB came through the pipe; write it to a file, and use --log FILE")
+
+
 def _of_text(text: str, known: Known, otherwise: str) -> OomReport:
-    from gpumon.analysis.oom.explaining import explain
     from gpumon.analysis.oom.log import read
 
-    story = read(text)
+    return _of_story(read(text), known, otherwise)
+
+
+def _of_story(story: Story | None, known: Known, otherwise: str) -> OomReport:
+    from gpumon.analysis.oom.explaining import explain
+
     if story is None:
         raise click.ClickException(otherwise)
     return explain(story, known)
@@ -110,7 +147,12 @@ def _of_disk() -> OomReport:
     from gpumon.analysis.oom.live import of_file
     from gpumon_agent.oom import blackbox
 
-    found = blackbox.newest()
+    refused: list[str] = []
+    found = blackbox.newest(refused=refused)
+    if found is None and refused:
+        raise click.ClickException(f"{refused[0]}; run gpumon as the user who trained")
+    for reason in refused:
+        say(f"Note: {reason}.", err=True)
     if found is None:
         places = " or ".join(map(str, blackbox.directories()))
         raise click.ClickException(f"no report in {places}: a training started with `gpumon run` leaves one there")
@@ -146,28 +188,24 @@ def _of_session(path: Path) -> list[OomReport]:
     return found
 
 
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LOG_BYTES_MAX))
-            return file.read().decode(errors="replace")
-    except OSError as reason:
-        raise click.ClickException(f"{path}: {reason.strerror}") from None
-
-
 def _tensors(parameters: Path | None, config: Path | None, model: str | None) -> tuple[Sequence[Tensor], int | None]:
     """The model's parameters, and its attention heads where a config tells."""
     from gpumon.analysis.estimate.model import NotAModel, from_shapes
+    from gpumon.analysis.estimate.reading import OutOfBounds, check_shapes, read_object
 
     try:
         if parameters is not None:
-            return from_shapes(_shapes(parameters), parameters.name).own, None
+            shapes = read_object(parameters)
+            check_shapes(shapes, parameters)
+            return from_shapes(shapes, parameters.name).own, None
         if config is not None:
             from gpumon.analysis.estimate import families
 
             read = families.load(config)
             heads = read.get("num_attention_heads", "n_head", "num_heads")
             return families.describe(read).own, heads if isinstance(heads, int) else None
+    except OutOfBounds as reason:
+        raise click.UsageError(str(reason)) from None
     except NotAModel as reason:
         raise click.ClickException(str(reason)) from None
     if model is not None:
@@ -178,38 +216,24 @@ def _tensors(parameters: Path | None, config: Path | None, model: str | None) ->
     return (), None
 
 
-def _shapes(path: Path) -> dict[str, list[int]]:
-    from gpumon.analysis.estimate.model import NotAModel
-
-    try:
-        found = json.loads(path.read_text())
-    except OSError as reason:
-        raise NotAModel(f"{path}: {reason.strerror}") from None
-    except ValueError as reason:
-        raise NotAModel(f"{path} is not JSON: {reason}") from None
-    if not isinstance(found, dict):
-        raise NotAModel(f"{path} holds no {{name: shape}}")
-    return found
-
-
 def _print(reports: list[OomReport], as_json: bool) -> None:
     if as_json:
         from gpumon.export.explained import message
 
         for report in reports:
-            click.echo(json.dumps(message(report), ensure_ascii=False))
+            say_json(message(report))
         return
     from gpumon.analysis.oom.words import text
 
-    click.echo("\n\n".join(text(report) for report in reports))
+    say("\n\n".join(text(report) for report in reports))
 
 
 def _page(code: str) -> None:
-    from gpumon.analysis.findings import CATALOGUE
+    from gpumon.analysis.findings import RULES
 
-    known = {rule.code: rule for rule, _ in CATALOGUE}
+    known = {rule.code: rule for rule in RULES}
     if code not in known:
         raise click.ClickException(f"no finding is called {code!r}; there are {', '.join(sorted(known))}")
     from gpumon.analysis.pages import page
 
-    click.echo(page(known[code]))
+    say(page(known[code]))

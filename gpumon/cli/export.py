@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import click
 
 from gpumon.cli.attach import sentence
@@ -17,10 +20,21 @@ def command() -> None:
 @command.command("prometheus")
 @click.option(
     "--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", show_default=True,
-    help="Where to serve /metrics. Any other host than this one lets others read what your trainings use.",
+    help="Where to serve /metrics. Every user of this machine can read it there; at another address, others too.",
+)  # fmt: skip
+@click.option(
+    "--token-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Answer only who sends the bearer token that is the one line of this file.",
+)  # fmt: skip
+@click.option(
+    "--socket", "socket_path", type=click.Path(path_type=Path), metavar="PATH",
+    help="Serve on a UNIX socket that only you can open, in place of HOST:PORT.",
 )  # fmt: skip
 @click.option("--once", is_flag=True, help="Print the metrics of the jobs that run now, and end.")
-def prometheus(listen: str, once: bool) -> None:
+@click.pass_context
+def prometheus(
+    context: click.Context, listen: str, token_file: Path | None, socket_path: Path | None, once: bool
+) -> None:
     """Serve the memory of every job on this machine as Prometheus metrics, until a signal ends it.
 
     Jobs may come and go; without one it serves an empty list. docs/prometheus holds a scrape configuration and rules.
@@ -32,13 +46,32 @@ def prometheus(listen: str, once: bool) -> None:
             "prometheus_client is not installed; it comes with the extra: pip install -e '.[prometheus]'."
         ) from None
     from gpumon.cli import exporting
+    from gpumon.export import serving
 
+    if socket_path is not None and context.get_parameter_source("listen") is not click.core.ParameterSource.DEFAULT:
+        raise click.UsageError("--socket and --listen exclude each other")
     host, port = address(listen)
+    if once:
+        raise click.exceptions.Exit(exporting.print_once())
     try:
-        code = exporting.print_once() if once else exporting.serve(host, port)
+        token = None if token_file is None else serving.read_token(token_file)
     except OSError as error:
-        raise click.ClickException(sentence(f"nothing can listen at {listen}: {error.strerror or error}")) from None
-    raise click.exceptions.Exit(code)
+        raise click.ClickException(sentence(f"{token_file} cannot be read: {error.strerror or error}")) from None
+    except serving.Refused as reason:
+        raise click.ClickException(sentence(str(reason))) from None
+    try:
+        listening = serving.listen_at(host, port) if socket_path is None else serving.listen_on(socket_path)
+    except OSError as error:
+        where = listen if socket_path is None else socket_path
+        raise click.ClickException(sentence(f"nothing can listen at {where}: {_why(error)}")) from None
+    except serving.Refused as reason:
+        raise click.ClickException(sentence(str(reason))) from None
+    raise click.exceptions.Exit(exporting.serve(listening, token))
+
+
+def _why(error: OSError) -> str:
+    """In the system's words; Python adds the address to some of them. Numbers below 0 are of the name look-up."""
+    return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror or str(error)
 
 
 def address(text: str) -> tuple[str, int]:

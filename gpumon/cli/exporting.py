@@ -1,29 +1,33 @@
 """The exporter's life: finds jobs, listens to each, looks at them once a second, and serves what it saw.
 
-Only the event loop touches stores; a scrape, in the server's threads, reads the tuple that the loop made last.
+Only the event loop touches stores; a scrape, in a thread of its own, reads the tuple that the loop made last.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import click
-
 from gpumon import link
 from gpumon.analysis import Reporter
+from gpumon.cli.printing import say
 from gpumon.export.prometheus import Jobs, Watched
+from gpumon.export.serving import Scrapes, removed_at_the_end
 from gpumon.link.discovery import jobs, listing
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
     from gpumon.link import Job
 
 LOOK_S = 1.0
@@ -125,7 +129,7 @@ class Exporter:
                     elif isinstance(received.event, wire.Synced):
                         job.synced.add(received.source)
         except (link.LinkError, wire.WireError) as error:
-            click.echo(f"gpumon: {job.name}: {error}", err=True)
+            say(f"gpumon: {job.name}: {error}", err=True)
         job.ended = time.monotonic()
 
     async def _host(self) -> None:
@@ -140,25 +144,31 @@ class Exporter:
         return {pid for each in self._followed.values() if each.ended is None for pid in each.pids}
 
 
-def serve(host: str, port: int) -> int:
-    """Until a signal ends it. Returns the exit code; raises OSError where nothing can listen there."""
-    from prometheus_client import CollectorRegistry, start_http_server
+def serve(listening: socket.socket, token: bytes | None) -> int:
+    """Until a signal ends it. Returns the exit code."""
+    from prometheus_client import CollectorRegistry
 
     exporter = Exporter()
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Jobs(lambda: exporter.watched))
-    server, thread = start_http_server(port, host, registry)
+    with listening, removed_at_the_end(listening):
+        return asyncio.run(_until_signal(exporter, registry, listening, token))
+
+
+def _announce(listening: socket.socket, token: bytes | None) -> None:
+    if listening.family == socket.AF_UNIX:
+        say(f"serving {listening.getsockname()}; ctrl-c ends it", err=True)
+        return
+    host, port = listening.getsockname()[:2]
     at = f"[{host}]" if ":" in host else host
-    click.echo(f"serving http://{at}:{server.server_port}/metrics; ctrl-c ends it", err=True)
-    try:
-        return asyncio.run(_until_signal(exporter))
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    say(f"serving http://{at}:{port}/metrics; ctrl-c ends it", err=True)
+    if token is None and not ipaddress.ip_address(host).is_loopback:
+        say("gpumon: whoever can reach this address can read the metrics; --token-file asks for a token", err=True)
 
 
-async def _until_signal(exporter: Exporter) -> int:
+async def _until_signal(
+    exporter: Exporter, registry: CollectorRegistry, listening: socket.socket, token: bytes | None
+) -> int:
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[int] = loop.create_future()
 
@@ -170,11 +180,15 @@ async def _until_signal(exporter: Exporter) -> int:
         loop.add_signal_handler(number, stop, 0)
     running = asyncio.create_task(exporter.run())
     running.add_done_callback(lambda task: stop(1))
+    serving = asyncio.create_task(Scrapes(registry, token).serve(listening))
+    serving.add_done_callback(lambda task: stop(1))
+    _announce(listening, token)
     code = await stopped
-    if running.done():
-        running.result()
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    for task in (running, serving):
+        if task.done():
+            task.result()
+        task.cancel()
+    await asyncio.gather(running, serving, return_exceptions=True)
     return code
 
 

@@ -57,7 +57,7 @@ def become(argv: list[str]) -> NoReturn:
     try:
         os.execvp(argv[0], argv)
     except OSError as error:
-        print(f"Error: {argv[0]} could not be started: {error.strerror}.", file=sys.stderr, flush=True)
+        print(f"Error: {ascii(argv[0])[1:-1]} could not be started: {error.strerror}.", file=sys.stderr, flush=True)
         os._exit(1)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 
 import click
 import msgspec
 
+from gpumon.cli.printing import say, say_json
 from gpumon.link.discovery import discover, stopped
 from gpumon.link.glancing import Glance, glance
 
@@ -23,11 +23,11 @@ def command(as_json: bool) -> None:
     glances = glance(discover())
     if as_json:
         for one in glances:
-            click.echo(msgspec.json.encode(_object(one)))
+            say_json(msgspec.json.encode(_object(one)))
     elif glances:
         _print_table([_cells(one) for one in glances])
     else:
-        click.echo("no training process with a gpumon agent runs here; start one with `gpumon run train.py`", err=True)
+        say("no training process with a gpumon agent runs here; start one with `gpumon run train.py`", err=True)
 
 
 def _cells(one: Glance) -> tuple[str, ...]:
@@ -112,4 +112,4 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
             text.rjust(width) if column in numbers else text.ljust(width)
             for column, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+        say("  ".join(cells).rstrip())

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from gpumon import link
+from gpumon.cli.printing import say
 from gpumon.cli.rooms import Rooms
 from gpumon_agent import wire
 from gpumon_agent.viewers.endpoint import Descriptor
@@ -32,7 +33,7 @@ def command(force: bool, file: Path, target: str | None) -> None:
             asyncio.run(_record(descriptors, recording))
     except link.LinkError as error:
         raise click.ClickException(str(error)) from None
-    click.echo(f"{file}: {recording.messages:,} messages, {recording.nbytes / 1024:,.0f} KiB", err=True)
+    say(f"{file}: {recording.messages:,} messages, {recording.nbytes / 1024:,.0f} KiB", err=True)
 
 
 async def _record(descriptors: tuple[Descriptor, ...], recording: link.Recording) -> None:
@@ -43,7 +44,7 @@ async def _record(descriptors: tuple[Descriptor, ...], recording: link.Recording
     enough = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, enough.set)
-    click.echo(f"recording {', '.join(str(pid) for pid in sorted(pids))}; ctrl-c ends it", err=True)
+    say(f"recording {', '.join(str(pid) for pid in sorted(pids))}; ctrl-c ends it", err=True)
     ends = [asyncio.create_task(_agents(descriptors, recording, pids, rooms)), asyncio.create_task(enough.wait())]
     beside = [asyncio.create_task(_host(recording, pids, rooms)), asyncio.create_task(_flush(recording))]
     try:

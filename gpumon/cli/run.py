@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from gpumon.cli.printing import say
 from gpumon_agent.shim import launch
 
 
@@ -33,5 +34,5 @@ def command(name: str | None, track_cpu: bool, command: tuple[str, ...]) -> None
     try:
         launch.execute(command, name=name, track_cpu=track_cpu)
     except launch.Refused as refusal:
-        click.echo(f"gpumon: {refusal}", err=True)
+        say(f"gpumon: {refusal}", err=True)
         sys.exit(refusal.exit_code)

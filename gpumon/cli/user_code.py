@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpumon.analysis.estimate.model import NotAModel
+from gpumon.cli.printing import say
 
 if TYPE_CHECKING:
     from gpumon.analysis.estimate.from_module import FromModule
@@ -40,7 +41,7 @@ class TheirFailure:
         if not isinstance(failure, (Exception, SystemExit)) or isinstance(failure, _TOLD):
             return
         clear_progress()
-        click.echo("".join(_trimmed(failure)), nl=False, err=True)
+        say("".join(_trimmed(failure)), nl=False, err=True)
         raise click.exceptions.Exit(1) from None
 
 
@@ -114,7 +115,7 @@ def _told(batches: Callable[[int], Any]) -> Callable[[int], Any]:
 
     def told(batch: int) -> Any:
         clear_progress()
-        click.echo(f"tracing on the meta device: forward {next(forwards)}, batch {batch}", nl=False, err=True)
+        say(f"tracing on the meta device: forward {next(forwards)}, batch {batch}", nl=False, err=True)
         return batches(batch)
 
     return told

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpumon.cli.printing import say, say_json
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
@@ -84,10 +84,13 @@ def command(
         raise click.ClickException(f"{session}: no step of {'the rank' if rank is None else f'rank {rank}'} was read")
     device, answers = found
     for each in answers:
-        click.echo(json.dumps(stated(each, device)) if as_json else line(each))
+        if as_json:
+            say_json(stated(each, device))
+        else:
+            say(line(each))
     if not as_json:
         for note in dict.fromkeys(note for each in answers for note in each.notes):
-            click.echo(f"  · {note}")
+            say(f"  · {note}")
 
 
 def stated(answer: Answer, device: int) -> dict[str, Any]:

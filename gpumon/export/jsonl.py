@@ -275,6 +275,7 @@ def goodbye(rank: RankFrame, event: wire.Goodbye, unix_ns: int, first: RankFrame
         "step": event.step,
         "phase": event.phase,
         "last_sign": None if last is None else _seconds(last),
+        "detail": event.detail or None,
         "first_to_die": None if first is None else {"rank": first.hello.rank, "pid": first.hello.pid},
     }
 

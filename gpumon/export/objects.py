@@ -63,7 +63,9 @@ class Objects:
         if isinstance(event, wire.Host):
             yield from self._host(received, event)
             return
-        if isinstance(event, (wire.Phase, wire.Ledger, wire.Heartbeat, wire.Notice)):
+        if isinstance(event, (wire.Phase, wire.Ledger, wire.Notice)):
+            return
+        if isinstance(event, wire.Heartbeat) and not event.off:
             return
         rank = self._store.rank(received.source, received.unix_ns)
         if rank is None or (self._only_rank is not None and rank.hello.rank != self._only_rank):
@@ -87,7 +89,7 @@ class Objects:
                 yield from self._findings(rank, said, found, rank.unix_ns(event.t_ns), live)
         elif isinstance(event, wire.Layers):
             yield from self._layers(rank, said, received)
-        elif isinstance(event, (wire.Census, wire.Checkpoint)):
+        elif isinstance(event, (wire.Census, wire.Checkpoint, wire.Heartbeat)):
             yield from self._findings(rank, said, self._reporter.rank(rank).findings, received.unix_ns, live)
         elif isinstance(event, wire.Oom):
             report = self._reporter.rank(rank).oom

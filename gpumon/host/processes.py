@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import psutil
 
 from gpumon_agent import wire
+from gpumon_agent.wire.masking import masked
 
 CHILDREN_EVERY_S = 4.0
 """Finding children means reading every process of the machine: done this often, their memory each time."""
@@ -86,7 +87,8 @@ class Processes:
 def _child(process: psutil.Process) -> wire.ChildProcess | None:
     try:
         with process.oneshot():
-            return wire.ChildProcess(process.pid, process.name(), process.memory_info().rss)
+            name = " ".join(masked(process.name().split(" ")))  # a title set by the process may be its command line
+            return wire.ChildProcess(process.pid, name, process.memory_info().rss)
     except psutil.NoSuchProcess:
         return None
     except psutil.AccessDenied:

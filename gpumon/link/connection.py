@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import zmq
 
 from gpumon.session.heard import Heard, Run
 from gpumon_agent import wire
-from gpumon_agent.viewers.endpoint import Descriptor
+from gpumon_agent.viewers import exit_code
+from gpumon_agent.viewers.endpoint import EXIT_CODE, Descriptor
 from gpumon_agent.wire import Received
 
 from . import discovery
@@ -27,7 +29,8 @@ _ASKS_MAX = 3
 _FRAMES_A_TURN = 16  # then the event loop gets its turn: a snapshot must not freeze the screen
 _BACKLOG_MAX = 50_000  # messages nobody took yet; beyond it this viewer stops reading, and ZeroMQ drops for it
 _BREAKS_MAX = 5
-_TURNS = (wire.Hello, wire.Synced, wire.Goodbye)
+_TURNS = (wire.Hello, wire.Synced)
+_EXIT_S = 10.0  # from the last word until the process has gone: CUDA and NCCL take their time
 
 
 class Owner(Protocol):
@@ -65,6 +68,7 @@ class Connection:
         self._channel: Channel | None = None
         self._full = False  # nothing is read until what was read is taken
         self._swept = False
+        self._goodbye: wire.Goodbye | None = None  # heard; what the exit code was is not known yet
         self._connect()
 
     def close(self) -> None:
@@ -125,7 +129,7 @@ class Connection:
                 self._owner.fail(self, OtherProtocol(*str(error).split(": ", 1)))
             except wire.WireError as error:
                 self._owner.fail(self, NotGpumon(f"{self.descriptor.endpoint}: {error}", "attach to another endpoint"))
-            if self.ended:
+            if self.ended or self._channel is None:
                 return
         self._owner.loop.call_soon(self._read)
 
@@ -144,6 +148,7 @@ class Connection:
         if answer:
             self._asked = self._heard  # it is on its way: patience begins anew
         came = self.feed.take(packet, time.time_ns(), answer=answer)
+        came, goodbye = _before_goodbye(came)
         self._owner.put(came)
         for heard in came:
             event = self._newest(heard.events) if isinstance(heard, Run) else heard.event
@@ -152,20 +157,20 @@ class Connection:
             elif isinstance(event, _TURNS):
                 if isinstance(event, wire.Hello):
                     self._owner.know(event)
-                elif isinstance(event, wire.Synced):
+                else:
                     self._channel.withdraw()
                     self._attempts = 0
-                else:
-                    self._end()
-                    return
+        if goodbye is not None:
+            self._goodbye = goodbye
+            self.close()
+            self._await_exit(self._heard)
+            return
         if self.feed.wants_snapshot:
             self._ask(self._heard)
 
     @staticmethod
     def _newest(events: tuple[wire.Event, ...]) -> wire.Event:
-        """The last word of a run where it holds one, else its newest phase, or its last event where it has none."""
-        if wire.Goodbye in map(type, events):
-            return next(event for event in events if isinstance(event, wire.Goodbye))
+        """Its newest phase, or its last event where it has none."""
         return next((event for event in reversed(events) if isinstance(event, wire.Phase)), events[-1])
 
     def _watch(self) -> None:
@@ -181,7 +186,24 @@ class Connection:
 
     # ---------------------------------------------------------------------------------------- what silence may mean
 
+    def _await_exit(self, now: float) -> None:
+        """The agent speaks before the interpreter ends: a process that "finished" may still have failed by its code."""
+        assert self._goodbye is not None
+        goodbye = self._goodbye
+        if goodbye.code_follows:
+            alive = discovery.alive(self.descriptor)
+            code = exit_code.read(Path(self.descriptor.endpoint.removeprefix("ipc://")).with_suffix(EXIT_CODE))
+            if code:
+                goodbye = msgspec.structs.replace(goodbye, reason="exception", detail=f"exit code {code}")
+            elif code is None and alive and now - self._heard < _EXIT_S:
+                return
+        self._owner.put([Received(self.feed.source, time.time_ns(), goodbye)])
+        self._end()
+
     def tick(self, now: float) -> None:
+        if self._goodbye is not None:
+            self._await_exit(now)
+            return
         if self._channel is None:
             return
         if self._channel.down or not self._swept:
@@ -286,3 +308,17 @@ class Connection:
                 return NotAnswering(f"{where} is stopped", f"continue it with `kill -CONT {self.descriptor.pid}`")
             return NotAnswering(f"{where} does not answer", "it may be busy in one long call: try again in a moment")
         return NotGpumon(f"what listens at {where} is no gpumon agent", "`gpumon ls` lists the jobs to attach to")
+
+
+def _before_goodbye(came: Iterable[Heard]) -> tuple[list[Heard], wire.Goodbye | None]:
+    """What came before the last word, and that word."""
+    before: list[Heard] = []
+    for heard in came:
+        events = heard.events if isinstance(heard, Run) else (heard.event,)
+        if wire.Goodbye in map(type, events):
+            at, goodbye = next((at, each) for at, each in enumerate(events) if isinstance(each, wire.Goodbye))
+            if isinstance(heard, Run) and at:
+                before.append(heard._replace(events=events[:at]))
+            return before, goodbye
+        before.append(heard)
+    return before, None

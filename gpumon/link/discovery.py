@@ -16,6 +16,7 @@ from gpumon_agent.viewers.endpoint import Descriptor
 
 from .errors import ForeignUser, LinkError, NoJob, NotGpumon, SeveralJobs
 
+_BESIDE_DESCRIPTORS = (".sock", ".new", endpoint.CONTROL, endpoint.EXIT_CODE)
 _LEFTOVER_AGE_S = 10.0  # a socket without a descriptor may be an agent that is just starting
 _HOW_TO_START = "start one with `gpumon run train.py`, or add `gpumon_agent.watch(model)` to the script"
 
@@ -33,10 +34,11 @@ class Job:
 
 
 def alive(descriptor: Descriptor) -> bool | None:
-    """Whether the very process the descriptor names still runs. None: that cannot be seen from here.
+    """Whether the very process the descriptor names still runs the same program. None: that cannot be seen from here.
 
     A pid alone tells nothing: it is reused (so its start time is compared), it means another process in another
-    container (so the namespace is), and after a reboot everything is new (so the boot is).
+    container (so the namespace is), after a reboot everything is new (so the boot is), and exec puts another program
+    into the same process, which ends the agent (so the program is).
     """
     if descriptor.pid <= 0:
         return None
@@ -44,7 +46,10 @@ def alive(descriptor: Descriptor) -> bool | None:
         return False if descriptor.host == socket.gethostname() else None
     if descriptor.pid_ns != endpoint.pid_namespace():
         return None
-    return endpoint.start_time(descriptor.pid) == descriptor.start_time
+    if endpoint.start_time(descriptor.pid) != descriptor.start_time:
+        return False
+    program = endpoint.program(descriptor.pid) if descriptor.program else ""
+    return not program or program == descriptor.program
 
 
 def stopped(pid: int) -> bool:
@@ -82,10 +87,19 @@ def discover() -> list[Descriptor]:
                     _remove(path, path.with_suffix(".sock"), path.with_suffix(endpoint.CONTROL))
                 else:
                     found.setdefault(descriptor.nonce, descriptor)
-            elif path.suffix in (".sock", ".new", endpoint.CONTROL) and not path.with_suffix(".json").exists():
+            elif (
+                path.suffix in (".sock", ".new", endpoint.CONTROL, endpoint.EXIT_CODE)
+                and not path.with_suffix(".json").exists()
+            ):
                 _reap_leftover(path)
-    oldest_first = sorted(found.values(), key=lambda d: (d.unix_ns, d.pid))
+    oldest_first = sorted(_newest(found.values()), key=lambda d: (d.unix_ns, d.pid))
     return [descriptor for job in jobs(oldest_first) for descriptor in job.descriptors]
+
+
+def _newest(found: Iterable[Descriptor]) -> Iterable[Descriptor]:
+    """One agent of each name and rank in a process: the newer came by an exec that `endpoint.program` did not show."""
+    in_order = sorted(found, key=lambda d: d.unix_ns)
+    return {(d.host, d.pid_ns, d.pid, d.start_time, d.name, d.rank): d for d in in_order}.values()
 
 
 def jobs(descriptors: Iterable[Descriptor]) -> list[Job]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpumon_agent import wire
+
 if TYPE_CHECKING:
     from .discovery import Job
 
@@ -12,9 +14,9 @@ class LinkError(Exception):
     """`what` happened and the `remedy`; as text, both in one sentence."""
 
     def __init__(self, what: str, remedy: str) -> None:
-        super().__init__(f"{what}; {remedy}")
-        self.what = what
-        self.remedy = remedy
+        self.what = wire.clean(what, wire.TEXT_CHARS_MAX)  # it may name a file, or repeat what somebody sent
+        self.remedy = wire.clean(remedy, wire.TEXT_CHARS_MAX)
+        super().__init__(f"{self.what}; {self.remedy}")
 
 
 class NoJob(LinkError):

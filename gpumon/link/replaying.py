@@ -47,9 +47,10 @@ class Replay:
         self.cut = None
         self.messages = 0
         size = self.path.stat().st_size
+        name = wire.clean(str(self.path), wire.TEXT_CHARS_MAX)
         with self.path.open("rb", buffering=_READ_BYTES) as file:
             if len(file.read(len(HEADER))) < len(HEADER):
-                self.cut = f"{self.path} ends within its header: nothing was recorded"
+                self.cut = f"{name} ends within its header: nothing was recorded"
                 return
             while True:
                 begin = file.tell()
@@ -63,8 +64,8 @@ class Replay:
                         received = _message(file.read(length), length, checksum)
                 if received is None:
                     self.cut = (
-                        f"{self.path} is damaged or cut off at byte {begin}: the {self.messages} messages before it "
-                        f"were replayed, the last {size - begin} bytes were not"
+                        f"{name} is damaged or cut off at byte {begin}: the {self.messages} messages before it were "
+                        f"replayed, the last {size - begin} bytes were not"
                     )
                     return
                 self.messages += 1

@@ -34,6 +34,11 @@ _PHASE = wire.Phase
 _JOINING = (wire.Phase, wire.Ledger)  # looked up once: thousands of events a second pass here
 
 
+def refused(event: wire.Unread) -> str:
+    """That an event of this process was not read, as one sentence."""
+    return f"a message of kind {event.kind!r} was refused, for it breaks the protocol's bounds: {event.why}"
+
+
 class _OpenStep:
     __slots__ = ("first_seq", "ledgers", "phases", "replayed")
 
@@ -65,6 +70,7 @@ class Rank:
         self.oom: wire.Oom | None = None
         self.notices: deque[wire.Notice] = deque(maxlen=limits.notices)
         self.goodbye: wire.Goodbye | None = None
+        self.refused: set[str] = set()  # kinds of events
         self.layers: dict[tuple[int, int], LayersRecord] = {}  # by model and device
         self._layers_parts: dict[tuple[int, int], Assembly[wire.Layers]] = {}  # likewise
         self.outlooks: dict[int, wire.Outlook] = {}  # by device
@@ -155,8 +161,19 @@ class Rank:
             self.notices.append(event)
         elif isinstance(event, wire.Goodbye):
             self.goodbye = event
+        elif isinstance(event, wire.Unread):
+            self._refused(event)
         else:
             self._evidence(event)
+
+    def _refused(self, event: wire.Unread) -> None:
+        """Said once for each kind of event, or a broken agent would fill the log with it."""
+        if event.why is None or event.kind in self.refused or len(self.refused) >= self.limits.notices:
+            return
+        self.refused.add(event.kind)
+        clock = self.hello.clock if self.hello is not None else wire.Clock(0, 0)
+        t_ns = self.heard_unix_ns - clock.unix_ns + clock.monotonic_ns
+        self.notices.append(wire.Notice(t_ns, refused(event)))
 
     def _model(self, event: wire.Model) -> None:
         known = self.models.get(event.model)

@@ -95,7 +95,7 @@ def plot(
                 marks[row][cell] |= _DOT[side][dot]
                 roles[row][cell] = curve.role
     if ceiling is not None and 0 < ceiling <= top:
-        row = height - 1 - (min(dots, round(ceiling * unit)) - 1) // 4
+        row = height - 1 - (min(dots, max(1, round(ceiling * unit))) - 1) // 4
         for cell in range(width):
             if not marks[row][cell]:
                 marks[row][cell], roles[row][cell], signs[row][cell] = -1, "line:capacity", "~"

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from synthetic import GIB, MIB, Run
 
 from gpumon.analysis import Reporter
-from gpumon.analysis.findings import CATALOGUE
+from gpumon.analysis.findings import RULES
 from gpumon.analysis.lines import SEVERITIES, Finding
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
@@ -159,9 +159,18 @@ def test_time_without_training_opens_and_closes_nothing() -> None:
         assert reporter.report(store.frame(0))[0].findings == ()
 
 
+def test_a_part_that_the_agent_switched_off_is_a_finding_before_any_step_closes() -> None:
+    run, store, reporter = Run(), SessionStore(), Reporter()
+    off = wire.PartOff("optimizer", "KeyError: 7", "steps/phases.py:12", 3)
+    store.apply(run.received(run.hello(), 0))
+    store.apply(run.received(wire.Heartbeat(1, 0, "forward", 0, off=(off,)), 0))
+    finding = only(reporter.report(store.frame(0))[0].findings, "agent-part-off")
+    assert (finding.severity, finding.subject, finding.where) == ("warning", "optimizer", "steps/phases.py:12")
+    assert "no optimizer phase is seen" in finding.title
+    assert "KeyError: 7 (steps/phases.py:12)" in finding.remedy
+
+
 def test_the_catalogue_is_sound() -> None:
-    found = [rule.code for rule, _ in CATALOGUE]
+    found = [rule.code for rule in RULES]
     assert len(set(found)) == len(found)
-    assert all(
-        rule.severity in SEVERITIES and rule.opens_after >= 1 and rule.closes_after >= 1 for rule, _ in CATALOGUE
-    )
+    assert all(rule.severity in SEVERITIES and rule.opens_after >= 1 and rule.closes_after >= 1 for rule in RULES)

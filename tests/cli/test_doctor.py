@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from gpumon.cli.doctor import judge_torch
+from gpumon_agent import patching
 
 
 def doctor(**env: str) -> subprocess.CompletedProcess[str]:
@@ -69,3 +70,17 @@ def test_no_usable_runtime_directory_is_a_failure(tmp_path):
 
 def test_no_color_means_none(tmp_path):
     assert "\x1b" not in doctor(NO_COLOR="1", FORCE_COLOR="1").stdout
+
+
+def test_what_is_replaced_is_listed_without_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('not for this')")
+    shown = subprocess.run(
+        [sys.executable, "-m", "gpumon", "doctor", "--replaced"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        timeout=300,
+    )
+    assert (shown.returncode, shown.stderr) == (0, "")
+    for name in [*patching.LIST, "_forward_hooks", "sys.meta_path"]:
+        assert name in shown.stdout

@@ -11,7 +11,7 @@ import pytest
 import tabformer
 from click.testing import CliRunner, Result
 
-from gpumon.analysis.findings import CATALOGUE
+from gpumon.analysis.findings import RULES
 from gpumon.analysis.pages import PAGES
 from gpumon.cli import main
 
@@ -115,7 +115,7 @@ def test_it_reads_a_pipe() -> None:
         (["-"], 1, "no out-of-memory in what came through the pipe"),
         (["--log", "/nowhere/train.log"], 1, "No such file"),
         (["--session", "/nowhere/run.gpumon"], 1, "No such file"),
-        (["no-such-finding"], 1, "there are allocator-retries, "),
+        (["no-such-finding"], 1, "there are agent-part-off, "),
         ([MESSAGE, "--optimizer", "adan"], 2, "known are adam, adamw"),
         ([MESSAGE, "--optimizer", "sgd:reach"], 2, "it has loop, foreach, fused"),
         ([MESSAGE, "--last"], 2, "one at a time"),
@@ -144,10 +144,10 @@ def test_a_file_s_name_instead_of_a_message_says_how_to_read_it(tmp_path: Path) 
     assert f"gpumon explain --log {log}" in done.output
 
 
-@pytest.mark.parametrize("code", sorted(rule.code for rule, _ in CATALOGUE if rule.code in PAGES))
+@pytest.mark.parametrize("code", sorted(rule.code for rule in RULES if rule.code in PAGES))
 def test_a_code_s_page_names_its_severity_and_what_to_do(code: str) -> None:
     done = explain(code)
-    severity = next(rule.severity for rule, _ in CATALOGUE if rule.code == code)
+    severity = next(rule.severity for rule in RULES if rule.code == code)
     assert done.exit_code == 0
     assert done.output.startswith(f"{code}  ({severity})\n")
     assert "\nWhat to do\n" in done.output

@@ -20,7 +20,11 @@ from told import findings, told
 
 from gpumon.analysis import rules
 
-RULES = {rule.code: rule.severity for rule in vars(rules).values() if isinstance(rule, rules.Rule)}
+RULES = {
+    rule.code: rule.severity
+    for rule in vars(rules).values()
+    if isinstance(rule, rules.Rule) and rule is not rules.AGENT_PART_OFF  # no script should raise that one
+}
 PLAIN = ("accumulation", "variable-lengths")
 PACED = {
     "near-capacity": ("--sleep", "0.15"),

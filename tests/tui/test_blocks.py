@@ -40,6 +40,14 @@ def test_every_byte_of_reserved_has_one_kind(cut: bool) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("beyond", [(FREE, 1 << 60), (USED, 512), (WAITS, 0)])
+def test_blocks_beyond_their_segments_end_are_left_out(beyond: tuple[int, int]) -> None:
+    state, size = beyond
+    found = allocator([wire.Segment(0, MIB, True, 0, blocks=((MIB // 2, USED), (MIB // 2, FREE), (size, state)))])
+    assert (found.totals.reserved, found.totals.blocks) == (MIB, 2)
+    assert [sum(cell) for cell in cells(found.pools[0], MIB // 4)] == [MIB // 4] * 4
+
+
 def test_a_request_looks_into_the_pool_of_its_size() -> None:
     found = allocator(SEGMENTS)
     assert largest_for(found, 30 * MIB) == 64 * MIB

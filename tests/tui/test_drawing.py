@@ -96,6 +96,13 @@ def test_the_plot_without_braille_uses_ascii_only():
     assert plain(plot(curves, 5, 2, 4, braille=False, ceiling=5)).isascii()
 
 
+@pytest.mark.parametrize("top", [5, 5 * 64, 5 << 50])
+def test_a_plot_far_above_its_ceiling_has_the_ceiling_at_its_foot(top: int) -> None:
+    lines = plot([Curve("x", (top, top, top, top))], top, 2, 4, braille=True, ceiling=5)
+    assert len(lines) == 4
+    assert plain(lines[3:] if top > 5 else lines[:1]).strip() in ("╌╌", "⠉⠉")
+
+
 @pytest.mark.parametrize(("glyphs", "mark", "cell"), [(UNICODE, "┊", 20), (ASCII, ":", 20)])
 def test_where_another_regime_began_an_upright_mark_stands_above_the_curve(glyphs, mark, cell):
     points = tuple(Point(step, (1 if step < 60 else 2) * GIB, 3 * GIB, None) for step in range(20, 120))

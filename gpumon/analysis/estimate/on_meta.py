@@ -18,7 +18,6 @@ from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from math import prod
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._meta_registrations  # older versions import it late, and attention has no shapes until then
@@ -27,6 +26,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from gpumon.analysis.estimate.replacing import replaced
 
 META = torch.device("meta")
 aten = torch.ops.aten
@@ -90,14 +91,14 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
     def __enter__(self) -> Watch:
         kind = torch.UntypedStorage
         resize = kind.resize_
-        self._patch = mock.patch.object(kind, "resize_", lambda storage, size: self._resized(resize, storage, size))
-        self._patch.start()
+        self._patch = replaced(kind, "resize_", lambda storage, size: self._resized(resize, storage, size))
+        self._patch.__enter__()
         super().__enter__()
         return self
 
     def __exit__(self, *reason: Any) -> None:
         super().__exit__(*reason)
-        self._patch.stop()
+        self._patch.__exit__(None, None, None)
 
     def _resized(self, resize: Callable[..., Any], storage: torch.UntypedStorage, size: int) -> None:
         """How FSDP gives a storage's bytes back, and takes them anew."""
@@ -387,15 +388,15 @@ def as_cuda() -> Iterator[None]:
         if VERSION >= _FUSED_RMS_NORM:
             library.impl("rms_norm", _rms_norm, "AutogradMeta")
         casts.install(library)
-        stack.enter_context(mock.patch.object(torch.autocast, "__init__", autocast))
-        stack.enter_context(mock.patch.object(torch, "clear_autocast_cache", forget))
+        stack.enter_context(replaced(torch.autocast, "__init__", autocast))
+        stack.enter_context(replaced(torch, "clear_autocast_cache", forget))
         optimizers = import_module(torch.optim.Optimizer.__module__)  # its name in torch.optim is deleted
         for name in ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices"):
             devices = [*getattr(optimizers, name)(), "meta"]
-            stack.enter_context(mock.patch.object(optimizers, name, lambda devices=devices: list(devices)))
+            stack.enter_context(replaced(optimizers, name, lambda devices=devices: list(devices)))
         worker = stack.enter_context(ThreadPoolExecutor(1))
         backward = _in_a_thread_of_its_own(worker)
-        stack.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", backward))
+        stack.enter_context(replaced(torch.autograd, "_engine_run_backward", backward))
         stack.enter_context(torch._C._IncludeDispatchKeyGuard(_AUTOCAST))
         stack.enter_context(_Devices())
         yield

@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from gpumon.analysis.estimate.replacing import replaced
 from gpumon.analysis.estimate.workload import Workload
 
 META = torch.device("meta")
@@ -155,7 +155,7 @@ def among(work: Workload, operator: Callable[[], str]) -> Iterator[Callable[[], 
             (ShardingPropagator, "_propagate_tensor_meta_non_cached", aside),
             (flat, "_need_to_materialize_module", lambda *_: (False, False)),
         ):
-            stack.enter_context(mock.patch.object(owner, name, value, create=True))
+            stack.enter_context(replaced(owner, name, value))
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=work.world_size)
         stack.callback(dist.destroy_process_group)
         yield streams.number

@@ -28,6 +28,7 @@ from gpumon.analysis.findings.model import bucket_copy, dominant_embedding, fore
 from gpumon.analysis.findings.model import tables as tables
 from gpumon.analysis.findings.ranks import rank_skew, stray_context
 from gpumon.analysis.rules import (
+    AGENT_PART_OFF,
     ALLOCATOR_RETRIES,
     BUCKET_COPY,
     CHECKPOINT_DEVICE,
@@ -49,7 +50,7 @@ from gpumon.analysis.rules import (
     Rule,
 )
 
-__all__ = ["CATALOGUE", "Evidence", "Found", "Look", "retries"]
+__all__ = ["CATALOGUE", "RULES", "Evidence", "Found", "Look", "retries"]
 
 CATALOGUE: tuple[tuple[Rule, Find], ...] = (
     (OOM_AHEAD, oom_ahead),
@@ -72,3 +73,6 @@ CATALOGUE: tuple[tuple[Rule, Find], ...] = (
     (DOMINANT_EMBEDDING, dominant_embedding),
 )
 """Every rule and where its evidence comes from, most urgent first: the order findings are shown in."""
+
+RULES: tuple[Rule, ...] = (*(rule for rule, _ in CATALOGUE), AGENT_PART_OFF)
+"""These, and what the agent says of itself, which no look has to prove (`agent.parts_off`)."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 UNITS = {"byte": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50, "e": 1 << 60}
-SIZE = r"\d+(?:\.\d+)?\s*(?:[KMGTPE]i?B|bytes|byte|B)\b"
+SIZE = r"\d{1,20}(?:\.\d{1,9})?\s{0,9}(?:[KMGTPE]i?B|bytes|byte|B)\b"
 """A size in a message. PyTorch's units are binary however they are spelt: its MPS backend long wrote "GB"."""
 
 _SIZE = re.compile(r"(\d+(?:\.(\d+))?)\s*([KMGTPE]?)", re.IGNORECASE)

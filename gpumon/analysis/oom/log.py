@@ -9,7 +9,7 @@ Known limitations. The text of a log is all there is: a message without a traceb
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpumon.analysis.oom.wording import Message, find_all, newest
 from gpumon_agent import wire
@@ -68,29 +68,48 @@ class Story:
         return self.frames[-1] if self.frames else None
 
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def cleaned(text: str) -> str:
+    """Printable, but for line ends (a progress bar's carriage return is one): a log may hold anything."""
+    if text.replace("\n", "").isprintable():
+        return text
+    text = _COLOUR.sub("", text).replace("\r", "\n").expandtabs(4)
+    return "".join(c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def read(text: str) -> Story | None:
     """The last out-of-memory a text tells of. None: it tells of none."""
+    text = cleaned(text)
     messages = find_all(text)
     message = newest(messages)
     if message is None:
         return None
+    return replace(story(text, message), times=sum(each.kind == message.kind for each in messages))
+
+
+def story(text: str, message: Message) -> Story:
+    """What `text` tells of one message in it."""
     begin = message.where[0]
     frames = _frames(text[max(0, begin - TRACEBACK_CHARS) : begin])
-    return Story(
-        message=message,
-        frames=frames,
-        phase=phase_of(frames),
-        times=sum(each.kind == message.kind for each in messages),
-        progress=_progress(text[max(0, begin - PROGRESS_CHARS) : begin]),
-    )
+    progress = _progress(text[max(0, begin - PROGRESS_CHARS) : begin])
+    return Story(message, frames, phase_of(frames), progress=progress)
 
 
-_PLAIN = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>[^\n]+)(?:\n(?P<code>[^\n]*))?')
-_IPYTHON = re.compile(r"(?:File |^)(?P<file>[~/\w.\-\\ ]+\.py):(?P<line>\d+),? in (?P<function>[\w.<>]+)", re.MULTILINE)
-_CELL = re.compile(r"(?:Cell In\s*\[(?P<cell>\d+)\]|<ipython-input-\S+>)[^\n]{0,40}?line (?P<line>\d+)")
-_RICH = re.compile(r"│\s*(?P<file>\S+\.py):(?P<line>\d+) in (?P<function>[\w.<>]+)")
-_BAR = re.compile(r"\b(\d+)/(\d+) \[\d+:\d\d")
-_WORD = re.compile(r"\b(?:step|iter(?:ation)?|batch)\W{1,3}(\d+)(?:\s*(?:/|of)\s*(\d+))?", re.IGNORECASE)
+_PLAIN = re.compile(
+    r'File "(?P<file>[^"\n]{1,1000})", line (?P<line>\d{1,9}), in (?P<function>[^\n]{1,200})'
+    r"(?:\n(?P<code>[^\n]{0,200}))?"
+)
+_IPYTHON = re.compile(
+    r"(?:File |^)(?P<file>[~/\w.\-\\ ]{1,1000}\.py):(?P<line>\d{1,9}),? in (?P<function>[\w.<>]{1,200})", re.MULTILINE
+)
+_CELL = re.compile(r"(?:Cell In\s*\[(?P<cell>\d{1,9})\]|<ipython-input-\S{1,200}>)[^\n]{0,40}?line (?P<line>\d{1,9})")
+_RICH = re.compile(r"│\s*(?P<file>\S{1,1000}\.py):(?P<line>\d{1,9}) in (?P<function>[\w.<>]{1,200})")
+_BAR = re.compile(r"\b(\d{1,15})/(\d{1,15}) \[\d{1,9}:\d\d")
+_WORD = re.compile(
+    r"\b(?:step|iter(?:ation)?|batch)\W{1,3}(\d{1,15})(?:\s{0,9}(?:/|of)\s{0,9}(\d{1,15}))?", re.IGNORECASE
+)
 
 
 def _frames(before: str) -> tuple[FrameLine, ...]:

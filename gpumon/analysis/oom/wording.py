@@ -114,7 +114,7 @@ _ASKED = re.compile(
     rf"(?:(?P<backend>\b[A-Z]{{2,5}}) out of memory\.? )?Tried to allocate (?:{_NUMBER}|(?P<overflow>more than 1EB))"
 )
 _MPS = re.compile(rf"MPS backend out of memory \(MPS allocated:? {_NUMBER}")
-_ASYNC = re.compile(r"Allocation on device (?P<device>\d*) ?would exceed allowed memory\.?")
+_ASYNC = re.compile(r"Allocation on device (?P<device>\d{0,9}) ?would exceed allowed memory\.?")
 _REJECTED = re.compile(
     rf"preemptively rejected because it would exceed per_process_memory_fraction limit\.? Requested size: {_NUMBER}"
 )
@@ -140,8 +140,8 @@ _ASYNC_FIELDS = {
     "free": re.compile(rf"Free \(according to CUDA\): {_NUMBER}"),
     "allowed": re.compile(rf"memory fraction\) : {_NUMBER}"),
 }
-_DEVICE = re.compile(r"\b(?:GPU|NPU|XPU) {0,2}(\d+)(?:;| has a total)")
-_OTHER = re.compile(rf"Process (\d+) has ({SIZE}) memory in use")
+_DEVICE = re.compile(r"\b(?:GPU|NPU|XPU) {0,2}(\d{1,9})(?:;| has a total)")
+_OTHER = re.compile(rf"Process (\d{{1,12}}) has ({SIZE}) memory in use")
 _IMPOSSIBLE = 1 << 50  # "17179869184.00 GiB": a driver that does not know (Windows, WSL) wraps around
 
 
@@ -226,7 +226,7 @@ def _figures(body: str, fields: dict[str, re.Pattern[str]]) -> tuple[dict[str, A
 
 
 _PREFIX = re.compile(
-    r"[ \t]*(?:\[(?:rank|default)?\d+\]:?|\((?:\w+ )?\w*pid=\d+(?:, ip=[\d.]+)?\)|[│|#>]+)"
+    r"[ \t]*(?:\[(?:rank|default)?\d+\]:?|\((?:\w{1,40} )?\w{0,40}pid=\d{1,12}(?:, ip=[\d.]+)?\)|[│|#>]+)"
     r"(?:[ \t]*(?:ERROR|WARNING|INFO)\b[^\n\]]{0,80}\])?[ \t]?"
 )
 
@@ -270,7 +270,7 @@ def _sign(kind: str, source: str, pattern: str, *, sure: bool = True, backend: s
 
 
 _SIGNS = (
-    _sign("driver", "cuBLAS", r"CUBLAS_STATUS_ALLOC_FAILED(?: when calling `[^`]*`)?"),
+    _sign("driver", "cuBLAS", r"CUBLAS_STATUS_ALLOC_FAILED(?: when calling `[^`]{0,400}`)?"),
     _sign("driver", "cuDNN", r"CUDNN_STATUS_ALLOC_FAILED"),
     _sign("driver", "cuSPARSE", r"CUSPARSE_STATUS_(?:ALLOC_FAILED|INSUFFICIENT_RESOURCES)"),
     _sign("driver", "cuSOLVER", r"CUSOLVER_STATUS_ALLOC_FAILED"),
@@ -281,7 +281,7 @@ _SIGNS = (
     _sign("driver", "HIP's driver", r"HIP error: out of memory|hipErrorOutOfMemory", backend="hip"),
     _sign("driver", "PyTorch", r"\b(?:CUDA|HIP|XPU) out of memory\b"),
     _sign("driver", "MPS", r"Invalid buffer size: [\d.]+ [KMG]i?B", backend="mps"),
-    _sign("driver", "cuBLAS", r"CUBLAS_STATUS_NOT_INITIALIZED(?: when calling `[^`]*`)?", sure=False),
+    _sign("driver", "cuBLAS", r"CUBLAS_STATUS_NOT_INITIALIZED(?: when calling `[^`]{0,400}`)?", sure=False),
     _sign("driver", "cuDNN", r"CUDNN_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR)", sure=False),
     _sign("driver", "cuDNN", r"Unable to find a valid cuDNN algorithm to run convolution", sure=False),
     _sign("driver", "cuDNN", r"(?:FIND|GET) was unable to find an engine to execute this computation", sure=False),
@@ -290,16 +290,19 @@ _SIGNS = (
         "host", "DefaultCPUAllocator",
         rf"DefaultCPUAllocator: (?:can't allocate|not enough) memory: you tried to allocate {_NUMBER}",
     ),
-    _sign("host", "NumPy", rf"Unable to allocate {_NUMBER} for an array with shape \([^)]*\)(?: and data type \w+)?"),
+    _sign(
+        "host", "NumPy",
+        rf"Unable to allocate {_NUMBER} for an array with shape \([^)]{{0,200}}\)(?: and data type \w{{1,40}})?",
+    ),
     _sign("host", "pinned memory", r"cudaHostAlloc[^\n]{0,60}out of memory"),
     _sign("shared", "DataLoader", r"(?:out of shared memory|unable to (?:open|mmap|allocate) shared memory[^\n]{0,80}|"
                                   r"No space left on device[^\n]{0,40}/dev/shm)"),
-    _sign("worker", "DataLoader", r"DataLoader worker \(pid\(?s?\)? ?[\d, ]+\) (?:is killed by signal: Killed|"
+    _sign("worker", "DataLoader", r"DataLoader worker \(pid\(?s?\)? ?[\d, ]{1,400}\) (?:is killed by signal: Killed|"
                                   r"exited unexpectedly)", sure=False),
     _sign("host", "the operating system", r"\[Errno 12\] Cannot allocate memory"),
-    _sign("host", "Python", r"^(?:\S+Error: )?MemoryError(?::|[ \t]*$)|\bMemoryError\b(?=[ \t]*$)"),
-    _sign("killed", "the kernel", r"Out of memory: Kill(?:ed)? process \d+[^\n]{0,80}|oom-kill[^\n]{0,120}|"
-                                  r"Detected \d+ oom[_-]kill events?"),
+    _sign("host", "Python", r"^(?:\S{1,200}Error: )?MemoryError(?::|[ \t]*$)|\bMemoryError\b(?=[ \t]*$)"),
+    _sign("killed", "the kernel", r"Out of memory: Kill(?:ed)? process \d{1,12}[^\n]{0,80}|oom-kill[^\n]{0,120}|"
+                                  r"Detected \d{1,12} oom[_-]kill events?"),
     _sign("killed", "the kernel", r"exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\)|died with <Signals\.SIGKILL: 9>|"
                                   r"^[ \t]*Killed[ \t]*$", sure=False),
 )  # fmt: skip

@@ -113,9 +113,9 @@ def bar(shown: list[tuple[str, int]], total: int, room: int, glyphs: Glyphs) -> 
     """Cells in proportion to bytes, by largest remainder; half a cell's worth or more is never invisible."""
     if total <= 0 or room <= 0:
         return ()
-    exact = [value * room / total for _, value in shown]
+    exact = [min(value, total) * room / total for _, value in shown]  # no line is longer than the bar
     counts = [max(int(e), 1 if e >= 0.5 else 0) for e in exact]
-    spare = min(room, round(sum(exact))) - sum(counts)
+    spare = max(0, min(room, round(sum(exact)))) - sum(counts)
     by_remainder = sorted(range(len(shown)), key=lambda i: counts[i] - exact[i])
     for i in by_remainder[: max(0, spare)]:
         counts[i] += 1

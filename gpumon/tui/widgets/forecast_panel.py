@@ -171,10 +171,10 @@ def _trend(f: Forecast, number: int, time: str, indent: str, pad: int, room: int
 def _now(said: wire.Outlook) -> list[Span]:
     """The batch that is in forward now."""
     shapes = "×".join(map(str, said.input_shapes[0])) if said.input_shapes else ""
-    role = _ROLE[said.verdict]
+    role = _ROLE.get(said.verdict, "text")  # a newer agent may say another word
     return [
         (f"   step {said.step:,}", "dim"),
-        (f"  {shapes} needs {size(said.next_peak)}: {_WORD[said.verdict]}", role),
+        (f"  {shapes} needs {size(said.next_peak)}: {_WORD.get(said.verdict, said.verdict)}", role),
     ]
 
 

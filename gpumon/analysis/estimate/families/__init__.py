@@ -6,7 +6,6 @@ it. `known()` lists the model types; an unknown one raises NotAModel with what t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from gpumon.analysis.estimate.families import decoders, encoders, seq2seq, vision
 from gpumon.analysis.estimate.families.config import Config
 from gpumon.analysis.estimate.model import Model, NotAModel
+from gpumon.analysis.estimate.reading import check_config, read_object
 from gpumon.analysis.estimate.tape import Numbers, Tape
 from gpumon.analysis.estimate.workload import Workload
 
@@ -47,14 +47,8 @@ def load(path: Path | str) -> Config:
     place = Path(path)
     if place.is_dir():
         place /= "config.json"
-    try:
-        content = json.loads(place.read_text())
-    except OSError as reason:
-        raise NotAModel(f"{place} cannot be read: {reason.strerror or reason}") from None
-    except ValueError as reason:
-        raise NotAModel(f"{place} is not JSON: {reason}") from None
-    if not isinstance(content, dict):
-        raise NotAModel(f"{place} holds no object, so it is no config.json of Hugging Face")
+    content = read_object(place)
+    check_config(content, place)
     return parse(content, str(place))
 
 

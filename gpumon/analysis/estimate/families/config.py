@@ -26,7 +26,7 @@ class Config:
     def architecture(self) -> str:
         """The class that was saved ("BertForMaskedLM"); empty where the file does not say."""
         named = self.content.get("architectures") or [""]
-        return str(named[0])
+        return str(named[0]) if isinstance(named, list) else ""
 
     @property
     def name(self) -> str:
@@ -55,12 +55,15 @@ class Config:
 
     def share(self, *names: str, default: float = 0.0) -> float:
         """A probability or a fraction."""
-        return float(self.get(*names, default=default))
+        value = self.get(*names, default=default)
+        if not isinstance(value, (int, float)):
+            raise NotAModel(f"{self.where}: {names[0]} is {value!r}, and should be a number")
+        return float(value)
 
     @property
     def labels(self) -> int:
         named = self.content.get("id2label")
-        return len(named) if named else self.size("num_labels", default=2)
+        return len(named) if isinstance(named, (dict, list)) and named else self.size("num_labels", default=2)
 
     def is_for(self, *tasks: str) -> bool:
         """Whether the class is for one of the tasks ("SequenceClassification")."""

@@ -1,0 +1,259 @@
+"""Serves metrics over HTTP to scrapers, and is not held up by those who only open connections.
+
+A request has `REQUEST_S` to arrive whole, an answer `ANSWER_S` to be taken. Of `CONNECTIONS_MAX` open connections the
+oldest that nothing is being done for gives way to a new one. One connection carries one request of at most
+`REQUEST_BYTES_MAX`. Metrics are rendered by prometheus_client's own WSGI application, one scrape at a time, in a
+thread, so that the event loop goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+REQUEST_S = 5.0
+ANSWER_S = 10.0
+RETRY_S = 0.1
+CONNECTIONS_MAX = 64
+REQUEST_BYTES_MAX = 16 * 1024
+TOKEN_BYTES_MAX = 4096
+BACKLOG = 1024
+
+Headers = list[tuple[str, str]]
+
+
+class Refused(Exception):
+    """It cannot serve so. The text is one sentence for a person."""
+
+
+class _Request(NamedTuple):
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]  # by name in lower case
+
+
+class _Wrong(Exception):
+    def __init__(self, status: HTTPStatus, *headers: tuple[str, str]) -> None:
+        self.status = status
+        self.headers = headers
+
+
+class Scrapes:
+    """Answers `GET /metrics` with what the registry collects. `token`: only to who sends it."""
+
+    def __init__(self, registry: CollectorRegistry, token: bytes | None = None) -> None:
+        from prometheus_client import make_wsgi_app
+
+        self._application: Callable[..., Any] = make_wsgi_app(registry)
+        self._token = token
+        self._rendering = asyncio.Lock()
+        self._idle: dict[asyncio.Task[None], None] = {}  # a task for each connection, oldest first
+        self._busy: dict[asyncio.Task[None], None] = {}  # their requests are there, and not all of the answers
+
+    async def serve(self, listening: socket.socket) -> None:
+        """Until cancelled. One connection is accepted at a time: asyncio's own servers take in all that wait at once,
+        beyond what a process may have open.
+        """
+        loop = asyncio.get_running_loop()
+        listening.setblocking(False)
+        try:
+            while True:
+                try:
+                    connection, _ = await loop.sock_accept(listening)
+                except OSError:  # too many files are open, or who asked has gone
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                if len(self._idle) + len(self._busy) >= CONNECTIONS_MAX:
+                    oldest = next(iter(self._idle or self._busy))
+                    self._forget(oldest)
+                    oldest.cancel()
+                task = asyncio.create_task(self._connected(connection))
+                self._idle[task] = None
+                task.add_done_callback(self._forget)
+                await asyncio.sleep(0)
+        finally:
+            for task in [*self._idle, *self._busy]:
+                task.cancel()
+
+    async def _connected(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        with connection, contextlib.suppress(OSError, asyncio.TimeoutError):  # who asked has gone, or takes too long
+            connection.setblocking(False)
+            method = ""
+            try:
+                request = await asyncio.wait_for(_request(connection), REQUEST_S)
+                method = request.method
+                if task in self._idle:
+                    self._busy[task] = self._idle.pop(task)
+                self._check(request)
+                async with self._rendering:
+                    status, headers, body = await asyncio.to_thread(self._render, request)
+            except _Wrong as wrong:
+                status, body = wrong.status, f"{wrong.status.phrase}\n".encode()
+                headers = [*wrong.headers, ("Content-Type", "text/plain; charset=utf-8")]
+            answer = _head(status, headers, len(body)) + (b"" if method == "HEAD" else body)
+            await asyncio.wait_for(loop.sock_sendall(connection, answer), ANSWER_S)
+            if task in self._busy:
+                self._idle[task] = self._busy.pop(task)
+            connection.shutdown(socket.SHUT_WR)
+            await asyncio.wait_for(loop.sock_recv(connection, REQUEST_BYTES_MAX), REQUEST_S)  # else a close is a reset
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._idle.pop(task, None)
+        self._busy.pop(task, None)
+
+    def _check(self, request: _Request) -> None:
+        if self._token is not None:
+            kind, _, token = request.headers.get("authorization", "").partition(" ")
+            if kind.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), self._token):
+                raise _Wrong(HTTPStatus.UNAUTHORIZED, ("WWW-Authenticate", 'Bearer realm="gpumon"'))
+        if request.method not in ("GET", "HEAD"):
+            raise _Wrong(HTTPStatus.METHOD_NOT_ALLOWED, ("Allow", "GET, HEAD"))
+        if request.path not in ("/", "/metrics"):
+            raise _Wrong(HTTPStatus.NOT_FOUND)
+
+    def _render(self, request: _Request) -> tuple[HTTPStatus, Headers, bytes]:
+        status: list[HTTPStatus] = []
+        headers: Headers = []
+
+        def start(line: str, given: Headers) -> None:
+            status.append(HTTPStatus(int(line.split()[0])))
+            headers.extend(given)
+
+        environ = {
+            "REQUEST_METHOD": "GET",
+            "PATH_INFO": request.path,
+            "QUERY_STRING": request.query,
+            "HTTP_ACCEPT": request.headers.get("accept", ""),
+            "HTTP_ACCEPT_ENCODING": request.headers.get("accept-encoding", ""),
+        }
+        body = b"".join(self._application(environ, start))
+        return status[0], headers, body
+
+
+async def _request(connection: socket.socket) -> _Request:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        if len(data) >= REQUEST_BYTES_MAX:
+            raise _Wrong(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        more = await asyncio.get_running_loop().sock_recv(connection, REQUEST_BYTES_MAX)
+        if not more:
+            raise ConnectionResetError
+        data += more
+    head = data[: data.index(b"\r\n\r\n")].decode("latin-1")
+    first, *lines = head.split("\r\n")
+    words = first.split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[1].startswith("/"):
+        raise _Wrong(HTTPStatus.BAD_REQUEST)
+    path, _, query = words[1].partition("?")
+    headers = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or not name.isascii() or name != name.strip():
+            raise _Wrong(HTTPStatus.BAD_REQUEST)
+        headers[name.lower()] = value.strip()
+    return _Request(words[0], path, query, headers)
+
+
+def _head(status: HTTPStatus, headers: Headers, length: int) -> bytes:
+    lines = [f"HTTP/1.1 {status.value} {status.phrase}"]
+    lines += [f"{name}: {value}" for name, value in headers if name.lower() != "content-length"]
+    lines += [f"Content-Length: {length}", "Connection: close", "", ""]
+    return "\r\n".join(lines).encode("latin-1")
+
+
+# ------------------------------------------------------------------------------------------------ tokens and sockets
+
+
+def read_token(path: Path) -> bytes:
+    """The token in the file, without the line's end. Raises OSError or `Refused`."""
+    with path.open("rb") as file:
+        token = file.read(TOKEN_BYTES_MAX + 1).strip()
+    if not token:
+        raise Refused(f"{path} is empty: the token is its only line")
+    if len(token) > TOKEN_BYTES_MAX or not token.isascii() or any(byte <= 32 or byte == 127 for byte in token):
+        raise Refused(f"{path} holds no token: a token is one line of ASCII characters without spaces")
+    return token
+
+
+def listen_at(host: str, port: int) -> socket.socket:
+    """Raises OSError where nothing can listen there."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+
+
+def listen_on(path: Path) -> socket.socket:
+    """A UNIX socket with mode 0600 in a directory of ours. Raises OSError or `Refused`.
+
+    A socket of ours that nobody listens at any more is replaced, and nothing else is.
+    """
+    path = Path(os.path.abspath(path))  # noqa: PTH100  a symbolic link must not be followed
+    folder = path.parent.stat()
+    if folder.st_uid != os.geteuid() or folder.st_mode & 0o022:
+        raise Refused(
+            f"{path.parent} belongs to another user, or others can write to it: choose one that only you can write to"
+        )
+    _make_room(path)
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        umask = os.umask(0o177)  # this process is gpumon's own
+        try:
+            listening.bind(os.fspath(path))
+            listening.listen(BACKLOG)
+        finally:
+            os.umask(umask)
+    except OSError as error:
+        listening.close()
+        if error.errno is None:
+            raise Refused(f"{path} is too long for a socket") from None  # Python's own check, without a number
+        raise
+    return listening
+
+
+def _make_room(path: Path) -> None:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
+        raise Refused(f"{path} exists and is no socket of yours")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except (TimeoutError, BlockingIOError):
+            pass  # it has more to do than it can take
+    raise Refused(f"another process listens at {path}")
+
+
+@contextlib.contextmanager
+def removed_at_the_end(listening: socket.socket) -> Iterator[None]:
+    """The file of a UNIX socket goes with it, unless something else has been put in its place."""
+    if listening.family != socket.AF_UNIX:
+        yield
+        return
+    path = Path(listening.getsockname())
+    own = path.lstat().st_ino
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            if path.lstat().st_ino == own:
+                path.unlink()
