@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpumon.analysis.findings import CATALOGUE
+from gpumon.analysis.findings import RULES
 from gpumon.analysis.pages import PAGES, markdown
 
 FOLDER = Path(__file__).parent / "findings"
@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parent / "findings"
 
 def pages() -> dict[str, str]:
     """File name → text."""
-    rules = {rule.code: rule for rule, _ in CATALOGUE}
+    rules = {rule.code: rule for rule in RULES}
     lines = ["# Findings", "", "`gpumon explain CODE` prints a page.", ""]
     for code, rule in sorted(rules.items()):
         means = PAGES[code].means.split(". ")[0].rstrip(".") if code in PAGES else ""

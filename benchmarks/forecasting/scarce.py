@@ -48,7 +48,7 @@ def scarce(files: Sequence[Path], every: int) -> Scarce:
 
 def _play(events: Sequence[wire.Event], found: Scarce) -> None:
     said: list[wire.Outlook] = []
-    outlooks = Outlooks(lambda fields: said.append(wire.Outlook(*fields)), {}, environment=None)
+    outlooks = Outlooks(lambda fields: said.append(wire.Outlook(*fields)), {})
     told = {event.step: event.input_shapes for event in events if isinstance(event, wire.Outlook)}
     oom = next((event for event in events if isinstance(event, wire.Oom)), None)
     if oom is not None and oom.free is not None and oom.reserved is not None:

@@ -52,3 +52,8 @@ def test_no_lock_file_and_no_index_of_packages_is_committed():
     names = tracked()
     assert not {name for name in names if re.search(r"(^|/)(uv|poetry|pdm|pylock.*)\.(lock|toml)$", name)}
     assert not re.search(r"index-url|find-links|https?://", (ROOT / "constraints.txt").read_text())
+
+
+def test_what_is_replaced_is_the_agents_own_list():
+    made = runpy.run_path(str(ROOT / "docs" / "make_replaced.py"))
+    assert made["TARGET"].read_text() == made["text"](), "run: python docs/make_replaced.py"

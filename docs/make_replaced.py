@@ -1,0 +1,43 @@
+"""Writes docs/what-is-replaced.md from the agent's own list."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpumon_agent.patching import LIST, STAYS
+
+TARGET = Path(__file__).with_name("what-is-replaced.md")
+HEAD = """# What is replaced
+
+The agent runs inside the training process. These are the attributes of torch and of other packages that it replaces
+there, never all at once. It replaces nothing in the standard library, in sys or in builtins. Made by
+`python docs/make_replaced.py`; `gpumon doctor --replaced` prints the same list.
+
+Each replacement calls the original with the same arguments and returns its result. Your exception leaves it without a
+frame of ours, a warning names your line, and `torch.compile` sees the original alone. Where you have replaced the same
+attribute after the agent did, yours stays, and ours inside it does nothing any more.
+"""
+ADDED = """# What is added
+
+These are not attributes that change, but entries that the agent puts where torch and Python provide for them.
+"""
+
+
+def text() -> str:
+    """The page."""
+    lines = [HEAD]
+    for each in LIST.values():
+        lines += _entry(each.name, ("When", each.where), ("Why", each.why), ("You could notice", each.noticed),
+                        ("Restored", each.restored))  # fmt: skip
+    lines.append("#" + ADDED)
+    for added in STAYS:
+        lines += _entry(added.name, ("Why", added.why), ("You could notice", added.noticed), ("Removed", added.removed))
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _entry(name: str, *parts: tuple[str, str]) -> list[str]:
+    return [f"- **{name.replace('_', chr(92) + '_')}**", *(f"  - {what}: {said}" for what, said in parts), ""]
+
+
+if __name__ == "__main__":
+    TARGET.write_text(text())
