@@ -1,12 +1,16 @@
 """What a model of very many tensors or modules costs in the first steps it is watched: each step beside a bare one's.
 
-python benchmarks/many_tensors.py [--device cpu|cuda] [--steps N] [--rounds N] [--viewer] [--write FILE] [MODEL …]
+python benchmarks/many_tensors.py [--device cpu|cuda] [--steps N] [--rounds N] [--viewer] [MODEL …]
 
 On a machine without a GPU, `python -m gpumon.virtual_gpu run -n 1 -p a100-40 -- python benchmarks/many_tensors.py
---device cuda`. A round runs the same training bare, under `watch()` and under `gpumon run`, one after the other, each
-in a process of its own. Of every step the least time of all rounds is taken, bare and watched, and told is the largest
-difference: what the machine did meanwhile is in one round and not in the others. Memory is resident memory from before
-`watch()` to the last step, beyond what it grew by in the bare process.
+--device cuda`.
+
+A round runs the same training bare, under `watch()` and under `gpumon run`, one after the other, each in a process of
+its own. Of every step the least time of all rounds is taken, bare and watched, and told is the largest difference: what
+the machine did meanwhile is in one round and not in the others. Own is the training thread's time within the agent's
+functions, of the dearest step of any round, where `watch()` was called: it tells also where a machine's speed moves by
+more than what is looked for. Memory is resident memory from before `watch()` to the last step, beyond what it grew by
+in the bare process.
 """
 
 from __future__ import annotations
@@ -17,9 +21,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 STEPS, ROUNDS = 60, 3
 WAYS = ("bare", "watch", "run")
@@ -95,7 +101,9 @@ def child(name: str, device: str, way: str, steps: int) -> None:
     torch.set_num_threads(1)
     model, loss, kind = build(name, device)
     assert isinstance(model, torch.nn.Module)
+    own: list[float] = []
     if way == "watch":
+        own = time_own_parts()
         import gpumon_agent.agent
     gc.collect()
     before = resident_mib()
@@ -108,7 +116,9 @@ def child(name: str, device: str, way: str, steps: int) -> None:
     if os.environ.get("BENCHMARK_VIEWER"):
         time.sleep(3)  # until the viewer has found it
     took: list[tuple[float, float]] = []
+    owns: list[float] = []
     for _ in range(steps):
+        own.clear()
         wall, thread = time.perf_counter(), time.thread_time()
         value = loss()
         value.backward()  # type: ignore[attr-defined]
@@ -118,7 +128,38 @@ def child(name: str, device: str, way: str, steps: int) -> None:
             torch.cuda.synchronize()
         del value
         took.append((time.perf_counter() - wall, time.thread_time() - thread))
-    print(json.dumps({"took": took, "built": built, "grew": resident_mib() - before}), flush=True)
+        owns.append(sum(own))
+    told = {"took": took, "own": max(owns), "built": built, "grew": resident_mib() - before}
+    print(json.dumps(told), flush=True)
+
+
+def time_own_parts() -> list[float]:
+    """To be called before the agent is imported: of each function that its guard protects, the thread's time."""
+    from gpumon_agent import guard
+
+    spent: list[float] = []
+    inside = False
+    protect, training = guard.Guard.protect, threading.get_ident()
+
+    def timed_protect(self: guard.Guard, *arguments: Any, **settings: Any) -> Any:
+        function = protect(self, *arguments, **settings)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            if inside or threading.get_ident() != training:
+                return function(*args, **kwargs)
+            inside, began = True, time.thread_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                inside = False
+                spent.append(time.thread_time() - began)
+
+        return timed
+
+    guard.Guard.protect = timed_protect  # type: ignore[method-assign]
+    guard.protect = guard.guard.protect
+    return spent
 
 
 def run(name: str, device: str, way: str, steps: int, *, viewer: bool) -> dict[str, object]:
@@ -166,8 +207,8 @@ def main() -> None:
         return
     ways = ["bare", *options.ways.split(",")]
     title = f"{options.device}{', a viewer attached' if options.viewer else ''}, {options.steps} steps, ms"
-    print(f"| {title} | way | bare step | largest excess, step | thread's | mean excess | built | MiB |")
-    print("|---|---|---:|---:|---:|---:|---:|---:|")
+    print(f"| {title} | way | bare step | largest excess, step | thread's | mean excess | own | built | MiB |")
+    print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
     for name in options.models or MODELS:
         runs: dict[str, list[dict[str, object]]] = {way: [] for way in ways}
         for _ in range(options.rounds):
@@ -180,11 +221,13 @@ def main() -> None:
             more = [a - b for a, b in zip(least(runs[way], 0), bare, strict=True)]
             more_thread = [a - b for a, b in zip(least(runs[way], 1), bare_thread, strict=True)]
             top = max(range(len(more)), key=more.__getitem__)
+            own = 1e3 * max(float(str(each["own"])) for each in runs[way])
             mine = min(float(str(each["grew"])) for each in runs[way]) - grew
             extra = 1e3 * (min(float(str(each["built"])) for each in runs[way]) - built)
             print(
                 f"| {name} | {way} | {sorted(bare)[len(bare) // 2]:.1f} | {more[top]:.1f} (step {top}) "
-                f"| {max(more_thread):.1f} | {sum(more) / len(more):.2f} | {extra:.0f} | {mine:.1f} |",
+                f"| {max(more_thread):.1f} | {sum(more) / len(more):.2f} | {own:.1f} | {extra:.0f} "
+                f"| {mine:.1f} |",
                 flush=True,
             )
 

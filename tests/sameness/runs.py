@@ -146,7 +146,12 @@ class Runs:
         bare = self._bare_run(script, 0)
         if bare.code is None:
             pytest.fail("the bare run hangs", pytrace=False)
-        found = differences(bare, self._run(script, mode))
+        watched = self._run(script, mode)
+        if watched.worked and not watched.worked["events"]:
+            pytest.fail("the agent saw nothing", pytrace=False)
+        if watched.worked and watched.worked["off"]:
+            pytest.fail(f"parts of the agent are off: {', '.join(watched.worked['off'])}", pytrace=False)
+        found = differences(bare, watched)
         if found and (itself := differences(bare, self._bare_run(script, 1))):
             pytest.fail("two bare runs differ:\n" + "\n".join(itself), pytrace=False)
         if found:

@@ -4,9 +4,9 @@ Unlike tests/_shared/forks.py it runs the script in the real `__main__`, leaves 
 torch as `gpumon run` gives it. A job is a line of JSON: {"argv", "env", "cwd", "out", "err", "timeout", "worked"}; the
 answer is {"code": the exit code, negative for a signal, None for one that hung}.
 
-`worked` is a file that says what the agent of the process did, written after the script and before its atexit. A fork
-whose script returns ends as Python does, joining threads and calling atexit, but leaves out the second in which Python
-takes torch's modules apart: that is for the scripts that run in a process of their own.
+`worked` is a file that says what the agent of the process did, if it has one, written after the script and before its
+atexit. A fork whose script returns ends as Python does, joining threads and calling atexit, but leaves out the second
+in which Python takes torch's modules apart: that is for the scripts that run in a process of their own.
 """
 
 import atexit
@@ -95,6 +95,6 @@ def run():
 def tell_what_worked(path):
     agents = sys.modules.get("gpumon_agent.agent")
     agent = getattr(agents, "_agent", None)
-    kinds = [] if agent is None else sorted({type(event).__name__ for event in agent.picture()})
+    worked = {} if agent is None else {"events": agent.recorder.last_seq + 1, "off": list(agent.guard.off)}
     with open(path, "w") as file:
-        json.dump({"events": 0 if agent is None else agent.recorder.last_seq, "picture": kinds}, file)
+        json.dump(worked, file)

@@ -222,7 +222,7 @@ class Accounts:
         if phase != wire.OPTIMIZER or index:
             return
         rolling = self._rolling
-        if self._rolled_step != step:
+        if step and self._rolled_step != step:  # the first has enough to do
             self._rolled_step = step
             rolling.look()
             self.inventory.know_ddp(module for module, _ in rolling.ddp)

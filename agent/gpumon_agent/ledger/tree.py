@@ -27,3 +27,12 @@ def tree(roots: Iterable[Module]) -> Iterator[tuple[str, weakref.ref[Module]]]:
         waiting += reversed(below)
         del module, below
         yield path, reference
+
+
+def parameter_names(module: Module | None) -> list[str]:
+    """By which each is found at once, however many come before it; a list of the parameters would keep them alive."""
+    return [] if module is None else list(module._parameters)
+
+
+def buffer_names(module: Module | None) -> list[str]:
+    return [] if module is None else list(module._buffers)
