@@ -6,6 +6,7 @@ under every Python that is installed, and for training with the agent, whose led
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -160,3 +161,14 @@ def test_training_sees_the_same_dicts_with_the_agent(virtual_gpu: Callable[..., 
         return json.loads(virtual_gpu().run(training, str(HERE), watched, census, env=env).stdout)
 
     assert run(watched=True) == run(watched=False)
+
+
+def test_nobody_else_reads_the_variables_of_frames() -> None:
+    agent = AGENT / "gpumon_agent"
+    reads = {
+        path.relative_to(agent).name
+        for path in agent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "f_locals"
+    }
+    assert reads == {"frames.py"}
