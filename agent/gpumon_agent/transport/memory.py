@@ -1,0 +1,211 @@
+"""The memory that the training process and its helper share: one sealed memfd, mapped, with a fixed layout.
+
+A file would do, but anybody may truncate one, and a sparse file on a full tmpfs has no page to give: both are a SIGBUS
+in the process that writes. Here all pages are taken as the memory is created (posix_fallocate(3)), so that too little
+memory is an OSError at start, and seals (fcntl(2), F_ADD_SEALS) keep its size as it is.
+
+The training process keeps no descriptor of it: `close_descriptor` once the helper has its own. A mapping lives without
+(mmap(2)). Python's `mmap` module would keep a duplicate before 3.13; hence ctypes. `os.memfd_create` is missing where
+Python was built against a C library older than the one that runs (uv's and conda-forge's builds); hence ctypes again.
+
+A forked child inherits the mapping, and what it wrote would be read: it must not. Its caller sees to that.
+
+Layout, all numbers in the machine's own byte order:
+
+    0       the header: magic, version, bytes of the event ring, bytes of the queue
+    64 …    single words (u64), each in a cache line of its own, so that the two processes do not contend for one
+    4096    what training is doing now (`pages.Status`)
+    8192    pairs of alternating pages (`pages.Pages`)
+    …       the event ring, then the queue of long messages (`ring`)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import resource
+import struct
+from typing import NamedTuple
+
+MAGIC = int.from_bytes(b"gpumon\r\n", "little")
+VERSION = 1
+PAGE_BYTES = 64 * 1024
+"""A record of the ring never crosses a multiple of this: a reader that lost its place goes on at the next one."""
+
+
+class Pair(NamedTuple):
+    """Where two alternating pages are, and the word that says which is the newest."""
+
+    latest: int
+    offset: int
+    page_bytes: int
+
+
+STATUS_OFFSET = 4096
+START = Pair(latest=40, offset=8192, page_bytes=64 * 1024)  # what the helper has to know; written before it starts
+ANSWER = Pair(latest=48, offset=START.offset + 2 * START.page_bytes, page_bytes=8 * 1024)  # what viewers ask for
+_RING_OFFSET = ANSWER.offset + 2 * ANSWER.page_bytes
+
+# Words, counted from the beginning.
+EVENTS_HEAD = 8  # end of the newest record of the event ring
+LONG_HEAD = 16  # the same of the queue
+LONG_TAIL = 24  # how far its reader has come
+STATUS_LATEST = 32
+EXIT = 64  # the exit code, as libc writes it: an int
+
+_HEADER = struct.Struct("=QQQQ")
+_PIECE_BYTES = 256 * 1024  # taken at a time: a signal makes the kernel begin a whole posix_fallocate anew
+
+# linux/memfd.h, linux/fcntl.h; Python has these names only if it was built with headers that do.
+_MFD_CLOEXEC, _MFD_ALLOW_SEALING, _MFD_NOEXEC_SEAL = 1, 2, 8
+_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
+_SEALS = 1 | 2 | 4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
+_PROT_READ, _PROT_WRITE, _MAP_SHARED = 1, 2, 1
+_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+class Unreadable(Exception):
+    """The descriptor is not of a memory of ours. The text is one sentence for a person."""
+
+
+class Memory:
+    """One mapping. `view` is all of it, `words` the same as u64, `events` and `long` the two rings.
+
+    They are released by `close`; keep no slice of them, which would outlive the mapping.
+    """
+
+    def __init__(self, fd: int, events_bytes: int, long_bytes: int) -> None:
+        """Maps what `create` and `open` have checked. Raises OSError."""
+        self.fd = fd
+        self._size = _RING_OFFSET + events_bytes + long_bytes
+        self._address: int | None = _mapped(fd, self._size)
+        try:
+            long_offset = _RING_OFFSET + events_bytes
+            self.view = memoryview((ctypes.c_char * self._size).from_address(self._address)).cast("B")
+            self.words = self.view.cast("Q")
+            self.events = self.view[_RING_OFFSET:long_offset]
+            self.long = self.view[long_offset:]
+        except BaseException:
+            _libc.munmap(self._address, self._size)
+            raise
+
+    @classmethod
+    def create(cls, events_bytes: int = 8 * 1024 * 1024, long_bytes: int = 1024 * 1024) -> Memory:
+        """New memory, all zero behind the header. Both sizes are powers of two, of at least four pages.
+
+        Raises OSError (EMFILE, ENFILE, ENOMEM, ENOSPC, EFBIG; ENOSYS without memfd_create(2)) and leaves nothing
+        behind. It takes one descriptor; a second for a moment, if the one it got was a standard stream's.
+        """
+        if not (_is_ring(events_bytes) and _is_ring(long_bytes)):
+            raise ValueError(f"no sizes of rings: {events_bytes}, {long_bytes}")
+        size = _RING_OFFSET + events_bytes + long_bytes
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        if limit != resource.RLIM_INFINITY and limit < size:  # the kernel would send SIGXFSZ
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        fd = _memfd()
+        try:
+            for offset in range(0, size, _PIECE_BYTES):
+                os.posix_fallocate(fd, offset, min(_PIECE_BYTES, size - offset))
+            fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+            os.pwrite(fd, _HEADER.pack(MAGIC, VERSION, events_bytes, long_bytes), 0)
+            return cls(fd, events_bytes, long_bytes)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def open(cls, fd: int) -> Memory:
+        """The memory that another process created. Raises Unreadable, or OSError where it cannot be mapped.
+
+        `fd` stays open until `close_descriptor`.
+        """
+        try:
+            seals = fcntl.fcntl(fd, _F_GET_SEALS)
+            size = os.fstat(fd).st_size
+            header = os.pread(fd, _HEADER.size, 0)
+        except OSError as error:
+            raise Unreadable(f"descriptor {fd} is no memory of gpumon: {error.strerror}") from error
+        if seals & _SEALS != _SEALS:
+            raise Unreadable(f"descriptor {fd} is no memory of gpumon: others could change its size")
+        magic, version, events_bytes, long_bytes = _HEADER.unpack(header.ljust(_HEADER.size, b"\0"))
+        if magic != MAGIC:
+            raise Unreadable(f"descriptor {fd} is no memory of gpumon: it does not begin like one")
+        if version != VERSION:
+            raise Unreadable(f"the memory has version {version}; this gpumon reads version {VERSION}")
+        if not (_is_ring(events_bytes) and _is_ring(long_bytes)) or size != _RING_OFFSET + events_bytes + long_bytes:
+            raise Unreadable(f"the memory's size, {size} bytes, is not the one that it states")
+        return cls(fd, events_bytes, long_bytes)
+
+    @property
+    def exit_address(self) -> int:
+        """Of the word EXIT, for libc to write to. It must not be used after `close`."""
+        assert self._address is not None
+        return self._address + 8 * EXIT
+
+    def copied(self) -> Memory:
+        """New memory with the content of this one, for a helper that is started again. Raises OSError."""
+        copy = Memory.create(len(self.events), len(self.long))
+        copy.view[:] = self.view
+        return copy
+
+    def close_descriptor(self) -> None:
+        """The mapping stays."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+    def close(self) -> None:
+        """Closes the descriptor and unmaps. From then on whatever uses this memory raises ValueError.
+
+        If another thread copies at this moment (without a GIL), the mapping stays until `close` is called again.
+        """
+        self.close_descriptor()
+        try:
+            for view in (self.words, self.events, self.long, self.view):
+                view.release()
+        except BufferError:
+            return
+        if self._address is not None:
+            address, self._address = self._address, None
+            _libc.munmap(address, self._size)
+
+
+def _is_ring(size_bytes: int) -> bool:
+    return size_bytes >= 4 * PAGE_BYTES and size_bytes & (size_bytes - 1) == 0
+
+
+def _memfd() -> int:
+    """A new memfd above the standard streams, which a process may have closed."""
+    if not hasattr(_libc, "memfd_create"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    usual = _MFD_CLOEXEC | _MFD_ALLOW_SEALING
+    fd = _libc.memfd_create(b"gpumon", usual | _MFD_NOEXEC_SEAL)  # demanded where vm.memfd_noexec is 2
+    if fd < 0 and ctypes.get_errno() == errno.EINVAL:  # unknown before Linux 6.3
+        fd = _libc.memfd_create(b"gpumon", usual)
+    if fd < 0:
+        raise _last_error()
+    if fd > 2:
+        return int(fd)
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)
+
+
+def _mapped(fd: int, size_bytes: int) -> int:
+    address = _libc.mmap(None, size_bytes, _PROT_READ | _PROT_WRITE, _MAP_SHARED, fd, 0)
+    if address == _FAILED:
+        raise _last_error()
+    return int(address)
+
+
+def _last_error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))

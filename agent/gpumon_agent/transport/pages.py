@@ -1,0 +1,112 @@
+"""What each process tells the other that only the newest of counts: alternating pages, and what training does now."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+from zlib import crc32
+
+from gpumon_agent.transport.memory import STATUS_LATEST, STATUS_OFFSET, Memory, Pair
+from gpumon_agent.transport.ring import one_thread_at_a_time
+
+_HEADER = struct.Struct("=QII")  # number, length, CRC-32 begun with the number
+_TRIES = 3
+
+_STATUS = struct.Struct("=Qqq64sQQQQQ")  # the number, at both ends
+_STATUS_BYTES = 256
+PHASE_BYTES = 64
+
+
+class Pages:
+    """Two pages, written in turns: `memory.START` or `memory.ANSWER`. One process writes, the other reads.
+
+    A page is written, then the word `latest` says so. A reader that is slow or late sees the newest; one that reads
+    while its page is written anew sees that the CRC is wrong, and soon a newer one.
+    """
+
+    def __init__(self, memory: Memory, which: Pair) -> None:
+        self._view, self._words = memory.view, memory.words
+        self._latest, self._offset, self._page_bytes = which
+        self._number = memory.words[self._latest]
+        self._seen = 0
+        self._tries = 0
+
+    @property
+    def limit_bytes(self) -> int:
+        """Of a payload."""
+        return self._page_bytes - _HEADER.size
+
+    def write(self, payload: bytes) -> None:
+        """Replaces what was written before. From one thread at a time. Raises ValueError beyond `limit_bytes`."""
+        length = len(payload)
+        if length > self.limit_bytes:
+            raise ValueError(f"a payload of {length} bytes; {self.limit_bytes} are possible")
+        number = self._number = (self._number + 1) & (1 << 62) - 1 or 1  # whatever the memory held at first
+        begin = self._begin(number)
+        _HEADER.pack_into(self._view, begin - _HEADER.size, number, length, crc32(payload, number))
+        self._view[begin : begin + length] = payload
+        self._words[self._latest] = number
+
+    def read(self) -> bytes | None:
+        """What was written last. None: nothing that is whole, since it was read last.
+
+        Where there is nothing new this is one comparison (`benchmarks/ring.py`).
+        """
+        latest: int = self._words[self._latest]
+        return None if latest == self._seen else self._read(latest)
+
+    def _read(self, latest: int) -> bytes | None:
+        begin = self._begin(latest)
+        number, length, check = _HEADER.unpack_from(self._view, begin - _HEADER.size)
+        if number == latest and length <= self.limit_bytes:
+            payload = bytes(self._view[begin : begin + length])
+            if crc32(payload, number) == check:
+                self._seen, self._tries = latest, 0
+                return payload
+        self._tries += 1
+        if self._tries == _TRIES:  # a page that stays as it is must not be looked at for ever
+            self._seen, self._tries = latest, 0
+        return None
+
+    def _begin(self, number: int) -> int:
+        """Of the payload."""
+        return self._offset + number % 2 * self._page_bytes + _HEADER.size
+
+
+class Current(NamedTuple):
+    """What training is doing now."""
+
+    step: int
+    phase: str
+    since_ns: int  # of the monotonic clock
+    counters: tuple[int, int, int, int]
+
+
+class Status:
+    """What training is doing now, rewritten at each boundary. Any thread may write; a forked child must not."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._view, self._words = memory.view, memory.words
+        self._number = memory.words[STATUS_LATEST] & (1 << 62) - 1
+
+    @one_thread_at_a_time
+    def write(self, step: int, phase: str, since_ns: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> None:
+        """The counters are u64. Of `phase` the first PHASE_BYTES bytes of UTF-8 are kept."""
+        name = phase.encode("utf-8", "replace")
+        number = self._number + 1
+        at = STATUS_OFFSET + number % 2 * _STATUS_BYTES
+        _STATUS.pack_into(self._view, at, number, step, since_ns, name, a, b, c, d, number)
+        if self._number + 1 == number:  # else another thread has written meanwhile, and is as new
+            self._number = number
+            self._words[STATUS_LATEST] = number
+
+    def read(self) -> Current | None:
+        """None: nothing was written, or it was torn each time."""
+        for _ in range(_TRIES):
+            latest = self._words[STATUS_LATEST]
+            at = STATUS_OFFSET + latest % 2 * _STATUS_BYTES
+            read = bytes(self._view[at : at + _STATUS.size])
+            number, step, since_ns, name, a, b, c, d, again = _STATUS.unpack(read)
+            if latest and number == again == latest == self._words[STATUS_LATEST]:
+                return Current(step, name.rstrip(b"\0").decode("utf-8", "ignore"), since_ns, (a, b, c, d))
+        return None

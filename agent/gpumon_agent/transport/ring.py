@@ -1,0 +1,339 @@
+"""Two rings of records in shared memory: events, which the newest overwrite, and long messages, which nothing does.
+
+A record is [number u64, length u32, check u32, payload, zeros up to 8 bytes]. `check` is the payload's CRC-32 with the
+number as its start value, so that it covers both. Positions are bytes written since the ring's beginning, they never
+wrap. Once a record is written its end is stored as the ring's head. A record that does not fit into the rest of its
+page (`PAGE_BYTES`) begins the next one: so each page begins with a record, and a reader that lost its place finds one.
+
+The writer runs in the training threads and never waits. `Writer` says why it needs no lock.
+
+The reader copies a page, looks whether the writer has come round to that page meanwhile, and takes from its copy the
+records whose number is new and whose check is right. Where that ends it goes on with the next page. So it relies
+neither on the order in which another processor's stores become visible, nor on what the memory holds.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+from zlib import crc32
+
+from gpumon_agent.transport.memory import EVENTS_HEAD, LONG_HEAD, LONG_TAIL, PAGE_BYTES, Memory
+
+_HEADER = struct.Struct("=QII")
+LONGEST = PAGE_BYTES // 4 - _HEADER.size
+"""The longest payload, in bytes: four such records fill a page."""
+
+_CHUNK = struct.Struct("=III")  # in front of each chunk of a long message: its kind, which chunk, of how many
+CHUNK_BYTES = LONGEST - _CHUNK.size
+LONG_LIMIT_BYTES = 64 * 1024 * 1024
+"""What may wait in the training process; also the longest message that a reader puts together."""
+_CHUNKS_MAX = -(-LONG_LIMIT_BYTES // CHUNK_BYTES)
+
+_LOCK = threading.RLock()
+Owner = TypeVar("Owner")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _shape(length: int) -> tuple[Callable[..., None], int]:
+    """How a record with such a payload is written: (buffer, offset, number, length, check, payload); and its size."""
+    if not 0 < length <= LONGEST:
+        raise ValueError(f"a record of {length} bytes; between 1 and {LONGEST} are possible")
+    padded = length + 7 & -8
+    return struct.Struct(f"=QII{padded}s").pack_into, _HEADER.size + padded
+
+
+_SHAPES = (None, *map(_shape, range(1, 513)))
+
+
+def one_thread_at_a_time(method: Callable[Concatenate[Owner, P], R]) -> Callable[Concatenate[Owner, P], R]:
+    """`method` itself where there is a GIL. Without one it runs under a lock that a signal handler may take again: one
+    for all such methods, for a finalizer may call any of them from within any other.
+    """
+    if getattr(sys, "_is_gil_enabled", lambda: True)():
+        return method
+
+    @functools.wraps(method)
+    def locked(owner: Owner, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with _LOCK:
+            return method(owner, *args, **kwargs)
+
+    return locked
+
+
+class Writer:
+    """Puts events into the ring. Any thread may; a forked child must not.
+
+    There is no lock: one costs up to half as much as the rest (`benchmarks/ring.py`), and a signal handler that waits
+    for another thread's `put` would wait for ever. CPython switches threads and runs signal handlers only as a function
+    begins, a call has returned or a jump was taken; and finalizers there, too, or where a container is allocated.
+    `_put` has none of that from where it reads `_at` until its record is written, and none from the comparison after
+    that to its last store. If another record was put between these two, it has overwritten this one, which no head
+    covers yet, and the number shows it: then this one is put again. If a signal handler raises, its record is missing.
+
+    Without a GIL a lock is needed.
+    """
+
+    def __init__(self, memory: Memory, *, after: Writer | None = None) -> None:
+        """`memory` is new; or it is a copy of the one that `after` wrote to, and the numbers go on."""
+        self._attach(memory.events, memory.words, EVENTS_HEAD, after)
+
+    def _attach(self, ring: memoryview, words: memoryview, head: int, after: Writer | None) -> None:
+        self._ring, self._words, self._head = ring, words, head
+        self._size = len(ring)
+        self._number: int = 0
+        position: int = 0
+        if after is not None:
+            self._number = after._number
+            # that of the copy: another thread may have put something into the old memory since
+            position = min(after._lap + after._at, words[head]) & -8
+        self._at: int = position % self._size  # small numbers, whose arithmetic is faster
+        self._page_end = (self._at | PAGE_BYTES - 1) + 1
+        self._lap: int = position - self._at
+
+    @property
+    def number(self) -> int:
+        """Of the next record."""
+        return self._number
+
+    def put(self, payload: bytes) -> int:
+        """Writes one record and returns its number, counted from 0. Never waits.
+
+        Raises ValueError where `payload` is empty or longer than LONGEST; TypeError once the memory is closed.
+        """
+        while True:
+            number = self._number
+            if self._put(payload, number):
+                return number
+
+    @one_thread_at_a_time
+    def _put(self, payload: bytes, number: int) -> bool:
+        """False: another record has got that number, or there is no room."""
+        length = len(payload)
+        pack_into, size = (length <= 512 and _SHAPES[length]) or _shape(length)
+        check = crc32(payload, number)
+        at = self._at
+        end = at + size
+        if end <= self._page_end:
+            pack_into(self._ring, at, number, length, check, payload)
+            if self._number == number:
+                self._number = number + 1  # first: an exception between two of these may cost a record, no more
+                self._at = end
+                self._words[self._head] = self._lap + end
+                return True
+            return False
+        return self._turn(size) and self._put(payload, number)
+
+    def _turn(self, size: int) -> bool:
+        """Goes on to the next page, if a record of so many bytes does not fit into this one. False: it is not free."""
+        end = self._page_end
+        if self._at + size > end:
+            self._lap += end & self._size  # at the ring's end only
+            self._at = end & self._size - 1
+            self._page_end = self._at + PAGE_BYTES
+        return True
+
+
+class _Message(NamedTuple):
+    kind: int
+    payload: bytes
+    chunks: int
+
+
+class _Chunks(Writer):
+    """Puts chunks of long messages into the queue. A page of it is free once the reader has left it."""
+
+    def __init__(self, memory: Memory, after: Writer | None) -> None:
+        self._attach(memory.long, memory.words, LONG_HEAD, after)
+
+    def _turn(self, size: int) -> bool:
+        begin = self._lap + self._page_end
+        # what the page holds now ends one lap before it would end then
+        return begin + PAGE_BYTES - self._size <= self._words[LONG_TAIL] <= begin and super()._turn(size)
+
+
+class LongWriter:
+    """Sends long messages whole and in order, a few chunks at a time. What has no room yet waits in this process.
+
+    Any thread may use it, and a signal handler while another call is at work: which chunk is next follows from the
+    number of the ring's next record alone, and a chunk is sent under that number or not at all.
+    """
+
+    def __init__(self, memory: Memory, *, after: LongWriter | None = None, limit_bytes: int = LONG_LIMIT_BYTES) -> None:
+        """As Writer's. What waits in `after` waits here; a message of which only a part was sent is sent anew."""
+        self._ring: _Chunks = _Chunks(memory, None if after is None else after._ring)
+        self._waiting: deque[_Message] = deque(() if after is None else after._waiting)
+        self._first = self._ring.number  # of the first chunk of the first message that waits
+        self._limit = limit_bytes
+        self._put_bytes = sum(len(message.payload) for message in self._waiting)
+        self._sent_bytes = 0
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of all messages that are not wholly in the ring."""
+        return self._put_bytes - self._sent_bytes
+
+    @one_thread_at_a_time
+    def put(self, kind: int, payload: bytes) -> bool:
+        """Queues a message. False: with it more than `limit_bytes` would wait, and it is refused.
+
+        Raises ValueError for a kind that is no u32.
+        """
+        size = len(payload)
+        if not 0 <= kind < 2**32:
+            raise ValueError(f"kind {kind}")
+        message = _Message(kind, payload, max(1, -(-size // CHUNK_BYTES)))
+        if self.waiting_bytes + size > self._limit:
+            return False
+        self._put_bytes += size
+        self._waiting.append(message)
+        return True
+
+    @one_thread_at_a_time
+    def pump(self, max_chunks: int = 4) -> None:
+        """Copies so many chunks into the ring, of CHUNK_BYTES each, or as many as there is room for. Never waits."""
+        waiting, ring = self._waiting, self._ring
+        while True:
+            number, first = ring._number, self._first
+            message = waiting[0] if waiting else None
+            if message is None:
+                return
+            kind, payload, chunks = message
+            size = len(payload)
+            index = number - first
+            if index >= chunks:
+                if self._first == first:  # up to the end of `popleft` nothing comes between, see Writer
+                    self._first = number
+                    self._sent_bytes += size
+                    waiting.popleft()
+                continue
+            if max_chunks <= 0:
+                return
+            begin = index * CHUNK_BYTES
+            if ring._put(_CHUNK.pack(kind, index, chunks) + payload[begin : begin + CHUNK_BYTES], number):
+                max_chunks -= 1
+            elif ring._number == number:  # there is no room
+                return
+
+
+class _Pages:
+    """What readers of both rings share: whole records, page by page, out of memory that may hold anything."""
+
+    def __init__(self, ring: memoryview, words: memoryview, head: int, unsafe_pages: int) -> None:
+        """`unsafe_pages`: into how many, from that of the newest record on, the writer may write at any moment."""
+        self._ring, self._words, self._head = ring, words, head
+        self._size = len(ring)
+        self._pages = self._size // PAGE_BYTES
+        self._unsafe = unsafe_pages
+        self._next = 0  # no smaller number is new
+
+    def _oldest(self, head: int) -> int:
+        """Where the oldest page begins that is whole and stays it for now."""
+        return max(0, (head - 1) // PAGE_BYTES + self._unsafe - self._pages) * PAGE_BYTES
+
+    def take(self, position: int, max_pages: int = sys.maxsize) -> tuple[int, list[tuple[int, bytes]]]:
+        """What is new in so many pages from `position` on, and where that ends."""
+        head = self._words[self._head]
+        taken: list[tuple[int, bytes]] = []
+        oldest = self._oldest(head)
+        if not oldest <= position <= head:
+            position = oldest
+        for _ in range(min(max_pages, self._pages)):
+            if position >= head:
+                break
+            end = min((position | PAGE_BYTES - 1) + 1, head)
+            at = position % self._size
+            copy = bytes(self._ring[at : at + end - position])
+            oldest = self._oldest(self._words[self._head])
+            if position < oldest:  # the writer may have been there, before or while it was copied
+                position = oldest
+                continue
+            self._parse(copy, taken)
+            position = end
+        return position, taken
+
+    def _parse(self, page: bytes, taken: list[tuple[int, bytes]]) -> None:
+        at = 0
+        while at + _HEADER.size < len(page):
+            number, length, check = _HEADER.unpack_from(page, at)
+            begin = at + _HEADER.size
+            end = begin + length
+            if number < self._next or not 0 < length <= LONGEST or end > len(page):
+                return
+            payload = page[begin:end]
+            if crc32(payload, number) != check:
+                return
+            self._next = number + 1
+            taken.append((number, payload))
+            at = end + 7 & -8
+
+
+class Reader:
+    """Takes events out of the ring, in another process, while the writer goes on.
+
+    Known limitations: a record that something else has written to costs those that follow it in its page. A reader that
+    is slower than the writer loses whole pages, never parts of records. Of eight MiB the newest 7.8 are there.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        """From the first record on; those that are no longer there count as lost."""
+        self._pages = _Pages(memory.events, memory.words, EVENTS_HEAD, unsafe_pages=2)
+        self._position = 0
+        self._expected: int | None = 0
+        self.lost = 0
+        """Records missed so far, as the numbers of those taken tell."""
+
+    @classmethod
+    def oldest(cls, memory: Memory) -> Reader:
+        """From the oldest page that is still there on; what was before does not count as lost."""
+        reader = cls(memory)
+        reader._expected = None
+        return reader
+
+    def take(self, max_pages: int = sys.maxsize) -> list[tuple[int, bytes]]:
+        """The records since the last call, with their numbers, which only ever grow: all, or those of so many pages."""
+        self._position, taken = self._pages.take(self._position, max_pages)
+        for number, _ in taken:
+            self.lost += 0 if self._expected is None else number - self._expected
+            self._expected = number + 1
+        return taken
+
+
+class LongReader:
+    """Takes long messages out of the queue, in another process. A new reader goes on where the last one stopped.
+
+    Known limitations: the message of which that one had taken a part is lost. A scribbled chunk costs its message.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._words = memory.words
+        self._pages = _Pages(memory.long, memory.words, LONG_HEAD, unsafe_pages=1)
+        self._position = memory.words[LONG_TAIL]
+        self._message = (0, 0, 0)  # kind, chunks, number of its first chunk
+        self._chunks: list[bytes] = []
+
+    def take(self) -> list[tuple[int, bytes]]:
+        """(kind, payload) of each message that became whole since the last call."""
+        self._position, taken = self._pages.take(self._position)
+        messages = []
+        for number, record in taken:
+            if len(record) < _CHUNK.size:
+                continue
+            kind, index, chunks = _CHUNK.unpack_from(record)
+            message = kind, chunks, number - index
+            if index == 0:
+                self._message, self._chunks = message, []
+            if message != self._message or index != len(self._chunks) or not index < chunks <= _CHUNKS_MAX:
+                continue
+            self._chunks.append(record[_CHUNK.size :])
+            if len(self._chunks) == chunks:
+                messages.append((kind, b"".join(self._chunks)))
+                self._chunks = []
+        self._words[LONG_TAIL] = self._position
+        return messages
