@@ -1,0 +1,113 @@
+"""The helper as a process: what it does first, and how it knows that the trainer has ended.
+
+`prepare` is called before anything else is imported: until then the helper runs on the trainer's CPUs and may hold its
+descriptors. So this module imports little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+from collections.abc import Callable
+from pathlib import Path
+
+DESCRIPTOR = 3
+"""The helper's only descriptor beside its standard streams, which are /dev/null."""
+
+NAME = "gpumon"
+"""What `ps` and `top` call the helper. Its command line names the interpreter."""
+
+NICE = 19
+_CPUS_MAX = 8192  # no kernel is built for more, and each leaves out those that it has not
+_RAISED = (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_AS)
+
+
+def prepare() -> list[str]:
+    """Makes the helper independent of what the trainer was given. Returns what the system refused, a line each.
+
+    Working directory `/`, umask 077, no descriptor above DESCRIPTOR (before glibc 2.34 `spawn` cannot close them), all
+    CPUs of its cpuset, no core dumps. The soft limits of descriptors, CPU seconds and address space become the hard
+    ones; the hard ones stay. Its own CPU seconds count, not the trainer's.
+    """
+    os.chdir("/")
+    os.umask(0o077)
+    for descriptor in [int(each.name) for each in Path("/proc/self/fd").iterdir()]:
+        if descriptor > DESCRIPTOR:
+            with contextlib.suppress(OSError):  # of the listing itself
+                os.close(descriptor)
+    Path("/proc/self/comm").write_text(NAME)
+    for limit in _RAISED:
+        hard = resource.getrlimit(limit)[1]
+        resource.setrlimit(limit, (hard, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    return _refused(("all CPUs", lambda: os.sched_setaffinity(0, range(_CPUS_MAX))))
+
+
+def lower_priority() -> list[str]:
+    """To nice 19: for when the helper has started. Returns what the system refused, a line each.
+
+    Where the kernel groups processes by session, its group too (sched(7), "The autogroup feature"), among which a
+    process's own nice value counts for nothing. Not SCHED_IDLE, which is lower still: with two busy processes a core, a
+    helper that sleeps 50 ms woke up 1.9 s late in one of ten times, and it has to end within 2 s of the trainer; at
+    nice 19 it was 0.28 s, 0.53 s at most. Begun at nice 19 it would need 10 to 20 s to import ZeroMQ there, not 0.4 s.
+    """
+    own = ("nice 19", lambda: os.setpriority(os.PRIO_PROCESS, 0, NICE))
+    return _refused(own, ("nice 19 of its autogroup", _lower_autogroup))
+
+
+def _lower_autogroup() -> None:
+    if os.getsid(0) == os.getpid():  # else it is others' too
+        with contextlib.suppress(FileNotFoundError):  # a kernel without
+            Path("/proc/self/autogroup").write_text(str(NICE))
+
+
+def _refused(*steps: tuple[str, Callable[[], object]]) -> list[str]:
+    refused = []
+    for what, do in steps:
+        try:
+            do()
+        except OSError as error:
+            refused.append(f"{what}: {error.strerror}")
+    return refused
+
+
+class Trainer:
+    """The training process `pid`, as its helper sees it.
+
+    `start_time` and `program` are those of `endpoint`, read in the trainer: one day the pid is another process's, and
+    exec puts another program into the same process.
+    """
+
+    def __init__(self, pid: int, start_time: int, program: str = "") -> None:
+        from gpumon_agent.viewers import endpoint  # it imports much: not before `prepare`
+
+        self._endpoint = endpoint
+        self._pid = pid
+        self._start_time = start_time
+        self._program = program
+        self._descriptor: int | None = None
+        if hasattr(os, "pidfd_open"):  # Python was built on Linux 5.3 or newer
+            with contextlib.suppress(OSError):  # it runs on an older one; or there is no such process
+                self._descriptor = os.pidfd_open(pid)
+        self._has_ended = endpoint.start_time(pid) != start_time
+
+    def fileno(self) -> int | None:
+        """Readable once the trainer has ended, but not by exec. None where Linux (< 5.3) or Python has no pidfd."""
+        return self._descriptor
+
+    def ended(self) -> bool:
+        """Whether it has ended, or runs another program now. To be asked every second or so: it reads /proc."""
+        self._has_ended = self._has_ended or self._is_gone() or self._runs_another()
+        return self._has_ended
+
+    def _is_gone(self) -> bool:
+        if self._descriptor is None:
+            return self._endpoint.start_time(self._pid) != self._start_time
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _runs_another(self) -> bool:
+        return self._program != "" and self._endpoint.program(self._pid) not in ("", self._program)

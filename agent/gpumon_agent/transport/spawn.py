@@ -1,0 +1,228 @@
+"""Starts the helper process so that the training script cannot notice it.
+
+A plain child would be seen: `os.wait()` waits for it, a SIGCHLD handler is called when it ends, psutil lists it. So the
+helper is nobody's child but init's, as a daemon is, and the process between the two has gone when `start` returns:
+
+    trainer -- clone --> middle -- posix_spawn --> helper        then the middle ends, and the trainer reaps it
+
+- The middle has no exit signal where others have SIGCHLD (clone(2)): its end is not signalled, and wait() without
+  __WCLONE does not know it. exec would make an ordinary child of it (de_thread, fs/exec.c), so it execs nothing.
+- It shares the trainer's memory while the calling thread sleeps (CLONE_VM, CLONE_VFORK): no page table is copied,
+  however much is mapped. No Python runs in it. What it does was laid out before: a chain of contexts (makecontext(3)),
+  each a call of a libc function that goes on to the next.
+- The trainer's own part is such a chain too, one call from Python with every signal blocked: no handler runs in it, no
+  exception leaves it half done.
+
+What user code can still notice: for that millisecond, from another thread, the middle in /proc/PID/task/*/children; a
+grandchild orphaned in it goes to init although the trainer is a subreaper; audit events of ctypes.
+
+The orphans of a container become children of its process 1. If that is the trainer, os.wait() would wait for the
+helper. There the middle stays as the helper's parent: a thread of it waits until the helper ends. psutil lists both,
+the middle as a zombie. If that trainer execs, the new program has both, and its old memory until the helper ends.
+
+Needs glibc on x86-64 or aarch64; else CannotStart. Where init does not reap (`sleep` as process 1 of a container), the
+helper leaves a zombie when it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gpumon_agent.transport.process import DESCRIPTOR
+
+KEPT = {"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TEMP", "TMP", "TMPDIR", "TZ", "USER", "XDG_RUNTIME_DIR"}
+KEPT_PREFIXES = ("GPUMON_", "LC_")
+"""The variables that the helper has of the trainer's. LD_PRELOAD and PYTHON* are meant for the training alone."""
+
+_SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80  # spawn.h
+_CLONE_VM, _CLONE_FS, _CLONE_FILES, _CLONE_SIGHAND = 0x100, 0x200, 0x400, 0x800  # linux/sched.h
+_CLONE_VFORK, _CLONE_THREAD, _CLONE_PARENT_SETTID = 0x4000, 0x10000, 0x100000
+_WNOHANG, _WEXITED, _WCLONE, _P_ALL = 1, 4, 0x80000000, 0  # linux/wait.h
+_SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER = 36, 37  # prctl(2)
+
+_OPAQUE_BYTES = 1024  # glibc's sigset_t, posix_spawnattr_t and posix_spawn_file_actions_t have 128, 336 and 80
+_CONTEXT_BYTES, _STACK_BYTES = 8 * 1024, 56 * 1024  # its ucontext_t has 968 on x86-64, 4,560 on aarch64
+
+
+class CannotStart(Exception):
+    """There is no helper. The text is one sentence for a person."""
+
+
+class _Machine(NamedTuple):
+    """Offsets in glibc's ucontext_t (sys/ucontext.h), numbers of system calls."""
+
+    mask: int  # uc_sigmask
+    argument: int  # the register of a function's first argument
+    exit: int
+    waitid: int
+
+
+_MACHINES = {"x86_64": _Machine(296, 104, 60, 247), "aarch64": _Machine(40, 184, 93, 95)}
+
+_lasting: list[_Contexts] = []
+"""On these a thread of a middle process runs, in process 1."""
+
+
+def start(bootstrap: str, descriptor: int, *, environment: Mapping[str, str] = os.environ) -> int:
+    """Runs the Python code `bootstrap` in a process of its own, with `descriptor` as its DESCRIPTOR. Returns its pid.
+
+    It has the trainer's limits and, until it calls `process.prepare`, its working directory, CPUs and priority. Its
+    sys.path has the standard library only. Raises CannotStart.
+    """
+    try:
+        libc: Any = ctypes.CDLL("libc.so.6")  # not what LD_PRELOAD puts before it
+        machine = _MACHINES.get(os.uname().machine)
+        if machine is None or not hasattr(libc, "makecontext"):
+            raise CannotStart("the helper needs the GNU C library on x86-64 or aarch64")
+        argv = [_interpreter(), "-I", "-B", "-S", "-c", bootstrap]
+        with _attributes(libc, descriptor) as attributes:
+            return _spawn(libc, machine, argv, _kept(environment), attributes)
+    except (OSError, MemoryError) as error:
+        raise CannotStart(f"the helper could not be started: {str(error) or 'out of memory'}") from error
+
+
+def _spawn(libc: Any, machine: _Machine, argv: list[str], environment: list[str], attributes: tuple[Any, Any]) -> int:
+    own = os.getpid()
+    pid, middle, error, subreaper = (ctypes.c_int(value) for value in (0, own, 0, 0))
+    program, arguments, variables = _text(argv[0]), _vector(argv), _vector(environment)
+    libc.__errno_location.restype = ctypes.c_void_p
+    errno = libc.__errno_location()  # of this thread; the middle and what it spawns share it
+    libc.prctl(_GET_CHILD_SUBREAPER, ctypes.byref(subreaper), 0, 0, 0)
+
+    contexts = _Contexts(libc, machine, middle)
+    flags = _CLONE_VM | _CLONE_VFORK | _CLONE_PARENT_SETTID
+    ends = contexts.chain((libc._exit, 0))
+    here = contexts.take()
+    if own == 1:
+        _give_back(libc)
+        _lasting.append(contexts)
+        flags |= _CLONE_FILES  # no copy of the trainer's descriptors lasts
+        waits = contexts.chain((libc.syscall, machine.waitid, _P_ALL, 0, 0, _WEXITED, 0), then=ends)
+        thread = _CLONE_VM | _CLONE_FS | _CLONE_FILES | _CLONE_SIGHAND | _CLONE_THREAD
+        ends = contexts.chain(contexts.clone(thread, waits), (libc.syscall, machine.exit, 0))
+        before, after, told = ([], here, ctypes.addressof(middle))
+    else:
+        # were the trainer a subreaper when the middle ends, the helper would become its child
+        before, restored = ([(libc.prctl, _SET_CHILD_SUBREAPER, on, 0, 0, 0)] * subreaper.value for on in (0, 1))
+        # nobody is a child of itself: waitpid returns at once, unless the kernel has put the middle's pid there
+        after = contexts.chain((libc.waitpid, own, 0, _WCLONE), *restored, then=here)
+        told = after + machine.argument
+    spawns = contexts.chain((libc.posix_spawn, pid, program, *attributes, arguments, variables), then=ends)
+    first = contexts.chain(*before, contexts.clone(flags, spawns, told), (libc.memcpy, error, errno, 4), then=after)
+    libc.swapcontext(ctypes.c_void_p(here), ctypes.c_void_p(first))
+    if not pid.value:
+        if own == 1:
+            libc.waitpid(middle, None, _WCLONE)
+            _lasting.remove(contexts)
+        raise OSError(error.value, os.strerror(error.value))
+    return pid.value
+
+
+class _Contexts:
+    """Memory of contexts, each with a stack of its own. `middle` is the pid of the process that runs on them."""
+
+    def __init__(self, libc: Any, machine: _Machine, middle: ctypes.c_int) -> None:
+        self.middle = middle
+        self._libc = libc
+        self._machine = machine
+        self._memory: list[ctypes.c_char] = []
+
+    def take(self) -> int:
+        """The address of a context to fill."""
+        memory = mmap.mmap(-1, _CONTEXT_BYTES + _STACK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory.append(ctypes.c_char.from_buffer(memory))
+        return ctypes.addressof(self._memory[-1])
+
+    def chain(self, *calls: tuple[Any, ...], then: int = 0) -> int:
+        """The first of contexts that make one call each, `(function, argument, …)`, with every signal blocked.
+
+        After the last comes the context `then`.
+        """
+        for function, *arguments in reversed(calls):
+            context = self.take()
+            self._libc.getcontext(ctypes.c_void_p(context))
+            ctypes.memset(context + self._machine.mask, 0xFF, 8)
+            link_stack = (then, context + _CONTEXT_BYTES, 0, _STACK_BYTES)  # uc_link, uc_stack
+            ctypes.memmove(context + 8, (ctypes.c_uint64 * 4)(*link_stack), 32)
+            words = [ctypes.c_uint64(each if isinstance(each, int) else ctypes.addressof(each)) for each in arguments]
+            self._libc.makecontext(ctypes.c_void_p(context), function, len(words), *words)
+            then = context
+        return then
+
+    def clone(self, flags: int, context: int, told: int = 0) -> tuple[Any, ...]:
+        """The call that starts a process or thread at `context`. With CLONE_PARENT_SETTID its pid goes to `told`."""
+        stack_end = self.take() + _CONTEXT_BYTES + _STACK_BYTES
+        setcontext = ctypes.cast(self._libc.setcontext, ctypes.c_void_p).value
+        return self._libc.clone, setcontext, stack_end, flags, context, told
+
+
+def _give_back(libc: Any) -> None:
+    """Buries the middle processes of helpers that have ended."""
+    for each in list(_lasting):
+        if libc.waitpid(each.middle, None, ctypes.c_uint(_WNOHANG | _WCLONE)) == each.middle.value:
+            _lasting.remove(each)
+
+
+@contextlib.contextmanager
+def _attributes(libc: Any, descriptor: int) -> Iterator[tuple[Any, Any]]:
+    """posix_spawn's file actions and attributes: a session of its own, signals as after boot, DESCRIPTOR alone."""
+    actions, attributes = ctypes.create_string_buffer(_OPAQUE_BYTES), ctypes.create_string_buffer(_OPAQUE_BYTES)
+    none, every = ctypes.create_string_buffer(_OPAQUE_BYTES), ctypes.create_string_buffer(b"\xff" * _OPAQUE_BYTES)
+    spare = DESCRIPTOR + 1  # before glibc 2.29, what is put where it is already stays close-on-exec
+
+    def do(function: Any, *arguments: Any) -> None:
+        number = function(*arguments)
+        if number != 0:
+            raise OSError(number, os.strerror(number))
+
+    do(libc.posix_spawn_file_actions_init, actions)
+    try:
+        do(libc.posix_spawn_file_actions_adddup2, actions, descriptor, spare)
+        do(libc.posix_spawn_file_actions_adddup2, actions, spare, DESCRIPTOR)
+        for standard in range(3):
+            do(libc.posix_spawn_file_actions_addopen, actions, standard, b"/dev/null", os.O_RDWR, 0)
+        if hasattr(libc, "posix_spawn_file_actions_addclosefrom_np"):  # glibc 2.34; `process.prepare` does it too
+            do(libc.posix_spawn_file_actions_addclosefrom_np, actions, spare)
+        do(libc.posix_spawnattr_init, attributes)
+        do(libc.posix_spawnattr_setflags, attributes, _SETSIGDEF | _SETSIGMASK | _SETSID)
+        do(libc.posix_spawnattr_setsigmask, attributes, none)
+        do(libc.posix_spawnattr_setsigdefault, attributes, every)
+        yield actions, attributes
+    finally:
+        libc.posix_spawn_file_actions_destroy(actions)
+
+
+def _interpreter() -> str:
+    """This process's Python. Where it is embedded, sys.executable is empty or another program. Raises CannotStart."""
+    version = "python{}.{}".format(*sys.version_info)
+    for path in (
+        sys.executable,
+        getattr(sys, "_base_executable", None),
+        str(Path("/proc/self/exe").readlink()),
+        f"{sys.exec_prefix}/bin/{version}",
+        f"{sys.base_exec_prefix}/bin/{version}",
+    ):
+        # a frozen application, run again, would train again
+        if path and Path(path).name.startswith("python") and Path(path).is_file() and os.access(path, os.X_OK):
+            return path
+    raise CannotStart("no Python interpreter was found to run the helper")
+
+
+def _kept(environment: Mapping[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in environment.items() if name in KEPT or name.startswith(KEPT_PREFIXES)]
+
+
+def _text(text: str) -> Any:
+    return ctypes.create_string_buffer(os.fsencode(text))
+
+
+def _vector(texts: list[str]) -> Any:
+    """As argv: pointers, the last one NULL."""
+    return (ctypes.c_char_p * (len(texts) + 1))(*map(os.fsencode, texts))
