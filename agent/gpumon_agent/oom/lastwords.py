@@ -90,8 +90,9 @@ class LastWords:
         """Beside the report, for PyTorch's memory_viz page: every block as it stands, history if recorded."""
         rest = workspaces.snapshot()
         written = snapshots.Written(self._box)
-        for _ in written.write(rest.pop("segments"), rest):
-            pass
+        for piece in snapshots.pieces(rest.pop("segments"), rest):
+            written.add(piece)
+        written.end()
         self._notice(written.why or f"a snapshot of the out-of-memory: {written.path}")
 
     def _report(self, oom: wire.Oom, seen: scene.Scene) -> blackbox.Report:

@@ -288,6 +288,12 @@ def claim(descriptor: Descriptor) -> Place:
     raise Unavailable("; ".join(reasons) or "no directory for temporary files can be written to")
 
 
+def remove_left(descriptor: Descriptor) -> None:
+    """What another process that spoke for the same agent left as it was killed."""
+    for directory in candidates():
+        Place(directory, descriptor.stem).remove()
+
+
 class Place:
     """An agent's sockets and descriptor file in a directory that `claim` found to be ours.
 

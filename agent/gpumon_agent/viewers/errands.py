@@ -107,7 +107,14 @@ class Errands:
     def _file(self, raw: blocks.Raw, at: tuple[int, str], t_ns: int) -> Iterator[None]:
         written = snapshots.Written(self._box)
         # the page offers the devices that have a trace, be it an empty one
-        yield from written.write(raw.segments, {**raw.rest, "device_traces": [[] for _ in range(raw.devices)]})
+        rest = {**raw.rest, "device_traces": [[] for _ in range(raw.devices)]}
+        try:
+            for piece in snapshots.pieces(raw.segments, rest):
+                written.add(piece)
+                yield
+            written.end()
+        finally:
+            written.abandon()
         self._told(wire.Snapshot(t_ns, at[0], written.path, written.size if written.path else None, written.why))
 
     def _told(self, snapshot: wire.Snapshot) -> None:

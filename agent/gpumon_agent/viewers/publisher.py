@@ -63,8 +63,10 @@ class Publisher:
         *,
         control: Control | None = None,
         work: Callable[[], bool] = bool,
+        tell: Callable[[str], object] = say,
     ) -> None:
-        """`work`, if given, is asked for its next slice at every turn of the thread; False: it has nothing to do."""
+        """`work`, if given, is asked for its next slice at every turn of the thread; False: it has nothing to do.
+        `tell` takes a line for the training's terminal."""
         self.history = History()
         self.descriptor = descriptor
         self.unsent = 0  # frames or events that could not be sent
@@ -73,6 +75,7 @@ class Publisher:
         self._picture = protect("picture", lambda: list(picture()))
         self._heartbeat = protect("heartbeat", heartbeat)
         self._work = protect("requests", work)
+        self._tell = tell
         self._encode = protect("encoding", wire.encode_event, stays_on=True)
         self._control = control
         self._place: endpoint.Place | None = None
@@ -111,6 +114,27 @@ class Publisher:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if environment.value("GPUMON_AWAIT_VIEWER") == "1":
             self._answered.wait(_VIEWER_AWAITED_S)
+
+    def serve(self) -> None:
+        """On the calling thread, until `leave` is called from within `drain`."""
+        self._run()
+
+    def leave(self, goodbye: wire.Goodbye | None) -> None:
+        """Called on its own thread: this turn is the last one."""
+        self._goodbye = goodbye
+        self._closing = True
+
+    @property
+    def ready(self) -> bool:
+        return self._ready.is_set()
+
+    @property
+    def watched(self) -> bool:
+        return self._watched
+
+    @property
+    def answered(self) -> bool:
+        return self._answered.is_set()
 
     def wait_ready(self, seconds: float) -> bool:
         """Whether viewers can attach now."""
@@ -170,7 +194,7 @@ class Publisher:
                 self._publish.close(linger=0)
                 asks.close(linger=0)
         except zmq.ZMQError as error:
-            say(f"no viewer can attach to this process: {error}")
+            self._tell(f"no viewer can attach to this process: {error}")
         finally:
             if self._place is not None:
                 self._place.remove()
@@ -184,7 +208,8 @@ class Publisher:
         publish = self._publish
         poller.register(asks, zmq.POLLIN)
         poller.register(publish, zmq.POLLIN)
-        poller.register(self._bell[0], zmq.POLLIN)
+        if self._started:  # on a thread of its own
+            poller.register(self._bell[0], zmq.POLLIN)
         answer: Iterator[bytes] | None = None
         next_flush = next_heartbeat = time.monotonic()
         busy: bool | None = False
@@ -224,7 +249,7 @@ class Publisher:
                 publish.bind(place.endpoint)  # the old one is not unbound: libzmq would remove the new file with it
                 place.close_to_others()
                 if place.instead and not (self._place and self._place.instead):
-                    say(place.instead)
+                    self._tell(place.instead)
                 self._place = place
                 self._redescribe = True
             if self._control is not None and self._place.lacks_control():
@@ -240,7 +265,7 @@ class Publisher:
             self._homeless = False
         except (endpoint.Unavailable, zmq.ZMQError) as error:
             if not self._homeless:
-                say(f"no viewer can attach to this process: {error}")
+                self._tell(f"no viewer can attach to this process: {error}")
             self._homeless = True
 
     def _bind(self, control: Control, place: endpoint.Place) -> None:
@@ -250,7 +275,7 @@ class Publisher:
             control.bind(f"ipc://{place.control}")
             place.close_to_others()
         except zmq.ZMQError as error:
-            say(f"viewers cannot ask this process for anything: {error}")
+            self._tell(f"viewers cannot ask this process for anything: {error}")
             control.close()
             self._control = None
 
@@ -259,7 +284,8 @@ class Publisher:
     ) -> None:
         """The last words. A viewer that has heard Goodbye unsubscribes, and the last to do so is reported here."""
         end = time.monotonic() + _GOODBYE_S
-        poller.unregister(self._bell[0])
+        if self._started:
+            poller.unregister(self._bell[0])
         if self._place is not None:
             self._place.remove()  # nobody new; who is connected stays so
         while answer is not None and self._continue(publish, answer):

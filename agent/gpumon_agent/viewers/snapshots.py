@@ -13,7 +13,7 @@ import pickle
 import re
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 from gpumon_agent.oom import blackbox
 from gpumon_agent.viewers import endpoint
@@ -45,37 +45,62 @@ def _value(value: Any) -> bytes:
 
 
 class Written:
-    """One file on its way: iterate to write it, a slice a turn; then `path` and `size`, or `why` not."""
+    """One file on its way: `add` its pieces and `end` it; then `path` and `size`, or `why` not."""
 
     def __init__(self, box: blackbox.BlackBox) -> None:
         self.path: str | None = None
         self.size = 0
         self.why: str | None = None
-        self._box = box
-
-    def write(self, segments: list[dict[str, Any]], rest: dict[str, Any]) -> Iterator[None]:
-        name = f"snapshot-{time.time_ns() // 1_000_000:013d}-{os.getpid()}.pickle"
-        draft = f".{name}"
+        self._name = f"snapshot-{time.time_ns() // 1_000_000:013d}-{os.getpid()}.pickle"
+        self._file: IO[bytes] | None = None
         try:
-            place, fd = self._box.directory()
+            self._place, self._fd = box.directory()
         except (OSError, endpoint.Unavailable) as reason:
             self.why = f"no snapshot on disk: {reason}"
             return
         try:
-            with os.fdopen(os.open(draft, blackbox.OPEN_NEW, 0o600, dir_fd=fd), "wb") as file:
-                for piece in pieces(segments, rest):
-                    self.size += file.write(piece)
-                    yield
-            os.rename(draft, name, src_dir_fd=fd, dst_dir_fd=fd)
-            self.path = str(place / name)
-            _tidy(fd)
+            self._file = os.fdopen(os.open(f".{self._name}", blackbox.OPEN_NEW, 0o600, dir_fd=self._fd), "wb")
         except OSError as reason:
-            self.why = f"no snapshot in {place}: {reason.strerror}"
-        finally:
-            if self.path is None:
-                with contextlib.suppress(OSError):
-                    os.unlink(draft, dir_fd=fd)
-            os.close(fd)
+            os.close(self._fd)
+            self._failed(reason)
+
+    def add(self, piece: bytes) -> None:
+        if self._file is not None:
+            try:
+                self.size += self._file.write(piece)
+            except OSError as reason:
+                self._give_up(reason)
+
+    def end(self) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.close()
+            os.rename(f".{self._name}", self._name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+            self.path = str(self._place / self._name)
+            _tidy(self._fd)
+            self._file = None
+            os.close(self._fd)
+        except OSError as reason:
+            self._give_up(reason)
+
+    def abandon(self) -> None:
+        """Leaves nothing of a file that was not ended."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):
+                file.close()
+            with contextlib.suppress(OSError):
+                os.unlink(f".{self._name}", dir_fd=self._fd)
+            os.close(self._fd)
+
+    def _give_up(self, reason: OSError) -> None:
+        self.path = None
+        self._failed(reason)
+        self.abandon()
+
+    def _failed(self, reason: OSError) -> None:
+        self.why = f"no snapshot in {self._place}: {reason.strerror}"
 
 
 def _tidy(fd: int) -> None:

@@ -40,6 +40,7 @@ from .codec import Received as Received
 from .codec import Unread as Unread
 from .codec import WireError as WireError
 from .codec import check_protocol as check_protocol
+from .codec import decode_event as decode_event
 from .codec import decode_frame as decode_frame
 from .codec import decode_received as decode_received
 from .codec import decode_reply as decode_reply

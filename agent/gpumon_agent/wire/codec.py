@@ -127,6 +127,14 @@ def encode_event(event: Event) -> bytes:
     return _encoder.encode(event)
 
 
+def decode_event(raw: bytes) -> Event:
+    """One event by itself. Raises WireError."""
+    try:
+        return _read_event(msgspec.Raw(raw))
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"an event could not be read: {error}") from error
+
+
 def pack(events: Iterable[tuple[int, bytes]], *, replayed: bool) -> Iterator[bytes]:
     """Packets, each small enough for a frame, from (seq, encoded event) pairs in order; seq -1 marks unnumbered."""
     batch: list[msgspec.Raw] = []

@@ -30,6 +30,7 @@ MISSING = {
     "out-of-memory report": "no report is written at an out-of-memory",
     "out-of-memory scene": "the report of an out-of-memory names no line of your code",
     "outlook": "nothing is said before a batch that will not fit",
+    "outlook on the disk": "a batch that will not fit is not told to who looks later",
     "outlook's learning": "the agent's forecast learns nothing more",
     "peak": "what a step's peak consists of is missing",
     "phase": "phases that you named are not seen",

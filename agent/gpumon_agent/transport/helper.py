@@ -1,0 +1,234 @@
+"""The helper process: it reads what the training process writes into shared memory, and answers its viewers.
+
+It keeps the recent past and the picture for who comes late, owns the ZeroMQ sockets, lets only this user's processes
+in, takes their requests, and writes to the disk. Its memory and time are its own: what fails here, and libzmq's
+abort(), cannot reach the training. It ends when the training process has.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpumon_agent import wire
+from gpumon_agent.guard import guard, protect
+from gpumon_agent.oom.blackbox import BlackBox
+from gpumon_agent.transport import exit_code, messages, process
+from gpumon_agent.transport.memory import ANSWER, START, Memory
+from gpumon_agent.transport.pages import Current, Pages, Status
+from gpumon_agent.transport.picture import Picture
+from gpumon_agent.transport.ring import LongReader, Reader
+from gpumon_agent.viewers import endpoint
+from gpumon_agent.viewers.control import Control
+from gpumon_agent.viewers.publisher import Publisher
+from gpumon_agent.viewers.snapshots import Written
+
+DESCRIPTOR = 3  # of the memory, as `spawn.start` hands it over
+WAITS = "at the next phase boundary"
+_NO_CUDA = "PyTorch's allocator has no segments here: CUDA was not used"
+_ANSWER_EVERY_NS = 1_000_000_000
+_KEPT = 8  # requests and lines that the training process may not have seen yet
+_LINE_CHARS = 400  # so that all of them fit an answer
+_EXIT_S = 10.0  # from its last word until the process has gone: CUDA and NCCL take their time
+
+
+class Helper:
+    """Stands where the training process does, for a Publisher."""
+
+    def __init__(self, memory: Memory, start: messages.Start) -> None:
+        self.descriptor = start.descriptor
+        self.trainer = process.Trainer(self.descriptor.pid, self.descriptor.start_time, self.descriptor.program)
+        self._memory = memory
+        self._reader = Reader.oldest(memory)
+        self._long = LongReader(memory)
+        self._status = Status(memory)
+        self._back = Pages(memory, ANSWER)
+        self._picture = Picture()
+        self._state = messages.State()
+        self._now = Current(0, "", 0, (1, 0, 0, 0))
+        self._seq = start.seq
+        self._lost = 0
+        self._requests: list[tuple[int, wire.Request]] = []
+        self._said: list[tuple[int, str]] = []
+        self._number = 0
+        self._answered = messages.Answer()
+        self._answered_ns = 0
+        self._begins = True
+        self._box = BlackBox()
+        self._file: Written | None = None
+        self._goodbye: wire.Goodbye | None = None
+        self._goodbye_ns = 0
+        guard.listen(self.tell)
+        self._ahead = protect("outlook on the disk", self._write_ahead)
+        self.publisher = Publisher(
+            self,
+            self._picture.events,
+            self.heartbeat,
+            self.descriptor,
+            control=Control(self.descriptor.nonce, self.take),
+            tell=self.tell,
+        )
+
+    # ------------------------------------------------------------------------------- called by the publisher, each turn
+
+    def drain(self) -> list[tuple[int, wire.NumberedEvent]]:
+        """What has come since the last call."""
+        ended = self.trainer.ended()  # first, so that what it wrote last is read after it
+        if self._begins and self.publisher.ready:
+            self._begins = False
+            process.lower_priority()  # to start at the lowest takes many seconds beside a busy training
+        self._now = self._status.read() or self._now
+        self._take_long()
+        events: list[tuple[int, Any]] = []
+        for _, payload in self._reader.take():
+            try:
+                event = wire.decode_event(payload)
+            except wire.WireError:  # whatever it was, its number tells viewers that something is missing
+                self._seq += 1
+                continue
+            if isinstance(event, wire.Goodbye):
+                self._goodbye, self._goodbye_ns = event, time.monotonic_ns()
+                continue
+            if isinstance(event, wire.Ledger):
+                self._picture.add(event, payload)
+            elif isinstance(event, wire.Outlook) and event.verdict == wire.OOM_AHEAD:
+                self._ahead(event)
+            events.append((self._seq, event))
+            self._seq += 1
+        self._seq += self._reader.lost - self._lost
+        self._lost = self._reader.lost
+        goodbye = self._last_word(ended)
+        if goodbye is not None:
+            events.append((self._seq, goodbye))
+            self._seq += 1
+        if ended or goodbye is not None:
+            self.publisher.leave(goodbye)
+        self._answer()
+        return events
+
+    def heartbeat(self) -> wire.Heartbeat:
+        now = time.monotonic_ns()
+        at = self._now
+        return wire.Heartbeat(
+            now,
+            at.step,
+            at.phase,
+            max(0, now - at.since_ns),
+            self._lost,
+            at.counters[0],
+            at.counters[1] or None,
+            _resident(self.descriptor.pid),
+            self._state.devices,
+            self._state.off,
+        )
+
+    def take(self, request: wire.Request) -> wire.Reply:
+        """Whether what a viewer asks for will be done."""
+        if request.what == wire.ROOM:
+            if request.available is None or not 0 <= request.device < 64:
+                return wire.Reply(False, "how much room, and on which device?")
+        elif request.what not in (wire.CENSUS, wire.BLOCKS, wire.SNAPSHOT_FILE):
+            return wire.Reply(False, f"this agent does not know what {request.what!r} is: upgrade gpumon-agent")
+        elif request.what != wire.CENSUS and not self._now.counters[3]:
+            return wire.Reply(False, _NO_CUDA)
+        elif any(request.what == known.what and number > self._now.counters[2] for number, known in self._requests):
+            return wire.Reply(True, f"asked for already: {WAITS}")
+        self._number += 1
+        same = [each for each in self._requests if (each[1].what, each[1].device) != (request.what, request.device)]
+        self._requests = [*same, (self._number, request)][-_KEPT:]
+        self._answer()
+        return wire.Reply(True, "" if request.what == wire.ROOM else WAITS)
+
+    def tell(self, text: str) -> None:
+        """A line in the training's terminal."""
+        self._number += 1
+        self._said = [*self._said, (self._number, wire.clean(text, _LINE_CHARS))][-_KEPT:]
+
+    # ---------------------------------------------------------------------------------------------------------- within
+
+    def _take_long(self) -> None:
+        for kind, message in self._long.take():
+            if kind == messages.LONG:
+                raws = [bytes(raw) for raw in messages.decode_events(message)]
+                for raw in raws:
+                    self._picture.add(wire.decode_event(raw), raw)
+                self.publisher.say(tuple(raws))
+            elif kind == messages.STATE:
+                state = messages.decode_state(message)
+                self._state = state
+                if state.descriptor is not None:
+                    self.descriptor = state.descriptor
+                    self.publisher.announce(self.descriptor)
+            elif kind == messages.PIECE:
+                self._write(messages.decode_piece(message))
+
+    def _write(self, piece: messages.Piece) -> None:
+        if self._file is None:
+            self._file = Written(self._box)
+        self._file.add(piece.data)
+        if piece.data:
+            return
+        file, self._file = self._file, None
+        file.end()
+        told = wire.Snapshot(piece.t_ns, piece.step, file.path, file.size if file.path else None, file.why)
+        self._picture.add(told, wire.encode_event(told))
+        self.publisher.say((told,))
+
+    def _write_ahead(self, outlook: wire.Outlook) -> None:
+        """A batch that will not fit, on disk too: nobody may be watching."""
+        hello = self._picture.hello
+        if hello is not None:
+            self._box.write_ahead(hello, outlook)
+
+    def _last_word(self, ended: bool) -> wire.Goodbye | None:
+        """As soon as it is certain: a process that "finished" may still have failed by its exit code."""
+        goodbye = self._goodbye
+        if goodbye is None:
+            return None
+        if goodbye.reason != "finished":
+            return goodbye
+        if not ended and time.monotonic_ns() - self._goodbye_ns < _EXIT_S * 1e9:
+            return None
+        code = exit_code.read(self._memory)
+        if code:
+            return msgspec.structs.replace(goodbye, reason="exception", detail=f"exit code {code}")
+        return goodbye
+
+    def _answer(self) -> None:
+        """Whenever it changes, and each second: the training process looks whether its helper lives."""
+        answer = messages.Answer(
+            self.publisher.ready,
+            self.publisher.watched,
+            self.publisher.answered,
+            tuple(self._requests),
+            tuple(self._said),
+            self._seq,
+        )
+        now = time.monotonic_ns()
+        changed = msgspec.structs.replace(answer, seq=self._answered.seq) != self._answered
+        if changed or now - self._answered_ns > _ANSWER_EVERY_NS:
+            self._answered, self._answered_ns = answer, now
+            self._back.write(messages.encode(answer))
+
+
+def _resident(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def main() -> None:
+    """What `spawn.start` runs."""
+    process.prepare()
+    memory = Memory.open(DESCRIPTOR)
+    told = Pages(memory, START).read()
+    assert told is not None  # written before this process was started
+    start = messages.decode_start(told)
+    if start.again:
+        endpoint.remove_left(start.descriptor)
+    Helper(memory, start).publisher.serve()

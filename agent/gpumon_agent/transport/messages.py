@@ -1,0 +1,56 @@
+"""What the training process and its helper write for each other in the memory that they share."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpumon_agent import wire
+from gpumon_agent.viewers import endpoint
+
+LONG, STATE, PIECE = range(3)
+"""Kinds of long messages: events of the picture, a `State`, a `Piece` of a file."""
+
+
+class Start(msgspec.Struct):
+    """What the helper is told before it runs anything of ours: as JSON, for it can read that without us."""
+
+    path: list[str]  # sys.path of the training process
+    descriptor: endpoint.Descriptor
+    seq: int = 0  # of the next event
+    again: bool = False  # another helper was there before, and died
+
+
+class State(msgspec.Struct, array_like=True, gc=False):
+    """What heartbeats repeat and seldom changes."""
+
+    devices: tuple[int, ...] = ()
+    off: tuple[wire.PartOff, ...] = ()
+    descriptor: endpoint.Descriptor | None = None  # a new one; None: as before
+
+
+class Piece(msgspec.Struct, array_like=True, gc=False):
+    """A part of a snapshot file that the helper writes. The last one is empty."""
+
+    step: int
+    t_ns: int
+    data: bytes
+
+
+class Answer(msgspec.Struct, array_like=True, gc=False):
+    """What the helper tells the training process. Numbers grow: what is known already is passed over."""
+
+    ready: bool = False  # viewers can attach
+    watched: bool = False  # one listens
+    answered: bool = False  # one has had the whole picture
+    requests: tuple[tuple[int, wire.Request], ...] = ()  # the newest, with their numbers
+    said: tuple[tuple[int, str], ...] = ()  # lines for the training's terminal
+    seq: int = 0  # of the next event
+
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+decode_start = msgspec.json.Decoder(Start).decode
+decode_state = msgspec.msgpack.Decoder(State).decode
+decode_piece = msgspec.msgpack.Decoder(Piece).decode
+decode_answer = msgspec.msgpack.Decoder(Answer).decode
+decode_events = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode

@@ -1,0 +1,59 @@
+"""What a viewer that comes late is shown beside the past: the newest of each thing that the agent described."""
+
+from __future__ import annotations
+
+from gpumon_agent import wire
+
+_CHECKPOINTS_MAX = 256
+
+
+class Picture:
+    """Events as they were encoded. A newer one takes the place of the older about the same thing."""
+
+    def __init__(self) -> None:
+        self.hello: wire.Hello | None = None
+        self._kept: dict[tuple[object, ...], bytes] = {}
+
+    def add(self, event: wire.Event, raw: bytes) -> None:
+        kept = self._kept
+        match event:
+            case wire.Hello():
+                self.hello = event
+                kept["hello",] = raw
+            case wire.Model():
+                self._drop("module", event.model)
+                kept["model", event.model] = raw
+            case wire.Module():
+                kept["module", event.model, event.path] = raw
+            case wire.Ledger():
+                kept["ledger", event.device] = raw
+            case wire.Layers():
+                if not event.part:
+                    self._drop("layers", event.model, event.device)
+                kept["layers", event.model, event.device, event.part] = raw
+            case wire.Census():
+                kept["census",] = raw
+            case wire.Checkpoint():
+                kept["checkpoint", event.number, event.device] = raw
+                known = [key for key in kept if key[0] == "checkpoint"]
+                for key in known[:-_CHECKPOINTS_MAX]:
+                    del kept[key]
+            case wire.Segments():
+                if not event.part:
+                    self._drop("segments", event.device)
+                kept["segments", event.device, event.part] = raw
+            case wire.Snapshot():
+                kept["snapshot",] = raw
+            case _:
+                pass  # part of the past
+
+    def _drop(self, *start: object) -> None:
+        for key in [key for key in self._kept if key[: len(start)] == start]:
+            del self._kept[key]
+
+    def events(self) -> list[bytes]:
+        """Hello first: without it nothing else can be placed."""
+        kept = self._kept
+        first = kept.get(("hello",))
+        rest = [raw for key, raw in kept.items() if key != ("hello",)]
+        return rest if first is None else [first, *rest]

@@ -1,0 +1,326 @@
+"""The training process's end: it writes what the agent tells into shared memory, and hears what viewers ask for.
+
+There is no thread, socket, open descriptor or lasting child of ours in the training process: a helper process has all
+of them (helper.py). Everything here runs in the thread that trains, at phase boundaries, and nothing of it waits.
+Events go into a ring, from which the oldest fall out where the helper does not keep up; descriptions, censuses and
+block maps into a queue that loses nothing, a little of it at each boundary.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpumon_agent import environment, wire
+from gpumon_agent.guard import say
+from gpumon_agent.leaks.clock import Clock
+from gpumon_agent.oom import blackbox
+from gpumon_agent.transport import exit_code, messages, spawn
+from gpumon_agent.transport.memory import ANSWER, START, Memory
+from gpumon_agent.transport.pages import Pages, Status
+from gpumon_agent.transport.ring import LongWriter, Writer
+from gpumon_agent.viewers import endpoint
+
+_FIRST = START.offset + START.page_bytes  # the page that is written first, with a header of 16 bytes
+BOOTSTRAP = (
+    "import json, os, struct, sys; "
+    f"n = struct.unpack('=QII', os.pread(3, 16, {_FIRST}))[1]; "
+    f"sys.path[:] = json.loads(os.pread(3, n, {_FIRST + 16}))['path']; "
+    "from gpumon_agent.transport import helper; helper.main()"
+)
+"""The helper has the training's sys.path, wherever pyzmq is; what else it is told stands beside it."""
+RESTARTS_MAX = 3
+_LOOKED_AT_HELPER_EVERY_NS = 1_000_000_000
+_SILENT_NS = 3_000_000_000  # of the helper: then it is looked whether it is there
+_PUMP_NS, _PUMP_MAX_NS = 200_000, 5_000_000  # of a boundary, for encoding what is long
+_PUMP_SHARE = 50  # of the time since the last boundary: no more than one part in so many
+_BATCH_BYTES = 8 * 1024
+_CHUNKS = 8  # of 16 KiB, at one boundary
+_VIEWER_AWAITED_S = 30.0  # where GPUMON_AWAIT_VIEWER is 1: a dry run may be over before anybody could attach
+_LAST_WORDS_S = 0.04
+
+_open: weakref.WeakSet[Transport] = weakref.WeakSet()
+
+
+class Transport:
+    """One agent's. `drain` gives the events since the last call; `now` what the training does at this moment."""
+
+    def __init__(
+        self,
+        drain: Callable[[], list[tuple[int, Any]]],
+        picture: Callable[[], Iterable[wire.Event | bytes]],
+        state: Callable[[], messages.State],
+        descriptor: endpoint.Descriptor,
+        *,
+        now: Callable[[], tuple[int, str, int]],
+        counters: Callable[[], tuple[int, int, bool]],
+        take: Callable[[wire.Request], object],
+    ) -> None:
+        """`picture`: all that viewers need beside events, for a new helper. `counters`: the governor's rate and cost of
+        a boundary, and whether CUDA has begun. `take`: a viewer's request."""
+        self.descriptor = descriptor
+        self.unsent = 0
+        """events or messages that were too long, or for which there was no room"""
+        self._drain = drain
+        self._picture = picture
+        self._state = state
+        self._now = now
+        self._counters = counters
+        self._take = take
+        self._memory: Memory | None = None
+        self._events: Writer | None = None
+        self._long: LongWriter | None = None
+        self._status: Status
+        self._back: Pages
+        self._helper = 0  # its pid
+        self._helper_began: int | None = None
+        self._restarts = 0
+        self._waiting: deque[tuple[int, Iterator[bytes | None]]] = deque()
+        self._told_state: messages.State | None = None
+        self._answer = messages.Answer()
+        self._request = self._line = 0  # the newest that was heard
+        self._looked_ns = self._heard_ns = self._flushed_ns = 0
+
+    @property
+    def running(self) -> bool:
+        return self._memory is not None
+
+    # --------------------------------------------------------------------------------------------------- start and end
+
+    def start(self) -> None:
+        """Starts the helper. Where that cannot be, training goes on unwatched, with one line."""
+        try:
+            memory = Memory.create()
+        except OSError as error:
+            say(f"no viewer can attach to this process: no memory to share with the helper ({error.strerror})")
+            return
+        if self._begin(memory):
+            _open.add(self)
+            self.say(self._picture())
+            self.tell_state()
+            self.pump(Clock(_PUMP_NS * 100))
+            if environment.value("GPUMON_AWAIT_VIEWER") == "1":
+                self._await_viewer()
+
+    def _begin(self, memory: Memory) -> bool:
+        start = messages.Start(_path(), self.descriptor, self._answer.seq, self._restarts > 0)
+        try:
+            memory.words[START.latest] = memory.words[ANSWER.latest] = 0  # of a copy
+            Pages(memory, START).write(msgspec.json.encode(start))
+            self._helper = spawn.start(BOOTSTRAP, memory.fd, environment=_environment())
+        except (OSError, ValueError, spawn.CannotStart) as error:
+            memory.close()
+            say(f"no viewer can attach to this process: {error}")
+            return False
+        finally:
+            memory.close_descriptor()
+        self._helper_began = endpoint.start_time(self._helper)
+        self._memory = memory
+        self._events = Writer(memory, after=self._events)
+        self._long = LongWriter(memory, after=self._long)
+        self._status = Status(memory)
+        self._back = Pages(memory, ANSWER)
+        self._looked_ns = self._heard_ns = time.monotonic_ns()
+        return True
+
+    def _await_viewer(self) -> None:
+        until = time.monotonic() + _VIEWER_AWAITED_S
+        while not self._answer.answered and time.monotonic() < until and self.running:
+            time.sleep(0.01)
+            self.flush()
+
+    def wait_ready(self, seconds: float) -> bool:
+        """Whether viewers can attach now."""
+        until = time.monotonic() + seconds
+        while not self._answer.ready and time.monotonic() < until and self.running:
+            time.sleep(0.005)
+            self.flush()
+        return self._answer.ready
+
+    def close(self, *, exits: bool) -> None:
+        """The last words were recorded. `exits`: the process ends now; its exit code is left for the helper."""
+        if self._memory is None:
+            return
+        memory = self._memory
+        self.flush()
+        until = time.monotonic() + _LAST_WORDS_S
+        while self._waiting or (self._long is not None and self._long.waiting_bytes):
+            self.pump(Clock(int(_LAST_WORDS_S * 1e9)))
+            if time.monotonic() > until:
+                break
+            time.sleep(0.002)
+        _open.discard(self)
+        self._memory = None
+        if exits:
+            exit_code.write_at_exit(memory)  # which stays mapped for it
+        else:
+            self._forget(memory)
+
+    def disown(self) -> None:
+        """In a forked child: the memory is the parent's."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            self._forget(memory)
+
+    def _forget(self, memory: Memory) -> None:
+        self._events = self._long = None
+        del self._status, self._back
+        memory.close()
+
+    # --------------------------------------------------------------------------------------------- at phase boundaries
+
+    def flush(self) -> None:
+        """What was recorded goes out; what viewers asked for comes in."""
+        if self._memory is None:
+            return
+        events, long = self._events, self._long
+        assert events is not None
+        assert long is not None
+        for _, event in self._drain():
+            try:
+                events.put(wire.encode_event(event))
+            except ValueError:  # too long
+                self.unsent += 1
+        step, phase, since = self._now()
+        rate, cost_ns, cuda = self._counters()
+        self._status.write(step, phase, since, rate, cost_ns, self._request, cuda)
+        if self._waiting or long.waiting_bytes:
+            self.pump(Clock(min(max(_PUMP_NS, (since - self._flushed_ns) // _PUMP_SHARE), _PUMP_MAX_NS)))
+        self._flushed_ns = since
+        told = self._back.read()
+        if told is not None:
+            self._hear(told)
+        elif since - self._looked_ns > _LOOKED_AT_HELPER_EVERY_NS:
+            self._look_at_helper(since)
+
+    def _hear(self, told: bytes) -> None:
+        self._looked_ns = self._heard_ns = time.monotonic_ns()
+        self._answer = answer = messages.decode_answer(told)
+        for number, text in answer.said:
+            if number > self._line:
+                self._line = number
+                say(text)
+        for number, request in answer.requests:
+            if number > self._request:
+                self._request = number
+                self._take(request)
+
+    def _look_at_helper(self, now_ns: int) -> None:
+        """It says something each second. Where it does not and is gone, another takes its place."""
+        self._looked_ns = now_ns
+        if now_ns - self._heard_ns < _SILENT_NS or endpoint.start_time(self._helper) == self._helper_began:
+            return
+        old = self._memory
+        assert old is not None
+        self._memory = None
+        self._restarts += 1
+        if self._restarts > RESTARTS_MAX:
+            say("its helper process died again and again: nobody can watch this run any more")
+        else:
+            try:
+                memory = old.copied()
+            except OSError as error:
+                say(f"its helper process died, and there is no memory for another ({error.strerror})")
+            else:
+                if self._begin(memory):
+                    self._told_state = None
+                    self._waiting.clear()
+                    self.say(self._picture())
+                    self.tell_state()
+        old.close()
+
+    # -------------------------------------------------------------------------------------------------- long messages
+
+    def announce(self, descriptor: endpoint.Descriptor | None = None) -> None:
+        """Something that heartbeats or the descriptor's file repeat may have changed."""
+        if descriptor is not None:
+            self.descriptor = descriptor
+        self.tell_state(descriptor)
+
+    def tell_state(self, descriptor: endpoint.Descriptor | None = None) -> None:
+        state = self._state()
+        if descriptor is not None:
+            state.descriptor = descriptor
+        if state != self._told_state:
+            self._told_state = state
+            self._waiting.append((messages.STATE, iter((messages.encode(state),))))
+
+    def say(self, events: Iterable[wire.Event | bytes | None]) -> None:
+        """Parts of the picture that are new. They are encoded as there is time; None: a slice of work ends."""
+        self._waiting.append((messages.LONG, _batches(iter(events))))
+
+    def write_file(self, pieces: Iterable[bytes | None], step: int, t_ns: int) -> None:
+        """The helper puts them together, beside the reports of out-of-memory."""
+        self._waiting.append((messages.PIECE, _pieces(iter(pieces), step, t_ns)))
+
+    def pump(self, clock: Clock) -> None:
+        """As much of what waits as may take that time. Without a helper nobody waits for it."""
+        long = self._long
+        if long is None:
+            self._waiting.clear()
+            return
+        while self._waiting and not clock.over():
+            kind, made = self._waiting[0]
+            message = next(made, self)
+            if message is self:
+                self._waiting.popleft()
+            elif isinstance(message, bytes) and not long.put(kind, message):
+                self.unsent += 1
+        long.pump(_CHUNKS)
+
+
+def _path() -> list[str]:
+    """sys.path, as a process that works elsewhere reads it."""
+    here = [os.path.abspath(each) for each in sys.path if isinstance(each, str)]  # noqa: PTH100
+    own = str(Path(__file__).parents[2])
+    return here if own in here else [*here, own]
+
+
+def _environment() -> dict[str, str]:
+    known = dict(os.environ)
+    folder = known.get(blackbox.VARIABLE)
+    if folder and folder != blackbox.OFF:
+        known[blackbox.VARIABLE] = os.path.abspath(folder)  # noqa: PTH100
+    return known
+
+
+def _batches(events: Iterator[wire.Event | bytes | None]) -> Iterator[bytes | None]:
+    batch: list[msgspec.Raw] = []
+    size = 0
+    for event in events:
+        if event is None:
+            yield None
+            continue
+        data = event if isinstance(event, bytes) else wire.encode_event(event)
+        batch.append(msgspec.Raw(data))
+        size += len(data)
+        if size > _BATCH_BYTES:
+            yield messages.encode(batch)
+            batch, size = [], 0
+        elif not len(batch) % 16:
+            yield None
+    if batch:
+        yield messages.encode(batch)
+
+
+def _pieces(pieces: Iterator[bytes | None], step: int, t_ns: int) -> Iterator[bytes | None]:
+    for piece in pieces:
+        yield None if piece is None else messages.encode(messages.Piece(step, t_ns, piece))
+    yield messages.encode(messages.Piece(step, t_ns, b""))
+
+
+def _silence_in_child() -> None:
+    for transport in list(_open):
+        transport.disown()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_silence_in_child)
