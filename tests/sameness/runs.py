@@ -19,7 +19,7 @@ from gpumon_agent.shim import launch
 
 FOLDER = Path(__file__).parent
 SCRIPTS = FOLDER / "scripts"
-HUNG_S = 60
+HUNG_S = 180  # of a run that takes 2 on a machine of its own
 LOGGED = re.compile(r"(?<=[IWEF])\d{4} [\d:.]+ \d+ |(?<=[A-Z]:)\d{4}-\d\d-\d\d [\d:]+ \d+:\d+")
 OPTIONS = re.compile(r"^# same: (.*)$", re.MULTILINE)
 
