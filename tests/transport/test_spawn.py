@@ -470,10 +470,10 @@ def test_of_the_environment_it_has_what_it_needs(run: Run) -> None:
 
 def test_nothing_of_the_script_runs_in_it(run: Run, tmp_path: Path) -> None:
     """A sitecustomize on PYTHONPATH, a module in the working directory."""
-    (tmp_path / "sitecustomize.py").write_text("import os; open(os.environ['GPUMON_SEEN'], 'a').write('site ')")
-    (tmp_path / "json.py").write_text("import os; open(os.environ['GPUMON_SEEN'], 'a').write('json ')")
+    (tmp_path / "sitecustomize.py").write_text("import os; open(os.environ['GPUMON_NAME'], 'a').write('site ')")
+    (tmp_path / "json.py").write_text("import os; open(os.environ['GPUMON_NAME'], 'a').write('json ')")
     seen = tmp_path / "seen"
-    environment = {**os.environ, "GPUMON_SEEN": str(seen)}
+    environment = {**os.environ, "GPUMON_NAME": str(seen)}
     run(
         f"""
         os.chdir({str(tmp_path)!r})
