@@ -12,7 +12,8 @@ import pytest
 from gpumon.cli import VERBS
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/*.md"))
+TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+PAGES = [ROOT / name for name in TOP] + sorted(ROOT.glob("docs/*.md"))
 
 
 def tracked() -> set[str]:
@@ -24,6 +25,13 @@ def tracked() -> set[str]:
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
         assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_the_tests_that_the_security_page_names_exist():
+    named = re.findall(r"(tests/[a-z_/]+\.py)(?:::(\w+))?", (ROOT / "SECURITY.md").read_text())
+    assert len(named) > 10
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / file).read_text() if test else (ROOT / file).exists(), (file, test)
 
 
 def test_the_readme_names_every_verb():
