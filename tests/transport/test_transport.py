@@ -54,6 +54,10 @@ class Trainer:
         assert line, self.process.communicate()
         return json.loads(line)
 
+    def ask(self, what: str) -> wire.Reply:
+        (descriptor,) = link.resolve(str(self.process.pid))
+        return asyncio.run(link.Asker([descriptor])(descriptor.nonce, what))
+
     def heard(self, until: Callable[[wire.Event], bool]) -> list[wire.Event]:
         """What a viewer that comes now hears, to that event."""
         events: list[wire.Event] = []
@@ -123,15 +127,13 @@ def test_a_long_description_goes_out_in_pieces_and_whole(trainer: Trainer) -> No
 
 def test_a_viewers_request_reaches_the_next_boundary(trainer: Trainer) -> None:
     trainer.start()
-    (descriptor,) = link.resolve(str(trainer.process.pid))
-    asker = link.Asker([descriptor])
-    assert asyncio.run(asker(descriptor.nonce, wire.CENSUS)).accepted
-    assert asyncio.run(asker(descriptor.nonce, wire.CENSUS)).why == "asked for already: at the next phase boundary"
-    assert not asyncio.run(asker(descriptor.nonce, wire.BLOCKS)).accepted  # CUDA did not begin
+    assert trainer.ask(wire.CENSUS).accepted
+    assert trainer.ask(wire.CENSUS).why == "asked for already: at the next phase boundary"
+    assert not trainer.ask(wire.BLOCKS).accepted  # CUDA did not begin
     assert trainer.tell("requests") == ["census"]
     trainer.tell("steps 1")
     time.sleep(0.5)  # the helper looks ten times a second
-    assert asyncio.run(asker(descriptor.nonce, wire.CENSUS)).why == "at the next phase boundary"
+    assert trainer.ask(wire.CENSUS).why == "at the next phase boundary"
     assert trainer.tell("requests") == ["census", "census"]
 
 
@@ -186,6 +188,9 @@ def test_a_helper_that_dies_is_replaced_with_its_past_three_times(trainer: Train
     trainer.start()
     trainer.tell("steps 20")
     helper = trainer.helper
+    assert trainer.ask(wire.CENSUS).accepted
+    taken = len(trainer.tell("requests"))
+    assert taken == 1
     for _ in range(RESTARTS_MAX):
         os.kill(helper, signal.SIGKILL)
         newer = trainer.tell("until_restarted")
@@ -193,6 +198,9 @@ def test_a_helper_that_dies_is_replaced_with_its_past_three_times(trainer: Train
         helper = newer
         last = trainer.tell("steps 1") - 1
         assert steps_of(trainer.heard(ends(last))) == list(range(last + 1))
+        taken += 1
+        assert trainer.ask(wire.CENSUS).accepted
+        assert len(trainer.tell("requests")) == taken
     os.kill(helper, signal.SIGKILL)
     assert trainer.tell("until_restarted") == 0
     assert trainer.tell("steps 5")

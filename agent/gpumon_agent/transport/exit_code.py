@@ -13,13 +13,14 @@ import ctypes
 from gpumon_agent.transport.memory import EXIT, Memory
 
 _BYTES = 8
-_UNKNOWN = (1 << 64) - 1
+_AWAITED = 1 << 32  # in the upper half: a code may come, in the lower one
+_UNKNOWN = 1 << 31  # no exit code: sys.exit(-1) is 2³² − 1
 
 
 def write_at_exit(memory: Memory) -> bool:
     """To be called once, in an atexit handler; the memory must stay mapped. False: this C library cannot."""
     libc = ctypes.CDLL(None)
-    memory.words[EXIT] = _UNKNOWN
+    memory.words[EXIT] = _AWAITED | _UNKNOWN
     if not hasattr(libc, "on_exit") or not hasattr(libc, "putw"):
         return False
     libc.fmemopen.restype = ctypes.c_void_p
@@ -33,4 +34,4 @@ def write_at_exit(memory: Memory) -> bool:
 def read(memory: Memory) -> int | None:
     """None: it is not known."""
     word = memory.words[EXIT]
-    return None if word == _UNKNOWN else word & 0xFF
+    return word & 0xFF if word >> 32 and word & 0xFFFFFFFF != _UNKNOWN else None

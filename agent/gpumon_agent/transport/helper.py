@@ -54,7 +54,7 @@ class Helper:
         self._lost = 0
         self._requests: list[tuple[int, wire.Request]] = []
         self._said: list[tuple[int, str]] = []
-        self._number = 0
+        self._number = start.number
         self._answered = messages.Answer()
         self._answered_ns = 0
         self._begins = True

@@ -17,6 +17,7 @@ class Start(msgspec.Struct):
     path: list[str]  # sys.path of the training process
     descriptor: endpoint.Descriptor
     seq: int = 0  # of the next event
+    number: int = 0  # of the newest request or line that was heard
     again: bool = False  # another helper was there before, and died
 
 

@@ -111,7 +111,8 @@ class Transport:
                 self._await_viewer()
 
     def _begin(self, memory: Memory) -> bool:
-        start = messages.Start(_path(), self.descriptor, self._answer.seq, self._restarts > 0)
+        number = max(self._request, self._line)
+        start = messages.Start(_path(), self.descriptor, self._answer.seq, number, self._restarts > 0)
         try:
             memory.words[START.latest] = memory.words[ANSWER.latest] = 0  # of a copy
             Pages(memory, START).write(msgspec.json.encode(start))
