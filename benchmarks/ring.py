@@ -1,0 +1,117 @@
+"""What the training thread pays for its end of the shared memory.
+
+python benchmarks/ring.py [--rounds N] [--write FILE]
+
+Each call is timed alone. A round takes one of every row, in random order: an empty function, the same again (A/A: what
+that row shows is the machine's noise), and the calls themselves. Told are the medians and 99th percentiles, in ns, and
+the median of the differences to the empty function of the same round, with its 95 % interval (bootstrap of rounds).
+`warm`: one round after another. `cold`: before each call other memory is written, as much as the second-level cache
+holds, as a training step does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median, quantiles
+
+from gpumon_agent.transport.memory import ANSWER, Memory
+from gpumon_agent.transport.pages import Pages, Status
+from gpumon_agent.transport.ring import CHUNK_BYTES, LongReader, LongWriter, Reader, Writer
+
+ROW = "| {:<44} | {:>8} | {:>8} | {:>10} | {:>21} |"
+OTHER_BYTES = 1024 * 1024
+READ_EVERY = 64  # rounds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20_000, help="warm ones; a tenth as many cold ones (20,000)")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table there, with this command")
+    args = parser.parse_args()
+    text = "\n".join([*measure(args.rounds, cold=False), "", *measure(args.rounds // 10, cold=True)]) + "\n"
+    command = " ".join(["python", "benchmarks/ring.py", *sys.argv[1:]])
+    head = f"Python {sys.version.split()[0]}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f} at the end, by\n\n"
+    print(f"{head}    {command}\n\n{text}")
+    if args.write:
+        args.write.write_text(f"# What the shared memory costs\n\n{head}    {command}\n\n{text}")
+
+
+def measure(rounds: int, *, cold: bool) -> list[str]:
+    memory = Memory.create()
+    writer, status, learned = Writer(memory), Status(memory), Pages(memory, ANSWER)
+    long, reader, long_reader = LongWriter(memory), Reader(memory), LongReader(memory)
+    lock = threading.Lock()
+    payloads = {length: bytes(range(256)) * 2 for length in (64, 128, 512)}
+    payloads = {length: payload[:length] for length, payload in payloads.items()}
+    chunk = bytes(CHUNK_BYTES)
+
+    def empty() -> None:
+        pass
+
+    def locked() -> None:
+        with lock:
+            pass
+
+    calls: dict[str, Callable[[], object]] = {
+        "an empty function": empty,
+        "the same again": lambda: empty(),
+        "an event of 64 bytes": lambda: writer.put(payloads[64]),
+        "an event of 128 bytes": lambda: writer.put(payloads[128]),
+        "an event of 512 bytes": lambda: writer.put(payloads[512]),
+        "the status": lambda: status.write(1000, "forward", 10**15, 1, 2, 3, 4),
+        "a look for something new, without success": lambda: learned.read(),
+        "one chunk of a long message": lambda: long.pump(1),
+        "a lock, which none of these takes": locked,
+    }
+    calls["an empty function"] = lambda: empty()
+    writer._lap = 1 << 34  # as after days: numbers of two digits, in Python's arithmetic
+    for _ in range(len(memory.events) // 144 + 1):  # every page of the ring was written before
+        writer.put(payloads[128])
+    took: dict[str, list[int]] = {name: [] for name in calls}
+    order, clock = random.Random(0), time.perf_counter_ns
+    other, dirty = bytearray(OTHER_BYTES), bytes(OTHER_BYTES)
+    for number in range(rounds):
+        if number % READ_EVERY == 0:
+            reader.take()
+            long_reader.take()
+        for name in order.sample(list(calls), k=len(calls)):
+            if name.startswith("one chunk"):
+                long.put(1, chunk)
+            if cold:
+                other[:] = dirty
+            call = calls[name]
+            began = clock()
+            call()
+            took[name].append(clock() - began)
+        if number % READ_EVERY == 30:
+            long_reader.take()
+    assert long.waiting_bytes <= 2 * CHUNK_BYTES, "chunks had to wait: nothing was measured"
+    memory.close()
+    title = f"{'cold' if cold else 'warm'}, {rounds:,} rounds, ns"
+    rows = [ROW.format(title, "p50", "p99", "more, p50", "95 % interval"), ROW.format(*["-" * 7 + ":"] * 5)]
+    base = took["an empty function"]
+    for name, times in took.items():
+        more = [a - b for a, b in zip(times, base, strict=True)]
+        low, high = interval(more)
+        cuts = quantiles(times, n=100)
+        between = f"{low:+.0f} to {high:+.0f}"
+        rows.append(ROW.format(name, f"{median(times):.0f}", f"{cuts[98]:.0f}", f"{median(more):+.0f}", between))
+    return rows
+
+
+def interval(values: list[int]) -> tuple[float, float]:
+    """The middle 95 % of the medians of resampled rounds."""
+    chance = random.Random(0)
+    medians = sorted(median(chance.choices(values, k=len(values))) for _ in range(200))
+    return medians[5], medians[194]
+
+
+if __name__ == "__main__":
+    main()
