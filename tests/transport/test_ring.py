@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import gpumon_agent
-from gpumon_agent.transport.memory import PAGE_BYTES, Memory
-from gpumon_agent.transport.ring import LONGEST, Reader, Writer
+from gpumon_agent.transport.memory import EVENTS_HEAD, LONG_HEAD, LONG_TAIL, PAGE_BYTES, Memory
+from gpumon_agent.transport.ring import CHUNK_BYTES, LONGEST, LongReader, LongWriter, Reader, Writer
 
 RING = 4 * PAGE_BYTES
 TIMES = int(os.environ.get("GPUMON_FUZZ_TIMES", "1"))
@@ -229,3 +232,377 @@ print(events > 100 * times, messages > times)
 def test_of_a_writer_that_is_killed_all_is_there_that_it_put() -> None:
     """Events are an unbroken row, long messages too, at a hundred random moments."""
     assert said(KILLED, 100 * TIMES) == "True True"
+
+
+STRESSED = """
+import gc, signal, sys, threading
+if sys.argv[1] == "locked":
+    sys._is_gil_enabled = lambda: False
+from gpumon_agent.transport.memory import Memory
+from gpumon_agent.transport.pages import Status
+from gpumon_agent.transport.ring import LongReader, LongWriter, Reader, Writer
+
+THREADS, PUTS = 4, 4_000
+
+class Late(Exception):
+    pass
+
+def record(key, most):
+    return (b"%d;" % key) * (key % most // 4 + 1)
+
+class Cyclic:
+    "Put by the garbage collector."
+    def __init__(self, key):
+        self.itself, self.key = self, key
+    def __del__(self):
+        try:
+            puts(self.key)
+        except Late:
+            pass
+
+def puts(key):
+    payload = record(key, 100 if key % 32 else 8_000)  # of the longer ones CRC-32 is taken without the GIL
+    number = writer.put(payload)
+    assert number not in put, number
+    put[number] = payload
+    if key % 8 == 0:
+        status.write(key, str(key), key, key, key, key, key)
+        message = key, record(key, 9_000)
+        sent.append(message)
+        assert long.put(*message)
+        queued.append(message)
+        long.pump(2)
+
+def handler(number, frame):
+    global raised, nested, depth
+    if depth == 3:
+        return
+    depth += 1
+    nested += 1
+    puts(10_000_000 + nested)
+    depth -= 1
+    if nested % 3 == 0 and "transport" in frame.f_code.co_filename and not depth:
+        raised += 1
+        raise Late
+
+def works(first):
+    for key in range(first, first + PUTS):
+        try:
+            puts(key)
+            if key % 50 == 0:
+                Cyclic(key + 500_000)
+        except Late:
+            pass
+
+gc.set_threshold(5)
+sys.setswitchinterval(1e-6)
+signal.signal(signal.SIGALRM, handler)
+for _ in range(int(sys.argv[2])):
+    memory = Memory.create(32 << 20, 8 << 20)
+    writer, long, status = Writer(memory), LongWriter(memory), Status(memory)
+    put, sent, queued, raised, nested, depth = {}, [], [], 0, 0, 0
+    threads = [threading.Thread(target=works, args=(number * 1_000_000,)) for number in range(1, THREADS)]
+    for thread in threads:
+        thread.start()
+    signal.setitimer(signal.ITIMER_REAL, 3e-4, 3e-4)
+    works(0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for thread in threads:
+        thread.join()
+    gc.collect()
+    reader, long_reader, whole = Reader(memory), LongReader(memory), []
+    taken, now = reader.take(), Status(memory).read()
+    for _ in range(1000):
+        long.pump(1000)
+        whole += long_reader.take()
+    numbers = [number for number, _ in taken]
+    assert numbers == sorted(set(numbers))
+    took = dict(taken)
+    missing = [number for number in put if number not in took]
+    assert not missing, ("missing", len(missing), len(put))
+    unknown = sum(number not in put for number in numbers)  # the exception came as it was put already
+    assert all(payload == put.get(number, payload) for number, payload in taken), "another payload"
+    assert unknown <= raised and reader.lost <= raised, (unknown, reader.lost, raised)
+    assert len(whole) == len(set(whole)), "a message came twice"
+    assert set(queued) <= set(whole) <= set(sent), "a message is missing, or changed"
+    assert long.waiting_bytes == 0, long.waiting_bytes
+    assert now == (now.step, str(now.step), now.step, (now.step,) * 4), now
+    assert nested > 10 and raised > 3, nested
+    memory.close()
+print("whole")
+"""
+
+
+@pytest.mark.parametrize("how", ["as it is", "locked"])
+def test_threads_signal_handlers_and_finalizers_put_at_once(how: str) -> None:
+    """Handlers put in the middle of a `put`, and every third raises. `locked`: as without a GIL."""
+    for interpreter in [sys.executable]:
+        assert said(STRESSED, how, 3 * TIMES, interpreter=interpreter) == "whole", interpreter
+
+
+STRAIGHT = """
+import dis
+from gpumon_agent.transport.pages import Status
+from gpumon_agent.transport.ring import Writer
+
+# A jump that is not taken is none. What is not in here may run other code, or did nobody look at yet.
+KNOWN = ("LOAD_", "STORE_", "BINARY_", "COMPARE_OP", "POP_JUMP_IF_FALSE", "POP_JUMP_FORWARD_IF_FALSE", "PUSH_NULL",
+         "PRECALL", "INPLACE_", "COPY", "SWAP", "NOT_TAKEN", "DUP_TOP", "ROT_", "RESUME", "CACHE", "NOP")
+
+def straight(function, *stores):
+    "Of a function, from the first time that it reads `_number` or `_page_end`, to the next call."
+    code = list(dis.get_instructions(function))
+    begin = next(at for at, each in enumerate(code) if each.argval in ("_number", "_page_end"))
+    ends = (at for at, each in enumerate(code) if at > begin and each.opname.startswith(("CALL", "RETURN")))
+    part = code[begin:next(ends)]
+    stored = [each.argval for each in part if each.opname.startswith("STORE_ATTR")]
+    return stored == list(stores), [each.opname for each in part if not each.opname.startswith(KNOWN)]
+
+assert "pack_into" in str(Writer._put.__code__.co_varnames)
+print(straight(Writer._put, "_number", "_at"), straight(Status.write, "_number"),
+      straight(Writer._begin_page, "_lap", "_at", "_page_end"))
+"""
+
+
+def test_nothing_comes_between_a_records_number_and_its_bytes() -> None:
+    """What the writer does without a lock is compiled to what the interpreter does at once."""
+    for interpreter in [sys.executable]:
+        assert said(STRAIGHT, interpreter=interpreter) == " ".join(["(True, [])"] * 3), interpreter
+
+
+# ------------------------------------------------------------------------------------------------------ long messages
+
+
+def messages(count: int, longest: int) -> list[tuple[int, bytes]]:
+    return [(number, record(number, number * 7919 % longest + 1)) for number in range(count)]
+
+
+def test_long_messages_come_whole_and_in_order_whatever_their_length(memory: Memory) -> None:
+    writer, reader = LongWriter(memory), LongReader(memory)
+    lengths = [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 4 * CHUNK_BYTES, RING, 3 * RING, 5, 10 * RING]
+    sent = [(1 << 31 | at, record(at, length) if length else b"") for at, length in enumerate(lengths)]
+    for message in sent:
+        assert writer.put(*message)
+    assert writer.waiting_bytes == sum(lengths)
+    whole = []
+    while writer.waiting_bytes:
+        writer.pump()
+        whole += reader.take()
+    assert whole == sent
+    assert reader.take() == []
+
+
+@pytest.mark.parametrize("length", [5, 1000, CHUNK_BYTES, 70_000])
+@pytest.mark.parametrize("pages_read", [0, 1, 3])
+def test_what_was_not_read_is_never_overwritten(memory: Memory, length: int, pages_read: int) -> None:
+    """The reader comes late, when there is no more room; before that it may have read a part."""
+    writer, reader = LongWriter(memory), LongReader(memory)
+    sent = [(at, record(at, length)) for at in range(3 * RING // length + 9)]
+    for message in sent:
+        assert writer.put(*message)
+    whole: list[tuple[int, bytes]] = []
+    writer.pump(pages_read * PAGE_BYTES // (length + 28) + 1)
+    whole += reader.take()
+    for _ in range(100):
+        writer.pump(1_000_000)
+        assert writer.waiting_bytes or whole
+        whole += reader.take()
+    assert whole == sent
+    assert writer.waiting_bytes == 0
+
+
+def test_a_pump_copies_no_more_chunks_than_it_may(memory: Memory) -> None:
+    writer, reader = LongWriter(memory), LongReader(memory)
+    writer.put(1, bytes(20 * CHUNK_BYTES))
+    for chunks in (0, 1, 2, 4):
+        before = memory.words[LONG_HEAD]
+        writer.pump(chunks)
+        assert memory.words[LONG_HEAD] - before == chunks * (LONGEST + 16)
+    writer.pump(1000)
+    assert memory.words[LONG_HEAD] == RING  # all the room there is
+    assert writer.waiting_bytes == 20 * CHUNK_BYTES
+    assert reader.take() == []
+    writer.pump(1000)
+    assert reader.take() == [(1, bytes(20 * CHUNK_BYTES))]
+
+
+def test_beyond_the_limit_messages_are_refused_until_there_is_room(memory: Memory) -> None:
+    writer, reader = LongWriter(memory, limit_bytes=RING), LongReader(memory)
+    assert writer.put(1, bytes(RING - 10))
+    assert not writer.put(2, bytes(11))
+    assert writer.put(3, bytes(10))
+    assert writer.waiting_bytes == RING
+    writer.pump(1000)
+    reader.take()
+    writer.pump(1000)
+    assert writer.put(4, b"again")
+    writer.pump()
+    assert [kind for kind, _ in reader.take()] == [1, 3, 4]
+    for kind in (-1, 1 << 32):
+        with pytest.raises(ValueError, match=f"kind {kind}"):
+            writer.put(kind, b"")
+
+
+def test_a_new_helper_takes_what_the_old_one_did_not(memory: Memory) -> None:
+    """Also a message of which only a part was sent, or read."""
+    writer, reader = LongWriter(memory), LongReader(memory)
+    sent = messages(5, 50_000)
+    for message in sent:
+        writer.put(*message)
+    writer.pump(3)
+    taken = reader.take()
+    writer.pump(2)
+    copy = memory.copied()
+    after = LongWriter(copy, after=writer)
+    memory.close()
+    again = LongReader(copy)
+    assert after.waiting_bytes == sum(len(message.payload) for message in after._waiting)
+    for _ in range(100):
+        after.pump()
+        taken += again.take()
+    copy.close()
+    assert taken == sent
+    assert after.waiting_bytes == 0
+
+
+# --------------------------------------------------------------------------------------------------- scribbled memory
+
+
+BYTES = st.binary(min_size=1, max_size=64)
+EXTREME = st.sampled_from(
+    [0, 1, 7, 8, PAGE_BYTES, RING, RING + 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 8, (1 << 64) - 1]
+)
+ACTIONS = st.one_of(
+    st.tuples(st.just("put"), st.integers(1, 900)),
+    st.tuples(st.just("send"), st.integers(0, 40_000)),
+    st.tuples(st.just("take"), st.none()),
+    st.tuples(st.just("anywhere"), st.tuples(st.floats(0, 1, exclude_max=True), BYTES)),
+    st.tuples(st.just("ring"), st.tuples(st.floats(0, 1, exclude_max=True), BYTES)),
+    st.tuples(st.just("record"), st.tuples(st.integers(0, 40), BYTES)),
+    st.tuples(
+        st.just("word"),
+        st.tuples(st.sampled_from([EVENTS_HEAD, LONG_HEAD, LONG_TAIL]), EXTREME | st.integers(0, 1 << 20)),
+    ),
+)
+
+
+@settings(max_examples=150 * TIMES)
+@given(st.lists(ACTIONS, max_size=40))
+def test_of_scribbled_memory_only_what_was_put_is_taken_and_the_ring_goes_on(actions: list[tuple[str, object]]) -> None:
+    memory = Memory.create(RING, RING)
+    writer, long = Writer(memory), LongWriter(memory)
+    reader, long_reader = Reader(memory), LongReader(memory)
+    put: dict[int, bytes] = {}
+    sent: list[tuple[int, bytes]] = []
+
+    def puts(count: int) -> None:
+        for _ in range(count):
+            payload = record(len(put))
+            put[writer.put(payload)] = payload
+
+    def sends(length: int) -> None:
+        sent.append((len(sent), record(len(sent), length) if length else b""))
+        assert long.put(*sent[-1])
+        long.pump()
+
+    def takes(*others: Reader) -> list[int]:
+        began = time.monotonic()
+        for each in (reader, *others):
+            before = -1
+            for number, payload in each.take():
+                assert put[number] == payload
+                assert number > before
+                before = number
+                seen.add(number)
+        whole = long_reader.take()
+        assert all(message in sent for message in whole)
+        assert time.monotonic() - began < 10
+        return [kind for kind, _ in whole]
+
+    def scribbles(at: int, what: bytes) -> None:
+        at %= len(memory.view)
+        what = what[: len(memory.view) - at]
+        memory.view[at : at + len(what)] = what
+
+    seen: set[int] = set()
+    whole: list[int] = []
+    start = len(memory.view) - 2 * RING
+    do: dict[str, Callable[..., object]] = {
+        "put": puts,
+        "send": sends,
+        "take": lambda _: whole.extend(takes(Reader(memory), Reader.oldest(memory))),
+        "anywhere": lambda what: scribbles(int(what[0] * len(memory.view)), what[1]),
+        "ring": lambda what: scribbles(start + int(what[0] * 2 * RING), what[1]),
+        "record": lambda what: scribbles(start + memory.words[EVENTS_HEAD] % RING - 8 * what[0], what[1]),
+        "word": lambda what: memory.words.__setitem__(*what),
+    }
+    try:
+        for name, what in actions:
+            do[name](what)
+        for _ in range(10):  # in all more than a page
+            puts(70)
+            sends(10_000)
+            whole.extend(takes())
+        puts(1)
+        sends(100)
+        for _ in range(20):
+            long.pump(1000)
+            whole.extend(takes())
+        assert len(put) - 1 in seen
+        assert whole[-1:] == [len(sent) - 1]
+        assert long.waiting_bytes == 0
+    finally:
+        memory.close()
+
+
+SCRIBBLED = """
+import os, random, signal, sys, time
+from gpumon_agent.transport.memory import ANSWER, Memory
+from gpumon_agent.transport.pages import Pages, Status
+from gpumon_agent.transport.ring import LongReader, LongWriter, Reader, Writer
+
+memory = Memory.create(1 << 18, 1 << 18)
+pid = os.fork()
+if not pid:
+    while True:
+        for _ in range(50):
+            at = random.choice((random.randrange(len(memory.view) - 64), random.randrange(4096 + 512)))
+            memory.view[at : at + 8] = random.randbytes(8)
+        time.sleep(1e-4)
+put, sent, pages_put = {}, set(), set()
+writer, long, status, pages = Writer(memory), LongWriter(memory), Status(memory), Pages(memory, ANSWER)
+reader, long_reader, pages_reader = Reader(memory), LongReader(memory), Pages(memory, ANSWER)
+taken = whole = read = 0
+ends = time.monotonic() + float(sys.argv[1])
+number = 0
+while time.monotonic() < ends:
+    for _ in range(100):
+        number += 1
+        payload = b"%d." % number * (number % 50 + 1)
+        put[writer.put(payload)] = payload
+    message = number, b"%d." % number * (number % 999)
+    sent.add(message)
+    long.put(*message)
+    long.pump(20)
+    status.write(number, "forward", number)
+    page = b"%d." % number * 9
+    pages_put.add(page)
+    pages.write(page)
+    for key, payload in reader.take():
+        assert put[key] == payload
+        taken += 1
+    for message in long_reader.take():
+        assert message in sent
+        whole += 1
+    page = pages_reader.read()
+    assert page is None or page in pages_put
+    read += page is not None
+    status.read()
+os.kill(pid, signal.SIGKILL)
+os.waitpid(pid, 0)
+print(taken > number // 10, whole > 0, read > 0)
+"""
+
+
+def test_a_process_that_scribbles_all_over_the_memory_neither_stops_nor_fools_a_reader() -> None:
+    assert said(SCRIBBLED, 2 * TIMES, timeout_s=60 + 20 * TIMES) == "True True True"

@@ -58,7 +58,7 @@ class Pages:
     def _read(self, latest: int) -> bytes | None:
         begin = self._begin(latest)
         number, length, check = _HEADER.unpack_from(self._view, begin - _HEADER.size)
-        if number == latest and length <= self.limit_bytes:
+        if number == latest != 0 and length <= self.limit_bytes:
             payload = bytes(self._view[begin : begin + length])
             if crc32(payload, number) == check:
                 self._seen, self._tries = latest, 0
@@ -93,12 +93,11 @@ class Status:
     def write(self, step: int, phase: str, since_ns: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> None:
         """The counters are u64. Of `phase` the first PHASE_BYTES bytes of UTF-8 are kept."""
         name = phase.encode("utf-8", "replace")
-        number = self._number + 1
+        number = self._number + 1  # up to the end of `pack_into` nothing comes between, see ring.Writer
         at = STATUS_OFFSET + number % 2 * _STATUS_BYTES
+        self._number = number
         _STATUS.pack_into(self._view, at, number, step, since_ns, name, a, b, c, d, number)
-        if self._number + 1 == number:  # else another thread has written meanwhile, and is as new
-            self._number = number
-            self._words[STATUS_LATEST] = number
+        self._words[STATUS_LATEST] = self._number
 
     def read(self) -> Current | None:
         """None: nothing was written, or it was torn each time."""

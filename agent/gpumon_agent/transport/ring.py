@@ -35,7 +35,8 @@ LONG_LIMIT_BYTES = 64 * 1024 * 1024
 """What may wait in the training process; also the longest message that a reader puts together."""
 _CHUNKS_MAX = -(-LONG_LIMIT_BYTES // CHUNK_BYTES)
 
-_LOCK = threading.RLock()
+_LOCK = threading.RLock()  # where there is no GIL
+
 Owner = TypeVar("Owner")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,9 +54,7 @@ _SHAPES = (None, *map(_shape, range(1, 513)))
 
 
 def one_thread_at_a_time(method: Callable[Concatenate[Owner, P], R]) -> Callable[Concatenate[Owner, P], R]:
-    """`method` itself where there is a GIL. Without one it runs under a lock that a signal handler may take again: one
-    for all such methods, for a finalizer may call any of them from within any other.
-    """
+    """`method` itself where there is a GIL. Without one it runs under a lock that a signal handler may take again."""
     if getattr(sys, "_is_gil_enabled", lambda: True)():
         return method
 
@@ -72,10 +71,11 @@ class Writer:
 
     There is no lock: one costs up to half as much as the rest (`benchmarks/ring.py`), and a signal handler that waits
     for another thread's `put` would wait for ever. CPython switches threads and runs signal handlers only as a function
-    begins, a call has returned or a jump was taken; and finalizers there, too, or where a container is allocated.
-    `_put` has none of that from where it reads `_at` until its record is written, and none from the comparison after
-    that to its last store. If another record was put between these two, it has overwritten this one, which no head
-    covers yet, and the number shows it: then this one is put again. If a signal handler raises, its record is missing.
+    begins, a call has returned or a jump was taken; and finalizers there, too, or where a container is allocated. In
+    `_put` there is nothing of that from the comparison of the number until the record is written. So whenever other
+    code runs, all records before `_at` are whole, and the head may be set to it: by this thread, or by the next that
+    puts something, where a signal handler raised. (A trace function can raise in between. Then a record is missing, and
+    readers go on with the next page.)
 
     Without a GIL a lock is needed.
     """
@@ -118,26 +118,30 @@ class Writer:
         length = len(payload)
         pack_into, size = (length <= 512 and _SHAPES[length]) or _shape(length)
         check = crc32(payload, number)
-        at = self._at
-        end = at + size
-        if end <= self._page_end:
-            pack_into(self._ring, at, number, length, check, payload)
-            if self._number == number:
-                self._number = number + 1  # first: an exception between two of these may cost a record, no more
+        if self._number == number:
+            at = self._at
+            end = at + size
+            if end <= self._page_end:
+                self._number = number + 1
                 self._at = end
-                self._words[self._head] = self._lap + end
+                pack_into(self._ring, at, number, length, check, payload)
+                self._words[self._head] = self._lap + self._at  # not `end`: others may have put more meanwhile
                 return True
-            return False
-        return self._turn(size) and self._put(payload, number)
+            return self._turn(size) and self._put(payload, number)
+        return False
 
     def _turn(self, size: int) -> bool:
         """Goes on to the next page, if a record of so many bytes does not fit into this one. False: it is not free."""
+        self._begin_page(self._lap + self._page_end, size)
+        return True
+
+    def _begin_page(self, begin: int, size: int) -> None:
+        """The one at position `begin`, unless another thread has begun it meanwhile. At once, as above."""
         end = self._page_end
-        if self._at + size > end:
+        if self._lap + end == begin and self._at + size > end:
             self._lap += end & self._size  # at the ring's end only
             self._at = end & self._size - 1
             self._page_end = self._at + PAGE_BYTES
-        return True
 
 
 class _Message(NamedTuple):
@@ -155,7 +159,11 @@ class _Chunks(Writer):
     def _turn(self, size: int) -> bool:
         begin = self._lap + self._page_end
         # what the page holds now ends one lap before it would end then
-        return begin + PAGE_BYTES - self._size <= self._words[LONG_TAIL] <= begin and super()._turn(size)
+        if not begin + PAGE_BYTES - self._size <= self._words[LONG_TAIL] <= begin:
+            self._words[self._head] = self._lap + self._at  # if something wrote over it, the reader waits for this
+            return False
+        self._begin_page(begin, size)  # this one and no other: it was looked at
+        return True
 
 
 class LongWriter:

@@ -30,6 +30,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -114,7 +115,10 @@ def _spawn(libc: Any, machine: _Machine, argv: list[str], environment: list[str]
         # nobody is a child of itself: waitpid returns at once, unless the kernel has put the middle's pid there
         after = contexts.chain((libc.waitpid, own, 0, _WCLONE), *restored, then=here)
         told = after + machine.argument
-    spawns = contexts.chain((libc.posix_spawn, pid, program, *attributes, arguments, variables), then=ends)
+    # a session of the middle's own: Ctrl-C for the trainer's process group, just then, would end the helper before it
+    # has left that group itself
+    spawn = (libc.posix_spawn, pid, program, *attributes, arguments, variables)
+    spawns = contexts.chain((libc.setsid,), spawn, then=ends)
     first = contexts.chain(*before, contexts.clone(flags, spawns, told), (libc.memcpy, error, errno, 4), then=after)
     libc.swapcontext(ctypes.c_void_p(here), ctypes.c_void_p(first))
     if not pid.value:
@@ -210,7 +214,7 @@ def _interpreter() -> str:
         f"{sys.base_exec_prefix}/bin/{version}",
     ):
         # a frozen application, run again, would train again
-        if path and Path(path).name.startswith("python") and Path(path).is_file() and os.access(path, os.X_OK):
+        if path and Path(path).name.startswith("python") and shutil.which(path) == path:
             return path
     raise CannotStart("no Python interpreter was found to run the helper")
 
