@@ -20,6 +20,12 @@ The orphans of a container become children of its process 1. If that is the trai
 helper. There the middle stays as the helper's parent: a thread of it waits until the helper ends. psutil lists both,
 the middle as a zombie. If that trainer execs, the new program has both, and its old memory until the helper ends.
 
+What a start costs the trainer: 0.9 to 1.1 ms of CPU (least and median of 40), 1.2 ms until it returns (least of 40;
+Python 3.11, glibc 2.36, Linux 6.18, two cores that others used as well). Each process on the way waits
+for a core: 9 ms in the median at a load of 3, 20 ms beside two more busy processes, where subprocess.Popen took 2.4 and
+0.4. With 8 GB of touched memory the same as with 10 MB (medians of 60 starts 11.76 and 11.77 ms; a fork took 473 and
+1.6 ms).
+
 Needs glibc on x86-64 or aarch64; else CannotStart. Where init does not reap (`sleep` as process 1 of a container), the
 helper leaves a zombie when it ends.
 """
