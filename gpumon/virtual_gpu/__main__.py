@@ -41,6 +41,7 @@ def build_command(python: str) -> None:
 @click.option("--stream-delay", type=click.IntRange(0), help="Launches the device lags behind the host.  [default: 32]")
 @click.option("--nccl-buffers", help="What an NCCL communicator takes from the device.  [default: 0]")
 @click.option("--scalars", type=click.Choice(["zero", "bytes"]), default="zero", help="What .item() of a result reads.")
+@click.option("--sensors", type=click.Choice(["none", "invented"]), default="none", help="Utilization, heat and power.")
 @click.option("--hide", type=click.Choice(["bytes", "processes", "pids"]), help="What NVML hides, as in a container.")
 @click.option("--nvml-fault", multiple=True, metavar="FUNCTION=WHAT", help="na, error, lost, hang, slow:MS, …")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)

@@ -63,6 +63,7 @@ def environment(
     stream_delay: int | None = None,
     nccl_buffers: int | str | None = None,
     scalars: Literal["zero", "bytes"] = "zero",
+    sensors: Literal["none", "invented"] = "none",
     hide: Hidden | None = None,
     nvml_faults: Mapping[str, Fault] | None = None,
 ) -> dict[str, str]:
@@ -78,6 +79,8 @@ def environment(
     - ``stream_delay``: launches a device lags behind the host, 32 by default; 0 completes everything at once.
     - ``nccl_buffers``: bytes each NCCL communicator takes from the device outside PyTorch's allocator; 0 by default.
     - ``scalars="bytes"``: ``.item()`` of what a kernel should have computed reads stale bytes instead of zero.
+    - ``sensors="invented"``: NVML answers utilization, temperature, power and clocks, made of the rate of launches; by
+      default it does not support them.
     - ``hide``: what a container hides of processes in NVML: their "bytes", all "processes", or true "pids".
     - ``nvml_faults={"nvmlDeviceGetPowerUsage": "na"}``: na, error, lost, nopermission, nodriver, hang, slow:MS or a
       number of nvmlReturn_t, for each function; "nvml" is every function.
@@ -107,6 +110,7 @@ def environment(
         "VGPU_SESSION": name,
         "VGPU_DEVICES": specification,
         "VGPU_SCALARS": scalars,
+        "VGPU_SENSORS": sensors,
         "LD_PRELOAD": _prepend(f"{folder}/libcuda.so.1:{folder}/libnvidia-ml.so.1", "LD_PRELOAD"),
         "LD_LIBRARY_PATH": _prepend(str(folder), "LD_LIBRARY_PATH"),
     }

@@ -17,7 +17,7 @@ _MIG_FIT = {"1g": 7, "2g": 3, "3g": 2, "4g": 1, "7g": 1}
 
 @dataclass(frozen=True)
 class Profile:
-    """One kind of device. Capacities are those PyTorch prints for such cards, to within a few MiB."""
+    """One kind of device. Capacities are those PyTorch prints for such cards; drivers differ by up to 2 %."""
 
     name: str
     memory_gb: int
@@ -51,6 +51,17 @@ PROFILES: dict[str, Profile] = {
     "t4": _profile("T4", 16, 14912, (7, 5), 40, 4, 64, 64),
     "v100-16": _profile("V100-16GB", 16, 16151, (7, 0), 80, 6, 96, 96),
     "v100-32": _profile("V100-32GB", 32, 32493, (7, 0), 80, 6, 96, 96),
+    # Each of these beside where its capacity was read; "printed" is the total in PyTorch's out-of-memory errors, in
+    # GiB with two decimals. Processors and caches: the same place, else NVIDIA's data sheets and tuning guides.
+    "a10": _profile("A10", 24, 22516, (8, 6), 72, 6, 100, 99),  # deviceQuery, CUDA 12.2: 23609475072 bytes
+    "a10g": _profile("A10G", 24, 22587, (8, 6), 80, 6, 100, 99),  # PyTorch 2.15's device properties: 22587MB
+    "a6000": _profile("RTX A6000", 48, 48670, (8, 6), 84, 6, 100, 99),  # ultralytics/ultralytics#19084: 48670MiB
+    "b200": _profile("B200", 180, 182630, (10, 0), 148, 126, 228, 227),  # pytorch/ao#4002: 178.35 GB, 126.5 MB of L2
+    "gh200": _profile("GH200-480GB", 96, 97280, (9, 0), 132, 60, 228, 227),  # deviceQuery, 12.2: 102005473280 bytes
+    "h100-nvl": _profile("H100-NVL", 94, 95334, (9, 0), 132, 60, 228, 227),  # printed: 93.10 GiB
+    "l40s": _profile("L40S", 48, 45486, (8, 9), 142, 96, 100, 99),  # printed: 44.42 GiB, stepfun-ai/Step-Video-T2V#8
+    "rtx3090": _profile("RTX 3090", 24, 24268, (8, 6), 82, 6, 100, 99),  # printed: 23.70 GiB, GaoLii/DSP#10
+    "rtx5090": _profile("RTX 5090", 32, 32120, (12, 0), 170, 96, 100, 99),  # NVIDIA/nccl#1637: 33680457728 bytes
 }
 
 DEVICES = ", ".join(PROFILES)
@@ -74,10 +85,13 @@ def find(name: str) -> Profile:
 
 
 def mig_names(profile: Profile) -> dict[str, str]:
-    """MIG profiles of a board by full name ("3g.20gb"), each with its compute slices ("3g"); none before Ampere's."""
-    if profile.compute_capability not in ((8, 0), (9, 0)):
+    """MIG profiles of a board by full name ("3g.20gb"), each with its compute slices ("3g"); none before Ampere's.
+
+    NVIDIA's names round half up: an eighth of 141 GB is 18gb, a half 71gb.
+    """
+    if profile.compute_capability not in ((8, 0), (9, 0), (10, 0)):
         return {}
-    return {f"{slices}.{profile.memory_gb * eighths // 8}gb": slices for slices, eighths in _MIG_EIGHTHS.items()}
+    return {f"{slices}.{(profile.memory_gb * eighths + 4) // 8}gb": slices for slices, eighths in _MIG_EIGHTHS.items()}
 
 
 def instance(profile: Profile, mig: str) -> Profile:

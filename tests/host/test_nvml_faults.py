@@ -62,14 +62,14 @@ def silent(device: wire.DeviceReading) -> set[str]:
 
 @pytest.mark.parametrize("function", FIELDS)
 def test_a_call_that_is_not_supported_silences_its_own_fields_only(virtual_gpu, function):
-    (device,) = reading(virtual_gpu(nvml_faults={function: "na"})).devices
+    (device,) = reading(virtual_gpu(sensors="invented", nvml_faults={function: "na"})).devices
     assert silent(device) == FIELDS[function]
     assert {device.why[field] for field in FIELDS[function]} == {REASONS["na"]}
 
 
 @pytest.mark.parametrize("fault", REASONS)
 def test_the_reason_is_a_sentence(virtual_gpu, fault):
-    (device,) = reading(virtual_gpu(nvml_faults={"nvmlDeviceGetPowerUsage": fault})).devices
+    (device,) = reading(virtual_gpu(sensors="invented", nvml_faults={"nvmlDeviceGetPowerUsage": fault})).devices
     assert device.why == {"power_mw": REASONS[fault]}
 
 
@@ -87,7 +87,7 @@ def test_without_a_driver_that_answers_there_is_no_device_but_a_sentence(virtual
 
 def test_processes_that_a_container_hides_are_unknown_not_absent(virtual_gpu):
     with ExitStack() as stack:
-        gpu = virtual_gpu(hide="processes")
+        gpu = virtual_gpu(sensors="invented", hide="processes")
         holding(gpu, stack)
         (device,) = reading(gpu).devices
     assert device.used > 2**28
@@ -97,7 +97,7 @@ def test_processes_that_a_container_hides_are_unknown_not_absent(virtual_gpu):
 
 def test_bytes_that_the_driver_hides_are_unknown_not_zero(virtual_gpu):
     with ExitStack() as stack:
-        gpu = virtual_gpu(hide="bytes")
+        gpu = virtual_gpu(sensors="invented", hide="bytes")
         holding(gpu, stack)
         (device,) = reading(gpu).devices
     assert [process.bytes for process in device.processes] == [None]
@@ -106,7 +106,7 @@ def test_bytes_that_the_driver_hides_are_unknown_not_zero(virtual_gpu):
 
 def test_mig_instances_are_devices_of_their_own(virtual_gpu):
     with ExitStack() as stack:
-        gpu = virtual_gpu(devices=2, profile="a100-40", mig="3g.20gb")
+        gpu = virtual_gpu(devices=2, profile="a100-40", mig="3g.20gb", sensors="invented")
         holding(gpu, stack)
         board, first, second = reading(gpu).devices
     assert board.uuid.startswith("GPU-")
@@ -133,7 +133,7 @@ async def until(sampler: Sampler, wanted: Callable[[wire.Host], object]) -> wire
 
 
 async def test_a_device_lost_in_the_middle_keeps_its_name_and_comes_back(virtual_gpu, monkeypatch):
-    gpu = virtual_gpu(devices=2)
+    gpu = virtual_gpu(devices=2, sensors="invented")
     async with sampled(gpu, monkeypatch) as sampler:
         before = [d.uuid for d in (await until(sampler, lambda host: host.devices)).devices]
         vgpu.set_faults(gpu.session, {"lost0": 1})

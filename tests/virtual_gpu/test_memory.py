@@ -72,7 +72,9 @@ def test_an_mlp_holds_exactly_its_bytes_at_the_end_of_each_phase(virtual_gpu):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize(("profile", "workspace"), [("a100-80", WORKSPACE), ("h100-80", 33_554_432)])
+@pytest.mark.parametrize(
+    ("profile", "workspace"), [("a100-80", WORKSPACE), ("h100-80", 33_554_432), ("b200", 33_554_432)]
+)
 def test_a_product_takes_the_workspace_this_torch_takes(virtual_gpu, profile, workspace, cached):
     def multiply():
         import ctypes

@@ -13,6 +13,7 @@ import pynvml
 import pytest
 
 from gpumon import virtual_gpu as vgpu
+from gpumon.virtual_gpu.profiles import mig_names
 
 MIB = 2**20
 
@@ -199,6 +200,21 @@ def test_every_function_that_a_reader_can_call_fails_is_refused_or_hangs_by_its_
     assert len(told) > 200
 
 
+@pytest.mark.parametrize(
+    ("board", "names"),
+    [
+        ("a100-40", "1g.5gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb"),
+        ("h100-nvl", "1g.12gb 2g.24gb 3g.47gb 4g.47gb 7g.94gb"),
+        ("h200", "1g.18gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb"),
+        ("gh200", "1g.12gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb"),
+        ("b200", "1g.23gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb"),
+        ("rtx5090", ""),
+    ],
+)
+def test_instances_have_the_names_of_nvidia_s_user_guide(board, names):
+    assert list(mig_names(vgpu.PROFILES[board])) == names.split()
+
+
 def test_a_fault_that_makes_no_sense_is_one_sentence(virtual_gpu):
     with pytest.raises(ValueError, match="is not a fault"):
         vgpu.environment(nvml_faults={"nvmlDeviceGetName": "a b"})
@@ -208,3 +224,57 @@ def test_a_fault_that_makes_no_sense_is_one_sentence(virtual_gpu):
         vgpu.environment(profile="a100-40", mig="9g")
     with pytest.raises(ValueError, match="cannot be split"):
         vgpu.environment(profile="t4", mig="1g.2gb")
+
+
+def test_a_rank_that_sets_its_device_first_has_a_context_on_no_other(virtual_gpu):
+    """As with a real driver: torch asks it whether a device has one before it turns there."""
+    script = """
+        import os, sys, tempfile
+        import pynvml
+        import torch
+        import torch.distributed as dist
+        import torch.multiprocessing as mp
+
+        def devices():
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2)]
+            processes = [pynvml.nvmlDeviceGetComputeRunningProcesses(handle) for handle in handles]
+            return [at for at, found in enumerate(processes) if any(each.pid == os.getpid() for each in found)]
+
+        def rank(index, folder):
+            pynvml.nvmlInit()
+            torch.manual_seed(0)
+            torch.cuda.set_device(index)
+            torch.cuda.manual_seed_all(0)
+            assert [torch.cuda.get_device_properties(each).name for each in range(2)]
+            dist.init_process_group("nccl", init_method=f"file://{folder}/meet", rank=index, world_size=2)
+            dist.barrier()
+            model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout()).cuda()
+            parallel = torch.nn.parallel.DistributedDataParallel(model, device_ids=[index])
+            optimizer = torch.optim.AdamW(parallel.parameters())
+            scaler = torch.amp.GradScaler("cuda")
+            data = torch.utils.data.TensorDataset(torch.randn(64, 64))
+            for (batch,) in torch.utils.data.DataLoader(data, batch_size=32, pin_memory=True):
+                batch = batch.cuda(non_blocking=True).requires_grad_()
+                with torch.autocast("cuda"):
+                    loss = torch.utils.checkpoint.checkpoint(parallel, batch, use_reentrant=False).sum()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            with tempfile.TemporaryFile() as file:
+                torch.save(model.state_dict(), file)
+                file.seek(0)
+                torch.load(file)
+            torch.cuda.get_rng_state_all()
+            torch.cuda.max_memory_allocated(0)
+            torch.cuda.synchronize()
+            assert devices() == [index], (index, devices())
+            torch.zeros(1, device="cuda:0")
+            assert devices() == sorted({0, index}), (index, devices())
+            dist.destroy_process_group()
+
+        if __name__ == "__main__":
+            import torch.utils.checkpoint
+            mp.spawn(rank, (sys.argv[1],), 2)
+        """
+    device = virtual_gpu(devices=2)
+    device.run(script, device.folder)

@@ -208,3 +208,27 @@ def test_uploads_of_zeros_are_not_made_resident_and_still_overwrite_what_was_the
         assert not back[4097:].any()
 
     virtual_gpu().run(upload)
+
+
+@pytest.mark.parametrize("device", ["a100-40", "b200", "l4", "rtx3090", "rtx4090", "rtx5090", "t4", "v100-16"])
+def test_kernels_run_that_the_wheel_has_for_the_device_and_no_others(virtual_gpu, device):
+    """CUB picks its code by the architecture a kernel was built for. No device of its own is built for a 4090."""
+
+    def sort():
+        import pytest
+        import torch
+
+        major, minor = torch.cuda.get_device_capability()
+        built = [divmod(int(name.removeprefix("sm_")), 10) for name in torch.cuda.get_arch_list() if name[:3] == "sm_"]
+        runs = any(major == m and minor >= n for m, n in built)
+        if not runs:
+            with pytest.raises(RuntimeError, match="no kernel image is available for execution on the device"):
+                torch.randn(3000, device="cuda")
+            return
+        x = torch.randn(3000, device="cuda", requires_grad=True)
+        assert torch.sort(x)[1].shape == torch.cumsum(x, 0).shape
+        torch.unique(torch.zeros(100, device="cuda"))
+        x[torch.zeros(5000, dtype=torch.long, device="cuda")].sum().backward()
+        assert x.grad.shape == x.shape
+
+    virtual_gpu(profile=device).run(sort)

@@ -11,9 +11,72 @@ static __thread struct {
   void *stream;
 } pending;
 
+/* The first fat binaries that are registered are PyTorch's: they tell for which architectures it was built. The layouts
+   are those of fatbinary_section.h and of what `cuobjdump --list-elf` lists: kind, header's and payload's size, sm. */
+enum { SECTION_MAGIC = 0x466243b1, FATBIN_MAGIC = 0xba55ed50, KIND_PTX = 1, KIND_ELF = 2, BINARIES_MAX = 8 };
+
+typedef struct {
+  unsigned magic, version;
+  const void *data, *more;
+} fatbin_section;
+
+typedef struct {
+  unsigned magic;
+  unsigned short version, header_size;
+  u64 size;
+} fatbin_header;
+
+typedef struct {
+  unsigned short kind, version;
+  unsigned header_size;
+  u64 size;
+  unsigned compressed_size, options;
+  unsigned short minor, major;
+  unsigned architecture;
+} fatbin_entry;
+
+static const fatbin_section *binaries[BINARIES_MAX];
+static int binary_count;
+
 API void **__cudaRegisterFatBinary(void *binary) {
   static void *handle[1];
+  const fatbin_section *section = binary;
+  int at = section && section->magic == SECTION_MAGIC ? __atomic_fetch_add(&binary_count, 1, __ATOMIC_RELAXED) : -1;
+  if (at >= 0 && at < BINARIES_MAX) binaries[at] = section;
   return handle;
+}
+
+/* Looks for what the device would run: machine code of its major version, not newer than itself, or PTX. */
+static void look_into(const fatbin_section *section, int capability, int *code, int *ptx, int *known) {
+  const fatbin_header *header = section->data;
+  if (!header || header->magic != FATBIN_MAGIC) return;
+  const char *at = (const char *)header + header->header_size, *end = at + header->size;
+  while (at + sizeof(fatbin_entry) <= end) {
+    const fatbin_entry *entry = (const fatbin_entry *)at;
+    int architecture = (int)entry->architecture;
+    if (!entry->header_size || (entry->kind != KIND_PTX && entry->kind != KIND_ELF)) return;
+    *known = 1;
+    if (architecture <= capability) {
+      int *best = entry->kind == KIND_PTX ? ptx : architecture / 10 == capability / 10 ? code : 0;
+      if (best && architecture > *best) *best = architecture;
+    }
+    at += entry->header_size + entry->size;
+  }
+}
+
+/* The architecture whose code a device runs; 0: there is none. Where no fat binary was understood: its own. */
+static int architecture(int ordinal, int *is_ptx) {
+  static int found[MAX_DEVICES], ptx_found[MAX_DEVICES]; /* architecture + 1 */
+  if (!__atomic_load_n(&found[ordinal], __ATOMIC_ACQUIRE)) {
+    const device_info *device = vgpu_device(ordinal);
+    int capability = device->major * 10 + device->minor, code = 0, ptx = 0, known = 0;
+    for (int i = 0; i < BINARIES_MAX && binaries[i]; i++) look_into(binaries[i], capability, &code, &ptx, &known);
+    int best = !known ? capability : code ? code : ptx;
+    ptx_found[ordinal] = known && !code && ptx;
+    __atomic_store_n(&found[ordinal], best + 1, __ATOMIC_RELEASE);
+  }
+  if (is_ptx) *is_ptx = ptx_found[ordinal];
+  return found[ordinal] - 1;
 }
 
 API void __cudaRegisterFatBinaryEnd(void **handle) {}
@@ -58,21 +121,29 @@ static int launch(void **parameters, void *stream_handle) {
   return vgpu_launch(stream_handle);
 }
 
+/* Of a kernel that was compiled with the library that launches it. */
+static int launch_compiled(void **parameters, void *stream_handle) {
+  int status = vgpu_check_device();
+  if (status) return status;
+  if (!architecture(vgpu_current, 0)) return vgpu_fail(ERROR_NO_KERNEL_IMAGE);
+  return launch(parameters, stream_handle);
+}
+
 API int cudaLaunchKernel(const void *kernel, dim3_t grid, dim3_t block, void **parameters, size_t shared, void *s) {
-  return launch(parameters, s);
+  return launch_compiled(parameters, s);
 }
 
 API int __cudaLaunchKernel(const void *kernel, dim3_t grid, dim3_t block, void **parameters, size_t shared, void *s) {
-  return launch(parameters, s);
+  return launch_compiled(parameters, s);
 }
 
 API int cudaLaunchCooperativeKernel(const void *kernel, dim3_t grid, dim3_t block, void **parameters, size_t shared,
                                     void *s) {
-  return launch(parameters, s);
+  return launch_compiled(parameters, s);
 }
 
 API int cudaLaunchKernelExC(const launch_config *config, const void *kernel, void **parameters) {
-  return launch(parameters, config->stream);
+  return launch_compiled(parameters, config->stream);
 }
 
 API int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
@@ -105,7 +176,10 @@ API int cudaFuncGetAttributes(function_attributes *attributes, const void *funct
   memset(attributes, 0, sizeof *attributes);
   attributes->maxThreadsPerBlock = 1024;
   attributes->numRegs = 32;
-  attributes->ptxVersion = attributes->binaryVersion = device->major * 10 + device->minor;
+  int is_ptx, built_for = architecture(vgpu_current, &is_ptx);
+  if (!built_for) return vgpu_fail(ERROR_NO_KERNEL_IMAGE);
+  attributes->ptxVersion = built_for;
+  attributes->binaryVersion = is_ptx ? device->major * 10 + device->minor : built_for;
   attributes->maxDynamicSharedSizeBytes = 48 << 10;
   return SUCCESS;
 }

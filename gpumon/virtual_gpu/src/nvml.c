@@ -1,6 +1,6 @@
 /* libnvidia-ml.so.1: the library itself, and the memory and identity of a device.
  *
- * Memory comes from the shared table; utilization follows the rate of kernel launches, temperature and power follow it.
+ * Memory comes from the shared table; utilization, temperature and power are not supported unless they are invented.
  * Every other function nvidia-ml-py knows answers NVML_ERROR_NOT_SUPPORTED (generated).
  */
 #include "nvml.h"

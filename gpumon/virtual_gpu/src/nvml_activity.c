@@ -10,6 +10,11 @@
 #define NO_INSTANCE 0xffffffffu
 #define FOREIGN_PIDS 4194304u /* above the kernel's largest pid: a number that means nothing in this pid namespace */
 
+/* Nothing computes here, so that nothing is busy, warm or fed: figures only where they are asked for (VGPU_SENSORS),
+ * then made of the rate of kernel launches. */
+#define INVENTED \
+  if (strcmp(setting("VGPU_SENSORS", ""), "invented")) return NVML_NOT_SUPPORTED
+
 /* ---- rates */
 
 typedef struct {
@@ -50,6 +55,7 @@ unsigned nvml_utilization(const target *of) {
 
 API int nvmlDeviceGetUtilizationRates(void *handle, unsigned *rates) {
   BEGIN_DEVICE(nvmlDeviceGetUtilizationRates, handle);
+  INVENTED;
   NOT_FOR_MIG;
   rates[0] = nvml_utilization(&it);
   rates[1] = rates[0] / 2;
@@ -64,11 +70,13 @@ static int idle_unit(unsigned *utilization, unsigned *period) {
 
 API int nvmlDeviceGetEncoderUtilization(void *handle, unsigned *utilization, unsigned *period) {
   BEGIN_DEVICE(nvmlDeviceGetEncoderUtilization, handle);
+  INVENTED;
   return idle_unit(utilization, period);
 }
 
 API int nvmlDeviceGetDecoderUtilization(void *handle, unsigned *utilization, unsigned *period) {
   BEGIN_DEVICE(nvmlDeviceGetDecoderUtilization, handle);
+  INVENTED;
   return idle_unit(utilization, period);
 }
 
@@ -76,6 +84,7 @@ static unsigned celsius(const target *of) { return 34 + nvml_utilization(of) * 2
 
 API int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *degrees) {
   BEGIN_DEVICE(nvmlDeviceGetTemperature, handle);
+  INVENTED;
   *degrees = celsius(&it);
   return NVML_SUCCESS;
 }
@@ -83,24 +92,28 @@ API int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *degrees) {
 /* nvmlTemperature_t: version, sensor, degrees */
 API int nvmlDeviceGetTemperatureV(void *handle, unsigned *temperature) {
   BEGIN_DEVICE(nvmlDeviceGetTemperatureV, handle);
+  INVENTED;
   temperature[2] = celsius(&it);
   return NVML_SUCCESS;
 }
 
 API int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) {
   BEGIN_DEVICE(nvmlDeviceGetPowerUsage, handle);
+  INVENTED;
   *milliwatts = 62000 + nvml_utilization(&it) * 3300;
   return NVML_SUCCESS;
 }
 
 API int nvmlDeviceGetEnforcedPowerLimit(void *handle, unsigned *milliwatts) {
   BEGIN_DEVICE(nvmlDeviceGetEnforcedPowerLimit, handle);
+  INVENTED;
   *milliwatts = 400000;
   return NVML_SUCCESS;
 }
 
 API int nvmlDeviceGetPowerManagementLimit(void *handle, unsigned *milliwatts) {
   BEGIN_DEVICE(nvmlDeviceGetPowerManagementLimit, handle);
+  INVENTED;
   *milliwatts = 400000;
   return NVML_SUCCESS;
 }
@@ -108,18 +121,21 @@ API int nvmlDeviceGetPowerManagementLimit(void *handle, unsigned *milliwatts) {
 /* nvmlClockType_t 2 is memory */
 API int nvmlDeviceGetClockInfo(void *handle, int type, unsigned *megahertz) {
   BEGIN_DEVICE(nvmlDeviceGetClockInfo, handle);
+  INVENTED;
   *megahertz = type == 2 ? 1215 : nvml_utilization(&it) ? 1410 : 210;
   return NVML_SUCCESS;
 }
 
 API int nvmlDeviceGetMaxClockInfo(void *handle, int type, unsigned *megahertz) {
   BEGIN_DEVICE(nvmlDeviceGetMaxClockInfo, handle);
+  INVENTED;
   *megahertz = type == 2 ? 1215 : 1410;
   return NVML_SUCCESS;
 }
 
 API int nvmlDeviceGetPerformanceState(void *handle, int *state) {
   BEGIN_DEVICE(nvmlDeviceGetPerformanceState, handle);
+  INVENTED;
   *state = nvml_utilization(&it) ? 0 : 8;
   return NVML_SUCCESS;
 }
@@ -237,6 +253,7 @@ API int nvmlDeviceGetProcessUtilization(void *handle, utilization_sample *out, u
                                         unsigned long long since) {
   static rate last[MAX_PROCESSES][MAX_DEVICES];
   BEGIN_DEVICE(nvmlDeviceGetProcessUtilization, handle);
+  INVENTED;
   NOT_FOR_MIG;
   struct timespec time;
   clock_gettime(CLOCK_REALTIME, &time);

@@ -15,7 +15,7 @@ static void fill_uuid(char *uuid, int device) {
 
 static int threads_of_a_processor(const device_info *device) {
   int capability = device->major * 10 + device->minor;
-  return capability == 89 ? 1536 : capability == 75 ? 1024 : 2048;
+  return capability == 86 || capability == 89 || capability == 120 ? 1536 : capability == 75 ? 1024 : 2048;
 }
 
 API int cudaGetDeviceProperties(device_properties *p, int ordinal) {

@@ -172,6 +172,7 @@ API const char *cudaGetErrorName(int status) {
     case ERROR_OUT_OF_MEMORY: return "cudaErrorMemoryAllocation";
     case ERROR_NO_DEVICE: return "cudaErrorNoDevice";
     case ERROR_INVALID_DEVICE: return "cudaErrorInvalidDevice";
+    case ERROR_NO_KERNEL_IMAGE: return "cudaErrorNoKernelImageForDevice";
     case ERROR_NOT_READY: return "cudaErrorNotReady";
     case ERROR_PEER_ACCESS_ALREADY_ENABLED: return "cudaErrorPeerAccessAlreadyEnabled";
     case ERROR_LAUNCH_FAILURE: return "cudaErrorLaunchFailure";
@@ -187,6 +188,7 @@ API const char *cudaGetErrorString(int status) {
     case ERROR_OUT_OF_MEMORY: return "out of memory";
     case ERROR_NO_DEVICE: return "no CUDA-capable device is detected";
     case ERROR_INVALID_DEVICE: return "invalid device ordinal";
+    case ERROR_NO_KERNEL_IMAGE: return "no kernel image is available for execution on the device";
     case ERROR_NOT_READY: return "device not ready";
     case ERROR_PEER_ACCESS_ALREADY_ENABLED: return "peer access is already enabled";
     case ERROR_LAUNCH_FAILURE: return "unspecified launch failure";
