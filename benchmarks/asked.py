@@ -1,9 +1,9 @@
-"""What a look at the allocator's blocks costs the training thread, and the publisher's, by the number of blocks.
+"""What a look at the allocator's blocks costs the training thread, by the number of blocks.
 
     python -m gpumon.virtual_gpu run -n 1 -- python benchmarks/asked.py [--times N]
 
 Prints for each size, in milliseconds: the read alone with the garbage collector held, as the agent does it, and not
-held; then the longest and the sum of the slices in which the publisher's thread makes messages, and a file, of it.
+held; then the longest and the sum of the slices in which messages, and a file, are made of it.
 """
 
 from __future__ import annotations

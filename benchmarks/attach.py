@@ -158,7 +158,7 @@ def rounds(times: Path, count: int, seconds: float, viewers: dict[str, list[str]
             print(f"  {what:<50}{middle:>+9.2f}   {low:+.2f} … {high:+.2f}   {verdict(low, high)}")
     for name in ("alone", "watched", "elsewhere"):
         middle, low, high = interval([100 * each[name].others for each in found], chance)
-        line = f"the agent's thread, {name}, % of a core"
+        line = f"its other threads, {name}, % of a core"
         print(f"{line:<52}{middle:>9.2f}   {low:.2f} … {high:.2f}")
 
 

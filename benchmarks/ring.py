@@ -6,7 +6,7 @@ Each call is timed alone. A round takes one of every row, in random order: an em
 that row shows is the machine's noise), and the calls themselves. Told are the medians and 99th percentiles, in ns, and
 the median of the differences to the empty function of the same round, with its 95 % interval (bootstrap of rounds).
 `warm`: one round after another. `cold`: before each call other memory is written, as much as the second-level cache
-holds, as a training step does.
+holds, as a training step does. `in a row`: a thousand of a kind, timed together, as a boundary writes what waits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20_000, help="warm ones; a tenth as many cold ones (20,000)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the table there, with this command")
     args = parser.parse_args()
-    text = "\n".join([*measure(args.rounds, cold=False), "", *measure(args.rounds // 10, cold=True)]) + "\n"
+    parts = measure(args.rounds, cold=False), measure(args.rounds // 10, cold=True), in_a_row(args.rounds // 100)
+    text = "\n\n".join("\n".join(part) for part in parts) + "\n"
     command = " ".join(["python", "benchmarks/ring.py", *sys.argv[1:]])
     head = f"Python {sys.version.split()[0]}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f} at the end, by\n\n"
     print(f"{head}    {command}\n\n{text}")
@@ -94,7 +95,10 @@ def measure(rounds: int, *, cold: bool) -> list[str]:
             long_reader.take()
     assert long.waiting_bytes <= 2 * CHUNK_BYTES, "chunks had to wait: nothing was measured"
     memory.close()
-    title = f"{'cold' if cold else 'warm'}, {rounds:,} rounds, ns"
+    return table(f"{'cold' if cold else 'warm'}, {rounds:,} rounds, ns", took)
+
+
+def table(title: str, took: dict[str, list[int]]) -> list[str]:
     rows = [ROW.format(title, "p50", "p99", "more, p50", "95 % interval"), ROW.format(*["-" * 7 + ":"] * 5)]
     base = took["an empty function"]
     for name, times in took.items():
@@ -104,6 +108,31 @@ def measure(rounds: int, *, cold: bool) -> list[str]:
         between = f"{low:+.0f} to {high:+.0f}"
         rows.append(ROW.format(name, f"{median(times):.0f}", f"{cuts[98]:.0f}", f"{median(more):+.0f}", between))
     return rows
+
+
+def in_a_row(rounds: int) -> list[str]:
+    memory = Memory.create()
+    put = Writer(memory).put
+
+    def empty(payload: bytes) -> None:
+        pass
+
+    calls: dict[str, tuple[Callable[[bytes], object], bytes]] = {
+        "an empty function": (empty, b""),
+        "the same again": (empty, b""),
+        **{f"an event of {length} bytes": (put, bytes(length)) for length in (64, 128, 512)},
+    }
+    took: dict[str, list[int]] = {name: [] for name in calls}
+    order, clock = random.Random(0), time.perf_counter_ns
+    for _ in range(rounds):
+        for name in order.sample(list(calls), k=len(calls)):
+            call, payload = calls[name]
+            began = clock()
+            for _ in range(1000):
+                call(payload)
+            took[name].append((clock() - began) // 1000)
+    memory.close()
+    return table(f"in a row, {rounds:,} rounds of 1,000, ns each", took)
 
 
 def interval(values: list[int]) -> tuple[float, float]:

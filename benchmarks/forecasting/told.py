@@ -41,7 +41,7 @@ class Beside:
         self._source = ""
         self._read_at = 0.0
         self._ended = threading.Event()
-        agent.publisher.say = self.say  # type: ignore[method-assign]
+        agent.transport.say = self.say  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

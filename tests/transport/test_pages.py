@@ -66,12 +66,12 @@ def test_pages_and_status_and_rings_do_not_overlap(memory: Memory) -> None:
             pages.write(bytes([at + 1]) * pages.limit_bytes)
     status = Status(memory)
     for _ in range(2):
-        status.write(1, "x" * PHASE_BYTES, 2, 3, 4, 5, 6)
+        status.write(1, "x" * PHASE_BYTES, 2, 3, 4, 5, 6, 7)
     memory.events[:] = b"\xff" * RING
     memory.long[:] = b"\xff" * RING
     for at, which in enumerate(every):
         assert Pages(memory, which).read() == bytes([at + 1]) * (which.page_bytes - 16)
-    assert Status(memory).read() == Current(1, "x" * PHASE_BYTES, 2, (3, 4, 5, 6))
+    assert Status(memory).read() == Current(1, "x" * PHASE_BYTES, 2, (3, 4, 5, 6, 7))
     again = Memory.open(os.dup(memory.fd))
     again.close()
 
@@ -119,8 +119,8 @@ def test_the_status_is_what_was_written_last(memory: Memory) -> None:
     writer, reader = Status(memory), Status(memory)
     assert reader.read() is None
     for step in range(5):
-        writer.write(step - 1, f"phase {step}", 10 * step, step, 0, 2**64 - 1, 7)
-        expected = Current(step - 1, f"phase {step}", 10 * step, (step, 0, 2**64 - 1, 7))
+        writer.write(step - 1, f"phase {step}", 10 * step, step, 0, 2**64 - 1, 7, 8)
+        expected = Current(step - 1, f"phase {step}", 10 * step, (step, 0, 2**64 - 1, 7, 8))
         assert reader.read() == reader.read() == expected
 
 
@@ -136,7 +136,7 @@ def test_of_a_phases_name_there_are_the_first_64_bytes(memory: Memory) -> None:
 
 def test_a_torn_status_is_none(memory: Memory) -> None:
     status = Status(memory)
-    for end in (0, 8 + 16 + 64 + 32):  # its number stands at both ends
+    for end in (0, 8 + 16 + 64 + 40):  # its number stands at both ends
         status.write(1, "forward", 1)
         at = STATUS_OFFSET + memory.words[STATUS_LATEST] % 2 * 256 + end
         memory.view[at] ^= 1
@@ -159,7 +159,7 @@ if not pid:
     writer, status, number = Pages(memory, ANSWER), Status(memory), 0
     while True:
         number += 1
-        status.write(number, "phase %d" % number, number, number, number, number, number)
+        status.write(number, "phase %d" % number, number, number, number, number, number, number)
         writer.write(page(number))
 reader, status = Pages(memory, ANSWER), Status(memory)
 newest = step = read = seen = 0
@@ -171,7 +171,7 @@ while time.monotonic() < ends:
         assert payload == page(number) and number > newest, (number, newest)
         newest, read = number, read + 1
     if now is not None:
-        assert now == (now.step, "phase %d" % now.step, now.step, (now.step,) * 4) and now.step >= step, now
+        assert now == (now.step, "phase %d" % now.step, now.step, (now.step,) * 5) and now.step >= step, now
         step, seen = now.step, seen + 1
 os.kill(pid, signal.SIGKILL)
 os.waitpid(pid, 0)

@@ -53,6 +53,14 @@ def test_a_model_that_is_told_anew_takes_its_modules_with_it() -> None:
     assert sorted(picture.events()) == sorted(alone.events())
 
 
+def test_models_come_before_what_tells_of_them_whenever_they_came() -> None:
+    picture = Picture()
+    add(picture, *said(Run(shrink=64).layers(2).modules(blocks=1).hello()))
+    kinds = [type(event) for event in shown(picture)]
+    assert kinds[:2] == [wire.Hello, wire.Model]
+    assert wire.Module not in kinds[kinds.index(wire.Layers) :]
+
+
 def test_checkpoints_are_bounded() -> None:
     run = Run(shrink=64).hello().checkpoint()
     (checkpoint,) = [event for event in said(run) if isinstance(event, wire.Checkpoint)]

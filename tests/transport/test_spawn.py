@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from seccomp import REFUSE, X86_64
 
 from gpumon.cli.tied import kept
 
-PRELUDE = """
+PRELUDE = (
+    """
 import ctypes, fcntl, json, os, platform, resource, signal, struct, subprocess, sys, threading, time
 from pathlib import Path
 from gpumon_agent.transport import spawn
@@ -62,17 +64,9 @@ def buried():
 def status(pid, *names):
     lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return [lines[name].split()[0] for name in names]
-
-def refuse(*numbers, errno):
-    "From now on the kernel answers these system calls with an error (seccomp(2))."
-    steps = [struct.pack("HBBI", 0x20, 0, 0, 0)]
-    for number in numbers:
-        steps += [struct.pack("HBBI", 0x15, 0, 1, number), struct.pack("HBBI", 0x06, 0, 0, 0x50000 | errno)]
-    steps.append(struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000))
-    filters = ctypes.create_string_buffer(b"".join(steps))
-    program = struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(filters))
-    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program) == 0
 """
+    + REFUSE
+)
 
 SLEEPS = b"time.sleep("
 Run = Callable[..., Any]
@@ -637,9 +631,6 @@ def test_address_space_runs_out(run: Run) -> None:
         "the helper could not be started: out of memory",
     }
     assert left == ["no child", "no child"]
-
-
-X86_64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of system calls are x86-64's")
 
 
 @X86_64

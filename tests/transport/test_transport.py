@@ -90,9 +90,9 @@ def gone(pid: int, within_s: float = BUSY_S) -> bool:
 
 
 def left() -> list[str]:
-    """Files in the runtime directory."""
+    """Files in the runtime directory, beside the folder of reports."""
     folder = Path(os.environ["XDG_RUNTIME_DIR"], "gpumon")
-    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    return sorted(path.name for path in folder.iterdir() if path.name != "oom") if folder.exists() else []
 
 
 def ends(step: int) -> Callable[[wire.Event], bool]:

@@ -34,7 +34,7 @@ class Trains:
             lambda: messages.State((0,)),
             self.descriptor,
             now=lambda: (self.step, "forward", time.monotonic_ns()),
-            counters=lambda: (1, 0, False),
+            counters=lambda: (1, 0, False, None),
             take=lambda request: self.taken.append(request.what),
         )
 

@@ -16,6 +16,7 @@ import msgspec
 
 from gpumon_agent import wire
 from gpumon_agent.guard import guard, protect
+from gpumon_agent.oom import last_known
 from gpumon_agent.oom.blackbox import BlackBox
 from gpumon_agent.transport import exit_code, messages, process
 from gpumon_agent.transport.memory import ANSWER, START, Memory
@@ -49,7 +50,7 @@ class Helper:
         self._back = Pages(memory, ANSWER)
         self._picture = Picture()
         self._state = messages.State()
-        self._now = Current(0, "", 0, (1, 0, 0, 0))
+        self._now = Current(0, "", 0, (1, 0, 0, 0, 0))
         self._seq = start.seq
         self._lost = 0
         self._requests: list[tuple[int, wire.Request]] = []
@@ -64,6 +65,12 @@ class Helper:
         self._goodbye_ns = 0
         guard.listen(self.tell)
         self._ahead = protect("outlook on the disk", self._write_ahead)
+        self._last = last_known.File(self._box, self.descriptor.unix_ns, self.descriptor.pid, written=start.again)
+        self._last_ns = time.monotonic_ns()
+        self._last_phase: wire.Phase | None = None
+        self._resident: int | None = None
+        self._keep_last = protect("last boundary on the disk", self._write_last)
+        self._forget_last = protect("last boundary on the disk", self._last.remove)
         self.publisher = Publisher(
             self,
             self._picture.events,
@@ -93,7 +100,9 @@ class Helper:
             if isinstance(event, wire.Goodbye):
                 self._goodbye, self._goodbye_ns = event, time.monotonic_ns()
                 continue
-            if isinstance(event, wire.Ledger):
+            if isinstance(event, wire.Phase):
+                self._last_phase = event
+            elif isinstance(event, wire.Ledger):
                 self._picture.add(event, payload)
             elif isinstance(event, wire.Outlook) and event.verdict == wire.OOM_AHEAD:
                 self._ahead(event)
@@ -105,8 +114,16 @@ class Helper:
         if goodbye is not None:
             events.append((self._seq, goodbye))
             self._seq += 1
+        now = time.monotonic_ns()
         if ended or goodbye is not None:
+            if ended and self._goodbye is None and not self.trainer.runs_another():
+                self._keep_last(ended=True)
+            else:
+                self._forget_last()
             self.publisher.leave(goodbye)
+        elif now - self._last_ns > last_known.EVERY_S * 1e9:
+            self._last_ns = now
+            self._keep_last(ended=False)
         self._answer()
         return events
 
@@ -124,6 +141,7 @@ class Helper:
             _resident(self.descriptor.pid),
             self._state.devices,
             self._state.off,
+            at.counters[4] - 1 if at.counters[4] else None,
         )
 
     def take(self, request: wire.Request) -> wire.Reply:
@@ -184,11 +202,25 @@ class Helper:
         if hello is not None:
             self._box.write_ahead(hello, outlook)
 
+    def _write_last(self, *, ended: bool) -> None:
+        """For the case that this process is killed too, with all of its container."""
+        hello, at, phase = self._picture.hello, self._now, self._last_phase
+        if hello is None:
+            return
+        figures = (None, None, None) if phase is None else (phase.device, phase.allocated, phase.reserved)
+        self._resident = _resident(hello.pid) or self._resident  # of who is gone it cannot be read any more
+        in_it_s = max(0, time.monotonic_ns() - at.since_ns) / 1e9
+        known = last_known.LastKnown(
+            time.time(), ended, hello.host, hello.boot_id, hello.pid, hello.start_time, hello.rank, hello.name,
+            hello.argv, at.step, at.phase, in_it_s, self._resident, *figures,
+        )  # fmt: skip
+        self._last.write(known)
+
     def _last_word(self, ended: bool) -> wire.Goodbye | None:
         """As soon as it is certain: a process that "finished" may still have failed by its exit code."""
         goodbye = self._goodbye
         if goodbye is None:
-            return None
+            return self._gone() if ended and not self.trainer.runs_another() else None
         if goodbye.reason != "finished":
             return goodbye
         if not ended and time.monotonic_ns() - self._goodbye_ns < _EXIT_S * 1e9:
@@ -197,6 +229,11 @@ class Helper:
         if code:
             return msgspec.structs.replace(goodbye, reason="exception", detail=f"exit code {code}")
         return goodbye
+
+    def _gone(self) -> wire.Goodbye:
+        """It was killed, or ended itself without Python's exit. This process saw it at once, viewers did not."""
+        text = f"process {self.descriptor.pid} is gone, and said no last word"
+        return wire.Goodbye("lost", time.monotonic_ns(), self._now.step, self._now.phase, text)
 
     def _answer(self) -> None:
         """Whenever it changes, and each second: the training process looks whether its helper lives."""

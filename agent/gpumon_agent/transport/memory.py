@@ -29,8 +29,10 @@ import resource
 import struct
 from typing import NamedTuple
 
+from gpumon_agent.guard import pass_on
+
 MAGIC = int.from_bytes(b"gpumon\r\n", "little")
-VERSION = 1
+VERSION = 2
 PAGE_BYTES = 64 * 1024
 """A record of the ring never crosses a multiple of this: a reader that lost its place goes on at the next one."""
 
@@ -97,7 +99,7 @@ class Memory:
             raise
 
     @classmethod
-    def create(cls, events_bytes: int = 8 * 1024 * 1024, long_bytes: int = 1024 * 1024) -> Memory:
+    def create(cls, events_bytes: int = 2 * 1024 * 1024, long_bytes: int = 1024 * 1024) -> Memory:
         """New memory, all zero behind the header. Both sizes are powers of two, of at least four pages.
 
         Raises OSError (EMFILE, ENFILE, ENOMEM, ENOSPC, EFBIG; ENOSYS without memfd_create(2)) and leaves nothing
@@ -170,7 +172,8 @@ class Memory:
         try:
             for view in (self.words, self.events, self.long, self.view):
                 view.release()
-        except BufferError:
+        except BufferError as error:
+            pass_on(error)
             return
         if self._address is not None:
             address, self._address = self._address, None

@@ -12,7 +12,7 @@ from gpumon_agent.transport.ring import one_thread_at_a_time
 _HEADER = struct.Struct("=QII")  # number, length, CRC-32 begun with the number
 _TRIES = 3
 
-_STATUS = struct.Struct("=Qqq64sQQQQQ")  # the number, at both ends
+_STATUS = struct.Struct("=Qqq64sQQQQQQ")  # the number, at both ends
 _STATUS_BYTES = 256
 PHASE_BYTES = 64
 
@@ -79,7 +79,7 @@ class Current(NamedTuple):
     step: int
     phase: str
     since_ns: int  # of the monotonic clock
-    counters: tuple[int, int, int, int]
+    counters: tuple[int, int, int, int, int]
 
 
 class Status:
@@ -90,13 +90,15 @@ class Status:
         self._number = memory.words[STATUS_LATEST] & (1 << 62) - 1
 
     @one_thread_at_a_time
-    def write(self, step: int, phase: str, since_ns: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> None:
+    def write(
+        self, step: int, phase: str, since_ns: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0, e: int = 0
+    ) -> None:
         """The counters are u64. Of `phase` the first PHASE_BYTES bytes of UTF-8 are kept."""
         name = phase.encode("utf-8", "replace")
         number = self._number + 1  # up to the end of `pack_into` nothing comes between, see ring.Writer
         at = STATUS_OFFSET + number % 2 * _STATUS_BYTES
         self._number = number
-        _STATUS.pack_into(self._view, at, number, step, since_ns, name, a, b, c, d, number)
+        _STATUS.pack_into(self._view, at, number, step, since_ns, name, a, b, c, d, e, number)
         self._words[STATUS_LATEST] = self._number
 
     def read(self) -> Current | None:
@@ -105,7 +107,7 @@ class Status:
             latest = self._words[STATUS_LATEST]
             at = STATUS_OFFSET + latest % 2 * _STATUS_BYTES
             read = bytes(self._view[at : at + _STATUS.size])
-            number, step, since_ns, name, a, b, c, d, again = _STATUS.unpack(read)
+            number, step, since_ns, name, a, b, c, d, e, again = _STATUS.unpack(read)
             if latest and number == again == latest == self._words[STATUS_LATEST]:
-                return Current(step, name.rstrip(b"\0").decode("utf-8", "ignore"), since_ns, (a, b, c, d))
+                return Current(step, name.rstrip(b"\0").decode("utf-8", "ignore"), since_ns, (a, b, c, d, e))
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpumon_agent import wire
 
 _CHECKPOINTS_MAX = 256
+_ORDER = {"hello": 0, "model": 1, "module": 2}
 
 
 class Picture:
@@ -52,8 +53,6 @@ class Picture:
             del self._kept[key]
 
     def events(self) -> list[bytes]:
-        """Hello first: without it nothing else can be placed."""
-        kept = self._kept
-        first = kept.get(("hello",))
-        rest = [raw for key, raw in kept.items() if key != ("hello",)]
-        return rest if first is None else [first, *rest]
+        """Hello first, without which nothing else can be placed, then the models that the others tell of."""
+        in_order = sorted(self._kept.items(), key=lambda item: _ORDER.get(str(item[0][0]), len(_ORDER)))
+        return [raw for _, raw in in_order]

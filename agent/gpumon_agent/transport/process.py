@@ -99,7 +99,7 @@ class Trainer:
 
     def ended(self) -> bool:
         """Whether it has ended, or runs another program now. To be asked every second or so: it reads /proc."""
-        self._has_ended = self._has_ended or self._is_gone() or self._runs_another()
+        self._has_ended = self._has_ended or self._is_gone() or self.runs_another()
         return self._has_ended
 
     def _is_gone(self) -> bool:
@@ -109,5 +109,6 @@ class Trainer:
         poll.register(self._descriptor, select.POLLIN)
         return bool(poll.poll(0))
 
-    def _runs_another(self) -> bool:
+    def runs_another(self) -> bool:
+        """By exec: the process lives on, the training does not."""
         return self._program != "" and self._endpoint.program(self._pid) not in ("", self._program)

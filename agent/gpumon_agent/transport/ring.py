@@ -72,7 +72,7 @@ class Writer:
     There is no lock: one costs up to half as much as the rest (`benchmarks/ring.py`), and a signal handler that waits
     for another thread's `put` would wait for ever. CPython switches threads and runs signal handlers only as a function
     begins, a call has returned or a jump was taken; and finalizers there, too, or where a container is allocated. In
-    `_put` there is nothing of that from the comparison of the number until the record is written. So whenever other
+    `put` there is nothing of that from the comparison of the number until the record is written. So whenever other
     code runs, all records before `_at` are whole, and the head may be set to it: by this thread, or by the next that
     puts something, where a signal handler raised. (A trace function can raise in between. Then a record is missing, and
     readers go on with the next page.)
@@ -102,33 +102,31 @@ class Writer:
         """Of the next record."""
         return self._number
 
-    def put(self, payload: bytes) -> int:
+    @one_thread_at_a_time
+    def put(self, payload: bytes, only: int = -1) -> int:
         """Writes one record and returns its number, counted from 0. Never waits.
 
+        With `only` it gets that number or is not written: -1, as where there is no room in the queue of long messages.
         Raises ValueError where `payload` is empty or longer than LONGEST; TypeError once the memory is closed.
         """
-        while True:
-            number = self._number
-            if self._put(payload, number):
-                return number
-
-    @one_thread_at_a_time
-    def _put(self, payload: bytes, number: int) -> bool:
-        """False: another record has got that number, or there is no room."""
         length = len(payload)
         pack_into, size = (length <= 512 and _SHAPES[length]) or _shape(length)
-        check = crc32(payload, number)
-        if self._number == number:
-            at = self._at
-            end = at + size
-            if end <= self._page_end:
-                self._number = number + 1
-                self._at = end
-                pack_into(self._ring, at, number, length, check, payload)
-                self._words[self._head] = self._lap + self._at  # not `end`: others may have put more meanwhile
-                return True
-            return self._turn(size) and self._put(payload, number)
-        return False
+        while True:
+            number = self._number
+            if number != only >= 0:
+                return -1
+            check = crc32(payload, number)
+            if self._number == number:
+                at = self._at
+                end = at + size
+                if end <= self._page_end:
+                    self._number = number + 1
+                    self._at = end
+                    pack_into(self._ring, at, number, length, check, payload)
+                    self._words[self._head] = self._lap + self._at  # not `end`: others may have put more meanwhile
+                    return number
+                if not self._turn(size):
+                    return -1
 
     def _turn(self, size: int) -> bool:
         """Goes on to the next page, if a record of so many bytes does not fit into this one. False: it is not free."""
@@ -224,7 +222,7 @@ class LongWriter:
             if max_chunks <= 0:
                 return
             begin = index * CHUNK_BYTES
-            if ring._put(_CHUNK.pack(kind, index, chunks) + payload[begin : begin + CHUNK_BYTES], number):
+            if ring.put(_CHUNK.pack(kind, index, chunks) + payload[begin : begin + CHUNK_BYTES], number) >= 0:
                 max_chunks -= 1
             elif ring._number == number:  # there is no room
                 return
@@ -286,7 +284,7 @@ class Reader:
     """Takes events out of the ring, in another process, while the writer goes on.
 
     Known limitations: a record that something else has written to costs those that follow it in its page. A reader that
-    is slower than the writer loses whole pages, never parts of records. Of eight MiB the newest 7.8 are there.
+    is slower than the writer loses whole pages, never parts of records. Of two MiB the newest 1.9 are there.
     """
 
     def __init__(self, memory: Memory) -> None:

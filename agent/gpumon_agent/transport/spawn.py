@@ -42,6 +42,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gpumon_agent.guard import pass_on
 from gpumon_agent.transport.process import DESCRIPTOR
 
 KEPT = {"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TEMP", "TMP", "TMPDIR", "TZ", "USER", "XDG_RUNTIME_DIR"}
@@ -92,6 +93,7 @@ def start(bootstrap: str, descriptor: int, *, environment: Mapping[str, str] = o
         with _attributes(libc, descriptor) as attributes:
             return _spawn(libc, machine, argv, _kept(environment), attributes)
     except (OSError, MemoryError) as error:
+        pass_on(error)
         raise CannotStart(f"the helper could not be started: {str(error) or 'out of memory'}") from error
 
 

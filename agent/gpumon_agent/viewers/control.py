@@ -21,7 +21,7 @@ _WAITING_MAX = 8  # requests of one connection that libzmq keeps for us
 
 
 class Control:
-    """Made by the training side, used on the publisher's thread alone."""
+    """The publisher's, on its thread."""
 
     def __init__(self, nonce: str, answer: Callable[[wire.Request], wire.Reply | None]) -> None:
         self._nonce = nonce

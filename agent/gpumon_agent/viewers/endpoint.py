@@ -11,11 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
-import socket
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,11 +20,11 @@ import msgspec
 
 from gpumon_agent import wire
 from gpumon_agent._version import __version__
+from gpumon_agent.guard import pass_on
 
 PATH_BYTES_MAX = 106  # sockaddr_un holds 108 with its final NUL; libzmq wants one less
 DESCRIPTOR_BYTES_MAX = 128 * 1024
 CONTROL = ".ask"  # how a control socket's name ends
-EXIT_CODE = ".exit"
 _DIR_FLAGS = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BESIDE = re.compile("-[0-9a-f]{8}")
 
@@ -58,6 +55,8 @@ class Descriptor(msgspec.Struct, frozen=True):
     unix_ns: int = 0  # when the agent began
     control: str = ""  # ipc://PATH of the socket that takes wire.Request; empty where there is none
     program: str = ""  # see `program`; empty where the system does not tell
+    rendezvous: str = ""  # MASTER_ADDR:MASTER_PORT, where the ranks of a job meet
+    spawned: bool = False  # by multiprocessing, of `parent`
 
     @property
     def stem(self) -> str:
@@ -65,12 +64,17 @@ class Descriptor(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for the ranks of one job. torchrun's run id is the word "none" unless the user chose one."""
+        """Equal for the ranks of one job. torchrun's run id is the word "none" unless the user chose one.
+
+        Processes that multiprocessing started are ranks of one job before they know it, and torchrun's meet at another
+        port after each restart: these go by their parent.
+        """
         if self.run_id not in (None, "", "none"):
             return (self.host, self.name, self.run_id)
-        if self.world_size is not None and self.world_size > 1:
-            return (self.host, self.name, self.parent)
-        return (self.nonce,)
+        several = self.world_size is not None and self.world_size > 1
+        if several and self.rendezvous and not self.spawned and self.run_id is None:
+            return (self.host, self.name, self.rendezvous)
+        return (self.host, self.name, self.parent) if several or self.spawned else (self.nonce,)
 
 
 def describe(
@@ -84,23 +88,33 @@ def describe(
 ) -> Descriptor:
     """This process, with a fresh nonce. Draws from the system's randomness, never from a generator training uses."""
     pid = os.getpid()
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    parent = multiprocessing.parent_process() if multiprocessing is not None else None
     return Descriptor(
         pid=pid,
         start_time=start_time(pid) or 0,
         boot_id=boot_id(),
         pid_ns=pid_namespace(),
-        nonce=secrets.token_hex(8),
+        nonce=os.urandom(8).hex(),
         name=wire.clean(name),
-        host=socket.gethostname(),
+        host=os.uname().nodename,
         argv=wire.clean_argv(sys.argv),
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
         run_id=run_id,
-        parent=os.getppid(),
+        parent=(parent.pid if parent is not None else None) or os.getppid(),
         unix_ns=unix_ns,
         program=program(pid),
+        rendezvous=rendezvous(),
+        spawned=parent is not None,
     )
+
+
+def rendezvous() -> str:
+    """Where `init_process_group` lets the ranks of a job meet (its method env://); empty where nobody said."""
+    where, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    return wire.clean(f"{where}:{port}") if where and port.isdecimal() else ""
 
 
 # ------------------------------------------------------------------------------------------------ processes' identity
@@ -127,7 +141,8 @@ def _stat(pid: int) -> list[str]:
     """/proc/PID/stat from its third field on (proc(5) counts from 1); empty where there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return []
     return text[text.rindex(")") + 2 :].split()  # the command before it may hold spaces and brackets
 
@@ -135,14 +150,16 @@ def _stat(pid: int) -> list[str]:
 def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return ""
 
 
 def pid_namespace() -> str:
     try:
         return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return ""
 
 
@@ -174,7 +191,7 @@ def openings(reasons: list[str]) -> Iterator[tuple[Path, int]]:
             yield directory, fd
     usual = _in_temporary()
     if usual is not None and _is_taken(usual):
-        directory = usual.with_name(f"{usual.name}-{secrets.token_hex(4)}")
+        directory = usual.with_name(f"{usual.name}-{os.urandom(4).hex()}")
         try:
             fd = open_directory(directory, create=True)
         except (Unavailable, OSError) as error:
@@ -185,6 +202,8 @@ def openings(reasons: list[str]) -> Iterator[tuple[Path, int]]:
 
 def _in_temporary() -> Path | None:
     try:
+        import tempfile  # with random and OpenSSL: a megabyte of the helper's memory
+
         folder = tempfile.gettempdir()
         if folder == os.getcwd() and not any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")):  # noqa: PTH109
             return None  # Python's last resort: a viewer in another folder would not look there
@@ -304,7 +323,6 @@ class Place:
         self.instead = instead
         self.socket = directory / f"{stem}.sock"
         self.control = self.socket.with_suffix(CONTROL)
-        self.exit_code = self.socket.with_suffix(EXIT_CODE)  # made at exit; the viewers remove it
         self._file = directory / f"{stem}.json"
         self._pid = os.getpid()
 

@@ -1,25 +1,22 @@
-"""What viewers asked for: noted on the publisher's thread, done in the training thread at the next boundary.
+"""What viewers asked for: noted as the helper's answer is heard, done at the next boundary, in the training thread.
 
-Reading the allocator is the training thread's, for at that moment nothing else of the step runs; the rest of the work,
-and the disk, are the publisher's, a slice a turn. One request of a kind waits at a time. Nothing is done while a CUDA
+Reading the allocator takes one moment, for nothing else of the step may run; what is made of it is encoded a slice a
+boundary, and the helper writes it to the disk. One request of a kind waits at a time. Nothing is done while a CUDA
 graph is captured; nothing for a device before CUDA began.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 
 from gpumon_agent import wire
 from gpumon_agent.guard import Guard
-from gpumon_agent.oom.blackbox import BlackBox
 from gpumon_agent.viewers import blocks, snapshots
 
-WAITS = "at the next phase boundary"
 PROMISED_NS = 100_000_000
 OOM_AGAIN_NS = 10_000_000_000  # a script that catches one out-of-memory after the other is read this often
-_NO_CUDA = "PyTorch's allocator has no segments here: CUDA was not used"
 
 
 class Errands:
@@ -33,7 +30,8 @@ class Errands:
         guard: Guard,
         *,
         now: Callable[[], tuple[int, str, int]],
-        say: Callable[[tuple[wire.Event | bytes, ...]], None],
+        say: Callable[[Iterable[wire.Event | bytes | None]], None],
+        write_file: Callable[[Iterable[bytes], int, int], None],
         tell: Callable[[str], None],
         rang: Callable[[], None],
         recording: Callable[[], bool],
@@ -43,85 +41,45 @@ class Errands:
         """device → bytes this process can have there, as a viewer told last"""
         self.kept: dict[int, tuple[bytes, ...]] = {}
         """device → its newest `Segments`, encoded: part of the static picture"""
-        self.snapshot: wire.Snapshot | None = None
         self._now = now
         self._say = say
+        self._write_file = write_file
         self._tell = tell
         self._rang = rang
         self._census = census
-        self._box = BlackBox()
-        self._wanted: dict[str, wire.Request] = {}  # by what; each thread only adds or takes one
-        self._works: list[Iterator[None]] = []
+        self._wanted: dict[str, wire.Request] = {}  # by what
         self._numbers = count()
         self._oom_ns: dict[int, int] = {}
         self._recording = recording
-        self.take: Callable[[wire.Request], wire.Reply | None] = guard.protect("request", self._take)
+        self.take: Callable[[wire.Request], object] = guard.protect("request", self._take)
         self.carry_out = guard.protect("request carried out", self._carry_out)
         self.out_of_memory = guard.protect("blocks at out-of-memory", self._out_of_memory)
 
-    # ------------------------------------------------------------------------------------------- the publisher's thread
-
-    def _take(self, request: wire.Request) -> wire.Reply:
+    def _take(self, request: wire.Request) -> None:
+        """The helper has looked at it already, and told the viewer that it will be done."""
         if request.what == wire.ROOM:
-            if request.available is None or not 0 <= request.device < 64:
-                return wire.Reply(False, "how much room, and on which device?")
-            self.room[request.device] = request.available
-            return wire.Reply(True)
-        if request.what not in (wire.CENSUS, wire.BLOCKS, wire.SNAPSHOT_FILE):
-            return wire.Reply(False, f"this agent does not know what {request.what!r} is: upgrade gpumon-agent")
-        if request.what == wire.CENSUS:
-            if self._census is None:
-                return wire.Reply(False, "this agent takes no census")
-        elif not _cuda():
-            return wire.Reply(False, _NO_CUDA)
-        waits = request.what in self._wanted
+            if request.available is not None:
+                self.room[request.device] = request.available
+            return
         self._wanted[request.what] = request
         self._rang()
-        return wire.Reply(True, f"asked for already: {WAITS}" if waits else WAITS)
 
-    def work(self) -> bool:
-        """The next slice of what is to be made ready; False where there is nothing."""
-        if not self._works:
-            return False
-        if next(self._works[0], self) is self:
-            self._works.pop(0)
-        return True
-
-    def picture(self) -> list[wire.Event | bytes]:
+    def picture(self) -> list[bytes]:
         """What a viewer that comes late is shown."""
-        kept: list[wire.Event | bytes] = [part for parts in self.kept.copy().values() for part in parts]
-        return kept if self.snapshot is None else [*kept, self.snapshot]
+        return [part for parts in self.kept.values() for part in parts]
 
-    def _segments(self, raw: blocks.Raw, device: int, at: tuple[int, str], t_ns: int, reason: str) -> Iterator[None]:
+    def _segments(
+        self, raw: blocks.Raw, device: int, at: tuple[int, str], t_ns: int, reason: str
+    ) -> Iterator[bytes | None]:
         number = next(self._numbers)
         for made in blocks.made_of(raw, device):
-            yield
+            yield None
             if made is not None:
                 parts: list[bytes] = []
                 for part in blocks.encoded(made, device, number, at, t_ns, reason, raw.spent_ns):
                     parts.append(part)
-                    yield
+                    yield part
                 self.kept[device] = tuple(parts)
-                self._say(self.kept[device])
-
-    def _file(self, raw: blocks.Raw, at: tuple[int, str], t_ns: int) -> Iterator[None]:
-        written = snapshots.Written(self._box)
-        # the page offers the devices that have a trace, be it an empty one
-        rest = {**raw.rest, "device_traces": [[] for _ in range(raw.devices)]}
-        try:
-            for piece in snapshots.pieces(raw.segments, rest):
-                written.add(piece)
-                yield
-            written.end()
-        finally:
-            written.abandon()
-        self._told(wire.Snapshot(t_ns, at[0], written.path, written.size if written.path else None, written.why))
-
-    def _told(self, snapshot: wire.Snapshot) -> None:
-        self.snapshot = snapshot
-        self._say((snapshot,))
-
-    # ---------------------------------------------------------------------------------------------- the training thread
 
     def _carry_out(self) -> None:
         if _cuda() and (_captures() or self._recording()):
@@ -149,18 +107,20 @@ class Errands:
             return
         if reason == "asked":
             self._dear(raw)
-        self._works.append(self._segments(raw, device, (step, phase), t_ns, reason))
+        self._say(self._segments(raw, device, (step, phase), t_ns, reason))
 
     def _dump(self) -> None:
         t_ns = time.monotonic_ns()
-        step, phase, _ = self._now()
+        step, _, _ = self._now()
         try:
             raw = blocks.read()
         except blocks.TooDear as why:
-            self._told(wire.Snapshot(t_ns, step, why=str(why)))
+            self._say((wire.Snapshot(t_ns, step, why=str(why)),))
             return
         self._dear(raw)
-        self._works.append(self._file(raw, (step, phase), t_ns))
+        # the page offers the devices that have a trace, be it an empty one
+        rest = {**raw.rest, "device_traces": [[] for _ in range(raw.devices)]}
+        self._write_file(snapshots.pieces(raw.segments, rest), step, t_ns)
 
     def _dear(self, raw: blocks.Raw) -> None:
         if raw.spent_ns > PROMISED_NS:

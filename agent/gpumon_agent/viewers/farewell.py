@@ -1,7 +1,7 @@
 """How the process ends, told at exit: finished, or by the exception that nobody caught.
 
 The interpreter leaves an uncaught exception in `sys.last_exc` (before Python 3.12 `sys.last_value`) before atexit runs.
-Nothing is replaced for it. An exit code (`sys.exit(3)`) cannot be seen then: `exit_code` reports it to viewers.
+Nothing is replaced for it. An exit code (`sys.exit(3)`) cannot be seen then: `exit_code` leaves it for the helper.
 `os._exit` and signals let nobody speak: viewers find the process gone.
 """
 

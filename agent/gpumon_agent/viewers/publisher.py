@@ -1,11 +1,7 @@
-"""The agent's one thread: it owns the sockets, encodes what the recorder hands over, and answers viewers.
+"""Owns the sockets, encodes what its source hands over, and answers viewers: in the helper, on its main thread.
 
-Nothing here can hold up training: the training thread appends to the recorder's deque and never meets a socket. ZeroMQ
-drops for a viewer that does not keep up; the gap in `seq` tells it so.
-
-Events are encoded as they are drained, whether somebody watches or not: 2,000 steps of encoded events fit 4 MiB, as
-Structs they would take between four and five times as much, and encoding is a fraction of a microsecond an event, off
-the training thread. `benchmarks/link.py` measures both.
+ZeroMQ drops for a viewer that does not keep up; the gap in `seq` tells it so. Events are kept encoded: 2,000 steps of
+them fit 4 MiB, as Structs they would take between four and five times as much.
 """
 
 from __future__ import annotations
@@ -21,13 +17,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 import zmq
 
-from gpumon_agent import environment, wire
+from gpumon_agent import wire
 from gpumon_agent.guard import protect, say
 from gpumon_agent.viewers import endpoint, gate
 from gpumon_agent.viewers.control import Control
@@ -40,7 +35,6 @@ HEARTBEAT_S = 1.0
 CLOSE_S = 0.22  # the promise is 250 ms; the rest is for being woken on a busy machine
 _GOODBYE_S = 0.15  # of CLOSE_S: how long viewers are given to take the last words
 _SNAPSHOT_FRAMES_A_TURN = 8  # then the thread polls again: the interpreter's lock is never held for long
-_VIEWER_AWAITED_S = 30.0  # where GPUMON_AWAIT_VIEWER is 1: a dry run may be over before anybody could attach
 _REQUESTS_MAX = 64  # snapshots owed at one time; a viewer whose request was dropped asks again
 _alive: weakref.WeakSet[Publisher] = weakref.WeakSet()
 
@@ -52,7 +46,7 @@ class Source(Protocol):
 
 
 class Publisher:
-    """Publishes one agent's stream. `picture` and `heartbeat` are called on the publisher's thread."""
+    """Publishes one agent's stream. `picture` and `heartbeat` are called on the thread that serves."""
 
     def __init__(
         self,
@@ -62,11 +56,9 @@ class Publisher:
         descriptor: endpoint.Descriptor,
         *,
         control: Control | None = None,
-        work: Callable[[], bool] = bool,
         tell: Callable[[str], object] = say,
     ) -> None:
-        """`work`, if given, is asked for its next slice at every turn of the thread; False: it has nothing to do.
-        `tell` takes a line for the training's terminal."""
+        """`tell` takes a line for the training's terminal."""
         self.history = History()
         self.descriptor = descriptor
         self.unsent = 0  # frames or events that could not be sent
@@ -74,7 +66,6 @@ class Publisher:
         self._drain = protect("recorder", lambda: sorted(recorder.drain(), key=itemgetter(0)))
         self._picture = protect("picture", lambda: list(picture()))
         self._heartbeat = protect("heartbeat", heartbeat)
-        self._work = protect("requests", work)
         self._tell = tell
         self._encode = protect("encoding", wire.encode_event, stays_on=True)
         self._control = control
@@ -82,7 +73,7 @@ class Publisher:
         self._homeless = False  # told already that there is no place for the socket
         self._pid = os.getpid()
         self._announce = False
-        self._says: deque[tuple[wire.Event | bytes, ...]] = deque(maxlen=_REQUESTS_MAX)
+        self._says: deque[tuple[wire.Event | bytes, ...]] = deque()
         self._redescribe = False
         self._closing = False
         self._goodbye: wire.Goodbye | None = None
@@ -112,8 +103,6 @@ class Publisher:
             self._started = True
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if environment.value("GPUMON_AWAIT_VIEWER") == "1":
-            self._answered.wait(_VIEWER_AWAITED_S)
 
     def serve(self) -> None:
         """On the calling thread, until `leave` is called from within `drain`."""
@@ -156,11 +145,6 @@ class Publisher:
     def say(self, events: tuple[wire.Event | bytes, ...]) -> None:
         """This part of the static picture changed: viewers get it with the next flush. Bytes: an encoded event."""
         self._says.append(events)
-
-    @property
-    def exit_file(self) -> Path | None:
-        """Where the viewers that listen now look for the exit code."""
-        return self._place.exit_code if self._place is not None and self._watched else None
 
     def close(self, goodbye: wire.Goodbye | None = None) -> None:
         """Sends what is left and `goodbye`, removes socket and descriptor. Takes at most 250 ms; then lets go."""
@@ -212,9 +196,8 @@ class Publisher:
             poller.register(self._bell[0], zmq.POLLIN)
         answer: Iterator[bytes] | None = None
         next_flush = next_heartbeat = time.monotonic()
-        busy: bool | None = False
         while not self._closing:
-            wait_s = 0.0 if answer or busy or self._requests else max(0.0, next_flush - time.monotonic())
+            wait_s = 0.0 if answer or self._requests else max(0.0, next_flush - time.monotonic())
             ready = dict(poller.poll(math.ceil(wait_s * 1000)))
             if asks in ready:
                 gate.admit(asks, self._turnstile)
@@ -223,7 +206,6 @@ class Publisher:
             now = time.monotonic()
             if self._control is not None:
                 self._control.hear(now)
-            busy = self._work()
             if now >= next_flush:
                 next_flush = now - now % FLUSH_S + FLUSH_S  # all ranks of a machine together: its viewer wakes up once
                 self._flush(publish)
@@ -289,8 +271,6 @@ class Publisher:
         if self._place is not None:
             self._place.remove()  # nobody new; who is connected stays so
         while answer is not None and self._continue(publish, answer):
-            pass
-        while self._work() and time.monotonic() < end:
             pass
         self._flush(publish)
         if self._goodbye is not None and self._watched:
@@ -369,7 +349,7 @@ class Publisher:
         glance = topic[:1] == wire.GLANCE
         packets = [] if glance else self.history.packets()
         newest = self.history.newest
-        picture = [event for event in self._picture() or () if not glance or isinstance(event, wire.Hello)]
+        picture = (self._picture() or [])[: 1 if glance else None]  # the Hello stands first
         for packet in wire.pack(self._encoded(picture), replayed=True):
             yield wire.frame(packet, topic)
         for packet in packets:

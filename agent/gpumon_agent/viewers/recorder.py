@@ -20,7 +20,7 @@ _alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
 class Recorder:
     """Numbers events and keeps them until drained. Never blocks: when full, the oldest goes and is counted.
 
-    A forked child inherits this object but not the publisher's thread: there `append` does nothing.
+    A forked child inherits this object, and its `append` does nothing there.
     """
 
     __slots__ = ("__weakref__", "_drained", "_events", "_inert", "_newest", "now", "numbers", "put")

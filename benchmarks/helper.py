@@ -1,0 +1,209 @@
+"""What the helper process takes, and what starting it, leaving it and being watched take from the training.
+
+    python benchmarks/helper.py [--seconds 30] [--times 20] [--viewers 0,1,10] [--rounds 40]
+
+First, without torch: how long `Transport.start` and `close` hold up their caller, each time in a fresh process.
+
+Then a training process on the CPU does 20 steps a second of 5 phases. With each number of viewers, and with one that is
+stopped, for `--seconds` each: the helper's share of a core and its proportional set size (PSS, from
+`/proc/PID/smaps_rollup`).
+
+Then the steps of the same training, in rounds. A round has five windows of 1.5 s in random order: no viewer, no viewer
+again, one, ten, and one that is stopped. Told are the differences within a round, as a mean with its 95 % interval
+(bootstrap of whole rounds), of the training thread's processor time and of wall time. The training has a core of its
+own, helper and viewers have the other ones: what is asked is whether it waits for them or works for them, not how many
+programs a core can run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import mean, median
+
+from attach import interval, trimmed, verdict
+
+STARTS = """
+import json, sys, time
+from gpumon_agent import wire
+from gpumon_agent.transport import messages
+from gpumon_agent.transport.trainer import Transport
+from gpumon_agent.viewers import endpoint
+d = endpoint.describe("bench", unix_ns=time.time_ns())
+now = lambda: (0, "forward", time.monotonic_ns())
+t = Transport(list, list, messages.State, d, now=now, counters=lambda: (1, 0, False), take=print)
+began = time.perf_counter_ns()
+t.start()
+started = time.perf_counter_ns() - began
+ready = t.wait_ready(30)
+until = time.perf_counter_ns() - began
+began = time.perf_counter_ns()
+t.close(exits=True)
+print(json.dumps([started, until if ready else None, time.perf_counter_ns() - began]))
+"""
+TRAINS = """
+import json, os, sys, time
+import torch
+import gpumon_agent, gpumon_agent.agent
+torch.set_num_threads(1)
+model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
+optimizer = torch.optim.AdamW(model.parameters())
+gpumon_agent.watch(model, optimizer)
+transport = gpumon_agent.agent._agent.transport
+transport.wait_ready(60)
+print(json.dumps(transport._helper), flush=True)
+x = torch.randn(32, 256)
+while True:
+    began, spent = time.perf_counter_ns(), time.thread_time_ns()
+    with gpumon_agent.phase("augment"):
+        pass
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    wall, cpu = time.perf_counter_ns() - began, time.thread_time_ns() - spent
+    os.write(1, b"%d %d\\n" % (wall, cpu))
+    time.sleep(max(0.0, 0.05 - (time.perf_counter_ns() - began) / 1e9))
+"""
+VIEWS = """
+import asyncio, os, sys
+from gpumon import link
+
+async def view():
+    async for _ in link.subscribe(link.resolve(sys.argv[1])):
+        pass
+
+async def views():
+    "As many as the last line of the standard input says."
+    loop, lines, tasks = asyncio.get_running_loop(), asyncio.Queue(), []
+    loop.add_reader(0, lambda: lines.put_nowait(os.read(0, 64)))
+    while line := await lines.get():
+        for task in tasks:
+            task.cancel()
+        tasks = [loop.create_task(view()) for _ in range(int(line))]
+
+asyncio.run(views())
+"""
+SETTLES_S = 0.5
+WINDOW_S = 1.5
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def starts(times: int) -> None:
+    told = []
+    for _ in range(times):
+        ran = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, check=True)
+        told.append(json.loads(ran.stdout))
+    for name, figures in zip(("start returns", "viewers can attach", "close"), zip(*told, strict=True), strict=True):
+        known = sorted(each / 1e6 for each in figures if each is not None)
+        print(f"{name:<20} {median(known):7.1f} ms   most {known[-1]:7.1f} ms   ({len(known)} times)")
+
+
+def spent(pid: int) -> float:
+    """Seconds of a core that the process has had."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def pss(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+class Training:
+    """20 steps a second, and viewers that come and go."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen([sys.executable, "-c", TRAINS], stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        self._steps = self._process.stdout
+        self.helper: int = json.loads(self._steps.readline())
+        os.set_blocking(self._steps.fileno(), False)
+        command = [sys.executable, "-c", VIEWS, str(self._process.pid)]
+        self._viewers = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(self._process.pid, cores[:1])
+        for pid in (self.helper, self._viewers.pid):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), cores[1:] or cores)
+
+    def watched(self, count: int, seconds: float, *, stopped: bool = False) -> list[tuple[int, int]]:
+        """The wall and thread time of each step, ns, while so many watch."""
+        assert self._viewers.stdin is not None
+        self._viewers.stdin.write(b"%d\n" % count)
+        time.sleep(SETTLES_S)
+        if stopped:
+            os.kill(self._viewers.pid, signal.SIGSTOP)
+        while self._steps.read(1 << 20):
+            pass
+        time.sleep(seconds)
+        lines = (self._steps.read(1 << 20) or b"").split(b"\n")[1:-1]
+        os.kill(self._viewers.pid, signal.SIGCONT)
+        wall_and_thread = [line.split() for line in lines]
+        return [(int(wall), int(thread)) for wall, thread in wall_and_thread]
+
+    def end(self) -> None:
+        for process in (self._viewers, self._process):
+            process.kill()
+            process.wait()
+
+
+def helps(training: Training, seconds: float, numbers: list[int]) -> None:
+    print(f"{'viewers':<12} {'of a core':>10} {'PSS':>10}")
+    for name, count, stopped in [*((str(n), n, False) for n in [0, *numbers]), ("one stopped", 1, True)]:
+        training.watched(count, 2, stopped=stopped)
+        began, before = time.monotonic(), spent(training.helper)
+        training.watched(count, seconds, stopped=stopped)
+        share = (spent(training.helper) - before) / (time.monotonic() - began)
+        print(f"{name:<12} {share:>9.2%} {pss(training.helper) / 2**20:>6.1f} MiB")
+
+
+def unmoved(training: Training, rounds: int) -> None:
+    chance = random.Random(0)
+    ways = {"none": (0, False), "none again": (0, False), "one": (1, False), "ten": (10, False), "stopped": (1, True)}
+    found: list[dict[str, list[tuple[int, int]]]] = []
+    for _ in range(rounds):
+        order = chance.sample(list(ways), k=len(ways))
+        found.append({way: training.watched(ways[way][0], WINDOW_S, stopped=ways[way][1]) for way in order})
+    for which, name in ((1, "thread's time"), (0, "wall time")):
+        took = {way: [trimmed([step[which] / 1e6 for step in each[way]]) for each in found] for way in ways}
+        alone = [mean(both) for both in zip(took["none"], took["none again"], strict=True)]
+        print(f"{f'a step, {name}, no viewer, ms':<38}{mean(alone):>8.3f}")
+        for title, before, after in (
+            ("none and none again (A/A), %", took["none"], took["none again"]),
+            ("one viewer, %", alone, took["one"]),
+            ("ten viewers, %", alone, took["ten"]),
+            ("one that is stopped, %", alone, took["stopped"]),
+        ):
+            values = [100 * (b / a - 1) for a, b in zip(before, after, strict=True)]
+            middle, low, high = interval(values, chance)
+            print(f"  {title:<36}{middle:>+8.2f}   {low:+.2f} … {high:+.2f}   {verdict(low, high)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--viewers", default="0,1,10")
+    parser.add_argument("--rounds", type=int, default=40)
+    told = parser.parse_args()
+    if told.times:
+        starts(told.times)
+    training = Training()
+    try:
+        if told.seconds:
+            helps(training, told.seconds, [int(each) for each in told.viewers.split(",")])
+        if told.rounds:
+            unmoved(training, told.rounds)
+    finally:
+        training.end()
+
+
+if __name__ == "__main__":
+    main()
