@@ -12,17 +12,28 @@ if TYPE_CHECKING:
     from gpumon_agent.agent import phase
     from gpumon_agent.wire import Outlook
 
-__all__ = ["__version__", "on_outlook", "phase", "stop", "watch"]
+__all__ = ["__version__", "on_outlook", "phase", "step", "stop", "watch"]
 
 
-def watch(model: Any, optimizer: Any = None, *, name: str | None = None) -> None:
+def watch(model: Any, optimizer: Any = None, *, name: str | None = None, steps: str = "optimizer") -> None:
     """Watch `model` and its optimizer (or several) from here on. Once per model: a GAN calls it twice.
 
-    `name` is what viewers call the job; by default the script's file name. Never raises into training.
+    `name` is what viewers call the job; by default the script's file name. `steps` says what a step is: "optimizer", a
+    step of the optimizer (of several that take turns, one of each); "iteration", whatever lies between two calls of
+    `step()`. Never raises into training.
     """
     from gpumon_agent.agent import watch as start
 
-    start(model, optimizer, name=name)
+    start(model, optimizer, name=name, steps=steps)
+
+
+def step() -> None:
+    """Mark the end of a training step: in a loop that updates parameters without an optimizer, or that steps its
+    optimizers at different rates. From the first call on, steps end here and nowhere else. Never raises.
+    """
+    from gpumon_agent.agent import step as mark
+
+    mark()
 
 
 def on_outlook(function: Callable[[Outlook], object]) -> None:

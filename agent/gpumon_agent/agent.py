@@ -1,4 +1,4 @@
-"""The agent of one process: what hooks, phases, probes, recorder and publisher have to do with one another."""
+"""The agent of one process: what hooks, phases, probes, recorder and transport have to do with one another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator
 from pathlib import Path
 from types import TracebackType
@@ -18,17 +18,18 @@ from gpumon_agent import environment, wire
 from gpumon_agent._version import __version__
 from gpumon_agent.forecast.outlook import Followed, Outlooks, expandable
 from gpumon_agent.governor import Governor
-from gpumon_agent.guard import guard, protect, say
+from gpumon_agent.guard import guard, pass_on, protect, say
 from gpumon_agent.launched import launched
 from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.oom.lastwords import LastWords
 from gpumon_agent.probe import Read
+from gpumon_agent.probe.cuda import pinned_bytes
 from gpumon_agent.probe.devices import Devices
 from gpumon_agent.steps.phases import Phases
-from gpumon_agent.viewers import endpoint, exit_code, farewell
-from gpumon_agent.viewers.control import Control
+from gpumon_agent.transport import messages
+from gpumon_agent.transport.trainer import Transport
+from gpumon_agent.viewers import endpoint, farewell
 from gpumon_agent.viewers.errands import Errands
-from gpumon_agent.viewers.publisher import Publisher
 from gpumon_agent.viewers.recorder import Recorder
 from gpumon_agent.watched import Watched, innermost
 
@@ -42,6 +43,9 @@ _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLO
 _DEVICES_LOOKED_FOR_EVERY = 200  # steps: a model may move
 _DESCRIBED_AT_ONCE_NS = 30_000_000  # as a model or an optimizer turns up
 _DESCRIBED_IN_A_STEP_NS = 2_000_000
+_RESIDENT_EVERY_NS = 1_000_000_000
+_ASKED_NS = 20_000_000  # for encoding what a viewer has asked for; what is left takes a slice a boundary
+_AT_OOM_NS = 300_000_000  # for block maps, as the process may be about to end
 _HELD_S = 30.0  # at most; a signal ends it
 
 
@@ -49,15 +53,24 @@ class Agent:
     """Everything that watches this process. Made by the first `watch()`, or when the shim finds a model."""
 
     def __init__(self, name: str | None = None, *, tracker: StorageTracker | None = None, publish: bool = True) -> None:
+        import torch
+
         from gpumon_agent.leaks.evidence import Evidence
         from gpumon_agent.ledger import describe
         from gpumon_agent.ledger.accounts import Accounts
         from gpumon_agent.ledger.callers import engine_of
+        from gpumon_agent.steps.by_hand import ByHand
         from gpumon_agent.steps.hooks import Hooks
         from gpumon_agent.steps.wrappers import unwrapped
 
         opened_ns = time.monotonic_ns()
         self.pid = os.getpid()
+        self._torch = torch
+        self._told_hello: wire.Hello | None = None
+        self._told_models: dict[int, list[wire.Event]] = {}
+        self._resident_ns = self._parts_off = 0
+        self._pinned: int | None = None
+        self._ask_pinned = protect("pinned host memory", pinned_bytes)
         self.recorder = Recorder()
         self.governor = Governor(off=environment.value("GPUMON_GOVERNOR") == "off")
         self.guard = guard
@@ -85,7 +98,6 @@ class Agent:
             self._alive,
             self.guard.protect("oom", self._oom),
             bounds=self._bounds,
-            own_threads=int(publish),
             tracker=tracker,
             tell=self.notice,
         )
@@ -93,7 +105,7 @@ class Agent:
             self.recorder,
             self.governor,
             self._indexed,
-            say=lambda events: self.publisher.say(events),
+            say=lambda events: self.transport.say(events),
             tell=self.notice,
             limited=environment.value("GPUMON_GOVERNOR") != "off",
         )
@@ -103,7 +115,7 @@ class Agent:
             self.governor,
             accounts,
             models=self._indexed,
-            say=lambda events: self.publisher.say(events),
+            say=lambda events: self.transport.say(events),
             tell=self.notice,
             now=lambda: self.recorder.now,
             devices=lambda: [(where.type, index) for _, index, where in self.phases.readers or ()],
@@ -114,7 +126,8 @@ class Agent:
         self.errands = Errands(
             self.guard,
             now=lambda: self.recorder.now,
-            say=lambda events: self.publisher.say(events),
+            say=lambda events: self.transport.say(events),
+            write_file=lambda pieces, step, t_ns: self.transport.write_file(pieces, step, t_ns),
             tell=self.notice,
             rang=self._rang,
             recording=accounts.history.on,
@@ -125,7 +138,6 @@ class Agent:
             self.recorder.append,
             self.room,
             expandable=expandable(os.environ.get(name, "") for name in _ALLOCATOR),
-            keep=self.last_words.ahead,
             functions=_listeners,
         )
         self.phases: Phases = Phases(
@@ -136,8 +148,9 @@ class Agent:
             step_closes=self.guard.protect("peak", accounts.close_step),
             step_closed=self.guard.protect("description", self._step_closed),
             opened_ns=opened_ns,
-            carry_out=self.errands.carry_out,
+            carry_out=self._carry_out,
             batch_comes=None if self._bounds else self.guard.protect("outlook", self.outlooks.batch),
+            flush=lambda: self._flush(),
         )
         self.hooks = Hooks(
             self.phases,
@@ -149,18 +162,28 @@ class Agent:
             graph=accounts,
             outlooks=self.outlooks,
         )
-        self.publisher: Publisher = Publisher(
-            Followed(self._drain, self.guard.protect("outlook's learning", self.outlooks.drained)),
-            self.picture,
-            self.heartbeat,
-            self._descriptor,
-            control=Control(self._descriptor.nonce, self.errands.take),
-            work=self.errands.work,
+        by_hand = ByHand(
+            self.hooks,
+            self.phases,
+            watched=lambda: bool(self._models),
+            adopt=lambda model, optimizers: self.adopt(model, optimizers, found=True),
+            notice=self.notice,
         )
+        self.hooks.backward_ended = self.guard.protect("updates by hand", by_hand.backward_ended)
+        self.transport: Transport = Transport(
+            Followed(self.recorder.drain, self.guard.protect("outlook's learning", self.outlooks.drained)).drain,
+            self.picture,
+            self._state,
+            self._descriptor,
+            now=lambda: self.recorder.now,
+            counters=self._counters,
+            take=self.errands.take,
+        )
+        self._flush: Callable[[], object] = self.guard.protect("transport", self.transport.flush)
         self._farewell = farewell.Farewell(self.leave)
         self.guard.listen(self.notice)
         if publish:
-            self.publisher.start()
+            self.guard.protect("transport", self.transport.start)()
 
     # ------------------------------------------------------------------------------------------------ what is watched
 
@@ -186,7 +209,19 @@ class Agent:
         self.phases.know(optimizers)
         self.accounts.measure()
         self._describe_at_once(watched)
-        self.publisher.announce()
+        self._announce()
+
+    def _announce(self, descriptor: endpoint.Descriptor | None = None) -> None:
+        """What viewers know of this process, its models and devices may have changed."""
+        hello = self._hello()
+        if hello != self._told_hello:
+            self._told_hello = hello
+            self.transport.say((hello,))
+        for watched in self._models:
+            if watched.described is not self._told_models.get(watched.index):
+                self._told_models[watched.index] = watched.described
+                self.transport.say(watched.described)
+        self.transport.announce(descriptor)
 
     def _describe_at_once(self, watched: Watched) -> None:
         """As much of it as may be done outside of a step; the rest a slice a step."""
@@ -234,19 +269,26 @@ class Agent:
         self.devices.look(self.phases.readers)
         self.outlooks.limits |= self.devices.limits
         self.devices.observe_oom()
-        self.publisher.announce(self._ranked())
+        self._announce(self._ranked())
 
     def _ranked(self) -> endpoint.Descriptor | None:
-        """A new descriptor where `init_process_group` told a rank that no launcher did: mp.spawn's children."""
+        """A new descriptor where `init_process_group` told what no launcher did: the rank of mp.spawn's children, and
+        where Lightning's first rank, which starts the others, meets them.
+        """
         distributed = sys.modules.get("torch.distributed")
-        if self._descriptor.rank is not None or distributed is None or not distributed.is_available():
+        if distributed is None or not distributed.is_available():
             return None
         if not distributed.is_initialized() or distributed.get_world_size() < 2:
             return None
-        self._descriptor = msgspec.structs.replace(
-            self._descriptor, rank=distributed.get_rank(), world_size=distributed.get_world_size()
-        )
-        return self._descriptor
+        known = self._descriptor
+        rank, world_size = known.rank, known.world_size
+        if rank is None:
+            rank, world_size = distributed.get_rank(), distributed.get_world_size()
+        told = msgspec.structs.replace(known, rank=rank, world_size=world_size, rendezvous=endpoint.rendezvous())
+        if told == known:
+            return None
+        self._descriptor = told
+        return told
 
     def device_taken(self) -> None:
         """CUDA has just been initialized: an allocation may fail long before a model is known."""
@@ -255,7 +297,16 @@ class Agent:
     # ------------------------------------------------------------------------------------------- during the training
 
     def _step_closed(self, step: int, reads: list[tuple[int, Read]]) -> None:
+        now = self.recorder.now[2]
+        if now - self._resident_ns > _RESIDENT_EVERY_NS:
+            self._resident_ns = now
+            self.evidence.resident_bytes = _rss()
+            self._pinned = self._ask_pinned()
+        if len(guard.off) != self._parts_off:
+            self._parts_off = len(guard.off)
+            self.transport.announce()
         if step + 1 == self._hold_after:  # a dry run has seen enough: it ends this process from here
+            self._flush()
             time.sleep(_HELD_S)
         if self.governor.ledger:
             self.accounts.begin_step()
@@ -285,7 +336,7 @@ class Agent:
             if self._describing_until.over():
                 return
         self._describing = None
-        self.publisher.announce()
+        self._announce()
 
     def _oom(self, device: int, requested: int, total: int, free: int) -> None:
         step, phase, _ = self.recorder.now
@@ -293,10 +344,16 @@ class Agent:
         oom = wire.Oom(step, phase, device, time.monotonic_ns(), requested, total, free, allocated, reserved)
         self.recorder.append(self.last_words.of(oom))
         self.errands.out_of_memory(device)
+        self._flush()
+        self.transport.pump(Clock(_AT_OOM_NS))  # the process may be about to end
 
     def _rang(self) -> None:
         """Something was asked for: the next window that closes gives way to it."""
         self.phases.asked = True
+
+    def _carry_out(self) -> None:
+        self.errands.carry_out()
+        self.transport.pump(Clock(_ASKED_NS))
 
     def _last_words(self) -> LastWords:
         return LastWords(
@@ -310,12 +367,9 @@ class Agent:
 
     def notice(self, text: str) -> None:
         self.recorder.append(wire.Notice(time.monotonic_ns(), text, self.recorder.now[0]))
+        self._flush()
 
-    # --------------------------------------------------------------------------------- called by the publisher's thread
-
-    def _drain(self) -> list[tuple[int, Any]]:
-        self.devices.settle()
-        return self.recorder.drain()
+    # ----------------------------------------------------------------------------------------- what viewers are told
 
     def picture(self) -> list[wire.Event | bytes]:
         events: list[wire.Event | bytes] = [self._hello()]
@@ -326,26 +380,16 @@ class Agent:
             events += layers
         return events + self.evidence.picture() + self.errands.picture()
 
-    def heartbeat(self) -> wire.Heartbeat:
-        now = time.monotonic_ns()
-        step, phase, since = self.recorder.now
-        self.evidence.resident_bytes = rss = _rss()
-        return wire.Heartbeat(
-            now,
-            step,
-            phase,
-            max(0, now - since),
-            self.recorder.dropped,
-            self.governor.sample_every,
-            self.governor.boundary_cost_ns,
-            rss,
-            tuple(index for _, index, _ in self.phases.readers or ()),
-            tuple(wire.PartOff(*off) for off in list(guard.off.values())),
-        )
+    def _state(self) -> messages.State:
+        """What a heartbeat repeats."""
+        devices = tuple(index for _, index, _ in self.phases.readers or ())
+        return messages.State(devices, tuple(wire.PartOff(*off) for off in list(guard.off.values())))
+
+    def _counters(self) -> tuple[int, int, bool, int | None]:
+        governor = self.governor
+        return governor.sample_every, governor.boundary_cost_ns or 0, self._torch.cuda.is_initialized(), self._pinned
 
     def _hello(self) -> wire.Hello:
-        import torch
-
         d = self._descriptor
         devices = self.devices.found
         return wire.Hello(
@@ -361,7 +405,7 @@ class Agent:
             python=sys.version.split()[0],
             clock=self._clock,
             backend=devices[0].kind if devices else "",
-            torch=str(torch.__version__),
+            torch=str(self._torch.__version__),
             devices=devices,
             rank=d.rank,
             local_rank=d.local_rank,
@@ -400,18 +444,16 @@ class Agent:
         step, phase, _ = self.recorder.now
         if reason == "exception" and self.phases.aborted is not None:
             phase = self.phases.aborted
-        file = self.publisher.exit_file if reason == "finished" else None
-        follows = file is not None and self.guard.protect("goodbye", exit_code.write_at_exit)(file)
-        goodbye = wire.Goodbye(reason, time.monotonic_ns(), step, phase, detail, code_follows=bool(follows))
-        self.recorder.append(goodbye)
-        self.publisher.close(goodbye)
+        self.recorder.append(wire.Goodbye(reason, time.monotonic_ns(), step, phase, detail))
+        self.guard.protect("goodbye", self.transport.close)(exits=reason != "stopped")
 
     def disown(self) -> None:
-        """In a forked child: the hooks are the parent's. Puts back what is torch's, touches no socket."""
+        """In a forked child: the hooks are the parent's. Puts back what is torch's, touches nothing of the parent's."""
         self.hooks.remove()
         self.accounts.disown()
         self.accounts.stop()
         self.evidence.disown()
+        self.transport.disown()
         self.devices.stop()
         self._farewell.remove()
         self.guard.forget(self.notice)
@@ -453,6 +495,9 @@ def running(name: str | None = None, *, tracker: StorageTracker | None = None) -
     return _agent
 
 
+OF_OPTIMIZER, OF_ITERATION = "optimizer", "iteration"
+"""What is a step: an optimizer's, or what `step()` marks."""
+
 _listeners: list[Any] = []  # functions of the user's; the agent may begin after they are given
 
 
@@ -462,16 +507,38 @@ def on_outlook(function: Any) -> None:
     _listeners.append(function)
 
 
-def watch(model: Any, optimizer: Any = None, *, name: str | None = None, found: bool = False) -> None:
+def watch(
+    model: Any, optimizer: Any = None, *, name: str | None = None, steps: str = OF_OPTIMIZER, found: bool = False
+) -> None:
     def adopt() -> None:
         from torch.nn import Module
 
-        if isinstance(model, Module):
-            running(name).adopt(model, optimizer, name=name, found=found)
-        else:
+        if not isinstance(model, Module):
             say(f"watch() takes a torch.nn.Module, not {type(model).__name__}: nothing is watched")
+            return
+        agent = running(name)
+        agent.adopt(model, optimizer, name=name, found=found)
+        if steps == OF_ITERATION:
+            agent.phases.marked = True
+        elif steps != OF_OPTIMIZER:
+            say(
+                f'watch() counts steps="{OF_OPTIMIZER}" or "{OF_ITERATION}", not {steps!r}: optimizer steps are counted'
+            )
 
     protect("watch", adopt)()
+
+
+def step() -> None:
+    def mark() -> None:
+        from gpumon_agent.steps import find
+
+        agent = _agent
+        if agent is None and find.tops() is not None:
+            agent = running()  # launched by `gpumon run`, and no optimizer was built
+        if agent is not None and agent.hooks.fires:
+            agent.phases.mark()
+
+    protect("step", mark)()
 
 
 def stop() -> None:
@@ -502,5 +569,6 @@ def _script() -> str:
 def _rss() -> int | None:
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
+    except (OSError, IndexError, ValueError) as error:
+        pass_on(error)
         return None

@@ -30,6 +30,8 @@ from pathlib import Path
 from types import CellType, CodeType, FrameType
 from typing import Any
 
+from gpumon_agent.guard import pass_on
+
 _OPTIMIZED = 1  # CO_OPTIMIZED: a function's. A module's and a class body's namespaces are dicts of their own
 _SUSPENDED = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 _WORD_BYTES = ctypes.sizeof(ctypes.c_size_t)
@@ -112,7 +114,8 @@ def _by_api(frame: FrameType) -> dict[str, Any]:
     for name in _names(frame.f_code):
         try:
             found[name] = _get_variable(frame, name)
-        except NameError:  # it has no value
+        except NameError as error:  # it has no value
+            pass_on(error)
             continue
     return found
 
@@ -131,7 +134,8 @@ def _from_array(frame: FrameType) -> dict[str, Any]:
             value = slots[at]  # this one call reads the pointer, the reference, and counts the reference
             if type(value) is CellType and name in cells:
                 value = value.cell_contents
-        except ValueError:  # it has no value
+        except ValueError as error:  # it has no value
+            pass_on(error)
             continue
         found[name] = value
     return found

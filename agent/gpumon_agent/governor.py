@@ -13,6 +13,8 @@ STEPS_BETWEEN_DECISIONS = 50
 TIMED_EVERY, TIMED_FIRST = 4, 8
 """Of the steps that read at each boundary, every so many has them timed, at first each: the clock has its price too."""
 FIRST_LEDGERS = 2  # steps whose ledger is read before there is anything to decide by
+EARLY_LEDGERS = (5, 10, 20, 40, 80)
+"""Steps whose ledger is read whatever the rate: optimizer state is there, batches settle; a short run has no others."""
 LEDGERS_JUDGED_BY = 8  # before sampled steps are found too dear: the first ones meet cold caches
 TRIED_AGAIN_BY = 2  # whole ledgers, after a rest from them
 REST_FIRST, REST_MAX = 8, 512  # sampled steps whose ledger is read at their end only
@@ -40,6 +42,7 @@ class Governor:
         "_resting",
         "_told",
         "_whole",
+        "_windows",
         "at_end_only",
         "boundaries",
         "boundary_ns",
@@ -76,6 +79,7 @@ class Governor:
         self._told = (1, 1)  # the rates a viewer was told last
         self._durations: deque[int] = deque(maxlen=200)
         self._boundary: deque[int] = deque(maxlen=50)  # of steps that read at each boundary
+        self._windows: deque[int] = deque(maxlen=50)  # their boundaries
         self._ledgers: deque[int] = deque(maxlen=32)
         self._whole: list[int] = []  # of the newest sampled steps whose ledger was read at every phase
         self._rest = 0  # sampled steps after those were found too dear; twice as many each time they are again
@@ -85,7 +89,7 @@ class Governor:
     @property
     def boundary_cost_ns(self) -> int | None:
         """What a boundary cost in the median of the last steps that read the allocator."""
-        costs = sorted(self._costs.copy())  # read by the publisher's thread
+        costs = sorted(self._costs)
         return costs[len(costs) // 2] if costs else None
 
     @property
@@ -99,18 +103,20 @@ class Governor:
         if self.times and self.boundaries:
             self._costs.append(self.boundary_ns // self.boundaries)
         if not self._off:
-            if self.steps > 1:  # the first holds loading
+            if self.steps > 1:  # the first holds loading, and an evaluation before training, with all its boundaries
                 self._durations.append(duration_ns)
-            if self.times:
-                self._boundary.append(self.boundary_ns)
+                if self.times:
+                    self._boundary.append(self.boundary_ns)
+                    self._windows.append(self.boundaries)
             if self.ledger and self.ledger_ns:
                 self._ledgers.append(self.ledger_ns)
                 if not self.ledger_at_end_only:
                     self._judge(max(self.ledger_thread_ns, self.ledger_ns // WAITS))
             if self.steps in (FIRST_LEDGERS, 10) or not self.steps % STEPS_BETWEEN_DECISIONS:
                 said = self._decide()
-            self.reads = not self.steps % self.read_every
-            self.ledger = self.reads and (self.hurries or not self.steps % self.ledger_every)
+            early = self.steps in EARLY_LEDGERS
+            self.reads = early or not self.steps % self.read_every
+            self.ledger = early or (self.reads and (self.hurries or not self.steps % self.ledger_every))
             if self.ledger:
                 self.ledger_at_end_only = self._resting > 0 or self.at_end_only
                 self._resting -= self._resting > 0
@@ -165,8 +171,9 @@ class Governor:
         self._told = rates
         if self.read_every > 1:
             return (
-                f"steps of {step / 1e6:.1f} ms are too short to read the allocator at every phase: "
-                f"one step in {self.read_every} is, the ledger one in {self.ledger_every}"
+                f"to read the allocator at each of {_mean(self._windows):.0f} phases costs {boundary / 1e6:.2g} ms "
+                f"of a step of {step / 1e6:.3g} ms, so one step in {self.read_every} is read at every phase, one in "
+                f"{self.ledger_every} has a ledger"
             )
         return f"to stay within 1 % of a step, the ledger is read every {self.ledger_every} steps"
 

@@ -55,10 +55,10 @@ class Watched:
         return asyncio.run(link.Asker([descriptor])(descriptor.nonce, what, *more))
 
     def asked(self, what: str, until: Callable[[wire.Event], bool]) -> wire.Event:
-        """Asks, lets a step go by, and returns what a viewer then hears of it."""
+        """Asks, lets steps go by, for a file goes out in pieces, and returns what a viewer then hears of it."""
         reply = self.ask(what)
         assert reply.accepted, reply
-        self.tell("steps 1")
+        self.tell("steps 30" if what == wire.SNAPSHOT_FILE else "steps 1")
         return self.heard(until)
 
     def heard(self, until: Callable[[wire.Event], bool]) -> wire.Event:
@@ -166,6 +166,7 @@ def _refusals(watched: Watched) -> None:
     assert watched.ask("reboot") == wire.Reply(False, "this agent does not know what 'reboot' is: upgrade gpumon-agent")
     assert watched.ask(wire.ROOM).accepted is False
     assert watched.ask(wire.ROOM, 0, 3 << 30).accepted
+    watched.tell("steps 1")
     assert watched.tell("room") == {"0": 3 << 30}
     assert watched.ask(wire.BLOCKS).why == "at the next phase boundary"
     assert watched.ask(wire.BLOCKS).why == "asked for already: at the next phase boundary"

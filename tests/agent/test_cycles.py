@@ -96,11 +96,11 @@ def test_a_census_names_what_the_cycle_was_called(watch: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watch(model, optimizer)
     said: list[wire.Event] = []
-    watch.agent.publisher.say = said.extend
+    watch.agent.transport.say = said.extend
 
     def train() -> list[weakref.ref[Any]]:
         references = []
-        for step in range(200):
+        for step in range(5_000):
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()

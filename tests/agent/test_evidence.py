@@ -26,7 +26,7 @@ def on_a_device(folder: str) -> None:
     agent = agents.Agent(publish=False)
     agents._agent = agent
     said: list[wire.Event] = []
-    agent.publisher.say = said.extend  # type: ignore[method-assign,assignment]
+    agent.transport.say = said.extend  # type: ignore[method-assign,assignment]
     agent.adopt(model, optimizer)
 
     def step() -> torch.Tensor:

@@ -65,8 +65,8 @@ def test_every_byte_is_accounted_for(run: Any, scenario: Scenario) -> None:
                 continue  # a first layer's half-precision weights, which only autocast's cache holds: it says so
             if READABLE and owners.step >= first:
                 before, aborted = aborted, phases[owners.step, owners.phase, owners.index].flags & wire.ABORTED
-                # torch 2.4's engine may hold the gradient that it came to for a moment longer
-                known = OF_THE_FRAMES if aborted or (OLDER_TORCH and before) else 0
+                # the engine's thread may hold the gradient that it came to for a moment longer
+                known = OF_THE_FRAMES if aborted or before else 0
                 assert 0 <= (lines.unexplained or 0) <= max(AT_BOUNDARIES * (lines.allocated or 0), known), owners
         peaks = [wire.Ledger(**e["peak"]) for e in entries if "peak" in e]
         for peak in peaks:

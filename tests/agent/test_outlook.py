@@ -58,7 +58,7 @@ def train() -> None:
         optimizer.step()
 
     def until(step: int) -> None:
-        """The publisher's thread has learnt it."""
+        """It has been learnt."""
         end = time.monotonic() + 120
         while time.monotonic() < end and not any(isinstance(e, wire.Step) and e.step >= step for e in list(kept)):
             time.sleep(0.01)

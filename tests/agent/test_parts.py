@@ -161,6 +161,36 @@ def test_the_governor_says_what_it_changes_and_comes_back() -> None:
     assert governor.sample_every == 1
 
 
+def test_an_evaluation_before_training_costs_no_readings() -> None:
+    """nanoGPT begins with 400 forwards: 800 boundaries in step 0."""
+    governor = Governor()
+    governor.boundaries, governor.boundary_ns, governor.ledger_ns = 800, 24_000_000, 500_000
+    told = [governor.step_closed(8_000_000_000)]
+    read, ledgers = [], []
+    for step in range(1, 120):
+        read.append(governor.reads)
+        if governor.ledger:
+            ledgers.append(step)
+            governor.ledger_ns = 500_000
+        governor.boundaries, governor.boundary_ns = 5, 150_000
+        told.append(governor.step_closed(20_000_000))
+    assert all(read[20:]), read
+    assert {1, 5, 10, 20, 40, 80} <= set(ledgers)
+    assert not any("step" in text and "one step in" in text for text in told if text)
+
+
+def test_steps_too_short_to_be_read_say_what_it_would_cost() -> None:
+    governor = Governor()
+    said = []
+    for _ in range(60):
+        governor.boundaries, governor.boundary_ns = (6, 600_000) if governor.reads else (0, 0)
+        said.append(governor.step_closed(2_000_000))
+    assert [text for text in said if text] == [
+        "to read the allocator at each of 6 phases costs 0.6 ms of a step of 2 ms, so one step in 6 is read at every "
+        "phase, one in 6 has a ledger"
+    ]
+
+
 def test_a_rate_that_wavers_with_the_load_is_told_once() -> None:
     governor = Governor()
     run(governor, 200, step_ms=20, boundary_us=120, ledger_us=800)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from itertools import pairwise
 from typing import Any
@@ -251,6 +252,23 @@ def test_a_loss_that_does_not_depend_on_the_root(watch: Any) -> None:
     assert watch.words() == [FIRST, STEP]
 
 
+def test_a_step_without_a_forward_has_none(watch: Any) -> None:
+    """As SAC's temperature: a scalar that is trained from what the models gave before."""
+    model, optimizer = build()
+    scalar = nn.Parameter(torch.zeros(()))
+    other = torch.optim.SGD([scalar], lr=0.1)
+    watch(model, optimizer)
+    for _ in range(3):
+        iteration(model, optimizer)
+        (scalar * 2).backward()
+        other.step()
+        other.zero_grad()
+    told = [[word for word in words if word not in ("load", "between")] for words in watch.words()]
+    assert [words for words in told if "forward inferred" in words] == []
+    assert sum(words.count("forward") for words in told) == 3
+    assert sum(words.count("backward") for words in told) == 6
+
+
 def test_a_forward_that_nobody_saw_is_inferred(watch: Any) -> None:
     model, optimizer = build()
     watch(model, optimizer)
@@ -371,6 +389,25 @@ def test_too_many_windows_are_folded(watch: Any) -> None:
     assert watch.steps()[1].phases == len(phases)
 
 
+def test_a_rollout_of_many_forwards_is_counted_and_said_to_be_one(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    iteration(model, optimizer)
+    with torch.no_grad():
+        for _ in range(300):
+            model(torch.ones(2, 4))
+    iteration(model, optimizer)
+    forwards = [phase for phase in watch.phases() if phase.step == 1 and phase.phase == wire.EVAL]
+    assert forwards[-1].index == 299
+    assert forwards[-1].flags & wire.MERGED
+    assert [at for at, phase in enumerate(forwards) if phase.flags & wire.TRAINS] == [0]
+    model.eval()
+    with torch.no_grad():
+        model(torch.ones(2, 4))
+    iteration(model, optimizer)
+    assert not any(phase.flags & wire.TRAINS for phase in watch.phases() if phase.step == 2)
+
+
 def test_two_threads_at_once_are_marked(watch: Any) -> None:
     inside, done = threading.Event(), threading.Event()
 
@@ -421,7 +458,9 @@ def test_an_evaluation_that_records_a_graph_says_so(watch: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watch(model, optimizer)
     batch = torch.ones(2, 4)
+    iteration(model, optimizer)
     model.eval()
+    line = sys._getframe().f_lineno + 1
     model(batch)
     with torch.no_grad():
         model(batch)
@@ -430,5 +469,145 @@ def test_an_evaluation_that_records_a_graph_says_so(watch: Any) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     model(batch)  # nothing to record
-    recorded = [phase.flags & wire.RECORDED for phase in watch.phases() if phase.phase == "eval"]
-    assert recorded == [wire.RECORDED, 0, 0, 0]
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    model.train()
+    iteration(model, optimizer)
+    recorded = [(p.phase, p.flags & wire.RECORDED) for p in watch.phases() if p.step == 1 and p.phase != "between"]
+    assert recorded[:4] == [("forward", wire.RECORDED), ("eval", 0), ("eval", 0), ("forward", 0)]
+    assert [step.evaluated for step in watch.steps()[:2]] == [(), (0, 1)]
+    assert [step.evaluated_by for step in watch.steps()[:2]] == ["", f"Linear, called at test_phases.py:{line}"]
+    assert watch.steps()[1].input_shapes == ((2, 4),)
+
+
+class Wrapper(nn.Module):
+    """Its own mode says nothing: Lightning's sanity check calls `.eval()` on it, and restores the inner module only."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Any) -> Any:
+        return self.module(x)
+
+
+@pytest.mark.parametrize("how", ["fine-tuned in eval mode", "a wrapper in eval mode"])
+def test_training_in_eval_mode_is_training(watch: Any, how: str) -> None:
+    model, optimizer = build()
+    root = Wrapper(model)
+    watch(root, optimizer)
+    root.eval()
+    if how.startswith("a wrapper"):
+        model.train()
+    for _ in range(4):
+        iteration(root, optimizer)
+    assert [[word.split()[0] for word in step] for step in watch.words()[:3]] == [FIRST, STEP, STEP]
+    assert [step.evaluated for step in watch.steps()] == [()] * len(watch.steps())
+    assert {step.input_shapes for step in watch.steps()} == {((2, 4),)}
+    assert {phase.phase for phase in watch.phases() if phase.flags & wire.RECORDED} == {"forward"}
+
+
+def test_evaluation_and_fine_tuning_both_in_eval_mode_with_gradients(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    model.eval()
+    iteration(model, optimizer)
+    for _ in range(3):
+        model(torch.ones(5, 4))
+    iteration(model, optimizer, micro=2)
+    iteration(model, optimizer)
+    one = model(torch.ones(2, 4))
+    two = model(torch.ones(3, 4))  # both are used
+    (one.sum() + two.sum()).backward()
+    optimizer.step()
+    del one, two
+    iteration(model, optimizer)
+    steps = watch.steps()
+    assert [step.evaluated for step in steps[:4]] == [(), (0, 1, 2), (), ()]
+    assert [step.input_shapes for step in steps[1:4]] == [((2, 4), (2, 4)), ((2, 4),), ((2, 4), (3, 4))]
+
+
+def test_more_evaluations_than_a_step_may_have_windows_are_evaluations(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    iteration(model, optimizer)
+    model.eval()
+    for _ in range(200):
+        model(torch.ones(2, 4))
+    model.train()
+    iteration(model, optimizer)
+    merged = {phase.phase for phase in watch.phases() if phase.flags & wire.MERGED}
+    assert merged == {"eval", *STEP}
+    assert watch.steps()[1].evaluated == tuple(range(128))
+
+
+def test_steps_that_the_users_code_marks(watch: Any) -> None:
+    """Two optimizers at different rates, as a GAN's: an iteration is what lies between two marks."""
+    model, optimizer = build()
+    other = Net()
+    slow = torch.optim.SGD(other.parameters(), lr=0.1)
+    gpumon_agent.watch(model, optimizer, steps="iteration")
+    gpumon_agent.watch(other, slow)
+    for at in range(4):
+        iteration(model, optimizer)
+        iteration(model, optimizer)
+        if at % 2:
+            iteration(other, slow)
+        gpumon_agent.step()
+    train = [*STEP, *STEP]
+    assert watch.words()[:4] == [["load", *STEP[1:], *STEP], [*train, *STEP], train, [*train, *STEP]]
+    assert [step.step for step in watch.steps()] == list(range(4))
+
+
+def test_a_step_that_is_marked_where_its_optimizer_closed_it_is_one_step(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    for _ in range(4):
+        iteration(model, optimizer)
+        gpumon_agent.step()
+    assert watch.words()[:4] == [FIRST, STEP, STEP, STEP]
+
+
+def test_parameters_that_are_updated_by_hand(watch: Any) -> None:
+    model, _ = build()
+    watch(model)
+    for at in range(6):
+        model(torch.ones(2, 4)).sum().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+        if at >= 4:
+            gpumon_agent.step()
+    (said,) = watch.notices()
+    assert said.endswith("no step is counted: call gpumon_agent.step() after each update")
+    assert watch.words()[1] == STEP
+    assert [step.step for step in watch.steps()] == [0, 1]
+
+
+def test_steps_are_the_iterations_that_are_marked_or_the_optimizers(watch: Any, capfd: Any) -> None:
+    model, optimizer = build()
+    gpumon_agent.watch(model, optimizer, steps="iteration")
+    for _ in range(3):
+        iteration(model, optimizer)
+    assert watch.steps() == []
+    gpumon_agent.step()
+    assert [step.step for step in watch.steps()] == [0]
+    gpumon_agent.watch(model, steps="epoch")
+    assert capfd.readouterr().err == (
+        'gpumon: watch() counts steps="optimizer" or "iteration", not \'epoch\': optimizer steps are counted\n'
+    )
+
+
+def test_state_that_a_checkpoint_is_loaded_into_is_no_step(watch: Any) -> None:
+    """torch.distributed.checkpoint steps an optimizer with zero gradients where it has no state yet."""
+    from torch.distributed.checkpoint import state_dict
+
+    model, optimizer = build()
+    watch(model, optimizer)
+    state_dict.get_optimizer_state_dict(model, optimizer)
+    assert optimizer.state
+    for _ in range(2):
+        iteration(model, optimizer)
+    assert [step.step for step in watch.steps()] == [0, 1]
+    assert watch.words() == [FIRST, STEP]

@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 import weakref
 from collections import OrderedDict
 from pathlib import Path
@@ -226,11 +227,17 @@ def test_stop_leaves_no_hook_and_no_wrapper(monkeypatch: pytest.MonkeyPatch, tmp
     gpumon_agent.watch(model)
     assert in_torch() != before
     model(torch.ones(2, 4))
+    agent = agents._agent
+    assert agent is not None
+    assert agent.transport.wait_ready(60)
     gpumon_agent.stop()
     assert in_torch() == before
     assert all(model.__dict__[name] is value and not value for name, value in dicts.items())
     assert agents._agent is None
-    assert list((tmp_path / "gpumon").iterdir()) == []
+    until = time.monotonic() + 10
+    while list((tmp_path / "gpumon").glob("[!o]*")) and time.monotonic() < until:
+        time.sleep(0.05)  # the helper removes them as it ends
+    assert [path.name for path in (tmp_path / "gpumon").rglob("*") if path.name != "oom"] == []
 
 
 def test_nothing_is_kept_alive(watch: Any) -> None:
@@ -314,7 +321,7 @@ if pid == 0:
     assert agent._agent.recorder.last_seq == last
     gpumon_agent.watch(model)
     assert agent._agent.pid == os.getpid()
-    assert agent._agent.publisher.wait_ready(5)
+    assert agent._agent.transport.wait_ready(5)
     model(torch.ones(2, 4))
     assert agent._agent.recorder.last_seq > 0
     sys.stdout.flush()

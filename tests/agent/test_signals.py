@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import gpumon_agent
 
 TRAINS = """
 import ctypes, functools, linecache, os, random, signal, sys, threading, time, traceback
@@ -220,3 +223,36 @@ def test_a_handler_may_raise_at_any_line_and_the_agent_goes_on(tmp_path: Path) -
 def test_an_exception_that_another_thread_sets_is_caught_by_the_loop(tmp_path: Path, watched: bool) -> None:
     done = ran(ASYNCHRONOUS, tmp_path, watched=watched)
     assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+FOLDER = Path(gpumon_agent.__file__).parent
+NOT_THE_TRAINING = ("viewers/", "transport/helper.py", "transport/process.py", "shim/", "wire/codec.py", "__main__.py")
+"""Of which the helper, a viewer or the launcher runs all, or all that catches something."""
+OURS = {"StopIteration", "TooLarge", "NotOurs"}
+READ_BY_VIEWERS = {"blackbox.load", "last_known._load"}
+
+
+def test_whatever_the_training_thread_catches_it_asks_whose_it_is() -> None:
+    """A handler may raise a RuntimeError at the very line that is expected to raise one."""
+    silent = []
+    for path in sorted(FOLDER.rglob("*.py")):
+        place = path.relative_to(FOLDER).as_posix()
+        if place.startswith(NOT_THE_TRAINING):
+            continue
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef) and f"{path.stem}.{function.name}" not in READ_BY_VIEWERS:
+                handlers = (each for each in ast.walk(function) if isinstance(each, ast.ExceptHandler))
+                silent += [
+                    f"{place}:{handler.lineno}"
+                    for handler in handlers
+                    if not asks(handler) and (handler.type is None or ast.unparse(handler.type) not in OURS)
+                ]
+    assert not silent
+
+
+def asks(handler: ast.ExceptHandler) -> bool:
+    return any(
+        isinstance(node, ast.Raise) or (isinstance(node, ast.Name) and node.id in ("pass_on", "is_the_users"))
+        for statement in handler.body
+        for node in ast.walk(statement)
+    )

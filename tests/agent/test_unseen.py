@@ -176,7 +176,7 @@ def listening() -> None:
     gpumon_agent.watch(model, optimizer)
     gpumon_agent.on_outlook(listen)
     with mode:
-        for step in range(100_000):  # until the publisher's thread has learnt enough
+        for step in range(100_000):  # until enough has been learnt
             try:
                 model(torch.ones(1 + step % 7, 8, device="cuda")).sum().backward()
             except Refused:

@@ -70,7 +70,7 @@ class Training:
 
 
 def _forward(phases: Phases, *, evaluates: bool = False, aborted: bool = False) -> None:
-    phases.forward_begins(ROOT, evaluates=evaluates, inputs=lambda: (8, [(2, 4)]))
+    phases.forward_begins(ROOT, gradients=not evaluates, trains=not evaluates, inputs=lambda: (8, [(2, 4)]))
     phases.forward_ends(ROOT, gradients=not evaluates, aborted=aborted)
 
 

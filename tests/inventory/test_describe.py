@@ -139,3 +139,11 @@ def test_ten_thousand_modules_are_described_in_short_slices():
     *slices, (described, modules) = describe.parts(model, [], index=0, revision=0, name="job", found=True)
     assert slices == [None] * (20_000 // describe.SLICE_TENSORS)
     assert described.modules == len(modules) == 10_000
+
+
+def test_frozen_parameters_of_an_optimizer_do_not_count() -> None:
+    """They have no gradient, so they get no state."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    told = describe.optimizer(torch.optim.AdamW(model.parameters()))
+    assert (told.parameters, told.parameter_bytes) == (5, 20)

@@ -68,6 +68,7 @@ ddp(torch.randn(2, 4)).sum().backward()
 optimizer.step()
 agent = sys.modules["gpumon_agent.agent"]._agent
 model = next(m for m in agent.picture() if type(m).__name__ == "Model")
+agent.transport.wait_ready(60)
 dist.barrier()
 folder = pathlib.Path(os.environ["XDG_RUNTIME_DIR"]) / "gpumon"
 found = len(list(folder.glob("*.json")))

@@ -72,6 +72,7 @@ def test_sound_msgpack_of_any_shape_is_a_packet_or_a_wire_error(content: object,
         b"\x80" * 60_000,
         b"\xdc\xff\xff" + b"\x80" * 65_000,
     ],
+    ids=lambda body: f"{body[:4].hex()}-{len(body)}",
 )
 def test_hostile_sizes_cost_little_memory(body: bytes) -> None:
     outcome(LIVE + body)

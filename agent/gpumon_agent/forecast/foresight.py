@@ -9,7 +9,7 @@ step has seen already.
 A residual far outside its interval widens the next interval at once; a second one on the same side is another regime:
 what was learnt goes, and the interval is as wide as in the first steps.
 
-Two of these exist: in the agent, fed by its publisher's thread, and in the viewer. Cost: see needs; a step of
+Two of these exist: in the agent and in the viewer. Cost: see needs; a step of
 known shapes and known figures takes no update at all. Memory is constant.
 
 Known limitations. The first step says nothing of the second's optimizer state: it is forgotten. Of several

@@ -1,7 +1,7 @@
 """Whether the batch that is about to enter forward will fit: said before anything is allocated for it.
 
 The training thread asks with the batch's shapes and what the allocator holds at that moment; what was learnt (see
-foresight) the publisher's thread learnt, which follows the drained events. What the process can have on
+foresight) comes from the events of the steps before, as they go out. What the process can have on
 a device nobody here may ask the driver: a viewer tells it, or an out-of-memory that the training survived. A fraction
 of the device that the user set, and the device's total, are limits that hold anyway: what exceeds them is certain.
 Where nothing is told there is no headroom, and no warning that is not certain; only `tight`, while the allocator had to
@@ -158,6 +158,7 @@ def judged(
         return None
     peak, phase, sort = predicted
     low, high, trusted = foresight.interval(peak, sort, batch, kind)
+    low = max(low, start)
     word, headroom = verdict(peak, low, high, trusted, room, None, fragments)
     if so_far > peak:
         peak, phase, low, high = so_far, BETWEEN, so_far, max(high, so_far)
@@ -185,7 +186,6 @@ class Outlooks:
         room: dict[int, int],
         *,
         expandable: bool = False,
-        keep: Callable[[wire.Outlook], None] | None = None,
         functions: list[Callable[[wire.Outlook], object]] | None = None,
     ) -> None:
         self.room = room
@@ -196,15 +196,12 @@ class Outlooks:
         self.waiting: wire.Outlook | None = None  # for the user's functions
         self._append = append
         self._prints = environment.value(VARIABLE) == "print"
-        self._keep = keep
         self._expandable = expandable
         self._devices: dict[int, _Device] = {}
         self._newest: tuple[Shapes, Features | None, tuple[int, ...]] = (), None, ()
         self._groups: deque[tuple[int, Sequence[tuple[int, ...]]]] = deque(maxlen=4096)
         self._open: list[wire.Phase] = []
         self._repeated: tuple[int, int, int | None, Fields] | None = None  # how often the newest shapes, and what else
-
-    # ------------------------------------------------------------------------------------------ in the training thread
 
     def batch(
         self, step: int, index: int, shapes: Sequence[tuple[int, ...]], nbytes: int, now: Sequence[tuple[int, Any, int]]
@@ -244,6 +241,7 @@ class Outlooks:
                 continue
             peak, phase, sort = predicted
             low, high, trusted = foresight.interval(peak, sort, batch, kind)
+            low = low if low > start else start  # that stands already
             room = self.room.get(device)
             word, headroom = verdict(peak, low, high, trusted, room, self.limits.get(device), known.fragments)
             if so_far > peak:
@@ -291,8 +289,6 @@ class Outlooks:
             for function in tuple(self._functions):
                 function(outlook)
 
-    # ---------------------------------------------------------------------------------------- in the publisher's thread
-
     def follow(self, event: wire.NumberedEvent) -> None:
         """Each drained event, in order."""
         if isinstance(event, wire.Phase):
@@ -301,8 +297,6 @@ class Outlooks:
                 del self._open[: wire.PHASES_PER_STEP_MAX]
         elif isinstance(event, wire.Step):
             self._step_closed(event.step)
-        elif isinstance(event, wire.Outlook) and event.verdict == wire.OOM_AHEAD and self._keep is not None:
-            self._keep(event)
         elif isinstance(event, wire.Oom) and event.free is not None and event.reserved is not None:
             can_have = event.free + event.reserved
             self.room[event.device] = can_have if event.total is None else min(can_have, event.total)

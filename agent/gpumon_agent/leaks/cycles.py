@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
+from gpumon_agent.guard import pass_on
 from gpumon_agent.leaks.holders import Name
 
 OBJECTS_MAX = 400
@@ -64,7 +65,8 @@ class Cycles:
         for each in way:
             try:
                 references.append(weakref.ref(each))
-            except TypeError:
+            except TypeError as error:
+                pass_on(error)
                 continue
             if len(references) == WAY_MAX:
                 break

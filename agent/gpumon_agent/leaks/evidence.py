@@ -61,7 +61,7 @@ class Evidence:
         self.ask = guard.protect("census", self.census.ask)
         self._waiting: list[tuple[int, dict[int, Read]]] = []
         self._take = guard.protect("census", self.census.step_closed)
-        self.resident_bytes: int | None = None  # of this process, as the publisher's thread last read it
+        self.resident_bytes: int | None = None  # of this process, read once a second
         self._resident_before: int | None = None
 
     def follow(self, optimizer: Any) -> None:

@@ -24,6 +24,7 @@ from torch import Size, Tensor, device, dtype
 from torch.nn import Module
 
 from gpumon_agent import frames
+from gpumon_agent.guard import pass_on
 
 ATOM, TENSOR, SEQUENCE, DICT, DEQUE, SET, ROWS, PAIRS, REFERENTS, CLASS, FUNCTION, BUILTIN, MODULE = range(13)
 """How an object's children are come by; ATOM: it has none that matter; ROWS: of numpy's arrays of objects."""
@@ -183,7 +184,8 @@ def children(thing: Any) -> list[Child]:
     if kind is types.CellType:
         try:
             return [("", "", thing.cell_contents)]
-        except ValueError:  # empty
+        except ValueError as error:  # empty
+            pass_on(error)
             return []
     if isinstance(thing, functools.partial):
         held = [(f".args[{at}]", "", each) for at, each in enumerate(thing.args)]
@@ -205,7 +207,8 @@ def again(thing: Any, at: int, identity: int) -> Any:
         for cell in thing.__closure__ or ():
             try:
                 value = cell.cell_contents
-            except ValueError:  # empty
+            except ValueError as error:  # empty
+                pass_on(error)
                 continue
             if id(value) == identity:
                 return value
@@ -235,7 +238,8 @@ def _of_function(function: Any) -> list[Child]:
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
         try:
             found.append((f".closure({name})", "closure", cell.cell_contents))
-        except ValueError:  # not yet filled
+        except ValueError as error:  # not yet filled
+            pass_on(error)
             continue
     defaults = function.__defaults__ or ()
     names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
@@ -381,7 +385,8 @@ def attribute(owner: Any, child: Any) -> str | None:
                 try:
                     if slot.__get__(owner) is child:
                         return name
-                except AttributeError:  # not set
+                except AttributeError as error:  # not set
+                    pass_on(error)
                     continue
     return None
 
@@ -389,7 +394,8 @@ def attribute(owner: Any, child: Any) -> str | None:
 def instance_dict(owner: Any) -> dict[str, Any] | None:
     try:
         values = object.__getattribute__(owner, "__dict__")
-    except AttributeError:
+    except AttributeError as error:
+        pass_on(error)
         return None
     return values if isinstance(values, dict) else None
 

@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.ledger.saving import READABLE, Reader, fields
-from gpumon_agent.ledger.storages import storages
+from gpumon_agent.ledger.storages import has_storage, storages
 
 BLOCK_BYTES = 512  # what the allocator gives for one byte
 
@@ -81,7 +80,7 @@ def _kept(node: Any, reader: Reader) -> dict[int, int]:
     kind: Any = type(node)
     for name in fields(kind):
         for each in reader.read(node, name):
-            if type(each) is Tensor and each.layout is torch.strided and not each.is_meta:  # nearly always
+            if type(each) is Tensor and has_storage(each) and not each.is_meta:  # nearly always
                 storage = each.untyped_storage()
                 kept[storage._cdata] = storage.nbytes()
             else:

@@ -129,6 +129,7 @@ class Walk:
         self._levels: list[_Level] = []
         self._visited: dict[int, int] = {}
         self._done: set[int] = set()  # larger ones that hold nothing, to their ends
+        self._cut: set[int] = set()  # visited, and a deeper round has something to look for in them
         self._modules: list[str] = []  # of the user's that something led to, in any round
         self._how: dict[type, int] = {}  # of types that are not the user's
         self._users_how: dict[int, tuple[weakref.ref[type], int]] = {}
@@ -163,6 +164,7 @@ class Walk:
         self._installed = installed
         if again:
             self._visited = {}
+            self._cut = set()
 
     def run(self, clock: Clock, enough: Callable[[], bool]) -> bool:
         """Walks on until the clock says so. True: this round is complete. `enough` is asked before each root."""
@@ -330,6 +332,7 @@ class Walk:
             if sys.getrefcount(child) > _SINGLE:
                 before = visited.get(id(child))
                 if before is not None and before <= depth:
+                    level.again_later = level.again_later or id(child) in self._cut
                     continue
                 visited[id(child)] = depth if shallow else 0
             if self._push(child, kind, level, index - 1):
@@ -341,9 +344,12 @@ class Walk:
         """The innermost level is looked at to its end, as far as the limit allows."""
         level = self._levels.pop()
         if level.again_later or level.glances:
+            self._cut.add(level.identity)
             if self._levels:
                 self._levels[-1].again_later = True
-        elif self._levels and self.objects - level.began >= _LARGER and level.at >= 0:
+            return
+        self._cut.discard(level.identity)
+        if self._levels and self.objects - level.began >= _LARGER and level.at >= 0:
             self._done.add(level.identity)
 
     def _attributes(self, level: _Level) -> bool:
@@ -575,7 +581,10 @@ class Walk:
             level.again_later = True
         depth = len(self._levels)
         level.again_later = level.again_later or depth >= self._limit
-        if edge is _KEY or depth >= self._limit or self._visited.get(id(tensor), DEPTH_MAX) <= depth:
+        if edge is _KEY or depth >= self._limit:
+            return
+        if self._visited.get(id(tensor), DEPTH_MAX) <= depth:
+            level.again_later = level.again_later or id(tensor) in self._cut
             return
         hooked = tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)
         if hooked or holders.attributes(tensor):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gpumon_agent import wire
 from gpumon_agent.governor import SAMPLED_STEP_NS
+from gpumon_agent.guard import pass_on
 from gpumon_agent.leaks import loads
 from gpumon_agent.ledger.activations import Activations
 from gpumon_agent.ledger.booking import NO_COLLECTION, Booked, Cost
@@ -29,6 +30,7 @@ from gpumon_agent.ledger.layers import Layers
 from gpumon_agent.ledger.others import Others
 from gpumon_agent.ledger.rolling import Rolling
 from gpumon_agent.ledger.tree import tree
+from gpumon_agent.ledger.variables import NOTHING, Variables
 from gpumon_agent.ledger.whose import Whose
 from gpumon_agent.ledger.workspaces import Workspaces, tracks_blocks
 from gpumon_agent.probe import Reading
@@ -82,6 +84,7 @@ class Accounts:
         self._rolling = Rolling(self.inventory.models, self.inventory.optimizers, self.others.in_slices)
         self._rolled_step = -1
         self._told_unreadable = False
+        self._variables = Variables()
         self._workspaces = Workspaces()
         self._loads = loads.install()
         self._layers = Layers(self.inventory, self._current_places, models, say)
@@ -263,6 +266,7 @@ class Accounts:
         other_models = None if others is None else claim(others, self.inventory.claimed, device)
         checkpoints = self._loads.claim(device, self.inventory.claimed)
         saved = self._activations.alive(device, self.inventory.claimed)
+        held = NOTHING if device == _CPU else self._variables.held(self.inventory.claimed, device, fresh=fresh)
         if self._activations.known:
             self._layers.note(device, saved)
         tracked = where.type != "cuda" or tracks_blocks()
@@ -275,7 +279,11 @@ class Accounts:
         activations = sum(each.nbytes for each in saved)
         casting = _casts_weights(where.type)
         if casting and reading.requested is not None:  # as far as there is room: a cache cannot be looked into
-            named = activations + sum(owners) + sum(each or 0 for each in (checkpoints, other_models, workspaces))
+            named = (
+                activations
+                + sum(owners)
+                + sum(each or 0 for each in (checkpoints, other_models, workspaces, held.nbytes))
+            )
             activations += min(self._activations.cast_bytes(device), max(0, reading.requested - named))
         elif not casting:
             self._activations.forget_casts()
@@ -293,6 +301,8 @@ class Accounts:
             checkpoints=checkpoints,
             other_models=other_models,
             hidden=(*self._activations.hidden, *(("autocast's copies of weights",) if casting else ()))[:16],
+            variables=None if device == _CPU else held.nbytes,
+            held_by=held.holders,
         )
         self.ledgers[ledger.device] = ledger
         self._recorder.append(ledger)
@@ -349,7 +359,8 @@ def _casts_weights(kind: str) -> bool:
     """Within autocast, which keeps copies of weights: what no gradient needs (a first layer's) only its cache holds."""
     try:
         return bool(torch.is_autocast_enabled(kind) and torch.is_autocast_cache_enabled())
-    except RuntimeError:  # no autocast on this kind of device
+    except RuntimeError as error:  # no autocast on this kind of device
+        pass_on(error)
         return False
 
 

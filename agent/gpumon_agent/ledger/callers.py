@@ -7,7 +7,7 @@ lists are not looked into, for what is kept from step to step is kept there; a l
 their entries: a trainer's micro-batches.
 Cost: on sampled steps, about 10 µs for a function of 12 variables (36 on Python 3.12, 3 on 3.13).
 Known limitations. A tensor that a function has in a variable for another purpose is called part of the batch. What
-only a generator holds (a loader's next batch) is not seen.
+only a generator holds (a loader's next batch) is not seen. What else variables hold: variables.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VARIABLES_MAX = 512
 """of a script's own module: one with more is not looked through"""
 CONTAINED_MAX = 64
 _LIBRARIES = ("site-packages", "dist-packages")
-_OURS = ("torch", "gpumon_agent")
+OURS = ("torch", "gpumon_agent")
 
 
 def beside(given: Iterable[Tensor]) -> list[Tensor]:
@@ -48,7 +48,7 @@ def engine_of(model: Module) -> Module | None:
     frame: FrameType | None = sys._getframe(1) if "deepspeed" in sys.modules else None
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] == "deepspeed":
-            for value in _variables(frame):
+            for value in variables(frame).values():
                 if type(value).__name__ == "DeepSpeedEngine" and unwrapped(value) is unwrapped(model):
                     found: Module = value
                     return found
@@ -60,10 +60,10 @@ def _held(known: set[int]) -> Iterator[Tensor]:
     frame: FrameType | None = sys._getframe(1)
     left = FRAMES_MAX
     while frame is not None and left:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in _OURS:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in OURS:
             left -= 1
             library = known and any(part in frame.f_code.co_filename for part in _LIBRARIES)
-            for value in _variables(frame):
+            for value in variables(frame).values():
                 contained = [value] if type(value) is Tensor else _contained(value) if known else []
                 if library and type(value) is list and len(value) <= CONTAINED_MAX:
                     contained = [each for entry in value for each in _contained(entry)]
@@ -72,11 +72,12 @@ def _held(known: set[int]) -> Iterator[Tensor]:
         frame = frame.f_back
 
 
-def _variables(frame: FrameType) -> list[Any]:
-    if frame.f_code.co_name == "<module>":  # a script's own level
+def variables(frame: FrameType) -> dict[str, Any]:
+    """By name: a function's, or of a script's own level."""
+    if frame.f_code.co_name == "<module>":
         names = frame.f_globals
-        return list(names.values()) if len(names) <= VARIABLES_MAX else []
-    return list(frames.variables(frame).values())
+        return dict.copy(names) if len(names) <= VARIABLES_MAX else {}
+    return frames.variables(frame)
 
 
 def _contained(value: Any) -> list[Any]:

@@ -178,7 +178,7 @@ class Composing:
         known: dict[str, int | None] = {line: lines.get(line, 0) for line in _COMPOSED}
         if not mine.walked.keys() >= {(began.phase, began.index), (ended.phase, ended.index)}:
             known["activations"] = None
-        for line in ("other_models", "workspaces"):
+        for line in ("other_models", "workspaces", "variables"):
             if getattr(ended, line) is not None:
                 known[line] = lines.get(line, 0)
         return wire.Ledger(
@@ -193,6 +193,7 @@ class Composing:
             peak=True,
             module=composed.module,
             hidden=ended.hidden,
+            held_by=ended.held_by,
         )
 
 

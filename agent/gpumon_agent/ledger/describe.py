@@ -281,7 +281,8 @@ def _optimizer_in_slices(
         groups = stepping(outer).param_groups
         if group >= len(groups):
             break
-        taken = groups[group]["params"][at : at + SLICE_TENSORS]
+        looked_at = groups[group]["params"][at : at + SLICE_TENSORS]
+        taken = [each for each in looked_at if each.requires_grad]  # the others have no gradient, so no state
         counted += sum(map(elements, taken))
         parameter_bytes += sum(
             each.nbytes if type(each) in _PLAIN and small(each) else _nbytes((each,), claimed) for each in taken
@@ -293,10 +294,10 @@ def _optimizer_in_slices(
         else:
             resolved.append(part)
         at += SLICE_TENSORS
-        if len(taken) < SLICE_TENSORS:
+        if len(looked_at) < SLICE_TENSORS:
             group, at = group + 1, 0
         del outer, groups
-        taken = []
+        taken = looked_at = []
         if over():
             yield
     claimed.clear()

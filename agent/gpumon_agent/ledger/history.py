@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from gpumon_agent.guard import leave_no_frame, protect
+from gpumon_agent.guard import leave_no_frame, pass_on, protect
 from gpumon_agent.ledger.workspaces import snapshot, tracks_blocks
 from gpumon_agent.patching import Patches
 
@@ -150,7 +150,8 @@ class History:
                 more = tuple([*_SKIPPED, *_COUNTED - {only}] if each is _SKIPPED else each for each in more)
             try:
                 self._record(*arguments, *more)
-            except TypeError:  # another version's arguments
+            except TypeError as error:  # another version's arguments
+                pass_on(error)
                 continue
             return
         self.recording = self.stacks = False

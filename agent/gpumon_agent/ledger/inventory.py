@@ -30,14 +30,13 @@ from gpumon_agent.ledger import zero
 from gpumon_agent.ledger.callers import beside
 from gpumon_agent.ledger.describe import state_tensors, stepping
 from gpumon_agent.ledger.spread import bucket_sizes, ddp_logging, flat_parameter, fsdp_parameters, hook_tensors
-from gpumon_agent.ledger.storages import storages, tensors_within, untransformed
+from gpumon_agent.ledger.storages import has_storage, storages, tensors_within, untransformed
 
 INPUT_DEPTH_MAX = 6
 _LIST_EVERY_FRESH = 64
 _STATE_EVERY_FRESH = 16
 _BUCKETS_SETTLE_LOOKS = 64  # DDP rebuilds its buckets in its second forward and logs it in the third
 _PLAIN = (Tensor, Parameter)
-_has_storage = torch._C._has_storage
 _CPU = -1  # as Tensor.get_device() has it
 
 
@@ -112,7 +111,7 @@ class Inventory:
         sizes: dict[int, int] = {}
         for part in batch:  # arguments, and those with names: mostly plain tensors, at every forward
             for value in part.values() if type(part) is dict else part if type(part) is tuple else (part,):
-                if type(value) is Tensor and _has_storage(value):  # a sparse one has none, nor one within torch.func
+                if type(value) is Tensor and has_storage(value):
                     noted.append(weakref.ref(value))
                     shapes.append(tuple(value.shape))
                     if not value.is_meta:
@@ -399,7 +398,7 @@ def claim(tensors: Iterable[Tensor], claimed: set[int], index: int) -> int:
     """
     total = 0
     for tensor in tensors:
-        if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+        if type(tensor) in _PLAIN and has_storage(tensor):
             if tensor.get_device() == index and (index >= 0 or not tensor.is_meta):
                 storage = tensor.untyped_storage()
                 identity = storage._cdata

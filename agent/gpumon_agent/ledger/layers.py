@@ -20,7 +20,7 @@ from gpumon_agent import wire
 from gpumon_agent.ledger.activations import Alive
 from gpumon_agent.ledger.graph import Place, Places
 from gpumon_agent.ledger.inventory import Inventory
-from gpumon_agent.ledger.storages import storages
+from gpumon_agent.ledger.storages import has_storage, storages
 
 _CPU = -1
 _NOTHING: Counter[str] = Counter()
@@ -88,7 +88,7 @@ class Layers:
             at = holders.get(id(parameter))
             if not at:
                 continue
-            if type(gradient) is Tensor and gradient.layout is torch.strided:
+            if type(gradient) is Tensor and has_storage(gradient):
                 storage = gradient.untyped_storage()
                 sizes = [(storage._cdata, storage.nbytes(), gradient.get_device())]
                 if id(parameter) in views:

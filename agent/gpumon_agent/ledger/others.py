@@ -103,6 +103,8 @@ class Others:
             else:
                 others.append(candidate)
         self._others = others
+        if not inside:  # what is trained is not known yet
+            return
         for other in others:
             yield from self._tell_of(other)
 

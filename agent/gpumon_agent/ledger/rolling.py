@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
@@ -28,7 +27,7 @@ from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.ledger import zero
 from gpumon_agent.ledger.describe import stepping
 from gpumon_agent.ledger.spread import flat_parameter, fsdp_parameters, hook_tensors
-from gpumon_agent.ledger.storages import Pieces, alone, held_once, shared, small, storages, tensors_within
+from gpumon_agent.ledger.storages import Pieces, alone, has_storage, held_once, shared, small, storages, tensors_within
 from gpumon_agent.ledger.tree import parameter_names, tree
 
 CHUNK_TENSORS = 128
@@ -303,7 +302,7 @@ class Rolling:
     def _claim(self, line: str, tensor: Tensor, claimed: Pieces[bool]) -> None:
         """By the storage itself, which may be larger than the tensor."""
         chunk = self._chunk
-        if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+        if type(tensor) in _PLAIN and has_storage(tensor):
             device = tensor.get_device()
             if device == _CPU and tensor.is_meta:
                 return

@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from gpumon_agent.guard import pass_on
+
 SMALL_BYTES = 16_384
 _PIECES, _ID_BITS = 127, 4
 V = TypeVar("V")
 _PLAIN = (Tensor, Parameter)
+has_storage: Callable[[Tensor], bool] = torch._C._has_storage
+"""Of its own: a sparse tensor has none, nor has one within torch.func's transforms (`untransformed`)."""
 _SPARSE_PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -50,17 +54,18 @@ def plain(tensor: Tensor) -> Iterator[Tensor]:
 
     Tensors on the meta device hold none.
     """
-    if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+    if type(tensor) in _PLAIN and has_storage(tensor):
         if tensor.device.type != "meta":
             yield tensor
         return
+    tensor = untransformed(tensor)
     parts: list[Any]
     if hasattr(tensor, "__tensor_flatten__"):
         parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
     elif tensor.layout in _SPARSE_PARTS:
         detached = tensor.detach()  # the parts of one that requires a gradient would be recorded
         parts = [getattr(detached, name)() for name in _SPARSE_PARTS[tensor.layout]]
-    elif tensor.layout is torch.strided and tensor.device.type != "meta" and _has_memory(tensor):
+    elif has_storage(tensor) and tensor.device.type != "meta" and _has_memory(tensor):
         yield tensor
         return
     else:
@@ -77,7 +82,8 @@ def _has_memory(tensor: Tensor) -> bool:
         return False
     try:
         storage.data_ptr()
-    except RuntimeError:
+    except RuntimeError as error:
+        pass_on(error)
         return False
     return True
 
@@ -126,7 +132,7 @@ def alone(tensor: Tensor) -> bool:
     return (
         _address is not None
         and _users is not None
-        and tensor.layout is torch.strided
+        and has_storage(tensor)
         and not tensor.storage_offset()
         and not tensor.is_meta
         and _users(_address(tensor)) == 1

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from gpumon_agent.ledger import variables
 from gpumon_agent.ledger.activations import Alive
 from gpumon_agent.ledger.composition import Block, Blocks
 from gpumon_agent.ledger.graph import Places
 from gpumon_agent.ledger.inventory import Inventory
 from gpumon_agent.ledger.others import Others
-from gpumon_agent.ledger.storages import addresses
+from gpumon_agent.ledger.storages import addresses, has_storage
 from gpumon_agent.ledger.workspaces import Workspaces
 
 if TYPE_CHECKING:
@@ -84,12 +84,15 @@ class Whose:
         for each in saved:
             if each.address not in blocks:
                 blocks[each.address] = Block("activations", each.nbytes, each.place)
+        for tensor in variables.tensors():
+            _add(blocks, tensor, "variables", device, None)
         return blocks
 
     def addresses(self, saved: Iterable[Alive]) -> set[int]:
         """Where what is owned or saved stands, on any device."""
         held = {address for _, tensor, _ in self._inventory.held() for address, _, _ in addresses(tensor)}
         held.update(each.address for each in saved)
+        held.update(address for tensor in variables.tensors() for address, _, _ in addresses(tensor))
         return held
 
 
@@ -98,7 +101,7 @@ def _sums(ledger: wire.Ledger) -> tuple[int | None, ...]:
 
 
 def _add(blocks: Blocks, tensor: Tensor, line: str, device: int, at: list[tuple[int, str]] | None) -> None:
-    if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+    if type(tensor) in _PLAIN and has_storage(tensor):
         if tensor.get_device() != device or tensor.is_meta:
             return
         storage = tensor.untyped_storage()

@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from gpumon_agent.guard import pass_on
+
 _snapshot: Any = getattr(torch._C, "_cuda_memorySnapshot", None)  # None: a build without CUDA
 _can_leave_out = "include_traces" in inspect.signature(torch.cuda.memory_snapshot).parameters
 reads_traces_alone = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) >= (2, 15)  # where it was tried
@@ -103,6 +105,7 @@ def snapshot(*, traces: bool = True, segments: bool = True) -> dict[str, Any]:
         asked = _NO_POOL
     try:
         read: dict[str, Any] = _snapshot(asked)
-    except TypeError:  # torch 2.4 takes no argument
+    except TypeError as error:  # torch 2.4 takes no argument
+        pass_on(error)
         read = _snapshot()
     return read

@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from gpumon_agent import wire
+from gpumon_agent.guard import pass_on
 from gpumon_agent.viewers import endpoint
 from gpumon_agent.wire.base import (
     Bytes,
@@ -151,6 +152,10 @@ class BlackBox:
         self._ahead = 0.0  # unix time of the newest file about a batch that will not fit
         self._ahead_stem = ""
 
+    @property
+    def off(self) -> bool:
+        return self._named == OFF
+
     def write(self, report: Report) -> tuple[str | None, str | None]:
         """(the JSON file's path, None), or (None, one sentence); (None, None) where reports are off."""
         if self._named == OFF:
@@ -158,17 +163,19 @@ class BlackBox:
         try:
             place, fd = self.directory()
         except (OSError, endpoint.Unavailable) as reason:
+            pass_on(reason)
             return None, f"no report of the out-of-memory on disk: {reason}"
         try:
             stem = f"oom-{int(report.unix * 1000):013d}-{report.pid}-{self._written}"
-            _put(fd, f"{stem}.txt", text(report).encode()[:REPORT_BYTES_MAX])
-            _put(fd, f"{stem}.json", encoded(report))
+            put(fd, f"{stem}.txt", text(report).encode()[:REPORT_BYTES_MAX])
+            put(fd, f"{stem}.json", encoded(report))
             self._written += 1
             if len(self._mine) == OF_ONE_PROCESS_MAX:
                 _remove(fd, self._mine.pop())
             self._mine.append(stem)
-            _tidy(fd)
+            tidy(fd)
         except OSError as reason:
+            pass_on(reason)
             return None, f"no report of the out-of-memory in {place}: {reason.strerror}"
         finally:
             os.close(fd)
@@ -184,11 +191,11 @@ class BlackBox:
         _, fd = self.directory()
         try:
             data = msgspec.json.encode({"unix": now, "host": hello.host, "pid": hello.pid, "rank": hello.rank, **told})
-            _put(fd, f"ahead-{int(now * 1000):013d}-{hello.pid}-0.json", data)
+            put(fd, f"ahead-{int(now * 1000):013d}-{hello.pid}-0.json", data)
             if self._ahead_stem:
                 _remove(fd, self._ahead_stem)
             self._ahead_stem = f"ahead-{int(now * 1000):013d}-{hello.pid}-0"
-            _tidy(fd, _AHEAD)
+            tidy(fd, _AHEAD)
         finally:
             os.close(fd)
 
@@ -243,38 +250,43 @@ class NotOurs(Exception):
 def load(path: Path) -> Report | None:
     """None where it is none. Raises NotOurs: whoever else can write there could tell this user anything."""
     try:
+        return _cleaned(msgspec.json.decode(own(path, 2 * REPORT_BYTES_MAX), type=Report))
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def own(path: Path, bytes_max: int) -> bytes:
+    """What a file of this user's holds. Raises OSError, or NotOurs."""
+    try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise NotOurs(f"{path} is a symbolic link, so it is not read") from None
-        return None
+        raise
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise NotOurs(f"{path} is no regular file, so it is not read")
         if status.st_uid != os.geteuid():
             raise NotOurs(f"{path} belongs to another user (uid {status.st_uid}), so it is not read")
-        try:
-            return _cleaned(msgspec.json.decode(file.read(2 * REPORT_BYTES_MAX), type=Report))
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
+        return file.read(bytes_max)
 
 
 def _cleaned(report: Report) -> Report:
     """Its texts are printable: a training process chose them."""
     made = msgspec.to_builtins(report)
-    return msgspec.convert(_printable(made), type=Report)
+    return msgspec.convert(printable(made), type=Report)
 
 
-def _printable(value: Any) -> Any:
+def printable(value: Any) -> Any:
     if isinstance(value, str):
         return wire.clean(value, wire.TEXT_CHARS_MAX)
     if isinstance(value, dict):
-        return {_printable(name): _printable(each) for name, each in value.items()}
-    return [_printable(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {printable(name): printable(each) for name, each in value.items()}
+    return [printable(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def _put(fd: int, name: str, data: bytes) -> None:
+def put(fd: int, name: str, data: bytes) -> None:
     draft = f".{name}.{os.getpid()}"
     out = os.open(draft, OPEN_NEW, 0o600, dir_fd=fd)
     try:
@@ -294,10 +306,10 @@ def _remove(fd: int, stem: str) -> None:
             os.unlink(stem + ending, dir_fd=fd)
 
 
-def _tidy(fd: int, names: re.Pattern[str] = _NAME) -> None:
+def tidy(fd: int, names: re.Pattern[str] = _NAME, files_max: int = REPORTS_MAX) -> None:
     """Only files of this module's own naming are ever removed."""
     stems = sorted({name.rsplit(".", 1)[0] for name in os.listdir(fd) if names.fullmatch(name)})
-    for stem in stems[:-REPORTS_MAX]:
+    for stem in stems[:-files_max]:
         _remove(fd, stem)
 
 

@@ -60,10 +60,6 @@ class LastWords:
         oom, seen = found
         return msgspec.structs.replace(oom, report=self._keep(oom, seen))
 
-    def ahead(self, outlook: wire.Outlook) -> None:
-        """A batch that will not fit, on disk too. Called by the publisher's thread, guarded."""
-        self._box.write_ahead(self._hello(), outlook)
-
     def _look(self, oom: wire.Oom) -> tuple[wire.Oom, scene.Scene]:
         hello = self._hello()
         models = [model for model, _ in self._models()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gpumon_agent.guard import pass_on
 from gpumon_agent.probe import Read, Reading
 from gpumon_agent.probe.peaks import Peaks
 from gpumon_agent.wire import Device
@@ -20,12 +21,29 @@ def uuid_of_driver(index: int) -> str | None:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         ask = getattr(driver, "cuDeviceGetUuid_v2", None) or driver.cuDeviceGetUuid  # v2 tells MIG instances apart
-    except (OSError, AttributeError):
+    except (OSError, AttributeError) as error:
+        pass_on(error)
         return None
     device, found = ctypes.c_int(), (ctypes.c_ubyte * 16)()
     if driver.cuDeviceGet(ctypes.byref(device), index) or ask(ctypes.byref(found), device):
         return None
     return str(UUID(bytes=bytes(found)))
+
+
+def pinned_bytes() -> int | None:
+    """Page-locked host memory that torch's own allocator has, lent or kept for the next to ask, in bytes.
+
+    Counted as it was taken: torch asks for powers of two. None where this torch does not tell, and before CUDA began.
+    8 µs, and 15 µs with 2,000 blocks.
+    """
+    import torch
+
+    ask = getattr(torch._C, "_cuda_hostMemoryStats", None)
+    if ask is None or not torch.cuda.is_initialized():
+        return None
+    stats = ask()
+    had = stats.get("reserved_bytes") or stats.get("allocated_bytes")  # older ones: the latter is what is lent
+    return None if had is None else int(had["current"])
 
 
 class CudaProbe:
@@ -35,7 +53,6 @@ class CudaProbe:
         self._torch = torch
         self.kind = "hip" if torch.version.hip else "cuda"
         self.boundary: Callable[[int], Read] = peaks.boundary
-        self.settle = peaks.fold
         self.silent = False  # the allocator tells nothing
         self._peaks = peaks
         self._oom: Oom | None = oom
@@ -85,8 +102,9 @@ class CudaProbe:
 
         try:
             attach(observer)
-        except RuntimeError:  # cudaMallocAsync calls no observer: then the exception's own words are all there is
-            return
+        except RuntimeError as error:
+            pass_on(error)
+            return  # cudaMallocAsync calls no observer: then the exception's own words are all there is
 
     def stop(self) -> None:
         self._oom = None

@@ -30,7 +30,6 @@ class Devices:
         oom: Oom,
         *,
         bounds: bool,
-        own_threads: int,
         tracker: StorageTracker | None,
         tell: Callable[[str], None],
     ) -> None:
@@ -43,7 +42,7 @@ class Devices:
         self._known: set[tuple[str, int]] = set()  # the same of the newest look that is over
         self._looking: Iterator[None] | None = None
         self._tracker = tracker or _asked_for()
-        self._cuda = _cuda(oom, bounds, own_threads)
+        self._cuda = _cuda(oom, bounds)
         self._probes: dict[str, Probe] = {} if self._cuda is None else {"cuda": self._cuda}
 
     def readers(self) -> tuple[Reader, ...]:
@@ -116,11 +115,6 @@ class Devices:
         assert self._cuda is not None
         return self._cuda.now(device)
 
-    def settle(self) -> None:
-        """What boundaries left to be done by another thread, now and then."""
-        if self._cuda is not None:
-            self._cuda.settle()
-
     def stop(self) -> None:
         for probe in self._probes.values():
             probe.stop()
@@ -160,7 +154,7 @@ def _places(models: Iterable[Module], seen: set[tuple[str, int]]) -> Iterator[No
                 yield
 
 
-def _cuda(oom: Oom, bounds: bool, own_threads: int) -> CudaProbe | None:
+def _cuda(oom: Oom, bounds: bool) -> CudaProbe | None:
     from torch import _C
 
     if not hasattr(_C, "_cuda_memoryStats"):
@@ -168,7 +162,7 @@ def _cuda(oom: Oom, bounds: bool, own_threads: int) -> CudaProbe | None:
     from gpumon_agent.probe.cuda import CudaProbe
     from gpumon_agent.probe.peaks import Peaks
 
-    return CudaProbe(Peaks(bounds=bounds, own_threads=own_threads), oom)
+    return CudaProbe(Peaks(bounds=bounds), oom)
 
 
 def _asked_for() -> StorageTracker | None:

@@ -106,7 +106,7 @@ def _pools(stats: Stats) -> Iterator[tuple[Stats, str]]:
 class _Shadow:
     """One device's peaks from before the last boundary, and what a user's reset took from the open window."""
 
-    __slots__ = ("_folding", "boundaries", "carried", "carried_reserved", "held", "quiet", "resets", "room")
+    __slots__ = ("_folding", "boundaries", "carried", "carried_reserved", "held", "quiet", "resets")
 
     def __init__(self) -> None:
         self.carried = 0
@@ -114,7 +114,6 @@ class _Shadow:
         self.resets = 0  # how often the user reset: a boundary that a reset interrupts must not bring old peaks back
         self.boundaries = 0
         self.quiet = 0
-        self.room = _HELD_MAX  # so many readings more are left to another thread
         self._folding = Lock()  # tried, never waited for
         self.drop()
 
@@ -154,9 +153,9 @@ _lingering: list[Peaks] = []
 class Peaks:
     """Reads the CUDA (or ROCm) allocator at boundaries. Wraps torch's readers unless `bounds`: then it never resets."""
 
-    __slots__ = ("_C", "_installed", "_leaving", "_patches", "_shadows", "bounds", "own_threads", "read", "reset")
+    __slots__ = ("_C", "_installed", "_leaving", "_patches", "_shadows", "bounds", "read", "reset")
 
-    def __init__(self, *, bounds: bool = False, own_threads: int = 0) -> None:
+    def __init__(self, *, bounds: bool = False) -> None:
         from torch import _C
 
         self._C = _C
@@ -171,7 +170,6 @@ class Peaks:
             before._uninstall()
         self.read: Callable[[int], Stats] = _C._cuda_memoryStats
         self.reset: Callable[[int], None] = _C._cuda_resetPeakMemoryStats
-        self.own_threads = own_threads  # of those that Python counts
         if not bounds:
             self._install()
         elif self._shadows:
@@ -192,7 +190,7 @@ class Peaks:
     def stop(self) -> None:
         """No boundary comes any more. Torch is as it was found as soon as no peak is missing from its counters."""
         self._leaving = True
-        self.fold()
+        self._fold()
         if self._installed:
             _lingering[:] = [self]
             self._forget(None)
@@ -239,7 +237,7 @@ class Peaks:
 
     def boundary(self, device: int) -> tuple[Any, ...] | Stats:
         """Close the device's window: read once, reset its peaks, and give what was read: `figures`, or what they are
-        made of, as another thread can do that too.
+        made of.
 
         While other Python threads run, a second read tells whether one of them allocated between the two calls: its
         peak may be lost, so the reading is marked a bound. After 256 quiet checks every sixteenth boundary is checked.
@@ -259,23 +257,20 @@ class Peaks:
         if resets != shadow.resets:
             shadow.drop()
         flags = 0
-        if _python_threads() > self.own_threads:
+        if _python_threads():
             flags = self._check(shadow, stats["allocation"]["all"], device)
-        if shadow.room and not flags and not shadow.carried and not shadow.carried_reserved:
-            shadow.room -= 1
-            return stats
         if len(shadow.held) > _HELD_MAX:
             shadow.fold()
+        if not flags and not shadow.carried and not shadow.carried_reserved:
+            return stats
         allocated, peak, reserved, reserved_peak, *others = figures(stats, flags)
         peak, reserved_peak = max(peak, shadow.carried), max(reserved_peak, shadow.carried_reserved)
         shadow.carried = shadow.carried_reserved = 0
         return allocated, peak, reserved, reserved_peak, *others
 
-    def fold(self) -> None:
-        """Ten times a second, in another thread: what boundaries have left to be done."""
+    def _fold(self) -> None:
         for shadow in list(self._shadows.values()):
             shadow.fold()
-            shadow.room = _HELD_MAX
 
     def _check(self, shadow: _Shadow, allocation: Stats, device: int) -> int:
         """BOUND if somebody has allocated since `allocation` was read."""

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn import Module
 from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.utils import stateless
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils import checkpoint
 from torch.utils.hooks import RemovableHandle
@@ -46,6 +47,7 @@ _STEP_CODE = Optimizer.profile_hook_step(lambda: None).__code__  # of the frame 
 _COMPILED = "OptimizedModule"
 _DEPTH = 10  # frames, between a hook of ours and who calls the module or the engine
 _REENTRANT = checkpoint.CheckpointFunction.backward.__code__
+_FUNCTIONAL = stateless._functional_call.__code__
 _WRAPPERS = (_COMPILED, "DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "DeepSpeedEngine")
 
 
@@ -189,6 +191,7 @@ class Hooks:
         self._backward_returns = guard.protect("activations", graph.backward_returns)
         self._backward_takes = guard.protect("activations", graph.backward_begins)
         self._stepped = 0  # optimizer steps that have ended
+        self.backward_ended: Callable[[], object] | None = None  # told of each
         self._graphs = Graphs(self, phases, guard, notice)
         self._install()
 
@@ -245,6 +248,8 @@ class Hooks:
         if self._graph.recomputes:
             self._phases.recomputes()
         self._phases.engine_ends(aborted=error is not None)
+        if self.backward_ended is not None:
+            self.backward_ended()
 
     # ------------------------------------------------------------------------------------------------------- optimizers
 
@@ -256,11 +261,16 @@ class Hooks:
         return patching.hook(hook)
 
     def _step_begins(self, optimizer: Any) -> None:
-        if self._phases.in_optimizer:
-            self._phases.optimizers_left(_steps_running() - 1)
-        self._phases.optimizer_begins(optimizer)
+        if _loads_state():
+            return
+        in_engine = _graph_task() != -1
+        if self._phases.in_optimizer(in_engine=in_engine):
+            self._phases.optimizers_left(_steps_running() - 1, in_engine=in_engine)
+        self._phases.optimizer_begins(optimizer, in_engine=in_engine)
 
     def _step_ends(self, optimizer: Any) -> None:
+        if _loads_state():
+            return
         self._stepped += 1
         self._phases.optimizer_ends(optimizer, in_engine=_graph_task() != -1)
         self._graphs.optimizer_stepped()
@@ -296,6 +306,11 @@ class Hooks:
         root = self._roots.get(id(module))
         return root is not None and root.holds(module) and root.entered
 
+    def functional(self, module: Module) -> bool:
+        """Whether its first forward ran with parameters that were given to torch.func.functional_call."""
+        root = self._roots.get(id(module))
+        return root is not None and root.holds(module) and root.functional
+
     def _registration_hook(self, act: Callable[[Module, Module], None]) -> Callable[..., None]:
         def hook(parent: Module, name: str, child: Module) -> None:
             if self.fires and child is not None and id(child) in self._roots:
@@ -330,7 +345,7 @@ class _Root:
         self._key = key = id(module)
         roots = hooks._roots
         self._module = weakref.ref(module, lambda _: roots.pop(key, None) and None)
-        self.entered = False
+        self.entered = self.functional = False
         self._raising = 0  # id of the exception that was being handled as the forward began
         self._undo: list[Callable[[], None]] = []
         self._begins = hooks._guard.protect("forward", self._forward_begins)
@@ -433,15 +448,18 @@ class _Root:
             return
         if not self.entered:
             self.entered = True
+            self.functional = _is_below(_FUNCTIONAL)
             hooks._entered(module)
         phases = hooks._phases
-        if phases.in_optimizer:
+        if phases.in_optimizer():
             phases.optimizers_left(_steps_running())
         self._raising = id(sys.exc_info()[1])
         phases.forward_begins(
             self._key,
-            evaluates=not (module.training and torch.is_grad_enabled()),
+            gradients=torch.is_grad_enabled(),
+            trains=module.training,
             inputs=functools.partial(hooks._inputs, args, kwargs),
+            called=functools.partial(_called, module),
         )
 
     def _forward_ends(self, output: Any, aborted: bool | None = None) -> None:
@@ -453,19 +471,34 @@ class _Root:
         phases = hooks._phases
         gradients = torch.is_grad_enabled()
         module = self._module()
-        evaluated = gradients and module is not None and not module.training
+        graph = None
+        if gradients and module is not None and not module.training:
+            made = (each for each in tensors_in(output, INPUT_DEPTH_MAX) if each.grad_fn is not None)
+            graph = next(map(weakref.ref, made), None)
         phases.forward_ends(
             self._key,
             gradients=gradients,
             aborted=aborted,
-            recorded=evaluated and any(each.grad_fn is not None for each in tensors_in(output, INPUT_DEPTH_MAX)),
+            output=graph,
             look=functools.partial(hooks._forward_made, output) if phases.sampled else None,
         )
+
+
+def _called(module: Module) -> str:
+    line = frames.users_line()
+    return type(module).__name__ + (f", called at {line}" if line else "")
 
 
 def _steps_running() -> int:
     """How many `optimizer.step` frames are on this thread's stack: after an exception fewer than were entered."""
     return sum(frame is not None and frame.f_code is _STEP_CODE for frame in _stack())
+
+
+def _loads_state() -> bool:
+    """Whether torch.distributed.checkpoint calls the optimizer, with zero gradients, to have state to load into."""
+    module = sys.modules.get("torch.distributed.checkpoint.state_dict")
+    initializes = getattr(module, "_init_optim_state", None)
+    return initializes is not None and _is_below(initializes.__code__)
 
 
 def _is_below(code: CodeType) -> bool:

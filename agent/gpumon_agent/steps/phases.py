@@ -10,8 +10,13 @@ reads every device of the watched models once, and opens the next.
 Backward ends as the engine returns. `loss.backward()` has the gradient that it started from (512 bytes for a scalar)
 until it returns itself: the figures of that moment include it.
 
+A forward is one that records a graph; one that does not is an evaluation. A model in eval mode that records one may be
+fine-tuned, or evaluated without `no_grad`: its window is called forward, and the step tells as it closes which of them
+no backward used (`Step.evaluated`).
+
 An engine that begins before any forward was seen in the step closes a `forward (inferred)`. A step closes at the end of
-`optimizer.step`: at once where one optimizer is known, at the next event where several take turns.
+`optimizer.step`: at once where one optimizer is known, at the next event where several take turns; or where the user's
+code marks it, from the first mark on nowhere else.
 """
 
 from __future__ import annotations
@@ -46,6 +51,7 @@ from gpumon_agent.wire import (
     RECORDED,
     SAMPLED,
     SKIPPED,
+    TRAINS,
     Notice,
     Phase,
     Step,
@@ -64,17 +70,36 @@ _UNREAD = Reading()
 class _Thread:
     """What one thread is in the middle of."""
 
-    __slots__ = ("engine", "forwards", "label", "optimizers")
+    __slots__ = ("engine", "forwards", "label", "optimizers", "trains", "unsure")
 
     def __init__(self) -> None:
         self.forwards: list[int] = []  # roots entered and not left, outermost first
         self.label = FORWARD
+        self.trains = True  # the model whose forward runs is in training mode
+        self.unsure: _Unsure | None = None  # the forward that runs
         self.engine = False
         self.optimizers: list[int] = []  # steps entered and not left
 
     @property
     def busy(self) -> bool:
         return bool(self.forwards or self.engine or self.optimizers)
+
+
+class _Unsure:
+    """A forward of a model in eval mode that records a graph: fine-tuning, or an evaluation without `no_grad`."""
+
+    __slots__ = ("called", "count", "index", "output", "shapes")
+
+    def __init__(self, count: int, shapes: Sequence[tuple[int, ...]]) -> None:
+        self.count = count
+        self.shapes = shapes
+        self.called = ""  # who was, and where
+        self.index: int | None = None  # among the step's windows of forward
+        self.output: Callable[[], object] | None = None
+
+    def waits(self) -> bool:
+        """Whether a backward may still come that uses its graph: what it returned is still there."""
+        return self.output is not None and self.output() is not None
 
 
 class Phases:
@@ -97,9 +122,10 @@ class Phases:
         opened_ns: int,
         carry_out: Callable[[], object] = int,
         batch_comes: Callable[..., object] | None = None,
+        flush: Callable[[], object] = int,
     ) -> None:
         self.step = 0
-        self.asked = False  # a viewer wants something done between two windows; set by another thread
+        self.asked = False  # a viewer wants something done between two windows
         self.readers: tuple[Reader, ...] | None = None  # None: not looked for yet
         self._recorder = recorder
         self._append = recorder.append
@@ -110,6 +136,7 @@ class Phases:
         self._step_closes = step_closes  # of a sampled step, before its Step is told
         self._step_closed = step_closed  # of each, with what its windows have read since its last batch came
         self._carry_out = carry_out
+        self._flush = flush  # what was recorded goes out
         self._batch_comes = batch_comes  # step, which of its batches, shapes, bytes, what stands on each device
         self._owner = get_ident()
         self._thread = _Thread()
@@ -121,6 +148,7 @@ class Phases:
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._pending = False  # optimizers take turns: the step waits for the next event
         self._due = False  # an optimizer stepped inside the engine: the step closes with it
+        self.marked = False  # steps close where the user's code says so, and nowhere else
         self._ended_ns = 0
         self.aborted: str | None = None  # the phase that an exception ended, until the next one closes
         # of the open step
@@ -128,6 +156,11 @@ class Phases:
         self._merged: dict[tuple[str, int], Phase] = {}
         self._stepped: list[int] = []
         self._input_shapes: list[tuple[int, ...]] = []
+        self._unsure: list[_Unsure] = []  # no backward has used them so far
+        self._evaluated: list[int] = []  # windows of forward that none will use
+        self._sure = False  # the newest forward was none of them
+        self._tunes = False  # of forwards in eval mode that record a graph, the newest was one that a backward used
+        self._seen = False  # forwards with a graph are seen in this run: a step without one has none
         recorder.now = (0, LOAD, opened_ns)
         self._begin_step()
 
@@ -141,6 +174,9 @@ class Phases:
         self._flags = 0
         self._observed = False  # a forward that may need a backward was seen
         self._stepped.clear()
+        self._unsure.clear()
+        self._evaluated.clear()
+        self._evaluated_by = ""
         self._skips = 0
         self._input_bytes = 0
         self._input_shapes.clear()
@@ -151,7 +187,11 @@ class Phases:
 
     # ---------------------------------------------------------------------------------------------------- what happens
 
-    def forward_begins(self, root: int, *, evaluates: bool, inputs: Callable[[], Inputs]) -> None:
+    def forward_begins(
+        self, root: int, *, gradients: bool, trains: bool, inputs: Callable[[], Inputs], called: Callable[[], str] = str
+    ) -> None:
+        """`gradients`: a graph is recorded. `trains`: the model is in training mode. `called`: which it is, and where;
+        asked of the first that may be an evaluation in a step."""
         thread = self._thread if get_ident() == self._owner else self._here()
         forwards = thread.forwards
         if forwards:
@@ -165,21 +205,52 @@ class Phases:
             self._close(thread.label, BETWEEN, ABORTED)
         if self._pending:
             self._close_step()
-        thread.label = EVAL if evaluates else FORWARD
+        thread.label = FORWARD if gradients else EVAL
+        thread.trains = trains
+        thread.unsure = None
         forwards.append(root)
         count, shapes = inputs()  # before the window closes: its ledger names them
-        if not evaluates:
-            self._inputs_seen = True
-            self._input_bytes += count
-            if len(self._input_shapes) < _SHAPES_MAX:
-                self._input_shapes += shapes[: _SHAPES_MAX - len(self._input_shapes)]
+        if trains and gradients:
+            self._takes(count, shapes)
+        elif gradients:
+            thread.unsure = _Unsure(count, shapes)
+            if not self._unsure and not self._tunes:
+                thread.unsure.called = called()
         if not self._names:
             self._usual = self._is_usual()
             self._close(BETWEEN if self._loaded else LOAD, thread.label)
-            if not evaluates and self._batch_comes is not None:
+            if gradients and (trains or self._tunes) and self._batch_comes is not None:
                 self._batch_comes(self.step, self._batches, shapes, count, self._stands())
                 self._batches += 1
+                self._flush()
         self._loaded = True
+
+    def _takes(self, count: int, shapes: Sequence[tuple[int, ...]]) -> None:
+        """The step is made from this input."""
+        self._inputs_seen = True
+        self._input_bytes += count
+        if len(self._input_shapes) < _SHAPES_MAX:
+            self._input_shapes += shapes[: _SHAPES_MAX - len(self._input_shapes)]
+
+    def _used(self) -> None:
+        """A backward begins: it uses the newest forward's graph, and those before whose output is still there."""
+        newest = None if self._sure else self._unsure[-1]
+        for each in self._unsure:
+            if each is newest or each.waits():
+                self._takes(each.count, each.shapes)
+                self._tunes = True
+            elif each.index is not None:
+                self._evaluated.append(each.index)
+                self._evaluated_by = self._evaluated_by or each.called
+        self._unsure.clear()
+
+    def _unused(self) -> None:
+        """The step closes, and no backward came."""
+        self._tunes = self._tunes and self._inputs_seen
+        for each in self._unsure:
+            if each.index is not None:
+                self._evaluated.append(each.index)
+                self._evaluated_by = self._evaluated_by or each.called
 
     def _stands(self) -> list[tuple[int, int | None, int]]:
         """Of each device: allocated now, and the step's highest peak so far."""
@@ -198,10 +269,10 @@ class Phases:
         *,
         gradients: bool,
         aborted: bool,
-        recorded: bool = False,
+        output: Callable[[], object] | None = None,
         look: Callable[[], object] | None = None,
     ) -> None:
-        """`look` sees what the forward made, before the window closes. `recorded`: in eval mode, yet with a graph."""
+        """`look` sees what the forward made, before the window closes. `output`: of a graph, while it is there."""
         thread = self._thread if get_ident() == self._owner else self._here()
         forwards = thread.forwards
         if root not in forwards:
@@ -213,10 +284,26 @@ class Phases:
             self._batches = max(0, self._batches - 1)  # a batch that was given up is none of the step's
         elif look is not None:
             look()
-        self._observed = self._observed or gradients
+        if gradients:
+            self._observed = self._seen = True
+        label, flags, unsure = thread.label, ABORTED if aborted else 0, thread.unsure
+        if label == FORWARD:
+            self._sure = unsure is None
+        elif thread.trains and not self._names and EVAL not in self._counts:
+            flags |= TRAINS
+        if unsure is not None:
+            thread.unsure = None
+            if output is not None:
+                unsure.output = output
+                flags |= RECORDED
+            if self._windows < PHASES_PER_STEP_MAX:
+                unsure.index = None if self._names else self._counts.get(label, 0)
+            elif not self._tunes:
+                label = EVAL  # it is folded with others of its name
+            if not aborted:
+                self._unsure.append(unsure)
         if not self._names:
-            flags = (ABORTED if aborted else 0) | (RECORDED if recorded and thread.label == EVAL else 0)
-            self._close(thread.label, BACKWARD if gradients else BETWEEN, flags)
+            self._close(label, BACKWARD if gradients else BETWEEN, flags)
 
     def engine_begins(self, look: Callable[[], object] | None = None) -> bool:
         """False: this call is part of a forward (a compiler traces) or of another engine call.
@@ -230,8 +317,13 @@ class Phases:
             self._close_step()
         if look is not None:
             look()
+        if self._unsure:
+            self._used()
         if not self._observed and not self._names:
-            self._close(FORWARD, BACKWARD, INFERRED)
+            if self._seen:
+                self._close(BETWEEN, BACKWARD)
+            else:
+                self._close(FORWARD, BACKWARD, INFERRED)
             self._loaded = True
         thread.engine = True  # last: where a signal handler raises in a line before, nobody would end it
         return True
@@ -246,7 +338,8 @@ class Phases:
             self._close(BACKWARD, OPTIMIZER, flags)
         if self._due:
             self._due = False
-            self._close_step()
+            if not self.marked:
+                self._close_step()
 
     def recomputes(self) -> None:
         """A forward runs again inside the engine. Called from the engine's own threads too."""
@@ -262,8 +355,8 @@ class Phases:
             if key not in known:
                 known[key] = weakref.ref(optimizer, functools.partial(_forget, known, key))
 
-    def optimizer_begins(self, optimizer: Any) -> None:
-        thread = self._thread if get_ident() == self._owner else self._here()
+    def optimizer_begins(self, optimizer: Any, *, in_engine: bool = False) -> None:
+        thread = self._stepping(in_engine)
         key = id(optimizer)
         thread.optimizers.append(key)
         if len(thread.optimizers) > 1:
@@ -274,7 +367,7 @@ class Phases:
             self._close_step()
 
     def optimizer_ends(self, optimizer: Any, *, in_engine: bool) -> None:
-        thread = self._thread if get_ident() == self._owner else self._here()
+        thread = self._stepping(in_engine)
         optimizers = thread.optimizers
         if not optimizers:
             return
@@ -291,9 +384,9 @@ class Phases:
         """The scaler found infinities and did not call `step`."""
         self._optimizer_done(id(optimizer), SKIPPED)
 
-    def optimizers_left(self, depth: int) -> None:
+    def optimizers_left(self, depth: int, *, in_engine: bool = False) -> None:
         """Only `depth` optimizer steps are really running here: the others were left by an exception."""
-        optimizers = self._here().optimizers
+        optimizers = self._stepping(in_engine).optimizers
         if len(optimizers) > depth:
             del optimizers[depth:]
             if not depth and not self._names:
@@ -304,10 +397,13 @@ class Phases:
         """Whether who holds what is read in the open step: only then is there something to look at."""
         return self._governor.ledger
 
-    @property
-    def in_optimizer(self) -> bool:
-        thread = self._thread if get_ident() == self._owner else self._here()
-        return bool(thread.optimizers)
+    def in_optimizer(self, *, in_engine: bool = False) -> bool:
+        return bool(self._stepping(in_engine).optimizers)
+
+    def _stepping(self, in_engine: bool) -> _Thread:
+        """Whose step it is. The engine's own threads, one a device, act for the thread that waits for them."""
+        waits = in_engine and self._thread.engine
+        return self._thread if waits or get_ident() == self._owner else self._here()
 
     def replay_begins(self) -> bool:
         """A CUDA graph is about to run. False: inside a phase, to which it belongs."""
@@ -324,7 +420,7 @@ class Phases:
         name = self._names[-1] if self._names else None
         if steps or name is None:
             self._close(name or GRAPH_REPLAY, name or BETWEEN, INFERRED)
-        if steps:
+        if steps and not self.marked:
             self._ended_ns = self._opened_ns
             self._close_step()
 
@@ -339,6 +435,31 @@ class Phases:
             name = self._names.pop()
             self._close(name, self._names[-1] if self._names else BETWEEN, ABORTED if aborted else 0)
 
+    def mark(self) -> None:
+        """The user's code says that a step ends here, and where each later one does.
+
+        What followed the last backward was the optimizer, if no optimizer stepped: parameters were updated by hand.
+        """
+        first, self.marked = not self.marked, True
+        if self._pending:
+            self._close_step()
+            return
+        if first and not self._windows:
+            return  # an optimizer has just closed it
+        if self._names:
+            self._close(self._names[-1], self._names[-1])
+        elif not self._stepped and self._counts.get(BACKWARD):
+            self._close(OPTIMIZER, BETWEEN)
+        elif not self._stepped:
+            self._close(BETWEEN if self._loaded else LOAD, BETWEEN)
+        self._ended_ns = self._opened_ns
+        self._close_step()
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """Those that step, as far as they are known."""
+        return [optimizer for reference in self._optimizers.values() if (optimizer := reference()) is not None]
+
     def finish(self) -> None:
         """Training ends: what waited for another optimizer is complete."""
         if self._pending:
@@ -351,6 +472,8 @@ class Phases:
         self._stepped.append(key)
         self._skips += bool(flags)
         self._ended_ns = self._opened_ns
+        if self.marked:
+            return
         # the very first step waits too: only its successor tells whether another optimizer takes turns with this one
         if len(self._optimizers) > 1 or not self.step:
             self._pending = True
@@ -401,6 +524,7 @@ class Phases:
             self._recorder.now = (step, following, now)
         else:
             self._close_any(label, following, flags, now)
+        self._flush()
         if self.asked:
             self.asked = False
             self._carry_out()
@@ -411,9 +535,9 @@ class Phases:
         counts = self._counts
         index = counts.get(label, 0)
         reads = governor.reads
+        counts[label] = index + 1
         fold = self._windows >= PHASES_PER_STEP_MAX
         if not fold:
-            counts[label] = index + 1
             self._windows += 1
         if self._flags:
             flags |= self._flags
@@ -459,7 +583,8 @@ class Phases:
         return readers
 
     def _fold(self, phase: Phase) -> None:
-        """More windows than a step may have: those that follow become one a label, with the largest peak."""
+        """More windows than a step may have: those that follow become one a label, with the largest peak and the index
+        of the last."""
         key = phase.phase, phase.device
         before = self._merged.get(key)
         if before is None:
@@ -480,8 +605,6 @@ class Phases:
         for phase in self._merged.values():
             self._append(phase)
             self._events += 1
-        for label in {label for label, _ in self._merged}:
-            self._counts[label] = self._counts.get(label, 0) + 1
         self._merged.clear()
         self._merged_since = 0
 
@@ -494,6 +617,8 @@ class Phases:
         step = self.step
         if self._governor.ledger:
             self._step_closes(step)
+        if self._unsure:
+            self._unused()
         self._append(
             Step(
                 step,
@@ -503,6 +628,8 @@ class Phases:
                 tuple(self._input_shapes),
                 bool(self._skips) and self._skips == len(self._stepped),
                 self._events,
+                tuple(self._evaluated),
+                self._evaluated_by,
             )
         )
         said = self._governor.step_closed(duration)
@@ -515,6 +642,7 @@ class Phases:
         _, phase, since = self._recorder.now
         self._recorder.now = (step + 1, phase, since)
         self._step_closed(step, reads)
+        self._flush()
 
 
 def _flagged(read: tuple[Any, ...], label: str, flags: int) -> tuple[Any, ...]:

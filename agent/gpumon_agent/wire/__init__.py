@@ -106,6 +106,7 @@ from .stream import RECORDED as RECORDED
 from .stream import SAMPLED as SAMPLED
 from .stream import SKIPPED as SKIPPED
 from .stream import TIGHT as TIGHT
+from .stream import TRAINS as TRAINS
 from .stream import Goodbye as Goodbye
 from .stream import Ledger as Ledger
 from .stream import Notice as Notice

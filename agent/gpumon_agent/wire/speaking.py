@@ -116,6 +116,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     rss: Bytes | None = None
     devices: Annotated[tuple[Ordinal, ...], Meta(max_length=64)] = ()  # that the watched models live on
     off: Annotated[tuple[PartOff, ...], Meta(max_length=64)] = ()
+    pinned: Bytes | None = None  # host memory that torch's own allocator has pinned; None: this torch does not tell
 
     def __post_init__(self) -> None:
         clean_fields(self, "phase")

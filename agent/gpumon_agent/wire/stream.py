@@ -24,6 +24,7 @@ from .base import (
     clean,
     clean_fields,
 )
+from .evidence import HOLDERS_MAX, Holder
 from .trained import Sized
 
 SAMPLED = 1  # the ledger of this moment was read too
@@ -33,9 +34,10 @@ SKIPPED = 8  # the scaler skipped this optimizer step
 RECOMPUTED = 16  # a forward was recomputed inside this backward (activation checkpointing)
 OVERLAPPED = 32  # several threads ran phases on this device: peaks cannot be told apart and are None
 ABORTED = 64  # the phase ended by an exception
-MERGED = 128  # several occurrences folded into one, after `PHASES_PER_STEP_MAX`
+MERGED = 128  # several occurrences folded into one, after `PHASES_PER_STEP_MAX`; its index is the last one's
 
 RECORDED = 256  # a forward in eval mode recorded a graph: neither no_grad nor inference_mode was on
+TRAINS = 512  # the step's first forward without a graph was of a model in training mode, as a rollout's often is
 
 PHASES_PER_STEP_MAX = 256
 
@@ -94,6 +96,10 @@ class Step(Message, frozen=True, tag="step"):
     input_shapes: Annotated[tuple[Shape, ...], Meta(max_length=64)] = ()
     skipped: bool = False
     phases: Index | None = None  # how many Phase events belong to it, over all devices
+    evaluated: Annotated[tuple[Index, ...], Meta(max_length=PHASES_PER_STEP_MAX)] = ()
+    """Indexes of windows that were called forward and were an evaluation: no backward used their graph."""
+    evaluated_by: Text = ""
+    """Of the first of them: the module's class, and the user's line that called it: "Net, called at train.py:31"."""
 
 
 class Ledger(Message, frozen=True, tag="ledger"):
@@ -123,6 +129,8 @@ class Ledger(Message, frozen=True, tag="ledger"):
     module: Text | None = None  # at a peak: the module that was running
     other_models: Bytes | None = None  # weights and buffers of models that nobody watches: an EMA, a teacher
     hidden: Annotated[tuple[Text, ...], Meta(max_length=16)] = ()  # who keeps bytes where nobody can look: by name
+    variables: Bytes | None = None  # what no other line has, and the callers' variables hold
+    held_by: Annotated[tuple[Holder, ...], Meta(max_length=HOLDERS_MAX)] = ()  # those variables, the largest first
 
     def __post_init__(self) -> None:
         clean_fields(self, "phase", "module")
@@ -175,7 +183,6 @@ class Goodbye(Message, frozen=True, tag="goodbye"):
     step: StepNumber | None = None
     phase: Text | None = None
     detail: Text = ""  # "ValueError: …", "SIGTERM"
-    code_follows: bool = False  # the exit code comes in a file as the process ends
 
     def __post_init__(self) -> None:
         clean_fields(self, "reason", "phase")

@@ -13,9 +13,12 @@ from same import bits, case, tell, watch
 from torch.nn.parallel import DistributedDataParallel
 
 
-def work(rank, port):
+def work(rank, port, first):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    if rank == 0:
+        first.value = os.getpid()  # not by a broadcast: its tensor can deadlock gloo's threads with Python at the end
+    torch.distributed.barrier()
     torch.manual_seed(rank)
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)))
     if case == "hook":
@@ -42,13 +45,11 @@ def work(rank, port):
     )
     tell(f"names of {rank}", [n for n, _ in model.named_modules()])
     if case == "destroyed":
-        other = torch.tensor(os.getpid())
-        torch.distributed.broadcast(other, 0)
         torch.distributed.destroy_process_group()
         if rank == 1:
             try:
                 while True:  # until the other has ended and was waited for
-                    os.kill(other.item(), 0)
+                    os.kill(first.value, 0)
                     time.sleep(0.01)
             except ProcessLookupError:
                 sys.exit(3)
@@ -62,7 +63,8 @@ def main():
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     try:
-        torch.multiprocessing.start_processes(work, (port,), 2, start_method="fork")
+        first = torch.multiprocessing.Value("i", 0)
+        torch.multiprocessing.start_processes(work, (port, first), 2, start_method="fork")
     except torch.multiprocessing.ProcessExitedException as error:
         tell("exited", [error.error_index, error.exit_code])
 

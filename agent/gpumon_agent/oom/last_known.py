@@ -1,0 +1,101 @@
+"""What was last known of a training, on disk: for who looks after it was killed, and its helper with it.
+
+The helper writes it every few seconds, and once more when the training is gone without a word. It removes it when the
+training says goodbye. One file a process, in the folder of the reports of out-of-memory (`blackbox`), at most
+`FILES_MAX` of all processes together. `gpumon explain --last` reads the newest of a process that is no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gpumon_agent.oom import blackbox
+from gpumon_agent.viewers import endpoint
+from gpumon_agent.wire.base import Bytes, Count, Few, Ordinal, Pid, RankNumber, StepNumber, Text
+
+EVERY_S = 5.0
+FILES_MAX = 256
+_NAME = re.compile(r"last-\d{13}-\d+\.json")
+_BYTES_MAX = 64 * 1024
+
+
+class LastKnown(msgspec.Struct, frozen=True):
+    """A training as its helper saw it last. Bytes; None where not known."""
+
+    unix: Annotated[float, Meta(ge=0, le=1e11)]
+    ended: bool  # the helper saw that it was gone
+    host: Text
+    boot_id: Text
+    pid: Pid
+    start_time: Count
+    rank: RankNumber | None
+    name: Text
+    argv: Few
+    step: StepNumber
+    phase: Text
+    phase_s: Annotated[float, Meta(ge=0, le=1e11)]  # how long it had been in it
+    resident: Bytes | None  # of the host's memory, by this process
+    device: Ordinal | None = None  # what follows is of the newest boundary
+    allocated: Bytes | None = None
+    reserved: Bytes | None = None
+
+
+class File:
+    """One process's. Raises OSError or Unavailable."""
+
+    def __init__(self, box: blackbox.BlackBox, began_unix_ns: int, pid: int, *, written: bool = False) -> None:
+        """`written`: by another helper, which died."""
+        self._box = box
+        self._name = f"last-{began_unix_ns // 1_000_000:013d}-{pid}.json"
+        self._written = written
+
+    def write(self, known: LastKnown) -> None:
+        if self._box.off:
+            return
+        _, fd = self._box.directory()
+        try:
+            blackbox.put(fd, self._name, msgspec.json.encode(known))
+            if not self._written:
+                blackbox.tidy(fd, _NAME, FILES_MAX)
+            self._written = True
+        finally:
+            os.close(fd)
+
+    def remove(self) -> None:
+        if self._written and not self._box.off:
+            _, fd = self._box.directory()
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._name, dir_fd=fd)
+            finally:
+                os.close(fd)
+
+
+def newest(places: Iterable[Path] | None = None) -> LastKnown | None:
+    """The newest of a process of this machine that is no more, and said no goodbye."""
+    found = []
+    for place in places if places is not None else blackbox.directories():
+        with contextlib.suppress(OSError):
+            found += [path for path in place.glob("last-*.json") if _NAME.fullmatch(path.name)]
+    known = [each for path in found if (each := _load(path)) is not None and not _runs(each)]
+    return max(known, key=lambda each: each.unix, default=None)
+
+
+def _runs(known: LastKnown) -> bool:
+    return known.boot_id == endpoint.boot_id() and endpoint.start_time(known.pid) == known.start_time
+
+
+def _load(path: Path) -> LastKnown | None:
+    try:
+        known = msgspec.json.decode(blackbox.own(path, _BYTES_MAX), type=LastKnown)
+        return msgspec.convert(blackbox.printable(msgspec.to_builtins(known)), type=LastKnown)
+    except (OSError, blackbox.NotOurs, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

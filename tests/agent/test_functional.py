@@ -1,0 +1,123 @@
+"""Training with torch.func: the model is called with parameters that are not its own, often without an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+import gpumon_agent
+from gpumon_agent import shim, wire
+from gpumon_agent.steps import find
+
+Parameters = dict[str, Tensor]
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+
+
+@pytest.fixture
+def found(watch: Any) -> Iterator[Any]:
+    """The agent of a process that `gpumon run` launched: it looks for models itself."""
+    finder = find.install(shim._ToAgent())
+    yield watch
+    finder.uninstall()
+
+
+def loss_of(model: nn.Module) -> Callable[[Parameters, Tensor], Tensor]:
+    return lambda parameters, x: functional_call(model, parameters, (x,)).square().mean()
+
+
+def own(model: nn.Module) -> Parameters:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def kinds(found: Any) -> list[str]:
+    return [type(model).__name__ for _, model in found.agent._indexed()]
+
+
+def each_sample(loss: Callable[[Parameters, Tensor], Tensor]) -> Callable[[Parameters, Tensor], Parameters]:
+    gradients = vmap(grad(loss), in_dims=(None, 0))
+    return lambda parameters, x: {name: each.mean(0) for name, each in gradients(parameters, x).items()}
+
+
+@pytest.mark.parametrize("gradients_of", [grad, each_sample], ids=["grad", "vmap"])
+@pytest.mark.parametrize("marked", [False, True], ids=["unmarked", "marked"])
+def test_a_loop_without_an_optimizer_has_its_model(found: Any, gradients_of: Any, marked: bool) -> None:
+    model, unused = Net(), nn.Linear(4, 4)
+    parameters, gradients = own(model), gradients_of(loss_of(model))
+    for _ in range(8):
+        changes = gradients(parameters, torch.randn(3, 8))
+        parameters = {name: each - 0.1 * changes[name] for name, each in parameters.items()}
+        if marked:
+            gpumon_agent.step()
+    assert kinds(found) == ["Net"]
+    assert not found.agent.hooks.entered(unused)
+    if marked:
+        assert len(found.steps()) == 8
+        assert found.words()[-1] == ["between", "forward", "backward", "optimizer"]
+        assert found.steps()[-1].input_shapes in (((3, 8),), ((8,),))
+        assert not [text for text in found.notices() if "without an optimizer" in text]
+    else:
+        assert found.words()[0][-3:] == ["between", "forward", "backward"]
+        assert [text for text in found.notices() if "without an optimizer" in text]
+    assert not [text for text in found.notices() if text.startswith("Net of")]
+
+
+@pytest.mark.parametrize("whose", ["the model's", "copies"])
+@pytest.mark.parametrize("how", ["grad", "backward"])
+def test_an_optimizer_over_the_parameters_steps_as_usual(found: Any, whose: str, how: str) -> None:
+    model = Net()
+    leaves = dict(model.named_parameters())
+    if whose == "copies":
+        leaves = {name: each.detach().clone().requires_grad_() for name, each in leaves.items()}
+    optimizer, loss = torch.optim.AdamW(leaves.values()), loss_of(model)
+    for _ in range(8):
+        if how == "grad":
+            changes = grad(loss)({name: each.detach() for name, each in leaves.items()}, torch.randn(3, 8))
+            for name, each in leaves.items():
+                each.grad = changes[name]
+        else:
+            optimizer.zero_grad()
+            loss(leaves, torch.randn(3, 8)).backward()
+        optimizer.step()
+    assert kinds(found) == ["Net"]
+    assert len(found.steps()) == 8
+    assert found.words()[-1] == ["between", "forward", "backward", "optimizer"]
+    (told,) = [event for event in found.agent.picture() if isinstance(event, wire.Model)]
+    assert [(each.kind, each.parameters) for each in told.optimizers] == [("AdamW", 8 * 16 + 16 + 16 * 8 + 8)]
+
+
+def test_what_is_only_called_beside_it_is_let_go(found: Any) -> None:
+    model, teacher = Net(), nn.Linear(8, 8)
+    parameters = own(model)
+    for _ in range(8):
+        x = torch.randn(3, 8)
+        with torch.no_grad():
+            target = teacher(x)
+        changes = grad(lambda p, x, y: (functional_call(model, p, (x,)) - y).square().mean())(parameters, x, target)
+        parameters = {name: each - 0.1 * changes[name] for name, each in parameters.items()}
+        gpumon_agent.step()
+    assert kinds(found) == ["Net"]
+    assert found.words()[-1] == ["between", "forward", "backward", "optimizer"]
+
+
+def test_tensors_within_a_transform_count_by_the_storage_they_stand_for() -> None:
+    from gpumon_agent.ledger.storages import storages
+
+    x, seen = torch.randn(3), []
+
+    def looked_at(each: Tensor) -> Tensor:
+        seen.append(list(storages(each)))
+        return each.sum()
+
+    grad(looked_at)(x)
+    vmap(looked_at)(torch.stack((x, x)))
+    assert seen[0] == list(storages(x))
+    assert [nbytes for _, nbytes, _ in seen[1]] == [24]

@@ -1,0 +1,175 @@
+"""What only variables hold is counted once, by the variable's name; no code of the user's runs, nothing is kept."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpumon_agent.ledger.variables import ENTRIES_MAX, Held, Variables
+
+CPU = -1
+
+
+def look(claimed: set[int], variables: Variables | None = None, *, fresh: bool = True) -> Held:
+    """As a module of torch's would stand between."""
+    names = {"__name__": "torch.nn", "v": variables or Variables(), "claimed": claimed, "fresh": fresh}
+    held: Held = eval(f"v.held(claimed, {CPU}, fresh=fresh)", names)
+    return held
+
+
+def of(held: Held, function: str) -> dict[str, int]:
+    """Names of variables of one function → tensors."""
+    end = f" in {function}()"
+    return {each.name.removesuffix(end): each.count for each in held.holders if each.name.endswith(end)}
+
+
+class Average:
+    """As diffusers' EMAModel."""
+
+    def __init__(self) -> None:
+        self.shadow_params = [torch.ones(1_000) for _ in range(50)]
+
+
+class Refuses:
+    """Whatever it is asked, it notes."""
+
+    asked: list[str] = []  # noqa: RUF012 - read by name
+
+    def __init__(self) -> None:
+        self.__dict__["kept"] = torch.ones(8_000)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != "__dict__":
+            Refuses.asked.append(name)
+        return object.__getattribute__(self, name)
+
+    def __len__(self) -> int:
+        Refuses.asked.append("len")
+        return 0
+
+    def __iter__(self) -> Any:
+        Refuses.asked.append("iter")
+        return iter(())
+
+    def __bool__(self) -> bool:
+        Refuses.asked.append("bool")
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        Refuses.asked.append("eq")
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def large(self) -> Tensor:
+        Refuses.asked.append("large")
+        return torch.ones(9_000)
+
+
+def test_a_variable_an_entry_and_an_attribute_are_counted_once_and_named() -> None:
+    def train() -> Held:
+        average, alias = Average(), torch.ones(70_000)
+        data = [(torch.ones(40_000), torch.ones(20_000)), {"again": alias}]
+        batch = OrderedDict(pixels=torch.ones(30_000))
+        held = look(set())
+        del average, alias, data, batch
+        return held
+
+    held = train()
+    assert of(held, "train") == {"alias": 1, "data": 3, "average.shadow_params": 50, "batch": 1}
+    at = {each.name.split()[0]: each.where for each in held.holders}
+    line = train.__code__.co_firstlineno
+    assert at["data"] == f"test_variables.py:{line + 2}"
+    assert {each.kind for each in held.holders} == {"local"}
+
+
+def test_what_another_line_has_and_what_has_a_graph_is_not_counted() -> None:
+    def train(claimed: set[int], *, graph: bool = False) -> int:
+        weights = torch.ones(50_000, requires_grad=True)
+        claimed.add(weights.untyped_storage()._cdata)
+        loss = weights * 2 if graph else None
+        nbytes = look(claimed).nbytes
+        del loss
+        return nbytes
+
+    assert train(set()) == train(set(), graph=True)
+
+
+def test_what_an_optimizer_keeps_while_it_calls_the_model_is_counted() -> None:
+    model = nn.Linear(100, 100)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    looks: list[dict[str, int]] = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 100)).square().mean()
+        loss.backward()
+        looks.append(of(look(set()), "step"))
+        return loss
+
+    optimizer.step(closure)
+    assert looks[0] == {}
+    assert looks[-1]["flat_grad"] == 1
+
+
+def test_no_code_of_the_users_runs() -> None:
+    def train() -> Held:
+        refuses, within = Refuses(), [Refuses()]
+        Refuses.asked.clear()
+        held = look(set())
+        assert not Refuses.asked
+        del refuses, within
+        return held
+
+    assert of(train(), "train") == {"refuses.kept": 1}
+
+
+def test_a_look_keeps_nothing_alive() -> None:
+    def dropped() -> list[bool]:
+        average = Average()
+        tensor, owner = weakref.ref(average.shadow_params[7]), weakref.ref(average)
+        variables = Variables()
+        look(set(), variables)
+        look(set(), variables, fresh=False)
+        del average
+        return [tensor() is None, owner() is None]
+
+    gc.disable()
+    try:
+        assert dropped() == [True, True]
+    finally:
+        gc.enable()
+
+
+def test_what_many_hold_is_summed_again_as_soon_as_they_are_others() -> None:
+    def train() -> list[int]:
+        variables, kept = Variables(), [torch.ones(100) for _ in range(40)]
+        found = [look(set(), variables).nbytes]
+        for _ in range(2):
+            kept.append(torch.ones(100))
+            found.append(look(set(), variables, fresh=False).nbytes)
+        kept[:] = [torch.ones(200) for _ in kept]
+        return [*found, look(set(), variables, fresh=False).nbytes]
+
+    first, *more = train()
+    assert [each - first for each in more] == [400, 800, 42 * 800 - 40 * 400]
+
+
+def test_a_look_is_bounded_and_a_log_of_numbers_takes_nothing_of_it() -> None:
+    def train() -> dict[str, int]:
+        log = [0.5] * 10 * ENTRIES_MAX
+        many = [torch.ones(1)] * 10 * ENTRIES_MAX
+        model = nn.Linear(100, 100)
+        kept = [torch.ones(60_000)]
+        held = look(set())
+        del log, many, model, kept
+        return of(held, "train")
+
+    found = train()
+    assert found.keys() == {"kept", "model"}
