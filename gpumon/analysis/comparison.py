@@ -156,15 +156,16 @@ def remarks(found: Comparison, report: DeviceReport) -> tuple[str, ...]:
 
 def _on_the_peak(found: Comparison) -> str:
     peak = found.peak
-    if peak is None or peak.measured is None or found.peak_phase is None:
+    if peak is None or peak.measured is None:
         return ""
+    where = f" in {found.peak_phase}" if found.peak_phase else ""
     if peak.difference is None:
-        return f"The step peaks at {size(peak.measured)} in {found.peak_phase}; what it should be is not known yet."
+        return f"The step peaks at {size(peak.measured)}{where}; what it should be is not known yet."
     if not peak.off:
-        return f"The step peaks where the estimate has it: {size(peak.measured)} in {found.peak_phase}."
+        return f"The step peaks where the estimate has it: {size(peak.measured)}{where}."
     way = "above" if peak.difference > 0 else "below"
-    text = f"The step peaks {size(abs(peak.difference))} {way} the estimate, in {found.peak_phase}"
-    if found.expected_in is not None and found.expected_in != found.peak_phase:
+    text = f"The step peaks {size(abs(peak.difference))} {way} the estimate{',' if where else ''}{where}"
+    if where and found.expected_in is not None and found.expected_in != found.peak_phase:
         text += f" and not in {found.expected_in}"
     parts = [("activations still held" if row.line == HELD else row.line, row.difference or 0)
              for row in found.owners if row.off]  # fmt: skip
@@ -180,12 +181,16 @@ def _on_the_rest(report: DeviceReport) -> str:
     if lines is None or not lines.allocated:
         return ""
     if lines.unexplained is not None:
+        held_by = report.read.held_by if report.read is not None else ()
+        named = ", ".join(each.name + (f" ({each.where})" if each.where else "") for each in held_by)
+        held = f" {size(lines.variables)} are in variables: {named}." if lines.variables and named else ""
         if not lines.unexplained:
-            return "Every byte that is allocated as the step ends has an owner."
+            return f"Every byte that is allocated as the step ends has an owner.{held}"
         share = percent(abs(lines.unexplained) / lines.allocated)
         text = f"{size(lines.unexplained)} of what is allocated as the step ends has no owner with a name ({share})"
         hidden = report.read.hidden if report.read is not None else ()
-        return f"{text}; {', '.join(hidden)} may keep some of it where nobody can look." if hidden else f"{text}."
+        text += f"; {', '.join(hidden)} may keep some of it where nobody can look." if hidden else "."
+        return text + held
     if lines.unattributed:
         return (
             f"{size(lines.unattributed)} stand beside the owners; on a step that was not sampled nobody says what of "

@@ -10,20 +10,27 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-from gpumon.analysis.growth import BLOCKS, BYTES, RESIDENT, SETTLING_STEPS, SLACK, Follower
+from gpumon.analysis.growth import BLOCKS, BYTES, RESIDENT, SETTLING_STEPS, SLACK, WORKER, Follower
 from gpumon.analysis.lines import Growth
 from gpumon.session.frame import RankFrame, StepRecord
 from gpumon_agent import wire
 
 CHILDREN = 64
+WARMING_READINGS = 30
+"""The first readings of a child: a worker of a DataLoader imports, decodes its first images, and fills its queue."""
+
 NAMED = ("weights", "buffers", "gradients", "optimizer", "buckets", "workspaces")
-"""Owners that may rightly grow for a while, as with parameters that are trained for the first time."""
+"""Owners that may rightly grow for a while, as with parameters that are trained for the first time. Not `variables`:
+a list that is appended to is one, so of these the growth of what is unexplained is told together with it."""
 
 GROWING_RIGHTLY = tuple(name for name in NAMED if name != "buffers")
 """A buffer that is concatenated to is a leak like any other."""
 
 WAITING = 64
 """Steps that are followed at once where nobody asks earlier."""
+
+PINNED = "pinned"
+"""A figure that tells of what the process's growth is made; no leak by itself."""
 
 LASTING = ("allocated", "unexplained")
 """Figures whose growth takes room on the device."""
@@ -117,11 +124,13 @@ def _until(growth: Growth, headroom: int) -> Growth:
 
 
 class HostGrowth:
-    """Follows the resident memory of one rank's process and of each of its children."""
+    """Follows the resident memory of one rank's process and of each of its children, and what torch has pinned."""
 
     def __init__(self) -> None:
         self._own = Follower("rss", RESIDENT)
+        self._pinned = Follower(PINNED, RESIDENT)
         self._children: dict[int, Follower] = {}
+        self._warming: dict[int, int] = {}  # child → how many of its first readings were left out
         self.names: dict[str, str] = {}  # figure → the child's name
         self._heartbeat: wire.Heartbeat | None = None
         self._read_unix_ns = 0
@@ -135,6 +144,8 @@ class HostGrowth:
             self._heartbeat = beat
             if beat.step >= SETTLING_STEPS:
                 self._own.observe(beat.step, beat.rss)
+                if beat.pinned or self._pinned.known:
+                    self._pinned.observe(beat.step, beat.pinned or 0)
         if rank.host_unix_ns is None or rank.host is None or rank.host_unix_ns == self._read_unix_ns:
             return
         self._read_unix_ns = rank.host_unix_ns
@@ -150,15 +161,18 @@ class HostGrowth:
         for pid in self._children.keys() - alive.keys():
             del self._children[pid]
             self.names.pop(f"worker {pid}", None)
+        self._warming = {pid: self._warming.get(pid, 0) + 1 for pid in alive}
         for pid, child in alive.items():
+            if self._warming[pid] <= WARMING_READINGS:
+                continue
             follower = self._children.get(pid)
             if follower is None:
-                follower = self._children[pid] = Follower(f"worker {pid}", RESIDENT)
+                follower = self._children[pid] = Follower(f"worker {pid}", WORKER)
                 self.names[follower.figure] = child.name
             follower.observe(step, child.rss or 0)
 
     def growth(self) -> tuple[Growth, ...]:
-        """Of the process, then of each child."""
-        if not self._children:
+        """Of the process, of what it has pinned, then of each child."""
+        if not self._children and not self._pinned.known:
             return (self._own.growth(),) if self._own.known else ()
-        return tuple(f.growth() for f in (self._own, *self._children.values()) if f.known)
+        return tuple(f.growth() for f in (self._own, self._pinned, *self._children.values()) if f.known)

@@ -62,6 +62,8 @@ BYTES = Law(least=4 << 10)
 BLOCKS = Law(least=3)
 SLACK = Law(least=32 << 20)
 RESIDENT = Law(least=24 << 20, scales=(3, 6, 12, 24))
+WORKER = Law(least=48 << 20, scales=(3, 6, 12, 24))
+"""Of a process that loads data: decoding images, those of four with batches of 64 moved by 30 MiB either way."""
 
 
 class _Scale:

@@ -3,12 +3,13 @@
 Model. A job has as many ranks as its processes say (`world_size`); those of this machine are the ones that a launcher's
 local numbers place here, or, where it tells none, all of them. A live rank is late when it is behind the foremost by
 more than `LATE_STEPS` steps and, at the job's own pace, by more than `LATE_S`; one that has closed no step when the
-others have closed several is late too. The first to die is the one whose last word, or last sign of life where there
-was none, is the oldest: the launcher ends the others then (SIGTERM), or they fail for want of their peer.
+others have closed several is late too. The first to die is the one whose last word, or end where there was none, came
+`APART_NS` before the next one's: the launcher ends the others then (SIGTERM), or they fail for want of their peer. What
+came closer together has no order that anybody knows.
 Cost. A pass over the ranks.
 Known limitations. Ranks on other machines are counted, not seen: nobody here listens to them. A rank that died before
-its first word is missing, and cannot be told from one that has not begun yet. A process that was killed without a word
-died up to a second after its last sign of life.
+its first word is missing, and cannot be told from one that has not begun yet. The end of a process that was killed is
+seen by its helper, as soon as that has a core; of one whose helper was killed too, the last sign of life is known.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from gpumon_agent import wire
 
 LATE_STEPS = 2
 LATE_S = 2.0
+APART_NS = 250_000_000
+"""Between two deaths whose order is told: a helper looks ten times a second, at the lowest priority."""
 
 State = Literal["live", "late", "silent", "finished", "failed", "killed", "dead", "left", "missing"]
 """dead: gone without a word; killed: by a signal; failed: by an exception; left: the agent alone went away."""
@@ -100,8 +103,12 @@ def job(frame: Frame, paces: Sequence[float | None] = ()) -> Job:
         elsewhere = world - len({number for number in heard if number is not None and number < world} | here.keys())
     ordered = sorted((*standings, *absent), key=_order)
     died = {each.source for each in standings if each.state in DIED and not each.replaced}
-    first = min((rank for rank in frame.ranks if rank.source in died), key=_last_sign_ns, default=None)
-    return Job(tuple(ordered), world, elsewhere, first.source if first is not None and len(ordered) > 1 else None)
+    dead = sorted((rank for rank in frame.ranks if rank.source in died), key=_last_sign_ns)
+    if not dead or len(ordered) < 2:
+        return Job(tuple(ordered), world, elsewhere)
+    if len(dead) > 1 and _last_sign_ns(dead[1]) - _last_sign_ns(dead[0]) < APART_NS:
+        return Job(tuple(ordered), world, elsewhere)
+    return Job(tuple(ordered), world, elsewhere, dead[0].source)
 
 
 def spread(values: Iterable[int | None]) -> Spread | None:

@@ -107,7 +107,7 @@ class Device:
             known = each.figures
             if known is None and self.newest is not None:
                 known = carried(self.newest, record, each)
-            elif known is not None and len(self.first) < LEARNING_STEPS and not known.skipped:
+            elif known is not None and not known.skipped and self._tells(known):
                 self.first.append(known)
             if known is not None:
                 self.newest = known
@@ -130,6 +130,13 @@ class Device:
         self._take_apart([record for record, _ in steps if record.ledgers])
         self.record, self.end = steps[-1][0], seen[-1].end
         self.owners = ledger.ledger_of(self.record, self.end) if self.end is not None else None
+
+    def _tells(self, step: StepPeaks) -> bool:
+        """Whether the estimate learns from it: one of the first, or the first whose batch has another size."""
+        if len(self.first) != LEARNING_STEPS:
+            return len(self.first) < LEARNING_STEPS
+        sizes = {each.input_bytes for each in self.first}
+        return len(sizes) == 1 and None not in sizes and step.input_bytes not in (None, *sizes)
 
     def _grow(self, record: StepRecord, end: wire.Phase, highest: int) -> None:
         read = ledger.ledger_of(record, end)

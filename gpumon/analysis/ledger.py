@@ -118,20 +118,22 @@ def lines(
 def peak(record: StepRecord, device: int) -> Peak | None:
     """The step's highest moment on a device: the phase with the largest `allocated_peak` (the first of equals)."""
     highest: wire.Phase | None = None
-    allocated = -1
+    allocated, unread = -1, False
     for phase in record.phases:
         if phase.device != device:
             continue
         if phase.phase == wire.GRAPH_REPLAY:
             return None  # the step's highest moment may lie in what nobody saw
+        unread = unread or phase.allocated is None
         if phase.allocated_peak is not None and phase.allocated_peak > allocated:
             highest, allocated = phase, phase.allocated_peak
     if highest is None:
         return None
     composition = next((entry for entry in reversed(record.ledgers) if entry.peak and entry.device == device), None)
+    once = unread and bool(highest.flags & wire.BOUND)  # the peak is that of all windows since the reading before
     return Peak(
         step=record.step,
-        phase=highest.phase,
+        phase=None if once else highest.phase,
         index=highest.index,
         allocated=allocated,
         lines=None if composition is None else peak_lines(composition),
@@ -160,12 +162,13 @@ def read(record: StepRecord, device: int) -> Read | None:
     end = boundary(record, device)
     owners = ledger_of(record, end) if end is not None else None
     found = lines(end, owners) if end is not None and owners is not None else None
-    return None if found is None or owners is None else Read(record.step, found, owners.hidden)
+    return None if found is None or owners is None else Read(record.step, found, owners.hidden, owners.held_by)
 
 
 def told(peak: Peak) -> str:
     """A peak in one line: how high, where, and what was alive, largest first."""
-    where = f"{peak.phase} of step {peak.step}" + (f", in {peak.module}" if peak.module else "")
+    where = f"{peak.phase} of step {peak.step}" if peak.phase else f"step {peak.step}"
+    where += f", in {peak.module}" if peak.module else ""
     head = f"{size(peak.allocated)} in {where}"
     if peak.lines is None:
         return f"{head}: not taken apart"

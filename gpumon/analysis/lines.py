@@ -11,6 +11,7 @@ import msgspec
 if TYPE_CHECKING:
     from gpumon.analysis.oom.report import OomReport
     from gpumon.analysis.whatif import Answer
+    from gpumon_agent import wire
 
 OWNERS = (
     "weights",
@@ -24,6 +25,7 @@ OWNERS = (
     "workspaces",
     "checkpoints",
     "other_models",
+    "variables",
 )
 """Lines that name an owner."""
 
@@ -54,6 +56,7 @@ class Lines:
     workspaces: int | None = None
     checkpoints: int | None = None
     other_models: int | None = None
+    variables: int | None = None
     unexplained: int | None = None
     unattributed: int | None = None
     rounding: int | None = None
@@ -74,7 +77,7 @@ class Peak(msgspec.Struct, frozen=True, gc=False):
     """A step's highest moment: where it was, and what was alive (`lines`, on sampled steps)."""
 
     step: int
-    phase: str
+    phase: str | None  # None: the step was read once, at its end, and any phase may have been the highest
     index: int
     allocated: int
     lines: Lines | None = None
@@ -138,14 +141,16 @@ class Read:
     step: int
     lines: Lines  # at its end
     hidden: tuple[str, ...] = ()  # who keeps bytes where nobody can look, by name: part of `unexplained`
+    held_by: tuple[wire.Holder, ...] = ()  # the variables behind that line, the largest first
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
     """What one figure does from step to step, taken where every step ends: the evidence of a leak, or of none.
 
-    `figure`: allocated, blocks (live ones, a count), unexplained, slack (reserved without allocated), rss, or
-    "worker PID" (of a child process). `so_far`, `per_step`, `low` and `high` are in the figure's own unit.
+    `figure`: allocated, blocks (live ones, a count), unexplained, slack (reserved without allocated), rss, pinned (of
+    the host, by torch), or "worker PID" (of a child process). `so_far`, `per_step`, `low` and `high` are in the
+    figure's own unit.
     """
 
     figure: str
@@ -210,4 +215,4 @@ class RankReport(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
     steps_per_s: float | None
     oom: OomReport | None = None  # the newest out-of-memory, explained
-    host_growth: tuple[Growth, ...] = ()  # of rss, and of each child process
+    host_growth: tuple[Growth, ...] = ()  # of rss, of what is pinned, and of each child process

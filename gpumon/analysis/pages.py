@@ -171,7 +171,7 @@ PAGES = {
         "The resident memory of the training process, or of one of its children (DataLoader workers), grows step on "
         "step. When the machine is full, the kernel ends a process without a word from Python.",
         "Resident memory at each reading, about once a second; every process for itself. The same test as for "
-        "tensor-leak, at 24 MiB and more.",
+        "tensor-leak, at 24 MiB and more. Where torch's pinned memory grows too, it says by how much.",
         "In the process: lists of samples, logs, decoded files; tracemalloc names lines. In a worker: a cache in "
         "__getitem__, or Python objects whose pages are copied as their reference counts change: arrays instead of "
         "lists.",

@@ -20,6 +20,7 @@ class Recorded:
 
     step: int
     bytes: int | None  # its peak above where it began
+    by: str = ""  # the module and the line that called it
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Standing:
                 continue
             if phase.phase == wire.EVAL:
                 if phase.flags & wire.RECORDED and not _used(record, at):
-                    self.recorded = _recorded(phase, before)
+                    self.recorded = _recorded(phase, before, record)
                 elif not evaluated:
                     self.recorded = None
                 evaluated = True
@@ -90,8 +91,8 @@ def _used(record: StepRecord, at: int) -> bool:
     return False
 
 
-def _recorded(phase: wire.Phase, before: wire.Phase | None) -> Recorded:
+def _recorded(phase: wire.Phase, before: wire.Phase | None, record: StepRecord) -> Recorded:
     held = None
     if before is not None and before.allocated is not None and phase.allocated_peak is not None:
         held = max(0, phase.allocated_peak - before.allocated)
-    return Recorded(phase.step, held)
+    return Recorded(phase.step, held, record.closed.evaluated_by if record.closed is not None else "")

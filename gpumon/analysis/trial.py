@@ -24,6 +24,7 @@ from gpumon.analysis.lines import Finding, Forecast, Lines, Peak
 from gpumon.analysis.oom.live import of_rank
 from gpumon.analysis.oom.report import OomReport
 from gpumon.analysis.report import Reporter
+from gpumon.analysis.rules import TENSOR_LEAK
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import wire
 
@@ -82,7 +83,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The verdict. `fits` is None where the run cannot tell: the script failed by itself, or used no device."""
+    """The verdict. `fits` is None where the run cannot tell; `unknown` says why."""
 
     fits: bool | None
     ended: Ended
@@ -94,6 +95,12 @@ class Outcome:
     findings: tuple[Finding, ...] = ()  # open ones of all ranks that warn
     forecast: Forecast | None = None  # of the rank with the highest peak
     error: str = ""  # what a rank said it died of: "ValueError: …"
+    unknown: str = ""
+
+    @property
+    def grows_out(self) -> int | None:
+        """In how many more steps it will be out of memory, by what stays from step to step; None: not at all."""
+        return _grows_out(self.forecast, self.findings, self.tightest)
 
     @property
     def tightest(self) -> Space | None:
@@ -135,19 +142,33 @@ class Trial:
         self._failed: dict[str, list[tuple[wire.Oom, OomReport | None]]] = {}
         self._survived: dict[str, int] = {}  # how many of them
         self._steps: dict[str, int] = {}
+        self._hellos: dict[str, wire.Hello] = {}
         self._findings: dict[str, tuple[Finding, ...]] = {}
         self._error = ""
 
     @property
     def steps(self) -> int:
-        """Closed by every rank that has closed one."""
+        """Closed by every rank of the job; of processes that are no ranks, by each that has closed one."""
+        closed, world = self._ranks()
+        if world > 1:
+            return min(closed.values()) if len(closed) >= world else 0
         return min(self._steps.values(), default=0)
+
+    def _ranks(self) -> tuple[dict[int, int], int]:
+        """The steps that each rank has closed, and how many ranks there are."""
+        closed: dict[int, int] = {}
+        for source, hello in self._hellos.items():
+            if hello.rank is not None:
+                closed[hello.rank] = max(closed.get(hello.rank, 0), self._steps.get(source, 0))
+        return closed, max((hello.world_size or 1 for hello in self._hellos.values()), default=1)
 
     def take(self, received: wire.Received) -> None:
         """One message of an agent, or one reading of the machine."""
         self._store.apply(received)
         source, event = received.source, received.event
-        if isinstance(event, wire.Phase):
+        if isinstance(event, wire.Hello):
+            self._hellos[source] = event
+        elif isinstance(event, wire.Phase):
             self._on(source, event.device).rises(event, event.allocated_peak, event.reserved_peak)
         elif isinstance(event, wire.Step):
             self._steps[source] = self._steps.get(source, 0) + 1
@@ -185,8 +206,10 @@ class Trial:
                 followed.end = (end.step, end.phase, device.ledger)
             followed.forecast = device.forecast
 
-    def outcome(self, ended: Ended, exit_code: int | None, devices: tuple[Space, ...]) -> Outcome:
-        """The verdict, once the script has ended. `devices`: what was in use of each at most."""
+    def outcome(
+        self, ended: Ended, exit_code: int | None, devices: tuple[Space, ...], *, steps: int | None = None
+    ) -> Outcome:
+        """The verdict, once the script has ended. `devices`: what was in use of each at most. `steps`: asked for."""
         frame = self._store.frame(time.time_ns())
         hellos = {rank.source: rank.hello for rank in frame.ranks}
         highest = [
@@ -201,24 +224,63 @@ class Trial:
             for at, (oom, explained) in enumerate(ooms)
         )
         _, tallest = max(highest, key=lambda pair: pair[0].allocated, default=(None, None))
+        forecast = tallest.forecast if tallest is not None else None
+        unknown = self._unknown(ended, devices, steps)
+        findings = tuple(
+            f for found in self._findings.values() for f in found if f.state == "open" and f.severity != "info"
+        )
+        tightest = min(devices, key=lambda device: device.margin, default=None)
+        fits = None if unknown else _grows_out(forecast, findings, tightest) is None
+        if any(not each.survived for each in failed):
+            fits, unknown = False, ""
         return Outcome(
-            _fits(ended, failed, devices),
+            fits,
             ended,
             exit_code,
             self.steps,
             devices,
             tuple(sorted((h for h, _ in highest), key=lambda h: (h.rank or 0, h.pid, h.device))),
             failed,
-            tuple(f for found in self._findings.values() for f in found if f.state == "open" and f.severity != "info"),
-            tallest.forecast if tallest is not None else None,
+            findings,
+            forecast,
             self._error,
+            unknown,
         )
 
+    def _unknown(self, ended: Ended, devices: tuple[Space, ...], steps: int | None) -> str:
+        """Why the run cannot tell whether it fits; empty where it can."""
+        if ended == "failed":
+            return "the script failed by itself, not for want of memory"
+        if not any(device.used for device in devices):
+            return "the script used no GPU"
+        closed, world = self._ranks()
+        if not self._steps:
+            return "no training step was seen"
+        if world > 1:
+            wanted = 1 if steps is None or ended == "finished" else steps
+            for rank in range(world):
+                if closed.get(rank, 0) < wanted:
+                    had = f"{closed[rank]} of {wanted} steps" if closed.get(rank) else "no step"
+                    return f"rank {rank} closed {had}" if rank in closed else f"rank {rank} was not seen"
+        return ""
 
-def _fits(ended: Ended, failed: tuple[Failed, ...], devices: tuple[Space, ...]) -> bool | None:
-    if any(not each.survived for each in failed):
-        return False
-    return True if ended != "failed" and any(device.used for device in devices) else None
+
+GROWTH_LEARNT_FROM = 20
+"""Steps. A dry run of a few steps does not tell a leak from what settles."""
+
+
+def _grows_out(forecast: Forecast | None, findings: tuple[Finding, ...], tightest: Space | None) -> int | None:
+    """By the forecast; else by the tensors that a finding names, into what the device has left."""
+    if (
+        forecast is not None
+        and forecast.growth == "kept"
+        and forecast.learnt_from >= GROWTH_LEARNT_FROM
+        and forecast.steps_to_oom is not None
+        and forecast.steps_to_oom_high is not None
+    ):
+        return forecast.steps_to_oom
+    rate = max((f.bytes_per_step or 0 for f in findings if f.code == TENSOR_LEAK.code), default=0)
+    return None if not rate or tightest is None else tightest.margin // rate
 
 
 def _highest(hello: wire.Hello, top: wire.Phase | wire.Oom, followed: _Followed) -> Highest:

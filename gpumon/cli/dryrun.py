@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpumon.cli import exits
 from gpumon.cli.attach import looks
 from gpumon.cli.printing import say
 from gpumon.virtual_gpu.profiles import DEVICES
@@ -66,7 +67,7 @@ def command(
     gpumon dryrun --device a100-80 --devices 8 torchrun --nproc-per-node 8 train.py
 
     PyTorch's own CUDA allocator, autograd and optimizers run on the CPU machine; only kernels do nothing. Exit code 0:
-    it fits. 1: it does not, or it could not be run. A script that fails by itself keeps its traceback and exit code.
+    it fits. 1: it does not, or will not. 2: wrong arguments. 3: unknown, also where the script fails by itself.
     """
     from gpumon.cli.attach import options
 
@@ -108,7 +109,7 @@ def dryrun(
     for note in run.notes:
         say(f"gpumon: {note}.", err=True)
     _tell(outcome, as_json)
-    return code or exit_code(outcome)
+    return code or exits.of(outcome.fits)
 
 
 def prepare(words: Sequence[str], device: str, devices: int, context: str | None) -> tuple[list[str], dict[str, str]]:
@@ -120,12 +121,12 @@ def prepare(words: Sequence[str], device: str, devices: int, context: str | None
         python = argv[0] if Path(argv[0]).name.startswith("python") else launch.python()
         inner = virtual_gpu.environment(devices, device, context=context, python=python)
     except launch.Refused as refusal:
-        kind = click.UsageError if refusal.exit_code == 2 else click.ClickException
+        kind = click.UsageError if refusal.exit_code == 2 else exits.CannotTell
         raise kind(str(refusal)) from refusal
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     except virtual_gpu.Unavailable as error:
-        raise click.ClickException(str(error)) from error
+        raise exits.CannotTell(str(error)) from error
     inner.pop("CUDA_VISIBLE_DEVICES", None)  # it names this machine's devices, if it has any
     os.environ.update({name: value for name, value in inner.items() if name.startswith(("VGPU_", "LD_"))})
     return argv, launch.environment(inner)
@@ -162,15 +163,6 @@ def _watch(run: VirtualRun, screen: Options | None, as_json: bool, steps: int | 
 async def _listen(run: VirtualRun) -> None:
     async for _ in run.messages(machine=True):
         pass
-
-
-def exit_code(outcome: Outcome) -> int:
-    """0: it fits. 1: it does not. A script that failed by itself: its own, 128 + the signal's number if by one."""
-    if outcome.fits is False:
-        return 1
-    if outcome.ended == "failed" and outcome.exit_code is not None:
-        return outcome.exit_code if outcome.exit_code > 0 else 128 - outcome.exit_code
-    return 0
 
 
 def _tell(outcome: Outcome, as_json: bool) -> None:

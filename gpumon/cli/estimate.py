@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpumon.cli import exits
 from gpumon.cli.printing import say, say_json
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def _read_device(_: click.Context, __: click.Parameter, value: str | None) -> De
         raise click.BadParameter(str(reason)) from None
     if profile.capacity_bytes <= profile.context_bytes:
         raise click.BadParameter(f"{value!r} is smaller than what a process costs beside its tensors")
-    workspace = CUBLAS_WORKSPACE_HOPPER if profile.compute_capability[0] == 9 else CUBLAS_WORKSPACE
+    workspace = CUBLAS_WORKSPACE_HOPPER if profile.compute_capability[0] >= 9 else CUBLAS_WORKSPACE
     hardware = Hardware(profile.processors, cublas_workspace=workspace)
     return Device(value, profile.capacity_bytes, profile.context_bytes, hardware)
 
@@ -130,7 +131,8 @@ def command(
     gpumon estimate --model train:make_model --input train:make_batch --batch 8
     gpumon estimate --parameters 7500000000 --world-size 64 --zero 0..3
 
-    Nothing is allocated and no GPU is needed. Code of yours runs only where it is named: PKG.MODULE:FACTORY.
+    Nothing is allocated and no GPU is needed. Code of yours runs only where it is named: PKG.MODULE:FACTORY. Exit code
+    0: it fits --device, or none was named. 1: it does not. 2: wrong arguments. 3: it could not be computed.
     """
     from gpumon.analysis.estimate.model import NotAModel
     from gpumon.analysis.estimate.reading import OutOfBounds
@@ -155,7 +157,7 @@ def command(
     except OutOfBounds as reason:
         raise click.UsageError(str(reason)) from None
     except NotAModel as reason:
-        raise click.ClickException(str(reason)) from None
+        raise exits.CannotTell(str(reason)) from None
 
 
 def _subject(
@@ -242,6 +244,8 @@ def _estimate(subject: Subject, works: list[Workload], device: Device | None, as
         from gpumon.cli.estimate_text import lines, stage_lines
 
         say("\n".join(lines(done[0]) if len(done) == 1 else stage_lines(done)))
+    if len(done) == 1 and done[0].limits is not None:
+        raise click.exceptions.Exit(exits.of(done[0].limits.fits))
 
 
 def _count(written: str, zero: tuple[int, ...] | None, device: Device | None, as_json: bool, how: Any) -> None:

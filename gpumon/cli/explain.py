@@ -76,6 +76,8 @@ def command(
         raise click.UsageError("one description of the model at a time: --parameters, --config or --model")
     from gpumon.analysis.oom.explaining import Known
 
+    if last and _killed(as_json):
+        return
     tensors, heads = _tensors(parameters, config, model)
     known = Known(tensors, optimizer, batch, sequence, heads)
     try:
@@ -141,6 +143,24 @@ def _of_story(story: Story | None, known: Known, otherwise: str) -> OomReport:
     if story is None:
         raise click.ClickException(otherwise)
     return explain(story, known)
+
+
+def _killed(as_json: bool) -> bool:
+    """Tells of the newest training that was killed, if it is newer than the newest report of an out-of-memory."""
+    from gpumon.analysis.oom.killed import text
+    from gpumon_agent.oom import blackbox, last_known
+
+    known = last_known.newest()
+    found = blackbox.newest()
+    if known is None or (found is not None and found[1].unix > known.unix):
+        return False
+    if as_json:
+        import msgspec
+
+        say_json({"type": "killed", **msgspec.to_builtins(known)})
+    else:
+        say(text(known))
+    return True
 
 
 def _of_disk() -> OomReport:

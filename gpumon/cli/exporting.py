@@ -100,7 +100,9 @@ class Exporter:
         self._files = files
         for found in jobs(link.discover()):
             key = found.descriptors[0].key
-            known = self._followed.get(key)
+            pids = {descriptor.pid for descriptor in found.descriptors}
+            live = (each for each in self._followed.values() if each.ended is None and each.pids & pids)
+            known = self._followed.get(key) or next(live, None)
             if known is None and len(self._followed) < JOBS_MAX:
                 known = self._followed[key] = self._new(found)
             if known is not None and (known.task is None or known.task.done()):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpumon.analysis.estimate.model import NotAModel
+from gpumon.cli import exits
 from gpumon.cli.printing import say
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _TOLD = (click.ClickException, click.exceptions.Exit, NotAModel)
 
 
 class TheirFailure:
-    """An exception inside is printed without frames of gpumon and of libraries, and ends the command: exit code 1."""
+    """An exception inside is printed without frames of gpumon and of libraries, and ends the command: unknown."""
 
     def __enter__(self) -> None:
         return None
@@ -42,7 +43,7 @@ class TheirFailure:
             return
         clear_progress()
         say("".join(_trimmed(failure)), nl=False, err=True)
-        raise click.exceptions.Exit(1) from None
+        raise click.exceptions.Exit(exits.UNKNOWN) from None
 
 
 def _trimmed(failure: BaseException) -> list[str]:
@@ -65,16 +66,16 @@ def find(option: str, named: str) -> Any:
         sys.path.insert(0, str(Path.cwd()))
     with TheirFailure():
         if not _is_there(module):
-            raise click.ClickException(f"there is no module {module!r} in this folder or among Python's packages")
+            raise click.UsageError(f"there is no module {module!r} in this folder or among Python's packages")
         found: Any = importlib.import_module(module)
     for part in name.split("."):
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, dir(found), 1)
             hint = f": did you mean {near[0]!r}?" if near else ""
-            raise click.ClickException(f"{module} has no {part!r}{hint}")
+            raise click.UsageError(f"{module} has no {part!r}{hint}")
         found = getattr(found, part)
     if not callable(found):
-        raise click.ClickException(f"{named} is not a function but a {type(found).__name__}")
+        raise click.UsageError(f"{named} is not a function but a {type(found).__name__}")
     return found
 
 
@@ -88,7 +89,7 @@ def _is_there(module: str) -> bool:
 def module_subject(model: str, batch_factory: str | None, loss: str | None) -> FromModule:
     """The user's module on the meta device, with what is passed to it where `--input` names that."""
     if importlib.util.find_spec("torch") is None:
-        raise click.ClickException("--model needs PyTorch, which this Python lacks; get it with: pip install torch")
+        raise click.UsageError("--model needs PyTorch, which this Python lacks; get it with: pip install torch")
     from gpumon.analysis.estimate import from_module
 
     factory = find("--model", model)
@@ -97,7 +98,7 @@ def module_subject(model: str, batch_factory: str | None, loss: str | None) -> F
     with TheirFailure():
         made = from_module.on_meta(factory)
     if not from_module.is_module(made):
-        raise click.ClickException(f"{model} returned a {type(made).__name__}, and should return a torch.nn.Module")
+        raise click.UsageError(f"{model} returned a {type(made).__name__}, and should return a torch.nn.Module")
     if batches is not None and sys.stderr.isatty():
         batches = _told(batches)
     return from_module.FromModule(made, factory, batches, measure)

@@ -52,11 +52,12 @@ def _answer(outcome: Outcome) -> str:
     device = outcome.tightest
     name = "the device" if device is None else f"{device.name} ({size(device.capacity)})"
     if outcome.fits is None:
-        why = "the script failed by itself" if outcome.ended == "failed" else "the script used no GPU"
-        return f"unknown: {why}, not for want of memory" if outcome.ended == "failed" else f"unknown: {why}"
-    if not outcome.fits:
+        return f"unknown: {outcome.unknown}"
+    if outcome.fits:
+        return f"fits {name}"
+    if any(not each.survived for each in outcome.failed) or outcome.grows_out is None:
         return f"does not fit {name}"
-    return f"fits {name}" if outcome.steps else f"fits {name} as far as it went: no training step was seen"
+    return f"will not fit {name}: out of memory in {steps(outcome.grows_out)}, by what stays from step to step"
 
 
 def _ended(outcome: Outcome) -> str:

@@ -88,7 +88,7 @@ class VirtualRun:
     async def messages(self, *, machine: bool) -> AsyncGenerator[wire.Received, None]:
         """What all its agents say, and with `machine` the readings too, until the command has ended.
 
-        It is ended when every rank has done its steps.
+        It is ended when every rank has done the steps asked for.
         """
         waiting: asyncio.Queue[wire.Received | None] = asyncio.Queue(maxsize=1024)
         tasks = [asyncio.create_task(self._follow(waiting))]
@@ -222,7 +222,7 @@ class VirtualRun:
             Space(name, record.capacity, record.used, record.contexts)
             for name, record in zip(_names(self._environment), virtual_gpu.records(self._session), strict=False)
         )
-        return self.trial.outcome(ended, None if self._ended else code, devices)
+        return self.trial.outcome(ended, None if self._ended else code, devices, steps=self._steps)
 
 
 def _names(environment: Mapping[str, str]) -> list[str]:

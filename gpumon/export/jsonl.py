@@ -57,6 +57,7 @@ def model(rank: RankFrame, record: ModelRecord, unix_ns: int) -> Object:
     said = record.model
     return {
         **_head("model", unix_ns, rank),
+        "model": said.model,
         "parameters": said.parameters,
         "trainable": said.trainable,
         "by_module": [
@@ -143,7 +144,12 @@ def step(rank: RankFrame, record: StepRecord, report: DeviceReport) -> Object:
         "estimate": _estimate(report.estimate),
         "forecast": _forecast(report.forecast),
         "hidden": None if owners is None else list(owners.hidden),
+        "held_by": None if owners is None else [_variable(each) for each in owners.held_by],
     }
+
+
+def _variable(holder: wire.Holder) -> Object:
+    return {"name": holder.name, "kind": holder.kind, "where": holder.where, "tensors": holder.count}
 
 
 def _phase(record: StepRecord, phase: wire.Phase) -> Object:
@@ -215,6 +221,7 @@ def host(rank: RankFrame, sample: HostSample, our_pids: frozenset[int]) -> Objec
         **_head("host", sample.unix_ns, rank),
         "devices": [_device(device, our_pids) for device in reading.devices],
         "rss": ours.rss if ours is not None else None,
+        "pinned": rank.heartbeat.pinned if rank.heartbeat is not None else None,
         "cpu_percent": ours.cpu_percent if ours is not None else None,
         "children": [{"pid": c.pid, "name": c.name, "rss": c.rss} for c in ours.children] if ours is not None else [],
     }

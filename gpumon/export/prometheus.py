@@ -68,6 +68,7 @@ _FAMILIES = {
         _Gauge("gpumon_step_duration_seconds", "Time of an iteration, over the last twenty.", _RANK),
         _Gauge("gpumon_lost_events", "Messages of the rank that were lost on their way.", _RANK, True),
         _Gauge("gpumon_host_resident_bytes", "Host memory of the rank's process.", _RANK),
+        _Gauge("gpumon_host_pinned_bytes", "Host memory that torch's own allocator has pinned.", _RANK),
         _Gauge("gpumon_bucket_bytes", "DDP's gradient buckets on this rank.", _RANK),
         _Gauge("gpumon_memory_bytes", "A device's memory by owner as the newest step ended: lines sum up.",
                (*_DEVICE, "line")),
@@ -159,6 +160,7 @@ def _rank(families: _Families, labels: tuple[str, str, str], rank: RankFrame, re
     families.add("gpumon_lost_events", labels, rank.lost_events)
     families.add("gpumon_bucket_bytes", labels, buckets.of_rank(rank))
     families.add("gpumon_host_resident_bytes", labels, rank.heartbeat.rss if rank.heartbeat else None)
+    families.add("gpumon_host_pinned_bytes", labels, rank.heartbeat.pinned if rank.heartbeat else None)
     open_now = {(found.code, found.severity): found.state == "open" for found in reversed(report.findings)}
     for (code, severity), is_open in sorted(open_now.items()):
         families.add("gpumon_finding_open", (*labels, code, severity), int(is_open))

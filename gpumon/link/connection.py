@@ -8,13 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
 import zmq
 
 from gpumon.session.heard import Heard, Run
 from gpumon_agent import wire
-from gpumon_agent.viewers import exit_code
-from gpumon_agent.viewers.endpoint import EXIT_CODE, Descriptor
+from gpumon_agent.viewers.endpoint import Descriptor
 from gpumon_agent.wire import Received
 
 from . import discovery
@@ -30,7 +28,6 @@ _FRAMES_A_TURN = 16  # then the event loop gets its turn: a snapshot must not fr
 _BACKLOG_MAX = 50_000  # messages nobody took yet; beyond it this viewer stops reading, and ZeroMQ drops for it
 _BREAKS_MAX = 5
 _TURNS = (wire.Hello, wire.Synced)
-_EXIT_S = 10.0  # from the last word until the process has gone: CUDA and NCCL take their time
 
 
 class Owner(Protocol):
@@ -68,7 +65,6 @@ class Connection:
         self._channel: Channel | None = None
         self._full = False  # nothing is read until what was read is taken
         self._swept = False
-        self._goodbye: wire.Goodbye | None = None  # heard; what the exit code was is not known yet
         self._connect()
 
     def close(self) -> None:
@@ -161,9 +157,8 @@ class Connection:
                     self._channel.withdraw()
                     self._attempts = 0
         if goodbye is not None:
-            self._goodbye = goodbye
-            self.close()
-            self._await_exit(self._heard)
+            self._owner.put([Received(self.feed.source, time.time_ns(), goodbye)])
+            self._end()
             return
         if self.feed.wants_snapshot:
             self._ask(self._heard)
@@ -186,24 +181,7 @@ class Connection:
 
     # ---------------------------------------------------------------------------------------- what silence may mean
 
-    def _await_exit(self, now: float) -> None:
-        """The agent speaks before the interpreter ends: a process that "finished" may still have failed by its code."""
-        assert self._goodbye is not None
-        goodbye = self._goodbye
-        if goodbye.code_follows:
-            alive = discovery.alive(self.descriptor)
-            code = exit_code.read(Path(self.descriptor.endpoint.removeprefix("ipc://")).with_suffix(EXIT_CODE))
-            if code:
-                goodbye = msgspec.structs.replace(goodbye, reason="exception", detail=f"exit code {code}")
-            elif code is None and alive and now - self._heard < _EXIT_S:
-                return
-        self._owner.put([Received(self.feed.source, time.time_ns(), goodbye)])
-        self._end()
-
     def tick(self, now: float) -> None:
-        if self._goodbye is not None:
-            self._await_exit(now)
-            return
         if self._channel is None:
             return
         if self._channel.down or not self._swept:

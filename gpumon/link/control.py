@@ -16,7 +16,7 @@ from gpumon_agent.viewers.endpoint import Descriptor
 from . import discovery
 from .errors import ForeignUser, LinkError, NoJob, NotAnswering, NotGpumon
 
-ANSWER_S = 2.0  # the agent's thread answers within a tenth of a second, where it gets the interpreter's lock
+ANSWER_S = 2.0  # the helper answers within a tenth of a second, where it gets a core
 _LOOK_S = 0.01
 _NEVER_MS = 3_600_000  # no second connection: whether there is one is ours to decide
 _EVENTS = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_CONNECT_RETRIED

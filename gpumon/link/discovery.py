@@ -16,7 +16,7 @@ from gpumon_agent.viewers.endpoint import Descriptor
 
 from .errors import ForeignUser, LinkError, NoJob, NotGpumon, SeveralJobs
 
-_BESIDE_DESCRIPTORS = (".sock", ".new", endpoint.CONTROL, endpoint.EXIT_CODE)
+_BESIDE_DESCRIPTORS = (".sock", ".new", endpoint.CONTROL)
 _LEFTOVER_AGE_S = 10.0  # a socket without a descriptor may be an agent that is just starting
 _HOW_TO_START = "start one with `gpumon run train.py`, or add `gpumon_agent.watch(model)` to the script"
 
@@ -62,13 +62,18 @@ def stopped(pid: int) -> bool:
 
 
 def listing() -> frozenset[str]:
-    """The descriptors' files as they stand, unread: unchanged means nobody new. Names, for it is asked all the time."""
-    return frozenset(
-        f"{directory}/{name}"
-        for directory in endpoint.candidates()
-        for name in _names(directory)
-        if name.endswith(".json")
-    )
+    """The descriptors' files as they stand, unread: unchanged means nobody new, and that none was written anew.
+
+    Names, and when their directories changed, for it is asked all the time.
+    """
+    found = set()
+    for directory in endpoint.candidates():
+        names = [f"{directory}/{name}" for name in _names(directory) if name.endswith(".json")]
+        if names:
+            with contextlib.suppress(OSError):
+                found.add(f"{directory} {directory.stat().st_mtime_ns}")
+        found.update(names)
+    return frozenset(found)
 
 
 def discover() -> list[Descriptor]:
@@ -87,10 +92,7 @@ def discover() -> list[Descriptor]:
                     _remove(path, path.with_suffix(".sock"), path.with_suffix(endpoint.CONTROL))
                 else:
                     found.setdefault(descriptor.nonce, descriptor)
-            elif (
-                path.suffix in (".sock", ".new", endpoint.CONTROL, endpoint.EXIT_CODE)
-                and not path.with_suffix(".json").exists()
-            ):
+            elif path.suffix in _BESIDE_DESCRIPTORS and not path.with_suffix(".json").exists():
                 _reap_leftover(path)
     oldest_first = sorted(_newest(found.values()), key=lambda d: (d.unix_ns, d.pid))
     return [descriptor for job in jobs(oldest_first) for descriptor in job.descriptors]
@@ -103,10 +105,24 @@ def _newest(found: Iterable[Descriptor]) -> Iterable[Descriptor]:
 
 
 def jobs(descriptors: Iterable[Descriptor]) -> list[Job]:
-    """Descriptors grouped into jobs, in the order in which they began."""
+    """Descriptors grouped into jobs, in the order in which they began.
+
+    A rank that another one started belongs to that one's job, also while that one does not know that it is a rank.
+    """
+    found = list(descriptors)
+    began = {(d.host, d.pid_ns, d.pid, d.name): d.key for d in found}
+    joined: dict[tuple[object, ...], tuple[object, ...]] = {}
+    for d in found:
+        parent = began.get((d.host, d.pid_ns, d.parent, d.name))
+        if parent is not None and (d.spawned or (d.world_size or 1) > 1):
+            joined[d.key] = parent
     groups: dict[tuple[object, ...], list[Descriptor]] = {}
-    for descriptor in descriptors:
-        groups.setdefault(descriptor.key, []).append(descriptor)
+    for d in found:
+        key, passed = d.key, set[tuple[object, ...]]()
+        while key in joined and key not in passed:
+            passed.add(key)
+            key = joined[key]
+        groups.setdefault(key, []).append(d)
     return [
         Job(group[0].name, tuple(sorted(group, key=lambda d: (d.rank if d.rank is not None else -1, d.pid))))
         for group in groups.values()

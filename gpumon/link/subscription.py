@@ -88,7 +88,8 @@ class _Subscription:
         self._may_restart = False
         self.sweeps = len(descriptors) >= _SWEPT_FROM
         self._sweeping: asyncio.TimerHandle | None = None
-        self._seen = {d.nonce for d in descriptors} | {d.nonce for d in discovery.discover() if d.key not in self._keys}
+        self._ours = {d.nonce for d in descriptors}
+        self._seen = {d.nonce for d in discovery.discover() if d.key not in self._keys}
         self._agents = [Connection(self, d) for d in descriptors]
         if self.sweeps:
             self._sweep()
@@ -137,7 +138,7 @@ class _Subscription:
 
     def know(self, hello: wire.Hello) -> None:
         """Who is behind a bare endpoint is known from its Hello only."""
-        self._seen.add(hello.nonce)
+        self._ours.add(hello.nonce)
         self._names.add(hello.name)
 
     def close(self) -> None:
@@ -186,13 +187,13 @@ class _Subscription:
         if files <= self._files and over == self._over:
             return
         self._files, self._over = files, over
-        for descriptor in discovery.discover():
-            if descriptor.nonce in self._seen:
-                continue
-            same_job = descriptor.key in self._keys
-            if same_job or (self._follow and over and descriptor.name in self._names):
-                self._seen.add(descriptor.nonce)
-                self._keys.add(descriptor.key)
-                self._agents.append(Connection(self, descriptor))
+        for job in discovery.jobs(discovery.discover()):
+            ours = any(d.nonce in self._ours or d.key in self._keys for d in job.descriptors)
+            for descriptor in job.descriptors:
+                new = self._follow and over and descriptor.name in self._names and descriptor.nonce not in self._seen
+                if descriptor.nonce not in self._ours and (ours or new):
+                    self._ours.add(descriptor.nonce)
+                    self._keys.add(descriptor.key)
+                    self._agents.append(Connection(self, descriptor))
         if over and self._follow:
             self._agents = [agent for agent in self._agents if not agent.ended]

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gpumon.session.assembling import Assembly
+from gpumon.session.evaluations import told_apart
 from gpumon.session.frame import (
     SILENT_AFTER_NS,
     HostSample,
@@ -253,11 +254,14 @@ class Rank:
         phases, alone, highest = _in_order(tuple(built.phases) if built else ())
         first = built.first_seq if built and built.first_seq >= 0 else seq
         complete = event.phases is None or event.phases == len(phases)
+        ledgers = tuple(built.ledgers) if built else ()
+        if event.evaluated and complete:
+            phases, ledgers = told_apart(phases, ledgers, event.evaluated)
         record = StepRecord(
             step=event.step,
             closed=event,
             phases=phases,
-            ledgers=tuple(built.ledgers) if built else (),
+            ledgers=ledgers,
             replayed=replayed,
             whole=complete and (seq < 0 or self.numbers.unbroken(first, seq)),
             alone=alone,
@@ -289,13 +293,16 @@ class Rank:
             return
         phases, alone, highest = _in_order(known.phases + tuple(late.phases))
         phases = phases[-self.limits.events_per_step :]
+        ledgers = (known.ledgers + tuple(late.ledgers))[-self.limits.events_per_step :]
         expected = known.closed.phases
+        if known.closed.evaluated and len(phases) == expected:
+            phases, ledgers = told_apart(phases, ledgers, known.closed.evaluated)
         steps.put(
             at,
             msgspec.structs.replace(
                 known,
                 phases=phases,
-                ledgers=(known.ledgers + tuple(late.ledgers))[-self.limits.events_per_step :],
+                ledgers=ledgers,
                 whole=known.whole if expected is None else len(phases) == expected,
                 alone=alone,
                 highest=highest,

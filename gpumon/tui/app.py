@@ -309,10 +309,9 @@ class MonitorApp(App[int]):
             self._device = devices[(at + 1) % len(devices)].device
             self._again()
 
-    def open_rank(self, source: str, device: int | None) -> None:
-        """On the Overview."""
+    def open_rank(self, source: str, device: int | None, mode: str = "overview") -> None:
         self._source, self._device = source, device
-        self.switch_mode("overview")
+        self.switch_mode(mode)
         self._again()
 
     def tell(self, text: str) -> None:

@@ -38,6 +38,8 @@ _TERMS = (
     Term("workspaces", "Scratch space of libraries (cuBLAS, cuDNN)."),
     Term("checkpoints", "Tensors of a loaded checkpoint that are still alive."),
     Term("other models", "Weights and buffers of models in the process that nobody watches: an EMA, a teacher."),
+    Term("variables", "What no other line has, and variables of the functions around the model hold: an EMA kept as a"
+                      " list, data kept on the device."),
     Term("unexplained", "Allocated, and gpumon cannot name the owner. Never spread over the other lines."),
     Term("unattributed", "On steps that were not sampled: activations and unexplained together."),
     Term("module", "A torch.nn.Module of the watched model, by its path. Figures of an open one, and of one that holds"
@@ -47,7 +49,8 @@ _TERMS = (
     Term("total", "All bytes of the line that are known.", "weights + buffers + gradients + optimizer + activations"),
     Term("share", "How much of the whole model's total this line has."),
     Term("phase", "load, forward, backward, optimizer, between, eval, or a name the script gives. Phases follow each"
-                  " other without a gap: each starts where the one before it ended."),
+                  " other without a gap: each starts where the one before it ended. rollout ×300: so many forwards"
+                  " without a graph in one step, of a model in training mode."),
     Term("start", "Allocated as the phase began.", "end of the phase before it"),
     Term("peak", "The highest allocated within the phase."),
     Term("end", "Allocated as the phase closed."),
@@ -106,6 +109,8 @@ _TERMS = (
                     " enough is unused, in no piece large enough. leak: more stays from step to step. other-process:"
                     " somebody else's bytes make the difference."),
     Term("RSS", "The process's resident host memory."),
+    Term("pinned", "Host memory that torch's own allocator keeps page-locked for copies (pin_memory): in use or cached,"
+                   " in the powers of two it asks for. Older torch does not tell."),
     Term("CPU", "Share of one core: 200 % is two cores busy."),
     Term("workers", "Child processes, such as DataLoader workers."),
     Term("GPU", "Utilization (share of time in which a kernel ran), temperature and power, by the driver."),

@@ -34,7 +34,7 @@ _HUES: Final = {
     "weights": BLUE, "buffers": BLUE, "gradients": VERMILLION, "optimizer": GREEN, "buckets": ORANGE, "inputs": YELLOW,
     "activations": SKY, "temporaries": PURPLE, "workspaces": YELLOW, "checkpoints": ORANGE, "unexplained": VERMILLION,
     "unattributed": SKY, "context": PURPLE, "other_processes": YELLOW, "allocated": SKY, "reserved": ORANGE,
-    "device": PURPLE, "capacity": VERMILLION, "other_models": GREEN, "held": SKY,
+    "device": PURPLE, "capacity": VERMILLION, "other_models": GREEN, "variables": PURPLE, "held": SKY,
 }  # fmt: skip
 
 _GREYS_DARK: Final = {"rounding": "#8b949e", "slack": "#6e7681", "free": "#3d444d"}
@@ -84,7 +84,7 @@ UNICODE: Final = Glyphs(
         "activations": "▚", "temporaries": "▞", "workspaces": "╳", "checkpoints": "▤", "unexplained": "?",
         "unattributed": "╱", "rounding": "∷", "slack": "░", "context": "◆", "other_processes": "◇", "free": "·",
         "allocated": "⣿", "reserved": "⠤", "device": "⠄", "capacity": "╌", "other_models": "▦",
-        "held": "▚",
+        "variables": "◫", "held": "▚",
     },
     live="●", silent="◌", ended="■", paused="‖", now="▸", focus="▌", warning="▲", info="•", gone="✓", fits="✓",
     rule="─", braille=True,
@@ -95,7 +95,7 @@ ASCII: Final = Glyphs(
         "activations": "A", "temporaries": "T", "workspaces": "K", "checkpoints": "C", "unexplained": "?",
         "unattributed": "U", "rounding": "r", "slack": "s", "context": "x", "other_processes": "o", "free": ".",
         "allocated": "#", "reserved": "-", "device": "=", "capacity": "~", "other_models": "M",
-        "held": "A",
+        "variables": "V", "held": "A",
     },
     live="*", silent="?", ended="#", paused="=", now=">", focus="|", warning="!", info="-", gone="+", fits="+",
     rule="-", braille=False,

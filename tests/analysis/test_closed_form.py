@@ -75,3 +75,27 @@ def test_gradients_that_are_fewer_than_the_parameters_are_taken_as_measured() ->
     sparse = calibrated(owners, Lines(gradients=MIB))
     assert (sparse.gradients, sparse.gradients_source) == (MIB, "measured")
     assert calibrated(owners, Lines(gradients=100 * MIB)) is calibrated(owners, None) is owners
+
+
+def test_state_that_exists_counts_and_not_what_a_formula_expects() -> None:
+    """Parameters that never get a gradient get no state: a frozen backbone, an unused head."""
+    owners = Owned(100 * MIB, 0, 100 * MIB, 200 * MIB, 0, 100 * MIB, "exact", "exact")
+    known = calibrated(owners, Lines(gradients=40 * MIB, optimizer=80 * MIB))
+    assert (known.gradients, known.optimizer, known.temporaries) == (40 * MIB, 80 * MIB, 40 * MIB)
+    assert (known.gradients_source, known.state_source) == ("measured", "measured")
+    assert calibrated(owners, Lines(gradients=100 * MIB, optimizer=0)) is owners  # the first step was skipped
+    assert calibrated(owners, Lines(gradients=100 * MIB, optimizer=200 * MIB + 800)) is owners  # step counters
+
+
+@pytest.mark.parametrize("activations", [30, 300, 3000])
+def test_a_smaller_last_batch_is_estimated_by_its_size(activations: int) -> None:
+    """MiB of a full batch. The last one of an epoch has a quarter of it."""
+
+    def size(step: int) -> int:
+        return 16 if step % 10 == 9 else 64
+
+    run = Run(input_bytes=lambda step: size(step) * 1024, activations=lambda step: activations * size(step) * MIB // 64)
+    for steps in (10, 20):
+        found = estimate_after(run, steps)
+        assert found.peak == pytest.approx(run.peak(steps - 1), rel=0.02)
+    assert estimate_after(run, 19).peak == pytest.approx(run.peak(18), rel=0.005)

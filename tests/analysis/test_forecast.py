@@ -121,6 +121,16 @@ def test_knowing_the_batch_the_peak_is_known_to_two_percent(seed: int) -> None:
     assert sorted(errors)[len(errors) // 2] <= 0.02
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_interval_does_not_reach_below_what_stands(seed: int) -> None:
+    sizes = lengths(seed)
+    run = Run(activations=lambda step: (sizes[step] - 63) ** 2 * MIB // 8, input_bytes=lambda step: 512 * sizes[step])
+    said = forecasts(run, 200)
+    assert all(
+        forecast.low >= run.start(step + 1) - run.input_bytes(step + 1) * 8 for step, forecast in enumerate(said)
+    )
+
+
 def test_another_regime_widens_the_interval_at_once_and_it_narrows_again() -> None:
     run = Run(activations=lambda step: 300 * MIB if step < 50 else 900 * MIB)
     said = forecasts(run, 100)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 
 import pytest
 from looked import codes, history, only
@@ -96,6 +98,19 @@ def test_outputs_of_many_lengths_are_one_finding_and_what_lives_anyway_is_none()
     assert found.holder == OUTPUTS.name
     assert found.title.startswith("40 tensors of 20 shapes, such as [8, 500] float32")
     assert ".cpu()" in found.remedy
+
+
+def test_how_many_a_step_is_said_as_the_bytes_grow() -> None:
+    """The list had 40 tensors before the growth began, so that at step 60 it has as many as there were steps."""
+    listed = group(52, OUTPUTS, shape=(8, 64), bytes=52 * 2048)
+    run = Run(
+        kept=lambda step: 40 * 2048 + step // 5 * 2048,
+        blocks=lambda step: 140 + step // 5,
+        beside=lambda step: (census(60, listed),) if step == 60 else (),
+    )
+    assert ", one every 5 steps since" in only(history(run, steps=80)[-1], "tensor-leak").title
+    each_step = history(leaking(2048, census(40, group(39, OUTPUTS, shape=(8, 64), bytes=39 * 2048))), steps=60)[-1]
+    assert ", one a step since" in only(each_step, "tensor-leak").title
 
 
 def test_two_names_share_a_growth() -> None:
@@ -338,6 +353,33 @@ def test_memory_reserved_that_fits_nothing() -> None:
 # ----------------------------------------------------------------------------------------------------------- the host
 
 
+def test_workers_that_warm_up_are_no_leak() -> None:
+    """They import, decode their first images and fill their queue: then they stand, and move by a batch or two."""
+    random = Random(1)
+    run, store, reporter = Run(), SessionStore(), Reporter()
+    for received in run.picture():
+        store.apply(received)
+    for step in range(150):
+        grown = (min(step, 28) * 5 + random.uniform(-4, 4) + 20 * (1 - 0.97**step) for _ in range(4))
+        children = tuple(wire.ChildProcess(70 + at, "python", int((300 + more) * MIB)) for at, more in enumerate(grown))
+        ours = wire.ProcessReading(4000, 900 * MIB, children=children)
+        store.apply(wire.Received("host:box", run.unix_ns(step), wire.Host("box", step, processes=(ours,))))
+        for received in run.step(step):
+            store.apply(received)
+        (report,) = reporter.report(store.frame(run.unix_ns(step)))
+        assert "host-leak" not in [finding.code for finding in report.findings], step
+
+
+def test_a_heap_that_settles_is_no_leak() -> None:
+    """The C library's grows for a hundred steps and more, by half a MiB each, and then stands."""
+
+    def beat(step: int) -> tuple[wire.Event, ...]:
+        return (wire.Heartbeat(step, step, "forward", 0, rss=900 * MIB + min(step, 120) * (MIB >> 1)),)
+
+    for findings in history(Run(beside=beat), steps=200):
+        assert "host-leak" not in [finding.code for finding in findings]
+
+
 def test_the_process_and_a_worker_each_for_itself() -> None:
     def beat(step: int) -> tuple[wire.Event, ...]:
         children = (wire.ChildProcess(71, "python", 300 * MIB), wire.ChildProcess(72, "python", (300 + 3 * step) * MIB))
@@ -348,11 +390,11 @@ def test_the_process_and_a_worker_each_for_itself() -> None:
         )
 
     run = Run()
-    events = {step: beat(step) for step in range(40)}
+    events = {step: beat(step) for step in range(70)}
     store, reporter = SessionStore(), Reporter()
     for received in run.picture():
         store.apply(received)
-    for step in range(40):
+    for step in range(70):
         heartbeat, host = events[step]
         store.apply(run.received(heartbeat, step))
         store.apply(wire.Received("host:box", run.unix_ns(step), host))
@@ -369,6 +411,25 @@ def test_the_process_and_a_worker_each_for_itself() -> None:
     assert leaks[1].holder is None
     assert [(leak.bytes_per_step, leak.subject) for leak in leaks] == [(2 * MIB, "rss"), (3 * MIB, "worker 72")]
     assert "child process 72" in leaks[1].title
+
+
+@pytest.mark.parametrize(
+    ("pinned", "said"),
+    [
+        (lambda step: (64 + 2 * step) * MIB, "torch's pinned memory grows with it by 2.00 MiB a step"),
+        (lambda step: 64 * MIB, None),
+        (lambda step: None, None),
+    ],
+)
+def test_of_a_growing_process_it_is_said_that_pinned_memory_grows_with_it(
+    pinned: Callable[[int], int | None], said: str | None
+) -> None:
+    def beat(step: int) -> tuple[wire.Event, ...]:
+        return (wire.Heartbeat(step, step, "forward", 0, rss=(900 + 2 * step) * MIB, pinned=pinned(step)),)
+
+    found = [f for f in history(Run(beside=beat), steps=60)[-1] if f.code == "host-leak"]
+    assert [f.subject for f in found] == ["rss"]  # what is pinned is no leak beside the process's own
+    assert said in found[0].title if said else "pinned" not in found[0].title
 
 
 @pytest.mark.parametrize(("on_the_device", "severity"), [(2 * MIB, "info"), (MIB, "warning"), (0, "warning")])

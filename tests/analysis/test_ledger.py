@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from synthetic import GIB, MIB, Run, apply, rank_of
 
-from gpumon.analysis import Lines, ledger, report
+from gpumon.analysis import Lines, ledger, report, units
 from gpumon.analysis.lines import OWNERS
 from gpumon_agent import wire
 
@@ -178,3 +179,22 @@ def test_a_composed_peak_stays_until_the_next_and_is_told_in_one_line() -> None:
         "625.1 MiB in backward of step 1, in blocks.3: activations 300.0 MiB, optimizer 200.0 MiB, weights 100.0 MiB, "
         "temporaries 24.0 MiB, unexplained 1.00 MiB, inputs 64.0 KiB, rounding 1,000 B"
     )
+
+
+def test_a_step_that_was_read_once_does_not_say_in_which_phase_it_peaked() -> None:
+    """The allocator's peak is reset when it is read: the last window's is then the whole step's."""
+    run = Run()
+    store = apply(run.picture())
+    for received in (*run.step(1), *run.step(2)):
+        event = received.event
+        if isinstance(event, wire.Phase) and event.step == 2:
+            last = event.phase == "optimizer"
+            blank = dict.fromkeys(("allocated", "allocated_peak", "reserved", "reserved_peak"))
+            event = replace(event, flags=wire.BOUND, **({"allocated_peak": run.peak(2)} if last else blank))
+        store.apply(msgspec.structs.replace(received, event=event))
+    whole, once = store.frame(0).ranks[0].steps
+    peaks = ledger.peak(whole, 0), ledger.peak(once, 0)
+    assert [peak and peak.phase for peak in peaks] == ["backward", None]
+    assert [peak and peak.allocated for peak in peaks] == [run.peak(1), run.peak(2)]
+    assert peaks[1] is not None
+    assert ledger.told(peaks[1]).startswith(f"{units.size(run.peak(2))} in step 2")

@@ -33,8 +33,10 @@ def run(*arguments: object) -> Result:
 
 def told(*arguments: object) -> list[dict[str, Any]]:
     done = run(*arguments, "--json")
-    assert done.exit_code == 0, done.output
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    fits = said[0]["device"]["fits"] if len(said) == 1 and said[0].get("device") else True
+    assert done.exit_code == (0 if fits in (True, None) else 1), done.output
+    return said
 
 
 def test_bert_large_is_1278_47_mib_raw(config: Path) -> None:
@@ -241,14 +243,14 @@ def test_fsdp1_leaves_no_buffer_behind_a_forward_and_is_told_apart(config: Path)
 @pytest.mark.torch
 def test_what_cannot_be_read_is_told_in_a_sentence(tmp_path: Path) -> None:
     unknown = written(tmp_path / "unknown.json", {"model_type": "mamba"})
-    for arguments, said in (
-        (("--config", tmp_path / "none.json"), "cannot be read"),
-        (("--config", unknown), "--model pkg.module:factory"),
-        (("--parameters", tmp_path / "none.json"), "cannot be read"),
-        (("--model", "nowhere_to_be_found:make"), "there is no module 'nowhere_to_be_found'"),
+    for arguments, code, said in (
+        (("--config", tmp_path / "none.json"), 3, "cannot be read"),
+        (("--config", unknown), 3, "--model pkg.module:factory"),
+        (("--parameters", tmp_path / "none.json"), 3, "cannot be read"),
+        (("--model", "nowhere_to_be_found:make"), 2, "there is no module 'nowhere_to_be_found'"),
     ):
         done = run(*arguments)
-        assert (done.exit_code, said in done.output) == (1, True), done.output
+        assert (done.exit_code, said in done.output) == (code, True), done.output
 
 
 def test_text_fits_80_columns(config: Path) -> None:
@@ -265,7 +267,7 @@ def test_text_fits_80_columns(config: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ code of theirs
 
 THEIRS = """
-import torch
+import sys, torch
 
 class Net(torch.nn.Module):
     def __init__(self):
@@ -275,7 +277,21 @@ class Net(torch.nn.Module):
     def forward(self, x):
         return self.out(torch.relu(self.wide(x)))
 
-def make(): return Net()
+def make():
+    print("made", file=sys.stderr)
+    return Net()
+
+class Bound(Net):
+    def __init__(self):
+        super().__init__()
+        self.narrow = lambda x: self.out(torch.relu(self.wide(x)))  # a copy's would still use this module's layers
+
+    def forward(self, x):
+        return self.narrow(x)
+
+def bound():
+    print("made", file=sys.stderr)
+    return Bound()
 def batch(size): return torch.zeros(size, 256)
 def loss(output): return output.square().mean()
 def number(): return 7
@@ -310,12 +326,25 @@ def test_a_module_of_theirs_is_estimated_without_a_gpu(theirs: Any) -> None:
     forward = next(p for p in said["phases"] if (p["phase"], p["iteration"]) == ("forward", 2))
     assert forward["ledger_peak"]["activations"] >= 4 * 64 * 4096
     assert forward["ledger_peak"]["optimizer"] == 2 * weights
+    assert done.stderr == "made\n"  # once, however much is traced
+
+
+@pytest.mark.torch
+def test_a_module_that_a_copy_would_lead_back_to_is_built_anew(theirs: Any) -> None:
+    how = "--input", "theirs:batch", "--batch", 64, "--device", "4GiB", "--json"
+    plain, bound = theirs("--model", "theirs:make", *how), theirs("--model", "theirs:bound", *how)
+    assert (plain.returncode, bound.returncode) == (0, 0), bound.stderr
+    assert plain.stderr == "made\n"
+    assert bound.stderr.count("made\n") > 1
+    one, two = json.loads(plain.stdout), json.loads(bound.stdout)
+    assert (one.pop("model"), two.pop("model")) == ("Net", "Bound")
+    assert one == two
 
 
 @pytest.mark.torch
 def test_a_factory_that_fails_gives_its_own_traceback_trimmed(theirs: Any) -> None:
     done = theirs("--model", "theirs:broken")
-    assert done.returncode == 1
+    assert done.returncode == 3
     frames = [line for line in done.stderr.splitlines() if line.startswith("  File")]
     assert [frame.rsplit(" ", 1)[1] for frame in frames] == ["broken", "deeper"]
     assert done.stderr.splitlines()[-1] == "AttributeError: 'Net' object has no attribute 'nothing'"
@@ -331,21 +360,29 @@ def test_a_factory_that_fails_gives_its_own_traceback_trimmed(theirs: Any) -> No
 )
 def test_what_cannot_be_traced_is_a_sentence(theirs: Any, arguments: tuple[str, ...], said: str) -> None:
     done = theirs("--model", "theirs:make", "--input", "theirs:batch", *arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"Error: {said}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", f"Error: {said}\n")
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "code", "said"),
     [
-        ("theirs:mkae", "theirs has no 'mkae': did you mean 'make'?"),
-        ("theirs:number", "theirs:number returned a int, and should return a torch.nn.Module"),
-        ("theirs:constant", "theirs:constant is not a function but a int"),
+        ("theirs:mkae", 2, "theirs has no 'mkae': did you mean 'make'?"),
+        ("theirs:number", 2, "theirs:number returned a int, and should return a torch.nn.Module"),
+        ("theirs:constant", 2, "theirs:constant is not a function but a int"),
     ],
 )
-def test_a_name_that_is_no_factory_is_told(theirs: Any, model: str, said: str) -> None:
+def test_a_name_that_is_no_factory_is_told(theirs: Any, model: str, code: int, said: str) -> None:
     done = theirs("--model", model)
-    assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+
+
+@pytest.mark.parametrize(("device", "code"), [("a100-40", 0), ("1 GiB", 1)])
+def test_the_exit_code_says_whether_it_fits(device: str, code: int, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257}')
+    command = [sys.executable, "-m", "gpumon", "estimate", "--config", str(config), "--device", device]
+    assert subprocess.run(command, capture_output=True, timeout=300).returncode == code
 
 
 def test_a_config_is_estimated_without_torch_or_code_of_theirs(config: Path) -> None:

@@ -123,7 +123,7 @@ def test_it_reads_a_pipe() -> None:
         ([MESSAGE, "--parameters", "/nowhere.json"], 1, "No such file"),
         pytest.param(
             [MESSAGE, "--model", "no_such_module_here:make"],
-            1,
+            2,
             "no module 'no_such_module_here'",
             marks=pytest.mark.torch,
         ),

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -97,9 +98,13 @@ def test_a_viewer_reports_how_a_process_ended(
 
 def test_nothing_is_left_behind_where_nobody_listens(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(ending="train(); sys.exit(3)"))
+    ready = "import gpumon_agent.agent as own; own._agent.transport.wait_ready(60)"
+    script.write_text(SCRIPT.format(ending=f"train(); {ready}; sys.exit(3)"))
     (tmp_path / "stop").touch()
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, script, tmp_path / "stop"], env=environment, timeout=300, check=False)
     assert done.returncode == 3
-    assert not list((tmp_path / "gpumon").iterdir())
+    until = time.monotonic() + 20
+    while list((tmp_path / "gpumon").glob("[!o]*")) and time.monotonic() < until:
+        time.sleep(0.05)  # the helper removes them as it ends
+    assert [path.name for path in (tmp_path / "gpumon").rglob("*") if path.name != "oom"] == []

@@ -103,7 +103,7 @@ def test_a_killed_rank_is_lost_the_job_is_restarted_and_its_watchers_stay(job, e
         both = 'gpumon_job_ranks{run="0",state="live",training="job"} 2.0'
         deadline = time.monotonic() + 20  # the exporter hears of the new ranks on its own
         while both not in (lines := urllib.request.urlopen(url, timeout=10).read().decode().splitlines()):
-            assert time.monotonic() < deadline, lines
+            assert time.monotonic() < deadline, "\n".join(lines)
             time.sleep(0.1)
         restarts = [line for line in lines if line.startswith("gpumon_rank_restarts_total{")]
         assert len(restarts) == 2

@@ -52,7 +52,7 @@ def main() -> None:
         size = 64 * MIB
         model = wire.Model(0, 0, "net", "Net", size // 4, size // 4, size, size, 0, 0, (0,), parallel=DDP)
         recorder = Recorder()
-        beat = wire.Heartbeat(time.monotonic_ns(), 0, "forward", 0, rss=BASE, devices=(0,))
+        beat = wire.Heartbeat(time.monotonic_ns(), 0, "forward", 0, rss=BASE, devices=(0,), pinned=8 << 20)
         publisher = Publisher(recorder, lambda said=(hello, model): list(said), lambda beat=beat: beat, told)
         publisher.start()
         speaking.append((publisher, recorder))

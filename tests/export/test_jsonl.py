@@ -201,7 +201,7 @@ def test_the_last_goodbye_of_a_job_says_who_died_first(validator: jsonschema.Dra
     ranks = [Run(rank=rank, world_size=3, run_id="job", nonce=f"r{rank}", pid=4000 + rank) for rank in range(3)]
     heard = [received for run in ranks for received in run.stream(5)]
     deaths = (
-        (0, "exception", 5),
+        (0, "exception", 15),
         (2, "finished", 1),
         (1, "signal", 3),
     )  # rank 1 died before rank 0, and is heard later

@@ -107,6 +107,7 @@ def test_what_is_served_is_what_gpumon_states(exporter, ranks) -> None:
     assert (info["run_id"], info["node"], info["backend"], info["torch"]) == ("night", "0", "cpu", "2.15.0")
     assert [value for _, value in found["gpumon_rank_restarts_total"]] == [1, 1]
     assert [value for _, value in found["gpumon_bucket_bytes"]] == [64 * MIB, 64 * MIB]
+    assert [value for _, value in found["gpumon_host_pinned_bytes"]] == [8 * MIB, 8 * MIB]
     assert {labels["device"] for labels, _ in found["gpumon_reserved_bytes"]} == {"cpu"}
     peaks = {labels["phase"]: value for labels, value in found["gpumon_peak_bytes"] if labels["rank"] == "0"}
     assert peaks["backward"] - peaks["forward"] == 16 * MIB

@@ -90,6 +90,32 @@ def test_jobs_are_listed_by_their_oldest_start_and_ranks_by_number(leave: Callab
     ]  # fmt: skip
 
 
+def test_ranks_are_one_job_by_where_they_meet_or_who_started_them() -> None:
+    def process(pid: int, name: str, **changes: Any) -> endpoint.Descriptor:
+        return msgspec.structs.replace(endpoint.describe(name), pid=pid, **changes)
+
+    meets = {"rendezvous": "10.0.0.1:29500", "world_size": 2}
+    meets_later = meets | {"rendezvous": "10.0.0.1:29501"}
+    jobs = link.jobs([
+        process(1, "meets", rank=0, parent=101, **meets),
+        process(2, "meets", rank=1, parent=102, **meets),
+        process(3, "meets", rank=0, parent=103, **meets_later),
+        process(4, "torchrun", rank=0, parent=104, run_id="none", **meets),
+        process(5, "torchrun", rank=1, parent=104, run_id="none", **meets_later),
+        process(6, "exported", parent=105, rendezvous="10.0.0.1:29500"),  # one process: its shell names a port
+        process(7, "exported", parent=105, rendezvous="10.0.0.1:29500"),
+        process(8, "spawned", parent=106, spawned=True),
+        process(9, "spawned", parent=106, spawned=True, rank=1, **meets),
+        process(10, "begins"),  # Lightning's first rank: it starts the others
+        process(11, "begins", parent=10, rank=1, **meets),
+        process(12, "evaluates", parent=10),
+    ])  # fmt: skip
+    assert [(job.name, [d.pid for d in job.descriptors]) for job in jobs] == [
+        ("meets", [1, 2]), ("meets", [3]), ("torchrun", [4, 5]), ("exported", [6]), ("exported", [7]),
+        ("spawned", [8, 9]), ("begins", [10, 11]), ("evaluates", [12]),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": 1}', b"\xff" * 200_000])
 def test_a_file_that_is_no_descriptor_is_left_alone(runtime: Path, content: bytes) -> None:
     runtime.mkdir(0o700)

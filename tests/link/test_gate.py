@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 def as_nobody(code: str, *arguments: str) -> str:
     """What `code` prints, run as uid 65534 in a process that imports first: the interpreter may be root's alone."""
     preamble = (
-        "import asyncio, json, os, sys, time, zmq\nfrom gpumon import link\n"
+        "import asyncio, json, os, sys, tempfile, time, zmq\nfrom gpumon import link\n"
         "from gpumon_agent import wire\nfrom gpumon_agent.viewers import endpoint\n"
     )
     preamble += "link.subscribe, link.discover\nos.setgroups([]); os.setgid(65534); os.setuid(65534)\n"

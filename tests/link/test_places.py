@@ -142,7 +142,7 @@ def test_a_report_can_be_read_whatever_the_umask(shared: Path, umask: str) -> No
     code = """
 os.umask(int(sys.argv[1], 8))
 place, fd = blackbox.BlackBox({}).directory()
-blackbox._put(fd, "oom-1.json", b"{}")
+blackbox.put(fd, "oom-1.json", b"{}")
 print(json.dumps((place / "oom-1.json").read_text()))
 """
     assert as_other(code, umask) == ("{}", "")

@@ -32,7 +32,7 @@ PACED = {
     "stray-context": ("--sleep", "0.15", "--steps", "20"),
     "rank-skew": ("--sleep", "0.1", "--steps", "50"),
     "host-leak": ("--sleep", "0.5"),
-    "host-leak-worker": ("--sleep", "0.5"),
+    "host-leak-worker": ("--sleep", "0.5", "--steps", "130"),
     "checkpoint-save": ("--steps", "80"),
 }
 """About the driver's figures, or rank beside rank: a step must take as long as a reading, and there must be enough."""

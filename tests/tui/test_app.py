@@ -9,6 +9,7 @@ from gpumon.tui.app import MonitorApp
 from gpumon.tui.feed import Choice, Pace
 from gpumon.tui.screens.help import HelpScreen, keys_of
 from gpumon.tui.themes import NAMES
+from gpumon_agent import wire
 
 
 def text_of(app: MonitorApp) -> str:
@@ -153,6 +154,23 @@ async def test_enter_on_a_rank_opens_it_on_the_overview(app_of, new_run) -> None
         await pilot.press("left")
         await pilot.pause(0.3)
         assert "pid 601 · rank 1 of 3" in text_of(app)
+
+
+async def test_a_leak_of_another_rank_is_seen_and_opened_from_here(app_of, new_run) -> None:
+    leaking = new_run(rank=2, world_size=3, pid=602).leaking()
+    leaking.events = [each for each in leaking.events if not isinstance(each.event, wire.Oom)]
+    app = app_of(*(new_run(rank=i, world_size=3, pid=600 + i).usual(60) for i in (0, 1)), leaking)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause(0.6)
+        text = text_of(app)
+        assert "pid 600 · rank 0 of 3" in text
+        (line,) = (each for each in text.splitlines() if "tensor-leak" in each)
+        assert "rank 2" in line
+        app.screen.query_one("#findings").focus()
+        await pilot.press("enter")
+        await pilot.pause(0.4)
+        assert app.current_mode == "leaks"
+        assert "rank 2 of 3" in text_of(app)
 
 
 async def test_the_first_rank_is_shown_whichever_is_heard_first(app_of, new_run) -> None:

@@ -20,7 +20,7 @@ from gpumon.tui.widgets.device_bar import ORDER, bar, bars, device_lines, sums
 from gpumon.tui.widgets.findings_strip import finding_lines, findings
 from gpumon.tui.widgets.forecast_panel import Outlook, forecast_lines
 from gpumon.tui.widgets.header import header_lines, heading
-from gpumon.tui.widgets.host_line import host_facts
+from gpumon.tui.widgets.host_line import host_facts, host_lines
 from gpumon.tui.widgets.panel import Panel
 from gpumon.tui.widgets.phase_table import fold, phase_lines, phases
 from gpumon.tui.widgets.timeline import History, Point, Series, fill, timeline_lines
@@ -207,6 +207,22 @@ def test_many_micro_batches_are_folded_by_phase(store_of, new_run):
     assert "forward ×4" in plain(phase_lines(phases_with(rows * 4), 60, 8, UNICODE, ""))
 
 
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_rollout_is_one_line_that_counts_what_was_merged(store_of, new_run, trains):
+    run = new_run().usual(20)
+    flag = wire.TRAINS * trains
+    windows = [("eval", at, GIB + at, flag * (at == 0)) for at in range(128)]
+    windows += [("eval", 299, 3 * GIB, wire.MERGED), ("forward", 0, GIB, 0)]
+    for name, index, peak, flags in windows:
+        said = wire.Phase(12_432, name, index, 0, run.t_ns, 1, GIB // 2, peak, flags=flags)
+        run.say(said, numbered=True)
+    run.say(wire.Step(12_432, run.t_ns, 1, phases=len(windows)), numbered=True)
+    lines = plain(phase_lines(phases(view_of(store_of(run))), 80, 9, UNICODE, "")).splitlines()
+    line = next(each for each in lines if "eval" in each or "rollout" in each)
+    assert line.split()[:2] == ["rollout" if trains else "eval", "×300"]
+    assert "3.00" in line
+
+
 def phases_with(rows):
     from gpumon.tui.widgets.phase_table import Phases
 
@@ -306,6 +322,21 @@ def test_what_the_driver_does_not_tell_is_said(store_of, new_run):
     assert facts.others == "other processes n/a (no permission)"
 
 
+def test_a_device_that_tells_no_figure_of_its_own_says_so_once(store_of, new_run):
+    none = {"utilization_percent": None, "temperature_c": None, "power_mw": None, "power_limit_mw": None}
+    run = new_run().hello().step(1).host(**none, why=dict.fromkeys(none, "this device does not tell"))
+    assert host_facts(view_of(store_of(run))).gpu == "n/a (this device does not tell)"
+
+
+def test_what_torch_has_pinned_stands_beside_the_process_where_there_is_any(store_of, new_run):
+    run = new_run().hello().step(1).host()
+    for pinned, shown in ((None, None), (0, None), (GIB, "1.00 GiB")):
+        run.say(wire.Heartbeat(run.t_ns, 1, "forward", 0, rss=3 * GIB, pinned=pinned))
+        facts = host_facts(view_of(store_of(run)))
+        assert facts.pinned == shown
+        assert ("pinned" in plain(host_lines(facts, 200, 1, ""))) == bool(shown)
+
+
 def test_findings_stand_in_order_of_weight_and_stay_in_their_line(store_of, new_run):
     found = (
         Finding("bucket-copy", "info", 3, "buckets hold one more copy", bytes=5 * GIB),
@@ -314,11 +345,44 @@ def test_findings_stand_in_order_of_weight_and_stay_in_their_line(store_of, new_
         Finding("tensor-leak", "warning", 1, "grows", bytes_per_step=4 << 20, holder="`outputs`", where="train.py:58"),
     )
     view = view_of(store_of(new_run().usual(20)))
-    ordered = findings(replace(view, report=msgspec.structs.replace(view.report, findings=found)))
-    assert [each.code for each in ordered.findings] == ["oom-ahead", "tensor-leak", "host-leak", "bucket-copy"]
+    ordered = findings(replace(view, reports=(msgspec.structs.replace(view.report, findings=found),)))
+    assert [each.finding.code for each in ordered.findings] == ["oom-ahead", "tensor-leak", "host-leak", "bucket-copy"]
     lines = finding_lines(ordered, 70, 4, UNICODE, "")
     assert all(width(line) <= 70 for line in lines)
     assert "tensor-leak  +4.00 MiB/step since 1" in plain(lines)
+
+
+def of_four(store_of, new_run, *found):
+    """The findings of a job of four, of which each rank has stated some, as the shown rank 0's screen has them."""
+    runs = [new_run(rank=rank, world_size=4, pid=600 + rank).usual(20) for rank in range(4)]
+    view = view_of(store_of(*runs))
+    pairs = zip(view.reports, found, strict=True)
+    view = replace(view, reports=tuple(msgspec.structs.replace(report, findings=each) for report, each in pairs))
+    picked = findings(view)
+    return picked, [line.strip() for line in plain(finding_lines(picked, 200, 12, UNICODE, "")).splitlines()[1:]]
+
+
+def test_a_finding_of_any_rank_is_the_jobs_and_names_it(store_of, new_run):
+    def leak(nbytes, holder="`outputs`"):
+        return Finding("tensor-leak", "warning", 1, "grows", nbytes, nbytes // 9, holder, "train.py:58", "detach it")
+
+    full = Finding("near-capacity", "warning", 3, "nearly full", bytes=GIB)
+    skew = Finding("rank-skew", "warning", 5, "rank 3 peaks 8 GiB above the median", bytes=8 * GIB)
+    gone = replace(skew, title="rank 1 peaks above", state="gone")
+    picked, lines = of_four(
+        store_of, new_run, (full,), (full, gone), (full, leak(GIB, "`kept`")), (full, leak(2 * GIB), skew)
+    )
+    told = [line.split("  ")[1] for line in lines]
+    assert [line.split("  ")[0].split()[1] for line in lines] == [
+        "tensor-leak", "near-capacity", "tensor-leak", "rank-skew", "rank-skew",
+    ]  # fmt: skip
+    assert told[:3] == ["rank 3", "all ranks", "rank 2"]
+    assert "rank 3 peaks" in lines[3]
+    assert len(picked.findings[1].sources) == 4
+    _, lines = of_four(store_of, new_run, (), (leak(GIB),), (leak(2 * GIB),), ())
+    assert [line.split("  ")[1] for line in lines] == ["ranks 1, 2"]
+    picked, lines = of_four(store_of, new_run, (), (), (), (skew,))
+    assert [each.finding.code for each in picked.findings] == ["rank-skew"]
 
 
 def test_what_was_alive_at_the_peak_is_one_line_at_any_width(store_of, new_run):

@@ -68,7 +68,9 @@ def troubled() -> list[Run]:
     """Eight expected: 6 was never heard, 2 died, 3 lags, 4 was started anew, 1 failed."""
     runs = [rank(number, 8) for number in (0, 5, 7)]
     runs.append(rank(1, 8).goodbye("exception", 101, "backward", "RuntimeError: x"))
-    runs.append(rank(2, 8).goodbye("lost", 101, "forward"))
+    follows = rank(2, 8)
+    follows.t_ns += 300_000_000
+    runs.append(follows.goodbye("lost", 101, "forward"))
     runs.append(rank(3, 8, last=60))
     runs.append(rank(4, 8, restarts=2))
     return runs
@@ -129,6 +131,14 @@ def test_of_a_job_that_ends_the_rank_that_died_first_is_named_on_each_of_its_ran
     heads = [heading(choose(frame, (), each.source, None)).said for each in frame.ranks]
     assert heads[0] == f"{cause} · then this one: ended by a signal in forward, step 101 · SIGTERM"
     assert heads == [heads[0], cause, cause, heads[0]]
+
+
+def test_deaths_that_nobody_can_tell_apart_have_no_order() -> None:
+    runs = [rank(number, 2) for number in range(2)]
+    died = runs[0].goodbye("lost", 101, "backward")
+    runs[1].t_ns = died.t_ns + 100_000_000
+    runs[1].goodbye("exception", 101, "forward", "RuntimeError: connection closed by peer")
+    assert first_death(frame_of(runs)) == (None, None)
 
 
 def test_a_job_that_was_started_anew_and_one_that_finished_name_no_death() -> None:

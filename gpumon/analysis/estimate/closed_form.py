@@ -34,6 +34,8 @@ from gpumon.session.frame import ModelRecord
 from gpumon_agent import wire
 
 LEARNING_STEPS = 3
+NEAR = 0.001
+"""State that differs from its formula by a smaller share has a step counter on the device: the formula is right."""
 """Complete iterations that are learnt from, and no more: an estimate that followed the run would explain nothing."""
 
 
@@ -93,24 +95,35 @@ def owned(models: Sequence[ModelRecord], device: int) -> Owned | None:
 
 
 def calibrated(owners: Owned, measured: Lines | None) -> Owned:
-    """With the gradients that stand where they are fewer than the trainable parameters: sparse, or never computed."""
-    if measured is None or measured.gradients is None or measured.gradients >= owners.gradients:
+    """With what exists, once it does: gradients where they are fewer than the trainable parameters (sparse, or never
+    computed), and optimizer state, which parameters without a gradient do not get. Temporaries shrink with it.
+    """
+    if measured is None:
         return owners
-    return replace(owners, gradients=measured.gradients, gradients_source="measured")
+    gradients, state, temporaries = measured.gradients, measured.optimizer, owners.temporaries
+    if gradients is not None and gradients < owners.gradients:
+        owners = replace(owners, gradients=gradients, gradients_source="measured")
+    if state and owners.optimizer and abs(state - owners.optimizer) > NEAR * owners.optimizer:
+        if temporaries is not None and state < owners.optimizer:
+            temporaries = round(temporaries * state / owners.optimizer)
+        owners = replace(owners, optimizer=state, state_source="measured", temporaries=temporaries)
+    return owners
 
 
 def learn(steps: Sequence[StepPeaks], owners: Owned, input_bytes: int | None = None) -> Learnt | None:
     """From the newest of the first `LEARNING_STEPS` complete iterations. The very first one stands in alone if it must:
     it has no optimizer state before its own optimizer step, and the figures allow for that.
 
-    `input_bytes`: of the iteration to be stated. If the learnt ones had inputs of different sizes, what forward and
-    backward add is taken to be a line in their bytes.
+    `input_bytes`: of the iteration to be stated. What forward and backward add is taken to be a line in the inputs'
+    bytes: through those of the learnt ones if they differ (one that comes later and differs counts too), else through
+    what an empty batch would add, which is backward's gradients. A peak is convex in the batch (it is the highest of
+    moments, each a line), so between these it is not above that line.
     """
-    usable = [step for step in steps if not step.skipped][:LEARNING_STEPS]
+    usable = [step for step in steps if not step.skipped]
     if not usable:
         return None
     first = usable[0]
-    chosen = usable[-1]
+    chosen = usable[:LEARNING_STEPS][-1]
     state = owners.optimizer or 0
     standing = owners.weights + owners.buffers
     begun = chosen is not first or first.start >= standing + state + owners.buckets
@@ -120,22 +133,29 @@ def learn(steps: Sequence[StepPeaks], owners: Owned, input_bytes: int | None = N
         for phase in step.phases:
             if phase.phase not in (wire.OPTIMIZER, wire.BETWEEN):
                 excess.setdefault(phase.phase, []).append((step.input_bytes, phase.peak - step.start))
+    kept = max(0, chosen.start - before)
+    gradients = 0 if kept >= owners.gradients else owners.gradients
     optimizer_peak = next((p.peak for p in chosen.phases if p.phase == wire.OPTIMIZER), chosen.end)
     return Learnt(
         steps=len(usable),
-        excess=tuple((phase, _at(input_bytes, points)) for phase, points in excess.items()),
-        kept=max(0, chosen.start - before),
+        excess=tuple(
+            (phase, _at(input_bytes, points, gradients if phase == wire.BACKWARD else 0))
+            for phase, points in excess.items()
+        ),
+        kept=kept,
         at_optimizer=max(0, chosen.end - (standing + owners.gradients + state + owners.buckets)),
         temporaries=max(0, optimizer_peak - chosen.end),
     )
 
 
-def _at(size: int | None, points: Sequence[tuple[int | None, int]]) -> int:
-    """The value at `size` on the line through the smallest and the largest; the highest where there is no line."""
+def _at(size: int | None, points: Sequence[tuple[int | None, int]], empty: int) -> int:
+    """The value at `size` on the line through the smallest and the largest, or through `empty` at none."""
     placed = sorted((at, value) for at, value in points if at is not None)
-    if size is None or len(placed) < len(points) or placed[0][0] == placed[-1][0]:
+    if size is None or len(placed) < len(points) or not placed[-1][0]:
         return max(0, *(value for _, value in points))
     (least, low), (most, high) = placed[0], placed[-1]
+    if least == most:
+        least, low = 0, min(empty, high)
     return max(0, round(low + (high - low) * (size - least) / (most - least)))
 
 

@@ -1,14 +1,18 @@
 """A torch.nn.Module as the subject of an estimate: built on the meta device, so that it has shapes and no bytes.
 
-Cost. Building the module without its weights: what its constructors cost, and no memory.
+Cost. Building the module without its weights, once: what its constructors cost, and no memory. Each trace changes its
+module, so it has a copy; a module that copying could take apart is built anew for each.
 
 Known limitations. A factory that reads values of its tensors, or loads a checkpoint, fails on the meta device.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from gpumon.analysis.estimate.memory import PhaseBytes
@@ -71,6 +75,31 @@ def describe(module: nn.Module) -> Model:
     return Model(type(module).__name__, tuple(parameters), buffers)
 
 
+def copied(module: nn.Module) -> nn.Module | None:
+    """The same once more. None where a copy might share something with it: what a function that was put into it has
+    from around it, what is known by weak reference, tensors that share a storage; or where copying fails."""
+    if any(_may_lead_back(part) for part in module.modules()):
+        return None
+    tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    if len({tensor.untyped_storage()._cdata for tensor in tensors.values()}) < len(tensors):
+        return None
+    try:
+        return deepcopy(module)
+    except Exception:  # noqa: BLE001 - anything their class may raise: it is built anew
+        return None
+
+
+def _may_lead_back(part: nn.Module) -> bool:
+    values = [
+        each for value in vars(part).values() for each in (value.values() if isinstance(value, dict) else [value])
+    ]
+    values = [getattr(value, "func", value) for value in values]  # of a functools.partial
+    return any(
+        isinstance(value, weakref.ref) or (isinstance(value, FunctionType) and value.__closure__ is not None)
+        for value in values
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class FromModule:
     """The module and the functions that were named with it."""
@@ -87,6 +116,11 @@ class FromModule:
     @property
     def longest(self) -> int | None:
         return None
+
+    def instance(self) -> nn.Module:
+        """One for a trace, which may change it."""
+        copy = copied(self.module)
+        return self.factory() if copy is None else copy
 
     def play(self, work: Workload, room: int | None) -> Played:
         """Traced where `batches` tells what the module is given; its tensors alone where not.
@@ -113,7 +147,7 @@ class FromModule:
 
         def run(plain: Workload) -> tuple[PhaseBytes, ...]:
             allocator = Allocator(room if plain == work else None)
-            phases = trace(self.factory, self.batches, plain, self.loss, allocator=allocator, **how)  # type: ignore[arg-type]
+            phases = trace(self.instance, self.batches, plain, self.loss, allocator=allocator, **how)  # type: ignore[arg-type]
             return tuple(phases) if plain == work else shared(phases, model, plain, work)
 
         how["hardware"] = work.hardware

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from gpumon.analysis import units
 from gpumon.analysis.findings.look import Evidence, Look
+from gpumon.analysis.followed import PINNED
 from gpumon.analysis.lines import Growth
 from gpumon.analysis.rules import HOST_LEAK, TENSOR_LEAK
 from gpumon.analysis.suspects import Suspect, container, explaining, variable
@@ -111,7 +112,7 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, per_step: int
         title = f"tensors such as {suspect.example} stay in reference cycles{look.where}"
         counted = f" since step {units.count(main.since)}"
     else:
-        title = f"{suspect.tensors}{graph}{look.where}, {_pace(suspect, steps)}"
+        title = f"{suspect.tensors}{graph}{look.where}, {_pace(suspect, steps, per_step)}"
         counted = (
             f" since step {units.count(main.since)} (counted at step {units.count((main.since or 0) + steps - 1)})"
         )
@@ -189,11 +190,14 @@ def _evidence(main: Growth) -> str:
     )
 
 
-def _pace(suspect: Suspect, steps: int) -> str:
-    """ "one a step", "3 a step", "one every 5 steps"; of one tensor that it grows."""
+def _pace(suspect: Suspect, steps: int, per_step: int) -> str:
+    """ "one a step", "3 a step", "one every 5 steps"; of one tensor that it grows.
+
+    No more than the bytes grow by, `per_step`: some of those counted may have been there before the growth began.
+    """
     if _gets_longer(suspect):
         return "growing"
-    rate = suspect.count / max(1, steps)
+    rate = min(suspect.count / max(1, steps), per_step * suspect.count / max(1, suspect.held))
     if rate >= 0.67:
         return f"{units.count(round(rate))} a step" if round(rate) > 1 else "one a step"
     return f"one every {units.count(round(1 / rate))} steps"
@@ -252,7 +256,8 @@ def _in_ticks(suspect: Suspect) -> str:
 
 
 def host_leak(look: Look) -> tuple[Evidence, ...]:
-    return tuple([_host(look, growth) for growth in look.host_growth if growth.growing])
+    found = [each for each in look.host_growth if each.growing and each.figure != PINNED]
+    return tuple([_host(look, each) for each in found if (each.so_far or 0) >= HOST_LEAK.least_bytes])
 
 
 def _on_the_host(look: Look, growth: Growth) -> Suspect | None:
@@ -294,7 +299,8 @@ def _host(look: Look, growth: Growth) -> Evidence:
     return Evidence(
         f"{whose} grows by {units.size(per_step)} ({_interval(growth)}) a step since step "
         f"{units.count(growth.since)}, {units.size(growth.so_far)} so far"
-        f"{f': {held.tensors} on the host, {_held_by(held)}' if held is not None else ''}{ahead}",
+        f"{f': {held.tensors} on the host, {_held_by(held)}' if held is not None else ''}"
+        f"{_pinned(look, growth)}{ahead}",
         growth.so_far,
         remedy,
         bytes_per_step=per_step,
@@ -304,6 +310,16 @@ def _host(look: Look, growth: Growth) -> Evidence:
         since=growth.since,
         severity="critical" if near else "info" if same else None,
     )
+
+
+def _pinned(look: Look, growth: Growth) -> str:
+    if growth.figure != "rss":
+        return ""
+    pinned = next((each for each in look.host_growth if each.figure == PINNED and each.growing), None)
+    if pinned is None:
+        return ""
+    per_step = units.size(round(pinned.per_step or 0))
+    return f"; torch's pinned memory grows with it by {per_step} a step, {units.size(pinned.so_far)} so far"
 
 
 def _as_fast_on_the_device(look: Look, growth: Growth) -> bool:

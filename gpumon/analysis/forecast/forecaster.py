@@ -462,9 +462,11 @@ class Forecaster:
                 else:
                     p_oom = exceedance(self._around(predicted.peak), beyond, scale)
         left = self._steps_to_oom(room, headroom, total, kept)
+        newest = self._window[-1]
+        stands = min(newest.start, newest.end)
         return Forecast(
             next_peak=peak,
-            low=max(0, math.floor(predicted.peak + below)),
+            low=min(peak, max(stands, math.floor(predicted.peak + below))),
             high=math.ceil(predicted.peak + above),
             phase=predicted.phase,
             headroom=headroom,

@@ -65,7 +65,7 @@ class DeviceBar(Panel):
     TERMS = (
         "allocated", "reserved", "slack", "rounding", "context", "other processes", "free", "weights", "buffers",
         "gradients", "optimizer", "buckets", "inputs", "activations", "unattributed", "unexplained", "workspaces",
-        "temporaries", "checkpoints", "sampled",
+        "temporaries", "checkpoints", "variables", "sampled",
     )  # fmt: skip
 
     def pick(self, view: View) -> Bars:
@@ -165,7 +165,8 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
     peak = b.peak.allocated if b.peak else None
     if peak is not None and b.peak is not None:
         of = f" of {size(b.capacity)}" if b.capacity else f" {unit.name}"
-        summary += [(_shared(peak, unit, b.capacity), "strong"), (f"{of} at the peak ({b.peak.phase})", "text")]
+        where = f"{of} at the peak ({b.peak.phase or 'of the step'})"
+        summary += [(_shared(peak, unit, b.capacity), "strong"), (where, "text")]
         if b.peak.module and not short:
             summary.append((f" in {b.peak.module}", "dim"))
     elif held is not None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from gpumon.analysis.lines import SEVERITIES, Finding
+from gpumon.analysis.job_findings import JobFinding, job_findings
 from gpumon.analysis.units import size
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.spans import Line, Span, cells, clip, fit
@@ -25,22 +25,16 @@ MOST_ROWS, MOST_ROWS_SHORT = 5, 2
 class Findings:
     """What the strip shows."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[JobFinding, ...]  # of the whole job
     oom: wire.Oom | None  # where nothing explains it yet
     known: bool  # there are steps to judge by
 
 
 def findings(view: View) -> Findings:
     rank = view.rank
-    found = view.report.findings if view.report else ()
-    order = sorted(found, key=_weight)
     explained = view.report is not None and view.report.oom is not None
-    return Findings(tuple(order), rank.oom if rank and not explained else None, bool(rank and rank.steps))
-
-
-def _weight(f: Finding) -> tuple[object, ...]:
-    """The host's bytes are not the device's: they stand behind those, however many they are."""
-    return f.state != "open", -SEVERITIES.index(f.severity), f.code == "host-leak", -(f.bytes or 0)
+    found = job_findings(view.frame, view.reports)
+    return Findings(found, rank.oom if rank and not explained else None, bool(rank and rank.steps))
 
 
 LEAKS = frozenset(("tensor-leak", "retained-graph", "retained-checkpoint", "checkpoint-device", "host-leak"))
@@ -58,7 +52,7 @@ class FindingsStrip(Panel):
     CALM = True
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "more", "More", id="findings.more",
-                tooltip="The screen that tells more of the weightiest finding: Leaks, or Blocks"),
+                tooltip="The screen that tells more of the weightiest finding, of its rank: Leaks, or Blocks"),
     ]  # fmt: skip
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -66,20 +60,25 @@ class FindingsStrip(Panel):
         self._height = 0
 
     @property
-    def mode(self) -> str | None:
-        """The screen that the weightiest finding with one leads to."""
+    def leads_to(self) -> tuple[str, JobFinding] | None:
+        """The screen that tells more of a finding, and the weightiest finding with one."""
         picked: Findings | None = self._slice
-        for finding in picked.findings if picked is not None else ():
-            if finding.code in LEAKS | GAPS:
-                return "leaks" if finding.code in LEAKS else "blocks"
+        for each in picked.findings if picked is not None else ():
+            if each.finding.code in LEAKS | GAPS:
+                return "leaks" if each.finding.code in LEAKS else "blocks", each
         return None
 
     def action_more(self) -> None:
-        if self.mode is not None:
-            self.monitor.action_mode(self.mode)
+        if self.leads_to is not None:
+            mode, each = self.leads_to
+            shown = self.monitor.view.rank
+            if shown is None or shown.source not in each.sources:
+                self.monitor.open_rank(each.sources[0], None, mode)
+            else:
+                self.monitor.action_mode(mode)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return self.mode is not None if action == "more" else True
+        return self.leads_to is not None if action == "more" else True
 
     def pick(self, view: View) -> Findings:
         picked = findings(view)
@@ -95,11 +94,12 @@ class FindingsStrip(Panel):
 
 
 class LeakFindings(FindingsStrip):
-    """Those about what grows and what is held; hidden where there is none."""
+    """Those about what grows and what is held by the shown rank; hidden where there is none."""
 
     def pick(self, view: View) -> Findings:
-        every = findings(view)
-        picked = Findings(tuple(f for f in every.findings if f.code in LEAKS), None, every.known)
+        found = job_findings(view.frame, (view.report,)) if view.report else ()
+        known = bool(view.rank and view.rank.steps)
+        picked = Findings(tuple(each for each in found if each.finding.code in LEAKS), None, known)
         self.display = bool(picked.findings) and self.app.size.height >= 20
         self.styles.height = 1 + min(len(picked.findings), MOST_ROWS if self.app.size.height >= 32 else 1)
         return picked
@@ -136,11 +136,14 @@ def _oom(oom: wire.Oom, room: int, glyphs: Glyphs) -> Line:
     )
 
 
-def _finding(f: Finding, room: int, glyphs: Glyphs) -> Line:
+def _finding(each: JobFinding, room: int, glyphs: Glyphs) -> Line:
+    f = each.finding
     gone = f.state != "open"
     glyph = glyphs.gone if gone else glyphs.info if f.severity == "info" else glyphs.warning
     role = "dim" if gone else _ROLE[f.severity]
     line: list[Span] = [(f" {glyph} ", role), (f.code, role)]
+    if each.ranks:
+        line.append((f"  {each.ranks}", "text" if not gone else "dim"))
     if f.bytes_per_step:
         line.append((f"  {size(f.bytes_per_step, sign=True)}/step", "strong"))
     elif f.bytes:

@@ -45,7 +45,7 @@ class GrowthPlot(Panel):
     """Growth, or its absence."""
 
     NAME = "Growth"
-    TERMS = ("growth", "allocated", "live blocks", "unexplained", "slack", "RSS", "step")
+    TERMS = ("growth", "allocated", "live blocks", "unexplained", "slack", "RSS", "pinned", "step")
     CALM = True
 
     def pick(self, view: View) -> Grown:

@@ -34,6 +34,9 @@ def heading(view: View) -> Heading:
     who = f"pid {hello.pid}"
     if hello.rank is not None and (hello.world_size or 1) > 1:
         who += f" · rank {hello.rank} of {hello.world_size}"
+        heard = len({each.hello.rank for each in view.frame.ranks if each.hello.rank is not None})
+        if heard < (hello.world_size or 1):
+            who += f", {heard} heard"
     state, said = str(rank.status), ending(rank) or ""
     if rank.status == "silent":
         seconds = (view.frame.unix_ns - rank.heard_unix_ns) / 1e9

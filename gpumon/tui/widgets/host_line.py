@@ -17,6 +17,7 @@ class HostFacts:
     """What the line shows; every figure already in the precision it is written in."""
 
     rss: str
+    pinned: str | None
     cpu: str
     workers: str
     gpu: str | None
@@ -32,6 +33,7 @@ def host_facts(view: View) -> HostFacts | None:
     process = next((p for p in host.processes if p.pid == rank.hello.pid), None) if host else None
     beat = rank.heartbeat.rss if rank.heartbeat else None
     rss = process.rss if process and process.rss is not None else beat
+    pinned = size(rank.heartbeat.pinned) if rank.heartbeat and rank.heartbeat.pinned else None
     cpu = f"{process.cpu_percent:.0f} %" if process and process.cpu_percent is not None else NOT_KNOWN
     children = process.children if process else ()
     workers = "no workers"
@@ -41,15 +43,20 @@ def host_facts(view: View) -> HostFacts | None:
         held = sum(c.rss or 0 for c in children)
         workers = f"{len(children)} worker{'s' if len(children) > 1 else ''} {size(held)}"
     if rank.hello.backend == "cpu":
-        return HostFacts(size(rss), cpu, workers, None, None, None)
+        return HostFacts(size(rss), pinned, cpu, workers, None, None, None)
     reading = reading_of(view)
     if reading is None:
         why = (host.why if host else "no reading of this machine yet") or "the driver knows no device of this UUID"
-        return HostFacts(size(rss), cpu, workers, None, None, why)
-    return HostFacts(size(rss), cpu, workers, _gpu(reading), _others(reading, rank.hello.pid), None)
+        return HostFacts(size(rss), pinned, cpu, workers, None, None, why)
+    return HostFacts(size(rss), pinned, cpu, workers, _gpu(reading), _others(reading, rank.hello.pid), None)
+
+
+_SENSORS = ("utilization_percent", "temperature_c", "power_mw")
 
 
 def _gpu(reading: wire.DeviceReading) -> str:
+    if all(getattr(reading, field) is None for field in _SENSORS):
+        return f"{NOT_KNOWN} ({reading.why.get(_SENSORS[0], 'the driver does not tell')})"
     parts = [_figure(reading, "utilization_percent", "{} %", "utilization")]
     parts.append(_figure(reading, "temperature_c", "{} °C", "temperature"))
     if reading.power_mw is not None:
@@ -82,7 +89,7 @@ class HostLine(Panel):
     """Host and device, beside what torch knows."""
 
     NAME = "Host"
-    TERMS = ("RSS", "CPU", "workers", "GPU", "other processes")
+    TERMS = ("RSS", "pinned", "CPU", "workers", "GPU", "other processes")
     CALM = True
 
     def pick(self, view: View) -> HostFacts | None:
@@ -98,6 +105,7 @@ def host_lines(h: HostFacts | None, room: int, height: int, title: str) -> list[
     items: list[Line] = [
         ((" Host", title),),
         (("RSS ", "dim"), (h.rss, "text")),
+        *([(("pinned ", "dim"), (h.pinned, "text"))] if h.pinned else []),
         (("CPU ", "dim"), (h.cpu, "text")),
         ((h.workers, "dim"),),
     ]

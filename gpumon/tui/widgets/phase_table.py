@@ -12,6 +12,9 @@ from gpumon.tui.view import View, newest_read
 from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire
 
+ROLLOUT_LEAST = 8
+"""Forwards without a graph, of a model in training mode, in one step: a rollout, where fewer may be anything."""
+
 LONG_STEP_NS = 500_000_000
 """A step slower than this is shown as it goes, phase by phase; a faster one when it closed."""
 
@@ -66,8 +69,11 @@ def rows_of(record: StepRecord, before: StepRecord | None, device: int) -> list[
     previous = before.on(device) if before else ()
     start = previous[-1].allocated if previous else None
     rows: list[Row] = []
+    newest: dict[str, int] = {}
     for p in record.on(device):
-        rows.append(Row(p.phase, p.index, start, p.allocated_peak, p.allocated, p.duration_ns, p.flags))
+        count = p.index - newest.get(p.phase, -1) if p.flags & wire.MERGED else 1
+        newest[p.phase] = p.index
+        rows.append(Row(p.phase, p.index, start, p.allocated_peak, p.allocated, p.duration_ns, p.flags, count))
         start = p.allocated
     return rows
 
@@ -205,6 +211,8 @@ def _ranges(measured: list[Row], rows: tuple[Row, ...], name_room: int, room: in
 
 
 def _name(row: Row, rows: tuple[Row, ...]) -> str:
+    if row.phase == wire.EVAL and row.flags & wire.TRAINS and row.count >= ROLLOUT_LEAST:
+        return f"rollout ×{row.count}"
     several = sum(1 for r in rows if r.phase == row.phase) > 1
     return f"{row.phase} {row.index + 1}" if several else f"{row.phase} ×{row.count}" if row.count > 1 else row.phase
 

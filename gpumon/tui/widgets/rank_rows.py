@@ -157,7 +157,7 @@ def _row(standing: Standing, rank: RankFrame, report: RankReport | None, device:
         step=rank.steps[-1].step if rank.steps else rank.heartbeat.step if rank.heartbeat else None,
         step_s=1 / pace if pace else None,
         peak=device.peak.allocated if device and device.peak else None,
-        phase=device.peak.phase if device and device.peak else "",
+        phase=(device.peak.phase or "") if device and device.peak else "",
         reserved=lines.reserved if lines else None,
         slack=lines.slack if lines else None,
         buckets=buckets.of_rank(rank, device.device if device else None),
