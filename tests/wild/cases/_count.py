@@ -1,0 +1,104 @@
+"""What a case counts of itself: forwards of its models, backwards, optimizer steps, and the allocator's highest moment.
+
+The truth is written as JSON to $WILD_TRUTH.RANK as the process ends, or at `write()` where a process has no such end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import sys
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+events: list[str] = []
+"""forward, eval, backward, optimizer: each as it ended"""
+models: list[dict[str, Any]] = []
+_depth = 0
+_inside = 0  # a model's forward: what is differentiated there is a tracer's or the model's own business
+_steps: int | None = None
+
+
+def root(*modules: torch.nn.Module, trained: bool = True) -> None:
+    """Count the forwards of these; of one that is not trained (an average of the weights) all are evaluations."""
+    for module in modules:
+        if trained:
+            parameters = sum(p.numel() for p in module.parameters())
+            models.append({"name": type(module).__name__, "parameters": parameters})
+        module.register_forward_pre_hook(_forward_begins)
+        module.register_forward_hook(_forward_ended)
+
+
+def step() -> None:
+    """A step of a case that has no optimizer's end of its own: one that acts inside backward."""
+    global _steps
+    _steps = (_steps or 0) + 1
+
+
+def said(text: object) -> None:
+    """A line of the first rank's own output, which must be the same when it is watched."""
+    if os.environ.get("RANK", "0") == "0":
+        sys.stdout.write(f"case: {text}\n")
+        sys.stdout.flush()
+
+
+def write(**more: Any) -> None:
+    """The truth so far; the last one stays."""
+    if "WILD_TRUTH" not in os.environ or not (events or more):
+        return
+    steps = sum(1 for a, b in zip(events, [*events[1:], ""], strict=True) if a == "optimizer" and b != "optimizer")
+    peaks = [torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count())]
+    truth = {
+        "rank": int(os.environ.get("RANK", more.pop("rank", 0))),
+        "steps": steps if _steps is None else _steps,
+        "events": events,
+        "models": models,
+        "peak": max(peaks, default=0),
+        **more,
+    }
+    with open(f"{os.environ['WILD_TRUTH']}.{truth['rank']}", "w") as file:
+        json.dump(truth, file)
+
+
+def _forward_begins(module: torch.nn.Module, args: Any) -> None:
+    global _inside
+    _inside += 1
+
+
+def _forward_ended(module: torch.nn.Module, args: Any, output: Any) -> None:
+    global _inside
+    _inside -= 1
+    if not _depth:  # within a backward it is a recomputation
+        events.append("forward" if torch.is_grad_enabled() else "eval")
+
+
+def _counted(function: Any) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        global _depth
+        _depth += 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _depth -= 1
+            if not _depth and not _inside:
+                events.append("backward")
+
+    return call
+
+
+def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if not _depth:
+        events.append("optimizer")
+
+
+torch.Tensor.backward = _counted(torch.Tensor.backward)  # type: ignore[method-assign]
+torch.autograd.backward = _counted(torch.autograd.backward)
+torch.autograd.grad = _counted(torch.autograd.grad)
+register_optimizer_step_post_hook(_stepped)
+if "WILD_TRUTH" in os.environ:
+    atexit.register(write)
