@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import slow
 import virtual
 from forks import Forks
 from hypothesis import settings
@@ -47,7 +48,13 @@ LONGEST = (
 """The files that take longest begin first, so that no worker is left alone with one at the end."""
 
 # The same examples in each run. By hand: with GPUMON_FUZZ_TIMES=100 a hundred times as many, others each time.
-settings.register_profile("same", deadline=None, derandomize="GPUMON_FUZZ_TIMES" not in os.environ, database=None)
+settings.register_profile(
+    "same",
+    deadline=None,
+    derandomize="GPUMON_FUZZ_TIMES" not in os.environ,
+    max_examples=100 * int(os.environ.get("GPUMON_FUZZ_TIMES", "1")),
+    database=None,
+)
 settings.load_profile("same")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -82,7 +89,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs PyTorch")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Nothing asked for: what takes longest is left to `.ci/run`."""
+    plain = config.option.markexpr == "not gpu and not long" and not config.option.keyword
+    if plain and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        config.option.markexpr += " and not slow"
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    longest = frozenset(slow.LIST.read_text().split())
+    for item in items:
+        if item.nodeid.partition("[")[0] in longest:
+            item.add_marker("slow")
+
     def place(item: pytest.Item) -> int:
         return next((i for i, start in enumerate(LONGEST) if item.nodeid.startswith(start)), len(LONGEST))
 

@@ -418,6 +418,9 @@ UNSAID = {
     "retained-graph-output": _KEPT,
     "retained-checkpoint": _KEPT,
     "retained-graph-output-clean": "runs a second forward between the steps, and keeps what it returned",
+    **dict.fromkeys(
+        ("kept-list", "kept-data", "kept-batch"), "its variables hold tensors that no part of a model makes"
+    ),
     "checkpoint-device": "each rank keeps a copy of the weights on the first rank's device",
     "exception-fatal": "ends with an exception in its second step; until then it is exception-backward",
     **dict.fromkeys(("oom-ahead", "oom-forward", "oom-backward", "oom-optimizer"), _FAILS),

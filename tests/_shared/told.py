@@ -74,7 +74,7 @@ def _tell(out: str, script: str, *args: str) -> None:
         said.extend(agent.recorder.drain())
         said.extend((-1, event) for event in events)
 
-    agent.publisher.say = say  # type: ignore[method-assign]
+    agent.transport.say = say  # type: ignore[method-assign]
     find.install(shim._ToAgent())
 
     def dump() -> None:
