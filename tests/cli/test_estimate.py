@@ -360,7 +360,7 @@ def test_a_factory_that_fails_gives_its_own_traceback_trimmed(theirs: Any) -> No
 )
 def test_what_cannot_be_traced_is_a_sentence(theirs: Any, arguments: tuple[str, ...], said: str) -> None:
     done = theirs("--model", "theirs:make", "--input", "theirs:batch", *arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (3, "", f"Error: {said}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", f"made\nError: {said}\n")
 
 
 @pytest.mark.torch

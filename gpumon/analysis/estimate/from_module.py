@@ -144,10 +144,11 @@ class FromModule:
     ) -> tuple[tuple[PhaseBytes, ...], bool]:
         """Its iterations by the trace of the nearest workload that can be traced; whether it was traced as a rank."""
         plain = traceable(work)
+        build = self.factory if how.get("built_on_device") else self.instance  # a copy is no building
 
         def run(plain: Workload) -> tuple[PhaseBytes, ...]:
             allocator = Allocator(room if plain == work else None)
-            phases = trace(self.instance, self.batches, plain, self.loss, allocator=allocator, **how)  # type: ignore[arg-type]
+            phases = trace(build, self.batches, plain, self.loss, allocator=allocator, **how)  # type: ignore[arg-type]
             return tuple(phases) if plain == work else shared(phases, model, plain, work)
 
         how["hardware"] = work.hardware
