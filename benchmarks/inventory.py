@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
+from gpumon_agent.allocator.cpu import StorageTracker, resident_bytes
 from gpumon_agent.ledger import describe
 from gpumon_agent.ledger.activations import Activations
 from gpumon_agent.ledger.composition import Block, compose
 from gpumon_agent.ledger.graph import Places, Walk
 from gpumon_agent.ledger.inventory import Inventory
-from gpumon_agent.probe.cpu import StorageTracker, resident_bytes
 
 
 def line(what: str, measured: list[float]) -> None:

@@ -23,10 +23,10 @@ import tracemalloc
 
 from gpumon import link
 from gpumon_agent import wire
-from gpumon_agent.viewers import endpoint
-from gpumon_agent.viewers.history import History
-from gpumon_agent.viewers.publisher import Publisher
-from gpumon_agent.viewers.recorder import Recorder
+from gpumon_agent.transport import endpoint
+from gpumon_agent.transport.history import History
+from gpumon_agent.transport.publisher import Publisher
+from gpumon_agent.transport.recorder import Recorder
 
 PHASES = 5
 STEPS_A_SECOND = 20

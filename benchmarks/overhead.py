@@ -229,7 +229,7 @@ def growth(boundaries: int) -> Iterator[str]:
     import torch
 
     from gpumon_agent import agent as agents
-    from gpumon_agent.probe.cpu import resident_bytes
+    from gpumon_agent.allocator.cpu import resident_bytes
 
     model = torch.nn.Linear(8, 8).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -16,27 +16,26 @@ import msgspec
 
 from gpumon_agent import environment, wire
 from gpumon_agent._version import __version__
+from gpumon_agent.allocator import Read
+from gpumon_agent.allocator.cuda import pinned_bytes
+from gpumon_agent.allocator.devices import Devices
 from gpumon_agent.forecast.outlook import Followed, Outlooks, expandable
 from gpumon_agent.governor import Governor
 from gpumon_agent.guard import guard, pass_on, protect, say
+from gpumon_agent.hooks.phases import Phases
 from gpumon_agent.launched import launched
 from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.oom.lastwords import LastWords
-from gpumon_agent.probe import Read
-from gpumon_agent.probe.cuda import pinned_bytes
-from gpumon_agent.probe.devices import Devices
-from gpumon_agent.steps.phases import Phases
-from gpumon_agent.transport import messages
+from gpumon_agent.transport import endpoint, exit_reason, messages
+from gpumon_agent.transport.recorder import Recorder
+from gpumon_agent.transport.requests import Requests
 from gpumon_agent.transport.trainer import Transport
-from gpumon_agent.viewers import endpoint, farewell
-from gpumon_agent.viewers.errands import Errands
-from gpumon_agent.viewers.recorder import Recorder
 from gpumon_agent.watched import Watched, innermost
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from gpumon_agent.probe.cpu import StorageTracker
+    from gpumon_agent.allocator.cpu import StorageTracker
 
 _REDESCRIBED_AFTER = (0, 4)  # steps with a model: the first makes optimizer state, by the fifth DDP logged its buckets
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -55,13 +54,13 @@ class Agent:
     def __init__(self, name: str | None = None, *, tracker: StorageTracker | None = None, publish: bool = True) -> None:
         import torch
 
+        from gpumon_agent.hooks.by_hand import ByHand
+        from gpumon_agent.hooks.torch_hooks import Hooks
+        from gpumon_agent.hooks.wrappers import unwrapped
         from gpumon_agent.leaks.evidence import Evidence
         from gpumon_agent.ledger import describe
         from gpumon_agent.ledger.accounts import Accounts
         from gpumon_agent.ledger.callers import engine_of
-        from gpumon_agent.steps.by_hand import ByHand
-        from gpumon_agent.steps.hooks import Hooks
-        from gpumon_agent.steps.wrappers import unwrapped
 
         opened_ns = time.monotonic_ns()
         self.pid = os.getpid()
@@ -123,7 +122,7 @@ class Agent:
         )
         self.ask_census = self.evidence.ask
         self.last_words = self._last_words()
-        self.errands = Errands(
+        self.requests = Requests(
             self.guard,
             now=lambda: self.recorder.now,
             say=lambda events: self.transport.say(events),
@@ -133,7 +132,7 @@ class Agent:
             recording=accounts.history.on,
             census=self.ask_census,
         )
-        self.room = self.errands.room
+        self.room = self.requests.room
         self.outlooks = Outlooks(
             self.recorder.append,
             self.room,
@@ -177,10 +176,10 @@ class Agent:
             self._descriptor,
             now=lambda: self.recorder.now,
             counters=self._counters,
-            take=self.errands.take,
+            take=self.requests.take,
         )
         self._flush: Callable[[], object] = self.guard.protect("transport", self.transport.flush)
-        self._farewell = farewell.Farewell(self.leave)
+        self._farewell = exit_reason.Farewell(self.leave)
         self.guard.listen(self.notice)
         if publish:
             self.guard.protect("transport", self.transport.start)()
@@ -343,7 +342,7 @@ class Agent:
         allocated, reserved = self.devices.now(device)
         oom = wire.Oom(step, phase, device, time.monotonic_ns(), requested, total, free, allocated, reserved)
         self.recorder.append(self.last_words.of(oom))
-        self.errands.out_of_memory(device)
+        self.requests.out_of_memory(device)
         self._flush()
         self.transport.pump(Clock(_AT_OOM_NS))  # the process may be about to end
 
@@ -352,7 +351,7 @@ class Agent:
         self.phases.asked = True
 
     def _carry_out(self) -> None:
-        self.errands.carry_out()
+        self.requests.carry_out()
         self.transport.pump(Clock(_ASKED_NS))
 
     def _last_words(self) -> LastWords:
@@ -378,7 +377,7 @@ class Agent:
         events += self.accounts.ledgers.copy().values()
         for layers in self.accounts.layers.copy().values():
             events += layers
-        return events + self.evidence.picture() + self.errands.picture()
+        return events + self.evidence.picture() + self.requests.picture()
 
     def _state(self) -> messages.State:
         """What a heartbeat repeats."""
@@ -530,10 +529,10 @@ def watch(
 
 def step() -> None:
     def mark() -> None:
-        from gpumon_agent.steps import find
+        from gpumon_agent.hooks import model_discovery
 
         agent = _agent
-        if agent is None and find.tops() is not None:
+        if agent is None and model_discovery.tops() is not None:
             agent = running()  # launched by `gpumon run`, and no optimizer was built
         if agent is not None and agent.hooks.fires:
             agent.phases.mark()

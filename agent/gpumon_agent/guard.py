@@ -187,6 +187,19 @@ def pass_on(error: Exception) -> None:
         raise error
 
 
+class tolerate:
+    """`contextlib.suppress` for code that runs in the user's threads: what is the user's passes."""
+
+    def __init__(self, *kinds: type[Exception]) -> None:
+        self._kinds = kinds
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
+        return isinstance(error, self._kinds) and not is_the_users(error)
+
+
 def _handler(error: BaseException) -> TracebackType | None:
     """Where the traceback enters the signal handler that raised `error`.
 

@@ -23,7 +23,7 @@ from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import agent as agents
 from gpumon_agent import shim, wire
 from gpumon_agent.forecast.outlook import Followed
-from gpumon_agent.steps import find
+from gpumon_agent.hooks import model_discovery
 
 DRAINED_EVERY_S = 0.002
 READ_EVERY_S = 0.05
@@ -123,7 +123,7 @@ def main() -> None:
     out, script = Path(sys.argv[1]), sys.argv[2]
     agent = agents._agent = agents.Agent(publish=False)
     beside = Beside(agent)
-    find.install(shim._ToAgent())
+    model_discovery.install(shim._ToAgent())
     atexit.register(beside.end, out)
     sys.argv = sys.argv[2:]
     sys.path.insert(0, str(Path(script).parent))

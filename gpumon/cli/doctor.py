@@ -22,7 +22,7 @@ from gpumon.host import read_driver
 from gpumon_agent import environment, patching, wire
 from gpumon_agent._version import __version__
 from gpumon_agent.oom import blackbox
-from gpumon_agent.viewers import endpoint
+from gpumon_agent.transport import endpoint
 
 OLDEST_TORCH = (2, 4)
 IMPORT_PATIENCE_S = 120.0

@@ -12,8 +12,8 @@ import zmq
 
 from gpumon.session.heard import Heard, Run, singly
 from gpumon_agent import wire
-from gpumon_agent.viewers import endpoint
-from gpumon_agent.viewers.endpoint import Descriptor
+from gpumon_agent.transport import endpoint
+from gpumon_agent.transport.endpoint import Descriptor
 from gpumon_agent.wire import Received
 
 from . import discovery

@@ -65,7 +65,7 @@ def findings(messages: Iterator[wire.Received]) -> tuple[tuple[Finding, ...], di
 def _tell(out: str, script: str, *args: str) -> None:
     from gpumon_agent import agent as agents
     from gpumon_agent import shim, wire
-    from gpumon_agent.steps import find
+    from gpumon_agent.hooks import model_discovery
 
     agent = agents._agent = agents.Agent(publish=False)
     said: list[tuple[int, wire.Event]] = []
@@ -75,7 +75,7 @@ def _tell(out: str, script: str, *args: str) -> None:
         said.extend((-1, event) for event in events)
 
     agent.transport.say = say  # type: ignore[method-assign]
-    find.install(shim._ToAgent())
+    model_discovery.install(shim._ToAgent())
 
     def dump() -> None:
         agent.phases.finish()

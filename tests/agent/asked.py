@@ -15,7 +15,7 @@ from torch import nn
 import gpumon_agent
 from gpumon_agent import agent as agents
 from gpumon_agent import wire
-from gpumon_agent.viewers import blocks
+from gpumon_agent.transport import blocks
 
 
 class Trainer:
@@ -52,10 +52,10 @@ class Trainer:
     def capture(self) -> list[str]:
         """What still waits after boundaries within a capture."""
         x = torch.randn(64, 256, device="cuda")
-        agents._agent.errands.take(wire.Request(wire.BLOCKS))
+        agents._agent.requests.take(wire.Request(wire.BLOCKS))
         with torch.no_grad(), torch.cuda.graph(torch.cuda.CUDAGraph()):
             self.model(x)
-        return list(agents._agent.errands._wanted)
+        return list(agents._agent.requests._wanted)
 
     def collects(self) -> list[object]:
         """Collections set off by reading many blocks; whether the collector is on, as it was, afterwards."""

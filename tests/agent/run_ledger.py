@@ -20,7 +20,7 @@ import msgspec
 
 from gpumon_agent import agent as agents
 from gpumon_agent import shim, wire
-from gpumon_agent.steps import find
+from gpumon_agent.hooks import model_discovery
 
 WALKED = ("forward", "backward", "optimizer")
 
@@ -82,7 +82,7 @@ def main(script: str, *args: str) -> None:
     import _report
 
     agent = agents._agent = agents.Agent(publish=False)
-    find.install(shim._ToAgent())
+    model_discovery.install(shim._ToAgent())
     events: list[wire.NumberedEvent] = []
     found: dict[tuple[int, str, int], dict[str, int]] = {}
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from gpumon_agent import agent as agents
 from gpumon_agent import shim, wire
-from gpumon_agent.steps import find
+from gpumon_agent.hooks import model_discovery
 
 
 def main(out: str, script: str, *args: str) -> None:
     agent = agents._agent = agents.Agent(publish=False)
-    find.install(shim._ToAgent())
+    model_discovery.install(shim._ToAgent())
 
     def dump() -> None:
         agent.phases.finish()

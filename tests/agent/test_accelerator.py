@@ -9,16 +9,16 @@ import pytest
 
 pytest.importorskip("torch")
 
-from gpumon_agent.probe import Reading
-from gpumon_agent.probe.accelerator import AcceleratorProbe
+from gpumon_agent.allocator import Reading
+from gpumon_agent.allocator.accelerator import AcceleratorProbe
 
 
 def figures() -> None:
     """What is read through torch.accelerator is what torch.cuda tells of the same allocator."""
     import torch
 
-    from gpumon_agent.probe import Reading
-    from gpumon_agent.probe.accelerator import AcceleratorProbe
+    from gpumon_agent.allocator import Reading
+    from gpumon_agent.allocator.accelerator import AcceleratorProbe
     from gpumon_agent.wire import BOUND, Device
 
     probe = AcceleratorProbe("cuda")

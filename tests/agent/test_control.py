@@ -207,7 +207,7 @@ def _what_is_dear(watched: Watched) -> None:
 
 
 def test_nothing_is_written_where_reports_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpumon_agent.viewers.snapshots import Written
+    from gpumon_agent.transport.snapshots import Written
 
     monkeypatch.setenv(blackbox.VARIABLE, "off")
     written = Written(blackbox.BlackBox())

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 import gpumon_agent
 from gpumon_agent import shim, wire
-from gpumon_agent.steps import find
+from gpumon_agent.hooks import model_discovery
 
 Parameters = dict[str, Tensor]
 
@@ -25,7 +25,7 @@ class Net(nn.Sequential):
 @pytest.fixture
 def found(watch: Any) -> Iterator[Any]:
     """The agent of a process that `gpumon run` launched: it looks for models itself."""
-    finder = find.install(shim._ToAgent())
+    finder = model_discovery.install(shim._ToAgent())
     yield watch
     finder.uninstall()
 

@@ -71,7 +71,7 @@ def recording(device: str, watched: bool) -> None:
         from gpumon_agent.leaks import census
 
         census.SLICE_NS = 50_000_000
-        from gpumon_agent.probe.cpu import StorageTracker
+        from gpumon_agent.allocator.cpu import StorageTracker
 
         tracker = StorageTracker() if device == "cpu" else None
         agent = agents.Agent(publish=False, tracker=tracker)

@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpumon_agent import wire
+from gpumon_agent.allocator import Reading
 from gpumon_agent.governor import Governor
-from gpumon_agent.probe import Reading
-from gpumon_agent.steps.phases import Phases
-from gpumon_agent.viewers.recorder import Recorder
+from gpumon_agent.hooks.phases import Phases
+from gpumon_agent.transport.recorder import Recorder
 
 ROOT = 1
 _OPTIMIZERS = [type("Optimizer", (), {})() for _ in range(2)]

@@ -161,13 +161,13 @@ def test_time_without_training_opens_and_closes_nothing() -> None:
 
 def test_a_part_that_the_agent_switched_off_is_a_finding_before_any_step_closes() -> None:
     run, store, reporter = Run(), SessionStore(), Reporter()
-    off = wire.PartOff("optimizer", "KeyError: 7", "steps/phases.py:12", 3)
+    off = wire.PartOff("optimizer", "KeyError: 7", "hooks/phases.py:12", 3)
     store.apply(run.received(run.hello(), 0))
     store.apply(run.received(wire.Heartbeat(1, 0, "forward", 0, off=(off,)), 0))
     finding = only(reporter.report(store.frame(0))[0].findings, "agent-part-off")
-    assert (finding.severity, finding.subject, finding.where) == ("warning", "optimizer", "steps/phases.py:12")
+    assert (finding.severity, finding.subject, finding.where) == ("warning", "optimizer", "hooks/phases.py:12")
     assert "no optimizer phase is seen" in finding.title
-    assert "KeyError: 7 (steps/phases.py:12)" in finding.remedy
+    assert "KeyError: 7 (hooks/phases.py:12)" in finding.remedy
 
 
 def test_the_catalogue_is_sound() -> None:

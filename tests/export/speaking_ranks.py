@@ -8,9 +8,9 @@ import threading
 import time
 
 from gpumon_agent import wire
-from gpumon_agent.viewers import endpoint
-from gpumon_agent.viewers.publisher import Publisher
-from gpumon_agent.viewers.recorder import Recorder
+from gpumon_agent.transport import endpoint
+from gpumon_agent.transport.publisher import Publisher
+from gpumon_agent.transport.recorder import Recorder
 
 STEPS_A_SECOND = 10
 MIB = 1 << 20

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpumon_agent import agent as agents
 from gpumon_agent import shim
-from gpumon_agent.steps import find
+from gpumon_agent.hooks import model_discovery
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 
@@ -28,7 +28,7 @@ def main() -> None:
     import torch
 
     agent = agents._agent = agents.Agent(publish=False)
-    find.install(shim._ToAgent())
+    model_discovery.install(shim._ToAgent())
 
     def look(report: _report.Report, phase: str, **_: Any) -> None:
         if torch.cuda.is_initialized():

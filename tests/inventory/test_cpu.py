@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from gpumon_agent.allocator.cpu import CpuProbe, StorageTracker, resident_bytes
 from gpumon_agent.ledger.inventory import Inventory
-from gpumon_agent.probe.cpu import CpuProbe, StorageTracker, resident_bytes
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ import json, sys, torch
 from torch import nn
 sys.path.insert(0, {folder!r})
 if {tracked}:
-    from gpumon_agent.probe.cpu import StorageTracker
+    from gpumon_agent.allocator.cpu import StorageTracker
     StorageTracker().start()
 torch.manual_seed(0)
 class Net(nn.Module):

@@ -15,10 +15,10 @@ import warnings
 from pathlib import Path
 
 from gpumon_agent import wire
-from gpumon_agent.viewers import endpoint
-from gpumon_agent.viewers.control import Control
-from gpumon_agent.viewers.publisher import Publisher
-from gpumon_agent.viewers.recorder import Recorder
+from gpumon_agent.transport import endpoint
+from gpumon_agent.transport.control import Control
+from gpumon_agent.transport.publisher import Publisher
+from gpumon_agent.transport.recorder import Recorder
 
 GIB = 1 << 30
 

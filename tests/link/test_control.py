@@ -16,8 +16,8 @@ import zmq
 
 from gpumon import link
 from gpumon_agent import wire
-from gpumon_agent.viewers import endpoint
-from gpumon_agent.viewers.control import REQUEST_BYTES_MAX, REQUESTS_A_SECOND
+from gpumon_agent.transport import endpoint
+from gpumon_agent.transport.control import REQUEST_BYTES_MAX, REQUESTS_A_SECOND
 
 from .test_gate import as_nobody, open_wide
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpumon import link
 from gpumon_agent import wire
-from gpumon_agent.viewers.gate import SHUT_OUT_S, SUBSCRIPTIONS_MAX, Turnstile
+from gpumon_agent.transport.auth import SHUT_OUT_S, SUBSCRIPTIONS_MAX, Turnstile
 
 MIB = 1 << 20
 FLOOD = """

@@ -24,7 +24,7 @@ def as_nobody(code: str, *arguments: str) -> str:
     """What `code` prints, run as uid 65534 in a process that imports first: the interpreter may be root's alone."""
     preamble = (
         "import asyncio, json, os, sys, tempfile, time, zmq\nfrom gpumon import link\n"
-        "from gpumon_agent import wire\nfrom gpumon_agent.viewers import endpoint\n"
+        "from gpumon_agent import wire\nfrom gpumon_agent.transport import endpoint\n"
     )
     preamble += "link.subscribe, link.discover\nos.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
     command = [sys.executable, "-c", preamble + textwrap.dedent(code), *arguments]
@@ -112,13 +112,13 @@ def test_without_a_writable_directory_training_goes_on_unwatched_with_one_line(r
     sys.argv[1:] = ["{}"]
     os.environ["XDG_RUNTIME_DIR"] = os.environ["TMPDIR"] = "/proc"
     import tempfile; tempfile.tempdir = "/proc"
-    from gpumon_agent.viewers.publisher import Publisher
+    from gpumon_agent.transport.publisher import Publisher
     publisher = Publisher(type("R", (), {"drain": lambda self: []})(), list, lambda: None, endpoint.describe("x"))
     publisher.start()
     print(json.dumps([publisher.wait_ready(5), publisher.descriptor.endpoint]))
     publisher.close()
     """
-    preamble = "import asyncio, json, os, sys, time\nfrom gpumon_agent.viewers import endpoint\n"
+    preamble = "import asyncio, json, os, sys, time\nfrom gpumon_agent.transport import endpoint\n"
     command = [sys.executable, "-c", preamble + textwrap.dedent(code)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert json.loads(done.stdout)[1] == ""

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from gpumon.cli import main
 from gpumon_agent.oom import blackbox, last_known
 from gpumon_agent.oom.last_known import File, LastKnown
-from gpumon_agent.viewers import endpoint
+from gpumon_agent.transport import endpoint
 
 TRAINS = Path(__file__).parents[1] / "transport" / "trains.py"
 HARM = "".join(hostile.HARM)

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from gpumon_agent.steps import find  # noqa: E402 (it imports torch)
+from gpumon_agent.hooks import model_discovery  # noqa: E402 (it imports torch)
 
 
 class Seen:
@@ -47,7 +47,7 @@ class Seen:
 @pytest.fixture
 def seen():
     seen = Seen()
-    finder = find.install(seen)
+    finder = model_discovery.install(seen)
     yield seen
     finder.uninstall()
 
@@ -212,7 +212,7 @@ def test_uninstall_leaves_torch_as_it_was():
     from torch.nn.modules import module
 
     init, setstate = torch.optim.Optimizer.__init__, nn.Module.__setstate__
-    finder = find.install(Seen())
+    finder = model_discovery.install(Seen())
     assert torch.optim.Optimizer.__init__ is not init
     finder.uninstall()
     assert torch.optim.Optimizer.__init__ is init

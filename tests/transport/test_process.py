@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from gpumon_agent.transport import endpoint
 from gpumon_agent.transport.process import Trainer
-from gpumon_agent.viewers import endpoint
 
 WITHIN_S = 2.0
 X86_64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of system calls are x86-64's")
@@ -52,7 +52,7 @@ TRAINER = f"""
 import os, signal, subprocess, sys, time
 from pathlib import Path
 from gpumon_agent.transport import spawn
-from gpumon_agent.viewers import endpoint
+from gpumon_agent.transport import endpoint
 
 memory = os.memfd_create("ours")
 

@@ -297,7 +297,9 @@ def works(first):
 gc.set_threshold(5)
 sys.setswitchinterval(1e-6)
 signal.signal(signal.SIGALRM, handler)
-for _ in range(int(sys.argv[2])):
+rounds = interrupted = escaped = 0
+while rounds < int(sys.argv[2]) or interrupted <= 10 or escaped <= 3:  # on a busy machine few signals come in a round
+    rounds += 1
     memory = Memory.create(32 << 20, 8 << 20)
     writer, long, status = Writer(memory), LongWriter(memory), Status(memory)
     put, sent, queued, raised, nested, depth = {}, [], [], 0, 0, 0
@@ -327,7 +329,7 @@ for _ in range(int(sys.argv[2])):
     assert set(queued) <= set(whole) <= set(sent), "a message is missing, or changed"
     assert long.waiting_bytes == 0, long.waiting_bytes
     assert now == (now.step, str(now.step), now.step, (now.step,) * 5), now
-    assert nested > 10 and raised > 3, nested
+    interrupted, escaped = interrupted + nested, escaped + raised
     memory.close()
 print("whole")
 """

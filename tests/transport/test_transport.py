@@ -17,8 +17,8 @@ import pytest
 
 from gpumon import link
 from gpumon_agent import wire
+from gpumon_agent.transport import endpoint
 from gpumon_agent.transport.trainer import RESTARTS_MAX
-from gpumon_agent.viewers import endpoint
 
 SCRIPT = Path(__file__).with_name("trains.py")
 ENDS_WITHIN_S = 2.0  # of the helper, after the trainer; more is allowed for a busy machine

@@ -13,10 +13,9 @@ import sys
 import time
 
 from gpumon_agent import wire
-from gpumon_agent.transport import messages
+from gpumon_agent.transport import endpoint, messages
+from gpumon_agent.transport.recorder import Recorder
 from gpumon_agent.transport.trainer import Transport
-from gpumon_agent.viewers import endpoint
-from gpumon_agent.viewers.recorder import Recorder
 
 GIB = 1 << 30
 

@@ -118,7 +118,7 @@ def test_cuda_can_count_devices_in_another_order_than_nvml(virtual_gpu):
     def count():
         import torch
 
-        from gpumon_agent.probe.cuda import uuid_of_driver
+        from gpumon_agent.allocator.cuda import uuid_of_driver
 
         told = uuid_of_driver(0)
         assert str(getattr(torch.cuda.get_device_properties(0), "uuid", told)) == told  # since torch 2.5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpumon_agent import wire
-from gpumon_agent.viewers.history import History
+from gpumon_agent.transport.history import History
 
 
 def fill(history: History, steps: int, phases: int = 5) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumon_agent import wire
-from gpumon_agent.viewers import endpoint
+from gpumon_agent.transport import endpoint
 
 SECRET = "hf_Jq3vX9secretvalue"
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gpumon_agent import wire
+from gpumon_agent.allocator import Read, reading
 from gpumon_agent.governor import Governor
 from gpumon_agent.guard import Guard
 from gpumon_agent.leaks import loads
 from gpumon_agent.leaks.census import Census
 from gpumon_agent.leaks.checkpoints import Checkpoints
-from gpumon_agent.probe import Read, reading
 
 if TYPE_CHECKING:
     from torch.nn import Module

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gpumon_agent import wire
+from gpumon_agent.allocator import Reading
 from gpumon_agent.governor import SAMPLED_STEP_NS
 from gpumon_agent.guard import pass_on
 from gpumon_agent.leaks import loads
@@ -33,8 +34,7 @@ from gpumon_agent.ledger.tree import tree
 from gpumon_agent.ledger.variables import NOTHING, Variables
 from gpumon_agent.ledger.whose import Whose
 from gpumon_agent.ledger.workspaces import Workspaces, tracks_blocks
-from gpumon_agent.probe import Reading
-from gpumon_agent.viewers.recorder import Recorder
+from gpumon_agent.transport.recorder import Recorder
 
 if TYPE_CHECKING:
     from torch.nn import Module

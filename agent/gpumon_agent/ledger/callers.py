@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from gpumon_agent import frames
-from gpumon_agent.steps.wrappers import unwrapped
+from gpumon_agent.hooks.wrappers import unwrapped
 
 FRAMES_MAX = 4
 VARIABLES_MAX = 512

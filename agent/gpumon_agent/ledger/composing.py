@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gpumon_agent import wire
+from gpumon_agent.allocator import Reading
 from gpumon_agent.ledger.activations import Activations, Alive
 from gpumon_agent.ledger.composition import Block, Blocks, compose
 from gpumon_agent.ledger.graph import Places
 from gpumon_agent.ledger.history import History
 from gpumon_agent.ledger.whose import Whose
-from gpumon_agent.probe import Reading
 
 _Key = tuple[str, int]
 """a phase and its index"""

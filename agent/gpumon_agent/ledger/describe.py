@@ -20,6 +20,7 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from gpumon_agent import wire
+from gpumon_agent.hooks.wrappers import unwrapped
 from gpumon_agent.ledger import zero
 from gpumon_agent.ledger.spread import Meshes, parallel
 from gpumon_agent.ledger.storages import (
@@ -34,7 +35,6 @@ from gpumon_agent.ledger.storages import (
     tensors_within,
 )
 from gpumon_agent.ledger.tree import buffer_names, parameter_names, tree
-from gpumon_agent.steps.wrappers import unwrapped
 
 _MATTERS_FOR_BYTES = (
     "amsgrad", "betas", "capturable", "centered", "decoupled_weight_decay", "differentiable", "history_size",

@@ -16,9 +16,9 @@ from itertools import islice
 from torch import Tensor
 from torch.nn import Module
 
+from gpumon_agent.hooks import model_discovery
 from gpumon_agent.ledger.storages import storages
 from gpumon_agent.ledger.tree import tree
-from gpumon_agent.steps import find
 
 LOOK_EVERY = 64
 SLICE_MODULES, SLICE_TENSORS = 1000, 256
@@ -62,7 +62,7 @@ class Others:
 
     def in_slices(self) -> Iterator[weakref.ref[Module] | None] | None:
         """Looks for them, and then each of their modules; None in between, where the next slice may wait for a step."""
-        if find.tops() is None:
+        if model_discovery.tops() is None:
             self._others = None
             return None
         return self._modules_in_slices()
@@ -77,7 +77,7 @@ class Others:
 
     def _looking(self) -> Iterator[None]:
         """None after every slice."""
-        tops = find.tops()
+        tops = model_discovery.tops()
         if tops is None:
             self._others = None
             return

@@ -8,7 +8,6 @@ exception is caught and training goes on. `gpumon explain --last` reads the newe
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -23,8 +22,8 @@ import msgspec
 from msgspec import Meta
 
 from gpumon_agent import wire
-from gpumon_agent.guard import pass_on
-from gpumon_agent.viewers import endpoint
+from gpumon_agent.guard import pass_on, tolerate
+from gpumon_agent.transport import endpoint
 from gpumon_agent.wire.base import (
     Bytes,
     Count,
@@ -221,7 +220,7 @@ def newest(places: Iterable[Path] | None = None, refused: list[str] | None = Non
     """The newest sound report of this user's, and where it is. Why newer ones were `refused` is added there."""
     found: list[Path] = []
     for place in places if places is not None else directories():
-        with contextlib.suppress(OSError):
+        with tolerate(OSError):
             found += [path for path in place.glob("oom-*.json") if _NAME.fullmatch(path.name)]
     for path in sorted(found, key=lambda path: path.name, reverse=True):
         try:
@@ -295,14 +294,14 @@ def put(fd: int, name: str, data: bytes) -> None:
             file.write(data)
         os.rename(draft, name, src_dir_fd=fd, dst_dir_fd=fd)
     except OSError:
-        with contextlib.suppress(OSError):
+        with tolerate(OSError):
             os.unlink(draft, dir_fd=fd)
         raise
 
 
 def _remove(fd: int, stem: str) -> None:
     for ending in (".json", ".txt"):
-        with contextlib.suppress(OSError):
+        with tolerate(OSError):
             os.unlink(stem + ending, dir_fd=fd)
 
 

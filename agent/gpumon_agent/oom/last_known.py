@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from gpumon_agent.oom import blackbox
-from gpumon_agent.viewers import endpoint
+from gpumon_agent.transport import endpoint
 from gpumon_agent.wire.base import Bytes, Count, Few, Ordinal, Pid, RankNumber, StepNumber, Text
 
 EVERY_S = 5.0

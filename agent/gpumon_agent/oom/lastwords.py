@@ -13,7 +13,7 @@ from gpumon_agent import environment, wire
 from gpumon_agent.guard import Guard
 from gpumon_agent.ledger import workspaces
 from gpumon_agent.oom import blackbox, scene
-from gpumon_agent.viewers import snapshots
+from gpumon_agent.transport import snapshots
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from gpumon_agent.agent import Agent
-    from gpumon_agent.probe.cpu import StorageTracker
-    from gpumon_agent.steps.find import Finder
+    from gpumon_agent.allocator.cpu import StorageTracker
+    from gpumon_agent.hooks.model_discovery import Finder
 
 
 _trackers: list[StorageTracker] = []
@@ -44,17 +44,17 @@ def end() -> None:
 def _begin() -> None:
     from torch import cuda
 
+    from gpumon_agent.hooks import model_discovery
     from gpumon_agent.leaks import loads
-    from gpumon_agent.steps import find
 
     environment.value("GPUMON_SHIM")  # sitecustomize has looked; here a wrong value is said
     loads.install()
     if environment.value("GPUMON_TRACK_CPU") == "1":
-        from gpumon_agent.probe.cpu import StorageTracker
+        from gpumon_agent.allocator.cpu import StorageTracker
 
         _trackers.append(StorageTracker())
         _trackers[0].start()  # now, not with the agent: what is made before it starts is not seen
-    _finders.append(find.install(_ToAgent()))
+    _finders.append(model_discovery.install(_ToAgent()))
     if hasattr(cuda, "_lazy_call"):
         cuda._lazy_call(protect("shim", _device_taken))
 

@@ -18,15 +18,14 @@ from gpumon_agent import wire
 from gpumon_agent.guard import guard, protect
 from gpumon_agent.oom import last_known
 from gpumon_agent.oom.blackbox import BlackBox
-from gpumon_agent.transport import exit_code, messages, process
+from gpumon_agent.transport import endpoint, exit_code, messages, process
+from gpumon_agent.transport.control import Control
 from gpumon_agent.transport.memory import ANSWER, START, Memory
 from gpumon_agent.transport.pages import Current, Pages, Status
 from gpumon_agent.transport.picture import Picture
+from gpumon_agent.transport.publisher import Publisher
 from gpumon_agent.transport.ring import LongReader, Reader
-from gpumon_agent.viewers import endpoint
-from gpumon_agent.viewers.control import Control
-from gpumon_agent.viewers.publisher import Publisher
-from gpumon_agent.viewers.snapshots import Written
+from gpumon_agent.transport.snapshots import Written
 
 DESCRIPTOR = 3  # of the memory, as `spawn.start` hands it over
 WAITS = "at the next phase boundary"

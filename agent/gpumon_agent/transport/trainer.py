@@ -24,11 +24,10 @@ from gpumon_agent import environment, wire
 from gpumon_agent.guard import pass_on, say
 from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.oom import blackbox
-from gpumon_agent.transport import exit_code, messages, spawn
+from gpumon_agent.transport import endpoint, exit_code, messages, spawn
 from gpumon_agent.transport.memory import ANSWER, START, Memory
 from gpumon_agent.transport.pages import Pages, Status
 from gpumon_agent.transport.ring import LongWriter, Writer
-from gpumon_agent.viewers import endpoint
 
 _FIRST = START.offset + START.page_bytes  # the page that is written first, with a header of 16 bytes
 BOOTSTRAP = (

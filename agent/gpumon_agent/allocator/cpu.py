@@ -11,9 +11,9 @@ import weakref
 from collections import deque
 from typing import Any
 
+from gpumon_agent.allocator import Reading
 from gpumon_agent.guard import pass_on
 from gpumon_agent.patching import Patches
-from gpumon_agent.probe import Reading
 from gpumon_agent.unseen import unseen
 from gpumon_agent.wire import Device
 

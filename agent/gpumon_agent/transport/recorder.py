@@ -1,4 +1,4 @@
-"""The bounded queue between the training thread, which appends, and the publisher, which drains."""
+"""The bounded queue of events between the hooks, which append, and the transport, which drains it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from gpumon_agent.probe import reading
+from gpumon_agent.allocator import reading
+from gpumon_agent.guard import pass_on
 from gpumon_agent.wire import LOAD, NumberedEvent, Phase
 
-EVENTS_MAX = 16_384  # some 5 MiB; the publisher empties it ten times a second
+EVENTS_MAX = 16_384  # some 5 MiB; emptied at each boundary
 
 _alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
@@ -44,18 +45,16 @@ class Recorder:
             self.put((next(self.numbers), event))
 
     def drain(self) -> list[tuple[int, NumberedEvent]]:
-        """Everything put since the last call, in order. For the one draining thread, which makes the Phases."""
+        """Everything put since the last call, in order. One thread drains at a time; it makes the Phases."""
         drained: list[tuple[int, NumberedEvent]] = []
         pop = self._events.popleft
-        try:
-            while True:
-                seq, *window, last = pop()
-                figures: tuple[Any, ...] = reading(last) if window else ()
-                drained.append((seq, Phase(*window, *figures) if window else last))
-        except IndexError:  # the deque's own word for empty; asking for its length first would race
-            self._drained += len(drained)
-            self._newest = max((seq for seq, _ in drained), default=self._newest)
-            return drained
+        for _ in range(len(self._events)):  # no other thread takes any; what comes meanwhile is for the next call
+            seq, *window, last = pop()
+            figures: tuple[Any, ...] = reading(last) if window else ()
+            drained.append((seq, Phase(*window, *figures) if window else last))
+        self._drained += len(drained)
+        self._newest = max((seq for seq, _ in drained), default=self._newest)
+        return drained
 
     @property
     def dropped(self) -> int:
@@ -67,7 +66,8 @@ class Recorder:
         """The number of the newest event."""
         try:
             newest: int = self._events[-1][0]
-        except IndexError:
+        except IndexError as error:
+            pass_on(error)
             return self._newest
         return max(newest, self._newest)
 

@@ -27,12 +27,12 @@ from torch.utils.hooks import RemovableHandle
 from gpumon_agent import frames, patching
 from gpumon_agent.forecast.outlook import Outlooks
 from gpumon_agent.guard import Guard, leave_no_frame, tries_at_once
+from gpumon_agent.hooks import model_discovery
+from gpumon_agent.hooks.cuda_graphs import MAKES_GRAPHS, Graphs
+from gpumon_agent.hooks.phases import Inputs, Phases
+from gpumon_agent.hooks.tracebacks import as_without_hooks
 from gpumon_agent.ledger.inventory import INPUT_DEPTH_MAX, tensors_in
 from gpumon_agent.patching import Patches, around
-from gpumon_agent.steps import find
-from gpumon_agent.steps.cuda_graphs import MAKES_GRAPHS, Graphs
-from gpumon_agent.steps.phases import Inputs, Phases
-from gpumon_agent.steps.tracebacks import as_without_hooks
 
 # `-1` outside any engine call; the engine's own threads run hooks and recomputed forwards under the call's id
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -131,7 +131,7 @@ class _Hooks(OrderedDict[int, Any]):
         return repr(self.plain())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        find.copied()
+        model_discovery.copied()
         return self.plain().__reduce_ex__(protocol)
 
     def copy(self) -> Any:

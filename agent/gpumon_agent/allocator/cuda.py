@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gpumon_agent.allocator import Read, Reading
+from gpumon_agent.allocator.peaks import Peaks
 from gpumon_agent.guard import pass_on
-from gpumon_agent.probe import Read, Reading
-from gpumon_agent.probe.peaks import Peaks
 from gpumon_agent.wire import Device
 
 Oom = Callable[[int, int, int, int], None]

@@ -16,7 +16,7 @@ from collections import Counter
 import zmq
 
 from gpumon_agent import wire
-from gpumon_agent.viewers.history import BYTES_MAX
+from gpumon_agent.transport.history import BYTES_MAX
 
 _SUBSCRIPTION_BYTES_MAX = 64  # ours take 19, the handshake's READY 38; libzmq keeps each subscribed byte as a node
 # Frames a viewer may lag behind. A whole history is at most 128 half-full frames, a description of 10,000 modules about

@@ -30,9 +30,9 @@ from typing import Any
 
 import msgspec
 
+from gpumon_agent.allocator import Read, Reader, Reading, reading, stood
 from gpumon_agent.governor import Governor
-from gpumon_agent.probe import Read, Reader, Reading, reading, stood
-from gpumon_agent.viewers.recorder import Recorder
+from gpumon_agent.transport.recorder import Recorder
 from gpumon_agent.wire import (
     ABORTED,
     BACKWARD,

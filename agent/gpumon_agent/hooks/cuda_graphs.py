@@ -11,11 +11,11 @@ import torch
 from torch.cuda import graphs
 
 from gpumon_agent.guard import Guard
+from gpumon_agent.hooks.phases import Phases
 from gpumon_agent.patching import Patches
-from gpumon_agent.steps.phases import Phases
 
 if TYPE_CHECKING:
-    from gpumon_agent.steps.hooks import Hooks
+    from gpumon_agent.hooks.torch_hooks import Hooks
 
 MAKES_GRAPHS = inspect.unwrap(graphs.make_graphed_callables).__code__
 """It runs a model to warm up and to capture it, which is no training."""

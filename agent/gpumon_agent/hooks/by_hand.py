@@ -16,9 +16,9 @@ from typing import Any
 
 from torch.nn import Module
 
-from gpumon_agent.steps import find
-from gpumon_agent.steps.hooks import Hooks
-from gpumon_agent.steps.phases import Phases
+from gpumon_agent.hooks import model_discovery
+from gpumon_agent.hooks.phases import Phases
+from gpumon_agent.hooks.torch_hooks import Hooks
 
 _BACKWARDS = 3  # without an optimizer; one may come before it is built. And so many to see what is called
 _TRIED_MAX = 64  # the newest
@@ -71,12 +71,12 @@ class ByHand:
             )
 
     def _adopt_what_has_gradients(self) -> None:
-        for module in find.tops() or ():
+        for module in model_discovery.tops() or ():
             if any(parameter.grad is not None for parameter in module.parameters()):
                 self._adopt(module, [])
 
     def _try_what_may_be_called(self) -> None:
-        tops = [top for top in find.tops() or () if next(top.parameters(), None) is not None]
+        tops = [top for top in model_discovery.tops() or () if next(top.parameters(), None) is not None]
         self._tried = [weakref.ref(top) for top in tops[-_TRIED_MAX:]]
         self._until = self._backwards + _BACKWARDS
         for module in self._each():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from gpumon_agent.probe.peaks import figures
+from gpumon_agent.allocator.peaks import figures
 from gpumon_agent.wire import Device
 
 

@@ -7,14 +7,14 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from gpumon_agent import environment, wire
+from gpumon_agent.allocator import Probe, Reader
 from gpumon_agent.guard import say
-from gpumon_agent.probe import Probe, Reader
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from gpumon_agent.probe.cpu import StorageTracker
-    from gpumon_agent.probe.cuda import CudaProbe, Oom
+    from gpumon_agent.allocator.cpu import StorageTracker
+    from gpumon_agent.allocator.cuda import CudaProbe, Oom
 
 
 SLICE_TENSORS = 4096
@@ -123,11 +123,11 @@ class Devices:
         probe = self._probes.get(kind)
         if probe is None:
             if kind == "cpu":
-                from gpumon_agent.probe.cpu import CpuProbe
+                from gpumon_agent.allocator.cpu import CpuProbe
 
                 probe = CpuProbe(self._tracker)
             else:
-                from gpumon_agent.probe.accelerator import AcceleratorProbe
+                from gpumon_agent.allocator.accelerator import AcceleratorProbe
 
                 probe = AcceleratorProbe(kind)
             self._probes[kind] = probe
@@ -159,8 +159,8 @@ def _cuda(oom: Oom, bounds: bool) -> CudaProbe | None:
 
     if not hasattr(_C, "_cuda_memoryStats"):
         return None
-    from gpumon_agent.probe.cuda import CudaProbe
-    from gpumon_agent.probe.peaks import Peaks
+    from gpumon_agent.allocator.cuda import CudaProbe
+    from gpumon_agent.allocator.peaks import Peaks
 
     return CudaProbe(Peaks(bounds=bounds), oom)
 
@@ -168,7 +168,7 @@ def _cuda(oom: Oom, bounds: bool) -> CudaProbe | None:
 def _asked_for() -> StorageTracker | None:
     if environment.value("GPUMON_TRACK_CPU") != "1":
         return None
-    from gpumon_agent.probe.cpu import StorageTracker
+    from gpumon_agent.allocator.cpu import StorageTracker
 
     tracker = StorageTracker()
     tracker.start()

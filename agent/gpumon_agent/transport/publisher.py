@@ -24,9 +24,9 @@ import zmq
 
 from gpumon_agent import wire
 from gpumon_agent.guard import protect, say
-from gpumon_agent.viewers import endpoint, gate
-from gpumon_agent.viewers.control import Control
-from gpumon_agent.viewers.history import History
+from gpumon_agent.transport import auth, endpoint
+from gpumon_agent.transport.control import Control
+from gpumon_agent.transport.history import History
 
 FLUSH_S = 0.1
 MANY_RANKS, FLUSHES_OF_MANY = 32, 2  # of so many ranks each speaks every other time: a viewer has to take all of them
@@ -87,7 +87,7 @@ class Publisher:
         self._held = 0  # flushes since something was sent
         self._requests: deque[bytes] = deque(maxlen=_REQUESTS_MAX)
         self._bell = (-1, -1)  # a pipe: a byte in it wakes the thread
-        self._turnstile = gate.Turnstile()
+        self._turnstile = auth.Turnstile()
         self._publish: zmq.Socket[bytes]  # of its own thread
 
     # ------------------------------------------------------------------------------------- called by the training side
@@ -164,7 +164,7 @@ class Publisher:
         # thread could ever wait, never the interpreter's exit.
         context = zmq.Context()
         try:
-            asks, self._publish = gate.open_gate(context), gate.open_publisher(context)
+            asks, self._publish = auth.open_gate(context), auth.open_publisher(context)
             poller = zmq.Poller()
             try:
                 if self._control is not None:
@@ -200,7 +200,7 @@ class Publisher:
             wait_s = 0.0 if answer or self._requests else max(0.0, next_flush - time.monotonic())
             ready = dict(poller.poll(math.ceil(wait_s * 1000)))
             if asks in ready:
-                gate.admit(asks, self._turnstile)
+                auth.admit(asks, self._turnstile)
             if publish in ready and not self._hear(publish):
                 publish, answer = self._begin_anew(poller), None
             now = time.monotonic()
@@ -278,7 +278,7 @@ class Publisher:
             while self._watched and (left := end - time.monotonic()) > 0:
                 ready = dict(poller.poll(math.ceil(left * 1000)))
                 if asks in ready:
-                    gate.admit(asks, self._turnstile)
+                    auth.admit(asks, self._turnstile)
                 if publish in ready and not self._hear(publish):
                     return
 
@@ -294,7 +294,7 @@ class Publisher:
                 return True
             message = frame.bytes
             begins, topic = message[:1] == b"\x01", message[1:]
-            if begins and not self._turnstile.passes(gate.subscriber(frame), time.monotonic()):
+            if begins and not self._turnstile.passes(auth.subscriber(frame), time.monotonic()):
                 return False
             if topic == wire.LIVE:
                 self._watched = begins
@@ -310,7 +310,7 @@ class Publisher:
         old.close(linger=0)
         self._watched = False
         self._requests.clear()
-        self._publish = publish = gate.open_publisher(context)
+        self._publish = publish = auth.open_publisher(context)
         poller.register(publish, zmq.POLLIN)
         if self._place is not None:
             self._place.give_up_socket()  # whoever connects from now on finds the new one

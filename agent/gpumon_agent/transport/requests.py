@@ -13,13 +13,13 @@ from itertools import count
 
 from gpumon_agent import wire
 from gpumon_agent.guard import Guard
-from gpumon_agent.viewers import blocks, snapshots
+from gpumon_agent.transport import blocks, snapshots
 
 PROMISED_NS = 100_000_000
 OOM_AGAIN_NS = 10_000_000_000  # a script that catches one out-of-memory after the other is read this often
 
 
-class Errands:
+class Requests:
     """`say` hands events to viewers, `tell` is a notice, `rang` asks for `carry_out` at the next boundary.
 
     `census` begins one: None, or why not. `now`: step, phase and its beginning.

@@ -33,8 +33,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gpumon_agent.guard import guard
+from gpumon_agent.hooks.wrappers import is_wrapper
 from gpumon_agent.patching import Patches, hook
-from gpumon_agent.steps.wrappers import is_wrapper
 
 _SIBLINGS_MAX = 4
 _LEVELS_MAX = 6

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpumon_agent.probe import Reading
+from gpumon_agent.allocator import Reading
 from gpumon_agent.wire import BOUND, Device
 
 

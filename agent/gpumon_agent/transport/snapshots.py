@@ -7,7 +7,6 @@ reader of the format knows), because one call for a large allocator would hold t
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import re
@@ -15,8 +14,9 @@ import time
 from collections.abc import Iterator
 from typing import IO, Any
 
+from gpumon_agent.guard import pass_on, tolerate
 from gpumon_agent.oom import blackbox
-from gpumon_agent.viewers import endpoint
+from gpumon_agent.transport import endpoint
 
 FILES_MAX = 8
 BATCH = 100  # blocks pickled in one piece: below 256 memo entries no reader needs the rarer opcodes
@@ -56,12 +56,14 @@ class Written:
         try:
             self._place, self._fd = box.directory()
         except (OSError, endpoint.Unavailable) as reason:
+            pass_on(reason)
             self.why = f"no snapshot on disk: {reason}"
             return
         try:
             self._file = os.fdopen(os.open(f".{self._name}", blackbox.OPEN_NEW, 0o600, dir_fd=self._fd), "wb")
         except OSError as reason:
             os.close(self._fd)
+            pass_on(reason)
             self._failed(reason)
 
     def add(self, piece: bytes) -> None:
@@ -70,6 +72,7 @@ class Written:
                 self.size += self._file.write(piece)
             except OSError as reason:
                 self._give_up(reason)
+                pass_on(reason)
 
     def end(self) -> None:
         if self._file is None:
@@ -83,14 +86,15 @@ class Written:
             os.close(self._fd)
         except OSError as reason:
             self._give_up(reason)
+            pass_on(reason)
 
     def abandon(self) -> None:
         """Leaves nothing of a file that was not ended."""
         if self._file is not None:
             file, self._file = self._file, None
-            with contextlib.suppress(OSError):
+            with tolerate(OSError):
                 file.close()
-            with contextlib.suppress(OSError):
+            with tolerate(OSError):
                 os.unlink(f".{self._name}", dir_fd=self._fd)
             os.close(self._fd)
 
@@ -107,5 +111,5 @@ def _tidy(fd: int) -> None:
     """Only files of this module's own naming are ever removed."""
     names = sorted(name for name in os.listdir(fd) if _NAME.fullmatch(name))
     for name in names[:-FILES_MAX]:
-        with contextlib.suppress(OSError):
+        with tolerate(OSError):
             os.unlink(name, dir_fd=fd)
