@@ -83,7 +83,9 @@ API void __cudaRegisterFatBinaryEnd(void **handle) {}
 API void __cudaUnregisterFatBinary(void **handle) {}
 
 API void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit, void *a,
-                                void *b, void *c, void *d, int *e) {}
+                                void *b, void *c, void *d, int *e) {
+  vgpu_register_kernel(host, name);
+}
 
 API void __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int external, size_t size,
                            int constant, int global) {}
@@ -122,28 +124,31 @@ static int launch(void **parameters, void *stream_handle) {
 }
 
 /* Of a kernel that was compiled with the library that launches it. */
-static int launch_compiled(void **parameters, void *stream_handle) {
+static int launch_compiled(const void *kernel, dim3_t grid, void **parameters, void *stream_handle) {
   int status = vgpu_check_device();
   if (status) return status;
   if (!architecture(vgpu_current, 0)) return vgpu_fail(ERROR_NO_KERNEL_IMAGE);
+  if (!vgpu_stream(stream_handle)->capturing && vgpu_compute(kernel, grid.y, parameters)) {
+    return vgpu_launch(stream_handle);
+  }
   return launch(parameters, stream_handle);
 }
 
 API int cudaLaunchKernel(const void *kernel, dim3_t grid, dim3_t block, void **parameters, size_t shared, void *s) {
-  return launch_compiled(parameters, s);
+  return launch_compiled(kernel, grid, parameters, s);
 }
 
 API int __cudaLaunchKernel(const void *kernel, dim3_t grid, dim3_t block, void **parameters, size_t shared, void *s) {
-  return launch_compiled(parameters, s);
+  return launch_compiled(kernel, grid, parameters, s);
 }
 
 API int cudaLaunchCooperativeKernel(const void *kernel, dim3_t grid, dim3_t block, void **parameters, size_t shared,
                                     void *s) {
-  return launch_compiled(parameters, s);
+  return launch_compiled(kernel, grid, parameters, s);
 }
 
 API int cudaLaunchKernelExC(const launch_config *config, const void *kernel, void **parameters) {
-  return launch_compiled(parameters, config->stream);
+  return launch_compiled(kernel, config->grid, parameters, config->stream);
 }
 
 API int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,

@@ -1,19 +1,24 @@
-/* NCCL: communicators without peers. Collectives succeed at once; nothing leaves the process.
+/* NCCL: communicators, and collectives whose bytes are small and known.
  *
- * One process can so be one rank of a large job. Small messages are answered with this rank's own data, so that checks
- * whether the ranks agree pass; large ones move nothing. What real NCCL allocates for a communicator, outside PyTorch's
- * allocator, is charged as VGPU_NCCL_BYTES.
+ * Where the other ranks are processes of this session (meetings.c), each says what it has to say at the call, without
+ * waiting, and its stream has to wait for the others (waiting.c). Moved is what is known, up to MESSAGE_MAX: uploads,
+ * and what was made of uploads by copies and by other ranks. Of what only kernels have written nothing is moved: those
+ * bytes mean nothing, and moving them would make a model's weights resident on the host.
+ *
+ * One process can also be one rank of a large job, with nobody there. Then, and for bytes that are not known, small
+ * messages are answered with this rank's own data, so that checks whether the ranks agree pass. What real NCCL allocates
+ * for a communicator, outside PyTorch's allocator, is charged as VGPU_NCCL_BYTES.
  */
 #include <string.h>
+#include <sys/random.h>
 
-#include "gpu.h"
 #include "nccl_groups.h"
+#include "waiting.h"
 
 #define NCCL_UNHANDLED_CUDA_ERROR 1
 #define NCCL_INVALID_USAGE 5
 #define SMALL_MESSAGE 65536
 #define MAX_PENDING 1024
-#define INT64 4 /* ncclDataType_t */
 
 int cudaMemcpy(void *to, const void *from, size_t size, int kind);
 
@@ -25,15 +30,33 @@ typedef struct {
   int ranks, rank;
   int world, number; /* ranks of the communicator that was not split off another, and which of them this one is */
   void *buffers;
+  meeting *with; /* the other ranks; NULL where they are not here */
+  u64 key, serial;
+  uint32_t joined_in, sent[MAX_DEVICES], received[MAX_DEVICES];
 } communicator;
 
 /* ---- communicators */
 
-static int make(communicator **out, int ranks, int rank) {
+/* The largest communicator tells which rank of the job this process is. */
+static int job_ranks, job_rank;
+
+static u64 hash(u64 so_far, const void *bytes, size_t size) {
+  for (size_t i = 0; i < size; i++) so_far = (so_far ^ ((const unsigned char *)bytes)[i]) * 1099511628211u;
+  return so_far;
+}
+
+static int make(communicator **out, int ranks, int rank, u64 key) {
   size_t bytes = strtoull(setting("VGPU_NCCL_BYTES", "0"), 0, 10);
   communicator *made = calloc(1, sizeof *made);
   made->ranks = made->world = ranks;
   made->rank = made->number = rank;
+  made->key = key;
+  if (ranks > job_ranks) {
+    job_ranks = ranks;
+    job_rank = rank;
+  }
+  made->with = vgpu_meet(key, ranks, rank, ranks == job_ranks ? rank : job_rank);
+  if (made->with) made->serial = made->with->serial;
   *out = made;
   return bytes && vgpu_allocate(&made->buffers, bytes, MEMORY_DEVICE) ? NCCL_UNHANDLED_CUDA_ERROR : SUCCESS;
 }
@@ -44,24 +67,26 @@ API int ncclGetVersion(int *version) {
 }
 
 API int ncclGetUniqueId(unique_id *id) {
-  memset(id, 7, sizeof *id);
-  return SUCCESS;
+  return getrandom(id, sizeof *id, 0) == sizeof *id ? SUCCESS : NCCL_UNHANDLED_CUDA_ERROR;
 }
 
 API int ncclCommGetUniqueId(communicator *c, unique_id *id) { return ncclGetUniqueId(id); }
-API int ncclCommInitRank(communicator **out, int ranks, unique_id id, int rank) { return make(out, ranks, rank); }
+API int ncclCommInitRank(communicator **out, int ranks, unique_id id, int rank) {
+  return make(out, ranks, rank, hash(14695981039346656037u, &id, sizeof id));
+}
 
 API int ncclCommInitRankConfig(communicator **out, int ranks, unique_id id, int rank, void *config) {
-  return make(out, ranks, rank);
+  return ncclCommInitRank(out, ranks, id, rank);
 }
 
 API int ncclCommInitRankScalable(communicator **out, int ranks, int rank, int ids, unique_id *id, void *config) {
-  return make(out, ranks, rank);
+  return ncclCommInitRank(out, ranks, id[0], rank);
 }
 
 API int ncclCommInitAll(communicator **out, int devices, const int *list) {
-  int status = SUCCESS;
-  for (int i = 0; i < devices && !status; i++) status = make(&out[i], devices, i);
+  unique_id id;
+  int status = ncclGetUniqueId(&id);
+  for (int i = 0; i < devices && !status; i++) status = ncclCommInitRank(&out[i], devices, id, i);
   return status;
 }
 
@@ -74,13 +99,18 @@ API int ncclCommSplit(communicator *c, int color, int key, communicator **out, v
   if (!ranks) ranks = vgpu_nccl_group(c->world, c->number, key, color);
   if (!ranks) ranks = vgpu_nccl_group(c->ranks, c->rank, key, color);
   if (!ranks) return vgpu_unsupported("ncclCommSplit into ranks that the colour does not tell", NCCL_INVALID_USAGE);
-  int status = make(out, ranks, key);
+  int status = make(out, ranks, key, hash(c->key, &color, sizeof color));
+  if (!c->with && (*out)->with) {
+    vgpu_leave((*out)->with, (*out)->serial, key);
+    (*out)->with = 0; /* a part of a job whose other ranks are not here */
+  }
   (*out)->world = c->world;
   (*out)->number = c->number;
   return status;
 }
 
 API int ncclCommDestroy(communicator *c) {
+  if (c && c->with) vgpu_leave(c->with, c->serial, c->rank);
   if (c && c->buffers) vgpu_free(c->buffers);
   free(c);
   return SUCCESS;
@@ -140,34 +170,108 @@ static int echo(void *to, const void *from, size_t size, void *stream) {
   return SUCCESS;
 }
 
+/* Masks of ranks; nobody where the others are not here. */
+static unsigned others(const communicator *c) { return c->with ? ((1u << c->ranks) - 1) & ~(1u << c->rank) : 0; }
+static unsigned only(const communicator *c, int root) { return c->with ? others(c) & (1u << root) : 0; }
+
+/* What one rank says in a collective or message, to whom, and whose words it waits for. */
+typedef struct {
+  const void *from;
+  size_t size;
+  unsigned to;
+  receipt receipt;
+} part;
+
+static int exchange(communicator *c, part *p, void *stream_handle) {
+  stream *queue = vgpu_stream(stream_handle);
+  receipt *r = &p->receipt;
+  if (!c->with || queue->capturing) return SUCCESS; /* what a graph does when it runs is not known here */
+  if (!r->when.is_pair) r->when.number = c->joined_in++;
+  r->when.at = c->with;
+  r->when.serial = c->serial;
+  r->rank = c->rank;
+  size_t known = 0;
+  if (p->size && p->size <= MESSAGE_MAX) {
+    vgpu_wait_for_range(p->from, p->size); /* it may be what another rank has yet to say */
+    known = vgpu_known_bytes(p->from, p->size);
+  }
+  if (!r->when.is_pair || p->to) vgpu_say(&r->when, c->rank, p->to, p->from, known);
+  if (!r->from) return SUCCESS;
+  size_t all = r->part * (r->is_spread ? c->ranks : 1);
+  if (r->part > MESSAGE_MAX || (r->is_reduction && known < p->size) || (r->takes_own && !known)) r->to = 0;
+  r->own = p->from;
+  r->own_size = r->to && (r->is_reduction || r->takes_own) ? known : 0;
+  if (r->to) vgpu_note_message(r->to, all); /* whoever reads it waits; what has come tells whether it is known */
+  vgpu_await(r, queue);
+  return SUCCESS;
+}
+
 API int ncclAllReduce(const void *from, void *to, size_t count, int type, int operation, communicator *c, void *stream) {
-  return echo(to, from, message_size(count, type), stream);
+  size_t size = message_size(count, type);
+  receipt r = {.from = others(c), .to = to, .part = size, .type = type, .operation = operation, .is_reduction = 1};
+  int status = echo(to, from, size, stream);
+  return status ? status : exchange(c, &(part){from, size, others(c), r}, stream);
 }
 
 API int ncclReduce(const void *from, void *to, size_t count, int type, int operation, int root, communicator *c,
                    void *stream) {
-  return to ? echo(to, from, message_size(count, type), stream) : vgpu_launch(stream);
+  size_t size = message_size(count, type);
+  receipt r = {.to = to, .part = size, .type = type, .operation = operation, .is_reduction = 1};
+  if (root == c->rank) r.from = others(c);
+  int status = to ? echo(to, from, size, stream) : vgpu_launch(stream);
+  return status ? status : exchange(c, &(part){from, size, only(c, root), r}, stream);
+}
+
+/* This rank's own part for each rank, before theirs come. */
+static int echo_for_all(void *to, const void *from, size_t size, communicator *c, void *stream) {
+  int status = SUCCESS, known = size <= SMALL_MESSAGE && vgpu_is_upload(from, size);
+  for (int i = 0; i < c->ranks && !status; i++) status = echo((char *)to + i * size, from, size, stream);
+  if (known) vgpu_note_message(to, c->ranks * size); /* one range, where each was one of its own */
+  return status;
 }
 
 API int ncclAllGather(const void *from, void *to, size_t count, int type, communicator *c, void *stream) {
   size_t size = message_size(count, type);
-  int status = SUCCESS;
-  for (int i = 0; i < c->ranks && !status; i++) status = echo((char *)to + i * size, from, size, stream);
-  if (count == 1 && type == INT64 && vgpu_is_upload(from, size)) vgpu_note_gathered(to, c->ranks * size);
-  return status;
+  receipt r = {.from = others(c), .takes_own = 1, .to = to, .part = size, .is_spread = 1};
+  int status = echo_for_all(to, from, size, c, stream);
+  return status ? status : exchange(c, &(part){from, size, others(c), r}, stream);
+}
+
+API int ncclGather(const void *from, void *to, size_t count, int type, int root, communicator *c, void *stream) {
+  size_t size = message_size(count, type);
+  int receives = root == c->rank, status = receives ? echo_for_all(to, from, size, c, stream) : vgpu_launch(stream);
+  receipt r = {.from = receives ? others(c) : 0, .takes_own = 1, .to = to, .part = size, .is_spread = 1};
+  return status ? status : exchange(c, &(part){from, size, only(c, root), r}, stream);
 }
 
 API int ncclReduceScatter(const void *from, void *to, size_t count, int type, int operation, communicator *c,
                           void *stream) {
   size_t size = message_size(count, type);
-  return echo(to, (const char *)from + c->rank * size, size, stream);
+  receipt r = {.from = others(c), .to = to, .part = size, .type = type, .operation = operation, .is_reduction = 1};
+  r.offset = c->rank * size;
+  int status = echo(to, (const char *)from + c->rank * size, size, stream);
+  return status ? status : exchange(c, &(part){from, c->ranks * size, others(c), r}, stream);
+}
+
+API int ncclAlltoAll(const void *from, void *to, size_t count, int type, communicator *c, void *stream) {
+  size_t size = message_size(count, type);
+  receipt r = {.from = others(c), .takes_own = 1, .to = to, .part = size, .offset = c->rank * size, .is_spread = 1};
+  int status = vgpu_launch(stream);
+  return status ? status : exchange(c, &(part){from, c->ranks * size, others(c), r}, stream);
+}
+
+static int broadcast(const void *from, void *to, size_t size, int root, communicator *c, void *stream) {
+  if (root == c->rank) return exchange(c, &(part){.from = from, .size = size, .to = others(c)}, stream);
+  return exchange(c, &(part){.receipt = {.from = only(c, root), .to = to, .part = size}}, stream);
 }
 
 API int ncclBcast(void *buffer, size_t count, int type, int root, communicator *c, void *stream) {
-  return vgpu_launch(stream) ? NCCL_UNHANDLED_CUDA_ERROR : SUCCESS;
+  int status = vgpu_launch(stream);
+  return status ? status : broadcast(buffer, buffer, message_size(count, type), root, c, stream);
 }
 
-/* PyTorch makes an all-gather of unequal parts from a group of broadcasts: what this rank sends fills the others' parts. */
+/* With nobody there: PyTorch makes an all-gather of unequal parts from a group of broadcasts, and what this rank sends
+ * fills the others' parts. */
 static __thread struct {
   void *to;
   size_t size;
@@ -194,13 +298,32 @@ API int ncclGroupEnd(void) {
 
 API int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, communicator *c, void *stream) {
   size_t size = message_size(count, type);
-  if (group_depth && root == c->rank) {
+  if (group_depth && root == c->rank && !c->with) {
     own = from;
     own_size = size <= SMALL_MESSAGE ? size : 0;
   }
-  if (group_depth && root != c->rank && pending_count < MAX_PENDING) {
+  if (group_depth && root != c->rank && !c->with && pending_count < MAX_PENDING) {
     pending[pending_count].to = to;
     pending[pending_count++].size = size;
   }
-  return echo(to, from, size, stream);
+  int status = echo(to, from, size, stream);
+  return status ? status : broadcast(from, to, size, root, c, stream);
+}
+
+/* ---- messages between two ranks */
+
+API int ncclSend(const void *from, size_t count, int type, int peer, communicator *c, void *stream) {
+  int status = vgpu_launch(stream);
+  if (status || !c->with) return status;
+  receipt r = {.when = {.is_pair = 1}};
+  if (!vgpu_stream(stream)->capturing) r.when.number = c->sent[peer]++;
+  return exchange(c, &(part){from, message_size(count, type), 1u << peer, r}, stream);
+}
+
+API int ncclRecv(void *to, size_t count, int type, int peer, communicator *c, void *stream) {
+  int status = vgpu_launch(stream);
+  if (status || !c->with) return status;
+  receipt r = {.when = {.is_pair = 1}, .from = 1u << peer, .to = to, .part = message_size(count, type)};
+  if (!vgpu_stream(stream)->capturing) r.when.number = c->received[peer]++;
+  return exchange(c, &(part){.receipt = r}, stream);
 }

@@ -13,6 +13,7 @@
 
 typedef struct {
   uintptr_t start, end;
+  int is_message; /* what ranks tell each other, which is copied whole */
 } range;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -30,16 +31,19 @@ static void forget_overlapping(uintptr_t start, uintptr_t end) {
   }
 }
 
-void vgpu_note_upload(const void *start, size_t size) {
+static void note(const void *start, size_t size, int is_message) {
   uintptr_t first = (uintptr_t)start, end = first + size;
   pthread_mutex_lock(&mutex);
   forget_overlapping(first, end);
-  ranges[next_place] = (range){first, end};
+  ranges[next_place] = (range){first, end, is_message};
   next_place = (next_place + 1) % REMEMBERED;
   if (first < lowest) lowest = first;
   if (end > highest) highest = end;
   pthread_mutex_unlock(&mutex);
 }
+
+void vgpu_note_upload(const void *start, size_t size) { note(start, size, 0); }
+void vgpu_note_message(const void *start, size_t size) { note(start, size, 1); }
 
 void vgpu_forget_upload(const void *start, size_t size) {
   pthread_mutex_lock(&mutex);
@@ -55,50 +59,29 @@ void vgpu_forget_all_uploads(void) {
   pthread_mutex_unlock(&mutex);
 }
 
-int vgpu_is_upload(const void *start, size_t size) {
-  uintptr_t first = (uintptr_t)start;
-  int found = 0;
+/* The remembered range that holds the address; empty where there is none. */
+static range around(const void *pointer) {
+  uintptr_t at = (uintptr_t)pointer;
+  range found = {0, 0, 0};
   pthread_mutex_lock(&mutex);
-  for (int i = 0; i < REMEMBERED && !found; i++) found = ranges[i].start <= first && first + size <= ranges[i].end;
+  for (int i = 0; i < REMEMBERED && !found.end; i++) {
+    if (ranges[i].start <= at && at < ranges[i].end) found = ranges[i];
+  }
   pthread_mutex_unlock(&mutex);
   return found;
 }
 
-/* The sizes that an object collective exchanges (all_gather_object): one int64 a rank, all equal here, whose maximum a
- * kernel takes before the host reads it. So until the next gather, each of them may be read, and one number that is not
- * known may be their reduction, if a kernel had a pointer to them. */
-static struct {
-  range at;
-  int64_t number;
-  int reads, reductions;
-} gathered;
-
-void vgpu_note_gathered(const void *start, size_t size) {
-  pthread_mutex_lock(&mutex);
-  gathered.at = (range){(uintptr_t)start, (uintptr_t)start + size};
-  gathered.number = *(const int64_t *)start;
-  gathered.reads = size / sizeof(int64_t);
-  gathered.reductions = 1;
-  pthread_mutex_unlock(&mutex);
+size_t vgpu_known_bytes(const void *start, size_t size) {
+  range found = around(start);
+  size_t known = found.end ? found.end - (uintptr_t)start : 0;
+  return known < size ? known : size;
 }
 
-int vgpu_gathered(const void *from, int64_t *number) {
-  uintptr_t at = (uintptr_t)from;
-  int known = 0;
-  pthread_mutex_lock(&mutex);
-  if (gathered.at.start <= at && at < gathered.at.end) {
-    known = gathered.reads-- > 0;
-  } else if (gathered.reductions) {
-    int untouched = 0;
-    for (int i = 0; i < REMEMBERED && !untouched; i++) {
-      untouched = ranges[i].start <= gathered.at.start && gathered.at.start < ranges[i].end;
-    }
-    known = !untouched;
-    gathered.reductions -= known;
-  }
-  *number = gathered.number;
-  pthread_mutex_unlock(&mutex);
-  return known;
+int vgpu_is_upload(const void *start, size_t size) { return vgpu_known_bytes(start, size) == size; }
+
+int vgpu_is_message(const void *start, size_t size) {
+  range found = around(start);
+  return found.is_message && (uintptr_t)start + size <= found.end;
 }
 
 static void forget_pointed_to(const uintptr_t *words, const uintptr_t *end) {
