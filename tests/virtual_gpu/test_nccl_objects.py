@@ -133,6 +133,13 @@ TENSORS = script("""
         computed = up(number + 1) * 3
         dist.all_reduce(computed)
         assert computed.item() == 0  # as any number that a kernel should have written
+        partly = up(number + 1) if number else up(number + 1) * 3
+        dist.all_reduce(partly)
+        copied = partly.clone()
+        assert (copied.item(), partly.item()) == (0, 0)  # one rank's part is not known
+        dist.broadcast(partly, ranks - 1)
+        dist.broadcast(computed, 0)
+        assert (partly.item(), computed.item()) == (0, 0)
 """)
 
 

@@ -154,7 +154,8 @@ size_t vgpu_hear(const occasion *o, int rank, int from, void *bytes, size_t size
 static int patience(void) { return atoi(setting("VGPU_NCCL_WAIT", "60")); }
 
 void vgpu_look_for_missing(const occasion *o, int rank, unsigned from, long long waited) {
-  int late = waited >= patience() * 1000000000ll;
+  /* once somebody was missed, the verdict is unknown anyway: no reason to wait as long in every communicator */
+  int late = waited >= (vgpu_table->absence.happened ? 1 : patience()) * 1000000000ll;
   table_lock(vgpu_table);
   meeting *m = o->at;
   for (int i = 0; i < m->ranks && m->serial == o->serial && !m->broken; i++) {

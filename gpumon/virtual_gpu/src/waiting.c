@@ -133,13 +133,19 @@ static int receive(const receipt *r) {
   return known;
 }
 
-static void finish(item *i, int at) {
-  if (!i->ticket) {
-    compute(&i->work);
-    if (!i->work.known) spoil(written_by(i), at + 1);
-  } else if (i->receipt.to && !(i->receipt.is_reduction ? reduce(&i->receipt) : receive(&i->receipt))) {
-    spoil(written_by(i), at + 1);
+/* What ranks said that nobody here can use is removed all the same. */
+static void discard(const receipt *r) {
+  for (int q = 0; q < r->when.at->ranks && r->part <= MESSAGE_MAX; q++) {
+    if (r->from >> q & 1) vgpu_hear(&r->when, r->rank, q, 0, 0);
   }
+}
+
+static void finish(item *i, int at) {
+  const receipt *r = &i->receipt;
+  int known = i->ticket ? r->to && (r->is_reduction ? reduce(r) : receive(r)) : i->work.known;
+  if (!i->ticket) compute(&i->work);
+  else if (!known) discard(r);
+  if (!known) spoil(written_by(i), at + 1);
 }
 
 static int is_ready(const item *i) {
@@ -219,16 +225,6 @@ void vgpu_wait_for_lanes(const u64 needs[LANES]) {
   wait_for(until, spans(0, 0));
 }
 
-void vgpu_wait_for_range(const void *start, size_t size) {
-  if (size && waiting()) wait_for(0, spans(start, size));
-}
-
-void vgpu_wait_for_all(void) {
-  u64 all[LANES];
-  for (int i = 0; i < LANES; i++) all[i] = UINT64_MAX;
-  wait_for(all, (span){0, UINTPTR_MAX});
-}
-
 int vgpu_awaited(const void *start, size_t size) {
   int found = 0;
   if (!waiting()) return 0;
@@ -240,6 +236,16 @@ int vgpu_awaited(const void *start, size_t size) {
   }
   pthread_mutex_unlock(&mutex);
   return found;
+}
+
+void vgpu_wait_for_range(const void *start, size_t size) {
+  if (size && vgpu_awaited(start, size)) wait_for(0, spans(start, size));
+}
+
+void vgpu_wait_for_all(void) {
+  u64 all[LANES];
+  for (int i = 0; i < LANES; i++) all[i] = UINT64_MAX;
+  wait_for(all, (span){0, UINTPTR_MAX});
 }
 
 /* ---- queueing */
