@@ -12,7 +12,7 @@
 #define PLACES 1024 /* a power of two; some 200 are taken */
 #define FEW 64      /* numbers: more ranks, or objects in one list, are not added up */
 
-typedef enum { NOTHING, SUM, MAXIMUM, ADD, ADD_CONSTANT, COMPARE, JOIN } purpose;
+typedef enum { NOTHING, SUM, MAXIMUM, ADD, ADD_CONSTANT, COMPARE, FILL, JOIN } purpose;
 
 static struct {
   const void *host;
@@ -37,9 +37,8 @@ static purpose purpose_of(const char *name, int *element, int *batch) {
   if (!strstr(name, "vectorized_elementwise_kernelILi") && !strstr(name, "unrolled_elementwise_kernelI")) return NOTHING;
   if (strstr(name, "WithCast")) return NOTHING; /* its operands are of other types */
   if (strstr(name, "NS0_15CUDAFunctor_addIlEE")) return ADD;
-  if (strstr(name, "kernelINS0_21CUDAFunctorOnSelf_addIlEE") || strstr(name, "NS0_21CUDAFunctorOnSelf_addIlEE")) {
-    return ADD_CONSTANT;
-  }
+  if (strstr(name, "NS0_21CUDAFunctorOnSelf_addIlEE")) return ADD_CONSTANT;
+  if (strstr(name, "NS0_11FillFunctorIlEE")) return FILL;
   return strstr(name, "14CompareFunctorIlEE") ? COMPARE : NOTHING;
 }
 
@@ -76,6 +75,14 @@ static int reduce(work_kind kind, void **parameters) {
     return 1;
   }
   return 0;
+}
+
+/* Not computed, but it is known what it writes: what lies around its parameters may point to anything, and to the size
+ * of an object that is to be sent (torch 2.8 fills the tensor for the sizes right after its upload). */
+static int fill(void **parameters) {
+  void *const *data = parameters[2];
+  vgpu_forget_upload(data[0], *(const int *)parameters[0] * sizeof(int64_t));
+  return 1;
 }
 
 /* A number of elements, the functor, and the pointers: the result, then the operands */
@@ -137,6 +144,7 @@ int vgpu_compute(const void *kernel, unsigned inputs, void **parameters) {
   switch (known_kernels[at].is) {
     case SUM: return reduce(WORK_SUM, parameters);
     case MAXIMUM: return reduce(WORK_MAX, parameters);
+    case FILL: return fill(parameters);
     case JOIN: return join(known_kernels[at].element, known_kernels[at].batch, inputs, parameters);
     default: return elementwise(known_kernels[at].is, parameters);
   }

@@ -59,30 +59,23 @@ void vgpu_forget_all_uploads(void) {
   pthread_mutex_unlock(&mutex);
 }
 
-/* The remembered range that holds the address; empty where there is none. */
-static range around(const void *pointer) {
-  uintptr_t at = (uintptr_t)pointer;
-  range found = {0, 0, 0};
+/* How many bytes are known from the address on, in one range or several that follow on each other. */
+static size_t known_from(const void *pointer, size_t size, int only_messages) {
+  uintptr_t first = (uintptr_t)pointer, at = first, before = 0;
   pthread_mutex_lock(&mutex);
-  for (int i = 0; i < REMEMBERED && !found.end; i++) {
-    if (ranges[i].start <= at && at < ranges[i].end) found = ranges[i];
+  while (at != before && at < first + size) {
+    before = at;
+    for (int i = 0; i < REMEMBERED && at == before; i++) {
+      if (ranges[i].start <= at && at < ranges[i].end && (ranges[i].is_message || !only_messages)) at = ranges[i].end;
+    }
   }
   pthread_mutex_unlock(&mutex);
-  return found;
+  return at - first < size ? at - first : size;
 }
 
-size_t vgpu_known_bytes(const void *start, size_t size) {
-  range found = around(start);
-  size_t known = found.end ? found.end - (uintptr_t)start : 0;
-  return known < size ? known : size;
-}
-
-int vgpu_is_upload(const void *start, size_t size) { return vgpu_known_bytes(start, size) == size; }
-
-int vgpu_is_message(const void *start, size_t size) {
-  range found = around(start);
-  return found.is_message && (uintptr_t)start + size <= found.end;
-}
+size_t vgpu_known_bytes(const void *start, size_t size) { return known_from(start, size, 0); }
+int vgpu_is_upload(const void *start, size_t size) { return known_from(start, size, 0) == size; }
+int vgpu_is_message(const void *start, size_t size) { return known_from(start, size, 1) == size; }
 
 static void forget_pointed_to(const uintptr_t *words, const uintptr_t *end) {
   for (; words < end; words++) {
