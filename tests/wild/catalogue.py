@@ -26,6 +26,8 @@ class Case:
     """Packages, by the names that PyPI has for them."""
     launches: bool = False
     """The script starts its ranks itself; otherwise torchrun does."""
+    says: bool = True
+    """It prints lines that begin with "case: ", the same in each run."""
     raises: tuple[str, ...] = ()
     """Codes of the warnings that are right."""
     peaks_elsewhere: bool = False
