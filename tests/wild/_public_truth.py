@@ -48,4 +48,5 @@ if __name__ == "__main__":
     os.chdir(folder)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(folder, script).parent)
+    sys.path.append(folder)  # as where the repository is installed
     runpy.run_path(script, run_name="__main__")
