@@ -129,7 +129,7 @@ SCRIPTS = (
            repository=CLEANRL),
     *(
         Script(f"cleanrl-{name}", f"cleanrl/{name}_continuous_action",
-               ("--env-id", "Pendulum-v1", "--total-timesteps", "200", "--learning-starts", "150"),
+               ("--env-id", "Pendulum-v1", "--total-timesteps", "190", "--learning-starts", "140"),
                requires=("gymnasium",), repository=CLEANRL)
         for name in ("ddpg", "td3", "sac")
     ),
