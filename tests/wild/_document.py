@@ -47,7 +47,6 @@ The scripts themselves, unmodified, at the commit that is named, run by hand wit
 download is made up. Counted from outside (`tests/wild/_public_truth.py`): a forward is one of a module with parameters
 that is called from outside every other one. So where a script calls parts of its model by themselves, as agents'
 `critic` and `actor`, the counted forwards are those of the parts, and gpumon's one window of them is marked "≠".
-CleanRL's PPO does not run on a virtual GPU: `torch.distributions` checks values, and there are none.
 
 | script | repository | command | with | model | phases | unexplained | estimate | forecast | bytes | findings | wrong |
 |---|---|---|---|---|---|---|---|---|---|---|---|

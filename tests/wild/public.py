@@ -123,6 +123,7 @@ SCRIPTS = (
            folder="distributed/tensor_parallelism"),
     Script("sequence-parallel", "sequence_parallel_example", ranks=2, repository=EXAMPLES,
            folder="distributed/tensor_parallelism"),
+    Script("cleanrl-ppo", "cleanrl/ppo", ("--total-timesteps", "1536"), requires=("gymnasium",), repository=CLEANRL),
     Script("cleanrl-dqn", "cleanrl/dqn", (*RL, "--train-frequency", "10"), requires=("gymnasium",),
            repository=CLEANRL),
     Script("cleanrl-c51", "cleanrl/c51", (*RL, "--train-frequency", "10"), requires=("gymnasium",),

@@ -65,6 +65,7 @@ typedef struct stream {
 } stream;
 stream *vgpu_stream(void *handle);
 int vgpu_launch(void *stream_handle); /* a kernel that does nothing was queued */
+int vgpu_all_was_launched(void);      /* this thread's last kernel reduced by `and` */
 int vgpu_launched(void);              /* the same, on the current device's default stream */
 void vgpu_synchronize(void);          /* everything queued on the current device is done */
 void vgpu_synchronize_stream(void *handle);
