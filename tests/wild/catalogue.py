@@ -68,14 +68,7 @@ CASES = (
     Case("nanogpt-compile", "nanogpt", ("--compile",)),
     Case("nanogpt-checkpointing", "nanogpt", ("--checkpointing",)),
     Case("nanogpt-ddp", "nanogpt", ("--accumulate", "2"), ranks=2),
-    Case(
-        "gan",
-        "gan",
-        fails={
-            "estimate": "in the discriminator's steps the generator's graph, alive through backward, is left out: "
-            "152,539,648 for 167,577,088 bytes, 9.0 % too low"
-        },
-    ),
+    Case("gan", "gan"),
     Case("vae", "vae"),
     Case("resnet-ema", "resnet_ema", fails={"evals": AVERAGE}),
     Case("lstm", "lstm"),
@@ -86,7 +79,7 @@ CASES = (
         "sac",
         "sac",
         fails={
-            "estimate": "the temperature's step is estimated as the others: 27,399,168 for 16,869,376 bytes, 62 % off",
+            "estimate": "the temperature's step, without a forward, is estimated as the one before: 26,216,960 for 16,869,376 bytes, 55 % off",
         },
     ),
     Case("mp-spawn-ddp", "mp_spawn", ranks=2, launches=True),
