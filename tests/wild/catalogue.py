@@ -79,7 +79,8 @@ CASES = (
         "sac",
         "sac",
         fails={
-            "estimate": "the temperature's step, without a forward, is estimated as the one before: 26,216,960 for 16,869,376 bytes, 55 % off",
+            "estimate": "the temperature's step, without a forward, is estimated as the one before: 26,216,960 for "
+            "16,869,376 bytes, 55 % off",
         },
     ),
     Case("mp-spawn-ddp", "mp_spawn", ranks=2, launches=True),
