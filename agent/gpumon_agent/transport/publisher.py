@@ -30,7 +30,6 @@ from gpumon_agent.transport.history import History
 
 FLUSH_S = 0.1
 MANY_RANKS, FLUSHES_OF_MANY = 32, 2  # of so many ranks each speaks every other time: a viewer has to take all of them
-_USUAL = (wire.Phase, wire.Ledger, wire.Step)  # what may wait for that
 HEARTBEAT_S = 1.0
 CLOSE_S = 0.22  # the promise is 250 ms; the rest is for being woken on a busy machine
 _GOODBYE_S = 0.15  # of CLOSE_S: how long viewers are given to take the last words
