@@ -104,14 +104,7 @@ CASES = (
         "optimizer-in-backward",
         "optimizer_in_backward",
     ),
-    Case(
-        "manual-grad",
-        "manual_grad",
-        fails={
-            "unexplained": "what autograd.grad gave, in the script's `grads` and `fast`, has no line: 5,271,572 bytes, "
-            "19.7 % as a between ends"
-        },
-    ),
+    Case("manual-grad", "manual_grad"),
     Case("torch-func", "torch_func"),
     Case("hf-trainer", "hf_trainer", ("--evaluate",), requires=("transformers", "accelerate")),
     Case("hf-trainer-bf16", "hf_trainer", ("--bf16", "--accumulate", "2"), requires=("transformers", "accelerate")),

@@ -266,7 +266,10 @@ class Accounts:
         other_models = None if others is None else claim(others, self.inventory.claimed, device)
         checkpoints = self._loads.claim(device, self.inventory.claimed)
         saved = self._activations.alive(device, self.inventory.claimed)
-        held = NOTHING if device == _CPU else self._variables.held(self.inventory.claimed, device, fresh=fresh)
+        held = NOTHING
+        if device != _CPU:
+            graphs = self._activations.known
+            held = self._variables.held(self.inventory.claimed, device, fresh=fresh, graphs=graphs)
         if self._activations.known:
             self._layers.note(device, saved)
         tracked = where.type != "cuda" or tracks_blocks()
