@@ -2,12 +2,12 @@
 
 Model. On a sampled step the graph is walked (graph.py) as the root's forward ends, from what it returned, and as
 backward begins, from where it begins: then the loss is there too. (An evaluation has no graph; what it returned is
-noted all the same.) Each storage is noted once, weakly. At any boundary
-activations are the noted storages that are still alive and that no owner (weights, inputs, ...) claims: after a plain
-backward none, with a graph or an output that somebody keeps, those. Within autocast its cache keeps a copy of each
-weight that was multiplied: those that no gradient needs (a first layer's, biases) are in no node; their sizes follow
-from the nodes that made them. An evaluation makes no node, and is taken to copy what a training forward did. A storage's
-Python object lives exactly as long as the storage, so a weak reference tells.
+noted all the same.) Each storage is noted once, weakly: its Python object lives exactly as long as the storage, so a
+weak reference tells. At any boundary activations are the noted storages that are still alive and that no owner
+(weights, inputs, ...) claims: after a plain backward none, with a graph or an output that somebody keeps, those.
+Within autocast its cache keeps a copy of each weight that was multiplied: those that no gradient needs (a first
+layer's, biases) are in no node; their sizes follow from the nodes that made them. An evaluation makes no node, and is
+taken to copy what a training forward did.
 Cost: graph.py's; a look at the clock ends a walk that takes longer than `WALK_NS`. Then as many sampled steps pass
 without one, twice as many each time it happens again (at most `REST_MAX`), and a walk that ends well begins anew.
 Known limitations. What was saved on a step that was not sampled and is still kept is not noted: it is unexplained.
