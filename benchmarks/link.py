@@ -75,7 +75,7 @@ def past() -> None:
     history = History()
     for step in range(2000):
         for event in events(step):
-            history.add(history.newest + 1, wire.encode_event(event), closes_step=isinstance(event, wire.Step))
+            history.extend([(history.newest + 1, wire.encode_event(event))])
     kept, _ = tracemalloc.get_traced_memory()
     structs = [(i, event) for step in range(2000) for i, event in enumerate(events(step))]
     both, _ = tracemalloc.get_traced_memory()

@@ -71,4 +71,4 @@ def estimating(owners: Owned | None, learnt: Device | None, ledging: Ledging | N
     if owners is None:
         return None
     size = learnt.newest.input_bytes if learnt is not None and learnt.newest is not None else None
-    return Estimating(owners, tuple(learnt.first) if learnt is not None else None, size, ledging)
+    return Estimating(owners, learnt.alike() if learnt is not None else None, size, ledging)

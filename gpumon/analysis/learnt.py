@@ -39,8 +39,20 @@ SPARSELY = 16
 LEARNT_STEPS = 256
 """Newest steps a rank is learnt from when it is met, or met again; every model's own window is shorter."""
 
+KINDS_MAX = 8
+"""Of steps that take turns (a GAN's discriminator and generator, an actor every other step), each with its estimate."""
+
 CENSUSES = 4
 """The newest ones that are kept: one that was cut short explains less than the one before it."""
+
+
+Kind = tuple[int, ...]
+
+
+def kind(step: StepPeaks) -> Kind:
+    """Which inputs a step has, whatever their sizes: the number of dimensions of each. That nearly always tells apart
+    steps that train other parts of a model, or another model."""
+    return tuple(len(shape) for shape in step.input_shapes)
 
 
 @dataclass(slots=True)
@@ -49,7 +61,7 @@ class Device:
 
     index: int
     lasting: wire.Ledger | None = None  # newest sampled ledger at the step's end
-    first: list[StepPeaks] = field(default_factory=list)  # what the estimate learns from
+    first: dict[Kind, list[StepPeaks]] = field(default_factory=dict)  # what the estimate learns from
     newest: StepPeaks | None = None
     record: StepRecord | None = None  # the newest that was learnt, and what was found in it:
     end: wire.Phase | None = None
@@ -108,7 +120,7 @@ class Device:
             if known is None and self.newest is not None:
                 known = carried(self.newest, record, each)
             elif known is not None and not known.skipped and self._tells(known):
-                self.first.append(known)
+                self.first.setdefault(kind(known), []).append(known)
             if known is not None:
                 self.newest = known
                 figures.append(known)
@@ -132,11 +144,20 @@ class Device:
         self.owners = ledger.ledger_of(self.record, self.end) if self.end is not None else None
 
     def _tells(self, step: StepPeaks) -> bool:
-        """Whether the estimate learns from it: one of the first, or the first whose batch has another size."""
-        if len(self.first) != LEARNING_STEPS:
-            return len(self.first) < LEARNING_STEPS
-        sizes = {each.input_bytes for each in self.first}
+        """Whether the estimate learns from it: one of its kind's first, or the first whose batch has another size."""
+        first = self.first.get(kind(step))
+        if first is None:
+            return len(self.first) < KINDS_MAX
+        if len(first) != LEARNING_STEPS:
+            return len(first) < LEARNING_STEPS
+        sizes = {each.input_bytes for each in first}
         return len(sizes) == 1 and None not in sizes and step.input_bytes not in (None, *sizes)
+
+    def alike(self) -> tuple[StepPeaks, ...]:
+        """What the estimate of the newest step is learnt from: the first of its kind, or else of the first kind."""
+        if self.newest is None or not self.first:
+            return ()
+        return tuple(self.first.get(kind(self.newest)) or next(iter(self.first.values())))
 
     def _grow(self, record: StepRecord, end: wire.Phase, highest: int) -> None:
         read = ledger.ledger_of(record, end)

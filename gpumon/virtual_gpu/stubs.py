@@ -24,6 +24,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"nccl\w+", "VGPU_UNSUPPORTED({name}, 5)"),  # ncclInvalidUsage
         (r"cudnn(Set|Destroy|RestoreDropout)\w*", "VGPU_SUCCEEDS({name})"),
         (r"cudnn(Conv|BatchNorm|Normalization|Pooling|Spatial|Activation|Softmax)\w*", "VGPU_DNN({name})"),
+        (r"cudnnRNN(Forward|Backward)\w*", "VGPU_DNN({name})"),
         (r"cudnn\w+", "VGPU_UNSUPPORTED({name}, 3000)"),  # CUDNN_STATUS_NOT_SUPPORTED
         (r"cufft\w+", "VGPU_UNSUPPORTED({name}, 16)"),  # CUFFT_NOT_SUPPORTED
         (r"cusolver\w+", "VGPU_UNSUPPORTED({name}, 9)"),  # CUSOLVER_STATUS_NOT_SUPPORTED

@@ -25,6 +25,7 @@ class Run:
     buckets: int = 0
     activations: Callable[[int], int] = lambda step: 300 * MIB
     input_bytes: Callable[[int], int] = lambda step: 64 * 1024
+    inputs: Callable[[int], int] = lambda step: 1  # how many tensors of those bytes together
     kept: Callable[[int], int] = lambda step: 0  # leaked until this step
     rounding: int = 1000
     slack: int = 64 * MIB
@@ -208,7 +209,7 @@ class Run:
                 self.time_ns(step),
                 STEP_NS,
                 self.input_bytes(step),
-                ((8, self.input_bytes(step) // 8),),
+                ((8, self.input_bytes(step) // 8 // self.inputs(step)),) * self.inputs(step),
                 self.skipped(step),
                 4,
             )

@@ -44,7 +44,11 @@ def sum_of(lines: Any, *names: str) -> int:
     return sum(getattr(lines, name) or 0 for name in names)
 
 
-@pytest.mark.parametrize("scenario", [s for s in PLAIN if s.name not in TAKES_LONG], ids=lambda scenario: scenario.name)
+EVALUATED_IN_BF16 = dataclasses.replace(BY_NAME["eval-between"], name="eval-between-bf16", args=("--bf16",))
+EVERY = [*(each for each in PLAIN if each.name not in TAKES_LONG), EVALUATED_IN_BF16]
+
+
+@pytest.mark.parametrize("scenario", EVERY, ids=lambda scenario: scenario.name)
 def test_every_byte_is_accounted_for(run: Any, scenario: Scenario) -> None:
     for entries in run(scenario).ranks:
         assert entries[-1] == {"failures": []}

@@ -52,6 +52,19 @@ def test_a_plain_loop(watch: Any) -> None:
     assert [step.input_bytes for step in watch.steps()] == [32] * 3
 
 
+def test_a_part_of_a_larger_tensor_is_an_input_of_its_own_size(watch: Any) -> None:
+    """A corpus on the device, of which each step reads a slice: its whole storage says nothing about the batch."""
+    model, optimizer = build()
+    watch(model, optimizer)
+    data = torch.ones(1000, 4)
+    for size in (2, 2, 5):
+        model(data[7 : 7 + size]).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    watch.agent.phases.finish()
+    assert [step.input_bytes for step in watch.steps()] == [32, 32, 80]
+
+
 def test_windows_tile_the_step(watch: Any) -> None:
     model, optimizer = build()
     watch(model, optimizer)

@@ -15,10 +15,12 @@ from gpumon_agent.ledger.variables import ENTRIES_MAX, Held, Variables
 CPU = -1
 
 
-def look(claimed: set[int], variables: Variables | None = None, *, fresh: bool = True) -> Held:
+def look(claimed: set[int], variables: Variables | None = None, *, fresh: bool = True, graphs: bool = True) -> Held:
     """As a module of torch's would stand between."""
-    names = {"__name__": "torch.nn", "v": variables or Variables(), "claimed": claimed, "fresh": fresh}
-    held: Held = eval(f"v.held(claimed, {CPU}, fresh=fresh)", names)
+    names = {
+        "__name__": "torch.nn", "v": variables or Variables(), "claimed": claimed, "fresh": fresh, "graphs": graphs,
+    }  # fmt: skip
+    held: Held = eval(f"v.held(claimed, {CPU}, fresh=fresh, graphs=graphs)", names)
     return held
 
 
@@ -89,16 +91,37 @@ def test_a_variable_an_entry_and_an_attribute_are_counted_once_and_named() -> No
     assert {each.kind for each in held.holders} == {"local"}
 
 
-def test_what_another_line_has_and_what_has_a_graph_is_not_counted() -> None:
-    def train(claimed: set[int], *, graph: bool = False) -> int:
-        weights = torch.ones(50_000, requires_grad=True)
+def test_what_another_line_has_is_not_counted() -> None:
+    def train(claimed: set[int]) -> dict[str, int]:
+        weights, other = torch.ones(50_000), torch.ones(40_000)
         claimed.add(weights.untyped_storage()._cdata)
-        loss = weights * 2 if graph else None
-        nbytes = look(claimed).nbytes
-        del loss
-        return nbytes
+        held = of(look(claimed), "train")
+        del other
+        return held
 
-    assert train(set()) == train(set(), graph=True)
+    assert train(set()).keys() == {"other"}
+
+
+def test_what_has_a_graph_is_counted_as_soon_as_the_graph_was_walked() -> None:
+    """Before, nobody knows what of it is an activation."""
+
+    def train(*, graphs: bool, many: int = 2) -> dict[str, int]:
+        weights = {f"{i}": torch.ones(5_000, requires_grad=True) for i in range(many)}
+        gradients = torch.autograd.grad(
+            sum(w.square().sum() for w in weights.values()), weights.values(), create_graph=True
+        )
+        fast = {name: w - 0.1 * g for (name, w), g in zip(weights.items(), gradients, strict=True)}
+        assert all(not each.is_leaf for each in (*gradients, *fast.values()))
+        variables = Variables()
+        look(set(), variables, graphs=not graphs)
+        held = of(look(set(), variables, fresh=False, graphs=graphs), "train")
+        del fast, gradients
+        return held
+
+    assert train(graphs=True) == {"weights": 2, "gradients": 2, "fast": 2}
+    assert train(graphs=True, many=40) == {"weights": 40, "gradients": 40, "fast": 40}
+    assert train(graphs=False) == {"weights": 2}
+    assert train(graphs=False, many=40) == {"weights": 40}
 
 
 def test_what_an_optimizer_keeps_while_it_calls_the_model_is_counted() -> None:

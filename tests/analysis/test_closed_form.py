@@ -7,6 +7,7 @@ from synthetic import GIB, MIB, Run, frame_of
 
 from gpumon.analysis import Estimate, Lines, Reporter, report
 from gpumon.analysis.estimate.closed_form import Owned, calibrated
+from gpumon.analysis.learnt import KINDS_MAX
 from gpumon_agent import wire
 
 
@@ -99,3 +100,19 @@ def test_a_smaller_last_batch_is_estimated_by_its_size(activations: int) -> None
         found = estimate_after(run, steps)
         assert found.peak == pytest.approx(run.peak(steps - 1), rel=0.02)
     assert estimate_after(run, 19).peak == pytest.approx(run.peak(18), rel=0.005)
+
+
+def test_steps_that_take_turns_are_estimated_each_by_its_kind() -> None:
+    """As of a discriminator and a generator, of which one sees a batch once and the other twice."""
+    run = Run(
+        activations=lambda step: (900 if step % 2 else 300) * MIB,
+        inputs=lambda step: 2 if step % 2 else 1,
+    )
+    for steps in (9, 10, 11, 12):
+        assert estimate_after(run, steps).peak == pytest.approx(run.peak(steps - 1), rel=0.005)
+
+
+def test_of_more_kinds_than_are_kept_the_first_stands_for_the_rest() -> None:
+    run = Run(inputs=lambda step: 1 + step % (2 * KINDS_MAX))
+    for steps in range(1, 4 * KINDS_MAX, 5):
+        assert estimate_after(run, steps).peak == pytest.approx(run.peak(10), rel=0.01)

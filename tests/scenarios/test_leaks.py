@@ -1,28 +1,21 @@
 """Leak scripts as users write them: each is named right (code, holder, line), and its clean twin warns of nothing.
 
-A process each, forked from one that has torch imported. By default a third of them, another one each day;
-GPUMON_ALL_LEAKS=1 runs all. `--junitxml=FILE -o junit_family=xunit1` tells of each at which step it was raised, and
-named.
+A process each, forked from one that has torch imported. `--junitxml=FILE -o junit_family=xunit1` tells of each at which
+step it was raised, and named.
 """
 
 from __future__ import annotations
 
-import os
-import time
-
 import pytest
 from scenarios.leaks._catalogue import LEAKS
 from told import findings, looks, told
-
-THIRDS = 3
-CHOSEN = LEAKS if os.environ.get("GPUMON_ALL_LEAKS") == "1" else LEAKS[time.gmtime().tm_yday % THIRDS :: THIRDS]
 
 
 def tells(virtual_gpu, folder, leak, *more):
     return told(virtual_gpu(), folder, leak.path, *leak.arguments, *more, LEAK_STEPS=str(leak.steps))
 
 
-@pytest.mark.parametrize("leak", CHOSEN, ids=lambda leak: leak.name)
+@pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.name)
 def test_a_leak_is_named_right(virtual_gpu, tmp_path, leak, record_property):
     newest, ever, first = (), {}, {}
     for step, newest in looks(tells(virtual_gpu, tmp_path, leak)):
@@ -48,7 +41,7 @@ def test_a_leak_is_named_right(virtual_gpu, tmp_path, leak, record_property):
     assert warned <= {"tensor-leak", "retained-graph", leak.code}, ever
 
 
-@pytest.mark.parametrize("leak", CHOSEN, ids=lambda leak: leak.name)
+@pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.name)
 def test_its_clean_twin_warns_of_nothing(virtual_gpu, tmp_path, leak):
     ever = findings(tells(virtual_gpu, tmp_path, leak, "--clean"))[1]
     assert all(each.severity == "info" for each in ever.values()), ever

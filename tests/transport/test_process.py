@@ -237,6 +237,32 @@ def test_the_end_can_be_waited_for() -> None:
     os.close(descriptor)
 
 
+def test_of_a_trainer_that_wrote_only_the_end_is_looked_at() -> None:
+    """A look into /proc costs as much as reading what it wrote. An exec is seen as soon as nothing more comes."""
+    shell = subprocess.Popen(
+        ["sh", "-c", "echo; read line; exec sleep 60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert shell.stdin is not None
+    assert shell.stdout is not None
+    shell.stdout.readline()
+    program = endpoint.program(shell.pid)
+    watched = [Trainer(shell.pid, endpoint.start_time(shell.pid) or 0, program) for _ in range(2)]
+    assert not any(trainer.ended() for trainer in watched)
+    shell.stdin.close()
+    until = time.monotonic() + 60
+    while endpoint.program(shell.pid) in ("", program) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not watched[0].ended(wrote=True)
+    assert watched[0].ended()
+    shell.kill()
+    shell.wait()
+    shell.stdout.close()
+    for trainer in watched:
+        if (descriptor := trainer.fileno()) is not None:
+            assert trainer.ended(wrote=True)
+            os.close(descriptor)
+
+
 def test_another_process_with_its_number() -> None:
     """The trainer had ended before the helper could look, and its pid was given away."""
     own = os.getpid()

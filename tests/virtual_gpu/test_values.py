@@ -232,3 +232,21 @@ def test_kernels_run_that_the_wheel_has_for_the_device_and_no_others(virtual_gpu
         assert x.grad.shape == x.shape
 
     virtual_gpu(profile=device).run(sort)
+
+
+def test_all_is_true_so_that_what_checks_values_goes_on(virtual_gpu):
+    """torch.distributions raises where a check is not true of all values; SAC and PPO cannot run without them."""
+
+    def check():
+        import torch
+
+        values = torch.randn(4, 3, device="cuda")
+        assert bool(torch.isfinite(values).all())
+        assert bool((values > 7).all(dim=0).all())
+        assert not bool(torch.isnan(values).any())
+        assert not (values > 7).all(dim=0).sum().item()
+        assert torch.tensor([False]).cuda()[0].item() is False
+        torch.distributions.Normal(values, values).rsample()
+        torch.distributions.Categorical(logits=values).sample()
+
+    virtual_gpu().run(check)

@@ -29,14 +29,27 @@ counts its own forwards, backwards and steps, runs once bare and once under `gpu
 - **model**: parameters of the models that were found; "≠" where they are not those that the case trains.
 - **phases**: steps as told / as counted, "≠" where forwards, backwards, evaluations or optimizer steps differ.
 - **unexplained**: the highest share of allocated that the ledger cannot name at the end of a phase, from step 5 on.
-- **estimate**: the largest error of the estimated peak from step 5 on. **forecast**: the median error of what a step
-  says of the next one's peak. Kernels do nothing here, so what depends on values is not tested by either.
+- **estimate**: the largest error of the estimated peak from step 5 on, without evaluations. **forecast**: the median
+  error of what a step says of the next one's peak. Kernels do nothing here, so what depends on values is not tested.
 - **bytes**: whether the dry run's peak is the bare run's, to the byte.
 - **wrong**: the checks that fail. A case without a row has not been run to its end yet.
 - Of several ranks each figure is the worst one's. "–": not told.
 
 | case | with | model | phases | unexplained | estimate | forecast | bytes | findings | wrong |
 |---|---|---|---|---|---|---|---|---|---|
+"""
+
+PUBLIC = """
+## Public scripts
+
+The scripts themselves, unmodified, at the commit that is named, run by hand with
+`python tests/wild/public.py FOLDER [NAME …]`, where FOLDER holds clones of the repositories; what a script would
+download is made up. Counted from outside (`tests/wild/_public_truth.py`): a forward is one of a module with parameters
+that is called from outside every other one. So where a script calls parts of its model by themselves, as agents'
+`critic` and `actor`, the counted forwards are those of the parts, and gpumon's one window of them is marked "≠".
+
+| script | repository | command | with | model | phases | unexplained | estimate | forecast | bytes | findings | wrong |
+|---|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -80,10 +93,10 @@ def percent(values: Iterable[float | None]) -> str:
 
 def write(rows: dict[str, str]) -> None:
     """The page with these rows, and the others as they were, in the catalogue's order."""
-    old = PAGE.read_text().splitlines() if PAGE.exists() else []
-    before = {line.split(" | ")[0].removeprefix("| "): line for line in old if line.startswith("| ")}
+    cases, public, scripts = PAGE.read_text().partition(PUBLIC)
+    before = {line.split(" | ")[0].removeprefix("| "): line for line in cases.splitlines() if line.startswith("| ")}
     every = before | rows
-    PAGE.write_text(HEAD + "".join(f"{every[case.name]}\n" for case in CASES if case.name in every))
+    PAGE.write_text(HEAD + "".join(f"{every[case.name]}\n" for case in CASES if case.name in every) + public + scripts)
 
 
 if __name__ == "__main__":

@@ -54,10 +54,11 @@ class Rank:
 
     @property
     def estimate(self) -> float | None:
-        """The largest error of the estimate's peak, in per cent; None if there is none."""
+        """The largest error of the estimate's peak, in per cent, without evaluations; None if there is none."""
         errors = []
         for step in self.steps:
-            peaks = [p["allocated_peak"] for p in step["phases"] if p["allocated_peak"] is not None]
+            told = [p for p in step["phases"] if p["allocated_peak"] is not None and p["phase"] != "eval"]
+            peaks = [p["allocated_peak"] for p in told]
             if step["step"] >= FROM_STEP and peaks and (step.get("estimate") or {}).get("peak"):
                 errors.append(100 * (step["estimate"]["peak"] / max(peaks) - 1))
         return max(errors, key=abs, default=None)

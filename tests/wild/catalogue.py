@@ -26,6 +26,8 @@ class Case:
     """Packages, by the names that PyPI has for them."""
     launches: bool = False
     """The script starts its ranks itself; otherwise torchrun does."""
+    says: bool = True
+    """It prints lines that begin with "case: ", the same in each run."""
     raises: tuple[str, ...] = ()
     """Codes of the warnings that are right."""
     peaks_elsewhere: bool = False
@@ -48,32 +50,16 @@ class Case:
         return [sys.executable, *launcher, str(FOLDER / f"{self.script}.py"), *self.args]
 
 
-CAST = (
-    "evaluation under autocast: its copies of the weights in 16 bits (27,548,160 bytes) have no line, 10.3 % at the "
-    "end of eval"
-)
 AVERAGE = "evaluating the average of the weights is no eval: of 12 counted up to the last step 6 are told"
 
 CASES = (
     Case("nanogpt", "nanogpt"),
-    Case("nanogpt-accumulation", "nanogpt", ("--accumulate", "4", "--dtype", "bfloat16"), fails={"unexplained": CAST}),
-    Case(
-        "nanogpt-fp16-scaler",
-        "nanogpt",
-        ("--accumulate", "2", "--dtype", "float16", "--clip", "1"),
-        fails={"unexplained": CAST},
-    ),
+    Case("nanogpt-accumulation", "nanogpt", ("--accumulate", "4", "--dtype", "bfloat16")),
+    Case("nanogpt-fp16-scaler", "nanogpt", ("--accumulate", "2", "--dtype", "float16", "--clip", "1")),
     Case("nanogpt-compile", "nanogpt", ("--compile",)),
     Case("nanogpt-checkpointing", "nanogpt", ("--checkpointing",)),
     Case("nanogpt-ddp", "nanogpt", ("--accumulate", "2"), ranks=2),
-    Case(
-        "gan",
-        "gan",
-        fails={
-            "estimate": "in the discriminator's steps the generator's graph, alive through backward, is left out: "
-            "152,539,648 for 167,577,088 bytes, 9.0 % too low"
-        },
-    ),
+    Case("gan", "gan"),
     Case("vae", "vae"),
     Case("resnet-ema", "resnet_ema", fails={"evals": AVERAGE}),
     Case("lstm", "lstm"),
@@ -84,7 +70,8 @@ CASES = (
         "sac",
         "sac",
         fails={
-            "estimate": "the temperature's step is estimated as the others: 27,399,168 for 16,869,376 bytes, 62 % off",
+            "estimate": "the temperature's step, without a forward, is estimated as the one before: 26,216,960 for "
+            "16,869,376 bytes, 55 % off",
         },
     ),
     Case("mp-spawn-ddp", "mp_spawn", ranks=2, launches=True),
@@ -104,14 +91,7 @@ CASES = (
         "optimizer-in-backward",
         "optimizer_in_backward",
     ),
-    Case(
-        "manual-grad",
-        "manual_grad",
-        fails={
-            "unexplained": "what autograd.grad gave, in the script's `grads` and `fast`, has no line: 5,271,572 bytes, "
-            "19.7 % as a between ends"
-        },
-    ),
+    Case("manual-grad", "manual_grad"),
     Case("torch-func", "torch_func"),
     Case("hf-trainer", "hf_trainer", ("--evaluate",), requires=("transformers", "accelerate")),
     Case("hf-trainer-bf16", "hf_trainer", ("--bf16", "--accumulate", "2"), requires=("transformers", "accelerate")),

@@ -31,6 +31,15 @@ def test_every_event_comes_back_as_it_was() -> None:
     assert wire.decode_frame(FRAME) == Packet(-1, True, tuple(EVENTS))
 
 
+@pytest.mark.parametrize("event", EVENTS)
+def test_the_kind_of_an_event_is_its_tag_and_what_is_not_whole_has_none(event: wire.Event) -> None:
+    raw = wire.encode_event(event)
+    assert wire.kind(raw) == event.__struct_config__.tag
+    for broken in (raw[:-1], raw + b"\0", raw[1:], b"", b"\x91\x05"):
+        with pytest.raises(WireError):
+            wire.kind(broken)
+
+
 @given(st.binary(max_size=2000))
 def test_any_bytes_are_a_packet_or_a_wire_error(raw: bytes) -> None:
     for topic in (b"", LIVE, SNAPSHOT + bytes(8)):

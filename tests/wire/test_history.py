@@ -10,8 +10,8 @@ def fill(history: History, steps: int, phases: int = 5) -> None:
     for step in range(steps):
         for index in range(phases):
             event = wire.Phase(step, "forward", index, 0, step, 1, 1 << 35, 1 << 35, 1 << 36, 1 << 36)
-            history.add(history.newest + 1, wire.encode_event(event), closes_step=False)
-        history.add(history.newest + 1, wire.encode_event(wire.Step(step, step, 1)), closes_step=True)
+            history.extend([(history.newest + 1, wire.encode_event(event))])
+        history.extend([(history.newest + 1, wire.encode_event(wire.Step(step, step, 1)))])
 
 
 def numbers(history: History) -> list[int]:

@@ -54,7 +54,7 @@ _WRAPPERS = (_COMPILED, "DistributedDataParallel", "FullyShardedDataParallel", "
 class Graph(Protocol):
     """Who looks at what autograd recorded, at the two moments when it is whole."""
 
-    def forward_ends(self, output: object) -> None: ...
+    def forward_ends(self, output: object, model: Module | None) -> None: ...
 
     def backward_begins(self, roots: Any) -> None: ...
 
@@ -480,7 +480,7 @@ class _Root:
             gradients=gradients,
             aborted=aborted,
             output=graph,
-            look=functools.partial(hooks._forward_made, output) if phases.sampled else None,
+            look=functools.partial(hooks._forward_made, output, module) if phases.sampled else None,
         )
 
 

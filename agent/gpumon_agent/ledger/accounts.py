@@ -118,6 +118,7 @@ class Accounts:
         """A model was added, or wrapped."""
         self._rolling.restart()
         self._others.changed()
+        self._activations.forget_models()
         self._places_left = 0
 
     def measure(self) -> None:
@@ -170,10 +171,16 @@ class Accounts:
 
     # ------------------------------------------------------------------------------------------------------ the graph
 
-    def forward_ends(self, output: object) -> None:
+    def forward_ends(self, output: object, model: Module | None) -> None:
         """A root returns `output`: it is noted, and what autograd saved for it."""
-        if self._cost.ledger:
-            self._walk(list(tensors_in(output, INPUT_DEPTH_MAX)))
+        if not self._cost.ledger:
+            return
+        self._walk(list(tensors_in(output, INPUT_DEPTH_MAX)))
+        if model is None or torch.is_grad_enabled() or self.many or _nothing_is_real():
+            return
+        if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):  # else its cache is empty by now
+            with NO_COLLECTION, self._booked:
+                self._activations.evaluated(model.parameters())
 
     def backward_begins(self, roots: Iterable[object]) -> None:
         """`roots`: also the gradients that it starts from, which are there until `loss.backward()` returns."""
@@ -266,7 +273,10 @@ class Accounts:
         other_models = None if others is None else claim(others, self.inventory.claimed, device)
         checkpoints = self._loads.claim(device, self.inventory.claimed)
         saved = self._activations.alive(device, self.inventory.claimed)
-        held = NOTHING if device == _CPU else self._variables.held(self.inventory.claimed, device, fresh=fresh)
+        held = NOTHING
+        if device != _CPU:
+            graphs = self._activations.known
+            held = self._variables.held(self.inventory.claimed, device, fresh=fresh, graphs=graphs)
         if self._activations.known:
             self._layers.note(device, saved)
         tracked = where.type != "cuda" or tracks_blocks()

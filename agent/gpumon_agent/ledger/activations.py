@@ -2,12 +2,12 @@
 
 Model. On a sampled step the graph is walked (graph.py) as the root's forward ends, from what it returned, and as
 backward begins, from where it begins: then the loss is there too. (An evaluation has no graph; what it returned is
-noted all the same.) Each storage is noted once, weakly. At any boundary
-activations are the noted storages that are still alive and that no owner (weights, inputs, ...) claims: after a plain
-backward none, with a graph or an output that somebody keeps, those. Within autocast its cache keeps a copy of each
-weight that was multiplied: those that no gradient needs (a first layer's, biases) are in no node; their sizes follow
-from the nodes that made them. A storage's Python object lives exactly as long as
-the storage, so a weak reference tells.
+noted all the same.) Each storage is noted once, weakly: its Python object lives exactly as long as the storage, so a
+weak reference tells. At any boundary activations are the noted storages that are still alive and that no owner
+(weights, inputs, ...) claims: after a plain backward none, with a graph or an output that somebody keeps, those.
+Within autocast its cache keeps a copy of each weight that was multiplied: those that no gradient needs (a first
+layer's, biases) are in no node; their sizes follow from the nodes that made them. An evaluation makes no node, and is
+taken to copy what a training forward did.
 Cost: graph.py's; a look at the clock ends a walk that takes longer than `WALK_NS`. Then as many sampled steps pass
 without one, twice as many each time it happens again (at most `REST_MAX`), and a walk that ends well begins anew.
 Known limitations. What was saved on a step that was not sampled and is still kept is not noted: it is unexplained.
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpumon_agent.ledger.graph import Cast, Place, Places, TooLarge, Walk
+from gpumon_agent.ledger.graph import HALF, Cast, Place, Places, TooLarge, Walk
 from gpumon_agent.ledger.saving import READABLE, Reader, Watch
 from gpumon_agent.ledger.storages import plain, untransformed
 
@@ -65,6 +65,7 @@ class Activations:
         """whether a checkpoint that runs a part of the forward again was met, in the newest step that was walked"""
         self._places = places
         self._casts: dict[int, Cast] = {}  # of this step, by parameter: a later copy takes the place of an earlier
+        self._copied: dict[int, Cast] = {}  # what training's forwards copied so far, kept by a node or not
         self._tell = tell
         self._budget_ns = WALK_NS if limited else None
         self._noted: dict[int, _Noted] = {}  # by the storage's identity
@@ -135,9 +136,23 @@ class Activations:
         self._recomputes = self._recomputes or reader.recomputes
         self._walked = (thread, walk.newest)
         self.hidden |= walk.hidden
+        self._copied.update(walk.copies)
+        for parameter in walk.copies:  # an evaluation's are no more
+            self._casts.pop(parameter, None)
         self._casts.update((cast.parameter, cast) for cast in walk.casts.values())
         self._note(walk.saved, weights)
         self._note([(root, None) for root in (*roots, *made) if isinstance(root, Tensor)], weights)
+
+    def evaluated(self, parameters: Iterable[Tensor]) -> None:
+        """A model with these was called without a graph, where autocast makes the copies that training had."""
+        for parameter in parameters if self.known and self._copied else ():
+            cast = self._copied.get(id(parameter))
+            if cast is not None and cast.nbytes == parameter.numel() * HALF:  # its id may have been another's
+                self._casts[cast.parameter] = cast
+
+    def forget_models(self) -> None:
+        """Others are watched from here on, or are wrapped."""
+        self._copied.clear()
 
     def _note(self, saved: Iterable[tuple[Tensor, Place | None]], weights: Container[int]) -> None:
         noted = self._noted
@@ -181,7 +196,7 @@ class Activations:
         ]
 
     def cast_bytes(self, index: int) -> int:
-        """Of the copies that autocast made of weights, as far as no gradient needs them."""
+        """Of the copies that autocast made of weights, as far as no node keeps them."""
         return sum(cast.nbytes for cast in self._casts.values() if cast.device == index)
 
     def forget_casts(self) -> None:

@@ -46,7 +46,8 @@ Around = tuple[Place, str]
 """a module that holds others, and the name of the child that was left last"""
 
 _PLAIN = (Tensor, Parameter)
-_HALF = 2
+HALF = 2
+"""bytes"""
 _LOOK_AT_CLOCK_EVERY = 64  # nodes
 _PLANS_MAX = 8  # of a model: graphs of other shapes (an evaluation, a last batch) take turns
 _NO_WEIGHTS: frozenset[int] = frozenset()
@@ -161,6 +162,8 @@ class _Plan:
         """id of a tied parameter → how often it was used so far"""
         self.casts: dict[int, Cast] = {}
         """copies of parameters in half precision that no node keeps, by the position of the node that made each"""
+        self.copies: dict[int, Cast] = {}
+        """all copies of parameters in half precision, by the parameter's id"""
 
 
 class Walk:
@@ -201,6 +204,8 @@ class Walk:
             plan = places.plans[structure] = _Plan()
         self.casts = plan.casts
         """copies of parameters in half precision that nothing in this graph keeps: those that are left autocast has"""
+        self.copies = plan.copies
+        """these and those that are kept: what autocast copies when the model is called without a graph"""
         self.learns = plan.known < len(nodes)
         self._follow(plan, nodes)
         self._attribute(plan, nodes)
@@ -304,6 +309,7 @@ class Walk:
             cast = casts[0] if casts and passes is not None else None
             if passes is not None and cast is None and (made := _cast(node, edges[0][0])) is not None:
                 plan.casts[at], cast = made, at
+                plan.copies[made.parameter] = made
             for taken in casts if passes is None else ():
                 copy = plan.casts.get(taken)
                 if copy is not None and any(_bytes(each) == copy.nbytes for held in kept.values() for each in held):
@@ -378,9 +384,9 @@ def _cast(node: Any, below: Any) -> Cast | None:
     if type(below) is not _Leaf or not type(node).__name__.startswith("ToCopyBackward"):
         return None
     told, variable = getattr(node, "_input_metadata", None), below.variable
-    if not told or told[0].dtype.itemsize != _HALF or variable.dtype is not torch.float32:
+    if not told or told[0].dtype.itemsize != HALF or variable.dtype is not torch.float32:
         return None
-    return Cast(id(variable), variable.get_device(), variable.numel() * _HALF)
+    return Cast(id(variable), variable.get_device(), variable.numel() * HALF)
 
 
 def _bytes(tensor: Tensor) -> int:

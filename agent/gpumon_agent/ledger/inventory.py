@@ -105,23 +105,23 @@ class Inventory:
         self._until_list = 0
 
     def inputs(self, *batch: object) -> tuple[int, list[tuple[int, ...]]]:
-        """Notes, weakly, the tensors handed to a root's forward; their storage bytes and their shapes."""
+        """Notes, weakly, the tensors handed to a root's forward; their bytes (of a view its own) and their shapes."""
         shapes: list[tuple[int, ...]] = []
         noted: list[weakref.ref[Tensor]] = []
-        sizes: dict[int, int] = {}
+        sizes: dict[int, int] = {}  # of each tensor once
         for part in batch:  # arguments, and those with names: mostly plain tensors, at every forward
             for value in part.values() if type(part) is dict else part if type(part) is tuple else (part,):
                 if type(value) is Tensor and has_storage(value):
                     noted.append(weakref.ref(value))
                     shapes.append(tuple(value.shape))
                     if not value.is_meta:
-                        storage = value.untyped_storage()
-                        sizes[storage._cdata] = storage.nbytes()
+                        sizes[id(value)] = value.nbytes
                 else:
                     for tensor in map(untransformed, tensors_in(value, INPUT_DEPTH_MAX - 2)):
                         noted.append(weakref.ref(tensor))
                         shapes.append(tuple(tensor.shape))
-                        sizes.update((identity, nbytes) for identity, nbytes, _ in storages(tensor))
+                        held = sum(nbytes for _, nbytes, _ in storages(tensor))
+                        sizes[id(tensor)] = min(held, tensor.nbytes) if tensor.layout is torch.strided else held
         self._inputs = noted
         self._handed = len(noted)
         return sum(sizes.values()), shapes

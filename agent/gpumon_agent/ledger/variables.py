@@ -3,8 +3,9 @@
 Model. The functions that led here are looked at, innermost first, torch's own passed over (but for an optimizer's step,
 which may call the model: LBFGS keeps flat vectors meanwhile), and a script's own module last. A tensor counts that a
 variable holds, or a list, tuple or dict in it, or an attribute of an object in it; a list, tuple or dict there may hold
-others, which hold tensors. Each storage that no other line has counts for the first variable that leads to it. What has
-a graph is not taken: it is the activations'.
+others, which hold tensors. Each storage that no other line has counts for the first variable that leads to it. The
+activations' come before: what has a graph counts only where the step's graphs were walked (`torch.autograd.grad`'s
+gradients, weights that an inner step made), else nobody knows what of it autograd saved.
 Cost: 0.1 µs an entry, 0.5 µs a tensor on the device; no more than `ENTRIES_MAX` entries a look.
 Known limitations. Not seen: tensors of a subclass, what sets, deques and slots hold, what lies deeper, what only a
 generator holds, and a container of more entries than are left of `ENTRIES_MAX`. Optimizers are not looked into. A model
@@ -69,42 +70,46 @@ class Variables:
     def __init__(self) -> None:
         self._kept: dict[tuple[int, ...], tuple[frozenset[int], int]] = {}
 
-    def held(self, claimed: set[int], device: int, *, fresh: bool) -> Held:
-        """On `device` (as Tensor.get_device() has it), in bytes; claims it. `fresh=False` may reuse sums of many."""
+    def held(self, claimed: set[int], device: int, *, fresh: bool, graphs: bool) -> Held:
+        """On `device` (as Tensor.get_device() has it), in bytes; claims it. `fresh=False` may reuse sums of many.
+
+        `graphs`: also what has a graph.
+        """
         if fresh:
             self._kept.clear()
         total = 0
         named: list[tuple[int, _Found]] = []
         for found in _look():
-            nbytes = self._claim(found.tensors, claimed, device)
+            nbytes = self._claim(found.tensors, claimed, device, graphs=graphs)
             if nbytes:
                 total += nbytes
                 named.append((nbytes, found))
         named.sort(key=lambda each: -each[0])
         return Held(total, tuple(_holder(found) for _, found in named[:NAMED_MAX]))
 
-    def _claim(self, found: list[Tensor], claimed: set[int], device: int) -> int:
+    def _claim(self, found: list[Tensor], claimed: set[int], device: int, *, graphs: bool) -> int:
         if len(found) < _MANY:
-            return claim(_own(found, device), claimed, device)
+            return claim(_own(found, device, graphs=graphs), claimed, device)
         ends = found[0], found[-1]
-        mark = (device, len(found), *map(id, ends), *(each.data_ptr() for each in _own(ends, device)))
+        addresses = (each.data_ptr() for each in _own(ends, device, graphs=True))
+        mark = (graphs, device, len(found), *map(id, ends), *addresses)
         kept = self._kept.get(mark)
         if kept is None or not kept[0].isdisjoint(claimed):
             new = claimed.copy()
-            nbytes = claim(_own(found, device), new, device)
+            nbytes = claim(_own(found, device, graphs=graphs), new, device)
             kept = self._kept[mark] = frozenset(new - claimed), nbytes
         claimed |= kept[0]
         return kept[1]
 
 
-def _own(found: Iterable[Tensor], device: int) -> Iterator[Tensor]:
-    return (each for each in found if each.get_device() == device and each.is_leaf and _has_storage(each))
+def _own(found: Iterable[Tensor], device: int, *, graphs: bool) -> Iterator[Tensor]:
+    return (e for e in found if e.get_device() == device and (graphs or e.is_leaf) and _has_storage(e))
 
 
 def tensors() -> Iterator[Tensor]:
     """All of them, whoever else has them, on any device."""
     for found in _look():
-        yield from (each for each in found.tensors if each.is_leaf and _has_storage(each))
+        yield from filter(_has_storage, found.tensors)
 
 
 def _holder(found: _Found) -> wire.Holder:

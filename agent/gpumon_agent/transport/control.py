@@ -9,7 +9,7 @@ sender back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import zmq
 
@@ -46,9 +46,12 @@ class Control:
         assert self._socket is not None
         self._socket.bind(address)
 
-    def hear(self, now: float) -> None:
-        """Answers what has come, and listens no further where it was too much for one second."""
-        if self._socket is None or self._poller is None:
+    def hear(self, now: float, ready: Container[object]) -> None:
+        """Answers what has come, and listens no further where it was too much for one second.
+
+        `ready`: what the poller found; a look that finds nothing costs as much as reading the ring.
+        """
+        if self._socket is None or self._poller is None or (self._listening and self._socket not in ready):
             return
         if now - self._second >= 1.0:
             self._second, self._left = now, REQUESTS_A_SECOND

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -66,7 +65,7 @@ class Helper:
         self._ahead = protect("outlook on the disk", self._write_ahead)
         self._last = last_known.File(self._box, self.descriptor.unix_ns, self.descriptor.pid, written=start.again)
         self._last_ns = time.monotonic_ns()
-        self._last_phase: wire.Phase | None = None
+        self._last_phase: bytes | None = None
         self._resident: int | None = None
         self._keep_last = protect("last boundary on the disk", self._write_last)
         self._forget_last = protect("last boundary on the disk", self._last.remove)
@@ -81,37 +80,30 @@ class Helper:
 
     # ------------------------------------------------------------------------------- called by the publisher, each turn
 
-    def drain(self) -> list[tuple[int, wire.NumberedEvent]]:
-        """What has come since the last call."""
-        ended = self.trainer.ended()  # first, so that what it wrote last is read after it
+    def drain(self) -> list[tuple[int, bytes]]:
+        """What has come since the last call. Most of it passes as it is, with a look at its kind."""
+        ended = self.trainer.ended(wrote=self._reader.has_more())  # first, so that what it wrote last is read after it
         if self._begins and self.publisher.ready:
             self._begins = False
             process.lower_priority()  # to start at the lowest takes many seconds beside a busy training
-        self._now = self._status.read() or self._now
         self._take_long()
-        events: list[tuple[int, Any]] = []
+        events: list[tuple[int, bytes]] = []
         for _, payload in self._reader.take():
             try:
-                event = wire.decode_event(payload)
+                kind = wire.kind(payload)
+                if kind == "phase":
+                    self._last_phase = payload
+                elif kind != "step" and self._heed(wire.decode_event(payload), payload):
+                    continue
+                events.append((self._seq, payload))
             except wire.WireError:  # whatever it was, its number tells viewers that something is missing
-                self._seq += 1
-                continue
-            if isinstance(event, wire.Goodbye):
-                self._goodbye, self._goodbye_ns = event, time.monotonic_ns()
-                continue
-            if isinstance(event, wire.Phase):
-                self._last_phase = event
-            elif isinstance(event, wire.Ledger):
-                self._picture.add(event, payload)
-            elif isinstance(event, wire.Outlook) and event.verdict == wire.OOM_AHEAD:
-                self._ahead(event)
-            events.append((self._seq, event))
+                pass
             self._seq += 1
         self._seq += self._reader.lost - self._lost
         self._lost = self._reader.lost
         goodbye = self._last_word(ended)
         if goodbye is not None:
-            events.append((self._seq, goodbye))
+            events.append((self._seq, wire.encode_event(goodbye)))
             self._seq += 1
         now = time.monotonic_ns()
         if ended or goodbye is not None:
@@ -128,7 +120,7 @@ class Helper:
 
     def heartbeat(self) -> wire.Heartbeat:
         now = time.monotonic_ns()
-        at = self._now
+        at = self._at()
         return wire.Heartbeat(
             now,
             at.step,
@@ -150,9 +142,9 @@ class Helper:
                 return wire.Reply(False, "how much room, and on which device?")
         elif request.what not in (wire.CENSUS, wire.BLOCKS, wire.SNAPSHOT_FILE):
             return wire.Reply(False, f"this agent does not know what {request.what!r} is: upgrade gpumon-agent")
-        elif request.what != wire.CENSUS and not self._now.counters[3]:
+        elif request.what != wire.CENSUS and not self._at().counters[3]:
             return wire.Reply(False, _NO_CUDA)
-        elif any(request.what == known.what and number > self._now.counters[2] for number, known in self._requests):
+        elif any(request.what == known.what and number > self._at().counters[2] for number, known in self._requests):
             return wire.Reply(True, f"asked for already: {WAITS}")
         self._number += 1
         same = [each for each in self._requests if (each[1].what, each[1].device) != (request.what, request.device)]
@@ -166,6 +158,21 @@ class Helper:
         self._said = [*self._said, (self._number, wire.clean(text, _LINE_CHARS))][-_KEPT:]
 
     # ---------------------------------------------------------------------------------------------------------- within
+
+    def _at(self) -> Current:
+        self._now = self._status.read() or self._now
+        return self._now
+
+    def _heed(self, event: wire.Event, payload: bytes) -> bool:
+        """Whether it is kept back: the last word waits for the exit code."""
+        if isinstance(event, wire.Goodbye):
+            self._goodbye, self._goodbye_ns = event, time.monotonic_ns()
+            return True
+        if isinstance(event, wire.Ledger):
+            self._picture.add(event, payload)
+        elif isinstance(event, wire.Outlook) and event.verdict == wire.OOM_AHEAD:
+            self._ahead(event)
+        return False
 
     def _take_long(self) -> None:
         for kind, message in self._long.take():
@@ -203,10 +210,11 @@ class Helper:
 
     def _write_last(self, *, ended: bool) -> None:
         """For the case that this process is killed too, with all of its container."""
-        hello, at, phase = self._picture.hello, self._now, self._last_phase
+        hello, at = self._picture.hello, self._at()
         if hello is None:
             return
-        figures = (None, None, None) if phase is None else (phase.device, phase.allocated, phase.reserved)
+        phase = None if self._last_phase is None else wire.decode_event(self._last_phase)
+        figures = (phase.device, phase.allocated, phase.reserved) if isinstance(phase, wire.Phase) else (None,) * 3
         self._resident = _resident(hello.pid) or self._resident  # of who is gone it cannot be read any more
         in_it_s = max(0, time.monotonic_ns() - at.since_ns) / 1e9
         known = last_known.LastKnown(
@@ -232,7 +240,8 @@ class Helper:
     def _gone(self) -> wire.Goodbye:
         """It was killed, or ended itself without Python's exit. This process saw it at once, viewers did not."""
         text = f"process {self.descriptor.pid} is gone, and said no last word"
-        return wire.Goodbye("lost", time.monotonic_ns(), self._now.step, self._now.phase, text)
+        at = self._at()
+        return wire.Goodbye("lost", time.monotonic_ns(), at.step, at.phase, text)
 
     def _answer(self) -> None:
         """Whenever it changes, and each second: the training process looks whether its helper lives."""
@@ -242,11 +251,11 @@ class Helper:
             self.publisher.answered,
             tuple(self._requests),
             tuple(self._said),
-            self._seq,
+            self._answered.seq,  # by itself it is no change
         )
         now = time.monotonic_ns()
-        changed = msgspec.structs.replace(answer, seq=self._answered.seq) != self._answered
-        if changed or now - self._answered_ns > _ANSWER_EVERY_NS:
+        if answer != self._answered or now - self._answered_ns > _ANSWER_EVERY_NS:
+            answer.seq = self._seq
             self._answered, self._answered_ns = answer, now
             self._back.write(messages.encode(answer))
 

@@ -27,16 +27,16 @@ class History:
         self._pages_steps = 0
         self._open: list[tuple[int, bytes]] = []
         self._open_bytes = 0
-        self._open_steps = 0
         self.newest = -1
 
-    def add(self, seq: int, encoded: bytes, *, closes_step: bool) -> None:
-        self._open.append((seq, encoded))
-        self._open_bytes += len(encoded)
-        self._open_steps += closes_step
-        self.newest = seq
-        if self._open_bytes >= _PAGE_BYTES:
-            self._seal()
+    def extend(self, events: list[tuple[int, bytes]]) -> None:
+        """Encoded events with their numbers, in order."""
+        for seq, encoded in events:
+            self._open.append((seq, encoded))
+            self._open_bytes += len(encoded)
+            if self._open_bytes >= _PAGE_BYTES:
+                self._seal()
+            self.newest = seq
 
     def packets(self) -> list[bytes]:
         """Oldest first, as it stands now."""
@@ -49,15 +49,16 @@ class History:
 
     @property
     def steps(self) -> int:
-        return self._pages_steps + self._open_steps
+        return self._pages_steps + _steps(self._open)
 
     def _seal(self) -> None:
         packets = list(wire.pack(self._open, replayed=True))
         size = sum(map(len, packets))
-        self._pages.append((packets, size, self._open_steps))
+        steps = _steps(self._open)
+        self._pages.append((packets, size, steps))
         self._pages_bytes += size
-        self._pages_steps += self._open_steps
-        self._open, self._open_bytes, self._open_steps = [], 0, 0
+        self._pages_steps += steps
+        self._open, self._open_bytes = [], 0
         while self._pages and (
             self._pages_bytes > self._bytes_max - 2 * _PAGE_BYTES
             or self._pages_steps - self._pages[0][2] >= self._steps_max
@@ -65,3 +66,7 @@ class History:
             _, size, steps = self._pages.popleft()
             self._pages_bytes -= size
             self._pages_steps -= steps
+
+
+def _steps(events: list[tuple[int, bytes]]) -> int:
+    return sum(wire.kind(encoded) == "step" for _, encoded in events)

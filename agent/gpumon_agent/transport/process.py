@@ -88,26 +88,31 @@ class Trainer:
         self._start_time = start_time
         self._program = program
         self._descriptor: int | None = None
+        self._poll = select.poll()
         if hasattr(os, "pidfd_open"):  # Python was built on Linux 5.3 or newer
             with contextlib.suppress(OSError):  # it runs on an older one; or there is no such process
                 self._descriptor = os.pidfd_open(pid)
+                self._poll.register(self._descriptor, select.POLLIN)
         self._has_ended = endpoint.start_time(pid) != start_time
 
     def fileno(self) -> int | None:
         """Readable once the trainer has ended, but not by exec. None where Linux (< 5.3) or Python has no pidfd."""
         return self._descriptor
 
-    def ended(self) -> bool:
-        """Whether it has ended, or runs another program now. To be asked every second or so: it reads /proc."""
-        self._has_ended = self._has_ended or self._is_gone() or self.runs_another()
+    def ended(self, *, wrote: bool = False) -> bool:
+        """Whether it has ended, or runs another program now.
+
+        `wrote`: it has written something since it was asked last. Then /proc is not read, which takes as much as
+        reading what it wrote: an exec, and without a pidfd any end, is seen as soon as nothing more comes.
+        """
+        if self._descriptor is not None and self._poll.poll(0):
+            self._has_ended = True
+        elif not wrote:
+            self._has_ended = self._has_ended or self._is_gone() or self.runs_another()
         return self._has_ended
 
     def _is_gone(self) -> bool:
-        if self._descriptor is None:
-            return self._endpoint.start_time(self._pid) != self._start_time
-        poll = select.poll()
-        poll.register(self._descriptor, select.POLLIN)
-        return bool(poll.poll(0))
+        return self._descriptor is None and self._endpoint.start_time(self._pid) != self._start_time
 
     def runs_another(self) -> bool:
         """By exec: the process lives on, the training does not."""

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Protocol
 
@@ -30,7 +30,6 @@ from gpumon_agent.transport.history import History
 
 FLUSH_S = 0.1
 MANY_RANKS, FLUSHES_OF_MANY = 32, 2  # of so many ranks each speaks every other time: a viewer has to take all of them
-_USUAL = (wire.Phase, wire.Ledger, wire.Step)  # what may wait for that
 HEARTBEAT_S = 1.0
 CLOSE_S = 0.22  # the promise is 250 ms; the rest is for being woken on a busy machine
 _GOODBYE_S = 0.15  # of CLOSE_S: how long viewers are given to take the last words
@@ -40,9 +39,9 @@ _alive: weakref.WeakSet[Publisher] = weakref.WeakSet()
 
 
 class Source(Protocol):
-    """The recorder, as far as the publisher knows it."""
+    """Where the numbered events come from. Bytes: an encoded one."""
 
-    def drain(self) -> list[tuple[int, wire.NumberedEvent]]: ...
+    def drain(self) -> Sequence[tuple[int, wire.NumberedEvent | bytes]]: ...
 
 
 class Publisher:
@@ -205,7 +204,7 @@ class Publisher:
                 publish, answer = self._begin_anew(poller), None
             now = time.monotonic()
             if self._control is not None:
-                self._control.hear(now)
+                self._control.hear(now, ready)
             if now >= next_flush:
                 next_flush = now - now % FLUSH_S + FLUSH_S  # all ranks of a machine together: its viewer wakes up once
                 self._flush(publish)
@@ -322,14 +321,9 @@ class Publisher:
         self._held += 1
         turn = int(time.monotonic() / FLUSH_S + 0.01)
         due = turn % self._flushes == 0 or self._held > self._flushes or self._closing
-        for seq, event in self._drain() or ():
-            data = self._encode(event)
-            if data is None or len(data) > wire.EVENT_BYTES_MAX:
-                self.unsent += 1
-                continue
-            encoded.append((seq, data))
-            self.history.add(seq, data, closes_step=isinstance(event, wire.Step))
-            due = due or not isinstance(event, _USUAL)
+        new = list(self._encoded(self._drain() or ()))
+        self.history.extend(new)
+        encoded += new
         if self._announce:
             self._announce = False
             if self._watched:
@@ -350,11 +344,11 @@ class Publisher:
         packets = [] if glance else self.history.packets()
         newest = self.history.newest
         picture = (self._picture() or [])[: 1 if glance else None]  # the Hello stands first
-        for packet in wire.pack(self._encoded(picture), replayed=True):
+        for packet in wire.pack(self._encoded((-1, event) for event in picture), replayed=True):
             yield wire.frame(packet, topic)
         for packet in packets:
             yield wire.frame(packet, topic)
-        for packet in wire.pack(self._encoded([self._heartbeat(), wire.Synced(newest)]), replayed=True):
+        for packet in wire.pack(self._encoded([(-1, self._heartbeat()), (-1, wire.Synced(newest))]), replayed=True):
             yield wire.frame(packet, topic)
 
     def _continue(self, publish: zmq.Socket[bytes], answer: Iterator[bytes]) -> bool:
@@ -367,18 +361,18 @@ class Publisher:
         return True
 
     def _send(self, publish: zmq.Socket[bytes], events: Iterable[wire.Event | bytes | None]) -> None:
-        for packet in wire.pack(self._encoded(events), replayed=False):
+        for packet in wire.pack(self._encoded((-1, event) for event in events), replayed=False):
             self._put(publish, wire.frame(packet))
 
-    def _encoded(self, events: Iterable[wire.Event | bytes | None]) -> Iterator[tuple[int, bytes]]:
-        for event in events:
+    def _encoded(self, events: Iterable[tuple[int, wire.Event | bytes | None]]) -> Iterator[tuple[int, bytes]]:
+        for seq, event in events:
             if event is None:
                 continue
             data = event if isinstance(event, bytes) else self._encode(event)
             if data is None or len(data) > wire.EVENT_BYTES_MAX:
                 self.unsent += 1
             else:
-                yield -1, data
+                yield seq, data
 
     def _put(self, publish: zmq.Socket[bytes], frame: bytes) -> None:
         try:

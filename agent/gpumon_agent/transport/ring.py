@@ -239,6 +239,10 @@ class _Pages:
         self._unsafe = unsafe_pages
         self._next = 0  # no smaller number is new
 
+    @property
+    def head(self) -> int:
+        return self._words[self._head]
+
     def _oldest(self, head: int) -> int:
         """Where the oldest page begins that is whole and stays it for now."""
         return max(0, (head - 1) // PAGE_BYTES + self._unsafe - self._pages) * PAGE_BYTES
@@ -302,12 +306,17 @@ class Reader:
         reader._expected = None
         return reader
 
+    def has_more(self) -> bool:
+        """Whether something was written since the last call of `take`."""
+        return self._pages.head != self._position
+
     def take(self, max_pages: int = sys.maxsize) -> list[tuple[int, bytes]]:
         """The records since the last call, with their numbers, which only ever grow: all, or those of so many pages."""
         self._position, taken = self._pages.take(self._position, max_pages)
-        for number, _ in taken:
-            self.lost += 0 if self._expected is None else number - self._expected
-            self._expected = number + 1
+        if taken:
+            first, last = taken[0][0], taken[-1][0]
+            self.lost += last + 1 - len(taken) - (first if self._expected is None else self._expected)
+            self._expected = last + 1
         return taken
 
 

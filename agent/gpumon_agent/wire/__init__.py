@@ -50,6 +50,7 @@ from .codec import encode_event as encode_event
 from .codec import encode_received as encode_received
 from .codec import frame as frame
 from .codec import is_request as is_request
+from .codec import kind as kind
 from .codec import mismatch_sentence as mismatch_sentence
 from .codec import pack as pack
 from .evidence import ALLOCATED as ALLOCATED

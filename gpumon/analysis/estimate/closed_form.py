@@ -19,7 +19,8 @@ Cost. O(modules) once per description (cached by the caller), O(learnt steps) ot
 Known limitations. A model spread over several devices is described as a whole, so no estimate is made for one of them.
 Where fewer gradients stand than there are trainable parameters (sparse ones, or none), the measured ones are taken.
 Learnt figures belong to the input sizes they were learnt from, or to the line through two of them; what is not linear
-is the forecast's business. Workspaces and rounding are measured, not derived.
+is the forecast's business. Workspaces and rounding are measured, not derived. Kinds of steps that take turns are told
+apart by their inputs alone (`learnt.kind`).
 """
 
 from __future__ import annotations

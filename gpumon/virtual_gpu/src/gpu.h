@@ -87,6 +87,7 @@ typedef struct stream {
 } stream;
 stream *vgpu_stream(void *handle);
 int vgpu_launch(void *stream_handle); /* a kernel that does nothing was queued */
+int vgpu_all_was_launched(void);      /* this thread's last kernel reduced by `and` */
 int vgpu_launched(void);              /* the same, on the current device's default stream */
 void vgpu_synchronize(void);          /* everything queued on the current device is done */
 void vgpu_synchronize_stream(void *handle);
@@ -94,6 +95,7 @@ void vgpu_synchronize_stream(void *handle);
 /* integers.c: the few kernels that are computed */
 void vgpu_register_kernel(const void *host, const char *name);
 int vgpu_compute(const void *kernel, unsigned inputs, void **parameters);
+int vgpu_is_all(const void *kernel);
 
 /* report.c: what is said on stderr */
 int vgpu_unsupported(const char *name, int status); /* says so once for each name */

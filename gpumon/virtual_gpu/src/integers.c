@@ -12,7 +12,7 @@
 #define PLACES 1024 /* a power of two; some 200 are taken */
 #define FEW 64      /* numbers: more ranks, or objects in one list, are not added up */
 
-typedef enum { NOTHING, SUM, MAXIMUM, ADD, ADD_CONSTANT, COMPARE, FILL, JOIN } purpose;
+typedef enum { NOTHING, SUM, MAXIMUM, ADD, ADD_CONSTANT, COMPARE, FILL, JOIN, ALL } purpose;
 
 static struct {
   const void *host;
@@ -30,6 +30,7 @@ static purpose purpose_of(const char *name, int *element, int *batch) {
     return type && sscanf(type, "OpaqueTypeILj%dEEEjLi1ELi%dE", element, batch) == 2 ? JOIN : NOTHING;
   }
   if (strstr(name, "reduce_kernelILi")) {
+    if (strstr(name, "and_kernel_cuda")) return ALL;
     if (strstr(name, "ReduceOpIlNS0_14func_wrapper_tIlNS0_13MaxNanFunctorIlEEEE")) return MAXIMUM;
     if (strstr(name, "ReduceOpIlNS0_14func_wrapper_tIlZNS0_11sum_functorIlllE")) return SUM;
     return NOTHING;
@@ -137,11 +138,21 @@ static int join(int element, int batch, unsigned inputs, void **parameters) {
   return 1;
 }
 
-int vgpu_compute(const void *kernel, unsigned inputs, void **parameters) {
+static unsigned find(const void *kernel) {
   unsigned at = place(kernel);
   while (known_kernels[at].host && known_kernels[at].host != kernel) at = (at + 1) % PLACES;
-  if (!known_kernels[at].host || !parameters) return 0;
+  return at;
+}
+
+/* A reduction by `and`: `tensor.all()` is how code asks whether everything is as it should be. */
+int vgpu_is_all(const void *kernel) { return known_kernels[find(kernel)].is == ALL; }
+
+int vgpu_compute(const void *kernel, unsigned inputs, void **parameters) {
+  unsigned at = find(kernel);
+  if (!parameters) return 0;
   switch (known_kernels[at].is) {
+    case NOTHING:
+    case ALL: return 0;
     case SUM: return reduce(WORK_SUM, parameters);
     case MAXIMUM: return reduce(WORK_MAX, parameters);
     case FILL: return fill(parameters);

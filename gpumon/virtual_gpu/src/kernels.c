@@ -118,7 +118,12 @@ API int __cudaGetKernel(const void **kernel, const void *function) {
 
 /* ---- launches */
 
+static __thread int all_was_launched;
+
+int vgpu_all_was_launched(void) { return all_was_launched; }
+
 static int launch(void **parameters, void *stream_handle) {
+  all_was_launched = 0;
   vgpu_forget_reachable_uploads(parameters);
   return vgpu_launch(stream_handle);
 }
@@ -129,9 +134,12 @@ static int launch_compiled(const void *kernel, dim3_t grid, void **parameters, v
   if (status) return status;
   if (!architecture(vgpu_current, 0)) return vgpu_fail(ERROR_NO_KERNEL_IMAGE);
   if (!vgpu_stream(stream_handle)->capturing && vgpu_compute(kernel, grid.y, parameters)) {
+    all_was_launched = 0;
     return vgpu_launch(stream_handle);
   }
-  return launch(parameters, stream_handle);
+  status = launch(parameters, stream_handle);
+  all_was_launched = vgpu_is_all(kernel);
+  return status;
 }
 
 API int cudaLaunchKernel(const void *kernel, dim3_t grid, dim3_t block, void **parameters, size_t shared, void *s) {
