@@ -207,9 +207,18 @@ class Trial:
             followed.forecast = device.forecast
 
     def outcome(
-        self, ended: Ended, exit_code: int | None, devices: tuple[Space, ...], *, steps: int | None = None
+        self,
+        ended: Ended,
+        exit_code: int | None,
+        devices: tuple[Space, ...],
+        *,
+        steps: int | None = None,
+        missed: str = "",
     ) -> Outcome:
-        """The verdict, once the script has ended. `devices`: what was in use of each at most. `steps`: asked for."""
+        """The verdict, once the script has ended. `devices`: what was in use of each at most. `steps`: asked for.
+
+        `missed` says which rank others waited for in vain; empty if none.
+        """
         frame = self._store.frame(time.time_ns())
         hellos = {rank.source: rank.hello for rank in frame.ranks}
         highest = [
@@ -225,7 +234,7 @@ class Trial:
         )
         _, tallest = max(highest, key=lambda pair: pair[0].allocated, default=(None, None))
         forecast = tallest.forecast if tallest is not None else None
-        unknown = self._unknown(ended, devices, steps)
+        unknown = self._unknown(ended, devices, steps, missed)
         findings = tuple(
             f for found in self._findings.values() for f in found if f.state == "open" and f.severity != "info"
         )
@@ -247,12 +256,14 @@ class Trial:
             unknown,
         )
 
-    def _unknown(self, ended: Ended, devices: tuple[Space, ...], steps: int | None) -> str:
+    def _unknown(self, ended: Ended, devices: tuple[Space, ...], steps: int | None, missed: str) -> str:
         """Why the run cannot tell whether it fits; empty where it can."""
         if ended == "failed":
             return "the script failed by itself, not for want of memory"
         if not any(device.used for device in devices):
             return "the script used no GPU"
+        if missed:
+            return missed
         closed, world = self._ranks()
         if not self._steps:
             return "no training step was seen"

@@ -50,14 +50,22 @@ INTERRUPTED = 128 + signal.SIGINT
 )
 @click.option("--steps", type=click.IntRange(min=1), help="End the script when every rank has done so many.")
 @click.option(
+    "--wait",
+    type=click.IntRange(min=1),
+    metavar="SECONDS",
+    default=60,
+    show_default=True,
+    help="How long ranks wait for one that does not come to a collective.",
+)
+@click.option(
     "--json", "as_json", is_flag=True, help="One JSON object a line instead of the screen; the last: verdict."
 )
 @click.option("--no-screen", is_flag=True, help="The script's own output, then the verdict.")
 @looks
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND…")
 def command(
-    device: str, devices: int, context: str | None, steps: int | None, as_json: bool, no_screen: bool,
-    light: bool, ansi: bool, plain: bool, command: tuple[str, ...],
+    device: str, devices: int, context: str | None, steps: int | None, wait: int, as_json: bool,
+    no_screen: bool, light: bool, ansi: bool, plain: bool, command: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run a training script, its code unchanged, on a GPU that is not there, and say whether it fits.
 
@@ -72,7 +80,7 @@ def command(
     from gpumon.cli.attach import options
 
     screen = None if as_json or no_screen else options(light, ansi, plain)
-    raise click.exceptions.Exit(dryrun(command, device, devices, context, steps, screen=screen, as_json=as_json))
+    raise click.exceptions.Exit(dryrun(command, device, devices, context, steps, wait, screen=screen, as_json=as_json))
 
 
 def dryrun(
@@ -81,6 +89,7 @@ def dryrun(
     devices: int = 1,
     context: str | None = None,
     steps: int | None = None,
+    wait: int | None = None,
     *,
     screen: Options | None = None,
     as_json: bool = False,
@@ -91,7 +100,7 @@ def dryrun(
 
     if screen is not None:
         need_a_terminal("this is not a terminal, and the screen needs one; use --json or --no-screen")
-    argv, environment = prepare(words, device, devices, context)
+    argv, environment = prepare(words, device, devices, context, wait)
     with tempfile.TemporaryFile() as kept:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the script is ended too
         out, err = (kept.fileno(), kept.fileno()) if screen is not None else (2, 2) if as_json else (1, 2)
@@ -112,14 +121,16 @@ def dryrun(
     return code or exits.of(outcome.fits)
 
 
-def prepare(words: Sequence[str], device: str, devices: int, context: str | None) -> tuple[list[str], dict[str, str]]:
+def prepare(
+    words: Sequence[str], device: str, devices: int, context: str | None, wait: int | None = None
+) -> tuple[list[str], dict[str, str]]:
     """The real argv, and the environment of a new session, with the agent on its way in. Raises click's errors."""
     from gpumon import virtual_gpu
 
     try:
         argv = launch.command(words)
         python = argv[0] if Path(argv[0]).name.startswith("python") else launch.python()
-        inner = virtual_gpu.environment(devices, device, context=context, python=python)
+        inner = virtual_gpu.environment(devices, device, context=context, python=python, nccl_wait=wait)
     except launch.Refused as refusal:
         kind = click.UsageError if refusal.exit_code == 2 else exits.CannotTell
         raise kind(str(refusal)) from refusal

@@ -54,6 +54,7 @@ class VirtualRun:
         self._session = environment["VGPU_SESSION"]
         self._steps = steps
         self._ended: Ended | None = None  # why it was ended from here
+        self._missed: virtual_gpu.Absence | None = None
         self._ending: threading.Thread | None = None
         self._targets = (out, err)
         self._copies: list[threading.Thread] = []
@@ -173,6 +174,9 @@ class VirtualRun:
     def end_soon(self, why: Ended) -> None:
         """Ends the command without waiting for it."""
         if self._ending is None and self.process.poll() is None:
+            self._missed = virtual_gpu.absence(
+                self._session
+            )  # from here on ranks end one after another, and that is us
             self._ended = why
             self._ending = threading.Thread(target=self._end, daemon=True)
             self._ending.start()
@@ -222,7 +226,20 @@ class VirtualRun:
             Space(name, record.capacity, record.used, record.contexts)
             for name, record in zip(_names(self._environment), virtual_gpu.records(self._session), strict=False)
         )
-        return self.trial.outcome(ended, None if self._ended else code, devices, steps=self._steps)
+        missed = self._missed if self._ended else virtual_gpu.absence(self._session)
+        return self.trial.outcome(
+            ended, None if self._ended else code, devices, steps=self._steps, missed=_sentence(missed)
+        )
+
+
+def _sentence(missed: virtual_gpu.Absence | None) -> str:
+    if missed is None:
+        return ""
+    if missed.ended:
+        return f"rank {missed.rank} ended while other ranks waited for it, and they went on without it"
+    return (
+        f"rank {missed.rank} did not come to a collective within {missed.seconds} s, and the others went on without it"
+    )
 
 
 def _names(environment: Mapping[str, str]) -> list[str]:

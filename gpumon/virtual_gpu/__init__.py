@@ -9,12 +9,14 @@ from __future__ import annotations
 from gpumon.virtual_gpu.building import Unavailable, build
 from gpumon.virtual_gpu.launch import environment, new_session, remove_session, set_faults
 from gpumon.virtual_gpu.profiles import PROFILES
-from gpumon.virtual_gpu.records import Record, records
+from gpumon.virtual_gpu.records import Absence, Record, absence, records
 
 __all__ = [
     "PROFILES",
+    "Absence",
     "Record",
     "Unavailable",
+    "absence",
     "build",
     "environment",
     "new_session",

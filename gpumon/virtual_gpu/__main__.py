@@ -40,6 +40,7 @@ def build_command(python: str) -> None:
 @click.option("--cuda-order", help="CUDA's order of NVML's devices, such as 1,0.")
 @click.option("--stream-delay", type=click.IntRange(0), help="Launches the device lags behind the host.  [default: 32]")
 @click.option("--nccl-buffers", help="What an NCCL communicator takes from the device.  [default: 0]")
+@click.option("--nccl-wait", type=click.IntRange(1), help="Seconds a rank is waited for in NCCL.  [default: 60]")
 @click.option("--scalars", type=click.Choice(["zero", "bytes"]), default="zero", help="What .item() of a result reads.")
 @click.option("--sensors", type=click.Choice(["none", "invented"]), default="none", help="Utilization, heat and power.")
 @click.option("--hide", type=click.Choice(["bytes", "processes", "pids"]), help="What NVML hides, as in a container.")

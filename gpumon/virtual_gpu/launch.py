@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import glob
 import os
 import re
 import secrets
@@ -35,13 +36,17 @@ def session_file(session: str) -> Path:
 
 
 def remove_session(session: str) -> None:
-    """Remove a session's table; processes that still run keep the one they have."""
-    session_file(session).unlink(missing_ok=True)
+    """Remove a session's table, and what ranks said and nobody heard. Processes that still run keep their table."""
+    table = session_file(session)
+    table.unlink(missing_ok=True)
+    for message in table.parent.glob(f"{glob.escape(table.name)}+*"):
+        message.unlink(missing_ok=True)
 
 
 def _sweep() -> None:
-    """Remove tables of unnamed sessions whose starter ended over an hour ago; kill -9 leaves nobody else to do it."""
-    for path in Path("/dev/shm").glob(f"vgpu.{os.getuid()}.*-????????"):
+    """Remove files of unnamed sessions whose starter ended over an hour ago; kill -9 leaves nobody else to do it."""
+    own = f"vgpu.{os.getuid()}.*-????????"
+    for path in (*Path("/dev/shm").glob(own), *Path("/dev/shm").glob(f"{own}+*")):
         pid = path.name.split(".")[2].partition("-")[0]
         try:
             if pid.isdigit() and not Path(f"/proc/{pid}").exists() and time.time() - path.stat().st_mtime > 3600:
@@ -62,6 +67,7 @@ def environment(
     cuda_order: Sequence[int] | None = None,
     stream_delay: int | None = None,
     nccl_buffers: int | str | None = None,
+    nccl_wait: int | None = None,
     scalars: Literal["zero", "bytes"] = "zero",
     sensors: Literal["none", "invented"] = "none",
     hide: Hidden | None = None,
@@ -78,6 +84,7 @@ def environment(
     - ``cuda_order=(1, 0)``: CUDA counts devices in another order than NVML, as a machine with unlike boards does.
     - ``stream_delay``: launches a device lags behind the host, 32 by default; 0 completes everything at once.
     - ``nccl_buffers``: bytes each NCCL communicator takes from the device outside PyTorch's allocator; 0 by default.
+    - ``nccl_wait``: seconds for which ranks wait for one that does not come to a collective, 60 by default.
     - ``scalars="bytes"``: ``.item()`` of what a kernel should have computed reads stale bytes instead of zero.
     - ``sensors="invented"``: NVML answers utilization, temperature, power and clocks, made of the rate of launches; by
       default it does not support them.
@@ -118,6 +125,7 @@ def environment(
         "VGPU_CUDA_ORDER": ",".join(map(str, cuda_order)) if cuda_order is not None else None,
         "VGPU_STREAM_DELAY": str(stream_delay) if stream_delay is not None else None,
         "VGPU_NCCL_BYTES": str(parse(nccl_buffers)) if nccl_buffers is not None else None,
+        "VGPU_NCCL_WAIT": str(nccl_wait) if nccl_wait is not None else None,
         "VGPU_NVML_FAULTS": fault_text or None,
     }
     for variable, value in optional.items():

@@ -1,4 +1,4 @@
-"""What the devices of a session gave at most: kept in its table, so it can be read when every process has ended."""
+"""What a session's devices gave at most, and which rank was missed: read from its table, also when all have ended."""
 
 from __future__ import annotations
 
@@ -23,6 +23,28 @@ class Record:
     """Allocations it could not give. PyTorch then frees what it has cached and asks again, so not each is an error."""
     refused_bytes: int
     """The newest of them, in whole 2 MiB pages."""
+
+
+@dataclass(frozen=True)
+class Absence:
+    """The first rank for which others waited in vain, in a collective over NCCL."""
+
+    rank: int
+    ended: bool
+    """It had ended, or left the communicator; else it did not come in time."""
+    seconds: int
+    """So long was it waited for, where it had not ended."""
+
+
+def absence(session: str, python: str = sys.executable) -> Absence | None:
+    """None where every rank came that was waited for. Raises ValueError or Unavailable."""
+    if not session_file(session).exists():
+        return None
+    library = ctypes.CDLL(str(build(python) / "libnvidia-ml.so.1"))
+    figures = (ctypes.c_int * 3)()
+    if not library.vgpu_read_absence(session.encode(), figures):
+        return None
+    return Absence(figures[0], bool(figures[1]), figures[2])
 
 
 def records(session: str, python: str = sys.executable) -> tuple[Record, ...]:

@@ -270,6 +270,38 @@ def test_a_rank_that_closed_no_step_leaves_the_question_open(dryrun):
     assert (stated(shown)["verdict"], shown.returncode) == ("unknown: rank 1 closed no step", 3), shown.stdout
 
 
+MISSED = RANKS.replace(
+    "for _ in range(int(sys.argv[1])):", "import time\n    for step in range(int(sys.argv[1])):"
+).replace("optimizer.step()", "optimizer.step(); distributed.barrier()\n        if step and rank: {}")
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("os._exit(0)", "rank 1 ended while other ranks waited for it, and they went on without it"),
+        ("time.sleep(10)", "rank 1 did not come to a collective within 3 s, and the others went on without it"),
+    ],
+)
+def test_a_rank_that_does_not_come_to_a_collective_is_named_and_nobody_hangs(dryrun, does, said):
+    script = dryrun.script(MISSED.format(does))
+    began = time.monotonic()
+    shown = dryrun.run("--device", "t4", "--devices", 2, "--wait", 3, "--no-screen", *TORCHRUN, script, 4)
+    assert (stated(shown)["verdict"], shown.returncode) == (f"unknown: {said}", 3), shown.stdout + shown.stderr
+    assert time.monotonic() - began < 150
+
+
+def test_objects_are_sent_between_the_ranks_of_a_dry_run(dryrun):
+    sends = RANKS.replace(
+        "for _ in range",
+        """found = [None, None]
+    distributed.all_gather_object(found, "x" * 100 * rank)
+    assert found == ["", "x" * 100], found
+    for _ in range""",
+    )
+    shown = dryrun.run("--device", "t4", "--devices", 2, "--no-screen", *TORCHRUN, dryrun.script(sends), 3)
+    assert (stated(shown)["verdict"].split()[0], shown.returncode) == ("fits", 0), shown.stdout + shown.stderr
+
+
 def test_a_dry_run_killed_hard_leaves_no_rank(dryrun):
     command = dryrun.command("--device", "t4", "--devices", 2, "--json", *TORCHRUN, dryrun.script(RANKS), 10**9)
     with subprocess.Popen(command, env=dryrun.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:

@@ -41,7 +41,10 @@ SHOWN_BY = {
         "test_a_profile_is_approximate_and_what_it_says_is_what_torch_sees",
     ),
     "NCCL moves": (
-        "test_gathered_objects_are_this_rank_s_own_and_others_come_from_nobody",
+        "test_objects_of_other_ranks_arrive",
+        "test_small_tensors_that_were_uploaded_arrive",
+        "test_a_rank_that_does_not_come_releases_the_others_and_is_named",
+        "test_who_is_one_rank_of_a_larger_job_hears_itself_and_other_s_objects_come_from_nobody",
         "test_ranks_over_gloo_agree_although_scalars_are_zero",
     ),
     "A communicator": (
@@ -230,9 +233,10 @@ def test_a_profile_is_approximate_and_what_it_says_is_what_torch_sees(virtual_gp
         assert virtual_gpu(profile=name).run(ask).stdout == f"{profile.capacity_bytes} {profile.name}\n"
 
 
-def test_gathered_objects_are_this_rank_s_own_and_others_come_from_nobody(virtual_gpu):
+def test_who_is_one_rank_of_a_larger_job_hears_itself_and_other_s_objects_come_from_nobody(virtual_gpu):
     def gather():
         import os
+        import pickle
 
         import torch
         from torch import distributed
@@ -242,32 +246,24 @@ def test_gathered_objects_are_this_rank_s_own_and_others_come_from_nobody(virtua
         torch.cuda.set_device(0)
         for text in ("x", "y" * 5000):
             found = [None] * 4
-            try:
-                distributed.all_gather_object(found, {"rank": 0, "text": text})
-            except EOFError:
-                assert torch.__version__ < "2.15"
-                print("nobody sent it")
-                return
+            distributed.all_gather_object(found, {"rank": 0, "text": text})
             assert found == [{"rank": 0, "text": text}] * 4, found
-        assert torch.tensor([5, 7], device="cuda").max().item() == 0  # what other reductions read
         own = [{"from": 0}]
         distributed.broadcast_object_list(own, 0)
         assert own == [{"from": 0}]
         asks = [
             lambda: distributed.broadcast_object_list([None], 1),
             lambda: distributed.scatter_object_list([None], None, 1),
-            lambda: distributed.gather_object({"rank": 0}, [None] * 4, 0),
         ]
         for ask in asks:
             try:
                 ask()
-            except (EOFError, RuntimeError):
+            except (EOFError, RuntimeError, pickle.UnpicklingError):
                 print("nobody sent it")
 
-    assert virtual_gpu().run(gather).stdout in ("nobody sent it\n" * 3, "nobody sent it\n")  # before 2.15 at once
+    assert virtual_gpu().run(gather).stdout == "nobody sent it\n" * 2
     text = README.read_text()
-    assert "NCCL moves nothing" in text
-    assert "all_gather_object" in text
+    assert "answered with the rank's own data" in text
 
 
 def test_without_the_nvidia_wheels_training_runs_and_nvrtc_fails_by_name(virtual_gpu, tmp_path):

@@ -59,13 +59,20 @@ static int copy(void *to, const void *from, size_t size) {
   int to_device = vgpu_is_device(to, &ignored), from_device = vgpu_is_device(from, &ignored);
   size_t longest = longest_copy(to_device && from_device);
   int known = !from_device || vgpu_is_upload(from, size);
+  int is_message = from_device && size <= MESSAGE_MAX && vgpu_is_message(from, size);
+  if (to_device && from_device && (is_message || vgpu_awaited(from, size) || vgpu_awaited(to, size))) {
+    if (known && longest < MESSAGE_MAX) longest = MESSAGE_MAX;
+    vgpu_work(&(local_work){WORK_COPY, to, size, {from}, {size < longest ? size : longest}, .known = known});
+    return SUCCESS;
+  }
+  vgpu_wait_for_range(from, size);
+  vgpu_wait_for_range(to, size);
+  if (from_device) known = vgpu_is_upload(from, size); /* what has come may have been unknown there, too */
   if (from_device && !to_device) {
     vgpu_synchronize();
     if (size <= SCALAR_BYTES && !known && scalars_are_zero()) {
-      int64_t number;
       memset(to, 0, size);
-      if (size == sizeof number && vgpu_gathered(from, &number)) memcpy(to, &number, size);
-      else if (size == 1 && vgpu_all_was_launched()) *(char *)to = 1;
+      if (size == 1 && vgpu_all_was_launched()) *(char *)to = 1;
       else vgpu_note_read();
       return SUCCESS;
     }
@@ -86,12 +93,15 @@ static int checked_copy(void *to, const void *from, size_t size) {
 }
 
 API int cudaMemcpy(void *to, const void *from, size_t size, int kind) {
+  region ignored;
+  if (!vgpu_is_device(to, &ignored)) vgpu_wait_for_lanes(vgpu_stream(0)->needs);
   return checked_copy(to, from, size);
 }
 
 /* Work on the stream like a kernel; a copy to the host has waited for the device already. */
 static int queued_copy(void *to, const void *from, size_t size, void *stream) {
   region ignored;
+  if (!vgpu_is_device(to, &ignored)) vgpu_wait_for_lanes(vgpu_stream(stream)->needs);
   int status = checked_copy(to, from, size);
   return !status && vgpu_is_device(to, &ignored) ? vgpu_launch(stream) : status;
 }
@@ -117,6 +127,7 @@ API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t fr
 }
 
 int vgpu_fill(void *to, int value, size_t size) {
+  vgpu_wait_for_range(to, size);
   vgpu_note_upload(to, size);
   if (size < PAGE_2M) {
     memset(to, value, size);

@@ -50,10 +50,31 @@ void vgpu_forget_upload(const void *start, size_t size);
 void vgpu_forget_all_uploads(void);
 void vgpu_forget_reachable_uploads(void **parameters); /* a kernel with these parameters was launched */
 int vgpu_is_upload(const void *start, size_t size);
+size_t vgpu_known_bytes(const void *start, size_t size); /* how many of them, from the first on */
+void vgpu_note_message(const void *start, size_t size);  /* known, and what ranks tell each other was made into it */
+int vgpu_is_message(const void *start, size_t size);
 
-/* One int64 of each rank was gathered into these bytes; whether that tells the number read at `from`, and which. */
-void vgpu_note_gathered(const void *start, size_t size);
-int vgpu_gathered(const void *from, int64_t *number);
+/* waiting.c: work whose bytes have not come from other ranks yet */
+#define LANES 16           /* communicators that are told apart, modulo */
+#define MESSAGE_MAX (8 * MIB) /* what ranks send each other is moved up to here; more is only counted */
+
+typedef enum { WORK_COPY, WORK_SUM, WORK_MAX, WORK_ADD, WORK_ADD_CONSTANT, WORK_GREATER } work_kind;
+
+typedef struct {
+  work_kind kind;
+  void *to;
+  size_t to_size;
+  const void *from[2];
+  size_t from_size[2]; /* 0: there is no such input */
+  int64_t factor, constant;
+  int known; /* whether the inputs are */
+} local_work;
+
+void vgpu_work(const local_work *work); /* does it, or remembers it until its bytes have come */
+int vgpu_awaited(const void *start, size_t size);
+void vgpu_wait_for_range(const void *start, size_t size);
+void vgpu_wait_for_lanes(const u64 needs[LANES]);
+void vgpu_wait_for_all(void);
 
 /* streams.c: the order of work, and when it is done */
 typedef struct stream {
@@ -62,6 +83,7 @@ typedef struct stream {
   int capturing;
   u64 capture_id, captured_launches;
   u64 done; /* the device clock at which everything queued here is complete */
+  u64 needs[LANES]; /* the newest collective of each lane that it depends on */
 } stream;
 stream *vgpu_stream(void *handle);
 int vgpu_launch(void *stream_handle); /* a kernel that does nothing was queued */
@@ -69,6 +91,11 @@ int vgpu_all_was_launched(void);      /* this thread's last kernel reduced by `a
 int vgpu_launched(void);              /* the same, on the current device's default stream */
 void vgpu_synchronize(void);          /* everything queued on the current device is done */
 void vgpu_synchronize_stream(void *handle);
+
+/* integers.c: the few kernels that are computed */
+void vgpu_register_kernel(const void *host, const char *name);
+int vgpu_compute(const void *kernel, unsigned inputs, void **parameters);
+int vgpu_is_all(const void *kernel);
 
 /* report.c: what is said on stderr */
 int vgpu_unsupported(const char *name, int status); /* says so once for each name */

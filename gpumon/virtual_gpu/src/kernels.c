@@ -82,26 +82,10 @@ static int architecture(int ordinal, int *is_ptx) {
 API void __cudaRegisterFatBinaryEnd(void **handle) {}
 API void __cudaUnregisterFatBinary(void **handle) {}
 
-/* Reductions by `and`: `tensor.all()` is how code asks whether everything is as it should be. */
-static const char *all_kernels[256];
-static int all_count;
-static __thread int all_was_launched;
-
 API void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit, void *a,
                                 void *b, void *c, void *d, int *e) {
-  if (!strstr(name, "and_kernel_cuda")) return;
-  int at = __atomic_fetch_add(&all_count, 1, __ATOMIC_RELAXED);
-  if (at < (int)(sizeof all_kernels / sizeof *all_kernels)) all_kernels[at] = host;
+  vgpu_register_kernel(host, name);
 }
-
-static int is_all(const void *kernel) {
-  for (int i = 0; i < (int)(sizeof all_kernels / sizeof *all_kernels) && all_kernels[i]; i++) {
-    if (all_kernels[i] == kernel) return 1;
-  }
-  return 0;
-}
-
-int vgpu_all_was_launched(void) { return all_was_launched; }
 
 API void __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int external, size_t size,
                            int constant, int global) {}
@@ -134,6 +118,10 @@ API int __cudaGetKernel(const void **kernel, const void *function) {
 
 /* ---- launches */
 
+static __thread int all_was_launched;
+
+int vgpu_all_was_launched(void) { return all_was_launched; }
+
 static int launch(void **parameters, void *stream_handle) {
   all_was_launched = 0;
   vgpu_forget_reachable_uploads(parameters);
@@ -141,30 +129,34 @@ static int launch(void **parameters, void *stream_handle) {
 }
 
 /* Of a kernel that was compiled with the library that launches it. */
-static int launch_compiled(const void *kernel, void **parameters, void *stream_handle) {
+static int launch_compiled(const void *kernel, dim3_t grid, void **parameters, void *stream_handle) {
   int status = vgpu_check_device();
   if (status) return status;
   if (!architecture(vgpu_current, 0)) return vgpu_fail(ERROR_NO_KERNEL_IMAGE);
+  if (!vgpu_stream(stream_handle)->capturing && vgpu_compute(kernel, grid.y, parameters)) {
+    all_was_launched = 0;
+    return vgpu_launch(stream_handle);
+  }
   status = launch(parameters, stream_handle);
-  all_was_launched = is_all(kernel);
+  all_was_launched = vgpu_is_all(kernel);
   return status;
 }
 
 API int cudaLaunchKernel(const void *kernel, dim3_t grid, dim3_t block, void **parameters, size_t shared, void *s) {
-  return launch_compiled(kernel, parameters, s);
+  return launch_compiled(kernel, grid, parameters, s);
 }
 
 API int __cudaLaunchKernel(const void *kernel, dim3_t grid, dim3_t block, void **parameters, size_t shared, void *s) {
-  return launch_compiled(kernel, parameters, s);
+  return launch_compiled(kernel, grid, parameters, s);
 }
 
 API int cudaLaunchCooperativeKernel(const void *kernel, dim3_t grid, dim3_t block, void **parameters, size_t shared,
                                     void *s) {
-  return launch_compiled(kernel, parameters, s);
+  return launch_compiled(kernel, grid, parameters, s);
 }
 
 API int cudaLaunchKernelExC(const launch_config *config, const void *kernel, void **parameters) {
-  return launch_compiled(kernel, parameters, config->stream);
+  return launch_compiled(kernel, config->grid, parameters, config->stream);
 }
 
 API int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,

@@ -121,6 +121,7 @@ int vgpu_free(void *pointer) {
   region freed;
   if (!pointer) return vgpu_check_device();
   vgpu_synchronize(); /* cudaFree waits for the device */
+  if (vgpu_find_region(pointer, &freed)) vgpu_wait_for_range((void *)freed.base, freed.size);
   if (!vgpu_remove_region(pointer, &freed)) return vgpu_fail(ERROR_INVALID_VALUE);
   vgpu_forget_upload(pointer, freed.size);
   munmap((void *)freed.base, freed.size);

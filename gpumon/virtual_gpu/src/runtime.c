@@ -227,8 +227,10 @@ API int cudaSetDevice(int ordinal) {
 
 API int cudaDeviceSynchronize(void) {
   int status = vgpu_check_device();
-  if (!status) vgpu_synchronize();
-  return status;
+  if (status) return status;
+  vgpu_wait_for_all();
+  vgpu_synchronize();
+  return SUCCESS;
 }
 
 API int cudaDeviceReset(void) {

@@ -15,6 +15,7 @@ typedef struct {
   unsigned flags;
   int recorded;
   u64 due; /* device clock at which the work before it is done */
+  u64 needs[LANES];
   struct timespec when;
 } event;
 
@@ -91,8 +92,13 @@ void vgpu_synchronize(void) {
   raise_to(&time->clock, load(&time->last_due));
 }
 
+static void depend(u64 *needs, const u64 *on) {
+  for (int i = 0; i < LANES; i++) raise_to(&needs[i], load((u64 *)&on[i]));
+}
+
 void vgpu_synchronize_stream(void *handle) {
   stream *queue = vgpu_stream(handle);
+  vgpu_wait_for_lanes(queue->needs);
   raise_to(&timelines[queue->device].clock, load(&queue->done));
 }
 
@@ -152,6 +158,7 @@ API int cudaStreamSynchronize(void *handle) {
 
 API int cudaStreamWaitEvent(void *handle, void *awaited, unsigned flags) {
   raise_to(&vgpu_stream(handle)->done, ((event *)awaited)->due);
+  depend(vgpu_stream(handle)->needs, ((event *)awaited)->needs);
   return SUCCESS;
 }
 
@@ -192,6 +199,7 @@ API int cudaEventRecord(void *handle, void *stream_handle) {
   stream *queue = vgpu_stream(stream_handle);
   recorded->device = queue->device;
   recorded->due = load(&queue->done);
+  for (int i = 0; i < LANES; i++) recorded->needs[i] = load(&queue->needs[i]);
   recorded->recorded = 1;
   if (!(recorded->flags & 2)) clock_gettime(CLOCK_MONOTONIC, &recorded->when); /* 2: cudaEventDisableTiming */
   return SUCCESS;
@@ -210,6 +218,7 @@ API int cudaEventQuery(void *handle) {
 API int cudaEventSynchronize(void *handle) {
   const event *awaited = handle;
   if (table_lost(vgpu_table, vgpu_physical(awaited->device))) return vgpu_fail(ERROR_LAUNCH_FAILURE);
+  vgpu_wait_for_lanes(awaited->needs);
   raise_to(&timelines[awaited->device].clock, awaited->due);
   return SUCCESS;
 }

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MAGIC 0x56475035u
+#define MAGIC 0x56475036u
 
 const char *setting(const char *name, const char *otherwise) {
   const char *value = getenv(name);
@@ -28,7 +28,7 @@ void table_unlock(shared_table *table) {
 }
 
 /* Start time of a process in clock ticks since boot; 0 if it is gone or only waits to be reaped. */
-static uint64_t start_time(int pid) {
+uint64_t table_start_time(int pid) {
   char path[64], text[1024];
   snprintf(path, sizeof path, "/proc/%d/stat", pid);
   int file = open(path, O_RDONLY | O_CLOEXEC);
@@ -53,7 +53,7 @@ int table_reap(shared_table *table) {
   for (int i = 0; i < MAX_PROCESSES; i++) {
     process_info *process = &table->process[i];
     if (!process->pid) continue;
-    if (start_time(process->pid) == process->start) alive++;
+    if (table_start_time(process->pid) == process->start) alive++;
     else memset(process, 0, sizeof *process);
   }
   return alive;
@@ -65,7 +65,7 @@ process_info *table_enter(shared_table *table) {
     process_info *process = &table->process[i];
     if (process->pid) continue;
     memset(process, 0, sizeof *process);
-    process->start = start_time(getpid());
+    process->start = table_start_time(getpid());
     process->pid = getpid();
     return process;
   }

@@ -13,6 +13,7 @@
 #define MAX_DEVICES 16
 #define MAX_PROCESSES 256
 #define MAX_FAULT_TEXT 2048
+#define MAX_MEETINGS 64
 #define MIB (1024ull * 1024ull)
 
 typedef struct {
@@ -47,6 +48,28 @@ typedef struct {
   uint64_t launches[MAX_DEVICES];  /* kernels launched; the synthetic utilization follows their rate */
 } process_info;
 
+/* An NCCL communicator whose ranks are processes of this session. Each rank writes what is its own. */
+typedef struct {
+  uint64_t key;    /* made of the unique id; 0: nobody uses this entry */
+  uint64_t serial; /* counts the entries' uses: another number is another communicator */
+  int ranks;
+  int broken; /* a rank is missing: nobody waits in this communicator any more */
+  struct {
+    int pid; /* 0: has not come yet */
+    int number; /* in the whole job, as far as its process knows */
+    uint64_t start;
+    int left; /* it destroyed its communicator */
+  } rank[MAX_DEVICES];
+  uint32_t joined_in[MAX_DEVICES];             /* collectives that this rank has joined in */
+  uint32_t sent[MAX_DEVICES][MAX_DEVICES]; /* messages from one to the other */
+} meeting;
+
+/* The first rank that others waited for in vain. */
+typedef struct {
+  int happened, rank, ended; /* ended: its process had; else it did not come within so many seconds */
+  int seconds;
+} absence_info;
+
 typedef struct {
   uint32_t magic, size;
   pthread_mutex_t mutex;
@@ -57,6 +80,9 @@ typedef struct {
   device_info device[MAX_DEVICES];
   device_record record[MAX_DEVICES];
   process_info process[MAX_PROCESSES];
+  uint64_t meetings; /* how many there were */
+  meeting met[MAX_MEETINGS];
+  absence_info absence;
 } shared_table;
 
 /* Opens the session's table, making it if need be; a CUDA process may reconfigure one that no live process uses.
@@ -69,6 +95,7 @@ void table_unlock(shared_table *table);
 /* With the lock held: forget processes that are gone, find or make this process's entry, add up a device. */
 int table_reap(shared_table *table);
 process_info *table_enter(shared_table *table);
+uint64_t table_start_time(int pid); /* 0: there is no such process */
 uint64_t table_used(shared_table *table, int device);
 
 /* The value of "name=value" in a comma-separated list; 0 if it is not there. */

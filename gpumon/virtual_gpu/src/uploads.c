@@ -13,6 +13,7 @@
 
 typedef struct {
   uintptr_t start, end;
+  int is_message; /* what ranks tell each other, which is copied whole */
 } range;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -30,16 +31,19 @@ static void forget_overlapping(uintptr_t start, uintptr_t end) {
   }
 }
 
-void vgpu_note_upload(const void *start, size_t size) {
+static void note(const void *start, size_t size, int is_message) {
   uintptr_t first = (uintptr_t)start, end = first + size;
   pthread_mutex_lock(&mutex);
   forget_overlapping(first, end);
-  ranges[next_place] = (range){first, end};
+  ranges[next_place] = (range){first, end, is_message};
   next_place = (next_place + 1) % REMEMBERED;
   if (first < lowest) lowest = first;
   if (end > highest) highest = end;
   pthread_mutex_unlock(&mutex);
 }
+
+void vgpu_note_upload(const void *start, size_t size) { note(start, size, 0); }
+void vgpu_note_message(const void *start, size_t size) { note(start, size, 1); }
 
 void vgpu_forget_upload(const void *start, size_t size) {
   pthread_mutex_lock(&mutex);
@@ -55,51 +59,23 @@ void vgpu_forget_all_uploads(void) {
   pthread_mutex_unlock(&mutex);
 }
 
-int vgpu_is_upload(const void *start, size_t size) {
-  uintptr_t first = (uintptr_t)start;
-  int found = 0;
+/* How many bytes are known from the address on, in one range or several that follow on each other. */
+static size_t known_from(const void *pointer, size_t size, int only_messages) {
+  uintptr_t first = (uintptr_t)pointer, at = first, before = 0;
   pthread_mutex_lock(&mutex);
-  for (int i = 0; i < REMEMBERED && !found; i++) found = ranges[i].start <= first && first + size <= ranges[i].end;
-  pthread_mutex_unlock(&mutex);
-  return found;
-}
-
-/* The sizes that an object collective exchanges (all_gather_object): one int64 a rank, all equal here, whose maximum a
- * kernel takes before the host reads it. So until the next gather, each of them may be read, and one number that is not
- * known may be their reduction, if a kernel had a pointer to them. */
-static struct {
-  range at;
-  int64_t number;
-  int reads, reductions;
-} gathered;
-
-void vgpu_note_gathered(const void *start, size_t size) {
-  pthread_mutex_lock(&mutex);
-  gathered.at = (range){(uintptr_t)start, (uintptr_t)start + size};
-  gathered.number = *(const int64_t *)start;
-  gathered.reads = size / sizeof(int64_t);
-  gathered.reductions = 1;
-  pthread_mutex_unlock(&mutex);
-}
-
-int vgpu_gathered(const void *from, int64_t *number) {
-  uintptr_t at = (uintptr_t)from;
-  int known = 0;
-  pthread_mutex_lock(&mutex);
-  if (gathered.at.start <= at && at < gathered.at.end) {
-    known = gathered.reads-- > 0;
-  } else if (gathered.reductions) {
-    int untouched = 0;
-    for (int i = 0; i < REMEMBERED && !untouched; i++) {
-      untouched = ranges[i].start <= gathered.at.start && gathered.at.start < ranges[i].end;
+  while (at != before && at < first + size) {
+    before = at;
+    for (int i = 0; i < REMEMBERED && at == before; i++) {
+      if (ranges[i].start <= at && at < ranges[i].end && (ranges[i].is_message || !only_messages)) at = ranges[i].end;
     }
-    known = !untouched;
-    gathered.reductions -= known;
   }
-  *number = gathered.number;
   pthread_mutex_unlock(&mutex);
-  return known;
+  return at - first < size ? at - first : size;
 }
+
+size_t vgpu_known_bytes(const void *start, size_t size) { return known_from(start, size, 0); }
+int vgpu_is_upload(const void *start, size_t size) { return known_from(start, size, 0) == size; }
+int vgpu_is_message(const void *start, size_t size) { return known_from(start, size, 1) == size; }
 
 static void forget_pointed_to(const uintptr_t *words, const uintptr_t *end) {
   for (; words < end; words++) {

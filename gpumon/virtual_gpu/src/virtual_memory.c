@@ -96,6 +96,7 @@ static mapping *take_mappings(uintptr_t start, uintptr_t end) {
 }
 
 API int cuMemUnmap(void *pointer, size_t size) {
+  vgpu_wait_for_range(pointer, size); /* nothing may be written there later */
   madvise(pointer, size, MADV_DONTNEED);
   mprotect(pointer, size, PROT_NONE);
   vgpu_forget_upload(pointer, size);
