@@ -137,6 +137,7 @@ class Transport:
         self._long = LongWriter(memory, after=self._long)
         self._status = Status(memory)
         self._back = Pages(memory, ANSWER)
+        self._answer = messages.Answer(seq=self._answer.seq)  # what the helper before it was ready for is over
         self._looked_ns = self._heard_ns = time.monotonic_ns()
         return True
 
