@@ -3,7 +3,7 @@
 Model. A tensor that several names lead to is counted for whichever led to it first, and a census that growth began ends
 as soon as it has seen enough. So the next census may name the same tensors otherwise, or only another part of them.
 A name that explained the growth stands until a census refutes it: one that lists it and holds too little under it, or
-a complete one that lists neither it nor tensors like its own. Tensors like its own under a name that is new, while it
+a complete one that lists neither it nor tensors like its own. Only a complete one follows a linked list to its end. Tensors like its own under a name that is new, while it
 is not listed, are the same leak, and keep the name.
 Cost. That of `explaining`, for the newest census.
 Known limitations. Two leaks of tensors alike, of which no census ever lists both, are told as the first.
@@ -83,12 +83,16 @@ class Named:
             self._newest = census
             for key in [key for key in known if key not in told]:
                 gone = not census.cut and not any(_alike(known[key][0], each) for each in present)
-                if key in listed or gone:
+                if (key in listed and not (census.cut and _is_linked(known[key][0]))) or gone:
                     del known[key]
 
 
 def _key(suspect: Suspect) -> _Key:
     return suspect.has_graph, root(suspect.holder) if suspect.holder is not None else tuple(suspect.kinds)
+
+
+def _is_linked(suspect: Suspect) -> bool:
+    return any("…" in name for name in suspect.names)
 
 
 def _alike(one: Suspect, other: Suspect) -> bool:
