@@ -58,8 +58,8 @@ def training(objects: list[dict[str, Any]], restarts: int) -> set[int]:
 @pytest.fixture
 def environment(virtual_gpu, tmp_path) -> dict[str, str]:
     made = {**virtual_gpu(devices=2).environment, "OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": str(tmp_path)}
-    # Workers share torchrun's store by default, across restarts too: a rank that reads it early finds the NCCL id of the
-    # start before (https://github.com/pytorch/pytorch/issues/135712), and waits for ranks that are gone.
+    # Workers share torchrun's store by default, across restarts too: a rank that reads it early finds the NCCL id of
+    # the start before (https://github.com/pytorch/pytorch/issues/135712), and waits for ranks that are gone.
     return made | {"TMPDIR": str(tmp_path), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
