@@ -1,8 +1,8 @@
 """Which names explain the growth on one device, over several censuses: a leak keeps the name that it was first given.
 
-Model. A tensor that several names lead to is counted for whichever led to it first, and a census that growth began ends as
-soon as it has seen enough. So the next census may name the same tensors otherwise, or only another part of them. A name
-that explained the growth stands until a census refutes it: one that lists it and holds too little under it, or a
+Model. A tensor that several names lead to is counted for whichever led to it first, and a census that growth began ends
+as soon as it has seen enough. So the next census may name the same tensors otherwise, or only another part of them. A
+name that explained the growth stands until a census refutes it: one that lists it and holds too little under it, or a
 complete one that lists neither it nor tensors like its own. Only a complete one follows a linked list to its end.
 Tensors like its own under a name that is new, while it is not listed, are the same leak, and keep the name.
 Cost. That of `explaining`, for the newest census.
