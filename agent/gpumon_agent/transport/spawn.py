@@ -92,9 +92,11 @@ def start(bootstrap: str, descriptor: int, *, environment: Mapping[str, str] = o
         argv = [_interpreter(), "-I", "-B", "-S", "-c", bootstrap]
         with _attributes(libc, descriptor) as attributes:
             return _spawn(libc, machine, argv, _kept(environment), attributes)
-    except (OSError, MemoryError) as error:
+    except (OSError, MemoryError, SystemError) as error:
         pass_on(error)
-        raise CannotStart(f"the helper could not be started: {str(error) or 'out of memory'}") from error
+        # CPython raises SystemError, without a word of memory, where there is none for the frame of a call
+        reason = str(error) if isinstance(error, OSError) else "out of memory"
+        raise CannotStart(f"the helper could not be started: {reason}") from error
 
 
 def _spawn(libc: Any, machine: _Machine, argv: list[str], environment: list[str], attributes: tuple[Any, Any]) -> int:
