@@ -10,9 +10,11 @@ stopped, for `--seconds` each: the helper's share of a core and its proportional
 
 Then the steps of the same training, in rounds. A round has five windows of 1.5 s in random order: no viewer, no viewer
 again, one, ten, and one that is stopped. Told are the differences within a round, as a mean with its 95 % interval
-(bootstrap of whole rounds), of the training thread's processor time and of wall time. The training has a core of its
-own, helper and viewers have the other ones: what is asked is whether it waits for them or works for them, not how many
-programs a core can run.
+(bootstrap of whole rounds), of the training thread's processor time and of wall time; and of the time the thread spends
+in `Transport.flush`, as a share of the step's. All that viewers can change in the training is there: what they ask for
+is heard in it, and nothing else reads what the helper writes. A step's whole time moves by more than this by itself.
+The training has a core of its own, helper and viewers have the other ones: what is asked is whether it waits for them
+or works for them, not how many programs a core can run.
 """
 
 from __future__ import annotations
@@ -52,6 +54,14 @@ TRAINS = """
 import json, os, sys, time
 import torch
 import gpumon_agent, gpumon_agent.agent
+from gpumon_agent.transport.trainer import Transport
+flush, flushed = Transport.flush, 0
+def timed(self):
+    global flushed
+    began = time.thread_time_ns()
+    flush(self)
+    flushed += time.thread_time_ns() - began
+Transport.flush = timed
 torch.set_num_threads(1)
 model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
 optimizer = torch.optim.AdamW(model.parameters())
@@ -61,14 +71,14 @@ transport.wait_ready(60)
 print(json.dumps(transport._helper), flush=True)
 x = torch.randn(32, 256)
 while True:
-    began, spent = time.perf_counter_ns(), time.thread_time_ns()
+    began, spent, flushed = time.perf_counter_ns(), time.thread_time_ns(), 0
     with gpumon_agent.phase("augment"):
         pass
     model(x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
     wall, cpu = time.perf_counter_ns() - began, time.thread_time_ns() - spent
-    os.write(1, b"%d %d\\n" % (wall, cpu))
+    os.write(1, b"%d %d %d\\n" % (wall, cpu, flushed))
     time.sleep(max(0.0, 0.05 - (time.perf_counter_ns() - began) / 1e9))
 """
 VIEWS = """
@@ -133,8 +143,8 @@ class Training:
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 os.sched_setaffinity(int(thread.name), cores[1:] or cores)
 
-    def watched(self, count: int, seconds: float, *, stopped: bool = False) -> list[tuple[int, int]]:
-        """The wall and thread time of each step, ns, while so many watch."""
+    def watched(self, count: int, seconds: float, *, stopped: bool = False) -> list[tuple[int, int, int]]:
+        """The wall and thread time of each step, and the latter in `flush`, ns, while so many watch."""
         assert self._viewers.stdin is not None
         self._viewers.stdin.write(b"%d\n" % count)
         time.sleep(SETTLES_S)
@@ -145,8 +155,8 @@ class Training:
         time.sleep(seconds)
         lines = (self._steps.read(1 << 20) or b"").split(b"\n")[1:-1]
         os.kill(self._viewers.pid, signal.SIGCONT)
-        wall_and_thread = [line.split() for line in lines]
-        return [(int(wall), int(thread)) for wall, thread in wall_and_thread]
+        figures = [line.split() for line in lines]
+        return [(int(wall), int(thread), int(flushed)) for wall, thread, flushed in figures]
 
     def end(self) -> None:
         for process in (self._viewers, self._process):
@@ -167,7 +177,7 @@ def helps(training: Training, seconds: float, numbers: list[int]) -> None:
 def unmoved(training: Training, rounds: int) -> None:
     chance = random.Random(0)
     ways = {"none": (0, False), "none again": (0, False), "one": (1, False), "ten": (10, False), "stopped": (1, True)}
-    found: list[dict[str, list[tuple[int, int]]]] = []
+    found: list[dict[str, list[tuple[int, int, int]]]] = []
     for _ in range(rounds):
         order = chance.sample(list(ways), k=len(ways))
         found.append({way: training.watched(ways[way][0], WINDOW_S, stopped=ways[way][1]) for way in order})
@@ -184,6 +194,18 @@ def unmoved(training: Training, rounds: int) -> None:
             values = [100 * (b / a - 1) for a, b in zip(before, after, strict=True)]
             middle, low, high = interval(values, chance)
             print(f"  {title:<36}{middle:>+8.2f}   {low:+.2f} … {high:+.2f}   {verdict(low, high)}")
+    step = mean(trimmed([step[1] / 1e6 for step in each["none"]]) for each in found)
+    took = {way: [mean(step[2] / 1e6 for step in each[way]) for each in found] for way in ways}
+    alone = [mean(both) for both in zip(took["none"], took["none again"], strict=True)]
+    print(f"{'of it in flush, no viewer, ms':<38}{mean(alone):>8.3f}")
+    for title, before, after in (
+        ("none and none again (A/A), % of step", took["none"], took["none again"]),
+        ("one viewer, % of the step", alone, took["one"]),
+        ("ten viewers, % of the step", alone, took["ten"]),
+        ("one that is stopped, % of the step", alone, took["stopped"]),
+    ):
+        middle, low, high = interval([100 * (b - a) / step for a, b in zip(before, after, strict=True)], chance)
+        print(f"  {title:<36}{middle:>+8.3f}   {low:+.3f} … {high:+.3f}")
 
 
 def main() -> None:

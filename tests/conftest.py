@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -162,6 +163,15 @@ class VirtualGpu:
         path = self.folder / f"{name}.py"
         path.write_text(body)
         return [self.python, str(path), *map(str, arguments)]
+
+
+@pytest.fixture
+def as_init() -> list[str]:
+    """The beginning of a command line whose process is number 1."""
+    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*command, "true"], capture_output=True).returncode != 0:
+        pytest.skip("no pid namespace can be made here")
+    return command
 
 
 @pytest.fixture(autouse=True)

@@ -87,6 +87,24 @@ def test_without_a_viewer_the_report_stays_and_explains_itself(place: Place) -> 
     )
 
 
+def test_where_the_training_is_process_1_the_report_is_written_before_all_else_is_killed(
+    place: Place, as_init: list[str]
+) -> None:
+    """As process 1 of a container ends, the kernel kills what else runs in it: a helper may be too late."""
+    done = subprocess.run(
+        [*as_init, *place.command(SCENARIO, "--where", "optimizer", "--device", "cuda")],
+        env={**place.gpu.environment, **place.environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "OutOfMemoryError" in done.stderr
+    (written,) = place.reports.glob("*.json")
+    report = blackbox.load(written)
+    assert report is not None
+    assert (report.pid, report.phase) == (1, "optimizer")
+
+
 def caught(times: int) -> None:
     """Runs out of memory again and again, goes on each time, and tells what is allocated and what was learnt."""
     import torch

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -115,15 +114,6 @@ def _is_helper(pid: int) -> bool:
         return b"process.prepare()" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-
-
-@pytest.fixture
-def as_init() -> list[str]:
-    """The beginning of a command line whose process is number 1."""
-    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    if shutil.which("unshare") is None or subprocess.run([*command, "true"], capture_output=True).returncode != 0:
-        pytest.skip("no pid namespace can be made here")
-    return command
 
 
 @pytest.mark.parametrize(

@@ -194,15 +194,6 @@ def test_a_subreaper_does_not_adopt_it(run: Run) -> None:
     assert (attribute, adopted) == (1, True), "it is no subreaper any more"
 
 
-@pytest.fixture
-def as_init() -> list[str]:
-    """The beginning of a command line whose process is number 1."""
-    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    if shutil.which("unshare") is None or subprocess.run([*command, "true"], capture_output=True).returncode != 0:
-        pytest.skip("no pid namespace can be made here")
-    return command
-
-
 def test_process_1_of_a_container(run: Run, as_init: list[str]) -> None:
     own, called, waited, listed, alive = run(
         """
