@@ -22,6 +22,7 @@ class Seen:
         self.adopted: list[tuple[str, str]] = []
         self.entries: dict[int, tuple[weakref.ref, object]] = {}
         self.called: list[str] = []
+        self.copies: list[str] = []
         self.homeless_optimizers = 0
 
     def adopt(self, model, optimizer):
@@ -39,6 +40,9 @@ class Seen:
 
     def entered(self, module):
         return id(module) in self.entries and type(module).__name__ in self.called
+
+    def evaluates(self, module):
+        self.copies.append(type(module).__name__)
 
     def homeless(self, optimizer):
         self.homeless_optimizers += 1
@@ -86,12 +90,16 @@ def test_a_single_layer_is_a_model(seen):
     assert seen.adopted == [("Linear", "SGD")]
 
 
-def test_teachers_ema_copies_and_losses_are_left_alone(seen):
+def test_teachers_and_losses_are_left_alone_and_an_average_is_a_copy(seen):
     teacher, model = Net(), Head()
     ema = copy.deepcopy(model)
-    torch.optim.SGD(model.parameters(), 0.1)
-    assert seen.adopted == [("Head", "SGD")]
-    del teacher, ema
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    assert (seen.adopted, seen.copies) == ([("Head", "SGD")], [])
+    train(model, optimizer)
+    assert (seen.adopted, seen.copies) == ([("Head", "SGD")], ["Head"])
+    later = torch.optim.swa_utils.AveragedModel(model)
+    assert seen.copies == ["Head", "Head"]
+    del teacher, ema, later
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "unpickled", "taken out of a larger model that is gone"])
