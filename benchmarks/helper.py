@@ -40,7 +40,7 @@ from gpumon_agent.transport.trainer import Transport
 from gpumon_agent.transport import endpoint
 d = endpoint.describe("bench", unix_ns=time.time_ns())
 now = lambda: (0, "forward", time.monotonic_ns())
-t = Transport(list, list, messages.State, d, now=now, counters=lambda: (1, 0, False), take=print)
+t = Transport(list, list, messages.State, d, now=now, counters=lambda: (1, 0, False, None), take=print)
 began = time.perf_counter_ns()
 t.start()
 started = time.perf_counter_ns() - began

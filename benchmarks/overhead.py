@@ -240,7 +240,7 @@ def growth(boundaries: int) -> Iterator[str]:
 
     def steps(count: int) -> int:
         for _ in range(count):
-            phases.forward_begins(1, evaluates=False, inputs=lambda: (8, [(2, 4)]))
+            phases.forward_begins(1, gradients=True, trains=True, inputs=lambda: (8, [(2, 4)]))
             phases.forward_ends(1, gradients=True, aborted=False)
             phases.engine_begins()
             phases.engine_ends(aborted=False)
