@@ -289,7 +289,7 @@ def _leads_to_one(search: _Search) -> bool:
 
 
 def _called_beside(module: Module) -> Iterator[Module]:
-    """What an evaluation may call instead of a wrapper: what is in it, or the parts of that. Nothing that is compiled."""
+    """What an evaluation may call instead of a wrapper: what is in it, or the parts of that. Nothing compiled."""
     inner = unwrapped(module)
     if inner is module or any(map(_is_compiled, module.modules())):
         return

@@ -288,7 +288,7 @@ class Hooks:
     def watch(self, module: Module, *, evaluated: bool = False) -> None:
         """From here on `module`'s forward is a phase. Of a compiled module, the call into the compiled code.
 
-        `evaluated`: it is a copy, which no optimizer updates. Only what it runs in eval mode and without a graph is one.
+        `evaluated`: training does not call it. Only what it runs in eval mode and without a graph is a phase.
         """
         key = id(module)
         root = self._roots.get(key)
