@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 from itertools import pairwise
@@ -252,6 +253,23 @@ def test_evaluation_in_between(watch: Any) -> None:
     model.train()
     iteration(model, optimizer)
     assert watch.words()[1] == ["between", "eval", "between", "eval", *STEP]
+    assert watch.steps()[1].input_shapes == ((2, 4),)
+
+
+def test_the_evaluation_of_a_copy(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    average = copy.deepcopy(model)
+    watch.agent.hooks.watch(average, evaluated=True)
+    watch.agent.hooks.watch(model, evaluated=True)  # it is trained all the same
+    iteration(model, optimizer)
+    with torch.no_grad():
+        average(torch.ones(2, 4))  # in training mode: a target network, say
+        average.eval()
+        average(torch.ones(2, 4))
+    average(torch.ones(2, 4))  # a graph is recorded
+    iteration(model, optimizer)
+    assert watch.words()[1] == ["between", "eval", *STEP]
     assert watch.steps()[1].input_shapes == ((2, 4),)
 
 

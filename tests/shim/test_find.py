@@ -22,6 +22,7 @@ class Seen:
         self.adopted: list[tuple[str, str]] = []
         self.entries: dict[int, tuple[weakref.ref, object]] = {}
         self.called: list[str] = []
+        self.evaluated: list[str] = []
         self.homeless_optimizers = 0
 
     def adopt(self, model, optimizer):
@@ -39,6 +40,9 @@ class Seen:
 
     def entered(self, module):
         return id(module) in self.entries and type(module).__name__ in self.called
+
+    def evaluates(self, module):
+        self.evaluated.append(type(module).__name__)
 
     def homeless(self, optimizer):
         self.homeless_optimizers += 1
@@ -86,12 +90,25 @@ def test_a_single_layer_is_a_model(seen):
     assert seen.adopted == [("Linear", "SGD")]
 
 
-def test_teachers_ema_copies_and_losses_are_left_alone(seen):
+def test_teachers_and_losses_are_left_alone_and_an_average_is_a_copy(seen):
     teacher, model = Net(), Head()
     ema = copy.deepcopy(model)
-    torch.optim.SGD(model.parameters(), 0.1)
-    assert seen.adopted == [("Head", "SGD")]
-    del teacher, ema
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    assert (seen.adopted, seen.evaluated) == ([("Head", "SGD")], [])
+    train(model, optimizer)
+    assert (seen.adopted, seen.evaluated) == ([("Head", "SGD")], ["Head"])
+    later = torch.optim.swa_utils.AveragedModel(model)
+    assert seen.evaluated == ["Head", "Head"]
+    del teacher, ema, later
+
+
+def test_what_a_wrapper_holds_may_be_evaluated_by_itself(seen):
+    wrapped = nn.DataParallel(Net())
+    train(wrapped, torch.optim.SGD(wrapped.parameters(), 0.1))
+    assert (names(seen), seen.evaluated) == (["DataParallel"], ["Net"])
+    compiled = nn.DataParallel(torch.compile(Head(), backend="eager"))
+    train(compiled, torch.optim.SGD(compiled.parameters(), 0.1))
+    assert seen.evaluated == ["Net"]
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "unpickled", "taken out of a larger model that is gone"])

@@ -4,7 +4,9 @@ Modules are noted, weakly, where they are built (registration of a child or of a
 step. Copies and unpickled modules register nothing: they are looked for among the collector's objects, at the first
 optimizer and at one with parameters that no noted module owns. When an optimizer has been constructed, the *tops* among
 the noted modules (those that are no other's child) which own its parameters are adopted, before the first forward.
-Teachers, EMA copies and losses own none of them and are left alone.
+Teachers and losses own none of them and are left alone. What may run an evaluation by itself is told of too: a trained
+model without what is put around it for training (DistributedDataParallel), and a copy of it (an average of its
+weights), if that is there as the optimizer first steps or a module takes it as its child later.
 
 The top is not always what training calls: containers without a forward, Lightning's modules, a GAN in one module.
 So the modules below that own the same parameters are *entries* too, and so is a module that later takes an adopted
@@ -33,7 +35,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gpumon_agent.guard import guard
-from gpumon_agent.hooks.wrappers import is_wrapper
+from gpumon_agent.hooks.wrappers import is_wrapper, unwrapped
 from gpumon_agent.patching import Patches, hook
 
 _SIBLINGS_MAX = 4
@@ -57,6 +59,9 @@ class Watcher(Protocol):
 
     def entered(self, module: Module) -> bool:
         """Whether a forward of `module` was seen."""
+
+    def evaluates(self, module: Module) -> None:
+        """`module` is a trained one's inside, or its copy: what it runs by itself may be an evaluation."""
 
     def homeless(self, optimizer: Optimizer) -> None:
         """`optimizer` updates parameters that no known module owns."""
@@ -106,6 +111,7 @@ class Finder:
         self._watcher = watcher
         self._noted: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
         self._entries: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
+        self._trained: list[weakref.ref[Module]] = []  # without what was put around them
         self._looked = False  # whether all modules are noted that copying and unpickling made
         self._handles: list[Any] = [
             register_module_module_registration_hook(guard.protect("find", self._child_registered)),
@@ -155,8 +161,12 @@ class Finder:
         if _is_torchs_own(parent):
             return
         self._note(parent)
-        if child is not None and self._entries.get(id(child)) is child:
+        if child is None:
+            return
+        if self._entries.get(id(child)) is child:
             self._enter(parent)  # a wrapper, or a larger whole
+        elif self._trained:
+            self._copied(child)
 
     def _enter(self, module: Module) -> None:
         if self._entries.get(id(module)) is not module:
@@ -215,8 +225,20 @@ class Finder:
                 if id(module) in inside or module not in used:
                     self._entries.pop(id(module), None)
                     self._watcher.let_go(module)
+            self._trained += [weakref.ref(unwrapped(module)) for module in used]
+            for module in used:
+                for each in _called_beside(module):
+                    self._watcher.evaluates(each)
         if not searches:
             del self._searches[optimizer]
+            for top in self.tops():
+                for each in (top, *top._modules.values()):
+                    if each is not None:
+                        self._copied(each)
+
+    def _copied(self, module: Module) -> None:
+        if id(module) not in self._entries and any(_is_copy(module, each) for each in _alive(self._trained)):
+            self._watcher.evaluates(module)
 
 
 def install(watcher: Watcher) -> Finder:
@@ -264,6 +286,24 @@ def _leads_to_one(search: _Search) -> bool:
     if any(id(parameter) in search.parameters for parameter in frontier[0]._parameters.values()):
         return False
     return sum(_owns(child, search.parameters) for child in frontier[0]._modules.values() if child is not None) == 1
+
+
+def _called_beside(module: Module) -> Iterator[Module]:
+    """What an evaluation may call instead of a wrapper: what is in it, or the parts of that. Nothing compiled."""
+    inner = unwrapped(module)
+    if inner is module or any(map(_is_compiled, module.modules())):
+        return
+    yield inner
+    if _is_never_called(iter((inner,))):
+        yield from (child for child in inner.children() if next(child.parameters(), None) is not None)
+
+
+def _is_copy(module: Module, of: Module) -> bool:
+    if module is of or type(module) is not type(of):
+        return False
+    mine, theirs = list(module.parameters()), list(of.parameters())
+    alike = [each.shape for each in mine] == [each.shape for each in theirs]
+    return alike and not any(each is other for each, other in zip(mine, theirs, strict=True))
 
 
 def _is_compiled(module: Module) -> bool:

@@ -285,12 +285,17 @@ class Hooks:
 
     # ------------------------------------------------------------------------------------------------------------ roots
 
-    def watch(self, module: Module) -> None:
-        """From here on `module`'s forward is a phase. Of a compiled module, the call into the compiled code."""
+    def watch(self, module: Module, *, evaluated: bool = False) -> None:
+        """From here on `module`'s forward is a phase. Of a compiled module, the call into the compiled code.
+
+        `evaluated`: training does not call it. Only what it runs in eval mode and without a graph is a phase.
+        """
         key = id(module)
         root = self._roots.get(key)
         if root is None:
             root = self._roots[key] = _Root(self, module)
+            root.evaluated = evaluated
+        root.evaluated = root.evaluated and evaluated
         root.attach()
         self._rooted(module)
 
@@ -345,7 +350,7 @@ class _Root:
         self._key = key = id(module)
         roots = hooks._roots
         self._module = weakref.ref(module, lambda _: roots.pop(key, None) and None)
-        self.entered = self.functional = False
+        self.entered = self.functional = self.evaluated = False
         self._raising = 0  # id of the exception that was being handled as the forward began
         self._undo: list[Callable[[], None]] = []
         self._begins = hooks._guard.protect("forward", self._forward_begins)
@@ -444,7 +449,7 @@ class _Root:
         if _graph_task() != -1:
             hooks._phases.recomputes()
             return
-        if _is_below(MAKES_GRAPHS):
+        if _is_below(MAKES_GRAPHS) or (self.evaluated and (module.training or torch.is_grad_enabled())):
             return
         if not self.entered:
             self.entered = True

@@ -102,6 +102,10 @@ class _ToAgent:
     def entered(self, module: Module) -> bool:
         return _agent().hooks.entered(module)
 
+    def evaluates(self, module: Module) -> None:
+        if not _is_loader_worker():
+            _agent().hooks.watch(module, evaluated=True)
+
     def homeless(self, optimizer: Optimizer) -> None:
         if not _is_loader_worker():
             _agent().notice(

@@ -72,7 +72,8 @@ def _forward_begins(module: torch.nn.Module, args: Any) -> None:
 def _forward_ended(module: torch.nn.Module, args: Any, output: Any) -> None:
     global _inside
     _inside -= 1
-    if not _depth:  # within a backward it is a recomputation
+    # within a backward it is a recomputation; within itself, Lightning's training_step in place of forward
+    if not _depth and not _inside:
         events.append("forward" if torch.is_grad_enabled() else "eval")
 
 
