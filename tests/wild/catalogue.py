@@ -50,6 +50,11 @@ class Case:
         return [sys.executable, *launcher, str(FOLDER / f"{self.script}.py"), *self.args]
 
 
+POLICY = "the policy is found, which has the target network in it"
+TARGET = "the target network's first forward, before the first optimizer step, is not told"
+TURNS = "the step that updates the temperature alone is estimated as the others are"
+REDUCES = "5 % too low: what DeepSpeed takes while it reduces gradients is not known"
+
 CASES = (
     Case("nanogpt", "nanogpt"),
     Case("nanogpt-accumulation", "nanogpt", ("--accumulate", "4", "--dtype", "bfloat16")),
@@ -90,7 +95,9 @@ CASES = (
         "optimizer_in_backward",
     ),
     Case("manual-grad", "manual_grad"),
-    Case("torch-func", "torch_func"),
+    Case(
+        "torch-func", "torch_func", fails={"phases": "a gradient within a gradient is one backward, and counted as two"}
+    ),
     Case("hf-trainer", "hf_trainer", ("--evaluate",), requires=("transformers", "accelerate")),
     Case("hf-trainer-bf16", "hf_trainer", ("--bf16", "--accumulate", "2"), requires=("transformers", "accelerate")),
     Case("hf-trainer-bert-fp16", "hf_trainer", ("--model", "bert", "--fp16"), requires=("transformers", "accelerate")),
@@ -108,15 +115,58 @@ CASES = (
     Case("diffusers-ema", "diffusers_ddpm", requires=("diffusers",)),
     Case("torchvision-classify", "vision", requires=("torchvision",)),
     Case("torchvision-segment", "vision", ("--task", "segment"), requires=("torchvision",)),
-    Case("sb3-ppo", "sb3", requires=("stable-baselines3", "gymnasium")),
-    Case("sb3-dqn", "sb3", ("--algorithm", "dqn"), requires=("stable-baselines3", "gymnasium")),
-    Case("sb3-sac", "sb3", ("--algorithm", "sac"), requires=("stable-baselines3", "gymnasium")),
+    Case(
+        "sb3-ppo",
+        "sb3",
+        requires=("stable-baselines3", "gymnasium"),
+        fails={"phases": "an update calls no forward but evaluate_actions: one is inferred"},
+    ),
+    Case(
+        "sb3-dqn",
+        "sb3",
+        ("--algorithm", "dqn"),
+        requires=("stable-baselines3", "gymnasium"),
+        fails={"models": POLICY, "evals": TARGET},
+    ),
+    Case(
+        "sb3-sac",
+        "sb3",
+        ("--algorithm", "sac"),
+        requires=("stable-baselines3", "gymnasium"),
+        fails={
+            "models": POLICY,
+            "evals": TARGET,
+            "phases": "an update of the actor calls no forward: one is inferred",
+            "estimate": TURNS,
+        },
+    ),
     Case("pyg", "pyg", requires=("torch-geometric",)),
     Case("sentence-transformers", "sentence_transformer", requires=("sentence-transformers", "datasets")),
     Case("ultralytics", "yolo", requires=("ultralytics",)),
-    Case("deepspeed-zero1", "deepspeed_zero", ("--stage", "1"), ranks=2, requires=("deepspeed",)),
-    Case("deepspeed-zero2", "deepspeed_zero", ("--stage", "2"), ranks=2, requires=("deepspeed",)),
-    Case("deepspeed-zero3", "deepspeed_zero", ("--stage", "3"), ranks=2, requires=("deepspeed",)),
+    Case(
+        "deepspeed-zero1",
+        "deepspeed_zero",
+        ("--stage", "1"),
+        ranks=2,
+        requires=("deepspeed",),
+        fails={"estimate": REDUCES},
+    ),
+    Case(
+        "deepspeed-zero2",
+        "deepspeed_zero",
+        ("--stage", "2"),
+        ranks=2,
+        requires=("deepspeed",),
+        fails={"estimate": REDUCES},
+    ),
+    Case(
+        "deepspeed-zero3",
+        "deepspeed_zero",
+        ("--stage", "3"),
+        ranks=2,
+        requires=("deepspeed",),
+        fails={"models": "of ZeRO 3's parameters those that this rank holds are counted"},
+    ),
 )
 
 BY_NAME = {case.name: case for case in CASES}

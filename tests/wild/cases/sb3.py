@@ -43,5 +43,7 @@ else:
     model = SAC("MlpPolicy", Env(), learning_starts=8, batch_size=16, policy_kwargs=wide, device="cuda", seed=0)
     count, steps = [model.actor, model.critic], 24
 _count.root(*count)
+if args.algorithm != "ppo":
+    _count.root(model.q_net_target if args.algorithm == "dqn" else model.critic_target, trained=False)
 model.learn(total_timesteps=steps)
 _count.said(f"{model.num_timesteps} {model._n_updates} {torch.cuda.is_available()}")
