@@ -104,7 +104,7 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, per_step: int
     made = f", made at {suspect.where}" + (f" ({suspect.phase})" if suspect.phase else "") if suspect.where else ""
     keeps = f", with graphs of {units.size(suspect.graph_bytes)}" if suspect.graph_bytes else ""
     graph = keeps or (", each with its graph" if suspect.has_graph else "")
-    severity, soon = _urgency(look, main)
+    severity, soon = _urgency(look)
     if severity is None and suspect.holder is not None and suspect.holder.kind in ("bounded", "trimmed", "link"):
         severity = "info"
     so_far = main.so_far or 0 if main.figure != "blocks" else 0
@@ -130,7 +130,7 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, per_step: int
 
 
 def _alone(look: Look, main: Growth, per_step: int) -> Evidence:
-    severity, soon = _urgency(look, main)
+    severity, soon = _urgency(look)
     what = "what the ledger cannot name" if main.figure == "unexplained" else "allocated at the end of the step"
     blocks = next((g for g in look.growth if g.figure == "blocks" and g.growing), None)
     if main.figure == "blocks":
@@ -173,9 +173,9 @@ def _made_at(look: Look, main: Growth) -> tuple[str | None, str]:
     return None, ""
 
 
-def _urgency(look: Look, main: Growth) -> tuple[str | None, str]:
+def _urgency(look: Look) -> tuple[str | None, str]:
     """The severity, if it is not the rule's, and words for it."""
-    left = main.steps_to_oom
+    left = look.forecast.steps_to_oom if look.forecast is not None else None
     if left is None or left > TENSOR_LEAK.critical_steps_to_oom:
         return None, "" if left is None else f"; memory lasts for about {units.count(left)} more steps"
     return "critical", f"; memory runs out in about {units.steps(left)}"

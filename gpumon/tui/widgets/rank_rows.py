@@ -11,7 +11,6 @@ from gpumon.analysis import buckets
 from gpumon.analysis.job import Job, Standing, State, job
 from gpumon.analysis.lines import DeviceReport, RankReport
 from gpumon.analysis.robust import median
-from gpumon.analysis.verdict import verdict
 from gpumon.session.frame import RankFrame
 from gpumon.tui.view import MANY, View, device_name, ending
 
@@ -162,7 +161,7 @@ def _row(standing: Standing, rank: RankFrame, report: RankReport | None, device:
         slack=lines.slack if lines else None,
         buckets=buckets.of_rank(rank, device.device if device else None),
         headroom=forecast.headroom if forecast else None,
-        word=(verdict(forecast, device.capacity) or "") if forecast and device else "",
+        word=(forecast.verdict or "") if forecast else "",
         findings=len(warning),
         critical=any(f.severity == "critical" for f in warning),
         said=ending(rank) or "",
