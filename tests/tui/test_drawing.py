@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from gpumon.analysis import Reporter
+from gpumon.analysis.job import ending
 from gpumon.analysis.lines import Finding, Forecast, Lines
 from gpumon.tui.glossary import TERMS
 from gpumon.tui.ink import ANSI, ASCII, DARK, LIGHT, UNICODE
 from gpumon.tui.plot import Curve, columns, plot
 from gpumon.tui.spans import cells, clip, fit, flow, plain, spread, width
-from gpumon.tui.view import choose, ending
+from gpumon.tui.view import choose
 from gpumon.tui.widgets.device_bar import ORDER, bar, bars, device_lines, sums
 from gpumon.tui.widgets.findings_strip import finding_lines, findings
 from gpumon.tui.widgets.forecast_panel import Outlook, forecast_lines

@@ -104,7 +104,7 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, per_step: int
     made = f", made at {suspect.where}" + (f" ({suspect.phase})" if suspect.phase else "") if suspect.where else ""
     keeps = f", with graphs of {units.size(suspect.graph_bytes)}" if suspect.graph_bytes else ""
     graph = keeps or (", each with its graph" if suspect.has_graph else "")
-    severity, soon = _urgency(look)
+    severity = _urgency(look)
     if severity is None and suspect.holder is not None and suspect.holder.kind in ("bounded", "trimmed", "link"):
         severity = "info"
     so_far = main.so_far or 0 if main.figure != "blocks" else 0
@@ -117,7 +117,7 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, per_step: int
             f" since step {units.count(main.since)} (counted at step {units.count((main.since or 0) + steps - 1)})"
         )
     return Evidence(
-        f"{title}{counted}{made}, {_held_by(suspect)}{_evidence(main)}{soon}",
+        f"{title}{counted}{made}, {_held_by(suspect)}{_evidence(main)}",
         max(suspect.held, so_far) if suspect.cyclic else suspect.held,
         _remedy(suspect),
         bytes_per_step=per_step,
@@ -130,7 +130,7 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, per_step: int
 
 
 def _alone(look: Look, main: Growth, per_step: int) -> Evidence:
-    severity, soon = _urgency(look)
+    severity = _urgency(look)
     what = "what the ledger cannot name" if main.figure == "unexplained" else "allocated at the end of the step"
     blocks = next((g for g in look.growth if g.figure == "blocks" and g.growing), None)
     if main.figure == "blocks":
@@ -146,7 +146,7 @@ def _alone(look: Look, main: Growth, per_step: int) -> Evidence:
     if searched:
         said += ", and no name of the program leads to it"
     return Evidence(
-        f"{title}{look.where} since step {units.count(main.since)}{said}{made}{soon}",
+        f"{title}{look.where} since step {units.count(main.since)}{said}{made}",
         so_far if main.figure != "blocks" else 512 * so_far,
         _collector_off(waiting) if waiting is not None else NOBODY if searched else SOMEBODY,
         bytes_per_step=per_step,
@@ -173,12 +173,10 @@ def _made_at(look: Look, main: Growth) -> tuple[str | None, str]:
     return None, ""
 
 
-def _urgency(look: Look) -> tuple[str | None, str]:
-    """The severity, if it is not the rule's, and words for it."""
+def _urgency(look: Look) -> str | None:
+    """Critical where memory is full soon, else the rule's severity. The forecast says how soon, anew each step."""
     left = look.forecast.steps_to_oom if look.forecast is not None else None
-    if left is None or left > TENSOR_LEAK.critical_steps_to_oom:
-        return None, "" if left is None else f"; memory lasts for about {units.count(left)} more steps"
-    return "critical", f"; memory runs out in about {units.steps(left)}"
+    return "critical" if left is not None and left <= TENSOR_LEAK.critical_steps_to_oom else None
 
 
 def _evidence(main: Growth) -> str:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gpumon.analysis import buckets
-from gpumon.analysis.job import Job, Standing, State, job
+from gpumon.analysis.job import Job, Standing, State, ending, job
 from gpumon.analysis.lines import DeviceReport, RankReport
 from gpumon.analysis.robust import median
 from gpumon.session.frame import RankFrame
-from gpumon.tui.view import MANY, View, device_name, ending
+from gpumon.tui.view import MANY, View, device_name
 
 HEAT_STEPS, HEAT_STEPS_OF_MANY = 160, 16
 """Steps of a strip under the table; and in a cell of the grid, which takes over where rows are more than `MANY`."""
