@@ -17,6 +17,7 @@ from gpumon.analysis.rules import HOST_LEAK, TENSOR_LEAK
 from gpumon.analysis.suspects import Suspect, container, explaining, variable
 
 NAMED_MAX = 4
+WHOLE = 0.995  # share of the growth from which on one suspect is said to make all of it
 SAME_SHARE = 1.25  # of the device's rate: pages and the interpreter's own objects come on top
 _HOST_DEVICE = -1
 SOMEBODY = "something keeps tensors: losses (.item()), outputs (.detach()), a cache, a hook; a census names it"
@@ -83,7 +84,7 @@ def _leaks(look: Look, *, with_graph: bool) -> tuple[Evidence, ...]:
     if found:
         whole = sum(suspect.held for suspect, _ in found) or 1
         return tuple(
-            _named(look, main, suspect, step - since + 1, round(per_step * suspect.held / whole))
+            _named(look, main, suspect, step - since + 1, per_step, suspect.held / whole)
             for suspect, step in found[:NAMED_MAX]
             if suspect.has_graph == with_graph
         )
@@ -99,7 +100,9 @@ def _bytes_per_step(grown: dict[str, Growth]) -> float:
     return 512 * (grown["blocks"].per_step or 0.0)  # at least: no block is smaller
 
 
-def _named(look: Look, main: Growth, suspect: Suspect, steps: int, per_step: int) -> Evidence:
+def _named(look: Look, main: Growth, suspect: Suspect, steps: int, grown: float, share: float) -> Evidence:
+    """`share`: of what grows by `grown` bytes a step, the part that this suspect holds."""
+    per_step = round(grown * share)
     where = suspect.where or (suspect.holder.where if suspect.holder else None)
     made = f", made at {suspect.where}" + (f" ({suspect.phase})" if suspect.phase else "") if suspect.where else ""
     keeps = f", with graphs of {units.size(suspect.graph_bytes)}" if suspect.graph_bytes else ""
@@ -107,7 +110,9 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, per_step: int
     severity = _urgency(look)
     if severity is None and suspect.holder is not None and suspect.holder.kind in ("bounded", "trimmed", "link"):
         severity = "info"
-    so_far = main.so_far or 0 if main.figure != "blocks" else 0
+    if share < TENSOR_LEAK.least_share_of_growth:
+        severity = "info"  # something else fills the device
+    so_far = round(share * (main.so_far or 0)) if main.figure != "blocks" else 0
     if suspect.cyclic:
         title = f"tensors such as {suspect.example} stay in reference cycles{look.where}"
         counted = f" since step {units.count(main.since)}"
@@ -117,7 +122,7 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, per_step: int
             f" since step {units.count(main.since)} (counted at step {units.count((main.since or 0) + steps - 1)})"
         )
     return Evidence(
-        f"{title}{counted}{made}, {_held_by(suspect)}{_evidence(main)}",
+        f"{title}{counted}{made}, {_held_by(suspect)}{_evidence(main, share)}",
         max(suspect.held, so_far) if suspect.cyclic else suspect.held,
         _remedy(suspect),
         bytes_per_step=per_step,
@@ -179,7 +184,9 @@ def _urgency(look: Look) -> str | None:
     return "critical" if left is not None and left <= TENSOR_LEAK.critical_steps_to_oom else None
 
 
-def _evidence(main: Growth) -> str:
+def _evidence(main: Growth, share: float) -> str:
+    if share < WHOLE:  # the growth is another suspect's too
+        return f"; {units.percent(share)} of what grows"
     if main.figure == "blocks":
         return f"; live blocks grow by {main.per_step:.2g} ({main.low or 0:.2g}–{main.high or 0:.2g}) a step"
     return (
