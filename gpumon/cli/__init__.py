@@ -28,7 +28,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "export": ("gpumon.cli.export", "Serve the memory of this machine's jobs to Prometheus."),
     "estimate": ("gpumon.cli.estimate", "Say what a run will need, before there is a GPU to run it on."),
     "whatif": ("gpumon.cli.whatif", "Say what a recorded run would need with another batch, precision or optimizer."),
-    "backtest": ("gpumon.cli.backtest", "Say how well a recorded run was forecast."),
     "explain": ("gpumon.cli.explain", "Read an out-of-memory back as what failed, when and why."),
     "demo": ("gpumon.cli.demo", "Train a small model here and watch it."),
     "dryrun": ("gpumon.cli.dryrun", "Run a script on a virtual GPU: does it fit, and where does it peak?"),
