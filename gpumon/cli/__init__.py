@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "ls": ("gpumon.cli.ls", "List the training processes that can be attached to."),
     "record": ("gpumon.cli.record", "Write what an agent says to a file."),
     "replay": ("gpumon.cli.replay", "Play a recorded file back on the same screens."),
+    "compare": ("gpumon.cli.compare", "Compare the memory of two runs, the biggest difference first."),
     "export": ("gpumon.cli.export", "Serve the memory of this machine's jobs to Prometheus."),
     "estimate": ("gpumon.cli.estimate", "Say what a run will need, before there is a GPU to run it on."),
     "whatif": ("gpumon.cli.whatif", "Say what a recorded run would need with another batch, precision or optimizer."),
