@@ -184,7 +184,7 @@ class _Tally:
                 if first is None:
                     self._parameters[identity] = path
                     self._noted += 1
-                    count = elements(tensor if part is None else part)
+                    count = tensor.numel() if part is None else zero.elements(tensor)  # on all ranks together
                     self.meshes.see(tensor, nbytes)
                     counted += count
                     self.elements += count

@@ -19,8 +19,8 @@ Cost. O(modules) once per description (cached by the caller), O(learnt steps) ot
 Known limitations. A model spread over several devices is described as a whole, so no estimate is made for one of them.
 Where fewer gradients stand than there are trainable parameters (sparse ones, or none), the measured ones are taken.
 Learnt figures belong to the input sizes they were learnt from, or to the line through two of them; what is not linear
-is the forecast's business. Workspaces and rounding are measured, not derived. Kinds of steps that take turns are told
-apart by their inputs alone (`learnt.kind`).
+is the forecast's business. Workspaces and rounding are measured, not derived. Of several optimizers it is not described
+which one stepped: what each takes for a moment is learnt, for each kind of step (`learnt.kind`).
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def owned(models: Sequence[ModelRecord], device: int) -> Owned | None:
     state: int | None = 0
     temporaries: int | None = 0
     state_source = temporaries_source = "exact"
+    several = sum(len(record.model.optimizers) for record in here) > 1
     for record in here:
         model = record.model
         weights += model.parameter_bytes
@@ -92,6 +93,8 @@ def owned(models: Sequence[ModelRecord], device: int) -> Owned | None:
             if brief is None or (not optimizer.foreach and not optimizer.fused and needs(optimizer).loop_tensors):
                 temporaries_source = "learnt" if brief is None else "bound"
             temporaries = None if temporaries is None or brief is None else max(temporaries, brief)
+    if several:
+        temporaries_source = "learnt"
     return Owned(weights, buffers, gradients, state, buckets, temporaries, state_source, temporaries_source)
 
 
