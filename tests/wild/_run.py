@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ class Rank:
 
     def words(self, *, evals: bool) -> list[str]:
         """The phases that gpumon told, in order, without what lies between."""
-        told = [phase["phase"] for step in self.steps for phase in step["phases"]]
-        return [word for word in told if word in WORDS and (word == "eval") == evals]
+        told = [word for step in self.steps for word in _words(step) if word in WORDS]
+        return [word for word in told if (word == "eval") == evals]
 
     def counted(self, *, evals: bool) -> list[str]:
         """The same as the case counted it, up to the end of its last step: no later step closes."""
@@ -72,6 +73,15 @@ class Rank:
             if one["step"] >= FROM_STEP and one["forecast"] and peaks:
                 errors.append(100 * abs(one["forecast"]["next_peak"] / max(peaks) - 1))
         return statistics.median(errors) if errors else None
+
+
+def _words(step: dict[str, Any]) -> Iterator[str]:
+    """Its phases, by name. One with the number of a later one stands for those between, too: of many, the last."""
+    counted: dict[str, int] = {}
+    for phase in step["phases"]:
+        name, index = phase["phase"], phase["index"]
+        yield from [name] * (index + 1 - counted.get(name, 0))
+        counted[name] = index + 1
 
 
 @dataclass
