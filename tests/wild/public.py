@@ -35,6 +35,8 @@ class Script(Case):
     prepare: Callable[[Path], None] | None = None
     """Makes the data that the script would fetch, in the folder it runs in."""
     clones: Path = Path()
+    leaves: bool = False
+    """It leaves behind what its next run finds: it runs in a folder of its own."""
 
     @property
     def place(self) -> Path:
@@ -45,7 +47,9 @@ class Script(Case):
         """As `Case.command`, counted."""
         head = super().command()
         at = head.index(next(part for part in head if part.endswith(f"{self.script}.py")))
-        return [*head[:at], str(TRUTH), str(self.place), f"{self.script}.py", *self.args]
+        script = f"{self.script}.py"
+        where = [".", str(self.place / script)] if self.leaves else [str(self.place), script]
+        return [*head[:at], str(TRUTH), *where, *self.args]
 
 
 def tokens(folder: Path) -> None:
@@ -118,21 +122,22 @@ SCRIPTS = (
     Script("ddp-single-gpu", "single_gpu", ("2", "1"), repository=EXAMPLES, folder="distributed/ddp-tutorial-series"),
     Script("ddp-torchrun", "multigpu_torchrun", ("2", "1"), ranks=2, repository=EXAMPLES,
            folder="distributed/ddp-tutorial-series"),
-    Script("fsdp2", "example", ranks=2, repository=EXAMPLES, folder="distributed/FSDP2"),
+    Script("fsdp2", "example", ranks=2, repository=EXAMPLES, folder="distributed/FSDP2", leaves=True),
     Script("tensor-parallel", "tensor_parallel_example", ranks=2, repository=EXAMPLES,
            folder="distributed/tensor_parallelism"),
     Script("sequence-parallel", "sequence_parallel_example", ranks=2, repository=EXAMPLES,
            folder="distributed/tensor_parallelism"),
-    Script("cleanrl-ppo", "cleanrl/ppo", ("--total-timesteps", "1536"), requires=("gymnasium",), repository=CLEANRL),
+    Script("cleanrl-ppo", "cleanrl/ppo", ("--total-timesteps", "1536", "--num-envs", "2"), requires=("gymnasium",),
+           repository=CLEANRL),
     Script("cleanrl-dqn", "cleanrl/dqn", (*RL, "--train-frequency", "10"), requires=("gymnasium",),
            repository=CLEANRL),
     Script("cleanrl-c51", "cleanrl/c51", (*RL, "--train-frequency", "10"), requires=("gymnasium",),
            repository=CLEANRL),
     *(
         Script(f"cleanrl-{name}", f"cleanrl/{name}_continuous_action",
-               ("--env-id", "Pendulum-v1", "--total-timesteps", "190", "--learning-starts", "140"),
+               ("--env-id", "Pendulum-v1", "--total-timesteps", "190", "--learning-starts", "140", *more),
                requires=("gymnasium",), repository=CLEANRL)
-        for name in ("ddpg", "td3", "sac")
+        for name, more in (("ddpg", ()), ("td3", ()), ("sac", ("--num-envs", "2")))
     ),
 )  # fmt: skip
 

@@ -96,8 +96,16 @@ def _counted(function: Any) -> Any:
 
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if not _depth:
+    if not _depth and not _makes_state():
         events.append("optimizer")
+
+
+def _makes_state() -> bool:
+    """Whether a distributed checkpoint has the optimizer step, with gradients of zero, for state to load into."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != "_init_optim_state":
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
 
 
 torch.Tensor.backward = _counted(torch.Tensor.backward)  # type: ignore[method-assign]
