@@ -18,6 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent / "cases"))
 
 import _count
+import gpumon_agent
 import torch
 from torch.nn.modules import module as modules
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -63,6 +64,16 @@ def _whole(module: torch.nn.Module) -> torch.nn.Module:
     return next((each for each in every if any(child is module for child in each.children())), module)
 
 
+def _marks(step: Any) -> Any:
+    """gpumon_agent.step() ends an update by hand, where a script calls it."""
+
+    def marked() -> None:
+        _count.events.append("optimizer")
+        step()
+
+    return marked
+
+
 def _settle() -> None:
     for at, whose in reversed(_beside):
         if _updated and not any(id(p) in _updated for p in _roots[whose].parameters()):
@@ -80,6 +91,7 @@ if __name__ == "__main__":
     modules.register_module_forward_hook(_ended, always_call=True)
     register_optimizer_step_pre_hook(_steps)
     atexit.register(_settle)  # before the count is written: the last one registered runs first
+    gpumon_agent.step = _marks(gpumon_agent.step)
     os.chdir(folder)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(folder, script).parent)

@@ -30,6 +30,8 @@ class Case:
     """What it starts are processes of one job, but no ranks: none knows of another."""
     says: bool = True
     """It prints lines that begin with "case: ", the same in each run."""
+    stepless: bool = False
+    """It updates parameters by hand and marks no step: gpumon says that it counts none, and how to help."""
     raises: tuple[str, ...] = ()
     """Codes of the warnings that are right."""
     peaks_elsewhere: bool = False

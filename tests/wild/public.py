@@ -35,6 +35,8 @@ class Script(Case):
     prepare: Callable[[Path], None] | None = None
     """Makes the data that the script would fetch, in the folder it runs in."""
     clones: Path = Path()
+    marked_after: str = ""
+    """The line of an update by hand, behind which a copy of the script calls gpumon_agent.step()."""
     leaves: bool = False
     """It leaves behind what its next run finds: it runs in a folder of its own."""
 
@@ -48,6 +50,13 @@ class Script(Case):
         head = super().command()
         at = head.index(next(part for part in head if part.endswith(f"{self.script}.py")))
         script = f"{self.script}.py"
+        if self.marked_after:
+            text = (self.place / script).read_text()
+            assert text.count(self.marked_after) == 1
+            script = f"{self.script}_marked.py"
+            indented = " " * (len(self.marked_after) - len(self.marked_after.lstrip()) - 4)
+            marked = f"{self.marked_after}{indented}__import__('gpumon_agent').step()\n"
+            (self.place / script).write_text(text.replace(self.marked_after, marked))
         where = [".", str(self.place / script)] if self.leaves else [str(self.place), script]
         return [*head[:at], str(TRUTH), *where, *self.args]
 
@@ -106,7 +115,10 @@ SCRIPTS = (
         for kind in ("LSTM", "Transformer")
     ),
     Script("word-language-by-hand", "main", ("--accel", "--epochs", "1"), repository=EXAMPLES,
-           folder="word_language_model", prepare=words),
+           folder="word_language_model", prepare=words, stepless=True),
+    Script("word-language-marked", "main", ("--accel", "--epochs", "1"), repository=EXAMPLES,
+           folder="word_language_model", prepare=words,
+           marked_after="                p.data.add_(p.grad, alpha=-lr)\n"),
     Script("mnist", "main", ("--epochs", "2"), requires=("torchvision",), repository=EXAMPLES, folder="mnist",
            prepare=digits),
     Script("mnist-rnn", "main", ("--epochs", "2", "--accel"), requires=("torchvision",), repository=EXAMPLES,
@@ -159,8 +171,9 @@ def main(clones: Path, names: list[str]) -> None:
         if not seen.ranks or not seen.ranks[0].steps:
             print(seen.output[-3000:], file=sys.stderr)
         first, *rest = line.removeprefix("| ").split(" | ")
+        by_hand = ", with `gpumon_agent.step()` after each update" if script.marked_after else ""
         command = f"`{script.folder.removeprefix('.')}/{script.script}.py {' '.join(script.args)}`".replace("`/", "`")
-        write(first, " | ".join([f"| {first}", f"{script.repository} {commit}", command.replace(" `", "`"), *rest]))
+        write(first, " | ".join([f"| {first}", f"{script.repository} {commit}", command.replace(" `", "`") + by_hand, *rest]))
 
 
 def write(name: str, line: str) -> None:

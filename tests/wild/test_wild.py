@@ -34,16 +34,20 @@ def ends(seen: Seen) -> Any:
 def steps(seen: Seen) -> Any:
     told = [len(rank.steps) for rank in seen.ranks]
     assert told == [rank.truth["steps"] for rank in seen.ranks]
-    assert all(told)
+    if seen.case.stepless:
+        assert "so no step is counted: call gpumon_agent.step() after each update" in seen.output
+    else:
+        assert all(told)
 
 
 def phases(seen: Seen) -> Any:
-    for rank in seen.ranks:
-        assert rank.words(evals=False) == rank.counted(evals=False)
+    for rank in seen.ranks if not seen.case.stepless else ():
+        counted = rank.counted(evals=False)
+        assert counted in (rank.words(evals=False), rank.words(evals=False, inferred=False))
 
 
 def evals(seen: Seen) -> Any:
-    for rank in seen.ranks:
+    for rank in seen.ranks if not seen.case.stepless else ():
         assert rank.words(evals=True) == rank.counted(evals=True)
 
 
@@ -55,12 +59,12 @@ def models(seen: Seen) -> Any:
 
 def unexplained(seen: Seen) -> Any:
     shares = [rank.unexplained for rank in seen.ranks]
-    assert all(share is not None and share <= WITHIN for share in shares), shares
+    assert seen.case.stepless or all(share is not None and share <= WITHIN for share in shares), shares
 
 
 def estimate(seen: Seen) -> Any:
     errors = [rank.estimate for rank in seen.ranks]
-    assert all(error is not None and abs(error) <= WITHIN for error in errors), errors
+    assert seen.case.stepless or all(error is not None and abs(error) <= WITHIN for error in errors), errors
 
 
 def findings(seen: Seen) -> Any:
