@@ -112,6 +112,39 @@ def test_steps_that_take_turns_are_estimated_each_by_its_kind() -> None:
         assert estimate_after(run, steps).peak == pytest.approx(run.peak(steps - 1), rel=0.005)
 
 
+def test_steps_with_the_same_inputs_are_told_apart_by_the_optimizer_that_stepped() -> None:
+    run = Run(activations=lambda step: (900 if step % 2 else 300) * MIB, optimizers=lambda step: (step % 2,))
+    for steps in (9, 10, 11, 12):
+        assert estimate_after(run, steps).peak == pytest.approx(run.peak(steps - 1), rel=0.005)
+
+
+def test_a_step_without_a_forward_is_estimated_as_such() -> None:
+    """As that of the temperature of soft actor-critic: a scalar, and no foreach copies of the weights."""
+    run = Run(
+        activations=lambda step: 2 * MIB if step % 3 == 2 else 900 * MIB,
+        forwards=lambda step: step % 3 != 2,
+        optimizers=lambda step: (step % 3 == 2,),
+        weights=40 * MIB,
+        foreach=False,
+        several=True,
+    )
+    for steps in range(10, 16):
+        assert estimate_after(run, steps).peak == pytest.approx(run.peak(steps - 1), rel=0.005)
+
+
+def test_what_a_step_finds_of_an_earlier_one_s_graph_follows_the_batch() -> None:
+    """As a generator's step finds what the discriminator's has made; the last batch of an epoch is a smaller one."""
+
+    def size(step: int) -> int:
+        return 16 if step % 10 == 9 else 64
+
+    run = Run(input_bytes=lambda step: size(step) * 1024, kept=lambda step: 10 * size(step) * MIB)
+    for steps in (10, 12):
+        found = dict(estimate_after(run, steps).phases)
+        for phase in ("forward", "backward", "optimizer"):
+            assert found[phase] == pytest.approx(run.peaks(steps - 1)[phase], rel=0.005)
+
+
 def test_of_more_kinds_than_are_kept_the_first_stands_for_the_rest() -> None:
     run = Run(inputs=lambda step: 1 + step % (2 * KINDS_MAX))
     for steps in range(1, 4 * KINDS_MAX, 5):

@@ -157,6 +157,7 @@ class Phases:
         self._counts: dict[str, int] = {}
         self._merged: dict[tuple[str, int], Phase] = {}
         self._stepped: list[int] = []
+        self._turn: set[int] = set()  # their numbers: the optimizer may be gone as the step closes
         self._input_shapes: list[tuple[int, ...]] = []
         self._unsure: list[_Unsure] = []  # no backward has used them so far
         self._evaluated: list[int] = []  # windows of forward that none will use
@@ -176,6 +177,7 @@ class Phases:
         self._flags = 0
         self._observed = False  # a forward that may need a backward was seen
         self._stepped.clear()
+        self._turn.clear()
         self._unsure.clear()
         self._evaluated.clear()
         self._evaluated_by = ""
@@ -474,6 +476,9 @@ class Phases:
     def _optimizer_done(self, key: int, flags: int) -> None:
         self._close(self._names[-1] if self._names else OPTIMIZER, self._names[-1] if self._names else BETWEEN, flags)
         self._stepped.append(key)
+        known = self._optimizers.get(key)
+        if known is not None:
+            self._turn.add(known[0])
         self._skips += bool(flags)
         self._ended_ns = self._opened_ns
         if self.marked:
@@ -605,11 +610,6 @@ class Phases:
         if phase.t_ns - self._merged_since > _MERGED_NS:
             self._unfold()
 
-    def _turn(self) -> tuple[int, ...]:
-        """The numbers of the optimizers that stepped."""
-        numbers = {self._optimizers[key][0] for key in self._stepped if key in self._optimizers}
-        return tuple(sorted(numbers)[:_OPTIMIZERS_MAX])
-
     def _unfold(self) -> None:
         for phase in self._merged.values():
             self._append(phase)
@@ -639,7 +639,7 @@ class Phases:
                 self._events,
                 tuple(self._evaluated),
                 self._evaluated_by,
-                self._turn(),
+                tuple(sorted(self._turn)[:_OPTIMIZERS_MAX]),
             )
         )
         said = self._governor.step_closed(duration)
