@@ -119,17 +119,22 @@ def test_steps_with_the_same_inputs_are_told_apart_by_the_optimizer_that_stepped
 
 
 def test_a_step_without_a_forward_is_estimated_as_such() -> None:
-    """As that of the temperature of soft actor-critic: a scalar, and no foreach copies of the weights."""
+    """As that of the temperature of soft actor-critic."""
     run = Run(
         activations=lambda step: 2 * MIB if step % 3 == 2 else 900 * MIB,
         forwards=lambda step: step % 3 != 2,
         optimizers=lambda step: (step % 3 == 2,),
         weights=40 * MIB,
         foreach=False,
-        several=True,
     )
     for steps in range(10, 16):
         assert estimate_after(run, steps).peak == pytest.approx(run.peak(steps - 1), rel=0.005)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_of_several_optimizers_what_the_one_takes_that_stepped_is_learnt(several: bool) -> None:
+    found = estimate_after(Run(several=several), 4)
+    assert dict(found.sources)["temporaries"] == ("learnt" if several else "exact")
 
 
 def test_what_a_step_finds_of_an_earlier_one_s_graph_follows_the_batch() -> None:
