@@ -12,7 +12,7 @@ from gpumon_agent import wire
 
 
 def estimate_after(run: Run, steps: int) -> Estimate:
-    found = report(frame_of(run, steps))[0].devices[0].estimate
+    found = Reporter().report(frame_of(run, steps))[0].devices[0].estimate
     assert found is not None
     return found
 
