@@ -120,11 +120,7 @@ class SessionStore:
             if theirs is None or other is rank:
                 continue
             same = (theirs.name, theirs.host, theirs.rank) == (hello.name, hello.host, hello.rank)
-            if (
-                same
-                and theirs.clock.unix_ns > until
-                and (newest is None or other.arrival > newest.arrival)
-            ):
+            if same and theirs.clock.unix_ns > until and (newest is None or other.arrival > newest.arrival):
                 newest = other
         return newest
 

@@ -26,10 +26,10 @@ counts its own forwards, backwards and steps, runs once bare and once under `gpu
 `python tests/wild/_document.py [NAME …]` runs cases and writes this page; rows of cases that are not named stay.
 `pytest -m long tests/wild` checks the same; what fails there for a known reason is in `tests/wild/catalogue.py`.
 
-- **model**: parameters of the models that were found, on all ranks together; "≠" where they are not those that the case
-  trains.
-- **phases**: steps as told / as counted, "≠" where forwards, backwards, evaluations or optimizer steps differ. A forward
-  that no call of a module shows (`model.forward(x)`, a method of another name) is inferred from its backward.
+- **model**: parameters of the models that were found, on all ranks together; "≠" where they are not those that the
+  case trains.
+- **phases**: steps as told / as counted, "≠" where forwards, backwards, evaluations or optimizer steps differ. A
+  forward that no call of a module shows (`model.forward(x)`, a method of another name) is inferred from its backward.
 - **unexplained**: the highest share of allocated that the ledger cannot name at the end of a phase, from step 5 on.
 - **estimate**: the largest error of the estimated peak from step 5 on; evaluations count where the first steps of the
   kind had them. **forecast**: the median error of what a step says of the next one's peak. Kernels do nothing here, so

@@ -1,8 +1,8 @@
 """Runs a public script as it is and counts what it does: `_public_truth.py FOLDER SCRIPT [ARGUMENT …]`.
 
-A forward is one of a module with parameters that is called from outside every other one. Not counted are a part of such
-a module that is called by itself later (`model.decode(x)`), and what a module that no optimizer updates does in training
-mode and without a graph (a target network). A model is such a module with what it is part of, if it has a graph.
+A forward is one of a module with parameters that is called from outside every other one. Not counted are a part of
+such a module that is called by itself later (`model.decode(x)`), and what a module that no optimizer updates does in
+training mode and without a graph (a target network). A model is what such modules are part of, if they have a graph.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent / "cases"))
 
 import _count
-import gpumon_agent
 import torch
 from torch.nn.modules import module as modules
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+import gpumon_agent
 
 _open: list[Any] = []
 _roots: dict[int, torch.nn.Module] = {}  # called from outside, held: an id is one module's

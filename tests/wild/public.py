@@ -173,7 +173,10 @@ def main(clones: Path, names: list[str]) -> None:
         first, *rest = line.removeprefix("| ").split(" | ")
         by_hand = ", with `gpumon_agent.step()` after each update" if script.marked_after else ""
         command = f"`{script.folder.removeprefix('.')}/{script.script}.py {' '.join(script.args)}`".replace("`/", "`")
-        write(first, " | ".join([f"| {first}", f"{script.repository} {commit}", command.replace(" `", "`") + by_hand, *rest]))
+        write(
+            first,
+            " | ".join([f"| {first}", f"{script.repository} {commit}", command.replace(" `", "`") + by_hand, *rest]),
+        )
 
 
 def write(name: str, line: str) -> None:

@@ -7,7 +7,8 @@ excesses are the newest value where the last ones agree, else the median of the 
 largest phase: peaks move from one phase to another, so each is carried forward for itself. Phases that fewer than half
 of the recent steps had are left out, unless they came at equal distances and are due (evaluation, a checkpoint). Where
 the peaks of the last three rounds of 2 to `PERIOD` steps were the same, the forecast is the peak of one round before.
-Where optimizers took turns in the last two, it is the middle of the peaks of the newest such steps. Where the peaks themselves have a trend (a batch that grows), they are carried on along it.
+Where optimizers took turns in the last two, it is the middle of the peaks of the newest such steps. Where the peaks
+themselves have a trend (a batch that grows), they are carried on along it.
 
 If the next batch's bytes are known (`input_bytes`), the excess of forward and backward is read from a resistant line
 over the recent steps, or from the newest step with that very size; else it is that of the usual batch, and how batches
