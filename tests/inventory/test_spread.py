@@ -159,7 +159,7 @@ def test_every_way_of_spreading_is_told_to_the_byte(virtual_gpu):
     told = json.loads(virtual_gpu().run(rank_of_many, env=WITHOUT_WORKSPACES).stdout.splitlines()[-1])
     _ddp(told)
     _sharded(told)
-    assert told["plain"] == {"states": [], "kinds": []}
+    assert told["plain"] == {"states": [], "kinds": [], "parameters": WHOLE // 4}
 
 
 def _ddp(told) -> None:

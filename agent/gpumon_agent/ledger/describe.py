@@ -2,8 +2,8 @@
 
 Bytes are storage bytes of this process, each storage counted once (tied parameters by the module that comes first in
 `named_modules` order); a DTensor and ZeRO 3's parameters count all their elements and the bytes of this rank's part;
-meta tensors count elements and no bytes. Optimizer settings are read as torch will resolve them at the step. `parts` works in slices, for models of many
-thousand modules or tensors; cost about 4 µs a module, 2 µs a tensor.
+meta tensors count elements and no bytes. Optimizer settings are read as torch will resolve them at the step. `parts`
+works in slices, for models of many thousand modules or tensors; cost about 4 µs a module, 2 µs a tensor.
 """
 
 from __future__ import annotations
