@@ -61,7 +61,9 @@ def _steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 def _whole(module: torch.nn.Module) -> torch.nn.Module:
     """What it is part of, as an agent that has a critic and an actor."""
-    every = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module) and not hasattr(each, "module")]
+    every = [
+        each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module) and not hasattr(each, "module")
+    ]
     return next((each for each in every if any(child is module for child in each.children())), module)
 
 
