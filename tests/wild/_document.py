@@ -52,6 +52,12 @@ that is called from outside every other one; of an agent that has a critic and a
 no windows of their own and lie between others: a part of the model that is called by itself (`model.decode(x)` in a
 variational autoencoder), and a target network, which no optimizer updates and which stays in training mode.
 
+What `sequence-parallel` does not explain is 800 bytes: the input of a collective whose result nobody has waited for
+yet. `word-language-by-hand` updates its parameters without an optimizer: gpumon finds its model, says that it counts
+no step, and how to mark one; the row after it is the same script with that line. The environments of `cleanrl-ppo`
+and `cleanrl-sac` are two: of four actions a virtual GPU reads back what the memory held, which the environment
+refuses, and of one value `all()` is not true there, which `torch.distributions` refuses.
+
 | script | repository | command | with | model | phases | unexplained | estimate | forecast | bytes | findings | wrong |
 |---|---|---|---|---|---|---|---|---|---|---|---|
 """

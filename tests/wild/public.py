@@ -133,7 +133,7 @@ SCRIPTS = (
            requires=("torchvision",), repository=EXAMPLES, folder="mnist_forward_forward", prepare=digits),
     Script("ddp-single-gpu", "single_gpu", ("2", "1"), repository=EXAMPLES, folder="distributed/ddp-tutorial-series"),
     Script("ddp-torchrun", "multigpu_torchrun", ("2", "1"), ranks=2, repository=EXAMPLES,
-           folder="distributed/ddp-tutorial-series"),
+           folder="distributed/ddp-tutorial-series", leaves=True),
     Script("fsdp2", "example", ranks=2, repository=EXAMPLES, folder="distributed/FSDP2", leaves=True),
     Script("tensor-parallel", "tensor_parallel_example", ranks=2, repository=EXAMPLES,
            folder="distributed/tensor_parallelism"),
