@@ -13,7 +13,6 @@ from textual.binding import Binding, BindingType
 from gpumon.analysis.comparison import Compared, Comparison, remarks
 from gpumon.analysis.lines import Forecast
 from gpumon.analysis.units import NOT_KNOWN, Unit, exact, in_unit, percent, size, unit_for
-from gpumon.analysis.verdict import Verdict, verdict
 from gpumon.tui.ink import Glyphs, line_role
 from gpumon.tui.spans import EMPTY, Line, Span, fit, left, right, width, words
 from gpumon.tui.view import View, device_name, device_of
@@ -39,7 +38,7 @@ class Estimated:
     remarks: tuple[str, ...]
     forecast: Forecast | None
     capacity: int | None
-    word: Verdict | None
+    word: str | None
     device: str
     why_not: str
 
@@ -49,7 +48,7 @@ def estimated(view: View) -> Estimated:
     found = compared(view)
     if device is None or found is None:
         return Estimated(None, (), None, None, None, "", _why_not(view))
-    word = verdict(device.forecast, device.capacity) if device.forecast else None
+    word = device.forecast.verdict if device.forecast else None
     name = device_name(device_of(view))
     return Estimated(found, remarks(found, device), device.forecast, device.capacity, word, name, "")
 
