@@ -11,6 +11,7 @@ from typing import Any
 import json_examples
 import jsonschema
 import pytest
+from msgspec.structs import replace
 from synthetic import GIB, MIB, Run
 
 from gpumon.analysis import Lines
@@ -60,6 +61,13 @@ def test_every_kind_of_object_is_valid(validator: jsonschema.Draft202012Validato
     assert {each["type"] for each in made} == set(KINDS)
     for each in made:
         validator.validate(each)
+
+
+def test_two_models_of_a_process_have_each_its_number() -> None:
+    run = Run()
+    second = [replace(event, model=1) for event in run.model()]
+    told = objects([*run.picture(), *(run.received(event, -1) for event in second), *run.step(0), *run.step(1)])
+    assert {each["model"] for each in told if each["type"] == "model"} == {0, 1}
 
 
 @pytest.mark.parametrize("backend", ["bare", "ddp"])
