@@ -53,7 +53,6 @@ class Case:
 POLICY = "the policy is found, which has the target network in it"
 TARGET = "the target network's first forward, before the first optimizer step, is not told"
 TURNS = "the step that updates the temperature alone is estimated as the others are"
-REDUCES = "5 % too low: what DeepSpeed takes while it reduces gradients is not known"
 
 CASES = (
     Case("nanogpt", "nanogpt"),
@@ -149,7 +148,6 @@ CASES = (
         ("--stage", "1"),
         ranks=2,
         requires=("deepspeed",),
-        fails={"estimate": REDUCES},
     ),
     Case(
         "deepspeed-zero2",
@@ -157,7 +155,6 @@ CASES = (
         ("--stage", "2"),
         ranks=2,
         requires=("deepspeed",),
-        fails={"estimate": REDUCES},
     ),
     Case(
         "deepspeed-zero3",
