@@ -22,12 +22,13 @@ Path("data.yaml").write_text(
 
 def begun(trainer: DetectionTrainer) -> None:
     _count.root(trainer.model)
+    _count.root(trainer.ema.ema, trained=False)
 
 
 yolo = YOLO("yolov8n.yaml", verbose=False)
 yolo.add_callback("on_train_start", begun)
 yolo.train(
-    data="data.yaml", epochs=3, imgsz=64, batch=8, workers=0, device=0, plots=False, val=False, amp=False, verbose=False,
+    data="data.yaml", epochs=3, imgsz=64, batch=8, workers=0, device=0, plots=False, amp=False, verbose=False,
     project="runs", optimizer="SGD", nbs=8,
 )  # fmt: skip
 _count.said("done")
