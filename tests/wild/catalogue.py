@@ -108,6 +108,7 @@ CASES = (
     Case("accelerate-fp16", "accelerate_loop", ("--precision", "fp16"), requires=("accelerate",)),
     Case("accelerate-bf16", "accelerate_loop", ("--precision", "bf16", "--accumulate", "3"), requires=("accelerate",)),
     Case("accelerate-two", "accelerate_loop", ranks=2, requires=("accelerate",)),
+    Case("accelerate-two-accumulation", "accelerate_loop", ("--accumulate", "2"), ranks=2, requires=("accelerate",)),
     Case("lightning", "lightning_fit", requires=("lightning",)),
     Case("lightning-16-mixed", "lightning_fit", ("--precision", "16-mixed", "--clip", "1"), requires=("lightning",)),
     Case("lightning-accumulation", "lightning_fit", ("--accumulate", "3"), requires=("lightning",)),
