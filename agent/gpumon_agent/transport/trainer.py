@@ -93,6 +93,7 @@ class Transport:
         self._answer = messages.Answer()
         self._request = self._line = 0  # the newest that was heard
         self._looked_ns = self._heard_ns = self._flushed_ns = 0
+        self._unwatched = False  # there is no helper, and there will be none
         self._busy = allocate_lock()  # tried, never waited for: who comes meanwhile is another thread or a handler
 
     @property
@@ -107,6 +108,7 @@ class Transport:
             memory = Memory.create()
         except OSError as error:
             pass_on(error)
+            self._unwatched = True
             say(f"no viewer can attach to this process: no memory to share with the helper ({error.strerror})")
             return
         if self._begin(memory):
@@ -127,6 +129,7 @@ class Transport:
         except (OSError, ValueError, spawn.CannotStart) as error:
             pass_on(error)
             memory.close()
+            self._unwatched = True
             say(f"no viewer can attach to this process: {error}")
             return False
         finally:
@@ -189,9 +192,12 @@ class Transport:
 
     def flush(self) -> None:
         """What was recorded goes out; what viewers asked for comes in."""
-        if self._memory is not None and self._busy.acquire(False):
+        if (self._memory is not None or self._unwatched) and self._busy.acquire(False):
             try:
-                self._flush()
+                if self._memory is not None:
+                    self._flush()
+                else:
+                    self._drain()  # outlooks learn from it all the same
             finally:
                 self._busy.release()
 
@@ -238,19 +244,21 @@ class Transport:
         old = self._memory
         assert old is not None
         self._memory = None
+        self._waiting.clear()
         self._restarts += 1
         if self._restarts > RESTARTS_MAX:
+            self._unwatched = True
             say("its helper process died again and again: nobody can watch this run any more")
         else:
             try:
                 memory = old.copied()
             except OSError as error:
                 pass_on(error)
+                self._unwatched = True
                 say(f"its helper process died, and there is no memory for another ({error.strerror})")
             else:
                 if self._begin(memory):
                     self._told_state = None
-                    self._waiting.clear()
                     self.say(self._picture())
                     self.tell_state()
         old.close()
@@ -269,30 +277,32 @@ class Transport:
             state.descriptor = descriptor
         if state != self._told_state:
             self._told_state = state
-            self._waiting.append((messages.STATE, iter((messages.encode(state),))))
+            self._send(messages.STATE, iter((messages.encode(state),)))
 
     def say(self, events: Iterable[wire.Event | bytes | None]) -> None:
         """Parts of the picture that are new. They are encoded as there is time; None: a slice of work ends."""
-        self._waiting.append((messages.LONG, _batches(iter(events))))
+        self._send(messages.LONG, _batches(iter(events)))
 
     def write_file(self, pieces: Iterable[bytes | None], step: int, t_ns: int) -> None:
         """The helper puts them together, beside the reports of out-of-memory."""
-        self._waiting.append((messages.PIECE, _pieces(iter(pieces), step, t_ns)))
+        self._send(messages.PIECE, _pieces(iter(pieces), step, t_ns))
+
+    def _send(self, kind: int, made: Iterator[bytes | None]) -> None:
+        """Without a helper nobody would take it, and it would stay for ever."""
+        if self._memory is not None:
+            self._waiting.append((kind, made))
 
     def pump(self, clock: Clock) -> None:
         """As much of what waits as may take that time."""
-        if self._busy.acquire(False):
+        if self._memory is not None and self._busy.acquire(False):
             try:
                 self._pump(clock)
             finally:
                 self._busy.release()
 
     def _pump(self, clock: Clock) -> None:
-        """Without a helper nobody waits for it."""
         long = self._long
-        if long is None:
-            self._waiting.clear()
-            return
+        assert long is not None
         while self._waiting and not clock.over():
             kind, made = self._waiting[0]
             message = next(made, self)
