@@ -10,7 +10,7 @@ import pytest
 
 HERE = Path(__file__).parent
 RAISES = """
-import dis, linecache, os, signal, sys, time
+import atexit, dis, linecache, os, signal, sys, time
 from trains import Trains
 import gpumon_agent
 from gpumon_agent import wire
@@ -110,6 +110,7 @@ WORKS = """
 trains = started()
 assert trains.transport.wait_ready(60)
 os.kill(trains.transport._helper, signal.SIGSTOP)
+atexit.register(kill, trains)  # it would stay for ever
 memory = trains.transport._memory
 from gpumon_agent.transport.ring import LongReader
 reader = LongReader(memory)
