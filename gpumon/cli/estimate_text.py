@@ -24,7 +24,7 @@ def lines(done: EstimateReport) -> Iterator[str]:
     frozen = model.count - model.trained_count
     trained = f", {count(model.trained_count)} of them trained" if frozen else ""
     yield f"{done.subject.name}: {count(model.count)} parameters{trained}"
-    yield from _how(work, expected.played.has_tokens, expected.played.forward is not None)
+    yield from _how(work, expected.played.has_tokens, expected.played.forward)
     yield ""
     yield _floor(done)
     yield from _need(done)
@@ -52,7 +52,7 @@ def _how(work: Workload, has_tokens: bool, forward: bool) -> Iterator[str]:
 
 
 def _floor(done: EstimateReport) -> str:
-    if done.expected.played.forward is None:
+    if not done.expected.played.forward:
         return f"floor   {size(done.floor.reserved + done.context)} with any batch: no forward is known"
     tokens = ", 1 token" if done.expected.played.has_tokens else ""
     text = f"floor   {size(done.floor.reserved + done.context)} with batch 1{tokens}"
@@ -106,7 +106,7 @@ def stage_lines(done: Sequence[EstimateReport]) -> Iterator[str]:
     """Several stages of ZeRO, one row each: every line at its own highest, and the peak of all together."""
     first = done[0].expected
     yield f"{done[0].subject.name}: {count(first.model.count)} parameters · {count(first.work.world_size)} ranks"
-    yield from _how(replace(first.work, world_size=1), first.played.has_tokens, first.played.forward is not None)
+    yield from _how(replace(first.work, world_size=1), first.played.has_tokens, first.played.forward)
     yield ""
     highest = [{name: _most(each, name) for name in OWNERS if name != "inputs"} for each in done]
     least = max(each.expected.peak for each in done) // 200  # what is less makes no difference, and no column

@@ -37,6 +37,97 @@ _FUSED_RMS_NORM = (2, 15)
 _GROUPED_EFFICIENT = VERSION >= (2, 15)  # since then it takes fewer heads of keys than of queries
 
 
+class Shapes:
+    """What operators returned, by the shapes they were given: most layers of a model are alike, and iterations are.
+
+    PyTorch works most results out in Python, which takes ten times as long as looking them up. Kept are operators that
+    return new tensors, or write into their first argument; views and operators with anything else are run.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[Any, str] = {}
+        self._known: dict[Any, Any] = {}
+
+    def run(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        kind = self._kinds.get(func)
+        if kind is None:
+            kind = self._kinds[func] = _kind(func)
+        if kind == "other":
+            return func(*args, **kwargs)
+        try:
+            key = (func, *map(_alike, args), *((each, _alike(value)) for each, value in kwargs.items()))
+            found = self._known.get(key)
+        except (_Unlike, TypeError):
+            return func(*args, **kwargs)
+        if found is None:
+            out = func(*args, **kwargs)
+            if kind == "new" and _shares(out, args):  # such as _unsafe_view, a view by another name
+                self._kinds[func] = "other"
+            else:
+                self._known[key] = kind if kind == "in place" else _layouts(out)
+            return out
+        if kind == "in place":
+            return None if name.startswith("aten._foreach") else args[0]
+        return _made(found)
+
+
+class _Unlike(Exception):
+    """A tensor of which shape and strides are not everything."""
+
+
+def _kind(func: Any) -> str:
+    """new: it returns new tensors and changes none; in place: it changes its first argument and returns that."""
+    schema = func._schema
+    given = [argument.alias_info for argument in schema.arguments]
+    back = [value.alias_info for value in schema.returns]
+    tensors = all(str(value.type) in ("Tensor", "List[Tensor]", "Tensor[]") for value in schema.returns)
+    if not tensors or not str(func).startswith("aten."):
+        return "other"
+    if not any(given) and not any(back):
+        return "new"
+    changed = [alias is not None and alias.is_write for alias in given]
+    first = changed[:1] == [True] and sum(changed) == 1 and sum(alias is not None for alias in given) == 1
+    sizes = str(func).startswith(("aten.resize_", "aten.set_", "aten.t_", "aten.transpose_", "aten.squeeze_", "aten.as_strided_", "aten.unsqueeze_"))
+    return "in place" if first and not sizes else "other"
+
+
+def _alike(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.device.type != "meta" or value.layout is not torch.strided or type(value) not in _PLAIN:
+            raise _Unlike
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_alike, value))
+    return value, type(value)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _shares(out: Any, args: Any) -> bool:
+    made = {_storage(leaf) for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)}
+    return any(_storage(leaf) in made for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _layouts(out: Any) -> Any:
+    if isinstance(out, torch.Tensor):
+        return out.shape, out.stride(), out.dtype, out.device
+    return None if out is None else (type(out), [_layouts(each) for each in out])
+
+
+def _made(layout: Any) -> Any:
+    if layout is None:
+        return None
+    if isinstance(layout[0], type):
+        return layout[0](map(_made, layout[1]))
+    shape, stride, dtype, device = layout
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+
 class Watch(TorchDispatchMode):  # type: ignore[misc]
     """Tells `born(key, bytes)` and `died(key)` of every storage on the meta device, and `during(op, inputs, outputs)`
     what else a kernel of CUDA's would allocate while it runs."""
@@ -47,9 +138,11 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         died: Callable[[int], None],
         during: Callable[[str, Sequence[Any], Sequence[Any]], None],
         larger: Callable[[str, Sequence[Any]], int | None] = lambda *_: None,
+        shapes: Shapes | None = None,
     ) -> None:
         super().__init__()
         self.born, self.died, self.during, self.larger = born, died, during, larger
+        self.shapes = Shapes() if shapes is None else shapes
         self.operator = ""  # the one that ran last
         self._alive: dict[int, weakref.ref[Any]] = {}
 
@@ -66,7 +159,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             return _ANSWERED[name](*args, **kwargs)
         if name.startswith("aten._fused_"):  # in place, and without a kernel for this device
             return None
-        out = func(*args, **kwargs)
+        out = self.shapes.run(func, name, args, kwargs)
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor) and leaf.device.type == "meta"]
         for tensor in made[:2] if name == _EFFICIENT else made:  # its random state is on the host
             if tensor.layout is torch.strided:  # a sparse one is made of tensors that were seen
