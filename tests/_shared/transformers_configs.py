@@ -79,27 +79,3 @@ MODELS: dict[str, tuple[Config, int, int]] = {
     ),
     "vit-base": ({"model_type": "vit", "architectures": ["ViTForImageClassification"]}, 16, 197),
 }  # fmt: skip
-
-VARIANTS: dict[str, Config] = {
-    "bert-model": {"model_type": "bert", "architectures": ["BertModel"]},
-    "bert-tokens": {"model_type": "bert", "architectures": ["BertForTokenClassification"], "num_labels": 9},
-    "bert-questions": {"model_type": "bert", "architectures": ["BertForQuestionAnswering"]},
-    "bert-untied": {"model_type": "bert", "architectures": ["BertForMaskedLM"], "tie_word_embeddings": False},
-    "roberta-classifier": {"model_type": "roberta", "architectures": ["RobertaForSequenceClassification"]},
-    "roberta-model": {"model_type": "roberta", "architectures": ["RobertaModel"]},
-    "distilbert-classifier": {"model_type": "distilbert", "architectures": ["DistilBertForSequenceClassification"]},
-    "distilbert-model": {"model_type": "distilbert", "architectures": ["DistilBertModel"]},
-    "gpt2-model": {"model_type": "gpt2", "architectures": ["GPT2Model"]},
-    "gpt2-classifier": {"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"], "n_layer": 2},
-    "opt-model": {"model_type": "opt", "architectures": ["OPTModel"], "word_embed_proj_dim": 768},
-    "llama-bias": llama("llama", "Llama", num_hidden_layers=2, attention_bias=True, mlp_bias=True),
-    "llama-classifier": {
-        "model_type": "llama",
-        "architectures": ["LlamaForSequenceClassification"],
-        "num_hidden_layers": 2,
-    },
-    "mistral-model": {"model_type": "mistral", "architectures": ["MistralModel"], "num_hidden_layers": 2},
-    "gemma-default": llama("gemma", "Gemma", num_hidden_layers=2),
-    "t5-model": {"model_type": "t5", "architectures": ["T5Model"]},
-    "vit-model": {"model_type": "vit", "architectures": ["ViTModel"], "image_size": 384, "num_hidden_layers": 3},
-}

@@ -125,11 +125,12 @@ def test_lbfgs_is_told_with_what_its_step_holds_and_what_of_it_is_a_bound(tmp_pa
     given = ("--parameters", shapes, "--optimizer", "lbfgs,history_size=10")
     (said,) = told(*given)
     flat = 4 * 64_064
-    # the last gradient and direction, ten old directions and steps with two numbers each, and the pair to come
-    assert said["ledger_peak"]["optimizer"] == flat * (2 + 2 * 10) + 2 * 4 * 10
+    # the last gradient and direction, ten old directions and steps with two numbers each; at the peak the pair to come
+    kept = flat * (2 + 2 * 10) + 2 * 4 * 10
+    assert (said["phases"][-1]["ledger"]["optimizer"], said["ledger_peak"]["optimizer"]) == (kept, kept + 2 * flat)
     assert said["peak_phase"] == "optimizer"
     assert said["sources"]["optimizer"] == "exact"
-    assert said["sources"]["temporaries"] == "closed form"
+    assert said["sources"]["temporaries"] == "traced"
     searching = ("--parameters", shapes, "--optimizer", "lbfgs,history_size=10,line_search_fn=strong_wolfe")
     (row,) = (line for line in run(*searching).output.splitlines() if line.startswith("temporaries "))
     assert row.endswith("at most")
@@ -157,15 +158,15 @@ def test_which_fsdp_was_meant_is_said(tmp_path: Path) -> None:
 
 
 def test_two_vocabularies_are_compared_layer_by_layer(tmp_path: Path) -> None:
-    tabformer = {**bert("MaskedLM", 832, 12, 13, 3072), "ncols": 13, "field_hidden_size": 64, "flatten": False}
-    files = [written(tmp_path / f"{size}.json", {**tabformer, "vocab_size": size}) for size in (2_912, 867_813)]
+    small = bert("MaskedLM", 832, 2, 13, 3072)
+    files = [written(tmp_path / f"{size}.json", {**small, "vocab_size": size}) for size in (2_912, 867_813)]
     (said,) = told("--compare", *files)
-    assert said["parameters"] == [98_510_560, 874_326_757]
-    assert said["parameters_per_entry"] == 897
+    assert said["parameters_per_entry"] == 833
     different = {row["layer"]: row["second"] - row["first"] for row in said["layers"] if row["second"] != row["first"]}
     entries = 867_813 - 2_912
-    assert sorted(different.values()) == [entries, 64 * entries, 832 * entries]
-    assert "entries of 897 parameters each" in run("--compare", *files).output
+    assert sorted(different.values()) == [entries, 832 * entries]
+    assert said["parameters"][1] - said["parameters"][0] == 833 * entries
+    assert "entries of 833 parameters each" in run("--compare", *files).output
 
 
 def test_modules_and_shapes_are_compared_like_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,10 +243,19 @@ def test_fsdp1_leaves_no_buffer_behind_a_forward_and_is_told_apart(config: Path)
 
 @pytest.mark.torch
 def test_what_cannot_be_read_is_told_in_a_sentence(tmp_path: Path) -> None:
-    unknown = written(tmp_path / "unknown.json", {"model_type": "mamba"})
+    unknown = written(tmp_path / "unknown.json", {"model_type": "no_such_model"})
     for arguments, code, said in (
         (("--config", tmp_path / "none.json"), 3, "cannot be read"),
         (("--config", unknown), 3, "--model pkg.module:factory"),
+        (("--config", written(tmp_path / "none_named.json", {})), 3, "has no model_type"),
+        (
+            ("--config", written(tmp_path / "wide.json", {"model_type": "llama", "hidden_size": "wide"})),
+            3,
+            "'hidden_size'",
+        ),
+        (("--config", written(tmp_path / "act.json", {"model_type": "bert", "hidden_act": "swoosh"})), 3, "swoosh"),
+        (("--config", written(tmp_path / "head.json", {"model_type": "bert", "architectures": ["Mine"]})), 3, "'Mine'"),
+        (("--config", written(tmp_path / "speech.json", {"model_type": "whisper"})), 3, "not tokens or images"),
         (("--parameters", tmp_path / "none.json"), 3, "cannot be read"),
         (("--model", "nowhere_to_be_found:make"), 2, "there is no module 'nowhere_to_be_found'"),
     ):
@@ -385,10 +395,25 @@ def test_the_exit_code_says_whether_it_fits(device: str, code: int, tmp_path: Pa
     assert subprocess.run(command, capture_output=True, timeout=300).returncode == code
 
 
-def test_a_config_is_estimated_without_torch_or_code_of_theirs(config: Path) -> None:
+@pytest.mark.parametrize("missing", ["torch", "transformers"])
+def test_a_config_without_what_builds_it_is_a_sentence(config: Path, missing: str) -> None:
+    code = (
+        "import importlib.util as util, sys\n"
+        "find = util.find_spec\n"
+        f"util.find_spec = lambda name, *more: None if name == {missing!r} else find(name, *more)\n"
+        "from gpumon.cli.estimate import command\n"
+        f"command(['--config', {str(config)!r}, '--device', 't4'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2
+    assert f"--config needs {'PyTorch' if missing == 'torch' else missing}, which this Python lacks" in done.stderr
+    assert f"pip install {missing}" in done.stderr
+
+
+def test_a_number_of_parameters_needs_no_torch() -> None:
     code = (
         "import sys\nfrom gpumon.cli.estimate import command\n"
-        f"command(['--config', {str(config)!r}, '--device', 't4'], standalone_mode=False)\n"
+        "command(['--parameters', '7_000_000_000', '--device', 't4'], standalone_mode=False)\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300, capture_output=True)

@@ -85,8 +85,9 @@ def test_a_rank_takes_and_reserves_what_it_does_on_a_device(virtual_gpu, name):
     )
     made = on_meta(case.factory)
     subject = FromModule(made, case.factory, case.batches, case.loss)
-    phases, as_rank = subject.traced(describe(made), work, built_on_device=case.built_on_device)
-    assert as_rank
+    done = subject.traced(work, built_on_device=case.built_on_device)
+    phases = done.phases
+    assert done.as_rank
     steps = [phase for phase in phases if phase.iteration]
     assert max(phase.peak for phase in steps) == pytest.approx(max(p["allocated_peak"] for p in truth), rel=0.001)
     assert max(phase.reserved for phase in steps) == pytest.approx(max(p["reserved_peak"] for p in truth), rel=0.02)
@@ -117,7 +118,7 @@ def test_a_module_that_fsdp_cannot_wrap_is_estimated_all_the_same():
 
     work = Workload(batch=4, world_size=2, zero=3)
     made = on_meta(Alone)
-    played = FromModule(made, Alone, lambda size: torch.empty(size, 64)).play(work, None)
+    played = FromModule(made, Alone, lambda size: torch.empty(size, 64)).play(work)
     assert played.phases[0].at_end.weights == 64 * 64 * 4 // 2
     assert played.gathered == "assumed"
 

@@ -59,7 +59,9 @@ def of(content: Mapping[str, Any], where: str = "config.json") -> FromConfig:
     if not isinstance(kind, str) or not kind:
         raise NotAModel(f"{where} has no model_type: {_OTHERWISE}")
     if kind not in transformers.CONFIG_MAPPING:
-        raise NotAModel(f"model_type {kind!r} is not one that transformers {transformers.__version__} knows: {_OTHERWISE}")
+        raise NotAModel(
+            f"model_type {kind!r} is not one that transformers {transformers.__version__} knows: {_OTHERWISE}"
+        )
     named = content.get("architectures") or [""]
     name = named[0] if isinstance(named, list) else ""
     made = getattr(transformers, str(name), None) if name else None
@@ -224,7 +226,7 @@ def _bytes_kept(output: Any) -> int:
 
 
 def _embedding_on_host(table: nn.Embedding | None, numbers: torch.dtype) -> nn.Module:
-    """What is looked up comes from the host, and its gradient goes back there: the device has neither table nor state."""
+    """Rows come from the host, and their gradient goes back there: the device has neither table nor state."""
     import torch
     from torch import nn
 
@@ -237,10 +239,10 @@ def _embedding_on_host(table: nn.Embedding | None, numbers: torch.dtype) -> nn.M
         def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
             return None, None, None
 
-    class Host(nn.Module):
+    class Host(nn.Module):  # type: ignore[misc]
         def forward(self, indices: torch.Tensor) -> torch.Tensor:
             assert table is not None
             on_host = torch.empty((), device="cpu", requires_grad=True)
-            return Copied.apply(on_host, indices, table.embedding_dim)  # type: ignore[no-any-return]
+            return Copied.apply(on_host, indices, table.embedding_dim)
 
     return Host()

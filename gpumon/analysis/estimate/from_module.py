@@ -19,7 +19,15 @@ from gpumon.analysis.estimate.model import Model, Tensor
 from gpumon.analysis.estimate.optimizers import eight_bit_states
 from gpumon.analysis.estimate.plan import Played
 from gpumon.analysis.estimate.simulator import OutOfMemory
-from gpumon.analysis.estimate.traced import PhaseBytes, Requests, Untraceable, shares, trace, without_forward
+from gpumon.analysis.estimate.traced import (
+    ITERATIONS,
+    PhaseBytes,
+    Requests,
+    Untraceable,
+    shares,
+    trace,
+    without_forward,
+)
 from gpumon.analysis.estimate.workload import EIGHT_BIT, HALF, NONE, PRECISIONS, Optimizer, Workload
 from gpumon.analysis.lines import Lines
 from gpumon_agent import wire
@@ -189,7 +197,7 @@ class FromModule:
                 self._traces[work] = self._traced(work, how)
             except OutOfMemory:
                 raise
-            except Exception:  # noqa: BLE001 - DDP or FSDP cannot wrap it so; what the user's functions raise comes again
+            except Exception:  # DDP or FSDP cannot wrap it so; what the user's functions raise comes again
                 if work.world_size == 1:
                     raise
                 self._traces[work] = replace(self.traced(alone(work), **how), as_rank=False)
@@ -212,7 +220,7 @@ class FromModule:
             hardware=work.hardware,
             requests=requests,
             shapes=self.shapes,
-            **how,
+            **{"iterations": 1 if work.inference else ITERATIONS, **how},
         )
         return _Trace(tuple(phases), requests, as_rank=True)
 
@@ -238,7 +246,7 @@ class FromTensors(FromModule):
                 parameter = nn.Parameter(torch.empty(tensor.shape, dtype=width), tensor.trainable)
                 part = nn.Module()
                 part.register_parameter("weight", parameter)
-                part.sparse = tensor.sparse  # type: ignore[assignment]
+                part.sparse = tensor.sparse
                 module.add_module(str(number), part)
             for number, tensor in enumerate(model.buffers):
                 module.register_buffer(f"buffer{number}", torch.empty(tensor.bytes, dtype=torch.uint8))

@@ -38,94 +38,109 @@ _GROUPED_EFFICIENT = VERSION >= (2, 15)  # since then it takes fewer heads of ke
 
 
 class Shapes:
-    """What operators returned, by the shapes they were given: most layers of a model are alike, and iterations are.
+    """What operators returned, by the shapes they were given: layers are alike, and so are iterations.
 
-    PyTorch works most results out in Python, which takes ten times as long as looking them up. Kept are operators that
-    return new tensors, or write into their first argument; views and operators with anything else are run.
+    PyTorch works most results out in Python, which takes ten times as long as looking them up. Kept is what operators
+    return that make new tensors or change their first argument. Views and all others are run each time.
     """
 
     def __init__(self) -> None:
         self._kinds: dict[Any, str] = {}
         self._known: dict[Any, Any] = {}
 
-    def run(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        kind = self._kinds.get(func)
-        if kind is None:
-            kind = self._kinds[func] = _kind(func)
-        if kind == "other":
+    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What `func` returns."""
+        kind = self._kinds.get(func) or self._kinds.setdefault(func, _kind(func))
+        if kind == _RUN:
             return func(*args, **kwargs)
         try:
-            key = (func, *map(_alike, args), *((each, _alike(value)) for each, value in kwargs.items()))
-            found = self._known.get(key)
-        except (_Unlike, TypeError):
+            key = (func, *map(_alike, args), *((name, _alike(value)) for name, value in kwargs.items()))
+            if key in self._known:
+                return _made(self._known[key]) if kind == _NEW else args[0] if func._schema.returns else None
+        except (_Unlike, TypeError):  # TypeError: an argument that has no hash
             return func(*args, **kwargs)
-        if found is None:
-            out = func(*args, **kwargs)
-            if kind == "new" and _shares(out, args):  # such as _unsafe_view, a view by another name
-                self._kinds[func] = "other"
-            else:
-                self._known[key] = kind if kind == "in place" else _layouts(out)
-            return out
-        if kind == "in place":
-            return None if name.startswith("aten._foreach") else args[0]
-        return _made(found)
+        out = func(*args, **kwargs)
+        if kind == _NEW and _shares(out, args):  # such as _unsafe_view, a view by another name
+            self._kinds[func] = _RUN
+        else:
+            self._known[key] = _layouts(out) if kind == _NEW else None
+        return out
 
 
 class _Unlike(Exception):
-    """A tensor of which shape and strides are not everything."""
+    """A tensor of which shape, strides and type are not everything."""
+
+
+_NEW, _CHANGES, _RUN = "returns new tensors", "changes its first argument", "is run"
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _kind(func: Any) -> str:
-    """new: it returns new tensors and changes none; in place: it changes its first argument and returns that."""
-    schema = func._schema
-    given = [argument.alias_info for argument in schema.arguments]
-    back = [value.alias_info for value in schema.returns]
-    tensors = all(str(value.type) in ("Tensor", "List[Tensor]", "Tensor[]") for value in schema.returns)
-    if not tensors or not str(func).startswith("aten."):
-        return "other"
-    if not any(given) and not any(back):
-        return "new"
-    changed = [alias is not None and alias.is_write for alias in given]
-    first = changed[:1] == [True] and sum(changed) == 1 and sum(alias is not None for alias in given) == 1
-    sizes = str(func).startswith(("aten.resize_", "aten.set_", "aten.t_", "aten.transpose_", "aten.squeeze_", "aten.as_strided_", "aten.unsqueeze_"))
-    return "in place" if first and not sizes else "other"
+    name, schema = func._schema.name, func._schema
+    aliases = [argument.alias_info for argument in schema.arguments]
+    tensors = all(str(value.type) in ("Tensor", "List[Tensor]") for value in schema.returns)
+    if not name.startswith("aten::") or not tensors:
+        return _RUN
+    if not any(aliases) and not any(value.alias_info for value in schema.returns):
+        return _NEW
+    first, *others = aliases
+    elementwise = name in _ELEMENTWISE or name.startswith("aten::_foreach_")
+    return _CHANGES if first is not None and first.is_write and not any(others) and elementwise else _RUN
+
+
+_ELEMENTWISE = {
+    f"aten::{name}_"
+    for name in [
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "addcmul",
+        "addcdiv",
+        "lerp",
+        "copy",
+        "zero",
+        "fill",
+        "sqrt",
+        "neg",
+        "clamp",
+        "masked_fill",
+        "pow",
+        "sign",
+    ]
+}
 
 
 def _alike(value: Any) -> Any:
+    """What of an argument a result's layout depends on."""
     if isinstance(value, torch.Tensor):
-        if value.device.type != "meta" or value.layout is not torch.strided or type(value) not in _PLAIN:
+        if not value.is_meta or value.layout is not torch.strided or type(value) not in _PLAIN:
             raise _Unlike
         return value.shape, value.stride(), value.dtype
     if isinstance(value, (list, tuple)):
         return tuple(map(_alike, value))
-    return value, type(value)
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+    return type(value), value
 
 
 def _shares(out: Any, args: Any) -> bool:
-    made = {_storage(leaf) for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)}
-    return any(_storage(leaf) in made for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    """Whether a result is of an argument's storage, or is no ordinary tensor on the device."""
+    made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+    if not all(each.is_meta and each.layout is torch.strided and type(each) in _PLAIN for each in made):
+        return True
+    given = {leaf.untyped_storage()._cdata for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
+    return any(each.untyped_storage()._cdata in given for each in made)
 
 
 def _layouts(out: Any) -> Any:
     if isinstance(out, torch.Tensor):
-        return out.shape, out.stride(), out.dtype, out.device
-    return None if out is None else (type(out), [_layouts(each) for each in out])
+        return out.shape, out.stride(), out.dtype
+    return None if out is None else [_layouts(each) for each in out]
 
 
 def _made(layout: Any) -> Any:
-    if layout is None:
-        return None
-    if isinstance(layout[0], type):
-        return layout[0](map(_made, layout[1]))
-    shape, stride, dtype, device = layout
-    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    if isinstance(layout, list):
+        return tuple(map(_made, layout))
+    return None if layout is None else torch.empty_strided(*layout[:2], dtype=layout[2], device=META)
 
 
 class Watch(TorchDispatchMode):  # type: ignore[misc]
@@ -159,7 +174,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             return _ANSWERED[name](*args, **kwargs)
         if name.startswith("aten._fused_"):  # in place, and without a kernel for this device
             return None
-        out = self.shapes.run(func, name, args, kwargs)
+        out = self.shapes.run(func, args, kwargs)
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor) and leaf.device.type == "meta"]
         for tensor in made[:2] if name == _EFFICIENT else made:  # its random state is on the host
             if tensor.layout is torch.strided:  # a sparse one is made of tensors that were seen

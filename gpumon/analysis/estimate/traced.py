@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from gpumon.analysis.estimate import lbfgs
 from gpumon.analysis.estimate.kernels import Hardware, kept, temporaries, uses_cublas, uses_handle
 from gpumon.analysis.estimate.model import NotAModel
-from gpumon.analysis.estimate.simulator import Allocator, Block
+from gpumon.analysis.estimate.simulator import Allocator, Block, OutOfMemory
 from gpumon.analysis.estimate.workload import EIGHT_BIT, NONE, OPTIMIZERS, Workload
 from gpumon.analysis.lines import Lines
 from gpumon_agent import wire
@@ -223,8 +223,8 @@ def trace(
     `factory()` returns the module; `batches(work.batch)`, called for each forward, returns what is passed to it: a
     tuple, a dict or a tensor. `loss` is called with the output; without it its `.loss` is taken, or else its sum.
     `keeps_workspaces`: None is what this torch does. `built_on_device`: the module's tensors are made on the device,
-    rather than moved there when it is complete. `requests` is filled; `shapes`: of an earlier trace. Raises Untraceable, simulator.OutOfMemory where the allocator has a
-    capacity, and what the user's functions raise.
+    rather than moved there when it is complete. `requests` is filled; `shapes` may be an earlier trace's. Raises
+    Untraceable, simulator.OutOfMemory where the allocator has a capacity, and what the user's functions raise.
     """
     _refuse(work)
     import torch
@@ -473,7 +473,7 @@ def without_forward(module: torch.nn.Module, all_sparse: bool) -> torch.nn.Modul
         rows = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)  # how many are looked up is not known
         return torch.sparse_coo_tensor(rows, parameter.new_empty(0, *parameter.shape[1:]), parameter.shape)
 
-    class Alone(torch.nn.Module):
+    class Alone(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.module = module
