@@ -16,7 +16,7 @@ from gpumon.analysis.estimate.workload import PRECISIONS, Optimizer, Workload
 
 WITHIN = 0.005
 
-DECODERS = ("gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma")
+DECODERS = ("gpt2", "llama")
 FORMS: dict[str, dict[str, Any]] = {
     "sdpa": {},
     "eager": {"attention": "eager"},

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from gpumon.analysis.estimate.from_module import FromModule, on_meta, traceable
 from gpumon.analysis.estimate.model import NotAModel
 from gpumon.analysis.estimate.plan import Played
-from gpumon.analysis.estimate.reading import check_config, read_object
+from gpumon.analysis.estimate.reading import OutOfBounds, check_config, read_object
 from gpumon.analysis.estimate.simulator import OutOfMemory
 from gpumon.analysis.estimate.workload import HALF, Workload
 
@@ -80,6 +80,8 @@ def of(content: Mapping[str, Any], where: str = "config.json") -> FromConfig:
         module = on_meta(build)
     except Exception as reason:  # noqa: BLE001 - what transformers may raise for a value it cannot use
         told = " ".join(str(reason).split())[:200]
+        if "overflow" in told:
+            raise OutOfBounds(f"{where}: a tensor would have more than 8 EiB; correct the sizes in the file") from None
         raise NotAModel(f"{where}: transformers cannot build this model: {type(reason).__name__}: {told}") from None
     return FromConfig(module, build, content=content, where=where)
 
