@@ -19,7 +19,8 @@ GIB = 2**30
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    return written(tmp_path / "config.json", MODELS["bert-large"][0])
+    """A tenth of bert-large's layers: what is said of a device does not need them all."""
+    return written(tmp_path / "config.json", bert("SequenceClassification", 1024, 2, 16, 4096))
 
 
 def written(path: Path, content: Any) -> Path:
@@ -39,8 +40,9 @@ def told(*arguments: object) -> list[dict[str, Any]]:
     return said
 
 
-def test_bert_large_is_1278_47_mib_raw(config: Path) -> None:
-    (said,) = told("--config", config, "--batch", 4, "--sequence", 512)
+def test_bert_large_is_1278_47_mib_raw(tmp_path: Path) -> None:
+    config = written(tmp_path / "config.json", MODELS["bert-large"][0])
+    (said,) = told("--config", config, "--batch", 4, "--sequence", 512, "--inference")
     load = said["phases"][0]
     assert load["ledger"]["weights"] / 2**20 == pytest.approx(1278.47, abs=0.005)
     assert (said["parameters"], said["sources"]["weights"]) == (335_143_938, "exact")
@@ -58,16 +60,16 @@ def test_a_device_is_told_what_fits(config: Path) -> None:
     (said,) = told("--config", config, "--batch", 4, "--device", "v100-16")
     device = said["device"]
     assert device["fits"] is device["floor_fits"] is True
-    assert 4 < device["largest_batch"] < 40
+    assert 40 < device["largest_batch"] < 200
     batch = device["largest_batch"]
     assert told("--config", config, "--batch", batch, "--device", "v100-16")[0]["device"]["fits"]
-    assert not told("--config", config, "--batch", batch + 2, "--device", "v100-16")[0]["device"]["fits"]
+    assert not told("--config", config, "--batch", batch + batch // 100 + 1, "--device", "v100-16")[0]["device"]["fits"]
 
 
 def test_a_device_that_is_too_small_is_told_at_once(config: Path) -> None:
-    done = run("--config", config, "--device", "6 GiB")
-    assert "does not fit 6 GiB" in done.output
-    assert told("--config", config, "--device", "6 GiB")[0]["device"]["largest_batch"] == 0
+    done = run("--config", config, "--device", "1 GiB")
+    assert "does not fit 1 GiB" in done.output
+    assert told("--config", config, "--device", "1 GiB")[0]["device"]["largest_batch"] == 0
 
 
 def test_remedies_are_computed_and_sorted(config: Path) -> None:
@@ -190,10 +192,10 @@ def test_modules_and_shapes_are_compared_like_configs(tmp_path: Path, monkeypatc
 
 
 def test_keys_and_values_grow_with_what_is_generated(tmp_path: Path) -> None:
-    config = written(tmp_path / "config.json", MODELS["llama-1b"][0])
+    config = written(tmp_path / "config.json", {**MODELS["llama-1b"][0], "num_hidden_layers": 2})
     arguments = ("--config", config, "--inference", "--precision", "bf16", "--batch", 4, "--kv-cache")
     caches = [told(*arguments, tokens)[0]["kv_cache"] for tokens in (512, 1024)]
-    assert caches[1] == 2 * caches[0] == 2 * 16 * 8 * 64 * 4 * 1024 * 2
+    assert caches[1] == 2 * caches[0] == 2 * 2 * 8 * 64 * 4 * 1024 * 2
 
 
 @pytest.mark.parametrize(
@@ -390,7 +392,7 @@ def test_a_name_that_is_no_factory_is_told(theirs: Any, model: str, code: int, s
 @pytest.mark.parametrize(("device", "code"), [("a100-40", 0), ("1 GiB", 1)])
 def test_the_exit_code_says_whether_it_fits(device: str, code: int, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    config.write_text('{"model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257}')
+    config.write_text('{"model_type": "gpt2", "n_layer": 2, "n_head": 12, "n_embd": 768, "vocab_size": 50257}')
     command = [sys.executable, "-m", "gpumon", "estimate", "--config", str(config), "--device", device]
     assert subprocess.run(command, capture_output=True, timeout=300).returncode == code
 
