@@ -112,18 +112,25 @@ def stage_lines(done: Sequence[EstimateReport]) -> Iterator[str]:
     least = max(each.expected.peak for each in done) // 200  # what is less makes no difference, and no column
     names = [name for name in highest[0] if any(lines[name] > least for lines in highest)]
     unit = unit_for(max(each.expected.peak for each in done))
-    heading = "".join(_SHORT.get(name, name).rjust(FIGURE - 1) for name in (*names, "peak"))
+    heading = "".join(_SHORT.get(name, name).rjust(_STAGE) for name in (*names, "peak"))
     yield f"{unit.name:<8}{heading}"
     for each, lines_of in zip(done, highest, strict=True):
         figures = [*(lines_of[name] for name in names), each.expected.peak]
-        text = "".join((in_unit(value, unit) if value else "–").rjust(FIGURE - 1) for value in figures)
+        text = "".join((in_unit(value, unit) if value else "–").rjust(_STAGE) for value in figures)
         stage = each.expected.work.zero
         yield f"{f'ZeRO {stage}' if stage else 'DDP':<8}{text}"
     yield ""
     yield "Each line at its highest on a rank, not all at one moment. ZeRO 3 is FSDP."
 
 
-_SHORT = {"activations": "saved", "temporaries": "brief"}
+_SHORT = {
+    "activations": "saved",
+    "gradients": "grads",
+    "optimizer": "states",
+    "temporaries": "brief",
+    "workspaces": "cuBLAS",
+}
+_STAGE = 9
 
 
 def _most(done: EstimateReport, name: str) -> int:

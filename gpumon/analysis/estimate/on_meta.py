@@ -144,12 +144,12 @@ def _made(layout: Any) -> Any:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[misc]
-    """Tells `born(key, bytes)` and `died(key)` of every storage on the meta device, and `during(op, inputs, outputs)`
-    what else a kernel of CUDA's would allocate while it runs."""
+    """Tells `born(key, bytes, gathered)` and `died(key)` of every storage on the meta device; and `during(op, inputs,
+    outputs)` what else a kernel of CUDA's would allocate while it runs."""
 
     def __init__(
         self,
-        born: Callable[[int, int], None],
+        born: Callable[[int, int, bool], None],
         died: Callable[[int], None],
         during: Callable[[str, Sequence[Any], Sequence[Any]], None],
         larger: Callable[[str, Sequence[Any]], int | None] = lambda *_: None,
@@ -189,7 +189,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         key = int(storage._cdata)
         if key not in self._alive:
             self._alive[key] = weakref.ref(storage, lambda _: self._gone(key))
-            self.born(key, size or storage.nbytes())
+            self.born(key, size or storage.nbytes(), False)
         return key
 
     def _gone(self, key: int) -> None:
@@ -214,7 +214,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         resize(storage, size)
         if key in self._alive and before != size:
             self.died(key)
-            self.born(key, size)
+            self.born(key, size, True)
 
 
 class _Devices(TorchFunctionMode):  # type: ignore[misc]

@@ -112,9 +112,9 @@ class Recorder:
     _highest: int = 0
     _moment: int = 0
 
-    def born(self, key: int, size: int) -> None:
+    def born(self, key: int, size: int, gathered: bool = False) -> None:
         if size:
-            self._alive[key] = self._take(size, "buckets" if self.stream() else self.fresh)
+            self._alive[key] = self._take(size, "buckets" if gathered or self.stream() else self.fresh)
 
     def died(self, key: int) -> None:
         storage = self._alive.pop(key, None)
