@@ -1,7 +1,7 @@
 """A Hugging Face config.json as the subject of an estimate: transformers builds the model on the meta device.
 
-Model. The class that the config's `architectures` names, as `AutoModel….from_config` takes it; without a name, the base
-model of its type. It is traced (estimate.traced) with the inputs that its `forward` asks for: tokens or images, labels
+Model. The class that the config's `architectures` names, as `AutoModel….from_config` takes it; without a name, a
+decoder with its head, the base model of any other type. It is traced (estimate.traced) with the inputs that its `forward` asks for: tokens or images, labels
 while training. With a cache of keys, the prompt is run as `generate()` runs it. No weights are read, nothing is
 fetched, and code that a config points to is not run.
 
@@ -72,7 +72,7 @@ def of(content: Mapping[str, Any], where: str = "config.json") -> FromConfig:
     def build(attention: str = "sdpa") -> nn.Module:
         config = transformers.AutoConfig.for_model(kind, **settings)
         config.dtype = None  # --precision says which
-        builder = made._from_config if made is not None else transformers.AutoModel.from_config
+        builder = made._from_config if made is not None else _unnamed(type(config)).from_config
         module: nn.Module = builder(config, attn_implementation=attention)
         return module
 
@@ -84,6 +84,15 @@ def of(content: Mapping[str, Any], where: str = "config.json") -> FromConfig:
             raise OutOfBounds(f"{where}: a tensor would have more than 8 EiB; correct the sizes in the file") from None
         raise NotAModel(f"{where}: transformers cannot build this model: {type(reason).__name__}: {told}") from None
     return FromConfig(module, build, content=content, where=where)
+
+
+def _unnamed(kind: type) -> Any:
+    """What trains such a model if the config does not say: a decoder predicts tokens, of all others take the base."""
+    import transformers
+
+    encoder = kind in transformers.MODEL_FOR_MASKED_LM_MAPPING
+    decoder = kind in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not encoder
+    return transformers.AutoModelForCausalLM if decoder else transformers.AutoModel
 
 
 @dataclass

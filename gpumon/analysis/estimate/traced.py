@@ -409,6 +409,7 @@ def _run(run: _Traced, iterations: int) -> None:
             if work.inference:
                 with torch.no_grad(), precision():
                     output = run.forward(given)
+                recorder.name_rest("activations")  # what it returns: keys and values among it
                 recorder.close(wire.FORWARD)
                 continue
             with precision():
