@@ -12,6 +12,7 @@ Known limitations. PyTorch's own optimizers, eager mode. Numbers read from the d
 depend on values empty. Attention is chosen as on compute capability 8.0. cuDNN's workspaces and its fused recurrent
 layers are not modelled. With torch 2.4 the fused attention kernels have no rule for shapes, with 2.8 sparse gradients
 have none. The load is the module's tensors in order, without what initialisation takes for a moment.
+The peak of backward was too high where a large parameter is used twice (a Llama with a tied head under autocast: 7 %).
 """
 
 from __future__ import annotations
