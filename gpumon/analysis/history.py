@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import NamedTuple
 
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
+
+SHAPES_MAX = 64
+"""So many shapes of a step are told; of those that have as many, some may be missing."""
 
 LOADING = (wire.LOAD,)
 """Windows that come once: what they peaked at says nothing about the next iteration."""
@@ -27,7 +31,10 @@ OPTIMIZER, EVAL, FORWARD, BACKWARD = wire.OPTIMIZER, wire.EVAL, wire.FORWARD, wi
 
 
 class StepPeaks(NamedTuple):
-    """One step on one device. `start`: allocated as the first forward began; `end`: at the end of the optimizer."""
+    """One step on one device. `start`: allocated as the first forward began, or backward, of a step that has no forward
+    of its own; `end`: at the end of the optimizer. `input_bytes`: of the largest batch, where a step accumulates the
+    gradients of several.
+    """
 
     step: int
     start: int
@@ -42,12 +49,13 @@ class StepPeaks(NamedTuple):
     reserved_peak: int | None
     stranded: int  # least inactive_split over the step's samples: free bytes in segments that are in use
     backward_end: int | None  # allocated as the last backward ended
+    optimizers: tuple[int, ...] = ()  # the numbers of those that stepped
 
 
 class Looked(NamedTuple):
     """What one pass over a step's phases on a device tells."""
 
-    figures: StepPeaks | None  # None where the record cannot tell: no forward, no allocator figures, events lost
+    figures: StepPeaks | None  # None where the record cannot tell: no backward, no allocator figures, events lost
     end: wire.Phase | None  # the end of the last optimizer phase; the last phase of all where there was none
     highest: int  # peak of all phases that were read; 0: none was
     evaluated: bool  # a phase in eval mode is among them
@@ -94,6 +102,8 @@ def look(record: StepRecord, here: Sequence[wire.Phase]) -> Looked:
             forwards += not phase.flags & wire.ABORTED
         elif name == BACKWARD:
             backward_end = allocated
+            if start is None:
+                start = latest
             if forwards and phase.flags & wire.ABORTED:
                 forwards -= 1
         latest = allocated
@@ -114,20 +124,34 @@ def look(record: StepRecord, here: Sequence[wire.Phase]) -> Looked:
             tuple(map(_phase_peak, peaks.items())),
             peaks[tallest],
             tallest,
-            closed.input_bytes,
+            _largest_batch(closed, here),
             closed.input_shapes,
             closed.skipped,
             end.reserved,
             reserved_peak if reserved_peak >= 0 else None,
             stranded if stranded != _MOST else 0,
             backward_end,
+            closed.optimizers,
         )
     )
     return _looked((figures, end, highest, evaluated, ran))
 
 
+def _largest_batch(closed: wire.Step, here: Sequence[wire.Phase]) -> int | None:
+    """The bytes of a step's inputs are told together, their shapes one by one: shared out by the forwards' elements."""
+    shapes, total = closed.input_shapes, closed.input_bytes
+    if not total or not 1 < len(shapes) < SHAPES_MAX:
+        return total
+    forwards = sum([phase.phase == FORWARD for phase in here])
+    if forwards < 2 or len(shapes) % forwards:
+        return total
+    each = len(shapes) // forwards
+    sizes = [sum(map(prod, shapes[at : at + each])) for at in range(0, len(shapes), each)]
+    return total * max(sizes) // sum(sizes) if any(sizes) else total
+
+
 def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:
-    """None where the record cannot tell: no forward, no allocator figures, events lost."""
+    """None where the record cannot tell: neither forward nor backward, no allocator figures, events lost."""
     return look(record, record.on(device)).figures
 
 
@@ -152,7 +176,7 @@ def carried(known: StepPeaks, record: StepRecord, seen: Looked) -> StepPeaks | N
             [PhasePeak(p, peak if p == known.peak_phase else min(peak, was + moved)) for p, was in known.phases]
         ),
         peak=peak,
-        input_bytes=closed.input_bytes,
+        input_bytes=_largest_batch(closed, record.on(end.device)),
         input_shapes=closed.input_shapes,
         skipped=closed.skipped,
         reserved=end.reserved,

@@ -149,6 +149,17 @@ def test_a_gan_makes_a_step_of_each_optimizer_step(watch: Any) -> None:
     watch.agent.phases.finish()
     of_d = ["between", "forward", "between", "forward", "backward", "optimizer"]
     assert watch.words() == [["load", *of_d[1:]], STEP, of_d, STEP]
+    assert [step.optimizers for step in watch.steps()] == [(1,), (0,), (1,), (0,)]
+
+
+def test_an_optimizer_that_is_made_anew_has_the_number_of_the_one_that_is_gone(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model)
+    for _ in range(4):
+        iteration(model, optimizer)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch.agent.phases.finish()
+    assert {step.optimizers for step in watch.steps()} <= {(0,), (1,)}
 
 
 def test_optimizers_that_take_turns_make_one_step(watch: Any) -> None:
@@ -164,7 +175,7 @@ def test_optimizers_that_take_turns_make_one_step(watch: Any) -> None:
         second.zero_grad()
     watch.agent.phases.finish()
     assert watch.words() == [[*FIRST, "optimizer"], [*STEP, "optimizer"], [*STEP, "optimizer"]]
-    assert len(watch.steps()) == 3
+    assert [step.optimizers for step in watch.steps()] == [(0, 1)] * 3
 
 
 def test_an_optimizer_inside_another_counts_once(watch: Any) -> None:
@@ -298,6 +309,34 @@ def test_a_step_without_a_forward_has_none(watch: Any) -> None:
     assert [words for words in told if "forward inferred" in words] == []
     assert sum(words.count("forward") for words in told) == 3
     assert sum(words.count("backward") for words in told) == 6
+
+
+def test_the_first_backward_needs_no_forward_if_it_has_no_parameter_of_a_model(watch: Any) -> None:
+    """Stable-Baselines3's SAC begins with the temperature."""
+    model, optimizer = build()
+    scalar = nn.Parameter(torch.zeros(()))
+    other = torch.optim.SGD([scalar], lr=0.1)
+    watch(model, optimizer)
+    for _ in range(2):
+        (scalar * 2).backward()
+        other.step()
+        iteration(model, optimizer)
+    told = [word for words in watch.words() for word in words if word not in ("load", "between")]
+    assert told == ["backward", "optimizer", "forward", "backward", "optimizer"] * 2
+
+
+def test_the_compiled_copy_of_a_model_is_its_copy(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    reference = copy.deepcopy(model).eval()
+    watch.agent.hooks.watch(reference, evaluated=True)
+    compiled = torch.compile(reference, backend="eager")
+    iteration(model, optimizer)
+    with torch.no_grad():
+        compiled(torch.ones(2, 4))
+    compiled(torch.ones(2, 4))  # a graph is recorded
+    iteration(model, optimizer)
+    assert watch.words()[1] == ["between", "eval", *STEP]
 
 
 def test_a_forward_that_nobody_saw_is_inferred(watch: Any) -> None:
