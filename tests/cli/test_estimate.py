@@ -244,6 +244,16 @@ def test_fsdp1_shards_a_layer_in_one_piece_and_is_told_apart(config: Path) -> No
 
 
 @pytest.mark.torch
+def test_a_padding_token_beyond_the_smaller_vocabulary_is_no_obstacle(tmp_path: Path) -> None:
+    llama = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 128_256, "pad_token_id": 128_004,
+    }  # fmt: skip
+    done = run("--config", written(tmp_path / "llama.json", llama), "--sequence", 16)
+    assert (done.exit_code, "a vocabulary of 32,000 instead of 128,256" in done.output) == (0, True), done.output
+
+
+@pytest.mark.torch
 def test_what_cannot_be_read_is_told_in_a_sentence(tmp_path: Path) -> None:
     unknown = written(tmp_path / "unknown.json", {"model_type": "no_such_model"})
     for arguments, code, said in (

@@ -91,7 +91,8 @@ def _unnamed(kind: type) -> Any:
     import transformers
 
     encoder = kind in transformers.MODEL_FOR_MASKED_LM_MAPPING
-    decoder = kind in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not encoder
+    both = getattr(kind(), "is_encoder_decoder", False)  # Whisper: its decoder alone is not what is trained
+    decoder = kind in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not encoder and not both
     return transformers.AutoModelForCausalLM if decoder else transformers.AutoModel
 
 
@@ -208,7 +209,7 @@ class FromConfig(FromModule):
         vocabulary = self.vocabulary
         if vocabulary is not None and vocabulary > VOCABULARY:
             title = f"a vocabulary of {VOCABULARY:,} instead of {vocabulary:,}"
-            yield "vocabulary", title, self._having(vocab_size=VOCABULARY)
+            yield "vocabulary", title, self._having(vocab_size=VOCABULARY, pad_token_id=None)  # it may lie beyond
         if getattr(self.config, "tie_word_embeddings", None) is False:
             tied = self._having(tie_word_embeddings=True)
             if tied.model.count < self.model.count:
