@@ -6,7 +6,7 @@
 
 Without a choice: all of them; `--scores` are the five of the second line. Runs that end out of memory are recorded with
 `gpumon record` beside the training, the others by forks (forecasting/recording.py); all are scored by
-gpumon.analysis.backtest, which plays them message by message. `--write` writes docs/forecast-accuracy.md, of a choice
+forecasting/backtest.py, which plays them message by message. `--write` writes docs/forecast-accuracy.md, of a choice
 its sections. Costs are CPU time of one thread, beside what measuring nothing takes in the same loop: the agent's batch
 and its learning in turns, as in a training process; the viewer's in a loop of its own, for it is another process.
 """
@@ -24,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "_shared")]
 
+from forecasting.backtest import Backtest, backtest  # noqa: E402
 from forecasting.cost import costs  # noqa: E402
 from forecasting.memory import keeping  # noqa: E402
 from forecasting.page import Checked, Result, Scored, checked_row, page, percent, replaced  # noqa: E402
@@ -47,7 +48,6 @@ from scenarios.catalogue import SCENARIOS  # noqa: E402
 from synthetic import MIB, Run, rank_of  # noqa: E402
 
 from gpumon import link  # noqa: E402
-from gpumon.analysis.backtest import Backtest, backtest  # noqa: E402
 from gpumon.analysis.findings.capacity import oom_ahead  # noqa: E402
 from gpumon.analysis.findings.look import Look  # noqa: E402
 from gpumon.analysis.forecast import Forecaster, Room  # noqa: E402

@@ -19,7 +19,8 @@ from gpumon_agent._version import __version__
 from gpumon_agent.allocator import Read
 from gpumon_agent.allocator.cuda import pinned_bytes
 from gpumon_agent.allocator.devices import Devices
-from gpumon_agent.forecast.outlook import Followed, Outlooks, expandable
+from gpumon_agent.forecast.outlook import Followed, Outlooks
+from gpumon_agent.forecast.verdict import expandable
 from gpumon_agent.governor import Governor
 from gpumon_agent.guard import guard, pass_on, protect, say
 from gpumon_agent.hooks.phases import Phases

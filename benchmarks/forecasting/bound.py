@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import NormalDist, fmean, stdev
 
-from gpumon.analysis.backtest import Backtest
+from forecasting.backtest import Backtest
 
 NEAR = 0.1
 _NORMAL = NormalDist()

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 from statistics import fmean, stdev
 
+from forecasting.backtest import Backtest
 from forecasting.bound import chances, told, within
 from forecasting.runs import NOISY, leaks_since
 
-from gpumon.analysis.backtest import Backtest
 from gpumon.analysis.robust import median
 
 

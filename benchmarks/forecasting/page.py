@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from forecasting.backtest import Accuracy, Backtest, Ended
 from forecasting.noisy import percent, random_leaks
 from forecasting.runs import Pair
 from forecasting.scarce import Scarce
 
-from gpumon.analysis.backtest import Accuracy, Backtest, Ended
 from gpumon.analysis.whatif import Answer
 
 MIB = 1 << 20

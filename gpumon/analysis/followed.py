@@ -8,7 +8,6 @@ taken in. Child processes beyond the first `CHILDREN` are not followed.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 
 from gpumon.analysis.growth import BLOCKS, BYTES, RESIDENT, SETTLING_STEPS, SLACK, WORKER, Follower
 from gpumon.analysis.lines import Growth
@@ -103,24 +102,27 @@ class DeviceGrowth:
         self._take()
         return self.allocated.growing or self.blocks.growing or self.unexplained.growing
 
-    def growth(self, headroom: int | None) -> tuple[Growth, ...]:
-        """Of each figure that is known. `headroom`: bytes left at the next peak, None where that is not known."""
+    def kept(self) -> Growth | None:
+        """The growth that takes room on the device; None where nothing of that kind grows."""
+        grown = {each.figure: each for each in self.growth() if each.growing and each.per_step and each.per_step > 0}
+        return next((grown[figure] for figure in LASTING if figure in grown), None)
+
+    def growth(self) -> tuple[Growth, ...]:
+        """Of each figure that is known."""
         self._take()
         first, second, third, fourth = self._all
         changed = first.changed, second.changed, third.changed, fourth.changed
         if changed != self._stated_of:
             self._stated = tuple([figure.growth() for figure in self._all if figure.known])
             self._stated_of = changed
-        stated = self._stated
-        if headroom is None or not self.growing:
-            return stated
-        return tuple(_until(each, headroom) if each.figure in LASTING else each for each in stated)
+        return self._stated
 
 
-def _until(growth: Growth, headroom: int) -> Growth:
-    if not growth.per_step or growth.per_step <= 0:
-        return growth
-    return replace(growth, steps_to_oom=max(0, int(headroom / growth.per_step)))
+def room_over_growth(headroom: int, growth: Growth) -> tuple[int, int, int | None]:
+    """Steps until `headroom` bytes are full at this pace, and the 95 % interval; None: it may never come to that."""
+    room, pace = max(0, headroom), growth.per_step or 0.0
+    low, high = growth.low or 0.0, max(pace, growth.high or 0.0)
+    return int(room / pace), int(room / high), int(room / low) if low > 0 else None
 
 
 class HostGrowth:

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 from gpumon_agent.forecast.foresight import Foresight
-from gpumon_agent.forecast.outlook import Fragments, judged
+from gpumon_agent.forecast.outlook import judged
+from gpumon_agent.forecast.verdict import Fragments
 
 Shape = tuple[int, ...]
 

@@ -31,8 +31,9 @@ OPTIMIZER, EVAL, FORWARD, BACKWARD = wire.OPTIMIZER, wire.EVAL, wire.FORWARD, wi
 
 
 class StepPeaks(NamedTuple):
-    """One step on one device. `start`: allocated as the first forward began; `end`: at the end of the optimizer.
-    `input_bytes`: of the largest batch, where a step accumulates the gradients of several.
+    """One step on one device. `start`: allocated as the first forward began, or backward, of a step that has no forward
+    of its own; `end`: at the end of the optimizer. `input_bytes`: of the largest batch, where a step accumulates the
+    gradients of several.
     """
 
     step: int
@@ -48,12 +49,13 @@ class StepPeaks(NamedTuple):
     reserved_peak: int | None
     stranded: int  # least inactive_split over the step's samples: free bytes in segments that are in use
     backward_end: int | None  # allocated as the last backward ended
+    optimizers: tuple[int, ...] = ()  # the numbers of those that stepped
 
 
 class Looked(NamedTuple):
     """What one pass over a step's phases on a device tells."""
 
-    figures: StepPeaks | None  # None where the record cannot tell: no forward, no allocator figures, events lost
+    figures: StepPeaks | None  # None where the record cannot tell: no backward, no allocator figures, events lost
     end: wire.Phase | None  # the end of the last optimizer phase; the last phase of all where there was none
     highest: int  # peak of all phases that were read; 0: none was
     evaluated: bool  # a phase in eval mode is among them
@@ -100,6 +102,8 @@ def look(record: StepRecord, here: Sequence[wire.Phase]) -> Looked:
             forwards += not phase.flags & wire.ABORTED
         elif name == BACKWARD:
             backward_end = allocated
+            if start is None:
+                start = latest
             if forwards and phase.flags & wire.ABORTED:
                 forwards -= 1
         latest = allocated
@@ -127,6 +131,7 @@ def look(record: StepRecord, here: Sequence[wire.Phase]) -> Looked:
             reserved_peak if reserved_peak >= 0 else None,
             stranded if stranded != _MOST else 0,
             backward_end,
+            closed.optimizers,
         )
     )
     return _looked((figures, end, highest, evaluated, ran))
@@ -146,7 +151,7 @@ def _largest_batch(closed: wire.Step, here: Sequence[wire.Phase]) -> int | None:
 
 
 def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:
-    """None where the record cannot tell: no forward, no allocator figures, events lost."""
+    """None where the record cannot tell: neither forward nor backward, no allocator figures, events lost."""
     return look(record, record.on(device)).figures
 
 

@@ -172,6 +172,27 @@ def died_unix_ns(rank: RankFrame) -> int | None:
     return None if rank.goodbye is None or not rank.goodbye.t_ns else rank.unix_ns(rank.goodbye.t_ns)
 
 
+def ending(rank: RankFrame, *, detail: bool = True) -> str | None:
+    """Why and where it ended, as a sentence; None while it runs."""
+    bye = rank.goodbye
+    if bye is None:
+        return None
+    what = {
+        "finished": "training finished",
+        "exception": "ended by an exception",
+        "signal": "ended by a signal",
+        "lost": "the process is gone without a word (killed?)",
+        "stopped": "the agent was asked to stop; training goes on unwatched",
+    }.get(bye.reason, bye.reason)
+    where = [part for part in (bye.phase and f"in {bye.phase}", bye.step is not None and f"step {bye.step:,}") if part]
+    if bye.reason == "finished":
+        where = where[-1:]
+    text = what + (
+        f" {', '.join(where)}" if where and where[0].startswith("in ") else f" at {where[0]}" if where else ""
+    )
+    return f"{text} · {bye.detail}" if bye.detail and detail else text
+
+
 def _last_sign_ns(rank: RankFrame) -> int:
     return died_unix_ns(rank) or rank.heard_unix_ns
 

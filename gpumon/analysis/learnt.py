@@ -46,13 +46,13 @@ CENSUSES = 4
 """The newest ones that are kept: one that was cut short explains less than the one before it."""
 
 
-Kind = tuple[int, ...]
+Kind = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def kind(step: StepPeaks) -> Kind:
-    """Which inputs a step has, whatever their sizes: the number of dimensions of each. That nearly always tells apart
-    steps that train other parts of a model, or another model."""
-    return tuple(len(shape) for shape in step.input_shapes)
+    """Which optimizers stepped, and which inputs the step had, whatever their sizes: the number of dimensions of each.
+    That tells apart steps that train other parts of a model, or another model."""
+    return step.optimizers, tuple(len(shape) for shape in step.input_shapes)
 
 
 @dataclass(slots=True)

@@ -112,7 +112,11 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
     highest: int = 0  # peak before the steps that this was learnt from: that much there was room for
     steps_to_oom_low: int | None = None  # the 95 % interval of `steps_to_oom`
     steps_to_oom_high: int | None = None  # None where there are `steps_to_oom`: it may never come to that
+    verdict: str | None = None  # fits, tight or oom-ahead (gpumon_agent.forecast.verdict); None: the room is not known
 
+
+KEPT = "kept"
+"""`Forecast.growth` of a leak: bytes stay allocated from step to step."""
 
 SEVERITIES = ("info", "warning", "critical")
 
@@ -160,7 +164,6 @@ class Growth:
     low: float | None = None
     high: float | None = None
     so_far: int | None = None  # more than before `since`
-    steps_to_oom: int | None = None  # bytes of a device only, and only where its room is known
     points: tuple[tuple[int, int], ...] = ()  # (step, value), oldest first, thinned: for a plot
 
 

@@ -11,18 +11,21 @@ from collections.abc import Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gpumon.analysis import ledger, room
 from gpumon.analysis.estimating import Ledging, estimating
 from gpumon.analysis.findings import Look, retries
 from gpumon.analysis.findings.agent import parts_off
 from gpumon.analysis.findings.leaks import TAKEN
+from gpumon.analysis.followed import room_over_growth
 from gpumon.analysis.forecast import Room
 from gpumon.analysis.learnt import LEARNT_STEPS, Device, Rank, found
-from gpumon.analysis.lines import DeviceReport, RankReport
+from gpumon.analysis.lines import KEPT, DeviceReport, Forecast, RankReport
 from gpumon.analysis.rules import RANK_SKEW
 from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon_agent import wire
-from gpumon_agent.forecast.outlook import expandable
+from gpumon_agent.forecast.verdict import expandable, verdict
 
 if TYPE_CHECKING:
     from gpumon.analysis.oom.report import OomReport
@@ -267,7 +270,7 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
         ledging = Ledging(rank, end, owners, learnt.lasting if learnt else None, driver)
     forecast = None
     if learnt is not None and not learnt.replays:  # no counter sees what runs in a CUDA graph
-        forecast = learnt.forecaster.forecast(_room(rank, learnt, driver))
+        forecast = _forecast(rank, learnt, driver)
     return DeviceReport(
         device=index,
         ledging=ledging,
@@ -279,10 +282,28 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
         device_used=_used(reading),
         read=learnt.read if learnt else None,
         composed=learnt.composed if learnt else None,
-        growth=learnt.growth.growth(forecast.headroom if forecast else None) if learnt else (),
+        growth=learnt.growth.growth() if learnt else (),
         regimes=tuple(learnt.forecaster.changes) if learnt else (),
         asking=None if learnt is None or forecast is None else partial(_asked, rank, learnt),
     )
+
+
+def _forecast(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None) -> Forecast | None:
+    """The next iteration's, with the one verdict and the one time to full that every outlet states."""
+    budget = _room(rank, learnt, driver)
+    forecast = learnt.forecaster.forecast(budget)
+    if forecast is None or budget is None or forecast.headroom is None:
+        return forecast
+    peak, fragments = forecast.next_peak, learnt.foreseen.fragments
+    fragments.fitted = max(fragments.fitted, forecast.highest)
+    word, _ = verdict(peak, forecast.low, forecast.high, True, budget.available, None, fragments)
+    if forecast.steps_to_oom is None and (kept := learnt.growth.kept()) is not None:
+        steps, low, high = room_over_growth(forecast.headroom, kept)
+        return msgspec.structs.replace(
+            forecast, verdict=word, growth=KEPT, bytes_per_step=round(kept.per_step or 0),
+            steps_to_oom=steps, steps_to_oom_low=low, steps_to_oom_high=high,
+        )  # fmt: skip
+    return msgspec.structs.replace(forecast, verdict=word)
 
 
 def _asked(rank: RankFrame, learnt: Device, report: DeviceReport) -> tuple[Answer, ...]:

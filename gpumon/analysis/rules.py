@@ -100,6 +100,7 @@ class TensorLeak(Rule, frozen=True):
     severity: str = "warning"
     alone_steps: int = 45  # of growth, before it is stated without a holder
     critical_steps_to_oom: int = 500
+    least_share_of_growth: float = 0.01  # below, another suspect is the leak, and this one is information
 
 
 class RetainedGraph(Rule, frozen=True):

@@ -21,7 +21,6 @@ from typing import Literal
 
 from gpumon.analysis import ledger
 from gpumon.analysis.lines import Finding, Forecast, Lines, Peak
-from gpumon.analysis.oom.live import of_rank
 from gpumon.analysis.oom.report import OomReport
 from gpumon.analysis.report import Reporter
 from gpumon.analysis.rules import TENSOR_LEAK
@@ -177,7 +176,7 @@ class Trial:
         elif isinstance(event, wire.Oom):
             self._look(received)
             rank = self._store.rank(source, received.unix_ns)
-            explained = of_rank(rank) if rank is not None else None
+            explained = self._reporter.rank(rank).oom if rank is not None else None
             self._failed.setdefault(source, []).append((event, explained))
             followed = self._on(source, event.device)
             followed.rises(event, event.allocated, event.reserved)

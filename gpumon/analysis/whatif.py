@@ -364,7 +364,8 @@ def _bf16(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -
     model = next((r.model for r in rank.models if not r.model.devices or report.device in r.model.devices), None)
     if model is None or not model.parameters:
         raise Untold("its model was not described")
-    if model.parameter_bytes < 3 * model.parameters:
+    whole = model.parallel.whole_bytes if model.parallel is not None else None
+    if (whole or model.parameter_bytes) < 3 * model.parameters:
         raise Untold("its parameters are not fp32 already")
     f, copies = parts.forward, parts.weights / 2
     forward = Span(f.low / 2, 0.55 * f.expected + copies, f.high + copies)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _WAITING_MAX = 1024  # messages that were read and not yet looked at
 _LINES_WAITING_MAX = 50_000  # objects for a reader that pauses; beyond it agents are not read either
-_ONCE = ("hello", "model", "step", "goodbye")
+_ONCE = ("hello", "model", "answer", "finding", "oom", "step", "goodbye")
 
 
 def attach_json(
@@ -93,7 +93,8 @@ class Until:
         self._live_steps: dict[str, tuple[int, int]] = {}  # source → live steps, the newest one's number
         self._ended: set[str] = set()
         self._synced: set[str] = set()
-        self._newest: dict[str, dict[tuple[str, int], Stated]] = {}
+        self._newest: dict[str, dict[tuple[str, str], Stated]] = {}
+        self._answer: Stated | None = None
 
     def take(self, stated: Stated) -> list[Stated]:
         """The object if it is to be printed now."""
@@ -102,7 +103,9 @@ class Until:
             self._ended.add(stated.source)
         if self.once:
             if kind in _ONCE:
-                self._newest.setdefault(stated.source, {})[(kind, stated.part)] = stated
+                self._newest.setdefault(stated.source, {})[(kind, str(stated.part))] = stated
+            if kind == "answer":
+                self._answer = stated
             return []
         if kind == "step" and stated.live and self.steps is not None:
             count, newest = self._live_steps.get(stated.source, (0, -1))
@@ -133,10 +136,13 @@ class Until:
     def last(self) -> list[Stated]:
         """With `once`: everything to print, rank by rank."""
         ranks = sorted(self._newest.values(), key=_rank_of)
-        return [kept[key] for kept in ranks for key in sorted(kept, key=lambda key: (_ONCE.index(key[0]), key[1]))]
+        kept = [each[key] for each in ranks for key in sorted(each, key=lambda key: (_ONCE.index(key[0]), key[1]))]
+        said = [each for each in kept if each.kind != "answer" and each.object.get("state") != "gone"]
+        first = next((at for at, each in enumerate(said) if each.kind not in ("hello", "model")), len(said))
+        return [*said[:first], *([self._answer] if self._answer is not None else []), *said[first:]]
 
 
-def _rank_of(kept: dict[tuple[str, int], Stated]) -> tuple[int, int]:
+def _rank_of(kept: dict[tuple[str, str], Stated]) -> tuple[int, int]:
     first = next(iter(kept.values())).object
     return (-1 if first["rank"] is None else first["rank"], first["pid"])
 

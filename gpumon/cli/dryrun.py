@@ -178,9 +178,12 @@ async def _listen(run: VirtualRun) -> None:
 
 def _tell(outcome: Outcome, as_json: bool) -> None:
     if as_json:
+        from gpumon.analysis.answer import of_outcome
         from gpumon.export import jsonl
 
-        sys.stdout.buffer.write(jsonl.line(jsonl.verdict(outcome, NOT_MODELLED, time.time_ns())))
+        now = time.time_ns()
+        sys.stdout.buffer.write(jsonl.line(jsonl.answer(of_outcome(outcome), now)))
+        sys.stdout.buffer.write(jsonl.line(jsonl.verdict(outcome, NOT_MODELLED, now)))
         sys.stdout.flush()
     else:
         from gpumon.cli.verdict import lines

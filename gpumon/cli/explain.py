@@ -177,11 +177,37 @@ def _of_disk() -> OomReport:
         places = " or ".join(map(str, blackbox.directories()))
         raise click.ClickException(f"no report in {places}: a training started with `gpumon run` leaves one there")
     path, report = found
-    return of_file(report, str(path))
+    return of_file(report, str(path), _watched(path.with_suffix(blackbox.RECORDING)))
+
+
+def _watched(recording: Path) -> OomReport | None:
+    """What a viewer would have said of it, from the past that the helper left beside the report."""
+    from gpumon import link
+
+    try:
+        if recording.lstat().st_uid != os.geteuid() or not stat.S_ISREG(recording.lstat().st_mode):
+            return None
+        found = _recorded(recording)
+    except (OSError, link.LinkError):
+        return None
+    return found[-1] if found else None
 
 
 def _of_session(path: Path) -> list[OomReport]:
     """One a rank that ran out of memory, in the order of ranks."""
+    from gpumon import link
+
+    try:
+        found = _recorded(path)
+    except link.LinkError as error:
+        raise click.ClickException(str(error)) from None
+    if not found:
+        raise click.ClickException(f"nothing ran out of memory in {path}")
+    return found
+
+
+def _recorded(path: Path) -> list[OomReport]:
+    """Raises LinkError."""
     from gpumon import link
     from gpumon.analysis import Reporter
     from gpumon.analysis.oom.explaining import explain
@@ -189,12 +215,9 @@ def _of_session(path: Path) -> list[OomReport]:
     from gpumon.session.store import SessionStore
 
     store, heard = SessionStore(replaying=True), 0
-    try:
-        for received in link.replay(path):
-            store.apply(received)
-            heard = received.unix_ns
-    except link.LinkError as error:
-        raise click.ClickException(str(error)) from None
+    for received in link.replay(path):
+        store.apply(received)
+        heard = received.unix_ns
     frame = store.frame(heard)
     told = zip(frame.ranks, Reporter().report(frame), strict=True)
     found = []
@@ -203,8 +226,6 @@ def _of_session(path: Path) -> list[OomReport]:
             found.append(report.oom)
         elif rank.goodbye is not None and (story := read(rank.goodbye.detail)) is not None:
             found.append(explain(story))
-    if not found:
-        raise click.ClickException(f"nothing ran out of memory in {path}")
     return found
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import textwrap
 
+from gpumon.analysis.answer import line, of_outcome
 from gpumon.analysis.lines import DRIVER, Lines
 from gpumon.analysis.trial import Failed, Highest, Outcome, Space
-from gpumon.analysis.units import count, size, steps
+from gpumon.analysis.units import count, size
 
 WIDTH = 100
 LABEL = 12
@@ -19,12 +20,11 @@ NOT_ALIVE = ("allocated", "reserved", "total", "slack", *DRIVER)
 
 def lines(outcome: Outcome, not_modelled: str) -> list[str]:
     """Lines of at most `WIDTH` cells."""
-    stated = [("verdict", _answer(outcome)), ("ended", _ended(outcome))]
+    stated = [("answer", line(of_outcome(outcome))), ("ended", _ended(outcome))]
     failed = next((each for each in outcome.failed if not each.survived), None)
     if failed is not None:
         stated.append(("failed", _failure(failed)))
         if failed.explained is not None:
-            stated.append(("why", failed.explained.sentence))
             stated += [("to do", remedy.text) for remedy in failed.explained.remedies[:REMEDIES]]
     peak = outcome.peak
     if peak is not None:
@@ -34,11 +34,8 @@ def lines(outcome: Outcome, not_modelled: str) -> list[str]:
     several = len(outcome.devices) > 1
     stated += [(f"device {at}" if several else "margin", _margin(device)) for at, device in enumerate(outcome.devices)]
     stated += [("finding", f"{finding.title} ({finding.code})") for finding in outcome.findings]
-    if outcome.forecast is not None and outcome.forecast.steps_to_oom is not None:
-        grows = size(outcome.forecast.bytes_per_step)
-        stated.append(("ahead", f"it grows by {grows} a step: out of memory in {steps(outcome.forecast.steps_to_oom)}"))
     stated.append(("not modelled", not_modelled))
-    return ["", *(line for label, text in stated for line in _wrapped(label, text))]
+    return ["", *(row for label, text in stated for row in _wrapped(label, text))]
 
 
 def _wrapped(label: str, text: str) -> list[str]:
@@ -46,18 +43,6 @@ def _wrapped(label: str, text: str) -> list[str]:
         text, WIDTH, initial_indent=label.ljust(LABEL) + "  ", subsequent_indent=" " * (LABEL + 2),
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
-
-
-def _answer(outcome: Outcome) -> str:
-    device = outcome.tightest
-    name = "the device" if device is None else f"{device.name} ({size(device.capacity)})"
-    if outcome.fits is None:
-        return f"unknown: {outcome.unknown}"
-    if outcome.fits:
-        return f"fits {name}"
-    if any(not each.survived for each in outcome.failed) or outcome.grows_out is None:
-        return f"does not fit {name}"
-    return f"will not fit {name}: out of memory in {steps(outcome.grows_out)}, by what stays from step to step"
 
 
 def _ended(outcome: Outcome) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from gpumon.analysis import ledger
+from gpumon.analysis.answer import Answer
 from gpumon.analysis.job import died_unix_ns
 from gpumon.analysis.layers import FIGURES, Layer, Tree
 from gpumon.analysis.lines import DeviceReport, Estimate, Finding, Forecast, Lines, Peak
@@ -287,6 +288,22 @@ def goodbye(rank: RankFrame, event: wire.Goodbye, unix_ns: int, first: RankFrame
     }
 
 
+def answer(said: Answer, unix_ns: int) -> Object:
+    """The state of the whole job: no rank's object, though `who` may name one."""
+    return {
+        "type": "answer",
+        "t": _seconds(unix_ns),
+        "rank": None,
+        "pid": None,
+        "state": said.state,
+        "what": said.what,
+        "who": None if said.who is None else msgspec.to_builtins(said.who),
+        "when": None if said.when is None else msgspec.to_builtins(said.when),
+        "do": said.do or None,
+        "evidence": list(said.evidence),
+    }
+
+
 def verdict(outcome: Outcome, not_modelled: str, unix_ns: int) -> Object:
     """The last object of a dry run, about the whole job: no rank's, no process's."""
     return {
@@ -386,4 +403,5 @@ def _forecast(forecast: Forecast | None) -> Object | None:
         "steps_to_oom_low": forecast.steps_to_oom_low,
         "steps_to_oom_high": forecast.steps_to_oom_high,
         "max_batch_factor": forecast.max_batch_factor,
+        "verdict": forecast.verdict,
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gpumon.analysis import Reporter
+from gpumon.analysis.answer import Answer, of_rank, worst
 from gpumon.analysis.job import job
 from gpumon.analysis.layers import trees
 from gpumon.analysis.lines import Finding
@@ -27,7 +28,7 @@ class Stated:
     source: str
     object: jsonl.Object
     live: bool
-    part: int = 0  # which of a rank's several: a model's index, a step's device
+    part: int | str = 0  # which of a rank's several: a model's index, a step's device, a finding
 
     @property
     def kind(self) -> str:
@@ -55,6 +56,8 @@ class Objects:
         self._reporter = Reporter()
         self._only_rank = rank
         self._said: dict[str, _Said] = {}
+        self._answers: dict[str, Answer] = {}  # by source
+        self._answered: Answer | None = None  # the job's, as it was last stated
 
     def take(self, received: wire.Received) -> Iterator[Stated]:
         """What this message makes stateable."""
@@ -79,26 +82,45 @@ class Objects:
                 yield Stated(rank.source, jsonl.hello(rank, received.unix_ns), live)
         elif isinstance(event, (wire.Model, wire.Module, wire.Synced)):
             yield from self._models(rank, said, received, whole=isinstance(event, wire.Synced))
+            if said.models:
+                yield from self._answer(rank, received.unix_ns, live)
         elif isinstance(event, wire.Step):
             yield from self._step(rank, said, received, event)
+            yield from self._answer(rank, received.unix_ns, live)
         elif isinstance(event, wire.Outlook):
             obj = jsonl.outlook(rank, event, replayed=received.replayed)
             yield Stated(rank.source, obj, live, event.device)
             if event.verdict == wire.OOM_AHEAD:
                 found = self._reporter.rank(rank).findings
                 yield from self._findings(rank, said, found, rank.unix_ns(event.t_ns), live)
+                yield from self._answer(rank, received.unix_ns, live)
         elif isinstance(event, wire.Layers):
             yield from self._layers(rank, said, received)
         elif isinstance(event, (wire.Census, wire.Checkpoint, wire.Heartbeat)):
             yield from self._findings(rank, said, self._reporter.rank(rank).findings, received.unix_ns, live)
+            yield from self._answer(rank, received.unix_ns, live)
         elif isinstance(event, wire.Oom):
             report = self._reporter.rank(rank).oom
             if report is not None:
                 yield Stated(rank.source, jsonl.oom(rank, event, report), live)
+                yield from self._answer(rank, received.unix_ns, live)
         elif isinstance(event, wire.Goodbye) and not said.ended:
             said.ended = True
             yield from self._findings(rank, said, self._reporter.rank(rank).findings, received.unix_ns, live)
+            yield from self._answer(rank, received.unix_ns, live)
             yield Stated(rank.source, jsonl.goodbye(rank, event, received.unix_ns, self._first(received)), live)
+
+    def _answer(self, rank: RankFrame, unix_ns: int, live: bool) -> Iterator[Stated]:
+        """The job's answer, when its state or who it names has changed."""
+        hello = rank.hello
+        if rank.source not in self._answers and hello.rank is not None:
+            for source in [s for s, each in self._said.items() if each.hello and each.hello.rank == hello.rank]:
+                self._answers.pop(source, None)  # a launcher has replaced that process
+        self._answers[rank.source] = of_rank(rank, self._reporter.rank(rank), unix_ns)
+        found = worst(self._answers.values(), self._answered)
+        if self._answered is None or found.key != self._answered.key:
+            yield Stated(rank.source, jsonl.answer(found, unix_ns), live)
+        self._answered = found
 
     def _first(self, received: wire.Received) -> RankFrame | None:
         """Who of several was the first to die: what the last of the goodbyes says stands."""
@@ -147,7 +169,7 @@ class Objects:
             told = (found.state, found.severity, found.holder, found.where)
             if said.findings.get(key) != told:
                 said.findings[key] = told
-                yield Stated(rank.source, jsonl.finding(rank, found, unix_ns), live)
+                yield Stated(rank.source, jsonl.finding(rank, found, unix_ns), live, "/".join(map(str, key)))
         for key in said.findings.keys() - present:
             del said.findings[key]
 

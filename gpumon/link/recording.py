@@ -1,29 +1,21 @@
 """Recordings: an append-only file of messages that stays valid wherever its writing is cut off.
 
-    magic (8 bytes), format version (2 × uint8), then per message: length (uint32), CRC-32 of it (uint32), the message
-    as `wire.encode_received` makes it. Little endian.
-
-What was handed to `flush` survives the death of the recording process at any byte; it is not forced to the disk itself.
+The format is gpumon_agent.wire.recording's. What was handed to `flush` survives the death of the recording process at
+any byte; it is not forced to the disk itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import struct
-import zlib
 from pathlib import Path
 from types import TracebackType
 
 from gpumon_agent import wire
+from gpumon_agent.wire.recording import FRAME_HEAD, HEADER, framed
 
 from .errors import RecordingFailed
 
-MAGIC = b"\x89gpumon\n"  # a byte that is no text, and a line end that a text-mode copy would change
-VERSION = (1, 0)
-HEADER = MAGIC + bytes(VERSION)
-FRAME_HEAD = struct.Struct("<II")
-MESSAGE_BYTES_MAX = 1024 * 1024
 _BUFFER_BYTES = 256 * 1024
 
 
@@ -61,8 +53,7 @@ class Recording:
 
     def write(self, received: wire.Received) -> None:
         message = wire.encode_received(received)
-        self._buffer += FRAME_HEAD.pack(len(message), zlib.crc32(message))
-        self._buffer += message
+        self._buffer += framed(message)
         self._buffered += 1
         if len(self._buffer) >= _BUFFER_BYTES:
             self.flush()

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from gpumon_agent import wire
+from gpumon_agent.wire.recording import FRAME_HEAD, HEADER, MAGIC, MESSAGE_BYTES_MAX, VERSION
 
 from .errors import BadRecording
-from .recording import FRAME_HEAD, HEADER, MAGIC, MESSAGE_BYTES_MAX, VERSION
 
 _READ_BYTES = 1024 * 1024
 _TURN = 512  # messages between two turns of the event loop

@@ -324,6 +324,14 @@ class Rank:
             return "ended"
         return "silent" if now_unix_ns - self.heard_unix_ns > SILENT_AFTER_NS else "live"
 
+    @property
+    def stepped_unix_ns(self) -> int:
+        """When its newest step closed; 0: none has."""
+        closed = self.steps[-1].closed if self.steps else None
+        if closed is None or self.hello is None:
+            return 0
+        return self.hello.clock.unix_ns + (closed.t_ns - self.hello.clock.monotonic_ns)
+
     def frame(self, hello: wire.Hello, now_unix_ns: int, samples: tuple[HostSample, ...]) -> RankFrame:
         if self._models_view is None:
             self._models_view = tuple(

@@ -106,21 +106,21 @@ class SessionStore:
     # ------------------------------------------------------------------------------------------------ restarts
 
     def _successor(self, rank: Rank, now_unix_ns: int) -> Rank | None:
-        """The process that began under the same name and rank after this one fell silent or said goodbye."""
+        """The process that began under the same name and rank after this one's last step, now that it is silent.
+
+        One that began before was started beside it: processes of a job need not have ranks.
+        """
         hello = rank.hello
         if hello is None or rank.status(now_unix_ns) == "live":
             return None
         newest: Rank | None = None
+        until = max(hello.clock.unix_ns, rank.stepped_unix_ns)
         for other in self._ranks.values():
             theirs = other.hello
             if theirs is None or other is rank:
                 continue
             same = (theirs.name, theirs.host, theirs.rank) == (hello.name, hello.host, hello.rank)
-            if (
-                same
-                and theirs.clock.unix_ns > hello.clock.unix_ns
-                and (newest is None or other.arrival > newest.arrival)
-            ):
+            if same and theirs.clock.unix_ns > until and (newest is None or other.arrival > newest.arrival):
                 newest = other
         return newest
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import textwrap
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpumon.analysis import report
+from gpumon.analysis.answer import answer, line
 from gpumon.link.errors import LinkError
 from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore
@@ -43,7 +45,9 @@ def picture(view: View, columns: int, glyphs: Glyphs) -> str:
         *phase_lines(phases(view), half, 10, glyphs, ""),
     ]
     right = forecast_lines(outlook(view), columns - half - 2, 7, glyphs, "")
+    stated = textwrap.wrap(line(answer(view.frame, view.reports)), columns - 1, break_long_words=False)
     lines: list[Line] = [
+        *(((f" {row}", "strong"),) for row in stated),
         *header_lines(heading(view), columns, glyphs),
         EMPTY,
         *device_lines(bars(view), columns, 8, glyphs, ""),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpumon.analysis import ledger
+from gpumon.analysis.job import died_unix_ns, ending, job
 from gpumon.analysis.lines import DeviceReport, RankReport
 from gpumon.analysis.units import duration
 from gpumon.session.frame import Frame, RankFrame
@@ -115,31 +116,8 @@ def newest_read(rank: RankFrame, device: int) -> int:
     return -1
 
 
-def ending(rank: RankFrame, *, detail: bool = True) -> str | None:
-    """Why and where it ended, as a sentence; None while it runs."""
-    bye = rank.goodbye
-    if bye is None:
-        return None
-    what = {
-        "finished": "training finished",
-        "exception": "ended by an exception",
-        "signal": "ended by a signal",
-        "lost": "the process is gone without a word (killed?)",
-        "stopped": "the agent was asked to stop; training goes on unwatched",
-    }.get(bye.reason, bye.reason)
-    where = [part for part in (bye.phase and f"in {bye.phase}", bye.step is not None and f"step {bye.step:,}") if part]
-    if bye.reason == "finished":
-        where = where[-1:]
-    text = what + (
-        f" {', '.join(where)}" if where and where[0].startswith("in ") else f" at {where[0]}" if where else ""
-    )
-    return f"{text} · {bye.detail}" if bye.detail and detail else text
-
-
 def first_death(frame: Frame) -> tuple[str | None, str | None]:
     """Which rank died first (its source), and when and of what as a sentence: the others of a job follow it."""
-    from gpumon.analysis.job import died_unix_ns, job  # when somebody has died is early enough
-
     source = job(frame).first_to_die
     rank = next((rank for rank in frame.ranks if rank.source == source), None)
     if rank is None or rank.goodbye is None:

@@ -26,6 +26,9 @@ class Run:
     activations: Callable[[int], int] = lambda step: 300 * MIB
     input_bytes: Callable[[int], int] = lambda step: 64 * 1024
     inputs: Callable[[int], int] = lambda step: 1  # how many tensors of those bytes together
+    forwards: Callable[[int], bool] = lambda step: True  # False: it differentiates what an earlier step has made
+    optimizers: Callable[[int], tuple[int, ...]] = lambda step: (0,)
+    several: bool = False  # a second one, of a single number
     kept: Callable[[int], int] = lambda step: 0  # leaked until this step
     rounding: int = 1000
     slack: int = 64 * MIB
@@ -137,7 +140,7 @@ class Run:
             self.buffers,
             len(modules),
             (0,),
-            (adamw,),
+            (adamw, wire.Optimizer("AdamW", 1, 4, 8, self.foreach, self.fused)) if self.several else (adamw,),
             self.parallel,
         )
         return [described, *modules]
@@ -161,6 +164,8 @@ class Run:
         flags = (wire.SAMPLED if sampled else 0) | (wire.SKIPPED if self.skipped(step) else 0)
         events: list[wire.Event] = []
         for index, name in enumerate(("between", "forward", "backward", "optimizer")):
+            if name == "forward" and not self.forwards(step):
+                continue
             events.append(
                 wire.Phase(
                     step,
@@ -209,9 +214,10 @@ class Run:
                 self.time_ns(step),
                 STEP_NS,
                 self.input_bytes(step),
-                ((8, self.input_bytes(step) // 8 // self.inputs(step)),) * self.inputs(step),
+                ((8, self.input_bytes(step) // 8 // self.inputs(step)),) * (self.inputs(step) * self.forwards(step)),
                 self.skipped(step),
-                4,
+                3 + self.forwards(step),
+                optimizers=self.optimizers(step),
             )
         )
         return [*self.beside(step), *events]

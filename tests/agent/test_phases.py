@@ -149,6 +149,17 @@ def test_a_gan_makes_a_step_of_each_optimizer_step(watch: Any) -> None:
     watch.agent.phases.finish()
     of_d = ["between", "forward", "between", "forward", "backward", "optimizer"]
     assert watch.words() == [["load", *of_d[1:]], STEP, of_d, STEP]
+    assert [step.optimizers for step in watch.steps()] == [(1,), (0,), (1,), (0,)]
+
+
+def test_an_optimizer_that_is_made_anew_has_the_number_of_the_one_that_is_gone(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model)
+    for _ in range(4):
+        iteration(model, optimizer)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch.agent.phases.finish()
+    assert {step.optimizers for step in watch.steps()} <= {(0,), (1,)}
 
 
 def test_optimizers_that_take_turns_make_one_step(watch: Any) -> None:
@@ -164,7 +175,7 @@ def test_optimizers_that_take_turns_make_one_step(watch: Any) -> None:
         second.zero_grad()
     watch.agent.phases.finish()
     assert watch.words() == [[*FIRST, "optimizer"], [*STEP, "optimizer"], [*STEP, "optimizer"]]
-    assert len(watch.steps()) == 3
+    assert [step.optimizers for step in watch.steps()] == [(0, 1)] * 3
 
 
 def test_an_optimizer_inside_another_counts_once(watch: Any) -> None:

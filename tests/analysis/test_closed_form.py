@@ -13,7 +13,7 @@ from gpumon_agent import wire
 
 
 def estimate_after(run: Run, steps: int) -> Estimate:
-    found = report(frame_of(run, steps))[0].devices[0].estimate
+    found = Reporter().report(frame_of(run, steps))[0].devices[0].estimate
     assert found is not None
     return found
 
@@ -145,6 +145,44 @@ def test_steps_that_take_turns_are_estimated_each_by_its_kind() -> None:
     )
     for steps in (9, 10, 11, 12):
         assert estimate_after(run, steps).peak == pytest.approx(run.peak(steps - 1), rel=0.005)
+
+
+def test_steps_with_the_same_inputs_are_told_apart_by_the_optimizer_that_stepped() -> None:
+    run = Run(activations=lambda step: (900 if step % 2 else 300) * MIB, optimizers=lambda step: (step % 2,))
+    for steps in (9, 10, 11, 12):
+        assert estimate_after(run, steps).peak == pytest.approx(run.peak(steps - 1), rel=0.005)
+
+
+def test_a_step_without_a_forward_is_estimated_as_such() -> None:
+    """As that of the temperature of soft actor-critic."""
+    run = Run(
+        activations=lambda step: 2 * MIB if step % 3 == 2 else 900 * MIB,
+        forwards=lambda step: step % 3 != 2,
+        optimizers=lambda step: (step % 3 == 2,),
+        weights=40 * MIB,
+        foreach=False,
+    )
+    for steps in range(10, 16):
+        assert estimate_after(run, steps).peak == pytest.approx(run.peak(steps - 1), rel=0.005)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_of_several_optimizers_what_the_one_takes_that_stepped_is_learnt(several: bool) -> None:
+    found = estimate_after(Run(several=several), 4)
+    assert dict(found.sources)["temporaries"] == ("learnt" if several else "exact")
+
+
+def test_what_a_step_finds_of_an_earlier_one_s_graph_follows_the_batch() -> None:
+    """As a generator's step finds what the discriminator's has made; the last batch of an epoch is a smaller one."""
+
+    def size(step: int) -> int:
+        return 16 if step % 10 == 9 else 64
+
+    run = Run(input_bytes=lambda step: size(step) * 1024, kept=lambda step: 10 * size(step) * MIB)
+    for steps in (10, 12):
+        found = dict(estimate_after(run, steps).phases)
+        for phase in ("forward", "backward", "optimizer"):
+            assert found[phase] == pytest.approx(run.peaks(steps - 1)[phase], rel=0.005)
 
 
 def test_of_more_kinds_than_are_kept_the_first_stands_for_the_rest() -> None:

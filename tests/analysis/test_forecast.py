@@ -257,6 +257,17 @@ def test_a_pattern_that_repeats_is_foreseen(period: int) -> None:
             assert abs(forecast.next_peak - run.peak(k + 1)) <= 0.005 * run.peak(k + 1)
 
 
+def test_steps_of_two_optimizers_in_turn_are_foreseen_though_none_is_like_another() -> None:
+    jitter = random.Random(1)
+    extra = [jitter.randrange(4 * MIB) for _ in range(41)]
+    run = Run(
+        activations=lambda step: (600 if step % 2 else 300) * MIB + extra[step], optimizers=lambda step: (step % 2,)
+    )
+    for k, forecast in enumerate(forecasts(run, 40)):
+        if k > 8:
+            assert abs(forecast.next_peak - run.peak(k + 1)) <= 0.01 * run.peak(k + 1)
+
+
 def test_a_batch_that_grows_is_carried_on_and_its_end_foreseen() -> None:
     run = Run(activations=lambda step: (100 + 30 * step) * MIB, total=4 * GIB)
     said = forecasts(run, 80, host_every=1)

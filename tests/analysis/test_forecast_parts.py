@@ -6,11 +6,11 @@ import dataclasses
 import random
 
 import pytest
+from forecasting.backtest import backtest
 from msgspec.structs import replace
 from synthetic import GIB, MIB, Run, apply, rank_of
 
 from gpumon.analysis import Reporter
-from gpumon.analysis.backtest import backtest
 from gpumon.analysis.forecast import Others, Room
 from gpumon.analysis.forecast.headroom import Taken, steps_until
 from gpumon.analysis.foreseen import Foreseen

@@ -18,8 +18,9 @@ from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 from gpumon_agent.forecast.foresight import Foresight
 from gpumon_agent.forecast.needs import Needs
-from gpumon_agent.forecast.outlook import Fragments, Outlooks, judged, verdict
+from gpumon_agent.forecast.outlook import Outlooks, judged
 from gpumon_agent.forecast.residuals import LEAST_WIDTH, Residuals
+from gpumon_agent.forecast.verdict import Fragments, verdict
 
 WEIGHTS, STATE = 100 * MIB, 200 * MIB
 Shape = tuple[int, ...]

@@ -7,38 +7,13 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from leaking import LOSSES, OUTPUTS, census, group, leaking
 from looked import codes, history, only
 from synthetic import GIB, MIB, Run
 
 from gpumon.analysis import Reporter
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import wire
-
-LOSSES = wire.Holder("losses[*]", "local", "train.py:12", 0)
-OUTPUTS = wire.Holder("Trainer.outputs['val'][*]", "attribute", "train.py:80", 0)
-
-
-def group(count: int, holder: wire.Holder | None = LOSSES, **more: object) -> wire.Group:
-    fields: dict[str, object] = {
-        "shape": (), "dtype": "float32", "device": 0, "count": count, "bytes": 512 * count, "where": "train.py:57",
-        **more,
-    }  # fmt: skip
-    named = () if holder is None else (wire.Holder(holder.name, holder.kind, holder.where, count),)
-    return wire.Group(holders=named, **fields)  # type: ignore[arg-type]
-
-
-def census(step: int, *groups: wire.Group, number: int = 0) -> wire.Census:
-    return wire.Census(step, step * 1000, number, "growth", groups)
-
-
-def leaking(bytes_a_step: int, *censuses: wire.Census, **more: object) -> Run:
-    sent = {each.step: (each,) for each in censuses}
-    return Run(
-        kept=lambda step: bytes_a_step * step,
-        blocks=lambda step: 100 + step,
-        beside=lambda step: sent.get(step, ()),
-        **more,  # type: ignore[arg-type]
-    )
 
 
 def test_a_kept_loss_is_named_within_50_steps() -> None:
@@ -118,6 +93,17 @@ def test_two_names_share_a_growth() -> None:
     found = history(leaking(2560, census(32, *groups)), steps=50)[-1]
     assert codes(found) == {"retained-graph", "tensor-leak"}
     assert only(found, "tensor-leak").bytes_per_step == 2048
+    assert only(found, "retained-graph").title.endswith("; 20 % of what grows")
+
+
+def test_what_makes_no_hundredth_of_a_growth_is_information_and_claims_none_of_the_rest() -> None:
+    groups = (group(30, has_graph=True), group(30, OUTPUTS, shape=(8, 64), bytes=30 * MIB))
+    found = history(leaking(MIB + 512, census(32, *groups), total=40 * GIB), steps=50)[-1]
+    small, large = only(found, "retained-graph"), only(found, "tensor-leak")
+    assert (small.severity, large.severity) == ("info", "warning")
+    assert small.title.endswith("; <0.1 % of what grows")
+    assert small.bytes_per_step == 512
+    assert "MiB so far" in large.title
 
 
 def test_a_tensor_that_is_concatenated_to() -> None:
@@ -268,7 +254,7 @@ def test_a_leak_that_fills_the_device_soon_is_critical() -> None:
     said = history(leaking(4 * MIB, census(25, group(24, bytes=24 * 4 * MIB)), total=2 * GIB), steps=60, host_every=1)
     found = only(said[-1], "tensor-leak")
     assert found.severity == "critical"
-    assert "memory runs out in about" in found.title
+    assert "more steps" not in found.title  # a sentence that ages; how soon is in the forecast and in the answer
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints

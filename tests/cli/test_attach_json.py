@@ -101,11 +101,14 @@ def test_steps_counts_live_steps_and_every_figure_is_the_script_s_own(session: S
         assert (step["ledger"]["allocated"], step["ledger"]["reserved"]) == own[step["step"]]
 
 
-def test_once_prints_hello_model_and_the_newest_step(session: Session) -> None:
+def test_once_prints_hello_model_the_answer_findings_and_the_newest_step(session: Session) -> None:
     session.train(100_000)
     made = session.objects("--once")
-    assert [each["type"] for each in made] == ["hello", "model", "step"]
-    assert made[2]["step"] > 0
+    kinds = [each["type"] for each in made]
+    assert kinds[:3] == ["hello", "model", "answer"]
+    assert kinds[-1] == "step"
+    assert set(kinds[3:-1]) <= {"finding"}
+    assert made[-1]["step"] > 0
 
 
 def test_a_backend_is_null_until_it_is_known(session: Session) -> None:

@@ -146,7 +146,6 @@ def test_any_bytes_are_refused_as_a_file_of_any_kind(tmp_path: Path, raw: bytes)
         ("explain", "--session", file),
         ("replay", file, "--once"),
         ("whatif", "--session", file, "--batch", "2x"),
-        ("backtest", file),
     ):
         assert call(*arguments).exit_code in (0, 1, 2, 3)  # "Killed" alone is a log
 
@@ -195,7 +194,6 @@ def test_what_came_from_a_file_a_name_or_an_argument_cannot_act_on_the_terminal(
         ("estimate", "--parameters", "7", "--optimizer", HARM),
         ("estimate", "--parameters", "7", "--device", HARM),
         ("whatif", "--session", HARM),
-        ("backtest", HARM),
         ("attach", HARM, "--once"),
         ("record", tmp_path / "out", HARM),
         ("record", f"/{HARM}/x"),

@@ -75,7 +75,7 @@ def stated(shown: subprocess.CompletedProcess[str]) -> dict[str, str]:
     """The verdict's lines by their label."""
     lines: dict[str, str] = {}
     label = ""
-    for line in shown.stdout[shown.stdout.index("\nverdict ") :].splitlines():
+    for line in shown.stdout[shown.stdout.index("\nanswer ") :].splitlines():
         label = line[:12].strip() or label
         lines[label] = f"{lines.get(label, '')} {line[14:]}".strip()
     return lines
@@ -108,10 +108,10 @@ def test_what_does_not_fit_says_in_which_phase_and_what_was_asked_for(dryrun):
     assert shown.returncode == 1
     assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB" in shown.stderr
     said = stated(shown)
-    assert said["verdict"] == "does not fit Virtual 16 GiB (16.0 GiB)"
+    assert said["answer"].startswith("OUT OF MEMORY: it does not fit Virtual 16 GiB (16.0 GiB); ")
     assert said["failed"].startswith("step 0, optimizer, at script.py:")
     assert ": asked for 256.0 MiB with 15." in said["failed"]
-    assert said["why"].startswith("Capacity: 256.00 MiB asked for")
+    assert "; Capacity: 256.00 MiB asked for" in said["answer"]
     assert said["alive"].startswith("weights 5.50 GiB")
 
 
@@ -159,7 +159,7 @@ def test_a_script_that_fails_by_itself_keeps_its_words_and_leaves_the_question_o
     assert shown.stderr == alone.stderr
     assert said in shown.stderr
     how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-    assert stated(shown)["verdict"] == "unknown: the script failed by itself, not for want of memory"
+    assert stated(shown)["answer"] == "UNKNOWN: the script failed by itself, not for want of memory."
     assert stated(shown)["ended"].startswith(f"{how}, its own, after 0 steps")
 
 
@@ -169,14 +169,14 @@ def test_a_script_that_never_trains_is_told_what_it_loaded(dryrun):
     )
     assert shown.returncode == 3
     said = stated(shown)
-    assert said["verdict"] == "unknown: no training step was seen"
+    assert said["answer"] == "UNKNOWN: no training step was seen."
     assert "1.00 GiB reserved, 450.0 MiB context" in said["margin"]
 
 
 def test_a_script_that_uses_no_gpu_leaves_the_question_open(dryrun):
     shown = dryrun.run("--device", "t4", "--no-screen", dryrun.script("import torch; print(torch.ones(1))"))
     assert shown.returncode == 3
-    assert stated(shown)["verdict"] == "unknown: the script used no GPU"
+    assert stated(shown)["answer"] == "UNKNOWN: the script used no GPU."
 
 
 def test_what_fits_now_and_grows_will_not_fit(dryrun):
@@ -185,8 +185,10 @@ def test_what_fits_now_and_grows_will_not_fit(dryrun):
     )
     shown = dryrun.run("--device", "2GiB", "--no-screen", dryrun.script(script), 64, 1, 60)
     assert shown.returncode == 1, shown.stdout
-    said = stated(shown)["verdict"]
-    assert said.startswith("will not fit Virtual 2GiB (2.00 GiB): out of memory in "), said
+    said = stated(shown)["answer"]
+    assert said.startswith("LEAK: "), said
+    assert "it will not fit Virtual 2GiB (2.00 GiB)" in said
+    assert "; full in " in said
 
 
 def test_after_so_many_steps_the_script_is_ended_politely(dryrun):
@@ -267,7 +269,7 @@ def test_a_slow_rank_is_waited_for_and_its_memory_counts(dryrun):
 def test_a_rank_that_closed_no_step_leaves_the_question_open(dryrun):
     script = dryrun.script(UNEVEN.format("sys.exit() if rank else None"))
     shown = dryrun.run("--device", "t4", "--devices", 2, "--no-screen", *TORCHRUN, script, 2)
-    assert (stated(shown)["verdict"], shown.returncode) == ("unknown: rank 1 closed no step", 3), shown.stdout
+    assert (stated(shown)["answer"], shown.returncode) == ("UNKNOWN: rank 1 closed no step.", 3), shown.stdout
 
 
 MISSED = RANKS.replace(
@@ -286,7 +288,7 @@ def test_a_rank_that_does_not_come_to_a_collective_is_named_and_nobody_hangs(dry
     script = dryrun.script(MISSED.format(does))
     began = time.monotonic()
     shown = dryrun.run("--device", "t4", "--devices", 2, "--wait", 3, "--no-screen", *TORCHRUN, script, 4)
-    assert (stated(shown)["verdict"], shown.returncode) == (f"unknown: {said}", 3), shown.stdout + shown.stderr
+    assert (stated(shown)["answer"], shown.returncode) == (f"UNKNOWN: {said}.", 3), shown.stdout + shown.stderr
     assert time.monotonic() - began < 150
 
 
@@ -299,7 +301,7 @@ def test_objects_are_sent_between_the_ranks_of_a_dry_run(dryrun):
     for _ in range""",
     )
     shown = dryrun.run("--device", "t4", "--devices", 2, "--no-screen", *TORCHRUN, dryrun.script(sends), 3)
-    assert (stated(shown)["verdict"].split()[0], shown.returncode) == ("fits", 0), shown.stdout + shown.stderr
+    assert (stated(shown)["answer"].split()[0], shown.returncode) == ("OK:", 0), shown.stdout + shown.stderr
 
 
 def test_a_dry_run_killed_hard_leaves_no_rank(dryrun):

@@ -45,7 +45,9 @@ def test_the_first_line_is_the_verdict_and_no_line_is_longer_than_80_columns() -
     done = explain(MESSAGE, "--parameters", DATA / "tabformer-867813.json", "--optimizer", "adamw")
     assert done.exit_code == 0
     lines = done.output.splitlines()
-    assert lines[0] == "Capacity: 2.69 GiB asked for, 1.56 GiB left: 1.13 GiB too little."
+    assert " ".join(lines).startswith(
+        "OUT OF MEMORY: Capacity: 2.69 GiB asked for, 1.56 GiB left: 1.13 GiB too little. To do: "
+    )
     assert max(map(len, lines)) <= 80
     said = " ".join(done.output.split())
     assert "word_embeddings.weight (867,813 × 832, fp32, 2.69 GiB): its second-moment square root" in said
@@ -105,7 +107,7 @@ def test_it_reads_a_pipe() -> None:
             input=LOG, capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith("Capacity: ")
+        assert done.stdout.startswith("OUT OF MEMORY: Capacity: ")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""`gpumon whatif` and `gpumon backtest` on a recorded run."""
+"""`gpumon whatif` and the benchmark of forecasts on a recorded run."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import backtest
 from click.testing import CliRunner
 
 from gpumon.cli import main
@@ -31,12 +32,12 @@ def test_whatif_answers_from_a_recording_and_says_what_it_cannot() -> None:
 
 
 def test_backtest_scores_a_recording() -> None:
-    done = CliRunner().invoke(main, ["backtest", "--json", RECORDING])
+    done = CliRunner().invoke(backtest.command, ["--json", RECORDING])
     assert done.exit_code == 0, done.output
     score = json.loads(done.output)
     assert score["steps"] == 10
     assert score["outlook"]["median_error"] == 0.0
     assert score["ooms"][0]["step"] == 10
     assert score["ooms"][0]["outlook_ahead_s"] > 0
-    assert "out of memory in step 10" in CliRunner().invoke(main, ["backtest", RECORDING]).output
-    assert CliRunner().invoke(main, ["backtest", "nowhere.gpumon"]).exit_code == 1
+    assert "out of memory in step 10" in CliRunner().invoke(backtest.command, [RECORDING]).output
+    assert CliRunner().invoke(backtest.command, ["nowhere.gpumon"]).exit_code == 1

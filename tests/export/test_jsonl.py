@@ -11,6 +11,7 @@ from typing import Any
 import json_examples
 import jsonschema
 import pytest
+from msgspec.structs import replace
 from synthetic import GIB, MIB, Run
 
 from gpumon.analysis import Lines
@@ -20,7 +21,7 @@ from gpumon.export.objects import Objects
 from gpumon_agent import wire
 
 SCHEMA = json.loads((json_examples.ROOT / "docs" / "json.schema.json").read_text(encoding="utf-8"))
-KINDS = ("hello", "model", "layers", "outlook", "step", "finding", "host", "oom", "goodbye")
+KINDS = ("hello", "model", "answer", "layers", "outlook", "step", "finding", "host", "oom", "goodbye")
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,13 @@ def test_every_kind_of_object_is_valid(validator: jsonschema.Draft202012Validato
     assert {each["type"] for each in made} == set(KINDS)
     for each in made:
         validator.validate(each)
+
+
+def test_two_models_of_a_process_have_each_its_number() -> None:
+    run = Run()
+    second = [replace(event, model=1) for event in run.model()]
+    told = objects([*run.picture(), *(run.received(event, -1) for event in second), *run.step(0), *run.step(1)])
+    assert {each["model"] for each in told if each["type"] == "model"} == {0, 1}
 
 
 @pytest.mark.parametrize("backend", ["bare", "ddp"])
@@ -127,8 +135,8 @@ def test_in_a_real_session_of_one_shape_the_next_peak_is_known_from_the_third_it
 
 def test_hello_model_steps_goodbye_in_this_order_and_once() -> None:
     kinds = [each["type"] for each in objects(eventful(Run(), 5))]
-    assert kinds[:2] == ["hello", "model"]
-    assert kinds[-2:] == ["oom", "goodbye"]
+    assert kinds[:3] == ["hello", "model", "answer"]
+    assert kinds[-3:] == ["oom", "answer", "goodbye"]
     assert kinds.count("hello") == kinds.count("model") == kinds.count("goodbye") == 1
     assert kinds.count("step") == 5
 
@@ -136,7 +144,7 @@ def test_hello_model_steps_goodbye_in_this_order_and_once() -> None:
 def test_a_picture_told_again_is_not_printed_again() -> None:
     run = Run()
     again = [wire.Received(r.source, r.unix_ns, r.event, r.seq, True) for r in run.picture()]
-    assert [each["type"] for each in objects([*run.picture(), *again, *again])] == ["hello", "model"]
+    assert [each["type"] for each in objects([*run.picture(), *again, *again])] == ["hello", "model", "answer"]
 
 
 def test_a_finding_is_printed_when_it_opens_and_when_it_is_gone() -> None:
@@ -153,7 +161,8 @@ def test_processes_that_are_watched_are_ours() -> None:
 def test_only_the_rank_that_was_asked_for() -> None:
     runs = [Run(rank=rank, nonce=f"n{rank}", pid=100 + rank) for rank in range(3)]
     made = objects([r for run in runs for r in run.stream(3)], rank=1)
-    assert {each["rank"] for each in made} == {1}
+    assert {each["rank"] for each in made if each["type"] != "answer"} == {1}
+    assert {each["who"]["rank"] for each in made if each["type"] == "answer"} == {1}
 
 
 def test_numbers_survive_a_reader_that_is_not_python() -> None:

@@ -59,7 +59,7 @@ def test_meta_parameters_have_elements_and_no_bytes():
 
 
 @pytest.mark.filterwarnings("ignore:DTensor random operators may not have complete support")  # torch 2.4, on a CPU
-def test_a_dtensor_counts_its_local_shard():
+def test_a_dtensor_counts_its_elements_and_the_bytes_of_its_local_shard():
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     try:
@@ -73,7 +73,7 @@ def test_a_dtensor_counts_its_local_shard():
         model = nn.Module()
         model.weight = nn.Parameter(distribute_tensor(torch.zeros(8, 4), mesh, [Shard(0)]))
         described, _ = said(model)
-        assert (described.parameters, described.parameter_bytes) == (8, 32)
+        assert (described.parameters, described.parameter_bytes) == (32, 32)
     finally:
         torch.distributed.destroy_process_group()
 

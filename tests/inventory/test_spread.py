@@ -66,7 +66,8 @@ def rank_of_many() -> None:
         kept = model.parallel
         fields = {} if kept is None else {name: getattr(kept, name) for name in kept.__struct_fields__}
         states = [each.state_bytes for each in model.optimizers]
-        return {**fields, "states": states, "kinds": [each.kind for each in model.optimizers]}
+        kinds = [each.kind for each in model.optimizers]
+        return {**fields, "states": states, "kinds": kinds, "parameters": model.parameters}
 
     told: dict[str, object] = {}
     dist.init_process_group("nccl", rank=0, world_size=8, store=dist.HashStore())
@@ -158,7 +159,7 @@ def test_every_way_of_spreading_is_told_to_the_byte(virtual_gpu):
     told = json.loads(virtual_gpu().run(rank_of_many, env=WITHOUT_WORKSPACES).stdout.splitlines()[-1])
     _ddp(told)
     _sharded(told)
-    assert told["plain"] == {"states": [], "kinds": []}
+    assert told["plain"] == {"states": [], "kinds": [], "parameters": WHOLE // 4}
 
 
 def _ddp(told) -> None:
@@ -195,6 +196,7 @@ def _sharded(told) -> None:
 
     two = told["fsdp2"]["said"]
     assert (two["kind"], two["world_size"], two["whole_bytes"]) == ("fsdp2", 8, WHOLE)
+    assert 4 * two["parameters"] == WHOLE  # of all ranks
     assert two["shard_bytes"] == told["fsdp2"]["held"] == WHOLE // 8
     assert (two["unit_bytes"], two["unit"], two["mesh"]) == (BLOCK, "0", {"dp": 8})
 
@@ -203,4 +205,4 @@ def _sharded(told) -> None:
     assert (
         tensor["shard_bytes"] == told["tp"]["held"] == WHOLE // 8 + 6 * 7 * 512 // 8 * 4
     )  # the second layer's bias is whole
-    assert tensor["whole_bytes"] == WHOLE
+    assert tensor["whole_bytes"] == 4 * tensor["parameters"] == WHOLE

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic import Run, rank_of
+from synthetic import GIB, Run, rank_of
 
 from gpumon.analysis.oom.live import of_rank
+from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 from gpumon_agent.oom import blackbox
 
@@ -81,7 +82,7 @@ def test_without_a_viewer_the_report_stays_and_explains_itself(place: Place) -> 
     assert place.reports.stat().st_mode & 0o777 == 0o700
     explained = place.gpumon("explain", "--last")
     assert explained.returncode == 0, explained.stderr
-    assert explained.stdout.startswith("Capacity: 144.00 MiB asked for, ")
+    assert explained.stdout.startswith("OUT OF MEMORY: Capacity: 144.00 MiB asked for, ")
     assert "One more copy of weight (4,608 × 8,192, fp32, 144.00 MiB): its second moment" in " ".join(
         explained.stdout.split()
     )
@@ -216,3 +217,61 @@ def test_a_ddp_bucket_of_that_size_is_named_where_ddp_makes_them() -> None:
         report = of_rank(rank)
         assert report is not None
         assert [each.tensor.name for each in report.suspects] == named
+
+
+def leaks(bytes_a_step: int) -> None:
+    """Keeps an output each step until memory is full."""
+    import time
+
+    import torch
+    from torch import nn
+
+    model = nn.Linear(256, 256).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    cache = []
+    for _ in range(1000):
+        loss = model(torch.ones(8, 256, device="cuda")).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        cache.append(torch.empty(bytes_a_step, dtype=torch.uint8, device="cuda"))
+        time.sleep(0.01)
+
+
+def test_who_explains_it_later_is_told_of_the_leak_as_a_viewer_would_have_been(place: Place) -> None:
+    done = place.train(leaks, 4 * MIB)
+    assert "OutOfMemoryError" in done.stderr
+    (report,) = place.reports.glob("*.json")
+    explained = json.loads(place.gpumon("explain", "--last", "--json").stdout)
+    assert explained["verdict"] == "leak"
+    assert "held by `cache[*] in leaks()`" in explained["sentence"]
+    (from_session,) = [
+        json.loads(line)
+        for line in place.gpumon("explain", "--session", report.with_suffix(".gpumon"), "--json").stdout.splitlines()
+    ]
+    assert from_session["sentence"] == explained["sentence"]
+    assert place.gpumon("explain", "--last").stdout.startswith("OUT OF MEMORY: A leak: 4.00 MiB more stay allocated")
+    report.with_suffix(".gpumon").unlink()  # as where the helper was killed with its container
+    assert json.loads(place.gpumon("explain", "--last", "--json").stdout)["verdict"] == "capacity"
+
+
+def test_what_changed_since_the_last_step_that_fitted() -> None:
+    run, store = Run(kept=lambda step: 547 * MIB if step == 30 else 0), SessionStore()
+    for received in run.stream(30):
+        store.apply(received)
+    for event in run.step_events(30):
+        store.apply(run.received(event, 30))
+        if isinstance(event, wire.Phase) and event.phase == wire.BETWEEN:
+            break
+    shapes = ((22, 512),)
+    ahead = wire.Outlook(30, 0, run.time_ns(30), GIB, GIB, GIB, "backward", wire.FITS, None, 22 * 512, shapes)
+    failed = wire.Oom(30, "forward", 0, run.time_ns(30), GIB, 40 * GIB, GIB, 30 * GIB, 31 * GIB)
+    for said in (ahead, failed):
+        store.apply(run.received(said, 30))
+    rank = store.rank(run.nonce, 0)
+    assert rank is not None
+    report = of_rank(rank)
+    assert report is not None
+    batch, allocated = report.reasons[:2]
+    assert batch == "The batch is 22×512; in step 29, the last that fitted, it was 8×8192."
+    assert allocated == "As its forward began, 547.0 MiB more was allocated than in step 29, the last that fitted."

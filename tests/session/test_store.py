@@ -156,6 +156,14 @@ def test_two_live_runs_of_one_name_both_stay() -> None:
     assert len(frame.ranks) == 2
 
 
+def test_a_process_that_began_beside_another_does_not_replace_it() -> None:
+    """Hogwild's have no ranks."""
+    one, two = Run(nonce="one"), Run(nonce="two", pid=5000, started_ns=1)
+    store = apply(one.stream(2), two.stream(2), [one.received(wire.Goodbye("finished", 5), 2)])
+    frame = store.frame(two.unix_ns(2))
+    assert [(rank.source, rank.status) for rank in frame.ranks] == [("one", "ended"), ("two", "live")]
+
+
 def test_a_new_revision_of_a_model_takes_the_old_modules_with_it() -> None:
     run = Run()
     store = apply(run.picture())

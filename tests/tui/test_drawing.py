@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from gpumon.analysis import Reporter
+from gpumon.analysis.job import ending
 from gpumon.analysis.lines import Finding, Forecast, Lines
-from gpumon.analysis.verdict import verdict
 from gpumon.tui.glossary import TERMS
 from gpumon.tui.ink import ANSI, ASCII, DARK, LIGHT, UNICODE
 from gpumon.tui.plot import Curve, columns, plot
 from gpumon.tui.spans import cells, clip, fit, flow, plain, spread, width
-from gpumon.tui.view import choose, ending
+from gpumon.tui.view import choose
 from gpumon.tui.widgets.device_bar import ORDER, bar, bars, device_lines, sums
 from gpumon.tui.widgets.findings_strip import finding_lines, findings
 from gpumon.tui.widgets.forecast_panel import Outlook, forecast_lines
@@ -259,20 +259,6 @@ def test_every_word_a_panel_uses_is_explained():
     for kind in kinds:
         kinds += kind.__subclasses__()
         assert set(kind.TERMS) <= set(TERMS), kind
-
-
-def test_a_verdict_needs_the_device_total():
-    forecast = Forecast(10 * GIB, 9 * GIB, 11 * GIB, "backward", None, None, None, None, 5)
-    assert verdict(forecast, None) is None
-
-
-@pytest.mark.parametrize(
-    ("headroom", "p_oom", "word"),
-    [(40, 0.0, "fits"), (4, 0.0, "tight"), (40, 0.05, "tight"), (1, 0.6, "oom-ahead"), (-1, None, "oom-ahead")],
-)
-def test_the_verdict(headroom, p_oom, word):
-    forecast = Forecast(39 * GIB, 38 * GIB, 40 * GIB, "backward", headroom * GIB, p_oom, None, None, 5)
-    assert verdict(forecast, 80 * GIB) == word
 
 
 def test_until_memory_is_full_steps_and_time_are_said_where_there_is_room():

@@ -56,9 +56,7 @@ def test_a_checkpoint_that_was_let_go_is_not_alive() -> None:
 def test_lines_keep_their_room(glyphs: Any) -> None:
     rows = rows_of(NOW, BEFORE, None, "bytes")
     blocks = Growth("blocks", True, 40, 1.0, 0.9, 1.1, 60, points=tuple((i, 900 + i) for i in range(100)))
-    bytes_ = Growth(
-        "allocated", True, 40, 512.0, 500.0, 520.0, 30_720, 900, tuple((i, 10**9 + 512 * i) for i in range(100))
-    )
+    bytes_ = Growth("allocated", True, 40, 512.0, 500.0, 520.0, 30_720, tuple((i, 10**9 + 512 * i) for i in range(100)))
     for room in (10, 20, 40, 80, 120, 200):
         for height in (1, 3, 6, 12, 30):
             for order in ORDERS:

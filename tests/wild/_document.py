@@ -26,11 +26,14 @@ counts its own forwards, backwards and steps, runs once bare and once under `gpu
 `python tests/wild/_document.py [NAME …]` runs cases and writes this page; rows of cases that are not named stay.
 `pytest -m long tests/wild` checks the same; what fails there for a known reason is in `tests/wild/catalogue.py`.
 
-- **model**: parameters of the models that were found; "≠" where they are not those that the case trains.
-- **phases**: steps as told / as counted, "≠" where forwards, backwards, evaluations or optimizer steps differ.
+- **model**: parameters of the models that were found, on all ranks together; "≠" where they are not those that the
+  case trains.
+- **phases**: steps as told / as counted, "≠" where forwards, backwards, evaluations or optimizer steps differ. A
+  forward that no call of a module shows (`model.forward(x)`, a method of another name) is inferred from its backward.
 - **unexplained**: the highest share of allocated that the ledger cannot name at the end of a phase, from step 5 on.
-- **estimate**: the largest error of the estimated peak from step 5 on, without evaluations. **forecast**: the median
-  error of what a step says of the next one's peak. Kernels do nothing here, so what depends on values is not tested.
+- **estimate**: the largest error of the estimated peak from step 5 on; evaluations count where the first steps of the
+  kind had them. **forecast**: the median error of what a step says of the next one's peak. Kernels do nothing here, so
+  what depends on values is not tested.
 - **bytes**: whether the dry run's peak is the bare run's, to the byte.
 - **wrong**: the checks that fail. A case without a row has not been run to its end yet.
 - Of several ranks each figure is the worst one's. "–": not told.
@@ -45,8 +48,15 @@ PUBLIC = """
 The scripts themselves, unmodified, at the commit that is named, run by hand with
 `python tests/wild/public.py FOLDER [NAME …]`, where FOLDER holds clones of the repositories; what a script would
 download is made up. Counted from outside (`tests/wild/_public_truth.py`): a forward is one of a module with parameters
-that is called from outside every other one. So where a script calls parts of its model by themselves, as agents'
-`critic` and `actor`, the counted forwards are those of the parts, and gpumon's one window of them is marked "≠".
+that is called from outside every other one; of an agent that has a critic and an actor, each of the two. Two things are
+no windows of their own and lie between others: a part of the model that is called by itself (`model.decode(x)` in a
+variational autoencoder), and a target network, which no optimizer updates and which stays in training mode.
+
+What `sequence-parallel` does not explain is 800 bytes: the input of a collective whose result nobody has waited for
+yet. `word-language-by-hand` updates its parameters without an optimizer: gpumon finds its model, says that it counts
+no step, and how to mark one; the row after it is the same script with that line. The environments of `cleanrl-ppo`
+and `cleanrl-sac` are two: of four actions a virtual GPU reads back what the memory held, which the environment
+refuses, and of one value `all()` is not true there, which `torch.distributions` refuses.
 
 | script | repository | command | with | model | phases | unexplained | estimate | forecast | bytes | findings | wrong |
 |---|---|---|---|---|---|---|---|---|---|---|---|

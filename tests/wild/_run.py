@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,13 @@ class Rank:
     steps: list[dict[str, Any]] = field(default_factory=list)
     models: dict[int, dict[str, Any]] = field(default_factory=dict)
 
-    def words(self, *, evals: bool) -> list[str]:
-        """The phases that gpumon told, in order, without what lies between."""
-        told = [phase["phase"] for step in self.steps for phase in step["phases"]]
-        return [word for word in told if word in WORDS and (word == "eval") == evals]
+    def words(self, *, evals: bool, inferred: bool = True) -> list[str]:
+        """The phases that gpumon told, in order, without what lies between.
+
+        Without those `inferred`: a script that calls `model.forward(x)`, which no hook sees, does not count it either.
+        """
+        told = [word for step in self.steps for word in _words(step, inferred) if word in WORDS]
+        return [word for word in told if (word == "eval") == evals]
 
     def counted(self, *, evals: bool) -> list[str]:
         """The same as the case counted it, up to the end of its last step: no later step closes."""
@@ -77,6 +81,16 @@ class Rank:
             if one["step"] >= FROM_STEP and one["forecast"] and peaks:
                 errors.append(100 * abs(one["forecast"]["next_peak"] / max(peaks) - 1))
         return statistics.median(errors) if errors else None
+
+
+def _words(step: dict[str, Any], inferred: bool) -> Iterator[str]:
+    """Its phases, by name. One with the number of a later one stands for those between, too: of many, the last."""
+    counted: dict[str, int] = {}
+    for phase in step["phases"]:
+        name, index = phase["phase"], phase["index"]
+        if inferred or not phase["inferred"]:
+            yield from [name] * (index + 1 - counted.get(name, 0))
+        counted[name] = index + 1
 
 
 @dataclass
@@ -168,10 +182,11 @@ def _put_together(
         number = rank.truth["rank"]
         pids = [pid for pid, told in stepped.items() if told == number or pid == rank.truth.get("pid")]
         if not pids and len(ranks) == 1:
-            pids = list(stepped)
+            pids = list(stepped) or [o["pid"] for o in objects if o["type"] == "model"]
         for o in objects:
-            if o["pid"] in pids[:1] and o["type"] == "step":
+            if o["pid"] in pids[:1] and o["type"] in ("step", "model"):
                 rank.pid = o["pid"]
+            if o["pid"] in pids[:1] and o["type"] == "step":
                 rank.steps.append(o)
             if o["pid"] in pids[:1] and o["type"] == "model":
                 rank.models[o["model"]] = o

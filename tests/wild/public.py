@@ -35,6 +35,10 @@ class Script(Case):
     prepare: Callable[[Path], None] | None = None
     """Makes the data that the script would fetch, in the folder it runs in."""
     clones: Path = Path()
+    marked_after: str = ""
+    """The line of an update by hand, behind which a copy of the script calls gpumon_agent.step()."""
+    leaves: bool = False
+    """It leaves behind what its next run finds: it runs in a folder of its own."""
 
     @property
     def place(self) -> Path:
@@ -45,7 +49,16 @@ class Script(Case):
         """As `Case.command`, counted."""
         head = super().command()
         at = head.index(next(part for part in head if part.endswith(f"{self.script}.py")))
-        return [*head[:at], str(TRUTH), str(self.place), f"{self.script}.py", *self.args]
+        script = f"{self.script}.py"
+        if self.marked_after:
+            text = (self.place / script).read_text()
+            assert text.count(self.marked_after) == 1
+            script = f"{self.script}_marked.py"
+            indented = " " * (len(self.marked_after) - len(self.marked_after.lstrip()) - 4)
+            marked = f"{self.marked_after}{indented}__import__('gpumon_agent').step()\n"
+            (self.place / script).write_text(text.replace(self.marked_after, marked))
+        where = [".", str(self.place / script)] if self.leaves else [str(self.place), script]
+        return [*head[:at], str(TRUTH), *where, *self.args]
 
 
 def tokens(folder: Path) -> None:
@@ -102,7 +115,10 @@ SCRIPTS = (
         for kind in ("LSTM", "Transformer")
     ),
     Script("word-language-by-hand", "main", ("--accel", "--epochs", "1"), repository=EXAMPLES,
-           folder="word_language_model", prepare=words),
+           folder="word_language_model", prepare=words, stepless=True),
+    Script("word-language-marked", "main", ("--accel", "--epochs", "1"), repository=EXAMPLES,
+           folder="word_language_model", prepare=words,
+           marked_after="                p.data.add_(p.grad, alpha=-lr)\n"),
     Script("mnist", "main", ("--epochs", "2"), requires=("torchvision",), repository=EXAMPLES, folder="mnist",
            prepare=digits),
     Script("mnist-rnn", "main", ("--epochs", "2", "--accel"), requires=("torchvision",), repository=EXAMPLES,
@@ -117,22 +133,23 @@ SCRIPTS = (
            requires=("torchvision",), repository=EXAMPLES, folder="mnist_forward_forward", prepare=digits),
     Script("ddp-single-gpu", "single_gpu", ("2", "1"), repository=EXAMPLES, folder="distributed/ddp-tutorial-series"),
     Script("ddp-torchrun", "multigpu_torchrun", ("2", "1"), ranks=2, repository=EXAMPLES,
-           folder="distributed/ddp-tutorial-series"),
-    Script("fsdp2", "example", ranks=2, repository=EXAMPLES, folder="distributed/FSDP2"),
+           folder="distributed/ddp-tutorial-series", leaves=True),
+    Script("fsdp2", "example", ranks=2, repository=EXAMPLES, folder="distributed/FSDP2", leaves=True),
     Script("tensor-parallel", "tensor_parallel_example", ranks=2, repository=EXAMPLES,
            folder="distributed/tensor_parallelism"),
     Script("sequence-parallel", "sequence_parallel_example", ranks=2, repository=EXAMPLES,
            folder="distributed/tensor_parallelism"),
-    Script("cleanrl-ppo", "cleanrl/ppo", ("--total-timesteps", "1536"), requires=("gymnasium",), repository=CLEANRL),
+    Script("cleanrl-ppo", "cleanrl/ppo", ("--total-timesteps", "1536", "--num-envs", "2"), requires=("gymnasium",),
+           repository=CLEANRL),
     Script("cleanrl-dqn", "cleanrl/dqn", (*RL, "--train-frequency", "10"), requires=("gymnasium",),
            repository=CLEANRL),
     Script("cleanrl-c51", "cleanrl/c51", (*RL, "--train-frequency", "10"), requires=("gymnasium",),
            repository=CLEANRL),
     *(
         Script(f"cleanrl-{name}", f"cleanrl/{name}_continuous_action",
-               ("--env-id", "Pendulum-v1", "--total-timesteps", "190", "--learning-starts", "140"),
+               ("--env-id", "Pendulum-v1", "--total-timesteps", "190", "--learning-starts", "140", *more),
                requires=("gymnasium",), repository=CLEANRL)
-        for name in ("ddpg", "td3", "sac")
+        for name, more in (("ddpg", ()), ("td3", ()), ("sac", ("--num-envs", "2")))
     ),
 )  # fmt: skip
 
@@ -154,8 +171,12 @@ def main(clones: Path, names: list[str]) -> None:
         if not seen.ranks or not seen.ranks[0].steps:
             print(seen.output[-3000:], file=sys.stderr)
         first, *rest = line.removeprefix("| ").split(" | ")
+        by_hand = ", with `gpumon_agent.step()` after each update" if script.marked_after else ""
         command = f"`{script.folder.removeprefix('.')}/{script.script}.py {' '.join(script.args)}`".replace("`/", "`")
-        write(first, " | ".join([f"| {first}", f"{script.repository} {commit}", command.replace(" `", "`"), *rest]))
+        write(
+            first,
+            " | ".join([f"| {first}", f"{script.repository} {commit}", command.replace(" `", "`") + by_hand, *rest]),
+        )
 
 
 def write(name: str, line: str) -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from threading import get_ident
 from time import monotonic_ns
 from typing import Any
@@ -63,6 +64,7 @@ Inputs = tuple[int, Sequence[tuple[int, ...]]]
 _OVERLAP_WINDOWS = 64  # after two threads met, so many windows stay marked
 _MERGED_NS = 2_000_000_000  # a step that never closes (evaluation only) still shows its folded windows this often
 _SHAPES_MAX = 64
+_OPTIMIZERS_MAX = 64  # of which a step tells that they stepped
 _LAST = (OPTIMIZER, GRAPH_REPLAY)  # windows that may close a step
 _UNREAD = Reading()
 
@@ -145,7 +147,7 @@ class Phases:
         self._opened_ns = self._step_opened_ns = opened_ns
         self._loaded = False
         self._names: list[str] = []  # the user's phases, outermost first
-        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._optimizers: dict[int, tuple[int, weakref.ref[Any]]] = {}  # each with a number that no other has
         self._pending = False  # optimizers take turns: the step waits for the next event
         self._due = False  # an optimizer stepped inside the engine: the step closes with it
         self.marked = False  # steps close where the user's code says so, and nowhere else
@@ -155,6 +157,7 @@ class Phases:
         self._counts: dict[str, int] = {}
         self._merged: dict[tuple[str, int], Phase] = {}
         self._stepped: list[int] = []
+        self._turn: set[int] = set()  # their numbers: the optimizer may be gone as the step closes
         self._input_shapes: list[tuple[int, ...]] = []
         self._unsure: list[_Unsure] = []  # no backward has used them so far
         self._evaluated: list[int] = []  # windows of forward that none will use
@@ -175,6 +178,7 @@ class Phases:
         self._flags = 0
         self._observed = False  # a forward that may need a backward was seen
         self._stepped.clear()
+        self._turn.clear()
         self._unsure.clear()
         self._evaluated.clear()
         self._evaluated_by = ""
@@ -357,7 +361,9 @@ class Phases:
         for optimizer in optimizers:
             key = id(optimizer)
             if key not in known:
-                known[key] = weakref.ref(optimizer, functools.partial(_forget, known, key))
+                taken = {number for number, _ in known.values()}
+                number = next(number for number in count() if number not in taken)
+                known[key] = number, weakref.ref(optimizer, functools.partial(_forget, known, key))
 
     def optimizer_begins(self, optimizer: Any, *, in_engine: bool = False) -> None:
         thread = self._stepping(in_engine)
@@ -462,7 +468,7 @@ class Phases:
     @property
     def optimizers(self) -> list[Any]:
         """Those that step, as far as they are known."""
-        return [optimizer for reference in self._optimizers.values() if (optimizer := reference()) is not None]
+        return [optimizer for _, reference in self._optimizers.values() if (optimizer := reference()) is not None]
 
     def finish(self) -> None:
         """Training ends: what waited for another optimizer is complete."""
@@ -474,6 +480,9 @@ class Phases:
     def _optimizer_done(self, key: int, flags: int) -> None:
         self._close(self._names[-1] if self._names else OPTIMIZER, self._names[-1] if self._names else BETWEEN, flags)
         self._stepped.append(key)
+        known = self._optimizers.get(key)
+        if known is not None:
+            self._turn.add(known[0])
         self._skips += bool(flags)
         self._ended_ns = self._opened_ns
         if self.marked:
@@ -634,6 +643,7 @@ class Phases:
                 self._events,
                 tuple(self._evaluated),
                 self._evaluated_by,
+                tuple(sorted(self._turn)[:_OPTIMIZERS_MAX]),
             )
         )
         said = self._governor.step_closed(duration)

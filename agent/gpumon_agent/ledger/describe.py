@@ -1,9 +1,9 @@
 """What is being trained, as far as memory is concerned: the Model and Module messages of one watched root.
 
 Bytes are storage bytes of this process, each storage counted once (tied parameters by the module that comes first in
-`named_modules` order); of a DTensor and of ZeRO 3's parameters this rank's part; meta tensors count elements and no
-bytes. Optimizer settings are read as torch will resolve them at the step. `parts` works in slices, for models of many
-thousand modules or tensors; cost about 4 µs a module, 2 µs a tensor.
+`named_modules` order); a DTensor and ZeRO 3's parameters count all their elements and the bytes of this rank's part;
+meta tensors count elements and no bytes. Optimizer settings are read as torch will resolve them at the step. `parts`
+works in slices, for models of many thousand modules or tensors; cost about 4 µs a module, 2 µs a tensor.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class _Tally:
                 if first is None:
                     self._parameters[identity] = path
                     self._noted += 1
-                    count = elements(tensor if part is None else part)
+                    count = tensor.numel() if part is None else zero.elements(tensor)  # on all ranks together
                     self.meshes.see(tensor, nbytes)
                     counted += count
                     self.elements += count

@@ -40,7 +40,7 @@ class Meshes:
         if part is not None:
             self.partitioned = int(getattr(parameter, "ds_zero_partition_world_size", 0)) or self.partitioned
             self.local_bytes += part.numel() * part.element_size()
-            self.whole_bytes += int(getattr(parameter, "ds_numel", 0)) * part.element_size()
+            self.whole_bytes += zero.elements(parameter) * part.element_size()
             return
         self.local_bytes += local_bytes
         self.whole_bytes += parameter.numel() * parameter.element_size()

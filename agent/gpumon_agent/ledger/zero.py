@@ -32,6 +32,11 @@ def partition(parameter: Tensor) -> Tensor | None:
     return getattr(parameter, "ds_tensor", None)
 
 
+def elements(parameter: Tensor) -> int:
+    """How many `parameter` has on all ranks together."""
+    return int(getattr(parameter, "ds_numel", 0))
+
+
 def gathered(parameter: Tensor) -> bool:
     """ZeRO 3: `parameter` is whole only for a moment. The smallest always are: those it calls persistent."""
     return not getattr(parameter, "ds_persist", True) and parameter.numel() > 0

@@ -43,6 +43,8 @@ OF_ONE_PROCESS_MAX = 8
 REPORT_BYTES_MAX = 128 * 1024  # a thousand parameters by name and shape
 VARIABLE = "GPUMON_OOM_DIR"
 OFF = "off"
+RECORDING = ".gpumon"
+"""Ending of the recording that the helper leaves beside a report: the run's past, as a viewer would have seen it."""
 _NAME = re.compile(r"oom-\d{13}-\d+-\d+\.(?:json|txt)")
 _AHEAD = re.compile(r"ahead-\d{13}-\d+-\d+\.json")
 AHEAD_AGAIN_S = 1.0
@@ -198,6 +200,16 @@ class BlackBox:
         finally:
             os.close(fd)
 
+    def write_past(self, report: str, recording: bytes) -> None:
+        """The run's past beside a report that this training left. Raises as `directory`."""
+        _, fd = self.directory()
+        try:
+            stem = Path(report).stem
+            if os.access(f"{stem}.json", os.F_OK, dir_fd=fd):
+                put(fd, stem + RECORDING, recording)
+        finally:
+            os.close(fd)
+
     def directory(self) -> tuple[Path, int]:
         """Where what this process leaves on disk goes, made if it is not there; the descriptor is the caller's.
 
@@ -300,7 +312,7 @@ def put(fd: int, name: str, data: bytes) -> None:
 
 
 def _remove(fd: int, stem: str) -> None:
-    for ending in (".json", ".txt"):
+    for ending in (".json", ".txt", RECORDING):
         with tolerate(OSError):
             os.unlink(stem + ending, dir_fd=fd)
 

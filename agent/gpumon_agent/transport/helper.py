@@ -25,10 +25,12 @@ from gpumon_agent.transport.picture import Picture
 from gpumon_agent.transport.publisher import Publisher
 from gpumon_agent.transport.ring import LongReader, Reader
 from gpumon_agent.transport.snapshots import Written
+from gpumon_agent.wire.recording import recorded
 
 DESCRIPTOR = 3  # of the memory, as `spawn.start` hands it over
 WAITS = "at the next phase boundary"
 _NO_CUDA = "PyTorch's allocator has no segments here: CUDA was not used"
+_PAST_BYTES = 1 << 20  # of events beside a report: some 2,000 steps
 _ANSWER_EVERY_NS = 1_000_000_000
 _KEPT = 8  # requests and lines that the training process may not have seen yet
 _LINE_CHARS = 400  # so that all of them fit an answer
@@ -63,6 +65,8 @@ class Helper:
         self._goodbye_ns = 0
         guard.listen(self.tell)
         self._ahead = protect("outlook on the disk", self._write_ahead)
+        self._failed: wire.Oom | None = None  # its past is not yet on the disk
+        self._keep_past = protect("out-of-memory's past on the disk", self._write_past)
         self._last = last_known.File(self._box, self.descriptor.unix_ns, self.descriptor.pid, written=start.again)
         self._last_ns = time.monotonic_ns()
         self._last_phase: bytes | None = None
@@ -105,6 +109,9 @@ class Helper:
         if goodbye is not None:
             events.append((self._seq, wire.encode_event(goodbye)))
             self._seq += 1
+        if self._failed is not None:
+            self._keep_past(self._failed, events)
+            self._failed = None
         now = time.monotonic_ns()
         if ended or goodbye is not None:
             if ended and self._goodbye is None and not self.trainer.runs_another():
@@ -172,6 +179,8 @@ class Helper:
             self._picture.add(event, payload)
         elif isinstance(event, wire.Outlook) and event.verdict == wire.OOM_AHEAD:
             self._ahead(event)
+        elif isinstance(event, wire.Oom) and event.report is not None:
+            self._failed = event
         return False
 
     def _take_long(self) -> None:
@@ -207,6 +216,15 @@ class Helper:
         hello = self._picture.hello
         if hello is not None:
             self._box.write_ahead(hello, outlook)
+
+    def _write_past(self, failed: wire.Oom, newest: list[tuple[int, bytes]]) -> None:
+        """Beside the report of an out-of-memory, so that `gpumon explain --last` says what a viewer would have said."""
+        hello = self._picture.hello
+        if hello is not None and failed.report is not None:
+            described = [(-1, raw) for raw in self._picture.events()]
+            past = self.publisher.history.newest_events(_PAST_BYTES)
+            events = [*described, *past, *newest]
+            self._box.write_past(failed.report, recorded(hello.nonce, time.time_ns(), events))
 
     def _write_last(self, *, ended: bool) -> None:
         """For the case that this process is killed too, with all of its container."""

@@ -43,6 +43,18 @@ class History:
         sealed = [packet for packets, _, _ in self._pages for packet in packets]
         return sealed + list(wire.pack(self._open, replayed=True))
 
+    def newest_events(self, limit_bytes: int) -> list[tuple[int, bytes]]:
+        """Encoded events with their numbers, oldest first: as many of the newest whole pages as fit."""
+        pages: list[list[bytes]] = []
+        left = limit_bytes - self._open_bytes
+        for packets, size, _ in reversed(self._pages):
+            left -= size
+            if left < 0:
+                break
+            pages.append(packets)
+        past = [event for packets in reversed(pages) for packet in packets for event in wire.unpack(packet)]
+        return [*past, *self._open]
+
     @property
     def nbytes(self) -> int:
         return self._pages_bytes + self._open_bytes

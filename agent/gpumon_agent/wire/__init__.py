@@ -48,11 +48,13 @@ from .codec import decode_request as decode_request
 from .codec import encode_asked as encode_asked
 from .codec import encode_event as encode_event
 from .codec import encode_received as encode_received
+from .codec import encode_recorded as encode_recorded
 from .codec import frame as frame
 from .codec import is_request as is_request
 from .codec import kind as kind
 from .codec import mismatch_sentence as mismatch_sentence
 from .codec import pack as pack
+from .codec import unpack as unpack
 from .evidence import ALLOCATED as ALLOCATED
 from .evidence import BLOCKS as BLOCKS
 from .evidence import BLOCKS_PER_PART as BLOCKS_PER_PART

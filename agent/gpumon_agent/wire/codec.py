@@ -243,6 +243,17 @@ def encode_received(received: Received) -> bytes:
     return _encoder.encode(received)
 
 
+def encode_recorded(source: str, unix_ns: int, event: bytes, seq: int) -> bytes:
+    """The same of an event that is encoded already, marked as replayed."""
+    return _encoder.encode(_RawReceived(source, unix_ns, msgspec.Raw(event), seq, True))
+
+
+def unpack(packet: bytes) -> list[tuple[int, bytes]]:
+    """What `pack` was given: encoded events with their numbers."""
+    said = _raw_packet_decoder.decode(packet)
+    return [(said.seq + at if said.seq >= 0 else -1, bytes(raw)) for at, raw in enumerate(said.events)]
+
+
 def decode_received(raw: bytes) -> Received:
     """Raises WireError when `raw` is not one. Its event may be Unread, as a frame's."""
     try:

@@ -100,6 +100,8 @@ class Step(Message, frozen=True, tag="step"):
     """Indexes of windows that were called forward and were an evaluation: no backward used their graph."""
     evaluated_by: Text = ""
     """Of the first of them: the module's class, and the user's line that called it: "Net, called at train.py:31"."""
+    optimizers: Annotated[tuple[Index, ...], Meta(max_length=64)] = ()
+    """Which of the process's optimizers stepped, by a number each of them keeps for its life; none twice."""
 
 
 class Ledger(Message, frozen=True, tag="ledger"):

@@ -75,9 +75,9 @@ class Model(Message, frozen=True, tag="model"):
     revision: Index
     name: Text
     kind: Text  # class name
-    parameters: Count  # elements, tied ones once
+    parameters: Count  # elements, tied ones once; of those that are spread over ranks, all: `numel()` of a DTensor
     trainable: Count
-    parameter_bytes: Bytes  # storage bytes, tied ones once
+    parameter_bytes: Bytes  # storage bytes of this process, tied ones once
     trainable_bytes: Bytes
     buffer_bytes: Bytes
     modules: Index  # how many Module messages belong to this revision
@@ -97,7 +97,7 @@ class Module(Message, frozen=True, tag="module"):
     revision: Index
     path: Text
     kind: Text
-    parameters: Count
+    parameters: Count  # as the model's
     parameter_bytes: Bytes
     trainable_bytes: Bytes
     buffer_bytes: Bytes

@@ -19,8 +19,8 @@ Cost. O(modules) once per description (cached by the caller), O(learnt steps) ot
 Known limitations. A model spread over several devices is described as a whole, so no estimate is made for one of them.
 Where fewer gradients stand than there are trainable parameters (sparse ones, or none), the measured ones are taken.
 Learnt figures belong to the input sizes they were learnt from, or to the line through two of them; what is not linear
-is the forecast's business. Workspaces and rounding are measured, not derived. Kinds of steps that take turns are told
-apart by their inputs alone (`learnt.kind`).
+is the forecast's business. Workspaces and rounding are measured, not derived. Of several optimizers it is not described
+which one stepped: what each takes for a moment is learnt, for each kind of step (`learnt.kind`).
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def owned(models: Sequence[ModelRecord], device: int) -> Owned | None:
     state: int | None = 0
     temporaries: int | None = 0
     state_source = temporaries_source = "exact"
+    several = sum(len(record.model.optimizers) for record in here) > 1
     for record in here:
         model = record.model
         weights += model.parameter_bytes
@@ -92,6 +93,8 @@ def owned(models: Sequence[ModelRecord], device: int) -> Owned | None:
             if brief is None or (not optimizer.foreach and not optimizer.fused and needs(optimizer).loop_tensors):
                 temporaries_source = "learnt" if brief is None else "bound"
             temporaries = None if temporaries is None or brief is None else max(temporaries, brief)
+    if several:
+        temporaries_source = "learnt"
     return Owned(weights, buffers, gradients, state, buckets, temporaries, state_source, temporaries_source)
 
 
@@ -134,8 +137,11 @@ def learn(steps: Sequence[StepPeaks], owners: Owned, input_bytes: int | None = N
         for phase in step.phases:
             if phase.phase not in (wire.OPTIMIZER, wire.BETWEEN):
                 excess.setdefault(phase.phase, []).append((step.input_bytes, phase.peak - step.start))
-    kept = max(0, chosen.start - before)
+    others = [step for step in usable[1:] if None not in (input_bytes, chosen.input_bytes, step.input_bytes)]
+    alike = [step for step in (chosen, *others) if step is chosen or step.input_bytes != chosen.input_bytes]
+    kept = _between(input_bytes, [(step.input_bytes, step.start - before) for step in alike])
     gradients = 0 if kept >= owners.gradients else owners.gradients
+    stands = standing + owners.gradients + state + owners.buckets
     optimizer_peak = next((p.peak for p in chosen.phases if p.phase == wire.OPTIMIZER), chosen.end)
     return Learnt(
         steps=len(usable),
@@ -144,7 +150,7 @@ def learn(steps: Sequence[StepPeaks], owners: Owned, input_bytes: int | None = N
             for phase, points in excess.items()
         ),
         kept=kept,
-        at_optimizer=max(0, chosen.end - (standing + owners.gradients + state + owners.buckets)),
+        at_optimizer=_between(input_bytes, [(step.input_bytes, step.end - stands) for step in alike]),
         temporaries=max(0, optimizer_peak - chosen.end),
     )
 
@@ -158,6 +164,17 @@ def _at(size: int | None, points: Sequence[tuple[int | None, int]], empty: int) 
     if least == most:
         least, low = 0, min(empty, high)
     return max(0, round(low + (high - low) * (size - least) / (most - least)))
+
+
+def _between(size: int | None, points: Sequence[tuple[int | None, int]]) -> int:
+    """As `_at`, but no further than the sizes known: of what a batch finds, little follows its own size.
+
+    The first of `points` stands for all where there is one size.
+    """
+    sizes = [at for at, _ in points if at is not None]
+    if size is None or len(points) == 1:
+        return max(0, points[0][1])
+    return _at(min(max(size, min(sizes)), max(sizes)), points, 0)
 
 
 def estimate(owners: Owned, learnt: Learnt | None, measured: Lines | None) -> Estimate:

@@ -30,6 +30,7 @@ MISSING = {
     "optimizer": "no optimizer phase is seen, and no step ends",
     "out-of-memory report": "no report is written at an out-of-memory",
     "out-of-memory scene": "the report of an out-of-memory names no line of your code",
+    "out-of-memory's past on the disk": "`gpumon explain --last` does not know what grew before the failure",
     "outlook on the disk": "a batch that will not fit is not told to who looks later",
     "outlook": "nothing is said before a batch that will not fit",
     "outlook's learning": "the agent's forecast learns nothing more",

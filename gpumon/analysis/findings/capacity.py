@@ -43,8 +43,7 @@ def oom_ahead(look: Look) -> Evidence | None:
         return None  # batches that large were there before: sorted by length, an epoch is begun again
     if steps is not None and steps <= far:
         return Evidence(
-            f"memory runs out in about {units.steps(steps)}{look.where}: the peak grows by "
-            f"{units.size(forecast.bytes_per_step)} a step",
+            f"the peak grows by {units.size(forecast.bytes_per_step)} a step{look.where} and will soon not fit",
             forecast.headroom,
             "find what is kept from step to step: a loss or an output stored with its graph, a growing list"
             if kept

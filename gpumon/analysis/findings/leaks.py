@@ -17,6 +17,7 @@ from gpumon.analysis.rules import HOST_LEAK, TENSOR_LEAK
 from gpumon.analysis.suspects import Suspect, container, explaining, variable
 
 NAMED_MAX = 4
+WHOLE = 0.995  # share of the growth from which on one suspect is said to make all of it
 SAME_SHARE = 1.25  # of the device's rate: pages and the interpreter's own objects come on top
 _HOST_DEVICE = -1
 SOMEBODY = "something keeps tensors: losses (.item()), outputs (.detach()), a cache, a hook; a census names it"
@@ -83,7 +84,7 @@ def _leaks(look: Look, *, with_graph: bool) -> tuple[Evidence, ...]:
     if found:
         whole = sum(suspect.held for suspect, _ in found) or 1
         return tuple(
-            _named(look, main, suspect, step - since + 1, round(per_step * suspect.held / whole))
+            _named(look, main, suspect, step - since + 1, per_step, suspect.held / whole)
             for suspect, step in found[:NAMED_MAX]
             if suspect.has_graph == with_graph
         )
@@ -99,15 +100,19 @@ def _bytes_per_step(grown: dict[str, Growth]) -> float:
     return 512 * (grown["blocks"].per_step or 0.0)  # at least: no block is smaller
 
 
-def _named(look: Look, main: Growth, suspect: Suspect, steps: int, per_step: int) -> Evidence:
+def _named(look: Look, main: Growth, suspect: Suspect, steps: int, grown: float, share: float) -> Evidence:
+    """`share`: of what grows by `grown` bytes a step, the part that this suspect holds."""
+    per_step = round(grown * share)
     where = suspect.where or (suspect.holder.where if suspect.holder else None)
     made = f", made at {suspect.where}" + (f" ({suspect.phase})" if suspect.phase else "") if suspect.where else ""
     keeps = f", with graphs of {units.size(suspect.graph_bytes)}" if suspect.graph_bytes else ""
     graph = keeps or (", each with its graph" if suspect.has_graph else "")
-    severity, soon = _urgency(look, main)
+    severity = _urgency(look)
     if severity is None and suspect.holder is not None and suspect.holder.kind in ("bounded", "trimmed", "link"):
         severity = "info"
-    so_far = main.so_far or 0 if main.figure != "blocks" else 0
+    if share < TENSOR_LEAK.least_share_of_growth:
+        severity = "info"  # something else fills the device
+    so_far = round(share * (main.so_far or 0)) if main.figure != "blocks" else 0
     if suspect.cyclic:
         title = f"tensors such as {suspect.example} stay in reference cycles{look.where}"
         counted = f" since step {units.count(main.since)}"
@@ -117,7 +122,7 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, per_step: int
             f" since step {units.count(main.since)} (counted at step {units.count((main.since or 0) + steps - 1)})"
         )
     return Evidence(
-        f"{title}{counted}{made}, {_held_by(suspect)}{_evidence(main)}{soon}",
+        f"{title}{counted}{made}, {_held_by(suspect)}{_evidence(main, share)}",
         max(suspect.held, so_far) if suspect.cyclic else suspect.held,
         _remedy(suspect),
         bytes_per_step=per_step,
@@ -130,7 +135,7 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, per_step: int
 
 
 def _alone(look: Look, main: Growth, per_step: int) -> Evidence:
-    severity, soon = _urgency(look, main)
+    severity = _urgency(look)
     what = "what the ledger cannot name" if main.figure == "unexplained" else "allocated at the end of the step"
     blocks = next((g for g in look.growth if g.figure == "blocks" and g.growing), None)
     if main.figure == "blocks":
@@ -146,7 +151,7 @@ def _alone(look: Look, main: Growth, per_step: int) -> Evidence:
     if searched:
         said += ", and no name of the program leads to it"
     return Evidence(
-        f"{title}{look.where} since step {units.count(main.since)}{said}{made}{soon}",
+        f"{title}{look.where} since step {units.count(main.since)}{said}{made}",
         so_far if main.figure != "blocks" else 512 * so_far,
         _collector_off(waiting) if waiting is not None else NOBODY if searched else SOMEBODY,
         bytes_per_step=per_step,
@@ -173,15 +178,15 @@ def _made_at(look: Look, main: Growth) -> tuple[str | None, str]:
     return None, ""
 
 
-def _urgency(look: Look, main: Growth) -> tuple[str | None, str]:
-    """The severity, if it is not the rule's, and words for it."""
-    left = main.steps_to_oom
-    if left is None or left > TENSOR_LEAK.critical_steps_to_oom:
-        return None, "" if left is None else f"; memory lasts for about {units.count(left)} more steps"
-    return "critical", f"; memory runs out in about {units.steps(left)}"
+def _urgency(look: Look) -> str | None:
+    """Critical where memory is full soon, else the rule's severity. The forecast says how soon, anew each step."""
+    left = look.forecast.steps_to_oom if look.forecast is not None else None
+    return "critical" if left is not None and left <= TENSOR_LEAK.critical_steps_to_oom else None
 
 
-def _evidence(main: Growth) -> str:
+def _evidence(main: Growth, share: float) -> str:
+    if share < WHOLE:  # the growth is another suspect's too
+        return f"; {units.percent(share)} of what grows"
     if main.figure == "blocks":
         return f"; live blocks grow by {main.per_step:.2g} ({main.low or 0:.2g}–{main.high or 0:.2g}) a step"
     return (

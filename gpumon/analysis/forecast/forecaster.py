@@ -6,8 +6,9 @@ excess is the phase's own: activations, workspaces, temporaries. Anchors follow 
 excesses are the newest value where the last ones agree, else the median of the recent ones. The forecast is the
 largest phase: peaks move from one phase to another, so each is carried forward for itself. Phases that fewer than half
 of the recent steps had are left out, unless they came at equal distances and are due (evaluation, a checkpoint). Where
-the peaks of the last three rounds of 2 to `PERIOD` steps were the same (two optimizers in turn), the forecast is the
-peak of one round before. Where the peaks themselves have a trend (a batch that grows), they are carried on along it.
+the peaks of the last three rounds of 2 to `PERIOD` steps were the same, the forecast is the peak of one round before.
+Where optimizers took turns in the last two, it is the middle of the peaks of the newest such steps. Where the peaks
+themselves have a trend (a batch that grows), they are carried on along it.
 
 If the next batch's bytes are known (`input_bytes`), the excess of forward and backward is read from a resistant line
 over the recent steps, or from the newest step with that very size; else it is that of the usual batch, and how batches
@@ -49,6 +50,7 @@ RESIDUALS = 200
 LEVEL_STEPS = 9  # of which a median is taken
 TYPICAL_STEPS = 16
 PERIOD = 16  # steps after which a pattern (optimizers in turn, a saved checkpoint) is still recognized
+TURNS = 3  # of steps that take turns, so many of one's newest ones tell of the next
 PERIOD_TOLERANCE = 0.001  # of the peak
 PHASES_KNOWN = 32  # names a user gives to phases may be endless
 FIRST_WIDTH = 0.10  # share of the peak added to each side of the interval after the first step
@@ -107,6 +109,7 @@ class Forecaster:
         self._in_a_row = 0  # steps since some were left out
         self._before: list[int] = []  # the `PERIOD` newest peaks, by size
         self._again = 0  # so many steps in a row peaked as one of those before
+        self._turns = False  # not every step of the regime had the same optimizers
         self._starts: deque[int] = deque(maxlen=LEVEL_STEPS)  # of the newest of them
         self._ends: deque[int] = deque(maxlen=LEVEL_STEPS)
         self._phases: dict[str, _Series] = {}
@@ -173,6 +176,7 @@ class Forecaster:
         if len(before) == PERIOD:
             del before[bisect_left(before, self._peaks[-PERIOD])]
         insort(before, highest)
+        self._turns = self._turns or (bool(self._window) and self._window[-1].optimizers != step.optimizers)
         self._window.append(step)
         self._peaks.append(highest)
         self._numbers.append(number)
@@ -216,6 +220,7 @@ class Forecaster:
             series.clear()
         self._before.clear()
         self._again = self._in_a_row = 0
+        self._turns = False
         self._far.clear()
         self._stride = 1
         self._far_trend = None
@@ -325,11 +330,15 @@ class Forecaster:
     def _predict(self, gradient_bytes: int | None = None, input_bytes: int | None = None) -> _Point:
         newest = self._window[-1]
         slope = self._trend.slope if self._trend else 0.0
+        window = self._window
         period = self._period() if input_bytes is None else None
         if period is not None:
-            before = self._window[-period]
+            before = window[-period]
             return _Point(before.peak + slope * period, before.peak_phase)
-        window = self._window
+        turn = self._turn() if input_bytes is None else None
+        if turn is not None:
+            alike = range(turn, min(TURNS * turn, len(window)) + 1, turn)
+            return _Point(level([window[-at].peak + slope * at for at in alike]), window[-turn].peak_phase)
         steps = min(LEVEL_STEPS, len(window))
         if self._peak_trend is not None and input_bytes is None:
             slope = self._peak_trend.slope
@@ -381,6 +390,16 @@ class Forecaster:
         for period, peak in enumerate(peaks[-3 : -2 - PERIOD : -1], 2):
             if least <= peak <= most and 3 * period <= self._in_a_row and _repeats(peaks, period):
                 return period
+        return None
+
+    def _turn(self) -> int | None:
+        """After how many steps the same optimizers step again, by the last two rounds. None: they take no turns."""
+        if not self._turns:
+            return None
+        stepped = [step.optimizers for step in self._window]
+        for turn in range(2, min(PERIOD, len(stepped) // 2) + 1):
+            if stepped[-turn:] == stepped[-2 * turn : -turn] and len(set(stepped[-turn:])) > 1:
+                return turn
         return None
 
     def _excess(self, name: str, series: _Series, steps: int, input_bytes: int | None) -> float | None:

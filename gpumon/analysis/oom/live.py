@@ -14,6 +14,7 @@ from dataclasses import replace
 from gpumon.analysis.estimate.model import Tensor
 from gpumon.analysis.lines import OWNERS, Finding, Lines
 from gpumon.analysis.oom.case import Settings
+from gpumon.analysis.oom.changed import changed
 from gpumon.analysis.oom.explaining import Known, explain
 from gpumon.analysis.oom.figures import Figure, known
 from gpumon.analysis.oom.log import Story
@@ -58,6 +59,7 @@ def of_rank(rank: RankFrame, growth: Growth | None = None, kept: Sequence[Findin
         step=event.step,
         module=event.module,
         where=event.where,
+        reasons=(*changed(rank, event, kept), *report.reasons),
         suspects=(*suspects, *_buckets(rank, message, event.phase)),
         notes=(*report.notes, MORE) if event.report is not None else report.notes,
         lines=_lines(event, _newest_ledger(rank, event.device), total),
@@ -65,8 +67,10 @@ def of_rank(rank: RankFrame, growth: Growth | None = None, kept: Sequence[Findin
     )
 
 
-def of_file(report: Report, file: str | None = None) -> OomReport:
-    """From the report that a trainer left on disk."""
+def of_file(report: Report, file: str | None = None, watched: OomReport | None = None) -> OomReport:
+    """From the report that a trainer left on disk. `watched`: what its recorded past says of the same failure, with
+    growth and holders; the report adds what only it knows, every parameter's shape.
+    """
     event = wire.Oom(
         report.step, report.phase, report.device, 0, report.requested, report.total, report.free, report.allocated,
         report.reserved, report.message,
@@ -83,6 +87,14 @@ def of_file(report: Report, file: str | None = None) -> OomReport:
             ),
         ),
     )
+    if watched is not None and watched.step == report.step and watched.device == report.device:
+        return replace(
+            watched,
+            suspects=whole.suspects or watched.suspects,
+            assumptions=whole.assumptions,
+            notes=tuple(note for note in dict.fromkeys((*watched.notes, *whole.notes)) if note != MORE),
+            file=file,
+        )
     return replace(
         whole,
         step=report.step,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from gpumon.analysis.answer import line, of_oom
 from gpumon.analysis.oom.figures import Figure
 from gpumon.analysis.oom.report import OomReport, Suspect
 from gpumon.analysis.oom.suspects import SAME_SIZE_MAX
@@ -19,16 +20,16 @@ DTYPES = {4: "fp32", 2: "16-bit", 1: "8-bit", 8: "fp64"}
 
 def text(report: OomReport, width: int = WIDTH) -> str:
     """The whole explanation."""
-    blocks = [_wrap(report.sentence, width)]
-    for heading, lines in (
+    blocks = [_wrap(line(of_oom(report)), width)]
+    for heading, said in (
         ("What was asked for", list(_what(report))),
         ("Why", list(report.reasons)),
         ("What it depends on", list(report.notes)),
         ("Assumed", list(report.assumptions)),
         ("What to do, most useful first", list(_remedies(report))),
     ):
-        if lines:
-            body = "\n".join(_wrap(line, width, "  ") for line in lines)
+        if said:
+            body = "\n".join(_wrap(each, width, "  ") for each in said)
             blocks.append(f"{heading}\n{body}")
     return "\n\n".join(blocks)
 

@@ -7,12 +7,13 @@ from datetime import datetime
 
 from textual.app import ComposeResult
 
+from gpumon.analysis.job import ending
 from gpumon.analysis.units import size
 from gpumon.tui.changes import written
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.screens.base import MonitorScreen
 from gpumon.tui.spans import Line, words
-from gpumon.tui.view import View, ending
+from gpumon.tui.view import View
 from gpumon.tui.widgets.header import Header
 from gpumon.tui.widgets.key_line import KeyLine
 from gpumon.tui.widgets.prose import Prose

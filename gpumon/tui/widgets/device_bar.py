@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from gpumon.analysis.lines import DRIVER, OWNERS, REST, Forecast, Lines, Peak
 from gpumon.analysis.units import Unit, in_unit, size, unit_for
-from gpumon.analysis.verdict import verdict
 from gpumon.tui.ink import Glyphs, line_role
 from gpumon.tui.spans import Line, Span, fit, flow, left, spread
 from gpumon.tui.view import View, age, device_name, device_of
@@ -186,8 +185,7 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
         fate += [("forecast ", "dim"), (f"{in_unit(f.next_peak, its)} {its.name}", "text")]
         dash = "–" if glyphs.braille else "-"
         fate.append((f" ({in_unit(f.low, its)}{dash}{in_unit(f.high, its)})", "dim"))
-        word = verdict(b.forecast, b.capacity)
-        if word:
+        if word := f.verdict:
             fate += [(" │ " if glyphs.braille else " | ", "rule"), (word, _VERDICTS[word])]
         fate.append((" ", ""))
     lines = [spread([(" " + left(b.name, label), title), *summary], fate, room)]

@@ -13,7 +13,6 @@ from textual.binding import Binding, BindingType
 from gpumon.analysis.comparison import Compared, Comparison, remarks
 from gpumon.analysis.lines import Forecast
 from gpumon.analysis.units import NOT_KNOWN, Unit, exact, in_unit, percent, size, unit_for
-from gpumon.analysis.verdict import Verdict, verdict
 from gpumon.tui.ink import Glyphs, line_role
 from gpumon.tui.spans import EMPTY, Line, Span, fit, left, right, width, words
 from gpumon.tui.view import View, device_name, device_of
@@ -39,9 +38,10 @@ class Estimated:
     remarks: tuple[str, ...]
     forecast: Forecast | None
     capacity: int | None
-    word: Verdict | None
+    word: str | None
     device: str
     why_not: str
+    ended: bool = False
 
 
 def estimated(view: View) -> Estimated:
@@ -49,9 +49,10 @@ def estimated(view: View) -> Estimated:
     found = compared(view)
     if device is None or found is None:
         return Estimated(None, (), None, None, None, "", _why_not(view))
-    word = verdict(device.forecast, device.capacity) if device.forecast else None
+    word = device.forecast.verdict if device.forecast else None
     name = device_name(device_of(view))
-    return Estimated(found, remarks(found, device), device.forecast, device.capacity, word, name, "")
+    ended = view.rank is not None and view.rank.status == "ended"
+    return Estimated(found, remarks(found, device), device.forecast, device.capacity, word, name, "", ended)
 
 
 def _why_not(view: View) -> str:
@@ -173,6 +174,8 @@ def _title(e: Estimated, found: Comparison, room: int) -> Line:
 
 def _verdict(e: Estimated, room: int, glyphs: Glyphs) -> list[Line]:
     f = e.forecast
+    if e.ended:
+        return [((" the run has ended: no iteration follows", "dim"),)]
     if f is None:
         return [((" the next iteration: known after the first steps", "dim"),)]
     dash = "–" if glyphs.braille else "-"

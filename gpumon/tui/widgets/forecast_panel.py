@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpumon.analysis import units
-from gpumon.analysis.lines import Forecast
+from gpumon.analysis.lines import KEPT, Forecast
 from gpumon.analysis.units import duration, in_unit, size, unit_for
-from gpumon.analysis.verdict import verdict
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.spans import Line, Span, fit
 from gpumon.tui.view import View
@@ -85,14 +84,17 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
         why = "known after the first steps" if o.counted else "the allocator does not count on this device"
         return [(head,), ((f"   {why}", "dim"),)]
     unit = unit_for(f.high)
-    word = verdict(f, o.capacity)
+    word = f.verdict
+    filling = f.growth == KEPT and f.steps_to_oom is not None
     lines: list[Line] = []
     first: list[Span] = [head]
     if o.ended:
         first.append(("  (had it gone on)", "dim"))
     elif word:
-        mark = glyphs.fits if word == "fits" else glyphs.warning
-        first.append((f"  {mark} {_WORD[word]}", _ROLE[word]))
+        calm = word == wire.FITS and not filling
+        mark = glyphs.fits if calm else glyphs.warning
+        said = "fits, but fills up" if filling and word == wire.FITS else _WORD[word]
+        first.append((f"  {mark} {said}", _ROLE[word] if calm or word != wire.FITS else "warn"))
     lines.append(fit(first, room))
     span = (
         f" ({in_unit(f.low, unit)}–{in_unit(f.high, unit)})"

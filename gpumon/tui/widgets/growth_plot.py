@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumon.analysis import units
-from gpumon.analysis.lines import Growth
+from gpumon.analysis.followed import LASTING
+from gpumon.analysis.lines import KEPT, Growth
 from gpumon.analysis.units import size
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.plot import Curve, columns, plot
@@ -33,12 +34,15 @@ class Grown:
 
     device: str
     figures: tuple[Growth, ...]
+    steps_to_oom: int | None = None  # by what stays from step to step: the forecast's
 
 
 def grown(view: View) -> Grown:
     here = view.device.growth if view.device is not None else ()
     host = view.report.host_growth if view.report is not None else ()
-    return Grown(device_name(device_of(view)), (*here, *host))
+    forecast = view.device.forecast if view.device is not None else None
+    full = forecast.steps_to_oom if forecast is not None and forecast.growth == KEPT else None
+    return Grown(device_name(device_of(view)), (*here, *host), full)
 
 
 class GrowthPlot(Panel):
@@ -74,7 +78,9 @@ def growth_lines(g: Grown, room: int, height: int, glyphs: Glyphs, title: str) -
     workers = sum(1 for figure in g.figures if not figure.growing and _is_worker(figure))
     if workers:
         steady.append(f"{workers} worker{'s' * (workers > 1)}")
-    lines: list[Line] = [_fact(figure, room, glyphs) for figure in growing]
+    lines: list[Line] = [
+        _fact(figure, g.steps_to_oom if figure.figure in LASTING else None, room, glyphs) for figure in growing
+    ]
     if steady:
         said = f"{'nothing grows' if not growing else 'steady'}: {', '.join(steady)}"
         lines.append(fit([(f" {glyphs.gone} " if not growing else "   ", "good"), (said, "dim")], room))
@@ -101,7 +107,7 @@ def _text(figure: Growth, value: float | None, *, sign: bool = False) -> str:
     return size(round(value), sign=sign)
 
 
-def _fact(figure: Growth, room: int, glyphs: Glyphs) -> Line:
+def _fact(figure: Growth, left_over: int | None, room: int, glyphs: Glyphs) -> Line:
     line: list[Span] = [
         (f" {glyphs.warning} ", "warn"),
         (_word(figure), "warn"),
@@ -113,7 +119,6 @@ def _fact(figure: Growth, room: int, glyphs: Glyphs) -> Line:
         line.append((f" since {figure.since:,}", "dim"))
     if figure.so_far is not None:
         line.append((f" · {_text(figure, figure.so_far)} so far", "text"))
-    left_over = figure.steps_to_oom
     if left_over is not None:
         role = "bad" if left_over < SOON else "warn" if left_over < LATER else "dim"
         line.append((f" · out of memory in about {units.steps(left_over)}", role))

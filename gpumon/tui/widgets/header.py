@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpumon.analysis.job import ending
 from gpumon.analysis.units import pace
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.spans import EMPTY, Line, Span, fit, spread
-from gpumon.tui.view import View, age, device_of, ending, first_death, newest_step
+from gpumon.tui.view import View, age, device_of, first_death, newest_step
 from gpumon.tui.widgets.panel import Panel
 
 
@@ -62,7 +63,7 @@ def heading(view: View) -> Heading:
         who=who,
         step=newest_step(rank),
         phase=rank.heartbeat.phase if rank.heartbeat and rank.status != "ended" else None,
-        speed=pace(view.report.steps_per_s) if view.report and view.report.steps_per_s else "",
+        speed=pace(view.report.steps_per_s) if view.report and view.report.steps_per_s and not rank.goodbye else "",
         state=state,
         said=said,
         torch=hello.torch,

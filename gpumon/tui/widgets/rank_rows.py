@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gpumon.analysis import buckets
-from gpumon.analysis.job import Job, Standing, State, job
+from gpumon.analysis.job import Job, Standing, State, ending, job
 from gpumon.analysis.lines import DeviceReport, RankReport
 from gpumon.analysis.robust import median
-from gpumon.analysis.verdict import verdict
 from gpumon.session.frame import RankFrame
-from gpumon.tui.view import MANY, View, device_name, ending
+from gpumon.tui.view import MANY, View, device_name
 
 HEAT_STEPS, HEAT_STEPS_OF_MANY = 160, 16
 """Steps of a strip under the table; and in a cell of the grid, which takes over where rows are more than `MANY`."""
@@ -162,7 +161,7 @@ def _row(standing: Standing, rank: RankFrame, report: RankReport | None, device:
         slack=lines.slack if lines else None,
         buckets=buckets.of_rank(rank, device.device if device else None),
         headroom=forecast.headroom if forecast else None,
-        word=(verdict(forecast, device.capacity) or "") if forecast and device else "",
+        word=(forecast.verdict or "") if forecast else "",
         findings=len(warning),
         critical=any(f.severity == "critical" for f in warning),
         said=ending(rank) or "",

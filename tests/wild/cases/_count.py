@@ -21,6 +21,7 @@ models: list[dict[str, Any]] = []
 _depth = 0
 _inside = 0  # a model's forward: what is differentiated there is a tracer's or the model's own business
 _steps: int | None = None
+_told = False  # with its rank
 
 
 def root(*modules: torch.nn.Module, trained: bool = True) -> None:
@@ -64,9 +65,11 @@ def said(text: object) -> None:
 
 
 def write(**more: Any) -> None:
-    """The truth so far; the last one stays."""
-    if "WILD_TRUTH" not in os.environ or not (events or more):
+    """The truth so far; the last one stays. A process that has written it with its rank does not as it ends, too."""
+    global _told
+    if "WILD_TRUTH" not in os.environ or not (events or more) or (_told and not more):
         return
+    _told = bool(more)
     steps = sum(1 for a, b in zip(events, [*events[1:], ""], strict=True) if a == "optimizer" and b != "optimizer")
     peaks = [torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count())]
     truth = {
@@ -110,8 +113,16 @@ def _counted(function: Any) -> Any:
 
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if not _depth:
+    if not _depth and not _makes_state():
         events.append("optimizer")
+
+
+def _makes_state() -> bool:
+    """Whether a distributed checkpoint has the optimizer step, with gradients of zero, for state to load into."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != "_init_optim_state":
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
 
 
 torch.Tensor.backward = _counted(torch.Tensor.backward)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""`gpumon backtest`: how well a recorded run was forecast, against naive forecasters."""
+"""How well a recorded run was forecast, against naive forecasters: `python benchmarks/backtest.py FILE…`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from gpumon.cli.printing import say, say_json
 
 if TYPE_CHECKING:
-    from gpumon.analysis.backtest import Accuracy, Backtest
+    from forecasting.backtest import Accuracy, Backtest
 
 
 @click.command("backtest")
@@ -27,8 +27,9 @@ def command(files: Sequence[Path], as_json: bool) -> None:
 
     Errors are shares of the peak that was; "held" is how often the 95 % interval did.
     """
+    from forecasting.backtest import backtest
+
     from gpumon import link
-    from gpumon.analysis.backtest import backtest
 
     for file in files:
         try:
@@ -120,3 +121,7 @@ def lines(file: Path, score: Backtest) -> list[str]:
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2f} %"
+
+
+if __name__ == "__main__":
+    command()

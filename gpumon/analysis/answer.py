@@ -1,0 +1,345 @@
+"""The answer: the state of a whole job in one object. Every outlet states it first: screen, JSON, text, exit code.
+
+Model. Each rank has one state; the job's is the worst of them, and names its rank. Of several ranks in that state, the
+one that is full first speaks, then the one with the most bytes. States, the worst first:
+
+    out-of-memory  an allocation failed, and no step closed after it
+    ended          a process is gone (of several: one died, or all ended); `what` says how
+    will-not-fit   the batch in forward, or the next iteration, needs more than there is
+    leak           bytes stay allocated from step to step
+    tight          less than 5 % of what there is would be left
+    unknown        nothing is known of the next iteration, or of the room on the device
+    ok             it fits, and nothing grows
+
+Nothing is computed here: verdicts, steps until full and findings come from the reports.
+Cost. A pass over the findings of each rank.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from gpumon.analysis import units
+from gpumon.analysis.job import DIED, GONE, died_unix_ns, ending
+from gpumon.analysis.lines import KEPT, DeviceReport, Finding, Forecast, RankReport
+from gpumon.analysis.rules import HOST_LEAK, NEAR_CAPACITY, OOM_AHEAD, RETAINED_GRAPH, TENSOR_LEAK
+from gpumon.session.frame import Frame, RankFrame
+from gpumon_agent import wire
+
+if TYPE_CHECKING:
+    from gpumon.analysis.oom.report import OomReport
+    from gpumon.analysis.trial import Outcome
+
+State = Literal["out-of-memory", "ended", "will-not-fit", "leak", "tight", "unknown", "ok"]
+STATES: tuple[State, ...] = ("out-of-memory", "ended", "will-not-fit", "leak", "tight", "unknown", "ok")
+
+GROWING = (TENSOR_LEAK.code, RETAINED_GRAPH.code, HOST_LEAK.code)
+"""Findings of what grows without end; of the device before those of the host."""
+
+EVIDENCE_MAX = 4
+
+
+class Who(msgspec.Struct, frozen=True):
+    """Which process, and in its code which variable or line. None: not known, or of no matter."""
+
+    rank: int | None = None
+    pid: int | None = None
+    variable: str | None = None
+    function: str | None = None
+    file: str | None = None
+    line: int | None = None
+
+
+class When(msgspec.Struct, frozen=True):
+    """When memory is full, or was: steps from now, seconds from now, and that moment in unix seconds."""
+
+    steps: int | None = None
+    seconds: float | None = None
+    unix: float | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The state of a job, in the words that every outlet uses."""
+
+    state: State
+    what: str
+    who: Who | None = None
+    when: When | None = None
+    do: str = ""
+    evidence: tuple[str, ...] = ()
+    bytes: int = 0  # of two in the same state the larger one speaks
+
+    @property
+    def key(self) -> tuple[str, Who | None]:
+        """What makes it another answer."""
+        return self.state, self.who
+
+
+NOBODY = Answer("unknown", "no process has said anything yet")
+
+
+def answer(frame: Frame, reports: Iterable[RankReport]) -> Answer:
+    """The answer for all ranks of a frame."""
+    by_source = {report.source: report for report in reports}
+    newest: dict[int | None, int] = {}  # rank → when its newest process began; others were replaced
+    for rank in frame.ranks:
+        newest[rank.hello.rank] = max(rank.hello.clock.unix_ns, newest.get(rank.hello.rank, 0))
+    return worst(
+        of_rank(rank, by_source.get(rank.source), frame.unix_ns)
+        for rank in frame.ranks
+        if rank.hello.rank is None or rank.hello.clock.unix_ns >= newest[rank.hello.rank]
+    )
+
+
+def worst(answers: Iterable[Answer], before: Answer | None = None) -> Answer:
+    """The one that speaks for the job. A rank that finished says nothing while another one runs.
+
+    Who spoke `before` goes on, as long as no other rank is in a worse state: ranks that leak alike do not take turns.
+    """
+    known = list(answers)
+    running = [each for each in known if each.state != "ended" or each.bytes]
+    found = min(running or known, key=_weight, default=NOBODY)
+    if before is None or before.state != found.state:
+        return found
+    return next((each for each in known if each.key == before.key), found)
+
+
+def _weight(each: Answer) -> tuple[int, float, int]:
+    steps = each.when.steps if each.when is not None and each.when.steps is not None else float("inf")
+    return STATES.index(each.state), steps, -each.bytes
+
+
+def of_rank(rank: RankFrame, report: RankReport | None, unix_ns: int) -> Answer:
+    """The answer of one rank."""
+    hello = rank.hello
+    who = Who(hello.rank if (hello.world_size or 1) > 1 or hello.rank else None, hello.pid)
+    if report is None:
+        return Answer("unknown", "no step has closed yet", who)
+    found = [each for each in report.findings if each.state == "open" and each.severity != "info"]
+    evidence = tuple(each.title for each in found[:EVIDENCE_MAX])
+    leak = _leak(found)
+    if rank.oom is not None and report.oom is not None and _final(rank, rank.oom):
+        named = leak if report.oom.verdict == "leak" else None
+        return of_oom(report.oom, _named(who, named) if named is not None else who, rank.unix_ns(rank.oom.t_ns) / 1e9)
+    if rank.goodbye is not None:
+        state = GONE.get(rank.goodbye.reason, "dead")
+        ended = died_unix_ns(rank)
+        return Answer(
+            "ended", ending(rank) or "ended", who, When(unix=None if ended is None else ended / 1e9),
+            evidence=evidence, bytes=int(state in DIED),
+        )  # fmt: skip
+    if rank.status == "silent":
+        return Answer("unknown", "the process says nothing: it is stopped, or has no core", who, evidence=evidence)
+    return _living(rank, report, found, leak, who, evidence, unix_ns)
+
+
+def _final(rank: RankFrame, oom: wire.Oom) -> bool:
+    """Whether the training did not survive it: no step closed afterwards."""
+    return not rank.steps or rank.steps[-1].step <= oom.step
+
+
+def _living(
+    rank: RankFrame,
+    report: RankReport,
+    found: Sequence[Finding],
+    leak: Finding | None,
+    who: Who,
+    evidence: tuple[str, ...],
+    unix_ns: int,
+) -> Answer:
+    tightest = _tightest(report.devices)
+    forecast = tightest.forecast if tightest is not None else None
+    ahead = next((each for each in found if each.code == OOM_AHEAD.code), None)
+    when = _full(forecast, report.steps_per_s, unix_ns)
+    said = next((each for each in rank.outlooks if each.verdict == wire.OOM_AHEAD and _is_now(rank, each)), None)
+    if said is not None or (forecast is not None and forecast.verdict == wire.OOM_AHEAD):
+        what, missing = _too_large(said, forecast)
+        cause = leak or ahead
+        return Answer(
+            "will-not-fit", what, _named(who, leak) if leak is not None else who, When(0, 0.0, unix_ns / 1e9),
+            cause.remedy if cause is not None else "a smaller batch, activation checkpointing, or autocast",
+            evidence, missing,
+        )  # fmt: skip
+    if leak is not None:
+        host = leak.code == HOST_LEAK.code
+        return Answer(
+            "leak", grows(leak), _named(who, leak), None if host else when, leak.remedy, evidence, leak.bytes or 0
+        )
+    if ahead is not None:
+        state: State = "leak" if forecast is not None and forecast.growth == KEPT else "will-not-fit"
+        return Answer(state, ahead.title, who, when, ahead.remedy, evidence, ahead.bytes_per_step or 0)
+    near = next((each for each in found if each.code == NEAR_CAPACITY.code), None)
+    if near is not None or (forecast is not None and forecast.verdict == wire.TIGHT):
+        do = near.remedy if near is not None else "a smaller peak, before a larger batch comes"
+        return Answer("tight", _room(forecast, "little is left on the device"), who, when, do, evidence)
+    if forecast is None or forecast.verdict is None:
+        why = "the room on the device is not known" if forecast is not None else "the next iteration is not known yet"
+        return Answer("unknown", why, who, evidence=evidence)
+    do = found[0].remedy if found else ""
+    return Answer("ok", _room(forecast, ""), who, when, do, evidence)
+
+
+def _leak(found: Sequence[Finding]) -> Finding | None:
+    """Of what grows without end: on the device before the host, with a holder before without, the fastest first."""
+    growing = [each for each in found if each.code in GROWING]
+    return min(
+        growing,
+        key=lambda each: (each.code == HOST_LEAK.code, each.holder is None, -(each.bytes_per_step or 0)),
+        default=None,
+    )
+
+
+def grows(leak: Finding) -> str:
+    """ "`cache[*]` in main() grows by 4.00 MiB a step, 1.20 GiB so far"."""
+    what = f"`{leak.holder}`" if leak.holder else "the host's memory" if leak.code == HOST_LEAK.code else "allocated"
+    pace = f" grows by {units.size(leak.bytes_per_step)} a step" if leak.bytes_per_step else " grows"
+    return f"{what}{pace}{f', {units.size(leak.bytes)} so far' if leak.bytes else ''}"
+
+
+def _named(who: Who, leak: Finding) -> Who:
+    """With the variable that holds what leaks: "cache[*] in main()", "train.py:31"."""
+    variable, _, function = (leak.holder or "").partition(" in ")
+    return _at(
+        Who(who.rank, who.pid, variable or None, function.removesuffix("()") or None),
+        leak.where,
+    )
+
+
+def _at(who: Who, where: str | None) -> Who:
+    file, _, line = (where or "").rpartition(":")
+    if not line.isdigit():
+        return who
+    return msgspec.structs.replace(who, file=file, line=int(line))
+
+
+def _is_now(rank: RankFrame, said: wire.Outlook) -> bool:
+    return not rank.steps or said.step > rank.steps[-1].step
+
+
+def _tightest(devices: Sequence[DeviceReport]) -> DeviceReport | None:
+    """The device whose verdict is worst; of equals the one with the least headroom."""
+    words = (wire.OOM_AHEAD, wire.TIGHT, None, wire.FITS)
+
+    def weight(device: DeviceReport) -> tuple[int, float]:
+        forecast = device.forecast
+        if forecast is None:
+            return words.index(None), float("inf")
+        return words.index(forecast.verdict), float("inf") if forecast.headroom is None else forecast.headroom
+
+    return min(devices, key=weight, default=None)
+
+
+def _too_large(said: wire.Outlook | None, forecast: Forecast | None) -> tuple[str, int]:
+    which = "the next iteration" if said is None else f"step {units.count(said.step)}"
+    needs = said or forecast
+    if needs is None:
+        return f"{which} will not fit", 0
+    missing = -(needs.headroom or 0)
+    more = f", {units.size(missing)} more than there is" if missing > 0 else ""
+    return f"{which} needs {units.size(needs.next_peak)} in {needs.phase}{more}", max(0, missing)
+
+
+def _room(forecast: Forecast | None, otherwise: str) -> str:
+    if forecast is None or forecast.headroom is None:
+        return otherwise
+    needs = f"the next iteration needs {units.size(forecast.next_peak)} in {forecast.phase}"
+    return f"{needs}, {units.size(max(0, forecast.headroom))} is left"
+
+
+def _full(forecast: Forecast | None, steps_per_s: float | None, unix_ns: int) -> When | None:
+    if forecast is None or forecast.steps_to_oom is None:
+        return None
+    seconds = forecast.steps_to_oom / steps_per_s if steps_per_s else None
+    return When(
+        forecast.steps_to_oom,
+        None if seconds is None else round(seconds, 3),
+        None if seconds is None else round(unix_ns / 1e9 + seconds, 3),
+    )
+
+
+# ----------------------------------------------------------------------------------------------- from other verdicts
+
+
+def of_oom(report: OomReport, who: Who | None = None, unix: float | None = None) -> Answer:
+    """Of an out-of-memory: watched, from a report on disk, or from a pasted message."""
+    who = who or Who()
+    return Answer(
+        "out-of-memory",
+        report.sentence.rstrip("."),
+        who if who.file is not None or who.variable is not None else _at(who, report.where),
+        When(0, None, unix),
+        report.remedies[0].text if report.remedies else "",
+        report.reasons,
+    )
+
+
+def of_outcome(outcome: Outcome) -> Answer:
+    """Of a dry run."""
+    space = outcome.tightest
+    device = "the device" if space is None else f"{space.name} ({units.size(space.capacity)})"
+    evidence = tuple(each.title for each in outcome.findings[:EVIDENCE_MAX])
+    leak = _leak(outcome.findings)
+    failed = next((each for each in outcome.failed if not each.survived), None)
+    if failed is not None:
+        who = Who(failed.rank)
+        if failed.explained is None:
+            return Answer("out-of-memory", f"it does not fit {device}", who, evidence=evidence)
+        named = leak if failed.explained.verdict == "leak" else None
+        found = of_oom(failed.explained, _named(who, named) if named is not None else who)
+        return msgspec.structs.replace(found, what=f"it does not fit {device}; {found.what}")
+    if outcome.fits is None:
+        return Answer("unknown", outcome.unknown, evidence=evidence)
+    if outcome.fits:
+        left = "" if space is None else f", {units.size(space.margin)} left at the highest moment"
+        return Answer("ok", f"it fits {device}{left}", evidence=evidence)
+    grown = f"{grows(leak)}: " if leak is not None else ""
+    return Answer(
+        "leak",
+        f"{grown}it will not fit {device}",
+        _named(Who(), leak) if leak is not None else None,
+        None if outcome.grows_out is None else When(outcome.grows_out),
+        leak.remedy if leak is not None else "find what is kept from step to step",
+        evidence,
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- text
+
+_WORDS: dict[State, str] = {
+    "out-of-memory": "OUT OF MEMORY",
+    "ended": "ENDED",
+    "will-not-fit": "WILL NOT FIT",
+    "leak": "LEAK",
+    "tight": "TIGHT",
+    "unknown": "UNKNOWN",
+    "ok": "OK",
+}
+
+
+def line(said: Answer) -> str:
+    """One line: the state, whose, what, when, and what to do.
+
+    "LEAK · rank 3: `cache[*]` in main() grows by 4.00 MiB a step, 1.20 GiB so far (train.py:31); full in 97 steps, at
+    02:41. To do: bound `cache` …"
+    """
+    who, when = said.who, said.when
+    head = _WORDS[said.state]
+    if who is not None and who.rank is not None:
+        head += f" · rank {who.rank}"
+    text = f"{head}: {said.what}"
+    if who is not None and who.file is not None and f"{who.file}:{who.line}" not in said.what:
+        text += f" ({who.file}:{who.line})"
+    if said.state in ("leak", "tight", "ok") and when is not None and when.steps is not None:
+        at = "" if when.unix is None else f", at {_clock(when.unix, when.seconds or 0.0)}"
+        text += f"; full in {units.steps(when.steps)}{at}"
+    text += "" if text.endswith(".") else "."
+    return f"{text} To do: {said.do}." if said.do else text
+
+
+def _clock(unix: float, seconds: float) -> str:
+    """The time of day, with the date where it is more than 20 hours away."""
+    return time.strftime("%H:%M" if seconds < 72_000 else "%b %d %H:%M", time.localtime(unix))

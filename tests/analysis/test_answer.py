@@ -1,0 +1,138 @@
+"""The answer: the worst state of a job, who is to blame, when, and what to do, the same in every outlet."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from leaking import census, group, leaking
+from msgspec.structs import replace
+from synthetic import GIB, MIB, Run
+
+from gpumon.analysis import Reporter
+from gpumon.analysis.answer import NOBODY, Answer, When, Who, answer, line, worst
+from gpumon.analysis.lines import KEPT
+from gpumon.export.objects import Objects
+from gpumon.session.store import SessionStore
+from gpumon_agent import wire
+
+
+def said_of(run: Run, steps: int, *more: wire.Event) -> Answer:
+    store = SessionStore()
+    for received in run.stream(steps, host_every=1):
+        store.apply(received)
+    for event in more:
+        store.apply(run.received(event, steps))
+    frame = store.frame(run.unix_ns(steps))
+    return answer(frame, Reporter().report(frame))
+
+
+def test_nobody_is_unknown() -> None:
+    assert answer(SessionStore().frame(0), ()) == NOBODY
+    assert NOBODY.state == "unknown"
+
+
+def test_a_healthy_run_is_ok_and_says_what_is_left() -> None:
+    said = said_of(Run(total=40 * GIB), 40)
+    assert (said.state, said.when) == ("ok", None)
+    assert "is left" in said.what
+
+
+def test_without_the_room_on_the_device_it_is_unknown() -> None:
+    run, store = Run(), SessionStore()
+    for received in run.stream(40, host_every=0):
+        store.apply(received)
+    frame = store.frame(run.unix_ns(40))
+    assert answer(frame, Reporter().report(frame)).state == "unknown"
+
+
+def test_little_left_is_tight() -> None:
+    run = Run()
+    said = said_of(Run(total=run.context + run.peak(30) + 20 * MIB), 40)
+    assert said.state == "tight"
+    assert said.do
+
+
+def test_a_leak_names_the_variable_the_line_and_when_memory_is_full() -> None:
+    run = leaking(4 * MIB, census(25, group(24, bytes=24 * 4 * MIB)), total=2 * GIB)
+    store, reporter = SessionStore(), Reporter()
+    for received in run.stream(60, host_every=1):
+        store.apply(received)
+    frame = store.frame(run.unix_ns(60))
+    reports = reporter.report(frame)
+    said = answer(frame, reports)
+    found = next(each for each in reports[0].findings if each.code == "tensor-leak")
+    forecast = reports[0].devices[0].forecast
+    assert said.state == "leak"
+    assert said.who is not None
+    assert found.holder is not None
+    assert found.holder.startswith(said.who.variable or "?")
+    assert f"{said.who.file}:{said.who.line}" == found.where
+    assert said.do == found.remedy
+    assert forecast is not None
+    assert forecast.growth == KEPT
+    assert said.when is not None
+    assert said.when.steps == forecast.steps_to_oom
+    assert f"full in {forecast.steps_to_oom} steps" in line(said)
+
+
+def test_a_batch_that_will_not_fit_is_worse_than_a_leak_and_still_names_it() -> None:
+    run = leaking(4 * MIB, census(25, group(24, bytes=24 * 4 * MIB)), total=2 * GIB)
+    ahead = wire.Outlook(60, 0, run.time_ns(60), 3 * GIB, 3 * GIB, 3 * GIB, "backward", wire.OOM_AHEAD, -GIB)
+    said = said_of(run, 60, ahead)
+    assert said.state == "will-not-fit"
+    assert "1.00 GiB more than there is" in said.what
+    assert said.who is not None
+    assert said.who.variable
+
+
+def test_an_out_of_memory_that_training_survived_is_none() -> None:
+    run = Run(total=40 * GIB)
+    oom = wire.Oom(30, "forward", 0, run.time_ns(30), 9 * GIB, 40 * GIB, GIB, 30 * GIB, 31 * GIB, "CUDA …")
+    assert said_of(run, 40, oom).state == "ok"
+    assert said_of(run, 40, replace(oom, step=40)).state == "out-of-memory"
+
+
+@pytest.mark.parametrize("reason", ["finished", "exception", "signal", "lost"])
+def test_an_end_carries_its_cause(reason: str) -> None:
+    run = Run(total=40 * GIB)
+    said = said_of(run, 40, wire.Goodbye(reason, run.time_ns(40), 40, "forward", "ValueError: no"))
+    assert said.state == "ended"
+    assert "ValueError: no" in said.what
+
+
+STATES = ["out-of-memory", "ended", "will-not-fit", "leak", "tight", "unknown", "ok"]
+
+
+@pytest.mark.parametrize(("worse", "better"), pairwise(STATES))
+def test_the_worst_rank_speaks(worse: str, better: str) -> None:
+    one, other = (
+        Answer(state, "", Who(rank), bytes=1)  # type: ignore[arg-type]
+        for rank, state in enumerate((better, worse))
+    )
+    assert worst([one, other]).state == worse
+    assert worst([other, one]).state == worse
+
+
+def test_a_rank_that_finished_says_nothing_while_another_one_runs() -> None:
+    assert worst([Answer("ended", "finished"), Answer("ok", "fits")]).state == "ok"
+    assert worst([Answer("ended", "killed", bytes=1), Answer("ok", "fits")]).state == "ended"
+
+
+def test_of_two_that_leak_the_one_that_is_full_first_speaks_and_goes_on_speaking() -> None:
+    late, soon = Answer("leak", "", Who(0), When(200)), Answer("leak", "", Who(1), When(100))
+    assert worst([late, soon]) is soon
+    assert worst([late, soon], late) is late  # ranks that leak alike do not take turns
+    assert worst([late, soon], Answer("tight", "", Who(0))) is soon
+
+
+def test_json_states_it_once_and_again_when_it_changes() -> None:
+    run = leaking(4 * MIB, census(25, group(24, bytes=24 * 4 * MIB)), total=2 * GIB)
+    made = Objects()
+    said = [stated.object for received in run.stream(60, host_every=1) for stated in made.take(received)]
+    kinds = [each["type"] for each in said]
+    assert kinds[:3] == ["hello", "model", "answer"]
+    states = [(each["state"], each["who"]) for each in said if each["type"] == "answer"]
+    assert all(before != after for before, after in pairwise(states))
+    assert states[-1][0] == "leak"
+    assert len(states) < 8
