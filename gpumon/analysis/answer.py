@@ -31,6 +31,7 @@ from gpumon.session.frame import Frame, RankFrame
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
+    from gpumon.analysis.estimate.report import EstimateReport
     from gpumon.analysis.oom.report import OomReport
     from gpumon.analysis.trial import Outcome
 
@@ -305,6 +306,21 @@ def of_outcome(outcome: Outcome) -> Answer:
         leak.remedy if leak is not None else "find what is kept from step to step",
         evidence,
     )
+
+
+def of_estimate(done: EstimateReport) -> Answer:
+    """Of an estimate: without a device it is unknown whether that fits."""
+    if done.device is None or done.limits is None:
+        return Answer(
+            "unknown", f"it needs {units.size(done.needed)}", do="name a device (--device) to hear if it fits"
+        )
+    left = done.device.total - done.needed
+    what = f"it needs {units.size(done.needed)} of {done.device.name} ({units.size(done.device.total)})"
+    if done.limits.fits:
+        return Answer("ok", f"{what}, {units.size(left)} is left")
+    helps = next((each.title for each in done.remedies if each.fits), "a smaller model, or more devices")
+    more = f", {units.size(-left)} more than there is" if left < 0 else ""
+    return Answer("will-not-fit", f"{what}{more}", do=helps)
 
 
 # --------------------------------------------------------------------------------------------------------------- text

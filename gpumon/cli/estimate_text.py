@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from gpumon.analysis.answer import line, of_estimate
 from gpumon.analysis.estimate.comparing import Comparison
 from gpumon.analysis.estimate.plan import Device
 from gpumon.analysis.estimate.report import EstimateReport
@@ -23,6 +24,7 @@ def lines(done: EstimateReport) -> Iterator[str]:
     model, work = expected.model, expected.work
     frozen = model.count - model.trained_count
     trained = f", {count(model.trained_count)} of them trained" if frozen else ""
+    yield from _wrapped(line(of_estimate(done)))
     yield f"{done.subject.name}: {count(model.count)} parameters{trained}"
     yield from _how(work, expected.played.has_tokens, expected.played.forward)
     yield ""

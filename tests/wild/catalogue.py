@@ -54,7 +54,6 @@ class Case:
         return [sys.executable, *launcher, str(FOLDER / f"{self.script}.py"), *self.args]
 
 
-
 CASES = (
     Case("nanogpt", "nanogpt"),
     Case("nanogpt-accumulation", "nanogpt", ("--accumulate", "4", "--dtype", "bfloat16")),
@@ -100,40 +99,14 @@ CASES = (
     Case("diffusers-ema", "diffusers_ddpm", requires=("diffusers",)),
     Case("torchvision-classify", "vision", requires=("torchvision",)),
     Case("torchvision-segment", "vision", ("--task", "segment"), requires=("torchvision",)),
-    Case(
-        "sb3-ppo",
-        "sb3",
-        requires=("stable-baselines3", "gymnasium"),
-    ),
-    Case(
-        "sb3-dqn",
-        "sb3",
-        ("--algorithm", "dqn"),
-        requires=("stable-baselines3", "gymnasium"),
-    ),
-    Case(
-        "sb3-sac",
-        "sb3",
-        ("--algorithm", "sac"),
-        requires=("stable-baselines3", "gymnasium"),
-    ),
+    Case("sb3-ppo", "sb3", requires=("stable-baselines3", "gymnasium")),
+    Case("sb3-dqn", "sb3", ("--algorithm", "dqn"), requires=("stable-baselines3", "gymnasium")),
+    Case("sb3-sac", "sb3", ("--algorithm", "sac"), requires=("stable-baselines3", "gymnasium")),
     Case("pyg", "pyg", requires=("torch-geometric",)),
     Case("sentence-transformers", "sentence_transformer", requires=("sentence-transformers", "datasets")),
     Case("ultralytics", "yolo", requires=("ultralytics",)),
-    Case(
-        "deepspeed-zero1",
-        "deepspeed_zero",
-        ("--stage", "1"),
-        ranks=2,
-        requires=("deepspeed",),
-    ),
-    Case(
-        "deepspeed-zero2",
-        "deepspeed_zero",
-        ("--stage", "2"),
-        ranks=2,
-        requires=("deepspeed",),
-    ),
+    Case("deepspeed-zero1", "deepspeed_zero", ("--stage", "1"), ranks=2, requires=("deepspeed",)),
+    Case("deepspeed-zero2", "deepspeed_zero", ("--stage", "2"), ranks=2, requires=("deepspeed",)),
     Case("deepspeed-zero3", "deepspeed_zero", ("--stage", "3"), ranks=2, requires=("deepspeed",)),
 )
 
