@@ -31,9 +31,8 @@ NEEDED = ("hjson", "py-cpuinfo", "einops", "msgpack")  # to import DeepSpeed, be
 MIB = 1 << 20
 
 COLUMNS = {
-    "tier 0": "closed form, from config.json",
     "tier 1": "tensors and optimizer, no forward",
-    "tier 2": "traced without a GPU",
+    "tier 2": "traced without a GPU, as --config and --model --input are",
     "MemTracker": "torch.distributed._tools, fake mode",
     "accelerate": "estimate-memory's sizes, training with Adam",
     "DeepSpeed": "estimate_zero2_model_states_mem_needs, one GPU, no offload",
@@ -173,22 +172,16 @@ def tiers(names: list[str]) -> Iterator[Answer]:
     for name in names:
         case, work = CASES[name], workload(CASES[name])
 
-        def from_config(case: Any = case, work: Any = work) -> tuple[int, int]:
-            return figures(closed_form(case, work))
-
         def from_tensors(case: Any = case, work: Any = work) -> tuple[int, int]:
             module = from_module.on_meta(case.factory)
-            return figures(from_module.FromModule(module, case.factory).play(work, None).phases)
+            return figures(from_module.FromModule(module, case.factory).play(work).phases)
 
         def traced(case: Any = case, work: Any = work) -> tuple[int, int]:
             made = from_module.on_meta(case.factory)
             subject = from_module.FromModule(made, case.factory, case.batches, case.loss)
             how = {"built_on_device": case.built_on_device, "iterations": case.iterations}
-            phases, _ = subject.traced(from_module.describe(made), work, **how)
-            return figures(phases)
+            return figures(subject.traced(work, **how).phases)
 
-        if configured(case) is not None:
-            yield asked(name, "tier 0", from_config)
         yield asked(name, "tier 1", from_tensors)
         yield asked(name, "tier 2", traced)
 
@@ -211,36 +204,6 @@ def workload(case: Any) -> Any:
 
 def figures(phases: Any) -> tuple[int, int]:
     return max(phase.peak for phase in phases), max(phase.reserved for phase in phases)
-
-
-def configured(case: Any) -> Any:
-    """The configuration of a Hugging Face model."""
-    import torch
-
-    with torch.device("meta"):
-        module = case.factory()
-    return getattr(getattr(module, "net", module), "config", None) if _is_pretrained(module) else None
-
-
-def _is_pretrained(module: Any) -> bool:
-    from transformers import PreTrainedModel
-
-    return isinstance(getattr(module, "net", module), PreTrainedModel)
-
-
-def closed_form(case: Any, work: Any) -> Any:
-    from dataclasses import replace
-
-    from gpumon.analysis.estimate import families
-    from gpumon.analysis.estimate.subjects import FromConfig
-
-    config = configured(case)
-    given = case.batches(case.batch)
-    work = replace(work, sequence=given["input_ids"].shape[1], checkpointing=case.checkpointing)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.json"
-        path.write_text(config.to_json_string(use_diff=False))
-        return FromConfig(families.load(path)).play(work, None).phases
 
 
 # ---------------------------------------------------------------------------------------------------------- others
@@ -350,7 +313,7 @@ def page(truth: dict[str, Answer], answers: list[Answer], missing: dict[str, str
         " uncompiled, a Trainer does more than its functions say, and what an exception leaves behind is in none. (In"
         " a model of a few MiB a single segment of 2 MiB is several percent of reserved: so in exception-backward and"
         " hf-trainer-compile.) Of several ranks the highest is told; only our tiers know that there are several.\n",
-        "Only tiers 0 and 2, MemTracker and kitsune know a forward pass; what the others leave out is their error.\n",
+        "Only tier 2, MemTracker and kitsune know a forward pass; what the others leave out is their error.\n",
         "## In short\n",
         *summary(truth, by),
         "\n## Error of the allocated peak, scenario by scenario\n",

@@ -2,7 +2,9 @@
 
     python benchmarks/helper.py [--seconds 30] [--times 20] [--viewers 0,1,10] [--rounds 40]
 
-First, without torch: how long `Transport.start` and `close` hold up their caller, each time in a fresh process.
+First, each time in a fresh process: how long `Transport.start` and `close` hold up their caller, without torch; and the
+whole agent, in a process that has imported torch and trained three steps: `import gpumon_agent` and `watch()` until it
+returns, and what it does at exit. An installed package's bytecode is compiled already: so it is here, aside.
 
 Then a training process on the CPU does 20 steps a second of 5 phases. With each number of viewers, and with one that is
 stopped, for `--seconds` each: the helper's share of a core and its proportional set size (PSS, from
@@ -26,6 +28,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from statistics import mean, median
@@ -49,6 +52,29 @@ until = time.perf_counter_ns() - began
 began = time.perf_counter_ns()
 t.close(exits=True)
 print(json.dumps([started, until if ready else None, time.perf_counter_ns() - began]))
+"""
+AGENT = """
+import atexit, json, time
+import torch
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+optimizer = torch.optim.AdamW(model.parameters())
+def train():
+    for _ in range(3):
+        model(torch.randn(8, 16)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+train()
+began, spent = time.perf_counter_ns(), time.thread_time_ns()
+import gpumon_agent
+gpumon_agent.watch(model, optimizer)
+told = [time.perf_counter_ns() - began, time.thread_time_ns() - spent]
+train()
+import gpumon_agent.agent
+gpumon_agent.agent._agent.transport.wait_ready(30)
+began = time.perf_counter_ns()
+gpumon_agent.agent._agent._farewell._exit()
+print(json.dumps([*told, time.perf_counter_ns() - began]))
 """
 TRAINS = """
 import json, os, sys, time
@@ -106,13 +132,24 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def starts(times: int) -> None:
-    told = []
-    for _ in range(times):
-        ran = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, check=True)
-        told.append(json.loads(ran.stdout))
-    for name, figures in zip(("start returns", "viewers can attach", "close"), zip(*told, strict=True), strict=True):
-        known = sorted(each / 1e6 for each in figures if each is not None)
-        print(f"{name:<20} {median(known):7.1f} ms   most {known[-1]:7.1f} ms   ({len(known)} times)")
+    told(STARTS, ("start returns", "viewers can attach", "close"), times)
+    told(AGENT, ("watch() returns", "of it, thread's time", "exit"), times)
+
+
+def told(script: str, names: tuple[str, ...], times: int) -> None:
+    figures = []
+    with tempfile.TemporaryDirectory() as compiled:
+        environment = {**os.environ, "PYTHONPYCACHEPREFIX": compiled}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        for _ in range(times + 1):
+            ran = subprocess.run(
+                [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
+            )
+            figures.append(json.loads(ran.stdout))
+    for name, each in zip(names, zip(*figures[1:], strict=True), strict=True):  # the first one compiles
+        known = sorted(figure / 1e6 for figure in each if figure is not None)
+        least, most = known[0], known[-1]
+        print(f"{name:<22} {median(known):7.1f} ms   {least:7.1f} to {most:7.1f} ms   ({len(known)} times)")
 
 
 def spent(pid: int) -> float:

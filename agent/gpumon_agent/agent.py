@@ -304,6 +304,8 @@ class Agent:
             self._pinned = self._ask_pinned()
         if len(guard.off) != self._parts_off:
             self._parts_off = len(guard.off)
+            if "transport" in guard.off:
+                self.transport.disown()  # what is said would wait for ever
             self.transport.announce()
         if step + 1 == self._hold_after:  # a dry run has seen enough: it ends this process from here
             self._flush()

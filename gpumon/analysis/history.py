@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import NamedTuple
 
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
+
+SHAPES_MAX = 64
+"""So many shapes of a step are told; of those that have as many, some may be missing."""
 
 LOADING = (wire.LOAD,)
 """Windows that come once: what they peaked at says nothing about the next iteration."""
@@ -28,7 +32,9 @@ OPTIMIZER, EVAL, FORWARD, BACKWARD = wire.OPTIMIZER, wire.EVAL, wire.FORWARD, wi
 
 class StepPeaks(NamedTuple):
     """One step on one device. `start`: allocated as the first forward began, or backward, of a step that has no forward
-    of its own; `end`: at the end of the optimizer."""
+    of its own; `end`: at the end of the optimizer. `input_bytes`: of the largest batch, where a step accumulates the
+    gradients of several.
+    """
 
     step: int
     start: int
@@ -118,7 +124,7 @@ def look(record: StepRecord, here: Sequence[wire.Phase]) -> Looked:
             tuple(map(_phase_peak, peaks.items())),
             peaks[tallest],
             tallest,
-            closed.input_bytes,
+            _largest_batch(closed, here),
             closed.input_shapes,
             closed.skipped,
             end.reserved,
@@ -129,6 +135,19 @@ def look(record: StepRecord, here: Sequence[wire.Phase]) -> Looked:
         )
     )
     return _looked((figures, end, highest, evaluated, ran))
+
+
+def _largest_batch(closed: wire.Step, here: Sequence[wire.Phase]) -> int | None:
+    """The bytes of a step's inputs are told together, their shapes one by one: shared out by the forwards' elements."""
+    shapes, total = closed.input_shapes, closed.input_bytes
+    if not total or not 1 < len(shapes) < SHAPES_MAX:
+        return total
+    forwards = sum([phase.phase == FORWARD for phase in here])
+    if forwards < 2 or len(shapes) % forwards:
+        return total
+    each = len(shapes) // forwards
+    sizes = [sum(map(prod, shapes[at : at + each])) for at in range(0, len(shapes), each)]
+    return total * max(sizes) // sum(sizes) if any(sizes) else total
 
 
 def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:
@@ -157,7 +176,7 @@ def carried(known: StepPeaks, record: StepRecord, seen: Looked) -> StepPeaks | N
             [PhasePeak(p, peak if p == known.peak_phase else min(peak, was + moved)) for p, was in known.phases]
         ),
         peak=peak,
-        input_bytes=closed.input_bytes,
+        input_bytes=_largest_batch(closed, record.on(end.device)),
         input_shapes=closed.input_shapes,
         skipped=closed.skipped,
         reserved=end.reserved,

@@ -163,16 +163,17 @@ def command(
 def _subject(
     config: Path | None, model: str | None, batch_factory: str | None, loss: str | None, parameters: str | None
 ) -> Subject:
-    from gpumon.analysis.estimate import families
-    from gpumon.analysis.estimate.subjects import FromConfig, FromTensors
+    from gpumon.cli import user_code
 
     if config is not None:
-        return FromConfig(families.load(config))
+        return user_code.config_subject("--config", config)
     if parameters is not None:
-        return FromTensors(_shapes(Path(parameters)))
-    from gpumon.cli.user_code import module_subject
+        shapes = _shapes(Path(parameters))
+        user_code.need("--parameters with shapes", "torch")
+        from gpumon.analysis.estimate.from_module import FromTensors
 
-    return module_subject(model or "", batch_factory, loss)
+        return FromTensors.of(shapes)
+    return user_code.module_subject(model or "", batch_factory, loss)
 
 
 def _shapes(path: Path) -> Model:
@@ -290,22 +291,18 @@ def _compare(first: str, second: str, as_json: bool) -> None:
 
 def _side(named: str) -> Side:
     """A config.json or its folder, a file of shapes, or, as it says itself, a function in the user's code."""
-    from gpumon.analysis.estimate import families
     from gpumon.analysis.estimate.comparing import Side
     from gpumon.analysis.estimate.model import NotAModel
+    from gpumon.cli import user_code
 
     path = Path(named)
     if not path.exists() and ":" in named and path.suffix != ".json":
-        from gpumon.analysis.estimate.from_module import describe
-        from gpumon.cli.user_code import module_subject
-
-        return Side(describe(module_subject(named, None, None).module))
+        return Side(user_code.module_subject(named, None, None).model)
     try:
         shapes = _shapes(path) if path.is_file() else None
     except NotAModel:  # it is no set of shapes
         shapes = None
     if shapes is not None:
         return Side(shapes)
-    config = families.load(path)
-    size = config.get("vocab_size")
-    return Side(families.describe(config), size if isinstance(size, int) else None)
+    config = user_code.config_subject("--compare", path)
+    return Side(config.model, config.vocabulary)

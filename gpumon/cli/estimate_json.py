@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from gpumon.analysis.estimate.comparing import Comparison
-from gpumon.analysis.estimate.memory import PhaseBytes
 from gpumon.analysis.estimate.plan import Device
 from gpumon.analysis.estimate.report import EstimateReport
 from gpumon.analysis.estimate.sharding import Share
+from gpumon.analysis.estimate.traced import PhaseBytes
 from gpumon.analysis.estimate.workload import Workload
 from gpumon.analysis.lines import OWNERS, Lines
 
@@ -25,7 +25,7 @@ def as_object(done: EstimateReport) -> dict[str, Any]:
         "model": done.subject.name,
         "parameters": expected.model.count,
         "trainable": expected.model.trained_count,
-        "workload": _workload(expected.work, expected.played.has_tokens, expected.played.forward is not None),
+        "workload": _workload(expected.work, expected.played.has_tokens, expected.played.forward),
         "peak": high.peak,
         "peak_phase": high.phase,
         "peak_iteration": high.iteration,

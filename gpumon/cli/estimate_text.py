@@ -24,7 +24,7 @@ def lines(done: EstimateReport) -> Iterator[str]:
     frozen = model.count - model.trained_count
     trained = f", {count(model.trained_count)} of them trained" if frozen else ""
     yield f"{done.subject.name}: {count(model.count)} parameters{trained}"
-    yield from _how(work, expected.played.has_tokens, expected.played.forward is not None)
+    yield from _how(work, expected.played.has_tokens, expected.played.forward)
     yield ""
     yield _floor(done)
     yield from _need(done)
@@ -52,7 +52,7 @@ def _how(work: Workload, has_tokens: bool, forward: bool) -> Iterator[str]:
 
 
 def _floor(done: EstimateReport) -> str:
-    if done.expected.played.forward is None:
+    if not done.expected.played.forward:
         return f"floor   {size(done.floor.reserved + done.context)} with any batch: no forward is known"
     tokens = ", 1 token" if done.expected.played.has_tokens else ""
     text = f"floor   {size(done.floor.reserved + done.context)} with batch 1{tokens}"
@@ -106,24 +106,31 @@ def stage_lines(done: Sequence[EstimateReport]) -> Iterator[str]:
     """Several stages of ZeRO, one row each: every line at its own highest, and the peak of all together."""
     first = done[0].expected
     yield f"{done[0].subject.name}: {count(first.model.count)} parameters · {count(first.work.world_size)} ranks"
-    yield from _how(replace(first.work, world_size=1), first.played.has_tokens, first.played.forward is not None)
+    yield from _how(replace(first.work, world_size=1), first.played.has_tokens, first.played.forward)
     yield ""
     highest = [{name: _most(each, name) for name in OWNERS if name != "inputs"} for each in done]
     least = max(each.expected.peak for each in done) // 200  # what is less makes no difference, and no column
     names = [name for name in highest[0] if any(lines[name] > least for lines in highest)]
     unit = unit_for(max(each.expected.peak for each in done))
-    heading = "".join(_SHORT.get(name, name).rjust(FIGURE - 1) for name in (*names, "peak"))
+    heading = "".join(_SHORT.get(name, name).rjust(_STAGE) for name in (*names, "peak"))
     yield f"{unit.name:<8}{heading}"
     for each, lines_of in zip(done, highest, strict=True):
         figures = [*(lines_of[name] for name in names), each.expected.peak]
-        text = "".join((in_unit(value, unit) if value else "–").rjust(FIGURE - 1) for value in figures)
+        text = "".join((in_unit(value, unit) if value else "–").rjust(_STAGE) for value in figures)
         stage = each.expected.work.zero
         yield f"{f'ZeRO {stage}' if stage else 'DDP':<8}{text}"
     yield ""
     yield "Each line at its highest on a rank, not all at one moment. ZeRO 3 is FSDP."
 
 
-_SHORT = {"activations": "saved", "temporaries": "brief"}
+_SHORT = {
+    "activations": "saved",
+    "gradients": "grads",
+    "optimizer": "states",
+    "temporaries": "brief",
+    "workspaces": "cuBLAS",
+}
+_STAGE = 9
 
 
 def _most(done: EstimateReport, name: str) -> int:

@@ -240,20 +240,18 @@ def _tensors(parameters: Path | None, config: Path | None, model: str | None) ->
             check_shapes(shapes, parameters)
             return from_shapes(shapes, parameters.name).own, None
         if config is not None:
-            from gpumon.analysis.estimate import families
+            from gpumon.cli.user_code import config_subject
 
-            read = families.load(config)
-            heads = read.get("num_attention_heads", "n_head", "num_heads")
-            return families.describe(read).own, heads if isinstance(heads, int) else None
+            read = config_subject("--config", config)
+            return read.model.own, read.heads
     except OutOfBounds as reason:
         raise click.UsageError(str(reason)) from None
     except NotAModel as reason:
         raise click.ClickException(str(reason)) from None
     if model is not None:
-        from gpumon.analysis.estimate.from_module import describe
         from gpumon.cli.user_code import module_subject
 
-        return describe(module_subject(model, None, None).module).own, None
+        return module_subject(model, None, None).model.own, None
     return (), None
 
 

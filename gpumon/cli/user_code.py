@@ -5,11 +5,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-import itertools
 import sys
 import sysconfig
+import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,11 +20,14 @@ from gpumon.cli import exits
 from gpumon.cli.printing import say
 
 if TYPE_CHECKING:
+    from gpumon.analysis.estimate.from_config import FromConfig
     from gpumon.analysis.estimate.from_module import FromModule
+    from gpumon.analysis.estimate.workload import Workload
 
 _OURS = (str(Path(__file__).parents[1]), "<frozen ")
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
+PROGRESS_AFTER_SECONDS = 0.5
 _TOLD = (click.ClickException, click.exceptions.Exit, NotAModel)
 """What is told in a sentence: it is no failure of theirs."""
 
@@ -86,10 +88,28 @@ def _is_there(module: str) -> bool:
     return module in sys.modules or importlib.util.find_spec(module) is not None
 
 
+def need(option: str, *packages: str) -> None:
+    """Raises UsageError where one is not installed."""
+    missing = [name for name in packages if name not in sys.modules and importlib.util.find_spec(name) is None]
+    if missing:
+        named = " and ".join({"torch": "PyTorch"}.get(name, name) for name in missing)
+        raise click.UsageError(f"{option} needs {named}, which this Python lacks: pip install {' '.join(missing)}")
+
+
+def config_subject(option: str, config: Path) -> FromConfig:
+    """The model of a config.json, built by transformers. Raises NotAModel."""
+    need(option, "torch", "transformers")
+    progress = Progress("importing transformers")
+    from gpumon.analysis.estimate import from_config
+
+    subject = from_config.load(config)
+    subject.began = progress
+    return subject
+
+
 def module_subject(model: str, batch_factory: str | None, loss: str | None) -> FromModule:
     """The user's module on the meta device, with what is passed to it where `--input` names that."""
-    if importlib.util.find_spec("torch") is None:
-        raise click.UsageError("--model needs PyTorch, which this Python lacks; get it with: pip install torch")
+    need("--model", "torch")
     from gpumon.analysis.estimate import from_module
 
     factory = find("--model", model)
@@ -99,24 +119,30 @@ def module_subject(model: str, batch_factory: str | None, loss: str | None) -> F
         made = from_module.on_meta(factory)
     if not from_module.is_module(made):
         raise click.UsageError(f"{model} returned a {type(made).__name__}, and should return a torch.nn.Module")
-    if batches is not None and sys.stderr.isatty():
-        batches = _told(batches)
-    return from_module.FromModule(made, factory, batches, measure)
+    return from_module.FromModule(made, factory, batches, measure, Progress())
+
+
+class Progress:
+    """One line on a terminal's stderr: every remedy and every limit is a trace of its own."""
+
+    def __init__(self, first: str = "") -> None:
+        self._began, self._traces = time.monotonic(), 0
+        if first:
+            self._say(first)
+
+    def __call__(self, work: Workload) -> None:
+        self._traces += 1
+        if time.monotonic() - self._began > PROGRESS_AFTER_SECONDS:
+            self._say(f"tracing on the meta device: trace {self._traces}, batch {work.batch}")
+
+    @staticmethod
+    def _say(text: str) -> None:
+        if sys.stderr.isatty():
+            clear_progress()
+            say(text, nl=False, err=True)
 
 
 def clear_progress() -> None:
     """The line of a terminal that tells how far the traces are is free again."""
     if sys.stderr.isatty():
         click.echo("\r\x1b[2K", nl=False, err=True)
-
-
-def _told(batches: Callable[[int], Any]) -> Callable[[int], Any]:
-    """Every remedy and every limit is a trace of its own: a person who waits for them sees how far they are."""
-    forwards = itertools.count(1)
-
-    def told(batch: int) -> Any:
-        clear_progress()
-        say(f"tracing on the meta device: forward {next(forwards)}, batch {batch}", nl=False, err=True)
-        return batches(batch)
-
-    return told

@@ -311,6 +311,34 @@ def test_a_step_without_a_forward_has_none(watch: Any) -> None:
     assert sum(words.count("backward") for words in told) == 6
 
 
+def test_the_first_backward_needs_no_forward_if_it_has_no_parameter_of_a_model(watch: Any) -> None:
+    """Stable-Baselines3's SAC begins with the temperature."""
+    model, optimizer = build()
+    scalar = nn.Parameter(torch.zeros(()))
+    other = torch.optim.SGD([scalar], lr=0.1)
+    watch(model, optimizer)
+    for _ in range(2):
+        (scalar * 2).backward()
+        other.step()
+        iteration(model, optimizer)
+    told = [word for words in watch.words() for word in words if word not in ("load", "between")]
+    assert told == ["backward", "optimizer", "forward", "backward", "optimizer"] * 2
+
+
+def test_the_compiled_copy_of_a_model_is_its_copy(watch: Any) -> None:
+    model, optimizer = build()
+    watch(model, optimizer)
+    reference = copy.deepcopy(model).eval()
+    watch.agent.hooks.watch(reference, evaluated=True)
+    compiled = torch.compile(reference, backend="eager")
+    iteration(model, optimizer)
+    with torch.no_grad():
+        compiled(torch.ones(2, 4))
+    compiled(torch.ones(2, 4))  # a graph is recorded
+    iteration(model, optimizer)
+    assert watch.words()[1] == ["between", "eval", *STEP]
+
+
 def test_a_forward_that_nobody_saw_is_inferred(watch: Any) -> None:
     model, optimizer = build()
     watch(model, optimizer)

@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 from transformers_configs import MODELS
 
-from gpumon.analysis.estimate import families
-from gpumon.analysis.estimate.memory import Memory, PhaseBytes
-from gpumon.analysis.estimate.replay import Replay
+from gpumon.analysis.estimate import from_config
+from gpumon.analysis.estimate.simulator import Allocator
+from gpumon.analysis.estimate.traced import PhaseBytes
 from gpumon.analysis.estimate.workload import Optimizer, Workload
 from gpumon_agent import wire
 
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers builds the models")
+
 MIB = 2**20
-BERT_LARGE = families.parse(MODELS["bert-large"][0])
 ANATOMY = Workload(batch=4, sequence=512, optimizer=Optimizer.parse("adamw"))
 """Hugging Face's "anatomy of model's memory": batch 4, 512 tokens, AdamW."""
 
 
-def played(work: Workload, memory: Memory | None = None) -> list[PhaseBytes]:
-    tape = families.record(BERT_LARGE, work)
-    return Replay(families.model_of(BERT_LARGE, tape), work, tape, memory or Memory()).run()
+@pytest.fixture(scope="module")
+def bert_large() -> from_config.FromConfig:
+    return from_config.of(MODELS["bert-large"][0])
 
 
-def phase(phases: list[PhaseBytes], name: str, iteration: int) -> PhaseBytes:
+def phase(phases: Sequence[PhaseBytes], name: str, iteration: int) -> PhaseBytes:
     return next(found for found in phases if (found.phase, found.iteration) == (name, iteration))
 
 
-def test_bert_large_takes_1288_mib_of_a_device_that_has_been_touched() -> None:
+def test_bert_large_takes_1288_mib_of_a_device_that_has_been_touched(bert_large: from_config.FromConfig) -> None:
     """As Hugging Face measured it: one element first, which takes a small segment that the model's biases then use."""
-    memory = Memory()
-    memory.allocator.malloc(4)
-    before = memory.allocator.reserved
-    load = played(ANATOMY, memory)[0]
+    allocator = Allocator()
+    allocator.malloc(4)
+    before = allocator.reserved
+    load = bert_large.traced(replace(ANATOMY, batch=1), allocator=allocator).phases[0]
     assert load.reserved - before == 1288 * MIB
 
 
-def test_each_phase_of_an_adam_loop_holds_what_is_known_of_it() -> None:
-    phases = played(ANATOMY)
-    weights = families.describe(BERT_LARGE).bytes
+def test_each_phase_of_an_adam_loop_holds_what_is_known_of_it(bert_large: from_config.FromConfig) -> None:
+    phases = bert_large.play(ANATOMY).phases
+    weights = bert_large.model.bytes
 
     def held(name: str, iteration: int) -> tuple[float, ...]:
         """Weights, gradients and states at the end of a phase, in multiples of the weights."""
@@ -66,10 +69,10 @@ def test_each_phase_of_an_adam_loop_holds_what_is_known_of_it() -> None:
     ],
 )
 def test_the_anatomy_of_memory_from_todays_settings_to_those_of_2022(
-    attention: str, form: str, set_to_none: bool, peak: int, reserved: int
+    bert_large: from_config.FromConfig, attention: str, form: str, set_to_none: bool, peak: int, reserved: int
 ) -> None:
     """`peak` and `reserved` in MiB: PyTorch 2.15 on a virtual V100. docs/estimate.md tells the steps."""
     work = replace(ANATOMY, attention=attention, set_to_none=set_to_none, optimizer=Optimizer("adamw", form))
-    phases = played(work)
-    assert max(found.peak for found in phases) / MIB == pytest.approx(peak, rel=0.005)
-    assert max(found.reserved for found in phases) / MIB == pytest.approx(reserved, rel=0.025)
+    phases = bert_large.play(work).phases
+    assert max(found.peak for found in phases) / MIB == pytest.approx(peak, rel=0.001)
+    assert max(found.reserved for found in phases) / MIB == pytest.approx(reserved, rel=0.015)

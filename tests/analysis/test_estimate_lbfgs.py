@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gpumon.analysis.estimate.lbfgs import Lbfgs
-from gpumon.analysis.estimate.memory import Memory, PhaseBytes
 from gpumon.analysis.estimate.model import Model, Tensor
-from gpumon.analysis.estimate.replay import Replay
-from gpumon.analysis.estimate.traced import trace
+from gpumon.analysis.estimate.simulator import Allocator
+from gpumon.analysis.estimate.traced import PhaseBytes, Recorder, trace
 from gpumon.analysis.estimate.workload import Optimizer, Workload
 
 SHAPES = [(20_000, 300), (300,), (900, 300), (900,), (300, 900), (7, 300), (7,)]
@@ -100,7 +99,7 @@ def measure(shapes: str, small: str, cases: str, steps: str) -> None:
 
 def computed(case: str) -> list[tuple[int, int, int]]:
     """The first steps, one after the other."""
-    memory, work = Memory(), Workload(optimizer=Optimizer.parse(case))
+    memory, work = Recorder(Allocator()), Workload(optimizer=Optimizer.parse(case))
     sizes = [4 * Tensor("", shape).count for shape in SHAPES]
     for size in sizes:
         memory.take(size, "weights")
@@ -136,6 +135,8 @@ def traced() -> list[PhaseBytes]:
 def test_each_step_is_the_allocator_s_and_an_estimate_is_of_one_with_a_full_history(
     virtual_gpu: Callable[..., Any],
 ) -> None:
+    from gpumon.analysis.estimate.from_module import FromTensors
+
     run = virtual_gpu(profile="a100-40").run
     printed = run(measure, json.dumps(SHAPES), json.dumps(SMALL), json.dumps(CASES), STEPS, timeout=250).stdout
     flat = sum(4 * Tensor("", shape).count for shape in SHAPES)
@@ -146,7 +147,8 @@ def test_each_step_is_the_allocator_s_and_an_estimate_is_of_one_with_a_full_hist
         assert [pairs for *_, pairs in ours] == [pairs for *_, pairs in measured], case
         assert f"history_size={measured[-1][-1]}," in case
         tensors = tuple(Tensor(str(number), shape) for number, shape in enumerate(SHAPES))
-        full = Replay(Model("test", tensors), Workload(optimizer=Optimizer.parse(case))).run()[-1]
+        work = Workload(optimizer=Optimizer.parse(case))
+        full = FromTensors.of(Model("test", tensors)).play(work).phases[-1]
         steps = [*zip(range(1, STEPS + 1), ours, measured, strict=True), ("full", (full.peak, full.end), measured[-1])]
         for step, (peak, end, *_), (truth, left, _) in steps:
             # a line search that ends before its bracket has two ends keeps so many tensors fewer

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpumon.analysis.estimate.memory import PhaseBytes
 from gpumon.analysis.estimate.model import Model, Tensor
-from gpumon.analysis.estimate.replay import Replay
-from gpumon.analysis.estimate.stepping import state_tensors
+from gpumon.analysis.estimate.optimizers import eight_bit_states
+from gpumon.analysis.estimate.traced import PhaseBytes
 from gpumon.analysis.estimate.workload import FUSED, NO_FOREACH, OPTIMIZERS, Optimizer, Workload
 from gpumon.analysis.oom.walk import recipe_of
 
@@ -98,11 +97,13 @@ def measure(shapes: str, matrices: str, cases: str) -> None:
 
 
 def computed(case: str) -> tuple[PhaseBytes, PhaseBytes]:
+    from gpumon.analysis.estimate.from_module import FromTensors
+
     optimizer = Optimizer.parse(case)
     shapes = MATRICES if optimizer.name == "muon" else SHAPES
     sparse = optimizer.name == "sparseadam"
     tensors = tuple(Tensor(str(number), shape, sparse=sparse) for number, shape in enumerate(shapes))
-    phases = Replay(Model("test", tensors), Workload(optimizer=optimizer)).run()
+    phases = FromTensors.of(Model("test", tensors)).play(Workload(optimizer=optimizer)).phases
     return phases[0], phases[-1]
 
 
@@ -138,8 +139,7 @@ absmax1, absmax2. (qmap1 and qmap2, 1 KiB each, are the same tensors for all.)""
 
 @pytest.mark.parametrize("name", ["adam8bit", "adamw8bit"])
 def test_eight_bit_adam_keeps_what_bitsandbytes_keeps(name: str) -> None:
-    work = Workload(optimizer=Optimizer.parse(name))
-    assert {shape: tuple(state_tensors(work, Tensor("", shape))) for shape in EIGHT_BIT} == EIGHT_BIT
+    assert {shape: eight_bit_states(Tensor("", shape).count) for shape in EIGHT_BIT} == EIGHT_BIT
     recipe, _ = recipe_of(name)
     assert {shape: tuple(n for _, n in recipe.states_of(Tensor("", shape))) for shape in EIGHT_BIT} == EIGHT_BIT
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from gpumon.analysis.estimate import families
-from gpumon.analysis.estimate.replay import Replay
 from gpumon.analysis.estimate.workload import Optimizer, Workload
 
 GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 6}
@@ -80,11 +78,11 @@ def measure(config: str, modes: str) -> None:
 def test_a_rank_of_eight_peaks_as_computed(virtual_gpu: Callable[..., Any], modes: tuple[str, ...]) -> None:
     device = virtual_gpu(profile="a100-40")
     printed = device.run(measure, json.dumps(GPT2), json.dumps(modes), timeout=280).stdout.splitlines()
-    config = families.parse(GPT2)
+    from gpumon.analysis.estimate import from_config
+
+    model = from_config.of(GPT2)
     lines = [line for line in printed if line.startswith("[")]
     for mode, line in zip(modes, lines, strict=True):
         work = MODES[mode]
-        tape = families.record(config, work)
-        phases = Replay(families.model_of(config, tape), work, tape).run()
-        ours = [phase.peak for phase in phases if phase.iteration == 2 and phase.phase != "between"]
+        ours = [phase.peak for phase in model.play(work).phases if phase.iteration == 2 and phase.phase != "between"]
         assert ours == pytest.approx(json.loads(line), rel=WITHIN[mode]), mode

@@ -13,9 +13,9 @@ from scenarios.catalogue import BY_NAME
 
 from gpumon.analysis.estimate.from_module import FromModule, describe, on_meta, shared
 from gpumon.analysis.estimate.kernels import Hardware, reduction
-from gpumon.analysis.estimate.on_meta import VERSION
+from gpumon.analysis.estimate.on_meta import VERSION, Shapes
 from gpumon.analysis.estimate.simulator import MIB, Allocator, OutOfMemory
-from gpumon.analysis.estimate.traced import RANKS_TRACED, Untraceable, trace
+from gpumon.analysis.estimate.traced import RANKS_TRACED, Requests, Untraceable, trace
 from gpumon.analysis.estimate.workload import PRECISIONS, Optimizer, Workload
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -85,8 +85,9 @@ def test_a_rank_takes_and_reserves_what_it_does_on_a_device(virtual_gpu, name):
     )
     made = on_meta(case.factory)
     subject = FromModule(made, case.factory, case.batches, case.loss)
-    phases, as_rank = subject.traced(describe(made), work, built_on_device=case.built_on_device)
-    assert as_rank
+    done = subject.traced(work, built_on_device=case.built_on_device)
+    phases = done.phases
+    assert done.as_rank
     steps = [phase for phase in phases if phase.iteration]
     assert max(phase.peak for phase in steps) == pytest.approx(max(p["allocated_peak"] for p in truth), rel=0.001)
     assert max(phase.reserved for phase in steps) == pytest.approx(max(p["reserved_peak"] for p in truth), rel=0.02)
@@ -117,7 +118,7 @@ def test_a_module_that_fsdp_cannot_wrap_is_estimated_all_the_same():
 
     work = Workload(batch=4, world_size=2, zero=3)
     made = on_meta(Alone)
-    played = FromModule(made, Alone, lambda size: torch.empty(size, 64)).play(work, None)
+    played = FromModule(made, Alone, lambda size: torch.empty(size, 64)).play(work)
     assert played.phases[0].at_end.weights == 64 * 64 * 4 // 2
     assert played.gathered == "assumed"
 
@@ -161,6 +162,25 @@ def test_a_factory_that_reads_its_values_is_built_as_it_is():
 
     phases = trace(reading, lambda size: torch.randn(size, 64), Workload(batch=4))
     assert phases[0].at_end.weights == 64 * 65 * 4
+
+
+@pytest.mark.parametrize("name", ["gpt-bf16", "cnn", "sparse-embedding", "checkpointing-reentrant", "scaler-skips"])
+def test_looking_shapes_up_changes_nothing(name):
+    class Run(Shapes):
+        def run(self, func, args, kwargs):
+            return func(*args, **kwargs)
+
+    looked_up, ran = Requests(), Requests()
+    assert traced(CASES[name], requests=looked_up) == traced(CASES[name], requests=ran, shapes=Run())
+    assert looked_up == ran
+
+
+def test_replayed_requests_need_what_the_trace_reserved():
+    requests = Requests()
+    reserved = max(phase.reserved for phase in traced(CASES["gpt-fp32"], requests=requests))
+    allocated = max(phase.peak for phase in traced(CASES["gpt-fp32"]))
+    assert requests.fit(reserved)
+    assert not requests.fit(allocated - 2 * MIB)
 
 
 def test_what_the_users_functions_raise_is_theirs():

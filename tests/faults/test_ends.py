@@ -35,7 +35,11 @@ ENDINGS = {
     "atexit that trains": "import atexit; atexit.register(train)",
     "atexit that ends": "import atexit; atexit.register(os._exit, 9)",
     "a thread that trains on": "threading.Thread(target=lambda: (time.sleep(0.3), train())).start()",
-    "a daemon that trains on": "threading.Thread(target=lambda: [train() for _ in range(10**6)], daemon=True)",
+    "a daemon that steps on": """
+def steps_on():
+    while True: model(torch.ones(2, 16)).sum().backward()
+threading.Thread(target=steps_on, daemon=True).start()
+time.sleep(0.1)""",
     "an object that trains as it goes": """
 class Last:
     def __del__(self): os.write(1, b"gone")
@@ -45,6 +49,28 @@ last = Last(); last.itself = last
     "streams that are closed": "sys.stdout.close(); os.close(2)",
     "no builtins left": "import builtins; builtins.open = None",
 }
+
+
+ORDERS = {
+    "its function was registered before ours": ("atexit.register(train)\nwatch()", ""),
+    "its function was registered after ours": ("watch()", "atexit.register(train)"),
+    "a thread outlives the main one": (
+        "watch()",
+        "threading.Thread(target=lambda: (threading.main_thread().join(), train(20))).start()",
+    ),
+    "as modules are taken apart": (  # torch itself cannot train any more then
+        "watch()",
+        "class Last:\n    def __del__(self, write=os.write): write(1, b'trained')\nlast = Last(); last.itself = last",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ORDERS)
+def test_an_order_in_which_the_interpreter_ends(same: Same, how: str) -> None:
+    """The training trains on as it ends: before, after, and beside what the agent does then."""
+    before, after = ORDERS[how]
+    ran = same(f"{before}\ntrain()\n{after}")
+    assert ran.out.count("trained") == 2, ran
 
 
 @pytest.mark.parametrize("how", ENDINGS)

@@ -67,6 +67,36 @@ def test_a_file_system(same: Same, tmpfs: Path, variable: str, how: str) -> None
     same("watch()\ntrain(5)", **{variable: str(tmpfs)}, lines=1)
 
 
+@pytest.mark.parametrize("how", ["full", "missing"])
+def test_dev_shm(same: Same, how: str) -> None:
+    """A container's has 64 MB, or there is none. In a mount namespace of the training's own."""
+    if os.geteuid():
+        pytest.skip("mounting needs root")
+    ran = same(
+        f"""
+libc = ctypes.CDLL(None, use_errno=True)
+folder = b"/dev/shm" if {how!r} == "full" else b"/dev"
+assert libc.unshare(0x20000) == 0, os.strerror(ctypes.get_errno())
+assert libc.mount(b"none", b"/", None, 0x44000, None) == 0
+null = os.open("/dev/null", os.O_RDWR)
+assert libc.mount(b"tmpfs", folder, b"tmpfs", 0, b"size=8k") == 0
+if folder == b"/dev/shm":
+    try:
+        Path("/dev/shm/filling").write_bytes(bytes(1 << 20))
+    except OSError as error:
+        print(error.strerror)
+else:
+    os.mknod("/dev/null", 0o20666, os.fstat(null).st_rdev)
+    os.mknod("/dev/urandom", 0o20666, os.makedev(1, 9))
+    assert not os.path.exists("/dev/shm")
+watch()
+train(20)
+assert not WATCHED or helper()
+"""
+    )
+    assert ran.own == []
+
+
 @pytest.mark.parametrize("home", ["", "/nowhere", "/proc/1/root", "relative"])
 def test_home(same: Same, home: str) -> None:
     same("watch()\ntrain()", HOME=home, XDG_RUNTIME_DIR="", lines=1)

@@ -114,6 +114,31 @@ train(5)
     )
 
 
+@pytest.mark.parametrize("answer", ["b''", "b'\\xc1' * 500", "b'\\x96\\x01\\x02'", "b'\\x91' * 7000"])
+def test_it_answers_what_nobody_understands(same: Same, answer: str) -> None:
+    """Whole, number and CRC, and yet no answer. Soon the part that fails is off, and nothing waits for it any more."""
+    same(
+        f"""
+watch()
+train()
+if WATCHED:
+    from gpumon_agent.transport.memory import ANSWER
+    from gpumon_agent.transport.pages import Pages
+    stopped = helper()
+    os.kill(stopped, signal.SIGSTOP)
+    pages = Pages(transport()._memory, ANSWER)
+for _ in range(20):
+    if WATCHED and transport().running: pages.write({answer})
+    train(1)
+if WATCHED:
+    transport().say([b"something new"] * 100)
+    assert not transport().running and not transport()._waiting
+    os.kill(stopped, signal.SIGKILL)
+""",
+        lines=1,
+    )
+
+
 @pytest.mark.parametrize(
     "executable", ["''", "None", "'/nowhere/python'", "'/bin/true'", "'/bin/false'", "'/'", "'python'"]
 )

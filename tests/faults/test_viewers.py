@@ -87,7 +87,8 @@ def test_killed_five_hundred_times(begin: Begin) -> None:
         late.communicate()
 
 
-def test_stopped_for_long(begin: Begin) -> None:
+@pytest.mark.parametrize("seconds", [5, pytest.param(60, marks=pytest.mark.long)])
+def test_stopped_for_long(begin: Begin, seconds: int) -> None:
     """What is sent to it is dropped; the helper's memory does not grow with it."""
     with training(begin) as pid:
         stopped = [viewer(pid) for _ in range(3)]
@@ -95,7 +96,7 @@ def test_stopped_for_long(begin: Begin) -> None:
             assert each.stdout is not None
             each.stdout.readline()
             os.kill(each.pid, signal.SIGSTOP)
-        time.sleep(5)
+        time.sleep(seconds)
         for each in stopped:
             each.kill()
             each.communicate()

@@ -50,6 +50,7 @@ class Seen:
 
 @pytest.fixture
 def seen():
+    gc.collect()  # models of the tests before are no copies
     seen = Seen()
     finder = model_discovery.install(seen)
     yield seen
@@ -94,12 +95,26 @@ def test_teachers_and_losses_are_left_alone_and_an_average_is_a_copy(seen):
     teacher, model = Net(), Head()
     ema = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    assert (seen.adopted, seen.evaluated) == ([("Head", "SGD")], [])
-    train(model, optimizer)
     assert (seen.adopted, seen.evaluated) == ([("Head", "SGD")], ["Head"])
+    train(model, optimizer)
+    assert (seen.adopted, seen.evaluated) == ([("Head", "SGD")], ["Head", "Head"])
     later = torch.optim.swa_utils.AveragedModel(model)
-    assert seen.evaluated == ["Head", "Head"]
+    assert seen.evaluated == ["Head", "Head", "Head"]
     del teacher, ema, later
+
+
+def test_the_copy_in_a_policy_is_known_before_the_first_step(seen):
+    class Policy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.target = Net(), Net()
+
+        def forward(self, x):
+            return self.q(x)
+
+    policy = Policy()
+    torch.optim.SGD(policy.q.parameters(), 0.1)
+    assert seen.evaluated == ["Net"]
 
 
 def test_what_a_wrapper_holds_may_be_evaluated_by_itself(seen):

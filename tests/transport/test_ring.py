@@ -87,6 +87,19 @@ def test_records_of_any_length_go_round_the_ring(memory: Memory) -> None:
     assert reader.lost == 0
 
 
+@pytest.mark.parametrize("bit", range(128))
+def test_each_bit_of_a_records_head_is_checked(memory: Memory, bit: int) -> None:
+    """One that is believed with too high a number would end all reading: no later record is new then."""
+    writer, reader = Writer(memory), Reader(memory)
+    for number in range(20):
+        writer.put(record(number, 40))
+    memory.events[bit // 8] ^= 1 << bit % 8
+    assert reader.take() == []
+    for number in range(20, 3000):
+        writer.put(record(number, 40))
+    assert reader.take()[-1] == (2999, record(2999, 40))
+
+
 @pytest.mark.parametrize("rest", [*range(0, 80, 8), 1000, LONGEST - 8, LONGEST, LONGEST + 8, LONGEST + 16])
 def test_a_page_may_end_anywhere(memory: Memory, rest: int) -> None:
     """`rest` bytes of a page are left as records come that just fit, or just do not."""

@@ -203,7 +203,7 @@ def test_a_helper_that_dies_is_replaced_with_its_past_three_times(trainer: Train
         assert len(trainer.tell("requests")) == taken
     os.kill(helper, signal.SIGKILL)
     assert trainer.tell("until_restarted") == 0
-    assert trainer.tell("steps 5")
+    assert trainer.tell("waits") == [0, 0]
     trainer.process.kill()
     _, err = trainer.process.communicate()
     assert err == "gpumon: its helper process died again and again: nobody can watch this run any more\n"
@@ -228,6 +228,7 @@ def test_a_program_that_closes_all_descriptors_is_watched_on(trainer: Trainer) -
 def test_without_a_descriptor_training_goes_on_unwatched_with_one_line(trainer: Trainer) -> None:
     assert trainer.tell("takes_all_descriptors") == "unwatched"
     assert trainer.tell("steps 5") == 5
+    assert trainer.tell("waits") == [0, 0]
     trainer.process.kill()
     _, err = trainer.process.communicate()
     assert err.startswith("gpumon: no viewer can attach to this process: ")

@@ -90,6 +90,15 @@ class Trains:
             time.sleep(0.001)
         return not self.transport._waiting
 
+    def waits(self) -> list[int]:
+        """After all that can be said: what waits in this process for a helper."""
+        for _ in range(100):
+            self.transport.say(self.picture())
+            self.transport.write_file([b"piece"], self.step, 0)
+            self.transport.announce()
+            self.steps(1)
+        return [len(self.transport._waiting), len(self.recorder.drain())]
+
     def fork(self) -> int:
         """A child that trains on and ends as Python does. Its exit code."""
         pid = os.fork()

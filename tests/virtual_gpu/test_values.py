@@ -243,6 +243,10 @@ def test_all_is_true_so_that_what_checks_values_goes_on(virtual_gpu):
         values = torch.randn(4, 3, device="cuda")
         assert bool(torch.isfinite(values).all())
         assert bool((values > 7).all(dim=0).all())
+        assert bool(values.sum().isfinite())  # one element: no reduction
+        assert bool(torch.isfinite(values.sum()).all())
+        assert not bool(values.sum().isnan())
+        assert not bool(values.sum() > 7)
         assert not bool(torch.isnan(values).any())
         assert not (values > 7).all(dim=0).sum().item()
         assert torch.tensor([False]).cuda()[0].item() is False

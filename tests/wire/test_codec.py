@@ -40,10 +40,42 @@ def test_the_kind_of_an_event_is_its_tag_and_what_is_not_whole_has_none(event: w
             wire.kind(broken)
 
 
+OTHERS = {
+    wire.decode_event: wire.Event,
+    wire.kind: str,
+    wire.decode_received: wire.Received,
+    wire.decode_request: wire.Request,
+    wire.decode_reply: wire.Reply,
+}
+SOUND = [
+    *map(wire.encode_event, EVENTS),
+    wire.encode_received(wire.Received("ab", 1, PHASE, 3)),
+    wire.encode_asked(wire.Request("census", "ab12")),
+    wire.encode_asked(wire.Reply(True, "why")),
+]
+
+
+def others(raw: bytes) -> None:
+    for decode, kind in OTHERS.items():
+        try:
+            assert isinstance(decode(raw), kind)
+        except WireError:
+            continue
+
+
 @given(st.binary(max_size=2000))
 def test_any_bytes_are_a_packet_or_a_wire_error(raw: bytes) -> None:
     for topic in (b"", LIVE, SNAPSHOT + bytes(8)):
         assert isinstance(outcome(topic + raw), Packet | WireError)
+    others(raw)
+
+
+@given(st.sampled_from(SOUND), st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=8))
+def test_a_message_with_changed_bytes_is_one_or_a_wire_error(sound: bytes, changes: list[tuple[int, int]]) -> None:
+    raw = bytearray(sound)
+    for at, value in changes:
+        raw[at % len(raw)] = value
+    others(bytes(raw))
 
 
 @given(st.lists(st.tuples(st.integers(0, len(FRAME) - 1), st.integers(0, 255)), max_size=8))

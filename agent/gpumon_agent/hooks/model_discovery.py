@@ -6,7 +6,8 @@ optimizer and at one with parameters that no noted module owns. When an optimize
 the noted modules (those that are no other's child) which own its parameters are adopted, before the first forward.
 Teachers and losses own none of them and are left alone. What may run an evaluation by itself is told of too: a trained
 model without what is put around it for training (DistributedDataParallel), and a copy of it (an average of its
-weights), if that is there as the optimizer first steps or a module takes it as its child later.
+weights, a target network, a reference model), if that is there as the optimizer is built or first steps, or a module
+takes it as its child later.
 
 The top is not always what training calls: containers without a forward, Lightning's modules, a GAN in one module.
 So the modules below that own the same parameters are *entries* too, and so is a module that later takes an adopted
@@ -166,7 +167,7 @@ class Finder:
         if self._entries.get(id(child)) is child:
             self._enter(parent)  # a wrapper, or a larger whole
         elif self._trained:
-            self._copied(child)
+            self._copied(child, self._trained)
 
     def _enter(self, module: Module) -> None:
         if self._entries.get(id(module)) is not module:
@@ -184,7 +185,8 @@ class Finder:
         if not tops:
             self._watcher.homeless(optimizer)
             return
-        self._searches[optimizer] = [self._begin(top, parameters, optimizer) for top in tops]
+        searches = self._searches[optimizer] = [self._begin(top, parameters, optimizer) for top in tops]
+        self._look_for_copies([each for search in searches for each in search.entries])
 
     def _begin(self, top: Module, parameters: set[int], optimizer: Optimizer) -> _Search:
         search = _Search(top, parameters)
@@ -231,13 +233,16 @@ class Finder:
                     self._watcher.evaluates(each)
         if not searches:
             del self._searches[optimizer]
-            for top in self.tops():
-                for each in (top, *top._modules.values()):
-                    if each is not None:
-                        self._copied(each)
+            self._look_for_copies(self._trained)
 
-    def _copied(self, module: Module) -> None:
-        if id(module) not in self._entries and any(_is_copy(module, each) for each in _alive(self._trained)):
+    def _look_for_copies(self, of: list[weakref.ref[Module]]) -> None:
+        for top in self.tops():
+            for each in (top, *top._modules.values()):
+                if each is not None:
+                    self._copied(each, of)
+
+    def _copied(self, module: Module, of: list[weakref.ref[Module]]) -> None:
+        if id(module) not in self._entries and any(_is_copy(module, unwrapped(each)) for each in _alive(of)):
             self._watcher.evaluates(module)
 
 

@@ -163,6 +163,7 @@ class Phases:
         self._evaluated: list[int] = []  # windows of forward that none will use
         self._sure = False  # the newest forward was none of them
         self._tunes = False  # of forwards in eval mode that record a graph, the newest was one that a backward used
+        self._infers = False  # a backward had no such forward, and needed one
         self._seen = False  # forwards with a graph are seen in this run: a step without one has none
         recorder.now = (0, LOAD, opened_ns)
         self._begin_step()
@@ -309,10 +310,12 @@ class Phases:
         if not self._names:
             self._close(label, BACKWARD if gradients else BETWEEN, flags)
 
-    def engine_begins(self, look: Callable[[], object] | None = None) -> bool:
+    def engine_begins(
+        self, look: Callable[[], object] | None = None, needed: Callable[[], bool] = lambda: True
+    ) -> bool:
         """False: this call is part of a forward (a compiler traces) or of another engine call.
 
-        `look` sees the graph that it starts from.
+        `look` sees the graph that it starts from. `needed`: whether a model made it, asked until one was seen to.
         """
         thread = self._thread if get_ident() == self._owner else self._here()
         if thread.forwards or thread.engine:
@@ -324,10 +327,11 @@ class Phases:
         if self._unsure:
             self._used()
         if not self._observed and not self._names:
-            if self._seen:
-                self._close(BETWEEN, BACKWARD)
-            else:
+            self._infers = not self._seen and (self._infers or needed())
+            if self._infers:
                 self._close(FORWARD, BACKWARD, INFERRED)
+            else:
+                self._close(BETWEEN if self._loaded else LOAD, BACKWARD)
             self._loaded = True
         thread.engine = True  # last: where a signal handler raises in a line before, nobody would end it
         return True

@@ -31,6 +31,7 @@ from gpumon_agent.hooks import model_discovery
 from gpumon_agent.hooks.cuda_graphs import MAKES_GRAPHS, Graphs
 from gpumon_agent.hooks.phases import Inputs, Phases
 from gpumon_agent.hooks.tracebacks import as_without_hooks
+from gpumon_agent.ledger.graph import leads_to
 from gpumon_agent.ledger.inventory import INPUT_DEPTH_MAX, tensors_in
 from gpumon_agent.patching import Patches, around
 
@@ -240,7 +241,13 @@ class Hooks:
         if _is_below(MAKES_GRAPHS):
             return None
         look = functools.partial(self._backward_takes, (*roots, *gradients)) if self._phases.sampled else None
-        return self._phases.engine_begins(look) or None
+        return self._phases.engine_begins(look, functools.partial(self._needed_a_model, roots)) or None
+
+    def _needed_a_model(self, roots: Any) -> bool:
+        """Whether a parameter of a watched model is in this graph."""
+        modules = [module for root in self._roots.values() if (module := root.module()) is not None]
+        parameters = {id(parameter) for module in modules for parameter in module.parameters()}
+        return not parameters or leads_to(roots, parameters)
 
     def _engine_ends(self, _: Any, gradients: Any, error: BaseException | None) -> None:
         if gradients:
@@ -325,15 +332,15 @@ class Hooks:
 
     def _registered(self, parent: Module, child: Module) -> None:
         """A root gets wrapped: the wrapper's forward is the whole. Inside a compiled one nothing may stay hooked."""
-        kind = type(parent).__name__
-        if kind not in _WRAPPERS or not self._roots[id(child)].holds(child):
+        kind, inner = type(parent).__name__, self._roots[id(child)]
+        if kind not in _WRAPPERS or not inner.holds(child):
             return
         if kind == _COMPILED:
             for module in child.modules():
                 root = self._roots.pop(id(module), None)
                 if root is not None:
                     root.remove()
-        self.watch(parent)
+        self.watch(parent, evaluated=inner.evaluated)
 
     def _compiled(self, module: Module) -> None:
         root = self._roots.get(id(module))
@@ -355,6 +362,9 @@ class _Root:
         self._undo: list[Callable[[], None]] = []
         self._begins = hooks._guard.protect("forward", self._forward_begins)
         self._ends = hooks._guard.protect("forward", self._forward_ends)
+
+    def module(self) -> Module | None:
+        return self._module()
 
     def holds(self, module: Module) -> bool:
         return self._module() is module

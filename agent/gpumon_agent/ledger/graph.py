@@ -50,6 +50,7 @@ HALF = 2
 """bytes"""
 _LOOK_AT_CLOCK_EVERY = 64  # nodes
 _PLANS_MAX = 8  # of a model: graphs of other shapes (an evaluation, a last batch) take turns
+_LED_MAX = 1000  # nodes
 _NO_WEIGHTS: frozenset[int] = frozenset()
 
 
@@ -352,6 +353,20 @@ class _Placed(NamedTuple):
     around: Around | None  # of the operators that it feeds
     parameter: int | None  # id of the one that it only reshapes or casts
     cast: int | None = None  # position of the node that cast it
+
+
+def leads_to(roots: Iterable[Any], parameters: Container[int]) -> bool:
+    """Whether the graph has one of the parameters, by their ids, among the first thousand nodes or has more of them."""
+    waiting = [node for root in roots if (node := _node_of(root)) is not None]
+    seen = set(waiting)
+    while waiting and len(seen) < _LED_MAX:
+        node = waiting.pop()
+        if type(node) is _Leaf and id(node.variable) in parameters:
+            return True
+        below = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= below
+        waiting += below
+    return bool(waiting)
 
 
 def _node_of(root: object) -> Any:

@@ -104,6 +104,9 @@ class Memory:
 
         Raises OSError (EMFILE, ENFILE, ENOMEM, ENOSPC, EFBIG; ENOSYS without memfd_create(2)) and leaves nothing
         behind. It takes one descriptor; a second for a moment, if the one it got was a standard stream's.
+
+        Known limitation: a signal handler that raises at the very moment at which a call here returns leaves the
+        descriptor open. A finalizer could close it, but what a handler raises in a finalizer is lost.
         """
         if not (_is_ring(events_bytes) and _is_ring(long_bytes)):
             raise ValueError(f"no sizes of rings: {events_bytes}, {long_bytes}")

@@ -1,7 +1,8 @@
 """Two rings of records in shared memory: events, which the newest overwrite, and long messages, which nothing does.
 
 A record is [number u64, length u32, check u32, payload, zeros up to 8 bytes]. `check` is the payload's CRC-32 with the
-number as its start value, so that it covers both. Positions are bytes written since the ring's beginning, they never
+number as its start value, so that it covers both; that value has 32 bits, so the number's upper half is folded into the
+lower one. Positions are bytes written since the ring's beginning, they never
 wrap. Once a record is written its end is stored as the ring's head. A record that does not fit into the rest of its
 page (`PAGE_BYTES`) begins the next one: so each page begins with a record, and a reader that lost its place finds one.
 
@@ -115,7 +116,7 @@ class Writer:
             number = self._number
             if number != only >= 0:
                 return -1
-            check = crc32(payload, number)
+            check = crc32(payload, number ^ number >> 32)
             if self._number == number:
                 at = self._at
                 end = at + size
@@ -277,7 +278,7 @@ class _Pages:
             if number < self._next or not 0 < length <= LONGEST or end > len(page):
                 return
             payload = page[begin:end]
-            if crc32(payload, number) != check:
+            if crc32(payload, number ^ number >> 32) != check:
                 return
             self._next = number + 1
             taken.append((number, payload))

@@ -12,7 +12,6 @@ import os
 import sys
 import time
 import weakref
-from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -21,13 +20,13 @@ from typing import Any
 import msgspec
 
 from gpumon_agent import environment, wire
-from gpumon_agent.guard import pass_on, say
+from gpumon_agent.guard import is_the_users, pass_on, say
 from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.oom import blackbox
 from gpumon_agent.transport import endpoint, exit_code, messages, spawn
 from gpumon_agent.transport.memory import ANSWER, START, Memory
 from gpumon_agent.transport.pages import Pages, Status
-from gpumon_agent.transport.ring import LongWriter, Writer
+from gpumon_agent.transport.ring import LongWriter, Writer, one_thread_at_a_time
 
 _FIRST = START.offset + START.page_bytes  # the page that is written first, with a header of 16 bytes
 BOOTSTRAP = (
@@ -93,7 +92,9 @@ class Transport:
         self._answer = messages.Answer()
         self._request = self._line = 0  # the newest that was heard
         self._looked_ns = self._heard_ns = self._flushed_ns = 0
-        self._busy = allocate_lock()  # tried, never waited for: who comes meanwhile is another thread or a handler
+        self._picture_due = False  # a helper has to hear all of it
+        self._unwatched = False  # there is no helper, and there will be none
+        self._busy = False  # who comes meanwhile is another thread or a handler, and does nothing
 
     @property
     def running(self) -> bool:
@@ -107,38 +108,39 @@ class Transport:
             memory = Memory.create()
         except OSError as error:
             pass_on(error)
+            self._unwatched = True
             say(f"no viewer can attach to this process: no memory to share with the helper ({error.strerror})")
             return
         if self._begin(memory):
             _open.add(self)
-            self.say(self._picture())
-            self.tell_state()
+            self._say_all()
             self.pump(Clock(_PUMP_NS * 100))
             if environment.value("GPUMON_AWAIT_VIEWER") == "1":
                 self._await_viewer()
 
     def _begin(self, memory: Memory) -> bool:
-        number = max(self._request, self._line)
-        start = messages.Start(_path(), self.descriptor, self._answer.seq, number, self._restarts > 0)
         try:
+            number = max(self._request, self._line)
+            start = messages.Start(_path(), self.descriptor, self._answer.seq, number, self._restarts > 0)
             memory.words[START.latest] = memory.words[ANSWER.latest] = 0  # of a copy
             Pages(memory, START).write(msgspec.json.encode(start))
-            self._helper = spawn.start(BOOTSTRAP, memory.fd, environment=_environment())
+            helper = spawn.start(BOOTSTRAP, memory.fd, environment=_environment())
         except (OSError, ValueError, spawn.CannotStart) as error:
             pass_on(error)
             memory.close()
+            self._unwatched = True
             say(f"no viewer can attach to this process: {error}")
             return False
         finally:
             memory.close_descriptor()
-        self._helper_began = endpoint.start_time(self._helper)
-        self._memory = memory
-        self._events = Writer(memory, after=self._events)
-        self._long = LongWriter(memory, after=self._long)
-        self._status = Status(memory)
-        self._back = Pages(memory, ANSWER)
-        self._answer = messages.Answer(seq=self._answer.seq)  # what the helper before it was ready for is over
-        self._looked_ns = self._heard_ns = time.monotonic_ns()
+        began, now = endpoint.start_time(helper), time.monotonic_ns()
+        events, long = Writer(memory, after=self._events), LongWriter(memory, after=self._long)
+        status, back = Status(memory), Pages(memory, ANSWER)
+        answer = messages.Answer(seq=self._answer.seq)  # what the helper before it was ready for is over
+        # from here on no call: all of it, whatever a signal handler raises
+        self._helper, self._helper_began, self._memory = helper, began, memory
+        self._events, self._long, self._status, self._back = events, long, status, back
+        self._answer, self._looked_ns, self._heard_ns, self._picture_due = answer, now, now, True
         return True
 
     def _await_viewer(self) -> None:
@@ -187,18 +189,29 @@ class Transport:
 
     # --------------------------------------------------------------------------------------------- at phase boundaries
 
+    # A lock would stay taken where a signal handler raises as `acquire` returns. Between the look at `_busy` and `try`
+    # no handler runs and no thread takes over (see ring.Writer).
+
+    @one_thread_at_a_time
     def flush(self) -> None:
         """What was recorded goes out; what viewers asked for comes in."""
-        if self._memory is not None and self._busy.acquire(False):
-            try:
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            if self._memory is not None:
                 self._flush()
-            finally:
-                self._busy.release()
+            elif self._unwatched:
+                self._drain()  # outlooks learn from it all the same
+        finally:
+            self._busy = False
 
     def _flush(self) -> None:
         events, long = self._events, self._long
         assert events is not None
         assert long is not None
+        if self._picture_due:
+            self._say_all()
         for _, event in self._drain():
             try:
                 events.put(wire.encode_event(event))
@@ -238,22 +251,30 @@ class Transport:
         old = self._memory
         assert old is not None
         self._memory = None
+        try:
+            self._replace_helper(old)
+        except BaseException:
+            if self._memory is None:  # a signal handler's: the next look tries again
+                self._memory = old
+            raise
+        old.close()
+
+    def _replace_helper(self, old: Memory) -> None:
+        self._waiting.clear()
         self._restarts += 1
         if self._restarts > RESTARTS_MAX:
+            self._unwatched = True
             say("its helper process died again and again: nobody can watch this run any more")
-        else:
-            try:
-                memory = old.copied()
-            except OSError as error:
-                pass_on(error)
-                say(f"its helper process died, and there is no memory for another ({error.strerror})")
-            else:
-                if self._begin(memory):
-                    self._told_state = None
-                    self._waiting.clear()
-                    self.say(self._picture())
-                    self.tell_state()
-        old.close()
+            return
+        try:
+            memory = old.copied()
+        except OSError as error:
+            pass_on(error)
+            self._unwatched = True
+            say(f"its helper process died, and there is no memory for another ({error.strerror})")
+            return
+        if self._begin(memory):
+            self._say_all()
 
     # -------------------------------------------------------------------------------------------------- long messages
 
@@ -269,37 +290,53 @@ class Transport:
             state.descriptor = descriptor
         if state != self._told_state:
             self._told_state = state
-            self._waiting.append((messages.STATE, iter((messages.encode(state),))))
+            self._send(messages.STATE, iter((messages.encode(state),)))
+
+    def _say_all(self) -> None:
+        self._told_state = None
+        self.say(self._picture())
+        self.tell_state()
+        self._picture_due = False
 
     def say(self, events: Iterable[wire.Event | bytes | None]) -> None:
         """Parts of the picture that are new. They are encoded as there is time; None: a slice of work ends."""
-        self._waiting.append((messages.LONG, _batches(iter(events))))
+        self._send(messages.LONG, _batches(iter(events)))
 
     def write_file(self, pieces: Iterable[bytes | None], step: int, t_ns: int) -> None:
         """The helper puts them together, beside the reports of out-of-memory."""
-        self._waiting.append((messages.PIECE, _pieces(iter(pieces), step, t_ns)))
+        self._send(messages.PIECE, _pieces(iter(pieces), step, t_ns))
 
+    def _send(self, kind: int, made: Iterator[bytes | None]) -> None:
+        """Without a helper nobody would take it, and it would stay for ever."""
+        if self._memory is not None:
+            self._waiting.append((kind, made))
+
+    @one_thread_at_a_time
     def pump(self, clock: Clock) -> None:
         """As much of what waits as may take that time."""
-        if self._busy.acquire(False):
-            try:
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            if self._memory is not None:
                 self._pump(clock)
-            finally:
-                self._busy.release()
+        finally:
+            self._busy = False
 
     def _pump(self, clock: Clock) -> None:
-        """Without a helper nobody waits for it."""
         long = self._long
-        if long is None:
-            self._waiting.clear()
-            return
-        while self._waiting and not clock.over():
-            kind, made = self._waiting[0]
-            message = next(made, self)
-            if message is self:
-                self._waiting.popleft()
-            elif isinstance(message, bytes) and not long.put(kind, message):
-                self.unsent += 1
+        assert long is not None
+        try:
+            while self._waiting and not clock.over():
+                kind, made = self._waiting[0]
+                message = next(made, self)
+                if message is self:
+                    self._waiting.popleft()
+                elif isinstance(message, bytes) and not long.put(kind, message):
+                    self.unsent += 1
+        except BaseException as error:
+            self._picture_due = self._picture_due or is_the_users(error)  # what was half encoded is gone
+            raise
         long.pump(_CHUNKS)
 
 

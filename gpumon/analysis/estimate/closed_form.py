@@ -5,7 +5,7 @@ state (a formula per optimizer), DDP's buckets. Learnt, from the first complete 
 add above what stands as forward begins (activations), and what else is alive then. The peak is the largest of
 
     forward, backward:  W + B + S + buckets + held + learnt excess
-    optimizer:          W + B + G + S + buckets + held + foreach temporaries
+    optimizer:          W + B + G + S + buckets + held + foreach temporaries, or what it took, if that was more
 
 with `held` learnt at the begin of each: workspaces, rounding, gradients that are kept, outputs that live on.
 
@@ -188,7 +188,9 @@ def estimate(owners: Owned, learnt: Learnt | None, measured: Lines | None) -> Es
     sources["optimizer"] = owners.state_source
     if owners.buckets:
         sources["buckets"] = "exact"
-    if learnt is not None and owners.temporaries_source != "exact":
+    exact = temporaries is not None and owners.temporaries_source == "exact"
+    more = learnt is not None and learnt.steps > 1 and learnt.temporaries > (temporaries or 0)  # as DeepSpeed's copies
+    if learnt is not None and (more or not exact):
         temporaries, sources["temporaries"] = learnt.temporaries, "learnt"
     elif temporaries is not None:
         sources["temporaries"] = owners.temporaries_source

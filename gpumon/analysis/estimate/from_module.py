@@ -1,7 +1,7 @@
 """A torch.nn.Module as the subject of an estimate: built on the meta device, so that it has shapes and no bytes.
 
 Cost. Building the module without its weights, once: what its constructors cost, and no memory. Each trace changes its
-module, so it has a copy; a module that copying could take apart is built anew for each.
+module, so it has a copy; a module that copying could take apart is built anew for each. No workload is traced twice.
 
 Known limitations. A factory that reads values of its tensors, or loads a checkpoint, fails on the meta device.
 """
@@ -11,23 +11,31 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from gpumon.analysis.estimate.memory import PhaseBytes
 from gpumon.analysis.estimate.model import Model, Tensor
-from gpumon.analysis.estimate.plan import Played, tensors_only
-from gpumon.analysis.estimate.simulator import Allocator, OutOfMemory
-from gpumon.analysis.estimate.tape import HALF
-from gpumon.analysis.estimate.traced import shares, trace
-from gpumon.analysis.estimate.workload import EIGHT_BIT, PRECISIONS, Optimizer, Workload
+from gpumon.analysis.estimate.optimizers import eight_bit_states
+from gpumon.analysis.estimate.plan import Played
+from gpumon.analysis.estimate.simulator import OutOfMemory
+from gpumon.analysis.estimate.traced import (
+    ITERATIONS,
+    PhaseBytes,
+    Requests,
+    Untraceable,
+    shares,
+    trace,
+    without_forward,
+)
+from gpumon.analysis.estimate.workload import EIGHT_BIT, HALF, NONE, PRECISIONS, Optimizer, Workload
 from gpumon.analysis.lines import Lines
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from gpumon.analysis.estimate.on_meta import Shapes
     from gpumon.analysis.estimate.plan import Subject
 
 
@@ -101,13 +109,29 @@ def _may_lead_back(part: nn.Module) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class _Trace:
+    phases: tuple[PhaseBytes, ...]
+    requests: Requests
+    as_rank: bool  # False: of one rank of several was asked, and the module was traced alone
+
+
+def _no_shapes() -> Shapes:
+    from gpumon.analysis.estimate.on_meta import Shapes
+
+    return Shapes()
+
+
+@dataclass
 class FromModule:
-    """The module and the functions that were named with it."""
+    """The module and the functions that were named with it. `began` is called with each workload that is traced."""
 
     module: nn.Module
     factory: Callable[[], nn.Module]
     batches: Callable[[int], Any] | None = None
     loss: Callable[[Any], Any] | None = None
+    began: Callable[[Workload], object] = lambda _: None
+    shapes: Shapes = field(default_factory=_no_shapes)
+    _traces: dict[Workload, _Trace] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -117,52 +141,126 @@ class FromModule:
     def longest(self) -> int | None:
         return None
 
-    def instance(self) -> nn.Module:
+    @property
+    def model(self) -> Model:
+        return describe(self.module)
+
+    @property
+    def has_forward(self) -> bool:
+        return self.batches is not None
+
+    def instance(self, work: Workload) -> nn.Module:
         """One for a trace, which may change it."""
         copy = copied(self.module)
         return self.factory() if copy is None else copy
 
-    def play(self, work: Workload, room: int | None) -> Played:
-        """Traced where `batches` tells what the module is given; its tensors alone where not.
+    def given(self, work: Workload) -> Any:
+        """What its forward is called with."""
+        if work.embedding_on_cpu or work.kv_cache:
+            raise Untraceable("an embedding on the CPU and a cache of keys are the model's own business: build it so")
+        return () if self.batches is None else self.batches(work.batch)
+
+    def play(self, work: Workload) -> Played:
+        """Traced; without `batches` no forward is known, and nothing but gradients and the optimizer's step are.
 
         Raises traced.Untraceable, and whatever the user's functions raise.
         """
-        model = describe(self.module)
+        model, plain = self.model, traceable(work)
         if work.precision.weights == HALF:
             model = model.in_width(HALF)
-        if self.batches is None:
-            return Played(model, tensors_only(model, work, None, room), None)
-        phases, as_rank = self.traced(model, work, room)
-        highest = max(phase.reserved for phase in phases)
-        if room is not None and highest > room:
-            raise OutOfMemory(highest, room, highest, highest)
-        layers = hasattr(self.module, "gradient_checkpointing_enable")
-        return Played(model, phases, "traced", layers=layers, gathered="traced" if as_rank else "assumed")
+        forward = self.has_forward
+        if not forward:  # nor do these make a difference
+            work = replace(work, batch=1, sequence=1, checkpointing=False)
+            plain = alone(replace(plain, batch=1, sequence=1, checkpointing=False))
+        done = self.traced(plain)
+        phases = done.phases
+        if not done.as_rank:
+            plain = alone(plain)
+        if plain != work:
+            phases = shared(phases, model, plain, work)
+        if not forward:
+            phases = tuple(phase for phase in phases if phase.phase != wire.FORWARD)
+        return Played(
+            model,
+            phases,
+            done.requests if plain == work else None,
+            forward,
+            layers=hasattr(self.module, "gradient_checkpointing_enable"),
+            gathered="traced" if plain.world_size > 1 else "assumed",
+        )
 
-    def traced(
-        self, model: Model, work: Workload, room: int | None = None, **how: Any
-    ) -> tuple[tuple[PhaseBytes, ...], bool]:
-        """Its iterations by the trace of the nearest workload that can be traced; whether it was traced as a rank."""
-        plain = traceable(work)
-        build = self.factory if how.get("built_on_device") else self.instance  # a copy is no building
+    def traced(self, work: Workload, **how: Any) -> _Trace:
+        """As a rank, where PyTorch's code for ranks can wrap it; alone where not."""
+        if work not in self._traces:
+            self.began(work)
+            try:
+                self._traces[work] = self._traced(work, how)
+            except OutOfMemory:
+                raise
+            except Exception:  # DDP or FSDP cannot wrap it so; what the user's functions raise comes again
+                if work.world_size == 1:
+                    raise
+                self._traces[work] = replace(self.traced(alone(work), **how), as_rank=False)
+        return self._traces[work]
 
-        def run(plain: Workload) -> tuple[PhaseBytes, ...]:
-            allocator = Allocator(room if plain == work else None)
-            phases = trace(build, self.batches, plain, self.loss, allocator=allocator, **how)  # type: ignore[arg-type]
-            return tuple(phases) if plain == work else shared(phases, model, plain, work)
+    def _traced(self, work: Workload, how: dict[str, Any]) -> _Trace:
+        requests = Requests()
 
-        how["hardware"] = work.hardware
-        if plain.world_size == 1:
-            return run(plain), False
-        try:
-            return run(plain), True
-        except OutOfMemory:
-            raise
-        except Exception:  # noqa: BLE001 - DDP or FSDP cannot wrap it so; what the user's functions raise comes again
-            return run(replace(plain, world_size=1, zero=0, bucket_views=False, flat=False)), False
+        def build() -> nn.Module:
+            made = self.factory() if how.get("built_on_device") else self.instance(work)  # a copy is no building
+            if self.has_forward:
+                return made
+            return without_forward(made, all_sparse=work.optimizer.name == "sparseadam")
+
+        phases = trace(
+            build,
+            lambda _: self.given(work),
+            work,
+            self.loss,
+            hardware=work.hardware,
+            requests=requests,
+            shapes=self.shapes,
+            **{"iterations": 1 if work.inference else ITERATIONS, **how},
+        )
+        return _Trace(tuple(phases), requests, as_rank=True)
 
     def variants(self) -> Iterator[tuple[str, str, Subject]]:
         yield from ()
+
+
+@dataclass
+class FromTensors(FromModule):
+    """Names and shapes alone."""
+
+    tensors: Model = field(kw_only=True)
+
+    @classmethod
+    def of(cls, model: Model) -> FromTensors:
+        def factory() -> nn.Module:
+            import torch
+            from torch import nn
+
+            module = nn.Module()
+            for number, tensor in enumerate(model.own):
+                width = torch.float32 if tensor.width == 4 else torch.float16
+                parameter = nn.Parameter(torch.empty(tensor.shape, dtype=width), tensor.trainable)
+                part = nn.Module()
+                part.register_parameter("weight", parameter)
+                part.sparse = tensor.sparse
+                module.add_module(str(number), part)
+            for number, tensor in enumerate(model.buffers):
+                module.register_buffer(f"buffer{number}", torch.empty(tensor.bytes, dtype=torch.uint8))
+            return module
+
+        return cls(on_meta(factory), factory, tensors=model)
+
+    @property
+    def name(self) -> str:
+        return self.tensors.name
+
+    @property
+    def model(self) -> Model:
+        return self.tensors
 
 
 def traceable(work: Workload) -> Workload:
@@ -174,24 +272,28 @@ def traceable(work: Workload) -> Workload:
     if precision.master:
         precision = PRECISIONS[precision.name.removesuffix("-master")]
     plain = replace(work, optimizer=optimizer, precision=precision)
-    return plain if work.world_size == 1 or shares(work) else replace(plain, world_size=1, zero=0, bucket_views=False)
+    return plain if work.world_size == 1 or shares(work) else alone(plain)
+
+
+def alone(work: Workload) -> Workload:
+    """The same without other ranks."""
+    return replace(work, world_size=1, zero=0, bucket_views=False, flat=False)
 
 
 def shared(traced: Sequence[PhaseBytes], model: Model, plain: Workload, work: Workload) -> tuple[PhaseBytes, ...]:
     """The same phases with the tensors that ranks share, or another optimizer keeps, in place of those traced.
 
-    Weights, gradients and states are what `estimate.replay` has for them, with and without sharing; what was traced of
-    everything else stays. With ZeRO 3, what stands in no numbered layer is taken as gathered from its forward to its
-    backward, and with it the buffer that the newest layer was gathered into, which lives until the next one's.
+    Weights, gradients and states are computed, with and without sharing; what was traced of everything else stays. With
+    ZeRO 3, what stands in no numbered layer is taken as gathered from its forward to its backward, and with it the
+    buffer that the newest layer was gathered into, which lives until the next one's.
     """
     gathered = sum(model.units()) if work.zero == 3 and plain.zero != 3 else 0
-    before = {(p.iteration, p.phase): p for p in tensors_only(model, plain, None, None)}
-    after = {(p.iteration, p.phase): p for p in tensors_only(model, work, None, None)}
+    before = {name: max(getattr(phase.at_end, name) or 0 for phase in traced) for name in _LASTING}
+    after = _lasting(model, plain, work, before)
     phases = []
     for phase in traced:
-        at = (phase.iteration, phase.phase if phase.phase != wire.FORWARD else wire.BETWEEN)
-        at_peak = _exchanged(phase.at_peak, before[at].at_peak, after[at].at_peak)
-        at_end = _exchanged(phase.at_end, before[at].at_end, after[at].at_end)
+        at_peak = _exchanged(phase, phase.at_peak, before, after)
+        at_end = _exchanged(phase, phase.at_end, before, after)
         if gathered and phase.phase in (wire.FORWARD, wire.BACKWARD):
             at_peak = _with_buckets(at_peak, gathered)
             at_end = _with_buckets(at_end, gathered if phase.phase == wire.FORWARD else 0)
@@ -201,15 +303,41 @@ def shared(traced: Sequence[PhaseBytes], model: Model, plain: Workload, work: Wo
     return tuple(phases)
 
 
+_LASTING = ("weights", "gradients", "optimizer", "buckets")
+
+
+def _lasting(model: Model, plain: Workload, work: Workload, before: dict[str, int]) -> dict[str, int]:
+    """What one rank keeps of each line when all of it is there. `before`: what was traced without sharing."""
+    state = round(before["optimizer"] * work.precision.state / plain.precision.state)
+    if work.optimizer.eight_bit:
+        state = sum(sum(eight_bit_states(tensor.count)) for tensor in model.trained)
+    steps = not work.inference and work.optimizer.name != NONE
+    master = work.precision.master * model.trained_count if steps else 0
+    shares = {line: work.world_size if work.zero >= stage else 1 for line, stage in _STAGES.items()}
+    gradients = before["gradients"]
+    reduced = work.world_size > 1 and not work.zero and not work.inference  # in DDP's buckets
+    return {
+        "weights": -(-before["weights"] // shares["weights"]),
+        "gradients": 0 if reduced and work.bucket_views else -(-gradients // shares["gradients"]),
+        "optimizer": -(-(state + master) // shares["optimizer"]),
+        "buckets": gradients if reduced else before["buckets"],
+    }
+
+
+_STAGES = {"optimizer": 1, "gradients": 2, "weights": 3}
+"""From which stage of ZeRO on a rank has its share only."""
+
+
 def _with_buckets(lines: Lines, nbytes: int) -> Lines:
     return replace(lines, buckets=(lines.buckets or 0) + nbytes, allocated=(lines.allocated or 0) + nbytes)
 
 
-def _exchanged(lines: Lines, before: Lines, after: Lines) -> Lines:
+def _exchanged(phase: PhaseBytes, lines: Lines, before: dict[str, int], after: dict[str, int]) -> Lines:
     """`after` in place of `before`, in proportion where only a part stood (gradients in the middle of backward)."""
     changed = {}
-    for name in ("weights", "gradients", "optimizer", "buckets"):
-        mine, theirs, others = (getattr(each, name) or 0 for each in (lines, before, after))
-        changed[name] = round(mine * others / theirs) if theirs else mine + others
+    for name in _LASTING:
+        mine = getattr(lines, name) or 0
+        added = 0 if phase.phase == wire.LOAD else after[name]
+        changed[name] = round(mine * after[name] / before[name]) if before[name] else mine + added
     moved = sum(changed.values()) - sum(getattr(lines, name) or 0 for name in changed)
     return replace(lines, **changed, allocated=(lines.allocated or 0) + moved)

@@ -23,8 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gpumon.analysis.estimate.tape import FLOAT
-from gpumon.analysis.estimate.workload import Workload
+from gpumon.analysis.estimate.workload import FLOAT, Workload
 
 NAME = "lbfgs"
 _HISTORY, _ITERATIONS = 100, 20
@@ -33,7 +32,7 @@ _ALIKE = 4
 
 
 class Taking(Protocol):
-    """estimate.memory.Memory, or a trace's recorder."""
+    """A trace's recorder."""
 
     def take(self, size: int, line: str) -> Any: ...
 

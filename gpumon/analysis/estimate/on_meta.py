@@ -37,19 +37,127 @@ _FUSED_RMS_NORM = (2, 15)
 _GROUPED_EFFICIENT = VERSION >= (2, 15)  # since then it takes fewer heads of keys than of queries
 
 
+class Shapes:
+    """What operators returned, by the shapes they were given: layers are alike, and so are iterations.
+
+    PyTorch works most results out in Python, which takes ten times as long as looking them up. Kept is what operators
+    return that make new tensors or change their first argument. Views and all others are run each time.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[Any, str] = {}
+        self._known: dict[Any, Any] = {}
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What `func` returns."""
+        kind = self._kinds.get(func) or self._kinds.setdefault(func, _kind(func))
+        if kind == _RUN:
+            return func(*args, **kwargs)
+        try:
+            key = (func, *map(_alike, args), *((name, _alike(value)) for name, value in kwargs.items()))
+            if key in self._known:
+                return _made(self._known[key]) if kind == _NEW else args[0] if func._schema.returns else None
+        except (_Unlike, TypeError):  # TypeError: an argument that has no hash
+            return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if kind == _NEW and _shares(out, args):  # such as _unsafe_view, a view by another name
+            self._kinds[func] = _RUN
+        else:
+            self._known[key] = _layouts(out) if kind == _NEW else None
+        return out
+
+
+class _Unlike(Exception):
+    """A tensor of which shape, strides and type are not everything."""
+
+
+_NEW, _CHANGES, _RUN = "returns new tensors", "changes its first argument", "is run"
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _kind(func: Any) -> str:
+    name, schema = func._schema.name, func._schema
+    aliases = [argument.alias_info for argument in schema.arguments]
+    tensors = all(str(value.type) in ("Tensor", "List[Tensor]") for value in schema.returns)
+    if not name.startswith("aten::") or not tensors:
+        return _RUN
+    if not any(aliases) and not any(value.alias_info for value in schema.returns):
+        return _NEW
+    first, *others = aliases
+    elementwise = name in _ELEMENTWISE or name.startswith("aten::_foreach_")
+    return _CHANGES if first is not None and first.is_write and not any(others) and elementwise else _RUN
+
+
+_ELEMENTWISE = {
+    f"aten::{name}_"
+    for name in [
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "addcmul",
+        "addcdiv",
+        "lerp",
+        "copy",
+        "zero",
+        "fill",
+        "sqrt",
+        "neg",
+        "clamp",
+        "masked_fill",
+        "pow",
+        "sign",
+    ]
+}
+
+
+def _alike(value: Any) -> Any:
+    """What of an argument a result's layout depends on."""
+    if isinstance(value, torch.Tensor):
+        if not value.is_meta or value.layout is not torch.strided or type(value) not in _PLAIN:
+            raise _Unlike
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_alike, value))
+    return type(value), value
+
+
+def _shares(out: Any, args: Any) -> bool:
+    """Whether a result is of an argument's storage, or is no ordinary tensor on the device."""
+    made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+    if not all(each.is_meta and each.layout is torch.strided and type(each) in _PLAIN for each in made):
+        return True
+    given = {leaf.untyped_storage()._cdata for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
+    return any(each.untyped_storage()._cdata in given for each in made)
+
+
+def _layouts(out: Any) -> Any:
+    if isinstance(out, torch.Tensor):
+        return out.shape, out.stride(), out.dtype
+    return None if out is None else [_layouts(each) for each in out]
+
+
+def _made(layout: Any) -> Any:
+    if isinstance(layout, list):
+        return tuple(map(_made, layout))
+    return None if layout is None else torch.empty_strided(*layout[:2], dtype=layout[2], device=META)
+
+
 class Watch(TorchDispatchMode):  # type: ignore[misc]
-    """Tells `born(key, bytes)` and `died(key)` of every storage on the meta device, and `during(op, inputs, outputs)`
-    what else a kernel of CUDA's would allocate while it runs."""
+    """Tells `born(key, bytes, gathered)` and `died(key)` of every storage on the meta device; and `during(op, inputs,
+    outputs)` what else a kernel of CUDA's would allocate while it runs."""
 
     def __init__(
         self,
-        born: Callable[[int, int], None],
+        born: Callable[[int, int, bool], None],
         died: Callable[[int], None],
         during: Callable[[str, Sequence[Any], Sequence[Any]], None],
         larger: Callable[[str, Sequence[Any]], int | None] = lambda *_: None,
+        shapes: Shapes | None = None,
     ) -> None:
         super().__init__()
         self.born, self.died, self.during, self.larger = born, died, during, larger
+        self.shapes = Shapes() if shapes is None else shapes
         self.operator = ""  # the one that ran last
         self._alive: dict[int, weakref.ref[Any]] = {}
 
@@ -66,7 +174,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             return _ANSWERED[name](*args, **kwargs)
         if name.startswith("aten._fused_"):  # in place, and without a kernel for this device
             return None
-        out = func(*args, **kwargs)
+        out = self.shapes.run(func, args, kwargs)
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor) and leaf.device.type == "meta"]
         for tensor in made[:2] if name == _EFFICIENT else made:  # its random state is on the host
             if tensor.layout is torch.strided:  # a sparse one is made of tensors that were seen
@@ -81,7 +189,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         key = int(storage._cdata)
         if key not in self._alive:
             self._alive[key] = weakref.ref(storage, lambda _: self._gone(key))
-            self.born(key, size or storage.nbytes())
+            self.born(key, size or storage.nbytes(), False)
         return key
 
     def _gone(self, key: int) -> None:
@@ -106,7 +214,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         resize(storage, size)
         if key in self._alive and before != size:
             self.died(key)
-            self.born(key, size)
+            self.born(key, size, True)
 
 
 class _Devices(TorchFunctionMode):  # type: ignore[misc]

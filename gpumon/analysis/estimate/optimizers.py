@@ -21,6 +21,9 @@ from dataclasses import dataclass
 
 from gpumon_agent import wire
 
+EIGHT_BIT_FROM, EIGHT_BIT_BLOCK = 4096, 256
+"""bitsandbytes leaves tensors of fewer elements in fp32, and keeps one fp32 scale a block of the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -29,8 +32,6 @@ class Needs:
     state: float | None
     foreach: float | None
     loop_tensors: float | None
-    loop_held: int = 0  # of them that belong to the parameter before: variables of a loop live on
-    foreach_largest: float = 0  # of the largest tensor, beside what all of them need
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +42,20 @@ class _Rule:
     maximize: float = 0  # more of them when gradients are negated first
     loop: float | None = None  # temporaries of a loop, in tensors
     loop_decay: float = 0
-    held: int = 0  # of a loop's temporaries, those of the parameter before
-    held_maximize: int = 0  # the same when gradients are negated first
-    largest: float = 0  # of the largest tensor, in a foreach step
 
 
 _RULES = {
-    "SGD": _Rule(0, 0, decay=1, maximize=1, loop=0, loop_decay=1, held_maximize=1),
-    "Adam": _Rule(2, 1, loop=3, loop_decay=1, held=1),
-    "AdamW": _Rule(2, 1, loop=3, held=1),
-    "NAdam": _Rule(2, 1, decay=1, maximize=1, loop=3, loop_decay=1, held=1),
+    "SGD": _Rule(0, 0, decay=1, maximize=1, loop=0, loop_decay=1),
+    "Adam": _Rule(2, 1, loop=3, loop_decay=1),
+    "AdamW": _Rule(2, 1, loop=3),
+    "NAdam": _Rule(2, 1, decay=1, maximize=1, loop=3, loop_decay=1),
     "RAdam": _Rule(2, 1, loop=2, loop_decay=1),
     "Adamax": _Rule(2, 1, loop=1, loop_decay=1),
-    "Adadelta": _Rule(2, 2, decay=1, maximize=1, loop=3, loop_decay=1, held=1),
-    "Adagrad": _Rule(1, 2, loop=2, loop_decay=1, held=1),
-    "ASGD": _Rule(1, 1, maximize=1, loop=1, loop_decay=1, held_maximize=1),
-    "Rprop": _Rule(2, 1, loop=3, held_maximize=1, largest=1.25),
-    "RMSprop": _Rule(1, 1, decay=1, maximize=1, loop=2, loop_decay=1, held=1),
+    "Adadelta": _Rule(2, 2, decay=1, maximize=1, loop=3, loop_decay=1),
+    "Adagrad": _Rule(1, 2, loop=2, loop_decay=1),
+    "ASGD": _Rule(1, 1, maximize=1, loop=1, loop_decay=1),
+    "Rprop": _Rule(2, 1, loop=3),
+    "RMSprop": _Rule(1, 1, decay=1, maximize=1, loop=2, loop_decay=1),
     "Muon": _Rule(1, loop=5.03),
     "SparseAdam": _Rule(2),
     "Adafactor": _Rule(None),
@@ -93,8 +91,15 @@ def needs(optimizer: wire.Optimizer) -> Needs:
             changed = decayed or _on(settings, "nesterov")
             loop = (2 if decayed and _on(settings, "nesterov") else 1) if changed else 0
             loop += 2 if _on(settings, "maximize") else 0
-    held = max(rule.held, rule.held_maximize if _on(settings, "maximize") else 0)
-    return Needs(state, foreach, loop, held, rule.largest)
+    return Needs(state, foreach, loop)
+
+
+def eight_bit_states(count: int) -> tuple[int, ...]:
+    """Bytes that bitsandbytes' Adam keeps of a parameter of `count` elements: both moments, then their scales."""
+    if count < EIGHT_BIT_FROM:
+        return 4 * count, 4 * count
+    scales = 4 * -(-count // EIGHT_BIT_BLOCK)
+    return count, count, scales, scales
 
 
 def state_bytes(optimizer: wire.Optimizer) -> int | None:

@@ -1,12 +1,13 @@
 """What a run will need: the peak and its phase, bytes by line, what fits on a device, and what each remedy would save.
 
-Model. A `Subject` gives tensors, and a forward pass where it knows one, for any workload; `estimate.replay` plays them.
-The needed memory is the allocator's reserved bytes at their highest plus the context. Whether a workload fits is tried,
-on a simulated allocator with the device's room: it gives cached segments back before it fails, as PyTorch's does.
+Model. A `Subject` runs any workload on the meta device (estimate.traced). The needed memory is the allocator's reserved
+bytes at their highest plus the context. Whether a workload fits is tried: its requests are replayed on a simulated
+allocator with the device's room, which gives cached segments back before it fails, as PyTorch's does.
 
-Source. estimate.replay and estimate.tape; the rule of thumb is the one that is passed around: 4 bytes × 4 copies
-(weights, gradients, two moments) a parameter, activations, and 2 GB for the rest.
-Cost. One replay for the estimate, about ten for each limit, one for each remedy: 2 s for a transformer of 24 layers.
+Source. estimate.traced; the rule of thumb is the one that is passed around: 4 bytes × 4 copies (weights, gradients, two
+moments) a parameter, activations, and 2 GB for the rest.
+Cost. A trace for the estimate, one for the floor, three or four for each limit, about one for each remedy; a subject
+keeps its traces. About a third of a second each for a transformer of 24 layers.
 
 Known limitations. The context is assumed: it depends on driver and libraries as much as on the device.
 A remedy is computed alone, not with others.
@@ -20,11 +21,8 @@ from typing import Protocol
 
 from gpumon.analysis.estimate import lbfgs
 from gpumon.analysis.estimate.kernels import Hardware
-from gpumon.analysis.estimate.memory import Memory, PhaseBytes
 from gpumon.analysis.estimate.model import Model
-from gpumon.analysis.estimate.replay import Replay
-from gpumon.analysis.estimate.simulator import Allocator, OutOfMemory
-from gpumon.analysis.estimate.tape import Tape
+from gpumon.analysis.estimate.traced import PhaseBytes, Requests
 from gpumon.analysis.estimate.workload import EIGHT_BIT, FUSED, NONE, PRECISIONS, Optimizer, Workload
 from gpumon_agent import wire
 
@@ -42,8 +40,8 @@ class Subject(Protocol):
     def longest(self) -> int | None:
         """Tokens the model can be given at most; None where it does not say, or has no tokens."""
 
-    def play(self, work: Workload, room: int | None) -> Played:
-        """Load and two iterations. Raises simulator.OutOfMemory if `room` bytes are given and do not do."""
+    def play(self, work: Workload) -> Played:
+        """Load and two iterations. Raises simulator.OutOfMemory beyond what any device has."""
 
     def variants(self) -> Iterator[tuple[str, str, Subject]]:
         """(code, what was changed, the subject so changed) of changes to the model itself."""
@@ -51,16 +49,29 @@ class Subject(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a subject did. `forward`: how its forward is known ("closed form", "traced"); None: it is not."""
+    """What a subject did. `forward`: whether its forward is known. `requests`: None where parts of it are computed."""
 
     model: Model
     phases: tuple[PhaseBytes, ...]
-    forward: str | None
+    requests: Requests | None
+    forward: bool
     has_tokens: bool = False  # the sequence is the user's to choose
     tables: bool = False  # it has embeddings that are only looked up in
     layers: bool = True  # it can be checkpointed layer by layer
     kv_cache: int = 0
     gathered: str = "assumed"  # how it is known what FSDP gathers
+
+    @property
+    def reserved(self) -> int:
+        return max(phase.reserved for phase in self.phases)
+
+    def fits(self, room: int) -> bool:
+        """Whether the two iterations run in so many bytes."""
+        if self.reserved <= room:
+            return True
+        if self.requests is None or max(phase.peak for phase in self.phases) > room:
+            return False
+        return self.requests.fit(room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +114,7 @@ class Expected:
 
     @property
     def reserved(self) -> int:
-        return max(phase.reserved for phase in self.phases)
+        return self.played.reserved
 
     @property
     def steady(self) -> tuple[PhaseBytes, ...]:
@@ -138,29 +149,22 @@ class Thumb:
     off: float
 
 
-def expect(subject: Subject, work: Workload, room: int | None = None) -> Expected:
-    """Plays it. Raises simulator.OutOfMemory if `room` is given and does not do."""
-    played = subject.play(work, room)
+def expect(subject: Subject, work: Workload) -> Expected:
+    played = subject.play(work)
     return Expected(played, work, _sources(work, played))
-
-
-def tensors_only(model: Model, work: Workload, tape: Tape | None, room: int | None) -> tuple[PhaseBytes, ...]:
-    """Load, iterations of `tape` if there is one, and optimizer steps, on an allocator that has `room`."""
-    return tuple(Replay(model, work, tape, Memory(Allocator(room))).run())
 
 
 def _sources(work: Workload, played: Played) -> tuple[tuple[str, str], ...]:
     """Where each line's figure comes from."""
-    how = played.forward or "closed form"
     found = dict.fromkeys(("weights", "buffers", "gradients", "inputs", "optimizer"), "exact")
     if work.optimizer.name in EIGHT_BIT:
         found["optimizer"] = "closed form"
     found["buckets"] = played.gathered if work.zero == 3 else "exact"
-    found["temporaries"] = found["workspaces"] = how
+    found["temporaries"] = found["workspaces"] = "traced"
     if work.optimizer.name == lbfgs.NAME and lbfgs.searches(dict(work.optimizer.settings)):
         found["temporaries"] = "at most"
-    if played.forward is not None:
-        found["activations"] = how
+    if played.forward:
+        found["activations"] = "traced"
     found["rounding"] = found["reserved"] = "simulated"
     found["context"] = "assumed"
     return tuple(found.items())
@@ -168,11 +172,7 @@ def _sources(work: Workload, played: Played) -> tuple[tuple[str, str], ...]:
 
 def fits(subject: Subject, work: Workload, device: Device) -> bool:
     """Whether two iterations run on the device."""
-    try:
-        expect(subject, work, device.room)
-    except OutOfMemory:
-        return False
-    return True
+    return subject.play(work).fits(device.room)
 
 
 def largest_batch(subject: Subject, work: Workload, device: Device) -> int:
@@ -215,7 +215,7 @@ def _largest(subject: Subject, device: Device, start: int, most: int, of: Callab
 def _guess(subject: Subject, device: Device, start: int, of: Callable[[int], Workload]) -> int:
     """Where the first phase reaches the room, by a line through two sizes."""
     sizes = (start, 2 * start) if start < 4 else (start // 2, start)
-    one, two = (subject.play(of(size), None).phases for size in sizes)
+    one, two = (subject.play(of(size)).phases for size in sizes)
     found = []
     for first, second in zip(one, two, strict=True):
         each = (second.peak - first.peak) / (sizes[1] - sizes[0])
@@ -224,17 +224,14 @@ def _guess(subject: Subject, device: Device, start: int, of: Callable[[int], Wor
     return int(min(found, default=start))
 
 
-def rule_of_thumb(subject: Subject, expected: Expected) -> Thumb | None:
-    """None where no forward is known: the rule needs the activations of one sample."""
-    work = expected.work
-    if work.inference or expected.played.forward is None:
+def rule_of_thumb(expected: Expected) -> Thumb | None:
+    """None where no forward is known: the rule needs the activations."""
+    if expected.work.inference or not expected.played.forward:
         return None
-    one = expect(subject, replace(work, batch=1, accumulation=1))
-    each = max((phase.at_peak.activations or 0) for phase in one.phases)
+    activations = max((phase.at_peak.activations or 0) for phase in expected.phases)
     parameters, rest = 16 * expected.model.count, 2 * 10**9
-    total = parameters + each * work.batch + rest
-    needed = expected.reserved
-    return Thumb(total, parameters, each * work.batch, rest, total / needed - 1)
+    total = parameters + activations + rest
+    return Thumb(total, parameters, activations, rest, total / expected.reserved - 1)
 
 
 def remedies(subject: Subject, expected: Expected, device: Device | None = None) -> list[Remedy]:
@@ -249,7 +246,7 @@ def remedies(subject: Subject, expected: Expected, device: Device | None = None)
 
 def _changes(subject: Subject, expected: Expected) -> Iterator[tuple[str, str, Subject, Workload]]:
     work, played = expected.work, expected.played
-    forward = played.forward is not None
+    forward = played.forward
     if not work.inference:
         if forward and played.layers and not work.checkpointing:
             yield "checkpointing", "activation checkpointing of every layer", subject, replace(work, checkpointing=True)

@@ -47,7 +47,7 @@ def make(subject: Subject, work: Workload, device: Device | None, *, brief: bool
     least = replace(work, batch=1, accumulation=1, kv_cache=min(1, work.kv_cache))
     least = replace(least, sequence=1) if expected.played.has_tokens else least
     floor = plan.expect(subject, least)
-    thumb = plan.rule_of_thumb(subject, expected)
+    thumb = plan.rule_of_thumb(expected)
     limits = None
     if device is not None and not brief:
         limits = _limits(subject, work, device, least, expected)

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpumon.analysis.estimate.optimizers import needs
-from gpumon.analysis.estimate.stepping import EIGHT_BIT_BLOCK
+from gpumon.analysis.estimate.optimizers import EIGHT_BIT_BLOCK, needs
 from gpumon.analysis.estimate.workload import NONE, Workload
 
 

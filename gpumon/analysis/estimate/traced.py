@@ -12,6 +12,7 @@ Known limitations. PyTorch's own optimizers, eager mode. Numbers read from the d
 depend on values empty. Attention is chosen as on compute capability 8.0. cuDNN's workspaces and its fused recurrent
 layers are not modelled. With torch 2.4 the fused attention kernels have no rule for shapes, with 2.8 sparse gradients
 have none. The load is the module's tensors in order, without what initialisation takes for a moment.
+The peak of backward was too high where a large parameter is used twice (a Llama with a tied head under autocast: 7 %).
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpumon.analysis.estimate import lbfgs
 from gpumon.analysis.estimate.kernels import Hardware, kept, temporaries, uses_cublas, uses_handle
-from gpumon.analysis.estimate.memory import PhaseBytes
 from gpumon.analysis.estimate.model import NotAModel
-from gpumon.analysis.estimate.simulator import Allocator, Block
+from gpumon.analysis.estimate.simulator import Allocator, Block, OutOfMemory
 from gpumon.analysis.estimate.workload import EIGHT_BIT, NONE, OPTIMIZERS, Workload
 from gpumon.analysis.lines import Lines
 from gpumon_agent import wire
@@ -34,7 +34,7 @@ from gpumon_agent import wire
 if TYPE_CHECKING:
     import torch
 
-    from gpumon.analysis.estimate.on_meta import Watch
+    from gpumon.analysis.estimate.on_meta import Shapes, Watch
 
 ITERATIONS = 2
 RANKS_TRACED = (2, 13)
@@ -47,11 +47,46 @@ class Untraceable(NotAModel):
     """Why this workload cannot be traced, in a sentence."""
 
 
+@dataclass(frozen=True, slots=True)
+class PhaseBytes:
+    """One phase of one iteration (0: load). The lines add up to `peak` and to `end`, `rounding` included."""
+
+    phase: str
+    iteration: int
+    peak: int
+    end: int
+    at_peak: Lines
+    at_end: Lines
+    reserved: int  # at its highest
+
+
+@dataclass
+class Requests:
+    """What was asked of the allocator, in order: (bytes, stream), or the index of the request that is given back."""
+
+    made: list[tuple[int, int] | int] = field(default_factory=list)
+
+    def fit(self, room: int) -> bool:
+        """Whether an allocator with `room` bytes can serve them all."""
+        allocator = Allocator(room)
+        blocks: dict[int, Block] = {}
+        try:
+            for index, request in enumerate(self.made):
+                if isinstance(request, int):
+                    allocator.free(blocks.pop(request))
+                else:
+                    blocks[index] = allocator.malloc(*request)
+        except OutOfMemory:
+            return False
+        return True
+
+
 @dataclass(eq=False, slots=True)
 class _Storage:
     block: Block
     bytes: int
     line: str
+    request: int
     born: int
     died: int = 1 << 62
 
@@ -63,6 +98,7 @@ class Recorder:
     allocator: Allocator
     hardware: Hardware = field(default_factory=Hardware)
     keeps_workspaces: bool = False
+    requests: Requests = field(default_factory=Requests)
     phases: list[PhaseBytes] = field(default_factory=list)
     iteration: int = 0
     thread: str = ""  # forward and backward run in threads of their own, each with its cuBLAS handle
@@ -77,9 +113,9 @@ class Recorder:
     _highest: int = 0
     _moment: int = 0
 
-    def born(self, key: int, size: int) -> None:
+    def born(self, key: int, size: int, gathered: bool = False) -> None:
         if size:
-            self._alive[key] = self._take(size, "buckets" if self.stream() else self.fresh)
+            self._alive[key] = self._take(size, "buckets" if gathered or self.stream() else self.fresh)
 
     def died(self, key: int) -> None:
         storage = self._alive.pop(key, None)
@@ -99,7 +135,7 @@ class Recorder:
             self._drop(storage)
 
     def take(self, size: int, line: str) -> _Storage:
-        """As estimate.memory.Memory: what no tensor of the trace is."""
+        """What no tensor of the trace is."""
         storage = self._take(size, line)
         self._taken.add(storage)
         return storage
@@ -154,7 +190,9 @@ class Recorder:
 
     def _take(self, size: int, line: str) -> _Storage:
         self._clock += 1
-        storage = _Storage(self.allocator.malloc(size, self.stream()), size, line, self._clock)
+        made, stream = self.requests.made, self.stream()
+        storage = _Storage(self.allocator.malloc(size, stream), size, line, len(made), self._clock)
+        made.append((size, stream))
         if self.allocator.allocated > self._highest:
             self._highest, self._moment = self.allocator.allocated, self._clock
         return storage
@@ -163,6 +201,7 @@ class Recorder:
         self._clock += 1
         storage.died = self._clock
         self.allocator.free(storage.block)
+        self.requests.made.append(storage.request)
         self._dead.append(storage)
 
 
@@ -177,14 +216,16 @@ def trace(
     keeps_workspaces: bool | None = None,
     built_on_device: bool = False,
     iterations: int = ITERATIONS,
+    requests: Requests | None = None,
+    shapes: Shapes | None = None,
 ) -> list[PhaseBytes]:
     """Every phase of the load (iteration 0) and of `iterations` more.
 
     `factory()` returns the module; `batches(work.batch)`, called for each forward, returns what is passed to it: a
     tuple, a dict or a tensor. `loss` is called with the output; without it its `.loss` is taken, or else its sum.
     `keeps_workspaces`: None is what this torch does. `built_on_device`: the module's tensors are made on the device,
-    rather than moved there when it is complete. Raises Untraceable, simulator.OutOfMemory where the allocator has a
-    capacity, and what the user's functions raise.
+    rather than moved there when it is complete. `requests` is filled; `shapes` may be an earlier trace's. Raises
+    Untraceable, simulator.OutOfMemory where the allocator has a capacity, and what the user's functions raise.
     """
     _refuse(work)
     import torch
@@ -193,8 +234,8 @@ def trace(
 
     if keeps_workspaces is None:
         keeps_workspaces = on_meta.VERSION < WORKSPACES_RETURNED
-    recorder = Recorder(allocator or Allocator(), hardware or Hardware(), keeps_workspaces)
-    watch = on_meta.Watch(recorder.born, recorder.died, recorder.during, kept)
+    recorder = Recorder(allocator or Allocator(), hardware or Hardware(), keeps_workspaces, requests or Requests())
+    watch = on_meta.Watch(recorder.born, recorder.died, recorder.during, kept, shapes)
     with on_meta.as_cuda(), _ranks(work, watch) as recorder.stream:
         with watch if built_on_device else nullcontext():
             module = _prepared(_build(factory), work)
@@ -234,8 +275,6 @@ def _refuse(work: Workload) -> None:
         raise Untraceable(f"{work.optimizer.name} cannot be traced without a GPU")
     if work.precision.master:
         raise Untraceable("master weights belong to no optimizer of PyTorch's: there is nothing to trace")
-    if work.embedding_on_cpu or work.kv_cache:
-        raise Untraceable("an embedding on the CPU and a cache of keys are the model's own business: build it so")
 
 
 def _build(factory: Callable[[], torch.nn.Module]) -> torch.nn.Module:
@@ -269,7 +308,8 @@ def _prepared(module: torch.nn.Module, work: Workload) -> torch.nn.Module:
         module.to(kind)
     module.train(not work.inference)
     if work.checkpointing:
-        enable = getattr(module, "gradient_checkpointing_enable", None)
+        names = "activation_checkpointing_enable", "gradient_checkpointing_enable"  # transformers' newer name first
+        enable = next((getattr(module, name) for name in names if hasattr(module, name)), None)
         if enable is None:
             raise Untraceable("--checkpointing needs a module with gradient_checkpointing_enable()")
         enable()
@@ -300,7 +340,8 @@ class _Traced:
 
             self.module = ranks.in_buckets(self.module, work, self._filling)
         self.recorder.close(wire.LOAD)
-        if work.inference or work.optimizer.name in (NONE, lbfgs.NAME):
+        trained = any(parameter.requires_grad for parameter in self.module.parameters())
+        if work.inference or work.optimizer.name in (NONE, lbfgs.NAME) or not trained:
             return None
         return _optimizer(self.module, work)
 
@@ -369,6 +410,7 @@ def _run(run: _Traced, iterations: int) -> None:
             if work.inference:
                 with torch.no_grad(), precision():
                     output = run.forward(given)
+                recorder.name_rest("activations")  # what it returns: keys and values among it
                 recorder.close(wire.FORWARD)
                 continue
             with precision():
@@ -413,6 +455,39 @@ def _run(run: _Traced, iterations: int) -> None:
         del alive
 
 
+def without_forward(module: torch.nn.Module, all_sparse: bool) -> torch.nn.Module:
+    """A module of which no forward is known: its backward only leaves each parameter its gradient."""
+    import torch
+
+    class Gradients(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, *parameters: torch.Tensor) -> torch.Tensor:
+            ctx.parameters = parameters
+            return torch.zeros((), device="cpu")  # takes nothing of the device
+
+        @staticmethod
+        def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return tuple(gradient(parameter) for parameter in ctx.parameters)
+
+    def gradient(parameter: torch.Tensor) -> torch.Tensor:
+        if not all_sparse and id(parameter) not in sparse:
+            return torch.empty_like(parameter)
+        rows = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)  # how many are looked up is not known
+        return torch.sparse_coo_tensor(rows, parameter.new_empty(0, *parameter.shape[1:]), parameter.shape)
+
+    class Alone(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self) -> torch.Tensor:
+            trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+            return Gradients.apply(*trained) if trained else torch.zeros((), device="cpu", requires_grad=True)
+
+    sparse = {id(part.weight) for part in module.modules() if getattr(part, "sparse", False)}
+    return Alone()
+
+
 def _children_first(module: torch.nn.Module) -> Iterable[torch.nn.Module]:
     """In the order in which `Module.to` moves them."""
     for child in module.children():
@@ -430,7 +505,10 @@ def _optimizer(module: torch.nn.Module, work: Workload) -> torch.optim.Optimizer
     if work.optimizer.form == "foreach":
         settings["foreach"] = True
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    optimizer: torch.optim.Optimizer = kind(trained, **settings)
+    try:
+        optimizer: torch.optim.Optimizer = kind(trained, **settings)
+    except ValueError as reason:  # a setting's value, or Muon, which takes matrices only
+        raise Untraceable(f"torch's {OPTIMIZERS[work.optimizer.name]} refuses: {reason}") from None
     if work.optimizer.form == "fused":  # refused for this device only when it is made
         for group in optimizer.param_groups:
             group.update(fused=True, foreach=False)

@@ -6,8 +6,9 @@ import difflib
 from dataclasses import dataclass, field
 
 from gpumon.analysis.estimate.kernels import Hardware
-from gpumon.analysis.estimate.tape import FLOAT, HALF, Numbers
 from gpumon_agent import wire
+
+HALF, FLOAT = 2, 4  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +22,6 @@ class Precision:
     state: int  # bytes an element of optimizer state
     autocast: bool = False
     says: str = ""
-
-    @property
-    def numbers(self) -> Numbers:
-        return Numbers(self.weights, self.autocast)
 
 
 PRECISIONS = {

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpumon.analysis.estimate.kernels import Hardware
+from gpumon.analysis.estimate.kernels import Hardware, reduction
 from gpumon.analysis.estimate.model import Tensor
-from gpumon.analysis.estimate.stepping import EIGHT_BIT_BLOCK, EIGHT_BIT_FROM, norm_over_columns
+from gpumon.analysis.estimate.optimizers import eight_bit_states
 from gpumon.analysis.oom.standing import Event, Standing
 
-HALF, FLOAT = 2, 4
+HALF = 2
 FOREACH = "foreach"
 _A100 = Hardware()
 _MUON_ITERATIONS = 5
@@ -23,11 +23,8 @@ _MUON_ITERATIONS = 5
 
 def eight_bit(tensor: Tensor) -> list[tuple[str, int]]:
     """A byte an element and moment, and a scale a block; small tensors stay as they are."""
-    moments = ("first moment (state1)", "second moment (state2)")
-    if tensor.count < EIGHT_BIT_FROM:
-        return [(moment, FLOAT * tensor.count) for moment in moments]
-    scales = FLOAT * -(-tensor.count // EIGHT_BIT_BLOCK)
-    return [*((moment, tensor.count) for moment in moments), ("scales (absmax1)", scales), ("scales (absmax2)", scales)]
+    names = ("first moment (state1)", "second moment (state2)", "scales (absmax1)", "scales (absmax2)")
+    return list(zip(names, eight_bit_states(tensor.count), strict=False))
 
 
 def factored(tensor: Tensor) -> list[tuple[str, int]]:
@@ -92,7 +89,8 @@ def adafactor(stands: Standing, group: Sequence[Tensor], way: str) -> Iterator[E
         return
     before: list[int] = []
     for tensor in group:
-        yield from _norm(stands, tensor)
+        if len(tensor.shape) > 1:
+            yield from _norm(stands, tensor)
         yield stands.asked("estimate of the squares, then the update", tensor, tensor.bytes)
         stands.gone(*before)
         before = [tensor.bytes]
@@ -100,7 +98,10 @@ def adafactor(stands: Standing, group: Sequence[Tensor], way: str) -> Iterator[E
 
 
 def _norm(stands: Standing, tensor: Tensor) -> Iterator[Event]:
-    sizes = norm_over_columns(tensor, _A100)
+    rows, columns = tensor.shape[-2:]
+    sizes = reduction(
+        tensor.count // rows, rows, along_fastest=False, one_dimension=True, output_row=columns, hardware=_A100
+    )
     for size in sizes:
         yield stands.asked("norms over the columns, in parts", tensor, size)
     stands.gone(*sizes)

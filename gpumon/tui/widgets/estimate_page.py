@@ -41,6 +41,7 @@ class Estimated:
     word: str | None
     device: str
     why_not: str
+    ended: bool = False
 
 
 def estimated(view: View) -> Estimated:
@@ -50,7 +51,8 @@ def estimated(view: View) -> Estimated:
         return Estimated(None, (), None, None, None, "", _why_not(view))
     word = device.forecast.verdict if device.forecast else None
     name = device_name(device_of(view))
-    return Estimated(found, remarks(found, device), device.forecast, device.capacity, word, name, "")
+    ended = view.rank is not None and view.rank.status == "ended"
+    return Estimated(found, remarks(found, device), device.forecast, device.capacity, word, name, "", ended)
 
 
 def _why_not(view: View) -> str:
@@ -172,6 +174,8 @@ def _title(e: Estimated, found: Comparison, room: int) -> Line:
 
 def _verdict(e: Estimated, room: int, glyphs: Glyphs) -> list[Line]:
     f = e.forecast
+    if e.ended:
+        return [((" the run has ended: no iteration follows", "dim"),)]
     if f is None:
         return [((" the next iteration: known after the first steps", "dim"),)]
     dash = "–" if glyphs.braille else "-"

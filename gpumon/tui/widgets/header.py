@@ -63,7 +63,7 @@ def heading(view: View) -> Heading:
         who=who,
         step=newest_step(rank),
         phase=rank.heartbeat.phase if rank.heartbeat and rank.status != "ended" else None,
-        speed=pace(view.report.steps_per_s) if view.report and view.report.steps_per_s else "",
+        speed=pace(view.report.steps_per_s) if view.report and view.report.steps_per_s and not rank.goodbye else "",
         state=state,
         said=said,
         torch=hello.torch,

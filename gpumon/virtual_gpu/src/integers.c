@@ -36,6 +36,7 @@ static purpose purpose_of(const char *name, int *element, int *batch) {
     return NOTHING;
   }
   if (!strstr(name, "vectorized_elementwise_kernelILi") && !strstr(name, "unrolled_elementwise_kernelI")) return NOTHING;
+  if (strstr(name, "BinaryFunctorIbbbNS0_15binary_internal10MulFunctorIbEEEE")) return ALL;
   if (strstr(name, "WithCast")) return NOTHING; /* its operands are of other types */
   if (strstr(name, "NS0_15CUDAFunctor_addIlEE")) return ADD;
   if (strstr(name, "NS0_21CUDAFunctorOnSelf_addIlEE")) return ADD_CONSTANT;
@@ -144,7 +145,8 @@ static unsigned find(const void *kernel) {
   return at;
 }
 
-/* A reduction by `and`: `tensor.all()` is how code asks whether everything is as it should be. */
+/* A reduction by `and`, or the product of two truths: `tensor.all()` and `tensor.isfinite()`, which is such a product
+ * (x == x and |x| != inf), are how code asks whether everything is as it should be. */
 int vgpu_is_all(const void *kernel) { return known_kernels[find(kernel)].is == ALL; }
 
 int vgpu_compute(const void *kernel, unsigned inputs, void **parameters) {

@@ -25,13 +25,30 @@ _told = False  # with its rank
 
 
 def root(*modules: torch.nn.Module, trained: bool = True) -> None:
-    """Count the forwards of these; of one that is not trained (an average of the weights) all are evaluations."""
+    """Count the forwards of these. One that is not `trained` (an average of the weights) is no model of its own."""
     for module in modules:
         if trained:
-            parameters = sum(p.numel() for p in module.parameters())
-            models.append({"name": type(module).__name__, "parameters": parameters})
+            model(module)
         module.register_forward_pre_hook(_forward_begins)
         module.register_forward_hook(_forward_ended)
+
+
+def model(module: torch.nn.Module) -> None:
+    """A model that is trained: the whole, where a part of it is called."""
+    models.append({"name": type(module).__name__, "parameters": sum(p.numel() for p in module.parameters())})
+
+
+def method(module: torch.nn.Module, name: str) -> None:
+    """Count the calls of this method of a model as its forwards: training goes in there."""
+    inner = getattr(module, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _forward_begins(module, args)
+        output = inner(*args, **kwargs)
+        _forward_ended(module, args, output)
+        return output
+
+    setattr(module, name, call)
 
 
 def step() -> None:

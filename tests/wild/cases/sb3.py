@@ -33,17 +33,17 @@ class Env(gymnasium.Env):
 wide = dict(net_arch=[512, 512])
 if args.algorithm == "ppo":
     model = PPO("MlpPolicy", Env(), n_steps=24, batch_size=8, n_epochs=2, policy_kwargs=wide, device="cuda", seed=0)
-    count, steps = [model.policy], 72
+    parts, steps = [model.policy], 72
+    _count.method(model.policy, "evaluate_actions")
 elif args.algorithm == "dqn":
     model = DQN(
         "MlpPolicy", Env(), learning_starts=16, train_freq=4, batch_size=16, policy_kwargs=wide, device="cuda", seed=0
     )
-    count, steps = [model.q_net], 80
+    parts, steps = [model.q_net, model.q_net_target], 80
 else:
     model = SAC("MlpPolicy", Env(), learning_starts=8, batch_size=16, policy_kwargs=wide, device="cuda", seed=0)
-    count, steps = [model.actor, model.critic], 24
-_count.root(*count)
-if args.algorithm != "ppo":
-    _count.root(model.q_net_target if args.algorithm == "dqn" else model.critic_target, trained=False)
+    parts, steps = [model.actor, model.critic, model.critic_target], 24
+_count.model(model.policy)
+_count.root(*parts, trained=False)  # of the policy
 model.learn(total_timesteps=steps)
 _count.said(f"{model.num_timesteps} {model._n_updates} {torch.cuda.is_available()}")

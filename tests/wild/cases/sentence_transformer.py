@@ -20,13 +20,14 @@ config = transformers.BertConfig(
 transformers.BertModel(config).save_pretrained("bert")
 inner = Transformer("bert", max_seq_length=64)
 model = SentenceTransformer(modules=[inner, Pooling(384)], device="cuda")
-_count.root(model)
 
 
 def text(i):
     return " ".join(f"w{(i * 17 + j) % 1000}" for j in range(30))
 
 
+loss = MultipleNegativesRankingLoss(model)
+_count.root(loss)  # the trainer calls the loss, which has the model in it and calls it twice
 rows = datasets.Dataset.from_list([{"anchor": text(i), "positive": text(i + 1)} for i in range(16 * 12)])
 trainer = SentenceTransformerTrainer(
     model=model,
@@ -35,7 +36,7 @@ trainer = SentenceTransformerTrainer(
         disable_tqdm=True,
     ),
     train_dataset=rows,
-    loss=MultipleNegativesRankingLoss(model),
+    loss=loss,
 )  # fmt: skip
 trainer.train()
 _count.said(f"steps {trainer.state.global_step}")

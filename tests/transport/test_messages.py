@@ -1,0 +1,75 @@
+"""What the two processes write for each other: whatever is there instead, it is a message or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumon_agent import wire
+from gpumon_agent.transport import messages
+
+PART = wire.PartOff("hook", "ValueError: x", "a.py:1", 5)
+SOUND = [
+    messages.encode(messages.State((0, 1), (PART,))),
+    messages.encode(messages.Piece(3, 5, b"abc")),
+    messages.encode(messages.Answer(True, True, True, ((1, wire.Request("census", "ab12")),), ((2, "a line"),), 7)),
+    messages.encode([msgspec.Raw(wire.encode_event(wire.Notice(1, "x")))] * 3),
+    msgspec.json.encode({"path": ["/a"], "descriptor": {}, "seq": 1}),
+]
+DECODERS: tuple[Callable[[bytes], object], ...] = (
+    messages.decode_start,
+    messages.decode_state,
+    messages.decode_piece,
+    messages.decode_answer,
+    messages.decode_events,
+)
+REFUSES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What the guard of the training process and the helper's restart are for."""
+
+
+def decoded(raw: bytes) -> None:
+    for decode in DECODERS:
+        try:
+            told = decode(raw)
+        except REFUSES:
+            continue
+        if isinstance(told, list):
+            for each in told:
+                try:
+                    wire.decode_event(bytes(each))
+                except wire.WireError:
+                    continue
+        elif isinstance(told, messages.Answer):
+            for number, request in told.requests:
+                assert isinstance(number, int)
+                assert isinstance(request, wire.Request)
+            assert all(isinstance(text, str) for _, text in told.said)
+
+
+def test_what_is_sound_is_read() -> None:
+    assert messages.decode_state(SOUND[0]) == messages.State((0, 1), (PART,))
+    assert messages.decode_piece(SOUND[1]) == messages.Piece(3, 5, b"abc")
+    assert messages.decode_answer(SOUND[2]).said == ((2, "a line"),)
+    assert len(messages.decode_events(SOUND[3])) == 3
+
+
+@given(st.binary(max_size=500))
+def test_any_bytes_are_a_message_or_refused(raw: bytes) -> None:
+    decoded(raw)
+
+
+@given(st.sampled_from(SOUND), st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=8))
+def test_a_message_with_changed_bytes_is_a_message_or_refused(sound: bytes, changes: list[tuple[int, int]]) -> None:
+    raw = bytearray(sound)
+    for at, value in changes:
+        raw[at % len(raw)] = value
+    decoded(bytes(raw))
+
+
+@pytest.mark.parametrize("deep", [b"\x91", b"\x81\x01", b"[", b'{"a":'])
+def test_nesting_ends_in_a_refusal(deep: bytes) -> None:
+    decoded(deep * 60_000)
