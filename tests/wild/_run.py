@@ -151,14 +151,13 @@ def run(case: Case) -> Seen:
 
 def _both(commands: dict[str, tuple[list[str], dict[str, str]]], folder: Path) -> list[Any]:
     """Side by side: most of the time goes into importing torch, twice."""
-    running = [
-        subprocess.Popen(
-            command, env={**environment, "WILD_TRUTH": str(folder / name / "truth")}, cwd=folder / name,
-            stdout=(folder / f"{name}.out").open("w"), stderr=(folder / f"{name}.err").open("w"),
-            start_new_session=True,
-        )
-        for name, (command, environment) in commands.items()
-    ]  # fmt: skip
+    running = []
+    for name, (command, environment) in commands.items():
+        with (folder / f"{name}.out").open("w") as out, (folder / f"{name}.err").open("w") as err:
+            told = {**environment, "WILD_TRUTH": str(folder / name / "truth")}
+            running.append(
+                subprocess.Popen(command, env=told, cwd=folder / name, stdout=out, stderr=err, start_new_session=True)
+            )
     ended = []
     for name, process in zip(commands, running, strict=True):
         try:
