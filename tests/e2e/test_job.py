@@ -59,7 +59,9 @@ def test_ranks_are_listed_with_their_own_device_attached_as_one_and_a_killed_one
     assert [(agent["rank"], agent["devices"]) for agent in ranks] == [(0, ["cuda:0"]), (1, ["cuda:1"])]
 
     one = attach(job, "--json", "--rank", "1", "--steps", "1")
-    assert {json.loads(line)["rank"] for line in one.stdout.splitlines()} == {1}
+    objects = [json.loads(line) for line in one.stdout.splitlines()]
+    assert {each["rank"] for each in objects if each["type"] != "answer"} == {1}
+    assert {each["who"]["rank"] for each in objects if each["type"] == "answer"} == {1}
     none = attach(job, "--json", "--rank", "7")
     assert (none.returncode, none.stderr) == (1, "Error: no rank 7 in this job; it has 0, 1\n")
 

@@ -473,7 +473,8 @@ def without_forward(module: torch.nn.Module, all_sparse: bool) -> torch.nn.Modul
         if not all_sparse and id(parameter) not in sparse:
             return torch.empty_like(parameter)
         rows = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)  # how many are looked up is not known
-        return torch.sparse_coo_tensor(rows, parameter.new_empty(0, *parameter.shape[1:]), parameter.shape)
+        values = parameter.new_empty(0, *parameter.shape[1:])
+        return torch.sparse_coo_tensor(rows, values, parameter.shape, check_invariants=False)
 
     class Alone(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
