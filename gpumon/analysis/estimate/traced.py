@@ -27,7 +27,7 @@ from gpumon.analysis.estimate import lbfgs
 from gpumon.analysis.estimate.kernels import Hardware, kept, temporaries, uses_cublas, uses_handle
 from gpumon.analysis.estimate.model import NotAModel
 from gpumon.analysis.estimate.simulator import Allocator, Block, OutOfMemory
-from gpumon.analysis.estimate.workload import EIGHT_BIT, NONE, OPTIMIZERS, Workload
+from gpumon.analysis.estimate.workload import EIGHT_BIT, NO_FOREACH, NONE, OPTIMIZERS, Workload
 from gpumon.analysis.lines import Lines
 from gpumon_agent import wire
 
@@ -503,8 +503,8 @@ def _optimizer(module: torch.nn.Module, work: Workload) -> torch.optim.Optimizer
     if kind is None:
         raise Untraceable(f"torch {torch.__version__} has no optimizer {work.optimizer.name}")
     settings = {name: _value(text) for name, text in work.optimizer.settings}
-    if work.optimizer.form == "foreach":
-        settings["foreach"] = True
+    if work.optimizer.name not in NO_FOREACH:  # else torch chooses by the parameters' device
+        settings["foreach"] = work.optimizer.form == "foreach"
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
         optimizer: torch.optim.Optimizer = kind(trained, **settings)
