@@ -74,6 +74,6 @@ def test_the_anatomy_of_memory_from_todays_settings_to_those_of_2022(
     """`peak` and `reserved` in MiB: PyTorch 2.15 on a virtual V100. docs/estimate.md tells the steps."""
     work = replace(ANATOMY, attention=attention, set_to_none=set_to_none, optimizer=Optimizer("adamw", form))
     phases = bert_large.play(work).phases
-    # computed under torch 2.13 they are 16 MiB higher, and reserved up to 2 %
+    # traced with torch 2.13 the peak is 16 MiB higher, and reserved with eager attention 2.0 % lower
     assert max(found.peak for found in phases) / MIB == pytest.approx(peak, rel=0.003)
-    assert max(found.reserved for found in phases) / MIB == pytest.approx(reserved, rel=0.02)
+    assert max(found.reserved for found in phases) / MIB == pytest.approx(reserved, rel=0.025)
