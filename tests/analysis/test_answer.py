@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as replace_growth
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,8 @@ from synthetic import GIB, MIB, Run
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.answer import NOBODY, Answer, When, Who, answer, line, worst
-from gpumon.analysis.lines import KEPT
+from gpumon.analysis.followed import room_over_growth
+from gpumon.analysis.lines import KEPT, Growth
 from gpumon.export.objects import Objects
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
@@ -84,6 +86,29 @@ def test_a_batch_that_will_not_fit_is_worse_than_a_leak_and_still_names_it() -> 
     assert "1.00 GiB more than there is" in said.what
     assert said.who is not None
     assert said.who.variable
+
+
+def test_full_is_room_over_growth_with_the_interval_of_the_pace() -> None:
+    growth = Growth("allocated", True, 5, per_step=10.0, low=5.0, high=20.0)
+    assert room_over_growth(100, growth) == (10, 5, 20)
+    assert room_over_growth(-1, growth) == (0, 0, 0)
+    assert room_over_growth(100, replace_growth(growth, low=0.0)) == (10, 5, None)  # it may never come to that
+
+
+def test_a_leak_too_slow_for_the_peaks_to_show_has_a_time_to_full_too() -> None:
+    """4 MiB every 40th step: no trend in the forecast's window, but growth is confirmed over the whole run."""
+    run, store, reporter = Run(kept=lambda step: 4 * MIB * (step // 40), total=40 * GIB), SessionStore(), Reporter()
+    for received in run.stream(500, host_every=5):
+        store.apply(received)
+        if isinstance(received.event, wire.Step):
+            rank = store.rank(run.nonce, received.unix_ns)
+            assert rank is not None
+            (device,) = reporter.rank(rank).devices
+    forecast = device.forecast
+    assert forecast is not None
+    assert forecast.growth == KEPT
+    assert forecast.headroom is not None
+    assert forecast.steps_to_oom == pytest.approx(forecast.headroom / (4 * MIB / 40), rel=0.05)
 
 
 def test_an_out_of_memory_that_training_survived_is_none() -> None:

@@ -106,6 +106,14 @@ def test_what_makes_no_hundredth_of_a_growth_is_information_and_claims_none_of_t
     assert "MiB so far" in large.title
 
 
+@pytest.mark.parametrize(("small", "severity"), [(7, "info"), (16, "warning")])  # of 1,000: below and above 1 %
+def test_from_a_hundredth_of_a_growth_on_a_suspect_is_a_warning(small: int, severity: str) -> None:
+    one = group(30, has_graph=True, bytes=30 * small * 1024)
+    other = group(30, OUTPUTS, shape=(8, 64), bytes=30 * (1000 - small) * 1024)
+    found = history(leaking(1000 * 1024, census(32, one, other), total=40 * GIB), steps=50)[-1]
+    assert only(found, "retained-graph").severity == severity
+
+
 def test_a_tensor_that_is_concatenated_to() -> None:
     one = group(1, OUTPUTS, shape=(320, 64), bytes=40 * 4096)
     run = Run(kept=lambda step: 4096 * step, beside=lambda step: (census(40, one),) if step == 40 else ())
