@@ -18,10 +18,9 @@ from gpumon.analysis.estimating import Ledging, estimating
 from gpumon.analysis.findings import Look, retries
 from gpumon.analysis.findings.agent import parts_off
 from gpumon.analysis.findings.leaks import TAKEN
-from gpumon.analysis.followed import room_over_growth
 from gpumon.analysis.forecast import Room
-from gpumon.analysis.learnt import LEARNT_STEPS, Device, Rank, found
-from gpumon.analysis.lines import KEPT, DeviceReport, Forecast, RankReport
+from gpumon.analysis.learnt import Device, Rank, found
+from gpumon.analysis.lines import DeviceReport, Forecast, RankReport
 from gpumon.analysis.rules import RANK_SKEW
 from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon_agent import wire
@@ -283,7 +282,7 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
         read=learnt.read if learnt else None,
         composed=learnt.composed if learnt else None,
         growth=learnt.growth.growth() if learnt else (),
-        regimes=tuple(learnt.forecaster.changes) if learnt else (),
+        regimes=tuple(learnt.forecaster.foresight.changes) if learnt else (),
         asking=None if learnt is None or forecast is None else partial(_asked, rank, learnt),
     )
 
@@ -291,18 +290,12 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
 def _forecast(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None) -> Forecast | None:
     """The next iteration's, with the one verdict and the one time to full that every outlet states."""
     budget = _room(rank, learnt, driver)
-    forecast = learnt.forecaster.forecast(budget)
-    if forecast is None or budget is None or forecast.headroom is None:
+    forecast = learnt.forecaster.forecast(budget, learnt.growth.kept())
+    if forecast is None or budget is None:
         return forecast
-    peak, fragments = forecast.next_peak, learnt.foreseen.fragments
+    fragments = learnt.forecaster.fragments
     fragments.fitted = max(fragments.fitted, forecast.highest)
-    word, _ = verdict(peak, forecast.low, forecast.high, True, budget.available, None, fragments)
-    if forecast.steps_to_oom is None and (kept := learnt.growth.kept()) is not None:
-        steps, low, high = room_over_growth(forecast.headroom, kept)
-        return msgspec.structs.replace(
-            forecast, verdict=word, growth=KEPT, bytes_per_step=round(kept.per_step or 0),
-            steps_to_oom=steps, steps_to_oom_low=low, steps_to_oom_high=high,
-        )  # fmt: skip
+    word, _ = verdict(forecast.next_peak, forecast.low, forecast.high, True, budget.available, None, fragments)
     return msgspec.structs.replace(forecast, verdict=word)
 
 
@@ -317,8 +310,7 @@ def _asked(rank: RankFrame, learnt: Device, report: DeviceReport) -> tuple[Answe
         from gpumon.analysis.whatif import SHORT, answer
 
         learnt.asked_at, learnt.asked_with = newest, figures.start
-        foreseen = learnt.foreseen.catch_up(rank.steps[-LEARNT_STEPS:], learnt.index)
-        learnt.whatif = tuple(answer(rank, report, foreseen, SHORT, steps=WHATIF_STEPS))
+        learnt.whatif = tuple(answer(rank, report, learnt.forecaster.foresight, SHORT, steps=WHATIF_STEPS))
     return learnt.whatif
 
 
@@ -360,9 +352,9 @@ def _room(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None) ->
         learnt.others.read((driver.unix_ns if driver is not None else rank.host_unix_ns) / 1e9, found)
     if learnt.available is None:
         return None
-    learnt.foreseen.fragments.expandable = expandable(rank.hello.settings.values())
+    learnt.forecaster.fragments.expandable = expandable(rank.hello.settings.values())
     shrinks = learnt.others.per_step(steps_per_s(rank.steps))
-    return Room(learnt.available, learnt.foreseen.fragments.bytes, shrinks)
+    return Room(learnt.available, learnt.forecaster.fragments.bytes, shrinks)
 
 
 def _capacity(described: wire.Device | None, reading: wire.DeviceReading | None) -> int | None:

@@ -36,10 +36,7 @@ class OomAhead(Rule, frozen=True):
     closes_after: int = 10
     p_oom: float = 0.2
     steps_to_oom: int = 500  # where what is kept from step to step grows
-    steps_to_oom_by_batch: int = 20  # where what a step needs grows, as with batches sorted by length
-    steps_a_batch_grew: int = 40
     as_before: float = 1.01  # of a peak that there was room for
-    steps_to_oom_by_batch_that_long: int = 120
     least_steps_learnt: int = 3
 
 

@@ -24,12 +24,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gpumon.analysis.findings.model import FUSED
-from gpumon.analysis.foreseen import Foreseen, shared_out
+from gpumon.analysis.forecast.forecaster import shared_out
 from gpumon.analysis.history import StepPeaks, step_peaks
 from gpumon.analysis.layers import Layer, trees
 from gpumon.analysis.lines import DeviceReport
 from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
+from gpumon_agent.forecast.foresight import Foresight
 from gpumon_agent.forecast.needs import Features, features
 
 STEPS = 256
@@ -154,7 +155,7 @@ class Parts:
 def answer(
     rank: RankFrame,
     report: DeviceReport,
-    foreseen: Foreseen,
+    foresight: Foresight,
     changes: Sequence[Change] = USUAL,
     steps: int = STEPS,
 ) -> list[Answer]:
@@ -162,7 +163,7 @@ def answer(
     figures = _highest(rank, report.device, steps)
     if figures is None:
         return [Answer(change, why_not="no step was read yet") for change in changes]
-    return [_answer(rank, report, foreseen, figures, change) for change in changes]
+    return [_answer(rank, report, foresight, figures, change) for change in changes]
 
 
 def _highest(rank: RankFrame, device: int, steps: int) -> StepPeaks | None:
@@ -172,10 +173,10 @@ def _highest(rank: RankFrame, device: int, steps: int) -> StepPeaks | None:
     return max(settled, key=lambda figures: figures.peak, default=None)
 
 
-def _answer(rank: RankFrame, report: DeviceReport, foreseen: Foreseen, figures: StepPeaks, change: Change) -> Answer:
+def _answer(rank: RankFrame, report: DeviceReport, foresight: Foresight, figures: StepPeaks, change: Change) -> Answer:
     try:
         parts = _taken_apart(report, figures)
-        parts = _other_batch(rank, report, foreseen, figures, parts, change)
+        parts = _other_batch(rank, report, foresight, figures, parts, change)
         for apply in (_checkpointed, _bf16, _fused, _bucket_views, _zero, _accumulated):
             parts = apply(rank, report, parts, change)
     except Untold as why:
@@ -238,7 +239,7 @@ def _taken_apart(report: DeviceReport, figures: StepPeaks) -> Parts:
 
 
 def _other_batch(
-    rank: RankFrame, report: DeviceReport, foreseen: Foreseen, figures: StepPeaks, parts: Parts, change: Change
+    rank: RankFrame, report: DeviceReport, foresight: Foresight, figures: StepPeaks, parts: Parts, change: Change
 ) -> Parts:
     """Batch and sequence, and a micro-batch's share of the batch."""
     factor, length = change.batch / change.accumulate, change.sequence
@@ -256,7 +257,7 @@ def _other_batch(
     notes = parts.notes
     grown = factor * length - 1
     start = parts.start + parts.inputs * grown
-    learnt = foreseen.foresight.needs((False, tuple(map(len, first))), then) if then is not None else None
+    learnt = foresight.needs((False, tuple(map(len, first))), then) if then is not None else None
     if learnt is not None and then is not None and learnt[2].batches >= NEW_BATCHES:
         f, backward, forward = learnt
         d = parts.more.expected if backward is None else backward - f
