@@ -127,7 +127,7 @@ class Finding:
 
     code: str
     severity: str
-    step: int | None  # since which
+    step: int | None  # since which; None where the run's history does not tell
     title: str
     bytes: int | None = None
     bytes_per_step: int | None = None

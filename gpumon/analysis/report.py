@@ -8,6 +8,7 @@ kept as long as both stay (and no census or checkpoint comes in between).
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from gpumon.analysis.forecast import Room
 from gpumon.analysis.learnt import Device, Rank, after, found
 from gpumon.analysis.lines import KEPT, DeviceReport, Forecast, RankReport
 from gpumon.analysis.rules import RANK_SKEW
+from gpumon.analysis.tracker import RULES
 from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon_agent import wire
 from gpumon_agent.forecast.verdict import expandable, verdict
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 PACE_STEPS = 20
 """Steps the pace is taken over."""
+
+MET_STEPS = max(rule.opens_after for rule in RULES.values())
+"""Newest steps of a rank that is met, at each of which its findings are looked for, as if somebody had watched."""
 
 WAITING_STEPS = 64
 """No more are left to the next look: a session keeps a few hundred, and none may leave it unlearnt."""
@@ -110,6 +115,12 @@ class Reporter:
     def rank(self, rank: RankFrame, *, sparsely: bool = False) -> RankReport:
         """The report of one rank. `sparsely`: nobody looks at its forecast, while it has room."""
         state = self._meet(rank)
+        if state.report is None:
+            for back in range(min(len(rank.steps) - 1, MET_STEPS), 0, -1):
+                self._rank(replace(rank, steps=rank.steps[:-back], open_step=None), state, sparsely=False)
+        return self._rank(rank, state, sparsely=sparsely)
+
+    def _rank(self, rank: RankFrame, state: Rank, *, sparsely: bool) -> RankReport:
         newest = rank.steps[-1] if rank.steps else None
         key = (
             id(newest),
