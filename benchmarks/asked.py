@@ -18,7 +18,7 @@ import torch
 
 from gpumon.analysis.blocks import allocator, cell_bytes, cells
 from gpumon_agent import wire
-from gpumon_agent.ledger.workspaces import snapshot
+from gpumon_agent.attribution.workspaces import snapshot
 from gpumon_agent.transport import blocks, snapshots
 
 SIZES = (1_000, 10_000, 50_000, 100_000)

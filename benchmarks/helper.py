@@ -73,7 +73,7 @@ train()
 import gpumon_agent.agent
 gpumon_agent.agent._agent.transport.wait_ready(30)
 began = time.perf_counter_ns()
-gpumon_agent.agent._agent._farewell._exit()
+gpumon_agent.agent._agent._exit_reason._exit()
 print(json.dumps([*told, time.perf_counter_ns() - began]))
 """
 TRAINS = """

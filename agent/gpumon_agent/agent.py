@@ -19,14 +19,14 @@ from gpumon_agent._version import __version__
 from gpumon_agent.allocator import Read
 from gpumon_agent.allocator.cuda import pinned_bytes
 from gpumon_agent.allocator.devices import Devices
-from gpumon_agent.forecast.outlook import Followed, Outlooks
-from gpumon_agent.forecast.verdict import expandable
 from gpumon_agent.governor import Governor
 from gpumon_agent.guard import guard, pass_on, protect, say
 from gpumon_agent.hooks.phases import Phases
 from gpumon_agent.launched import launched
 from gpumon_agent.leaks.clock import Clock
-from gpumon_agent.oom.lastwords import LastWords
+from gpumon_agent.oom.oom_reporter import OomReporter
+from gpumon_agent.shape_model.outlook import Followed, Outlooks
+from gpumon_agent.shape_model.verdict import expandable
 from gpumon_agent.transport import endpoint, exit_reason, messages
 from gpumon_agent.transport.recorder import Recorder
 from gpumon_agent.transport.requests import Requests
@@ -55,13 +55,13 @@ class Agent:
     def __init__(self, name: str | None = None, *, tracker: StorageTracker | None = None, publish: bool = True) -> None:
         import torch
 
+        from gpumon_agent.attribution import describe
+        from gpumon_agent.attribution.accounts import Accounts
+        from gpumon_agent.attribution.caller_frames import engine_of
         from gpumon_agent.hooks.by_hand import ByHand
         from gpumon_agent.hooks.torch_hooks import Hooks
         from gpumon_agent.hooks.wrappers import unwrapped
-        from gpumon_agent.leaks.evidence import Evidence
-        from gpumon_agent.ledger import describe
-        from gpumon_agent.ledger.accounts import Accounts
-        from gpumon_agent.ledger.callers import engine_of
+        from gpumon_agent.leaks.leak_monitor import LeakMonitor
 
         opened_ns = time.monotonic_ns()
         self.pid = os.getpid()
@@ -110,7 +110,7 @@ class Agent:
             limited=environment.value("GPUMON_GOVERNOR") != "off",
         )
         self.inventory = accounts.inventory
-        self.evidence = Evidence(
+        self.leaks = LeakMonitor(
             self.guard,
             self.governor,
             accounts,
@@ -121,8 +121,8 @@ class Agent:
             devices=lambda: [(where.type, index) for _, index, where in self.phases.readers or ()],
             limited=environment.value("GPUMON_GOVERNOR") != "off",
         )
-        self.ask_census = self.evidence.ask
-        self.last_words = self._last_words()
+        self.ask_census = self.leaks.ask
+        self.oom_reporter = self._make_oom_reporter()
         self.requests = Requests(
             self.guard,
             now=lambda: self.recorder.now,
@@ -180,7 +180,7 @@ class Agent:
             take=self.requests.take,
         )
         self._flush: Callable[[], object] = self.guard.protect("transport", self.transport.flush)
-        self._farewell = exit_reason.Farewell(self.leave)
+        self._exit_reason = exit_reason.ExitReason(self.leave)
         self.guard.listen(self.notice)
         if publish:
             self.guard.protect("transport", self.transport.start)()
@@ -203,7 +203,7 @@ class Agent:
         self.inventory.watch(model, optimizers)
         for each in optimizers:
             if hasattr(each, "_optimizer_step_pre_hooks"):
-                self.evidence.follow(each)
+                self.leaks.follow(each)
             else:
                 self.notice(f"steps of {type(each).__name__} cannot be seen: it is no torch.optim.Optimizer")
         self.phases.know(optimizers)
@@ -300,7 +300,7 @@ class Agent:
         now = self.recorder.now[2]
         if now - self._resident_ns > _RESIDENT_EVERY_NS:
             self._resident_ns = now
-            self.evidence.resident_bytes = _rss()
+            self.leaks.resident_bytes = _rss()
             self._pinned = self._ask_pinned()
         if len(guard.off) != self._parts_off:
             self._parts_off = len(guard.off)
@@ -312,7 +312,7 @@ class Agent:
             time.sleep(_HELD_S)
         if self.governor.ledger:
             self.accounts.begin_step()
-        self.evidence.step_closed(step, reads)
+        self.leaks.step_closed(step, reads)
         looked = self.devices.looking
         readers = self.devices.look_on()
         if readers is not None:
@@ -344,7 +344,7 @@ class Agent:
         step, phase, _ = self.recorder.now
         allocated, reserved = self.devices.now(device)
         oom = wire.Oom(step, phase, device, time.monotonic_ns(), requested, total, free, allocated, reserved)
-        self.recorder.append(self.last_words.of(oom))
+        self.recorder.append(self.oom_reporter.of(oom))
         self.requests.out_of_memory(device)
         self._flush()
         self.transport.pump(Clock(_AT_OOM_NS))  # the process may be about to end
@@ -357,8 +357,8 @@ class Agent:
         self.requests.carry_out()
         self.transport.pump(Clock(_ASKED_NS))
 
-    def _last_words(self) -> LastWords:
-        return LastWords(
+    def _make_oom_reporter(self) -> OomReporter:
+        return OomReporter(
             self.guard,
             self.notice,
             self._hello,
@@ -380,7 +380,7 @@ class Agent:
         events += self.accounts.ledgers.copy().values()
         for layers in self.accounts.layers.copy().values():
             events += layers
-        return events + self.evidence.picture() + self.requests.picture()
+        return events + self.leaks.picture() + self.requests.picture()
 
     def _state(self) -> messages.State:
         """What a heartbeat repeats."""
@@ -438,10 +438,10 @@ class Agent:
             _agent = None
         self.guard.protect("goodbye", self.phases.finish)()
         self.hooks.remove()
-        self.evidence.stop()
+        self.leaks.stop()
         self.accounts.stop()
         self.devices.stop()
-        self._farewell.remove()
+        self._exit_reason.remove()
         self.guard.forget(self.notice)
         step, phase, _ = self.recorder.now
         if reason == "exception" and self.phases.aborted is not None:
@@ -454,10 +454,10 @@ class Agent:
         self.hooks.remove()
         self.accounts.disown()
         self.accounts.stop()
-        self.evidence.disown()
+        self.leaks.disown()
         self.transport.disown()
         self.devices.stop()
-        self._farewell.remove()
+        self._exit_reason.remove()
         self.guard.forget(self.notice)
 
 

@@ -234,7 +234,7 @@ IN_THE_HELPER = tuple(
 NOT_THE_TRAINING = (*IN_THE_HELPER, "oom/last_known.py", "shim/", "wire/codec.py", "__main__.py")
 """Of which the helper, a viewer or the launcher runs all, or all that catches something."""
 OURS = {"StopIteration", "TooLarge", "NotOurs", "blocks.TooDear"}
-READ_BY_VIEWERS = {"blackbox.load"}
+READ_BY_VIEWERS = {"report_file.load"}
 
 
 def test_whatever_the_training_thread_catches_it_asks_whose_it_is() -> None:

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 import torch
 
 from gpumon_agent import wire
+from gpumon_agent.attribution.history import History
+from gpumon_agent.attribution.workspaces import reads_traces_alone, snapshot, user_records
 from gpumon_agent.leaks.clock import Clock
-from gpumon_agent.leaks.holders import Files
-from gpumon_agent.ledger.history import History
-from gpumon_agent.ledger.workspaces import reads_traces_alone, snapshot, user_records
+from gpumon_agent.leaks.object_children import Files
 
 STEPS = 2
 STEPS_MAX = 16

@@ -32,8 +32,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gpumon_agent import frames
+from gpumon_agent.attribution.storages import plain
 from gpumon_agent.guard import protect
-from gpumon_agent.ledger.storages import plain
 from gpumon_agent.patching import Patches
 
 TENSORS_MAX = 200_000

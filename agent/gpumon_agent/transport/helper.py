@@ -16,7 +16,7 @@ import msgspec
 from gpumon_agent import wire
 from gpumon_agent.guard import guard, protect
 from gpumon_agent.oom import last_known
-from gpumon_agent.oom.blackbox import BlackBox
+from gpumon_agent.oom.report_file import ReportFile
 from gpumon_agent.transport import endpoint, exit_code, messages, process
 from gpumon_agent.transport.control import Control
 from gpumon_agent.transport.memory import ANSWER, START, Memory
@@ -59,7 +59,7 @@ class Helper:
         self._answered = messages.Answer()
         self._answered_ns = 0
         self._begins = True
-        self._box = BlackBox()
+        self._box = ReportFile()
         self._file: Written | None = None
         self._goodbye: wire.Goodbye | None = None
         self._goodbye_ns = 0

@@ -1,6 +1,6 @@
 """A file that PyTorch's memory_viz page opens: what `torch.cuda.memory._dump_snapshot` writes, written in slices.
 
-Where reports of an out-of-memory stand (blackbox.py: folder, permissions), at most `FILES_MAX` of all processes
+Where reports of an out-of-memory stand (report_file.py: folder, permissions), at most `FILES_MAX` of all processes
 together, the newest stay. Nothing here unpickles. The pickle is put together from small ones (protocol 2, which every
 reader of the format knows), because one call for a large allocator would hold the interpreter's lock for its length.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from gpumon_agent.guard import pass_on, tolerate
-from gpumon_agent.oom import blackbox
+from gpumon_agent.oom import report_file
 from gpumon_agent.transport import endpoint
 
 FILES_MAX = 8
@@ -47,7 +47,7 @@ def _value(value: Any) -> bytes:
 class Written:
     """One file on its way: `add` its pieces and `end` it; then `path` and `size`, or `why` not."""
 
-    def __init__(self, box: blackbox.BlackBox) -> None:
+    def __init__(self, box: report_file.ReportFile) -> None:
         self.path: str | None = None
         self.size = 0
         self.why: str | None = None
@@ -60,7 +60,7 @@ class Written:
             self.why = f"no snapshot on disk: {reason}"
             return
         try:
-            self._file = os.fdopen(os.open(f".{self._name}", blackbox.OPEN_NEW, 0o600, dir_fd=self._fd), "wb")
+            self._file = os.fdopen(os.open(f".{self._name}", report_file.OPEN_NEW, 0o600, dir_fd=self._fd), "wb")
         except OSError as reason:
             os.close(self._fd)
             pass_on(reason)

@@ -22,7 +22,7 @@ import msgspec
 from gpumon_agent import environment, wire
 from gpumon_agent.guard import is_the_users, pass_on, say
 from gpumon_agent.leaks.clock import Clock
-from gpumon_agent.oom import blackbox
+from gpumon_agent.oom import report_file
 from gpumon_agent.transport import endpoint, exit_code, messages, spawn
 from gpumon_agent.transport.memory import ANSWER, START, Memory
 from gpumon_agent.transport.pages import Pages, Status
@@ -349,9 +349,9 @@ def _path() -> list[str]:
 
 def _environment() -> dict[str, str]:
     known = dict(os.environ)
-    folder = known.get(blackbox.VARIABLE)
-    if folder and folder != blackbox.OFF:
-        known[blackbox.VARIABLE] = os.path.abspath(folder)  # noqa: PTH100
+    folder = known.get(report_file.VARIABLE)
+    if folder and folder != report_file.OFF:
+        known[report_file.VARIABLE] = os.path.abspath(folder)  # noqa: PTH100
     return known
 
 
