@@ -20,7 +20,7 @@ from gpumon.analysis.findings.agent import parts_off
 from gpumon.analysis.findings.leaks import TAKEN
 from gpumon.analysis.followed import room_over_growth
 from gpumon.analysis.forecast import Room
-from gpumon.analysis.learnt import LEARNT_STEPS, Device, Rank, found
+from gpumon.analysis.learnt import Device, Rank, after, found
 from gpumon.analysis.lines import KEPT, DeviceReport, Forecast, RankReport
 from gpumon.analysis.rules import RANK_SKEW
 from gpumon.session.frame import Frame, RankFrame, StepRecord
@@ -114,12 +114,13 @@ class Reporter:
         key = (
             id(newest),
             len(rank.steps),
+            rank.thinned,
             rank.host_unix_ns,
             rank.models,
             id(rank.open_step) if not newest else 0,
             rank.oom,
             rank.heartbeat,
-            rank.census,
+            rank.censuses,
             rank.checkpoints,
             _ahead(rank),
             rank.status == "ended",
@@ -284,7 +285,7 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
         composed=learnt.composed if learnt else None,
         growth=learnt.growth.growth() if learnt else (),
         regimes=tuple(learnt.forecaster.changes) if learnt else (),
-        asking=None if learnt is None or forecast is None else partial(_asked, rank, learnt),
+        asking=None if learnt is None or forecast is None else partial(_asked, rank, state, learnt),
     )
 
 
@@ -306,7 +307,7 @@ def _forecast(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None
     return msgspec.structs.replace(forecast, verdict=word)
 
 
-def _asked(rank: RankFrame, learnt: Device, report: DeviceReport) -> tuple[Answer, ...]:
+def _asked(rank: RankFrame, state: Rank, learnt: Device, report: DeviceReport) -> tuple[Answer, ...]:
     """What the usual changes would need: asked again now and then, for it looks at many steps."""
     newest, figures = rank.steps[-1].step if rank.steps else 0, learnt.newest
     if newest < WHATIF_FROM or figures is None:
@@ -317,7 +318,7 @@ def _asked(rank: RankFrame, learnt: Device, report: DeviceReport) -> tuple[Answe
         from gpumon.analysis.whatif import SHORT, answer
 
         learnt.asked_at, learnt.asked_with = newest, figures.start
-        foreseen = learnt.foreseen.catch_up(rank.steps[-LEARNT_STEPS:], learnt.index)
+        foreseen = learnt.foreseen.catch_up(after(rank.steps, state.forecast_from), learnt.index)
         learnt.whatif = tuple(answer(rank, report, foreseen, SHORT, steps=WHATIF_STEPS))
     return learnt.whatif
 

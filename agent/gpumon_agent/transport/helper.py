@@ -30,7 +30,6 @@ from gpumon_agent.wire.recording import recorded
 DESCRIPTOR = 3  # of the memory, as `spawn.start` hands it over
 WAITS = "at the next phase boundary"
 _NO_CUDA = "PyTorch's allocator has no segments here: CUDA was not used"
-_PAST_BYTES = 1 << 20  # of events beside a report: some 2,000 steps
 _ANSWER_EVERY_NS = 1_000_000_000
 _KEPT = 8  # requests and lines that the training process may not have seen yet
 _LINE_CHARS = 400  # so that all of them fit an answer
@@ -92,6 +91,10 @@ class Helper:
             process.lower_priority()  # to start at the lowest takes many seconds beside a busy training
         self._take_long()
         events: list[tuple[int, bytes]] = []
+        thinned = self.publisher.history.thin()
+        if thinned is not None:
+            events.append((self._seq, wire.encode_event(thinned)))
+            self._seq += 1
         for _, payload in self._reader.take():
             try:
                 kind = wire.kind(payload)
@@ -222,8 +225,7 @@ class Helper:
         hello = self._picture.hello
         if hello is not None and failed.report is not None:
             described = [(-1, raw) for raw in self._picture.events()]
-            past = self.publisher.history.newest_events(_PAST_BYTES)
-            events = [*described, *past, *newest]
+            events = [*described, *self.publisher.history.events(), *newest]
             self._box.write_past(failed.report, recorded(hello.nonce, time.time_ns(), events))
 
     def _write_last(self, *, ended: bool) -> None:
