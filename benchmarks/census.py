@@ -122,8 +122,8 @@ def measure_stacks() -> list[str]:
     from gpumon_agent.attribution.peak_breakdown import History
     from gpumon_agent.attribution.workspaces import snapshot
     from gpumon_agent.leaks import allocations
-    from gpumon_agent.leaks.clock import Clock
     from gpumon_agent.leaks.object_children import Files
+    from gpumon_agent.thread_clock import ThreadClock
 
     def deep(levels: int) -> torch.Tensor:
         return deep(levels - 1) if levels else torch.empty(64, device="cuda")
@@ -157,7 +157,7 @@ def measure_stacks() -> list[str]:
                 read.step_closed()
             if read._traced is None and not few:
                 timed(pieces, functools.partial(read.read_in_pause, blocks))
-            while not timed(slices, lambda read=read, a=addresses: read.read(a, (), Clock(SLICE_NS))):
+            while not timed(slices, lambda read=read, a=addresses: read.read(a, (), ThreadClock(SLICE_NS))):
                 pass
             gc.enable()
             assert len(read.lines) == WITH_STACKS, len(read.lines)

@@ -40,7 +40,7 @@ import json, sys, time
 from gpumon_agent import wire
 from gpumon_agent.transport import messages
 from gpumon_agent.transport.trainer import Transport
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint
 d = endpoint.describe("bench", unix_ns=time.time_ns())
 now = lambda: (0, "forward", time.monotonic_ns())
 t = Transport(list, list, messages.State, d, now=now, counters=lambda: (1, 0, False, None), take=print)

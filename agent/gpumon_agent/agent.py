@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpumon_agent import environment, wire
+from gpumon_agent import endpoint, environment, wire
 from gpumon_agent._version import __version__
 from gpumon_agent.allocator import Read
 from gpumon_agent.allocator.cuda import pinned_bytes
@@ -22,13 +22,13 @@ from gpumon_agent.allocator.devices import Devices
 from gpumon_agent.governor import Governor
 from gpumon_agent.guard import guard, pass_on, protect, say
 from gpumon_agent.hooks.phases import Phases
+from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.launched import launched
-from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.oom.oom_reporter import OomReporter
 from gpumon_agent.shape_model.outlook import Followed, Outlooks
 from gpumon_agent.shape_model.verdict import expandable
-from gpumon_agent.transport import endpoint, exit_reason, messages
-from gpumon_agent.transport.recorder import Recorder
+from gpumon_agent.thread_clock import ThreadClock
+from gpumon_agent.transport import exit_reason, messages
 from gpumon_agent.transport.requests import Requests
 from gpumon_agent.transport.trainer import Transport
 from gpumon_agent.watched import Watched, innermost
@@ -61,6 +61,7 @@ class Agent:
         from gpumon_agent.hooks.by_hand import ByHand
         from gpumon_agent.hooks.torch_hooks import Hooks
         from gpumon_agent.hooks.wrappers import unwrapped
+        from gpumon_agent.leaks import loads
         from gpumon_agent.leaks.leak_monitor import LeakMonitor
 
         opened_ns = time.monotonic_ns()
@@ -81,7 +82,7 @@ class Agent:
         self._models: list[Watched] = []
         self._new_roots: list[weakref.ref[Module]] = []
         self._describing: Iterator[bool] | None = None
-        self._describing_until = Clock(0)
+        self._describing_until = ThreadClock(0)
         self._redescribed_at = set(_REDESCRIBED_AFTER)
         self._launched = launched()
         self._hold_after = int(environment.value("GPUMON_HOLD_AFTER") or 0)
@@ -101,12 +102,14 @@ class Agent:
             tracker=tracker,
             tell=self.notice,
         )
+        followed = loads.install()
         self.accounts = accounts = Accounts(
             self.recorder,
             self.governor,
             self._indexed,
             say=lambda events: self.transport.say(events),
             tell=self.notice,
+            loads=followed,
             limited=environment.value("GPUMON_GOVERNOR") != "off",
         )
         self.inventory = accounts.inventory
@@ -114,6 +117,7 @@ class Agent:
             self.guard,
             self.governor,
             accounts,
+            followed,
             models=self._indexed,
             say=lambda events: self.transport.say(events),
             tell=self.notice,
@@ -226,7 +230,7 @@ class Agent:
     def _describe_at_once(self, watched: Watched) -> None:
         """As much of it as may be done outside of a step; the rest a slice a step."""
         describing = watched.describe(self._describe, self._description_rests)
-        self._describing_until = Clock(_DESCRIBED_AT_ONCE_NS)
+        self._describing_until = ThreadClock(_DESCRIBED_AT_ONCE_NS)
         while next(describing, None) is not None:
             if self.accounts.many and self._describing_until.over():
                 self._describing = _each(iter((*filter(None, (self._describing,)), describing)))
@@ -333,7 +337,7 @@ class Agent:
         return self._describing_until.over()
 
     def _describe_on(self, describing: Iterator[bool]) -> None:
-        self._describing_until = Clock(_DESCRIBED_IN_A_STEP_NS)
+        self._describing_until = ThreadClock(_DESCRIBED_IN_A_STEP_NS)
         while next(describing, None) is not None:
             if self._describing_until.over():
                 return
@@ -347,7 +351,7 @@ class Agent:
         self.recorder.append(self.oom_reporter.of(oom))
         self.requests.out_of_memory(device)
         self._flush()
-        self.transport.pump(Clock(_AT_OOM_NS))  # the process may be about to end
+        self.transport.pump(ThreadClock(_AT_OOM_NS))  # the process may be about to end
 
     def _rang(self) -> None:
         """Something was asked for: the next window that closes gives way to it."""
@@ -355,7 +359,7 @@ class Agent:
 
     def _carry_out(self) -> None:
         self.requests.carry_out()
-        self.transport.pump(Clock(_ASKED_NS))
+        self.transport.pump(ThreadClock(_ASKED_NS))
 
     def _make_oom_reporter(self) -> OomReporter:
         return OomReporter(

@@ -19,10 +19,9 @@ import click
 
 from gpumon.cli.printing import say
 from gpumon.host import read_driver
-from gpumon_agent import environment, patching, wire
+from gpumon_agent import endpoint, environment, patching, wire
 from gpumon_agent._version import __version__
 from gpumon_agent.oom import report_file
-from gpumon_agent.transport import endpoint
 
 OLDEST_TORCH = (2, 4)
 IMPORT_PATIENCE_S = 120.0

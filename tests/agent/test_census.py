@@ -18,9 +18,9 @@ from gpumon_agent import agent as agents
 from gpumon_agent import wire
 from gpumon_agent.leaks import gc_roots
 from gpumon_agent.leaks.census import ROUNDS
-from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.leaks.heap_walker import HeapWalker, Root
 from gpumon_agent.leaks.object_children import Files
+from gpumon_agent.thread_clock import ThreadClock
 
 
 def census_of(watch: Any, step: Any, times: int = 5_000) -> wire.Census:
@@ -181,9 +181,9 @@ def test_a_slice_can_leave_a_tensor_to_the_next_one() -> None:
 
     walk = HeapWalker(found, Files(), gc_roots.of_module)
     walk.begin([Root(lambda: space, named=True)], limit=6)
-    assert not walk.run(Clock(1_000_000_000), lambda: False)
+    assert not walk.run(ThreadClock(1_000_000_000), lambda: False)
     assert met == [1, 2]
-    assert walk.run(Clock(1_000_000_000), lambda: False)
+    assert walk.run(ThreadClock(1_000_000_000), lambda: False)
     assert met == [1, 2, 2, 3]
 
 
@@ -200,7 +200,7 @@ def test_what_one_way_has_not_looked_at_to_its_end_another_does() -> None:
     walk = HeapWalker(found, Files(), gc_roots.of_module)
     for limit in (4, 12):
         walk.begin([Root(lambda: space, named=True)], limit=limit)
-        while not walk.run(Clock(1_000_000_000), lambda: False):
+        while not walk.run(ThreadClock(1_000_000_000), lambda: False):
             pass
         space.pop("first", None)
     assert met == [7]
@@ -241,7 +241,7 @@ def test_the_way_back_lists_no_cache_and_no_class_again(monkeypatch: pytest.Monk
     space = {"one": closed_over}
     walk.begin([Root(lambda: space, named=True)], limit=20)
     slices = 1
-    while not walk.run(Clock(0), lambda: False):
+    while not walk.run(ThreadClock(0), lambda: False):
         slices += 1
     assert met == sorted([*LENGTHS] * 4)
     times = [sum(one is each for one in listed) for each in (closed_over, Kept, remembered)]

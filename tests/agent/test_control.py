@@ -207,7 +207,7 @@ def _what_is_dear(watched: Watched) -> None:
 
 
 def test_nothing_is_written_where_reports_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpumon_agent.transport.snapshots import Written
+    from gpumon_agent.oom.memory_viz import Written
 
     monkeypatch.setenv(report_file.VARIABLE, "off")
     written = Written(report_file.ReportFile())

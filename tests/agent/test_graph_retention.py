@@ -30,7 +30,7 @@ class Hurried:
 
 
 def test_each_look_goes_on_where_the_one_before_had_to_end(monkeypatch):
-    monkeypatch.setattr("gpumon_agent.leaks.graph_retention.Clock", Hurried)
+    monkeypatch.setattr("gpumon_agent.leaks.graph_retention.ThreadClock", Hurried)
     monkeypatch.setattr("gpumon_agent.leaks.graph_retention._kept", Hurried.kept)
     looks = Looks()
     weights = torch.ones(128, requires_grad=True)

@@ -18,7 +18,7 @@ from gpumon_agent import wire
 from gpumon_agent.governor import Governor
 from gpumon_agent.guard import FAILURES_MAX, Guard
 from gpumon_agent.guard import guard as registry
-from gpumon_agent.transport.recorder import Recorder
+from gpumon_agent.hooks.recorder import Recorder
 
 
 def notice(text: str = "") -> wire.Notice:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from gpumon import link
+from gpumon_agent import endpoint
 from gpumon_agent.oom import report_file
-from gpumon_agent.transport import endpoint
 
 OTHER = 65534
 AS_OTHER = f"""
@@ -25,7 +25,8 @@ import json, os, stat, sys, tempfile
 import gpumon.link
 from gpumon.link import discovery, glancing
 import gpumon_agent.transport.publisher, gpumon_agent.oom.report_file as blackbox, gpumon_agent.wire as wire
-from gpumon_agent.transport import endpoint, publisher
+from gpumon_agent.transport import publisher
+from gpumon_agent import endpoint
 os.setgroups([]); os.setgid({OTHER}); os.setuid({OTHER})
 """
 SPEAKS = """
@@ -169,7 +170,7 @@ os.environ.pop("XDG_RUNTIME_DIR", None)
 for name in ("TMPDIR", "TEMP", "TMP"):
     os.environ.pop(name, None)
 tempfile.tempdir = os.getcwd()  # what gettempdir() finds then
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint
 try:
     endpoint.claim(endpoint.describe("x"))
 except endpoint.Unavailable as reason:
@@ -185,7 +186,7 @@ except endpoint.Unavailable as reason:
 def test_a_mount_that_is_noexec_or_read_only(shared: Path, option: str, works: bool) -> None:
     code = """
 import tempfile; tempfile.tempdir = None
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint
 try:
     print(endpoint.claim(endpoint.describe("x")).socket.parent)
 except endpoint.Unavailable as reason:

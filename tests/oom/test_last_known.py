@@ -17,9 +17,9 @@ import pytest
 from click.testing import CliRunner
 
 from gpumon.cli import main
+from gpumon_agent import endpoint
 from gpumon_agent.oom import last_known, report_file
 from gpumon_agent.oom.last_known import File, LastKnown
-from gpumon_agent.transport import endpoint
 
 TRAINS = Path(__file__).parents[1] / "transport" / "trains.py"
 HARM = "".join(hostile.HARM)

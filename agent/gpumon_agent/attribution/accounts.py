@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from time import monotonic_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,18 +23,18 @@ from gpumon_agent.attribution.caller_frames import made
 from gpumon_agent.attribution.cost_accounting import NO_COLLECTION, Booked, Cost
 from gpumon_agent.attribution.graph import Places
 from gpumon_agent.attribution.history import History
-from gpumon_agent.attribution.inventory import INPUT_DEPTH_MAX, Inventory, claim, tensors_in
+from gpumon_agent.attribution.inventory import Inventory, claim
 from gpumon_agent.attribution.layers import Layers
 from gpumon_agent.attribution.peak_breakdown import PeakBreakdowns
 from gpumon_agent.attribution.rolling import Rolling
-from gpumon_agent.attribution.tree import tree
 from gpumon_agent.attribution.unwatched_models import UnwatchedModels
 from gpumon_agent.attribution.variables import NOTHING, Variables
 from gpumon_agent.attribution.workspaces import Workspaces, tracks_blocks
 from gpumon_agent.governor import SAMPLED_STEP_NS
 from gpumon_agent.guard import pass_on
-from gpumon_agent.leaks import loads
-from gpumon_agent.transport.recorder import Recorder
+from gpumon_agent.hooks.recorder import Recorder
+from gpumon_agent.module_tree import tree
+from gpumon_agent.storages import tensors_in
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -51,6 +51,14 @@ _LOOKS = 8  # steps at whose end workspaces are looked for; later only with the 
 _CPU = -1
 
 
+class Loads(Protocol):
+    """The checkpoints that were loaded, as far as their bytes are counted here."""
+
+    loads: list[Any]
+
+    def claim(self, device: int, claimed: set[int]) -> int: ...
+
+
 class Accounts:
     """The books of one process. Called in the training thread, under the guard."""
 
@@ -62,6 +70,7 @@ class Accounts:
         *,
         say: Callable[[tuple[wire.Event, ...]], None],
         tell: Callable[[str], None],
+        loads: Loads,
         limited: bool,
     ) -> None:
         self.inventory = Inventory()
@@ -86,7 +95,7 @@ class Accounts:
         self._told_unreadable = False
         self._variables = Variables()
         self._workspaces = Workspaces()
-        self._loads = loads.install()
+        self._loads = loads
         self._layers = Layers(self.inventory, self._current_places, models, say)
         self._layers_due_ns = 0
         self._layers_wanted = not limited  # in this step
@@ -175,7 +184,7 @@ class Accounts:
         """A root returns `output`: it is noted, and what autograd saved for it."""
         if not self._cost.ledger:
             return
-        self._walk(list(tensors_in(output, INPUT_DEPTH_MAX)))
+        self._walk(list(tensors_in(output)))
         if model is None or torch.is_grad_enabled() or self.many or _nothing_is_real():
             return
         if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):  # else its cache is empty by now

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gpumon_agent.attribution.graph import HALF, Cast, GraphWalk, Place, Places, TooLarge
 from gpumon_agent.attribution.saving import READABLE, Reader, Watch
-from gpumon_agent.attribution.storages import plain, untransformed
+from gpumon_agent.storages import plain, untransformed
 
 WALK_NS = 7_000_000
 REST_MAX = 32

@@ -16,9 +16,9 @@ from gpumon_agent.attribution import variables
 from gpumon_agent.attribution.activations import Alive
 from gpumon_agent.attribution.graph import Place, Places
 from gpumon_agent.attribution.inventory import Inventory
-from gpumon_agent.attribution.storages import addresses, has_storage
 from gpumon_agent.attribution.unwatched_models import UnwatchedModels
 from gpumon_agent.attribution.workspaces import Workspaces
+from gpumon_agent.storages import addresses, has_storage
 
 if TYPE_CHECKING:
     from gpumon_agent import wire

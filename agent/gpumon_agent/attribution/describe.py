@@ -22,7 +22,9 @@ from torch.optim import Optimizer
 from gpumon_agent import wire
 from gpumon_agent.attribution import zero
 from gpumon_agent.attribution.spread import Meshes, parallel
-from gpumon_agent.attribution.storages import (
+from gpumon_agent.hooks.wrappers import unwrapped
+from gpumon_agent.module_tree import buffer_names, parameter_names, tree
+from gpumon_agent.storages import (
     Pieces,
     alone,
     elements,
@@ -33,8 +35,6 @@ from gpumon_agent.attribution.storages import (
     storages,
     tensors_within,
 )
-from gpumon_agent.attribution.tree import buffer_names, parameter_names, tree
-from gpumon_agent.hooks.wrappers import unwrapped
 
 _MATTERS_FOR_BYTES = (
     "amsgrad", "betas", "capturable", "centered", "decoupled_weight_decay", "differentiable", "history_size",

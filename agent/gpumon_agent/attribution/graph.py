@@ -35,8 +35,9 @@ from torch.nn import Module, Parameter
 from gpumon_agent.attribution import saving
 from gpumon_agent.attribution.saving import CONTEXT, Reader, SavedTensor, fields
 from gpumon_agent.attribution.spread import fsdp_parameters
-from gpumon_agent.attribution.storages import storages
 from gpumon_agent.guard import pass_on
+from gpumon_agent.hooks.backward_roots import node_of
+from gpumon_agent.storages import storages
 
 _Leaf: Any = torch._C._functions.AccumulateGrad
 
@@ -50,7 +51,6 @@ HALF = 2
 """bytes"""
 _LOOK_AT_CLOCK_EVERY = 64  # nodes
 _PLANS_MAX = 8  # of a model: graphs of other shapes (an evaluation, a last batch) take turns
-_LED_MAX = 1000  # nodes
 _NO_WEIGHTS: frozenset[int] = frozenset()
 
 
@@ -218,7 +218,7 @@ class GraphWalk:
 
     def _collect(self, roots: Iterable[object], after: int) -> list[tuple[int, Any, Any]]:
         """(sequence number, node, its next functions), oldest first; parameters' own nodes are not among them."""
-        waiting = [node for root in roots if (node := _node_of(root)) is not None and type(node) is not _Leaf]
+        waiting = [node for root in roots if (node := node_of(root)) is not None and type(node) is not _Leaf]
         seen = set(waiting)
         nodes: list[tuple[int, Any, Any]] = []
         while waiting:
@@ -353,24 +353,6 @@ class _Placed(NamedTuple):
     around: Around | None  # of the operators that it feeds
     parameter: int | None  # id of the one that it only reshapes or casts
     cast: int | None = None  # position of the node that cast it
-
-
-def leads_to(roots: Iterable[Any], parameters: Container[int]) -> bool:
-    """Whether the graph has one of the parameters, by their ids, among the first thousand nodes or has more of them."""
-    waiting = [node for root in roots if (node := _node_of(root)) is not None]
-    seen = set(waiting)
-    while waiting and len(seen) < _LED_MAX:
-        node = waiting.pop()
-        if type(node) is _Leaf and id(node.variable) in parameters:
-            return True
-        below = {each for each, _ in node.next_functions if each is not None} - seen
-        seen |= below
-        waiting += below
-    return bool(waiting)
-
-
-def _node_of(root: object) -> Any:
-    return root.grad_fn if isinstance(root, Tensor) else getattr(root, "node", None)
 
 
 def _structure(nodes: list[tuple[int, Any, Any]]) -> tuple[Any, ...]:

@@ -17,8 +17,7 @@ Nothing here keeps a tensor alive.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -30,9 +29,8 @@ from gpumon_agent.attribution import zero
 from gpumon_agent.attribution.caller_frames import beside
 from gpumon_agent.attribution.describe import state_tensors, stepping
 from gpumon_agent.attribution.spread import bucket_sizes, ddp_logging, flat_parameter, fsdp_parameters, hook_tensors
-from gpumon_agent.attribution.storages import has_storage, storages, tensors_within, untransformed
+from gpumon_agent.storages import INPUT_DEPTH_MAX, has_storage, storages, tensors_in, tensors_within, untransformed
 
-INPUT_DEPTH_MAX = 6
 _LIST_EVERY_FRESH = 64
 _STATE_EVERY_FRESH = 16
 _BUCKETS_SETTLE_LOOKS = 64  # DDP rebuilds its buckets in its second forward and logs it in the third
@@ -425,18 +423,3 @@ def _state_mark(optimizer: Optimizer) -> object:
         return None
     places = tuple(_place(value) if isinstance(value, Tensor) else None for value in first.values())
     return (id(state), len(state), places)
-
-
-def tensors_in(value: object, depth: int) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif depth:
-        inner: Iterable[object] = ()
-        if isinstance(value, Mapping):
-            inner = value.values()
-        elif isinstance(value, (list, tuple)):
-            inner = value
-        elif is_dataclass(value) and not isinstance(value, type):
-            inner = [getattr(value, field.name) for field in fields(value)]
-        for each in inner:
-            yield from tensors_in(each, depth - 1)

@@ -20,7 +20,7 @@ from gpumon_agent import wire
 from gpumon_agent.attribution.activations import Alive
 from gpumon_agent.attribution.graph import Place, Places
 from gpumon_agent.attribution.inventory import Inventory
-from gpumon_agent.attribution.storages import has_storage, storages
+from gpumon_agent.storages import has_storage, storages
 
 _CPU = -1
 _NOTHING: Counter[str] = Counter()

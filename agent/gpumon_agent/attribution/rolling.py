@@ -26,7 +26,8 @@ from torch.optim import Optimizer
 from gpumon_agent.attribution import zero
 from gpumon_agent.attribution.describe import stepping
 from gpumon_agent.attribution.spread import flat_parameter, fsdp_parameters, hook_tensors
-from gpumon_agent.attribution.storages import (
+from gpumon_agent.module_tree import parameter_names, tree
+from gpumon_agent.storages import (
     Pieces,
     alone,
     has_storage,
@@ -36,8 +37,7 @@ from gpumon_agent.attribution.storages import (
     storages,
     tensors_within,
 )
-from gpumon_agent.attribution.tree import parameter_names, tree
-from gpumon_agent.leaks.clock import Clock
+from gpumon_agent.thread_clock import ThreadClock
 
 CHUNK_TENSORS = 128
 CHUNKS_AT_ONCE = 64
@@ -102,7 +102,7 @@ class Rolling:
         clock = None
         for _ in range(CHUNKS_AT_ONCE):
             self._next_chunk()
-            clock = clock or Clock(SLICE_NS)
+            clock = clock or ThreadClock(SLICE_NS)
             if clock.over() or self.unreadable is not None:
                 break
 

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpumon_agent.attribution.storages import tensors_within
 from gpumon_agent.guard import pass_on
 from gpumon_agent.patching import Patches
+from gpumon_agent.storages import tensors_within
 
 SavedTensor: Any = torch._C._autograd.SavedTensor
 _CustomNode: Any = torch._C._FunctionBase

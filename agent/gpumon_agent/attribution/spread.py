@@ -21,7 +21,7 @@ from torch.nn import Module
 
 from gpumon_agent import wire
 from gpumon_agent.attribution import zero
-from gpumon_agent.attribution.storages import storages, tensors_within
+from gpumon_agent.storages import storages, tensors_within
 
 _BUCKETS_MAX = 4096
 

@@ -16,9 +16,9 @@ from itertools import islice
 from torch import Tensor
 from torch.nn import Module
 
-from gpumon_agent.attribution.storages import storages
-from gpumon_agent.attribution.tree import tree
 from gpumon_agent.hooks import model_discovery
+from gpumon_agent.module_tree import tree
+from gpumon_agent.storages import storages
 
 LOOK_EVERY = 64
 SLICE_MODULES, SLICE_TENSORS = 1000, 256

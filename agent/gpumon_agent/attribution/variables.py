@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from gpumon_agent import wire
 from gpumon_agent.attribution import caller_frames
 from gpumon_agent.attribution.inventory import claim
-from gpumon_agent.leaks.object_children import dict_words, instance_dict, place, stored_at
+from gpumon_agent.naming import dict_words, instance_dict, place, stored_at
 
 FRAMES_MAX = 8
 ENTRIES_MAX = 4_096

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-from gpumon_agent.attribution.storages import tensors_within
+from gpumon_agent.storages import tensors_within
 
 _MASTERS = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups")
 _GRADIENTS = ("grad_partitions_flat_buffer", "averaged_gradients")

@@ -36,11 +36,9 @@ from torch.nn import Module, Parameter
 from gpumon_agent import wire
 from gpumon_agent.attribution.history import History
 from gpumon_agent.attribution.inventory import Inventory
-from gpumon_agent.attribution.storages import plain
 from gpumon_agent.governor import Governor
 from gpumon_agent.leaks import gc_roots
 from gpumon_agent.leaks.allocations import Allocations
-from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.leaks.cycles import Cycles, InCycle
 from gpumon_agent.leaks.graph_retention import Looks, Retained, reaches, retained
 from gpumon_agent.leaks.growth_trigger import GrowthTrigger
@@ -49,6 +47,8 @@ from gpumon_agent.leaks.loads import Load, Loads
 from gpumon_agent.leaks.names import together
 from gpumon_agent.leaks.object_children import Files, Name
 from gpumon_agent.leaks.owned_storages import OwnedStorages
+from gpumon_agent.storages import plain
+from gpumon_agent.thread_clock import ThreadClock
 
 SLICE_NS = 500_000  # a slice ends at the first look at the clock after it
 PAUSE_NS = 70_000_000
@@ -172,10 +172,10 @@ class Census:
                 if self._taking is None or self._taking.searches:
                     self._begin(step, "asked", figures)
                 left = PAUSE_NS - (monotonic_ns() - began)
-                complete = self._slice(step, Clock(left, wall_ns=left))
+                complete = self._slice(step, ThreadClock(left, wall_ns=left))
                 if not complete and self._taking is not None:
                     self._taking.tell_early()
-                    complete = self._slice(step, Clock(TELLING_NS, wall_ns=TELLING_NS))
+                    complete = self._slice(step, ThreadClock(TELLING_NS, wall_ns=TELLING_NS))
                 self._tell(_paused(monotonic_ns() - began, complete))
             return
         if suspected and self._taking is None:
@@ -228,7 +228,7 @@ class Census:
         left = self._credit_ns if self._limited else SLICE_NS
         if left < _LEAST_NS or _why_not() is not None:
             return
-        clock = Clock(min(left, SLICE_NS))
+        clock = ThreadClock(min(left, SLICE_NS))
         taking = self._taking
         assert taking is not None
         self._turn = (self._turn + 1) % _TURNS
@@ -238,7 +238,7 @@ class Census:
             self._slice(step, clock)
         self._credit_ns -= clock.spent_ns
 
-    def _slice(self, step: int, clock: Clock) -> bool:
+    def _slice(self, step: int, clock: ThreadClock) -> bool:
         taking = self._taking
         assert taking is not None
         self._taking = None  # one that fails is not gone on with
@@ -307,12 +307,12 @@ class _Taking:
         self._cycles = Cycles()
         self._heap: list[_One] = []  # what a heap's name led to, at first
         self._alive: list[_One] = []  # of them, while they are looked at again
-        self._clock = Clock(0)
+        self._clock = ThreadClock(0)
         self._stages = [self._tell, self._read_lines, self._go_round, self._owners.run]
         self._long: dict[str, tuple[_Tally, int, Looks]] = {}  # by name: graphs too long to be measured in passing
         self._follow: set[str] = set()  # names of tensors whose graph is another variable's doing
 
-    def run(self, step: int, clock: Clock) -> bool:
+    def run(self, step: int, clock: ThreadClock) -> bool:
         """One slice. True: the census is complete, and published."""
         self._step, self._clock = step, clock
         enabled = self._collects = gc.isenabled()
@@ -332,7 +332,7 @@ class _Taking:
         self._publish(step)
         return True
 
-    def _sort_modules(self, clock: Clock) -> bool:
+    def _sort_modules(self, clock: ThreadClock) -> bool:
         names = self._names
         if not names and not self._modules[False]:
             names = self._names = list(sys.modules)
@@ -345,7 +345,7 @@ class _Taking:
                 return not names
         return True
 
-    def _go_round(self, clock: Clock) -> bool:
+    def _go_round(self, clock: ThreadClock) -> bool:
         """Round by round, until one has explained the growth."""
         while self._walk.run(clock, self._explains):
             if not self._rounds or self._explains():
@@ -520,7 +520,7 @@ class _Taking:
         """Everything was looked at, and what was found does not explain the growth."""
         return self._reason == "growth" and not self._rounds and not self._explains()
 
-    def _read_lines(self, clock: Clock) -> bool:
+    def _read_lines(self, clock: ThreadClock) -> bool:
         """Once stacks have been kept for as long as they are to be; in a slice of its own."""
         allocations = self._census.allocations
         if not allocations.reading:
@@ -538,7 +538,7 @@ class _Taking:
         self._lines, self._unclaimed = allocations.lines, allocations.unclaimed
         return True
 
-    def _tell(self, clock: Clock) -> bool:
+    def _tell(self, clock: ThreadClock) -> bool:
         """Makes the message's groups, most bytes first."""
         if not self._to_tell and not self._told:
             if not self._forget_dead():
@@ -604,7 +604,7 @@ class _Taking:
             self._early = True
             self._stages += [self._tell_so_far, self._read_lines]
 
-    def _tell_so_far(self, clock: Clock) -> bool:
+    def _tell_so_far(self, clock: ThreadClock) -> bool:
         if not self._tell(clock) and (self._to_tell or not self._told):
             return False
         self._publish(self._step, complete=False)

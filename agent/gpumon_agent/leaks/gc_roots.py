@@ -18,7 +18,8 @@ from typing import Any
 
 from gpumon_agent.guard import pass_on
 from gpumon_agent.leaks.heap_walker import Root
-from gpumon_agent.leaks.object_children import Files, ours, place, stored_at
+from gpumon_agent.leaks.object_children import Files, ours
+from gpumon_agent.naming import place, stored_at
 
 _SOURCE_BYTES_MAX = 1 << 17  # reading and searching one is a single piece of work
 _FRAMES_MAX = 400

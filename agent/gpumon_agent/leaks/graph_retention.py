@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from gpumon_agent.attribution.saving import READABLE, Reader, fields
-from gpumon_agent.attribution.storages import has_storage, storages
-from gpumon_agent.leaks.clock import Clock
+from gpumon_agent.storages import has_storage, storages
+from gpumon_agent.thread_clock import ThreadClock
 
 BLOCK_BYTES = 512  # what the allocator gives for one byte
 
@@ -47,7 +47,7 @@ def retained(tensor: Any, claimed: Container[int], budget_ns: int, looks: Looks 
     root = tensor.grad_fn
     if root is None or not READABLE:
         return None
-    clock = Clock(budget_ns)
+    clock = ThreadClock(budget_ns)
     reader = Reader()
     if looks is not None:
         looks.before, looks.newest = looks.newest, root._sequence_nr()
@@ -90,7 +90,7 @@ def _kept(node: Any, reader: Reader) -> dict[int, int]:
 
 def reaches(tensor: Tensor, number: int, budget_ns: int) -> bool:
     """Whether `tensor`'s graph leads to nodes no newer than `number`, as far as there is time to see."""
-    clock = Clock(budget_ns)
+    clock = ThreadClock(budget_ns)
     waiting = [tensor.grad_fn]
     seen = set(waiting)
     while waiting:

@@ -29,9 +29,9 @@ from itertools import groupby, islice
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from gpumon_agent import naming
 from gpumon_agent.guard import pass_on
 from gpumon_agent.leaks import bounded_containers, object_children
-from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.leaks.object_children import (
     ATOM,
     BUILTIN,
@@ -47,6 +47,7 @@ from gpumon_agent.leaks.object_children import (
     SET,
     TENSOR,
 )
+from gpumon_agent.thread_clock import ThreadClock
 
 CHUNK = 16  # children between two looks at the clock
 DEPTH_MAX = 160  # the way back takes 1 µs a level
@@ -133,7 +134,7 @@ class HeapWalker:
         self._modules: list[str] = []  # of the user's that something led to, in any round
         self._how: dict[type, int] = {}  # of types that are not the user's
         self._users_how: dict[int, tuple[weakref.ref[type], int]] = {}
-        self._clock = Clock(0)
+        self._clock = ThreadClock(0)
         self._once_more = False
         self._holders: dict[Any, object_children.Name] = {}  # of containers, by id, or by id and the way on
         self._named: dict[Any, object_children.Name] = {}  # of places that are told alike, below one root
@@ -166,7 +167,7 @@ class HeapWalker:
             self._visited = {}
             self._cut = set()
 
-    def run(self, clock: Clock, enough: Callable[[], bool]) -> bool:
+    def run(self, clock: ThreadClock, enough: Callable[[], bool]) -> bool:
         """Walks on until the clock says so. True: this round is complete. `enough` is asked before each root."""
         levels = self._levels
         self._clock, self._once_more = clock, False
@@ -243,7 +244,7 @@ class HeapWalker:
         obj, at = above.obj, level.at
         try:
             if at == _ATTRIBUTES:
-                return object_children.instance_dict(obj)
+                return naming.instance_dict(obj)
             if above.how == DICT:
                 if type(level.key) in (str, int):
                     return dict.get(obj, level.key)
@@ -361,7 +362,7 @@ class HeapWalker:
         ):
             return False
         level.attributed = True
-        values = object_children.instance_dict(level.obj)
+        values = naming.instance_dict(level.obj)
         if not values or len(self._levels) >= self._limit:
             level.again_later = level.again_later or bool(values)
             return False
@@ -556,7 +557,7 @@ class HeapWalker:
             key = edge if type(edge) in (str, int) else None
             if level.style == _NAMED and type(edge) is str:
                 above = self._levels[-2].obj if len(self._levels) > 1 else None
-                label, tag = object_children.dict_words(above, edge)
+                label, tag = naming.dict_words(above, edge)
                 if above is None:
                     tag = ""  # a variable
                 if kind == DICT and tag == "hook":
@@ -565,12 +566,7 @@ class HeapWalker:
                     style = _NAMED
             elif level.style == _BARE:
                 label = object_children.among(len(level.obj))
-        elif (
-            how == REFERENTS
-            and kind == DICT
-            and type(child) is dict
-            and object_children.instance_dict(level.obj) is child
-        ):
+        elif how == REFERENTS and kind == DICT and type(child) is dict and naming.instance_dict(level.obj) is child:
             label, style = "", _NAMED
         at = level.base + index if level.places is None else level.places[index]
         new = _Level(child, kind, at, key, label, tag, style)
@@ -773,13 +769,13 @@ class HeapWalker:
         if code is None or above is self._levels[0]:
             return None
         line = self.line(code, label.lstrip(".")) if type(above.obj) in object_children.FRAMES else None
-        return object_children.place(code, line)
+        return naming.place(code, line)
 
     def line(self, code: Any, name: str) -> int | None:
         """Where `code` first gives the variable `name` a value."""
         key = code.co_filename, code.co_firstlineno, name
         if key not in self._lines:
-            self._lines[key] = object_children.stored_at(code, name)
+            self._lines[key] = naming.stored_at(code, name)
         return self._lines[key]
 
 

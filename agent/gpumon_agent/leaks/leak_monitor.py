@@ -9,9 +9,9 @@ from gpumon_agent import wire
 from gpumon_agent.allocator import Read, reading
 from gpumon_agent.governor import Governor
 from gpumon_agent.guard import Guard
-from gpumon_agent.leaks import loads
 from gpumon_agent.leaks.census import Census
 from gpumon_agent.leaks.checkpoints import Checkpoints
+from gpumon_agent.leaks.loads import Loads, uninstall
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -33,6 +33,7 @@ class LeakMonitor:
         guard: Guard,
         governor: Governor,
         accounts: Accounts,
+        loads: Loads,
         *,
         models: Callable[[], Iterable[tuple[int, Module]]],
         say: Callable[[tuple[wire.Event, ...]], None],
@@ -41,7 +42,7 @@ class LeakMonitor:
         devices: Callable[[], Iterable[tuple[str, int]]],
         limited: bool,
     ) -> None:
-        self._loads = loads.install()
+        self._loads = loads
         self._loads.step = lambda: now()[0]
         self.census = Census(
             accounts.inventory,
@@ -99,8 +100,8 @@ class LeakMonitor:
     def stop(self) -> None:
         """Leaves nothing switched on and nothing replaced."""
         self.census.stop()
-        loads.uninstall()
+        uninstall()
 
     def disown(self) -> None:
         """In a forked child: what PyTorch keeps is the parent's, and its device."""
-        loads.uninstall()
+        uninstall()

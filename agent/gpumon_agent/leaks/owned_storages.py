@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from gpumon_agent.attribution.inventory import Inventory
-from gpumon_agent.attribution.storages import plain, storages, tensors_within
-from gpumon_agent.leaks.clock import Clock
+from gpumon_agent.storages import plain, storages, tensors_within
+from gpumon_agent.thread_clock import ThreadClock
 
 ALIKE_MAX = 3  # models of one kind and size that nobody watches; more are a heap, and no owner
 _AT_ONCE = 8
@@ -42,7 +42,7 @@ class OwnedStorages:
         self._sizes = sizes
         self._listed = False
 
-    def run(self, clock: Clock) -> bool:
+    def run(self, clock: ThreadClock) -> bool:
         if not self._listed:
             self._list()
             self._listed = True

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpumon_agent import frames, wire
-from gpumon_agent.attribution.storages import elements
+from gpumon_agent.storages import elements
 
 if TYPE_CHECKING:
     from torch.nn import Module

@@ -17,8 +17,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from gpumon_agent import endpoint
 from gpumon_agent.oom import report_file
-from gpumon_agent.transport import endpoint
 from gpumon_agent.wire.base import Bytes, Count, Few, Ordinal, Pid, RankNumber, StepNumber, Text
 
 EVERY_S = 5.0

@@ -12,8 +12,7 @@ import msgspec
 from gpumon_agent import environment, wire
 from gpumon_agent.attribution import workspaces
 from gpumon_agent.guard import Guard
-from gpumon_agent.oom import failure_site, report_file
-from gpumon_agent.transport import snapshots
+from gpumon_agent.oom import failure_site, memory_viz, report_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,8 +84,8 @@ class OomReporter:
     def _snapshot(self) -> None:
         """Beside the report, for PyTorch's memory_viz page: every block as it stands, history if recorded."""
         rest = workspaces.snapshot()
-        written = snapshots.Written(self._box)
-        for piece in snapshots.pieces(rest.pop("segments"), rest):
+        written = memory_viz.Written(self._box)
+        for piece in memory_viz.pieces(rest.pop("segments"), rest):
             written.add(piece)
         written.end()
         self._notice(written.why or f"a snapshot of the out-of-memory: {written.path}")

@@ -21,9 +21,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from gpumon_agent import wire
+from gpumon_agent import endpoint, wire
 from gpumon_agent.guard import pass_on, tolerate
-from gpumon_agent.transport import endpoint
+from gpumon_agent.units import torch_size
 from gpumon_agent.wire.base import (
     Bytes,
     Count,
@@ -324,28 +324,20 @@ def tidy(fd: int, names: re.Pattern[str] = _NAME, files_max: int = REPORTS_MAX) 
         _remove(fd, stem)
 
 
-def shown(count: int) -> str:
-    """Bytes as PyTorch's messages write them: two decimals of the largest unit that is not above the size."""
-    if count <= 1 << 10:
-        return f"{count} bytes"
-    for scale, name in ((1 << 20, "KiB"), (1 << 30, "MiB")):
-        if count <= scale:
-            return f"{count / (scale >> 10):.2f} {name}"
-    return f"{count / (1 << 30):.2f} GiB"
-
-
 def message(oom: wire.Oom, backend: str, device_total: int | None) -> str:
     """In torch's words: its own message does not exist yet. `oom.total` is this process's limit where one is set."""
     name = {"hip": "HIP", "xpu": "XPU"}.get(backend, "CUDA")
     total = device_total or oom.total
-    said = f"{name} out of memory. Tried to allocate {shown(oom.requested)}."
+    said = f"{name} out of memory. Tried to allocate {torch_size(oom.requested)}."
     if total is not None and oom.free is not None:
-        said += f" GPU {oom.device} has a total capacity of {shown(total)} of which {shown(oom.free)} is free."
+        said += (
+            f" GPU {oom.device} has a total capacity of {torch_size(total)} of which {torch_size(oom.free)} is free."
+        )
     if oom.total is not None and total is not None and oom.total < total:
-        said += f" {shown(oom.total)} allowed;"
+        said += f" {torch_size(oom.total)} allowed;"
     if oom.allocated is not None and oom.reserved is not None:
         said += (
-            f" Of the allocated memory {shown(oom.allocated)} is allocated by PyTorch, and "
-            f"{shown(oom.reserved - oom.allocated)} is reserved by PyTorch but unallocated."
+            f" Of the allocated memory {torch_size(oom.allocated)} is allocated by PyTorch, and "
+            f"{torch_size(oom.reserved - oom.allocated)} is reserved by PyTorch but unallocated."
         )
     return said

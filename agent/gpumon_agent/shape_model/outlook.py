@@ -20,6 +20,7 @@ from gpumon_agent.guard import say
 from gpumon_agent.shape_model.model import ShapeModel
 from gpumon_agent.shape_model.shape_regression import Features, Shapes, features
 from gpumon_agent.shape_model.verdict import Fragments, verdict
+from gpumon_agent.units import torch_size
 from gpumon_agent.wire import BETWEEN, FITS, OOM_AHEAD
 
 VARIABLE = "GPUMON_OUTLOOK"
@@ -222,12 +223,10 @@ class Outlooks:
 
 def sentence(outlook: wire.Outlook) -> str:
     """One line for a terminal."""
-    from gpumon_agent.oom.report_file import shown
-
     where = f"on device {outlook.device}"
-    text = f"step {outlook.step} will not fit: {outlook.phase} needs {shown(outlook.next_peak)} {where}"
+    text = f"step {outlook.step} will not fit: {outlook.phase} needs {torch_size(outlook.next_peak)} {where}"
     if outlook.headroom is not None and outlook.headroom < 0:
-        text += f", {shown(-outlook.headroom)} more than there is"
+        text += f", {torch_size(-outlook.headroom)} more than there is"
     return text
 
 

@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator
 from typing import IO, Any
 
+from gpumon_agent import endpoint
 from gpumon_agent.guard import pass_on, tolerate
 from gpumon_agent.oom import report_file
-from gpumon_agent.transport import endpoint
 
 FILES_MAX = 8
 BATCH = 100  # blocks pickled in one piece: below 256 memo entries no reader needs the rarer opcodes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from sys import getrefcount
 from typing import Any, Generic, TypeVar
 
@@ -13,6 +14,7 @@ from torch.nn import Parameter
 from gpumon_agent.guard import pass_on
 
 SMALL_BYTES = 16_384
+INPUT_DEPTH_MAX = 6  # containers within one another, in what a model is given or returns
 _PIECES, _ID_BITS = 127, 4
 V = TypeVar("V")
 _PLAIN = (Tensor, Parameter)
@@ -95,6 +97,22 @@ def tensors_within(value: object, depth: int = 8) -> Iterator[Tensor]:
     elif isinstance(value, (dict, list, tuple)) and depth:
         for each in value.values() if isinstance(value, dict) else value:
             yield from tensors_within(each, depth - 1)
+
+
+def tensors_in(value: object, depth: int = INPUT_DEPTH_MAX) -> Iterator[Tensor]:
+    """The tensors in what a model is given or returns: mappings and dataclasses too, as libraries' outputs are."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth:
+        inner: Iterable[object] = ()
+        if isinstance(value, Mapping):
+            inner = value.values()
+        elif isinstance(value, (list, tuple)):
+            inner = value
+        elif is_dataclass(value) and not isinstance(value, type):
+            inner = [getattr(value, field.name) for field in fields(value)]
+        for each in inner:
+            yield from tensors_in(each, depth - 1)
 
 
 def untransformed(tensor: Tensor) -> Tensor:

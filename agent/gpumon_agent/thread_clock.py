@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic_ns, thread_time_ns
 
 
-class Clock:
+class ThreadClock:
     """From its making on. Asking the processor for a thread's time is a system call; the other clock costs a tenth of
     that, and can only run ahead: so it is asked first."""
 
