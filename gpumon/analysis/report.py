@@ -27,7 +27,7 @@ from gpumon.analysis.rules import RANK_SKEW
 from gpumon.analysis.tracker import RULES
 from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon_agent import wire
-from gpumon_agent.forecast.verdict import expandable, verdict
+from gpumon_agent.shape_model.verdict import expandable, verdict
 
 if TYPE_CHECKING:
     from gpumon.analysis.oom.report import OomReport

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import msgspec
 
-from gpumon_agent import wire
+from gpumon_agent import endpoint, wire
 from gpumon_agent.guard import guard, protect
 from gpumon_agent.oom import last_known
-from gpumon_agent.oom.blackbox import BlackBox
-from gpumon_agent.transport import endpoint, exit_code, messages, process
+from gpumon_agent.oom.memory_viz import Written
+from gpumon_agent.oom.report_file import ReportFile
+from gpumon_agent.transport import exit_code, messages, process
 from gpumon_agent.transport.control import Control
 from gpumon_agent.transport.memory import ANSWER, START, Memory
 from gpumon_agent.transport.pages import Current, Pages, Status
 from gpumon_agent.transport.picture import Picture
 from gpumon_agent.transport.publisher import Publisher
 from gpumon_agent.transport.ring import LongReader, Reader
-from gpumon_agent.transport.snapshots import Written
 from gpumon_agent.wire.recording import recorded
 
 DESCRIPTOR = 3  # of the memory, as `spawn.start` hands it over
@@ -58,7 +58,7 @@ class Helper:
         self._answered = messages.Answer()
         self._answered_ns = 0
         self._begins = True
-        self._box = BlackBox()
+        self._box = ReportFile()
         self._file: Written | None = None
         self._goodbye: wire.Goodbye | None = None
         self._goodbye_ns = 0

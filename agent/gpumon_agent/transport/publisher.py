@@ -21,9 +21,9 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from gpumon_agent import wire
+from gpumon_agent import endpoint, wire
 from gpumon_agent.guard import protect, say
-from gpumon_agent.transport import auth, endpoint
+from gpumon_agent.transport import auth
 from gpumon_agent.transport.control import Control
 from gpumon_agent.transport.history import History
 
