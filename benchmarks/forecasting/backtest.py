@@ -29,7 +29,7 @@ from gpumon.analysis.room import available
 from gpumon.session.frame import RankFrame, StepRecord
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import wire
-from gpumon_agent.forecast.outlook import judged
+from gpumon_agent.shape_model.outlook import judged
 
 WARM_UP = 3  # steps; from the third iteration on a forecast has to be right where shapes are the same
 WARM_UP_VARYING = 20
@@ -291,7 +291,7 @@ def backtest(stream: Iterable[wire.Received], *, again: bool = False) -> list[Ba
         elif isinstance(event, wire.Host):
             _readings(store, received, event, devices)
     for device in devices.values():
-        device.score.changes = device.foreseen.foresight.changed
+        device.score.changes = device.foreseen.shape_model.changed
         if device.opened is not None:
             device.score.false_findings += 1
     return [devices[key].score for key in sorted(devices) if devices[key].score.steps]
@@ -327,6 +327,6 @@ def outlook_of(forecaster: Forecaster, record: StepRecord, device: int, room: in
     if not groups:
         return None
     return judged(
-        forecaster.foresight, closed.step, device, closed.t_ns - closed.duration_ns, groups[0], closed.input_bytes,
+        forecaster.shape_model, closed.step, device, closed.t_ns - closed.duration_ns, groups[0], closed.input_bytes,
         stood, so_far, room, forecaster.fragments,
     )  # fmt: skip

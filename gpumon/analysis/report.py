@@ -8,6 +8,7 @@ kept as long as both stay (and no census or checkpoint comes in between).
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,10 @@ from gpumon.analysis.forecast import Room
 from gpumon.analysis.learnt import Device, Rank, found
 from gpumon.analysis.lines import DeviceReport, Forecast, RankReport
 from gpumon.analysis.rules import RANK_SKEW
+from gpumon.analysis.tracker import RULES
 from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon_agent import wire
-from gpumon_agent.forecast.verdict import expandable, verdict
+from gpumon_agent.shape_model.verdict import expandable, verdict
 
 if TYPE_CHECKING:
     from gpumon.analysis.oom.report import OomReport
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 
 PACE_STEPS = 20
 """Steps the pace is taken over."""
+
+MET_STEPS = max(rule.opens_after for rule in RULES.values())
+"""Newest steps of a rank that is met, at each of which its findings are looked for, as if somebody had watched."""
 
 WAITING_STEPS = 64
 """No more are left to the next look: a session keeps a few hundred, and none may leave it unlearnt."""
@@ -109,16 +114,23 @@ class Reporter:
     def rank(self, rank: RankFrame, *, sparsely: bool = False) -> RankReport:
         """The report of one rank. `sparsely`: nobody looks at its forecast, while it has room."""
         state = self._meet(rank)
+        if state.report is None:
+            for back in range(min(len(rank.steps) - 1, MET_STEPS), 0, -1):
+                self._rank(replace(rank, steps=rank.steps[:-back], open_step=None), state, sparsely=False)
+        return self._rank(rank, state, sparsely=sparsely)
+
+    def _rank(self, rank: RankFrame, state: Rank, *, sparsely: bool) -> RankReport:
         newest = rank.steps[-1] if rank.steps else None
         key = (
             id(newest),
             len(rank.steps),
+            rank.thinned,
             rank.host_unix_ns,
             rank.models,
             id(rank.open_step) if not newest else 0,
             rank.oom,
             rank.heartbeat,
-            rank.census,
+            rank.censuses,
             rank.checkpoints,
             _ahead(rank),
             rank.status == "ended",
@@ -282,7 +294,7 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
         read=learnt.read if learnt else None,
         composed=learnt.composed if learnt else None,
         growth=learnt.growth.growth() if learnt else (),
-        regimes=tuple(learnt.forecaster.foresight.changes) if learnt else (),
+        regimes=tuple(learnt.forecaster.shape_model.changes) if learnt else (),
         asking=None if learnt is None or forecast is None else partial(_asked, rank, learnt),
     )
 
@@ -310,7 +322,7 @@ def _asked(rank: RankFrame, learnt: Device, report: DeviceReport) -> tuple[Answe
         from gpumon.analysis.whatif import SHORT, answer
 
         learnt.asked_at, learnt.asked_with = newest, figures.start
-        learnt.whatif = tuple(answer(rank, report, learnt.forecaster.foresight, SHORT, steps=WHATIF_STEPS))
+        learnt.whatif = tuple(answer(rank, report, learnt.forecaster.shape_model, SHORT, steps=WHATIF_STEPS))
     return learnt.whatif
 
 

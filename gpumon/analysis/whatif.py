@@ -30,8 +30,8 @@ from gpumon.analysis.layers import Layer, trees
 from gpumon.analysis.lines import DeviceReport
 from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
-from gpumon_agent.forecast.foresight import Foresight
-from gpumon_agent.forecast.needs import Features, features
+from gpumon_agent.shape_model.model import ShapeModel
+from gpumon_agent.shape_model.shape_regression import Features, features
 
 STEPS = 256
 SETTLED = 2  # the first step has no optimizer state, the second new buckets
@@ -155,7 +155,7 @@ class Parts:
 def answer(
     rank: RankFrame,
     report: DeviceReport,
-    foresight: Foresight,
+    shape_model: ShapeModel,
     changes: Sequence[Change] = USUAL,
     steps: int = STEPS,
 ) -> list[Answer]:
@@ -163,7 +163,7 @@ def answer(
     figures = _highest(rank, report.device, steps)
     if figures is None:
         return [Answer(change, why_not="no step was read yet") for change in changes]
-    return [_answer(rank, report, foresight, figures, change) for change in changes]
+    return [_answer(rank, report, shape_model, figures, change) for change in changes]
 
 
 def _highest(rank: RankFrame, device: int, steps: int) -> StepPeaks | None:
@@ -173,10 +173,12 @@ def _highest(rank: RankFrame, device: int, steps: int) -> StepPeaks | None:
     return max(settled, key=lambda figures: figures.peak, default=None)
 
 
-def _answer(rank: RankFrame, report: DeviceReport, foresight: Foresight, figures: StepPeaks, change: Change) -> Answer:
+def _answer(
+    rank: RankFrame, report: DeviceReport, shape_model: ShapeModel, figures: StepPeaks, change: Change
+) -> Answer:
     try:
         parts = _taken_apart(report, figures)
-        parts = _other_batch(rank, report, foresight, figures, parts, change)
+        parts = _other_batch(rank, report, shape_model, figures, parts, change)
         for apply in (_checkpointed, _bf16, _fused, _bucket_views, _zero, _accumulated):
             parts = apply(rank, report, parts, change)
     except Untold as why:
@@ -239,7 +241,7 @@ def _taken_apart(report: DeviceReport, figures: StepPeaks) -> Parts:
 
 
 def _other_batch(
-    rank: RankFrame, report: DeviceReport, foresight: Foresight, figures: StepPeaks, parts: Parts, change: Change
+    rank: RankFrame, report: DeviceReport, shape_model: ShapeModel, figures: StepPeaks, parts: Parts, change: Change
 ) -> Parts:
     """Batch and sequence, and a micro-batch's share of the batch."""
     factor, length = change.batch / change.accumulate, change.sequence
@@ -257,7 +259,7 @@ def _other_batch(
     notes = parts.notes
     grown = factor * length - 1
     start = parts.start + parts.inputs * grown
-    learnt = foresight.needs((False, tuple(map(len, first))), then) if then is not None else None
+    learnt = shape_model.needs((False, tuple(map(len, first))), then) if then is not None else None
     if learnt is not None and then is not None and learnt[2].batches >= NEW_BATCHES:
         f, backward, forward = learnt
         d = parts.more.expected if backward is None else backward - f

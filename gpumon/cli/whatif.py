@@ -163,7 +163,7 @@ def asked_of(
         for device in report.devices:
             forecaster = learnt.get((rank.source, device.device))
             if forecaster is not None:
-                return device.device, answer(rank, device, forecaster.foresight, changes)
+                return device.device, answer(rank, device, forecaster.shape_model, changes)
     return None
 
 

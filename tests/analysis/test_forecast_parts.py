@@ -145,7 +145,7 @@ def test_after_a_graph_was_replayed_there_is_no_forecast_rather_than_an_old_one(
 
 def asked(run: Run, steps: int, *changes: Change) -> list[Answer]:
     rank: RankFrame = rank_of(run, steps, host_every=1)
-    return answer(rank, Reporter().rank(rank).devices[0], learnt(rank).foresight, changes)
+    return answer(rank, Reporter().rank(rank).devices[0], learnt(rank).shape_model, changes)
 
 
 def learnt(rank: RankFrame) -> Forecaster:
@@ -167,7 +167,7 @@ def test_a_report_asked_late_answers_what_if_as_though_the_model_had_been_fed_al
         reporter.rank(dataclasses.replace(rank, steps=rank.steps[: record.step + 1]))
     report = reporter.rank(rank).devices[0]
     assert any(each.peak is not None for each in report.whatif)
-    assert report.whatif == tuple(answer(rank, report, learnt(rank).foresight, SHORT, steps=32))
+    assert report.whatif == tuple(answer(rank, report, learnt(rank).shape_model, SHORT, steps=32))
 
 
 def test_under_a_leak_what_if_is_answered_again_as_what_stands_grows() -> None:

@@ -4,10 +4,10 @@ Model. The next step starts with the bytes that the newest one ended with, plus 
 (inputs, what a leak adds). The usual batch is the newest one where the last three steps needed the same; else the one
 in the middle of the recent ones. Where the last three rounds of 2 to `PERIOD` steps needed the same, it is the batch
 of one round before; where optimizers take turns, only steps of the same optimizers count. The shape model
-(gpumon_agent.forecast.foresight) says what that batch needs and what follows it. What runs before a step's first
+(gpumon_agent.shape_model.model) says what that batch needs and what follows it. What runs before a step's first
 forward every so many steps (an evaluation) is added when it is due.
 
-Interval. The residuals of this forecast itself, as the shape model keeps them (gpumon_agent.forecast.residuals): wide
+Interval. The residuals of this forecast itself, as the shape model keeps them (gpumon_agent.shape_model.residuals): wide
 in the first steps and after a change of regime. A residual far outside widens the next interval at once.
 
 Cost. One update of the shape model a step, and one question to it. Memory is constant.
@@ -27,11 +27,11 @@ from gpumon.analysis.history import StepPeaks
 from gpumon.analysis.lines import KEPT, Forecast, Growth
 from gpumon.analysis.robust import exceedance, median
 from gpumon_agent import wire
-from gpumon_agent.forecast.foresight import Foresight, Kind
-from gpumon_agent.forecast.needs import Features, features
-from gpumon_agent.forecast.residuals import FIRST_WIDTH, Residuals
-from gpumon_agent.forecast.turns import ABOVE_END, Seen, coming
-from gpumon_agent.forecast.verdict import Fragments
+from gpumon_agent.shape_model.model import Kind, ShapeModel
+from gpumon_agent.shape_model.periodicity import ABOVE_END, Seen, coming
+from gpumon_agent.shape_model.residuals import FIRST_WIDTH, Residuals
+from gpumon_agent.shape_model.shape_regression import Features, features
+from gpumon_agent.shape_model.verdict import Fragments
 
 WINDOW = 64  # steps that say how batches differ
 RECENT = 9  # of them, whose middle is the usual one
@@ -63,7 +63,7 @@ class Forecaster:
     """Follows one device of one rank, step by step."""
 
     def __init__(self) -> None:
-        self.foresight = Foresight()
+        self.shape_model = ShapeModel()
         self.fragments = Fragments(False)
         self.seen = 0
         self._recent: deque[_Step] = deque(maxlen=WINDOW)
@@ -82,14 +82,14 @@ class Forecaster:
 
     def observe(self, step: StepPeaks, phases: Sequence[wire.Phase], gradient_bytes: int | None = None) -> None:
         """Learns one closed step. `gradient_bytes`: what zero_grad will give back, asked for after the first step."""
-        before, changed = self._newest, self.foresight.changed
+        before, changed = self._newest, self.shape_model.changed
         groups = shared_out(step.input_shapes, phases)
-        if self.foresight.learn(step.step, phases, groups):
+        if self.shape_model.learn(step.step, phases, groups):
             self.fragments.learn(phases)
         elif phases:
-            self.foresight.carry(phases[-1], groups)
+            self.shape_model.carry(phases[-1], groups)
         self._score(step)
-        if self.seen <= 1 or self.foresight.changed != changed:
+        if self.seen <= 1 or self.shape_model.changed != changed:
             self._forget()
             self._unit = max(
                 1, step.peak
@@ -155,7 +155,7 @@ class Forecaster:
             moved = start - newest.start
             return max((peak + moved * (name not in END_ANCHORED), name) for name, peak in newest.phases)
         self._start = start
-        found = None if usual.batch is None else self.foresight.peak(usual.batch, usual.kind, round(start))
+        found = None if usual.batch is None else self.shape_model.peak(usual.batch, usual.kind, round(start))
         peak, phase = (start + usual.excess, usual.phase) if found is None else (float(found[0]), found[1])
         for name, seen in self._early.items():
             above = coming(seen, self.seen, self.seen, ABOVE_END)[0]
@@ -228,10 +228,10 @@ class Forecaster:
         if usable < max(newest.start, optimizer):  # no batch does
             return 0.0
         once = slope = float(largest.by_batch)
-        known = None if largest.batch is None else self.foresight.needs(largest.kind, largest.batch)
+        known = None if largest.batch is None else self.shape_model.needs(largest.kind, largest.batch)
         if known is not None and largest.batch is not None and known[2].batches >= NEW_BATCHES:
             a, b, c, d, e = largest.batch
-            twice = self.foresight.needs(largest.kind, (2 * a, 2 * b, 2 * c, 2 * d, 2 * e))
+            twice = self.shape_model.needs(largest.kind, (2 * a, 2 * b, 2 * c, 2 * d, 2 * e))
             assert twice is not None
             slope = min(once, max(twice[0], twice[1] or 0.0) - once)
         if slope <= 0:
