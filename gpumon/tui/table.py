@@ -26,7 +26,8 @@ class Column(Generic[R, D]):
     width: int
     rank: int
     """The highest is given up first."""
-    cell: Callable[[R, D], Span | Line]
+    cell: Callable[[R, D], tuple[str | Line, str]]
+    """Text, or spans to be shown as they are, and the text's role."""
     to_left: bool = False
 
     def aligned(self, text: str) -> str:
@@ -67,12 +68,11 @@ def row_cells(columns: Columns[R, D], row: R, with_: D, role: str | None = None)
     """A row's figures, all in one role if one is given."""
     line: list[Span] = []
     for column in columns:
-        made = column.cell(row, with_)
-        if made and isinstance(made[0], str):
-            text, own = made
+        text, own = column.cell(row, with_)
+        if isinstance(text, str):
             line.append((column.aligned(text), role or own))
         else:
-            line += [("  ", ""), *made, (" " * (column.width - 2 - width(made)), "")]
+            line += [("  ", ""), *text, (" " * (column.width - 2 - width(text)), "")]
     return line
 
 

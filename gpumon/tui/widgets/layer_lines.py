@@ -63,10 +63,10 @@ def _share(row: Row, scale: _Scale) -> Span:
     return (percent(row.figures.total / scale.whole), "dim") if scale.whole else scale.none
 
 
-def _bar(row: Row, scale: _Scale) -> Line:
+def _bar(row: Row, scale: _Scale) -> tuple[Line, str]:
     """Of an open row none: it is the sum of those below it."""
     shown = [(each, value) for each in FIGURES if (value := getattr(row.figures, each))]
-    return () if row.open and not scale.flat else tuple(bar(shown, scale.largest, 11, scale.glyphs))
+    return () if row.open and not scale.flat else tuple(bar(shown, scale.largest, 11, scale.glyphs)), ""
 
 
 COLUMNS: tuple[Column[Row, _Scale], ...] = (
