@@ -22,7 +22,8 @@ from gpumon.analysis.findings.leaks import TAKEN
 from gpumon.analysis.followed import room_over_growth
 from gpumon.analysis.forecast import Room
 from gpumon.analysis.learnt import Device, Rank, after, found
-from gpumon.analysis.lines import KEPT, DeviceReport, Forecast, RankReport
+from gpumon.analysis.lines import KEPT, Forecast
+from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.rules import RANK_SKEW
 from gpumon.analysis.tracker import RULES
 from gpumon.session.frame import Frame, RankFrame, StepRecord
@@ -30,8 +31,8 @@ from gpumon_agent import wire
 from gpumon_agent.shape_model.verdict import expandable, verdict
 
 if TYPE_CHECKING:
+    from gpumon.analysis.changes import Answer
     from gpumon.analysis.oom.report import OomReport
-    from gpumon.analysis.whatif import Answer
 
 PACE_STEPS = 20
 """Steps the pace is taken over."""
@@ -326,7 +327,8 @@ def _asked(rank: RankFrame, state: Rank, learnt: Device, report: DeviceReport) -
     since = WHATIF_EVERY if learnt.asked_at is None else newest - learnt.asked_at
     moved = since >= WHATIF_FROM and abs(figures.start - learnt.asked_with) > WHATIF_MOVED * figures.peak
     if since < 0 or since >= WHATIF_EVERY or moved:
-        from gpumon.analysis.whatif import SHORT, answer
+        from gpumon.analysis.changes import SHORT
+        from gpumon.analysis.whatif import answer
 
         learnt.asked_at, learnt.asked_with = newest, figures.start
         foreseen = learnt.foreseen.catch_up(after(rank.steps, state.forecast_from), learnt.index)
