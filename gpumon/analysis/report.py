@@ -21,7 +21,8 @@ from gpumon.analysis.findings.agent import parts_off
 from gpumon.analysis.findings.leaks import TAKEN
 from gpumon.analysis.forecast import Room
 from gpumon.analysis.learnt import Device, Rank, found
-from gpumon.analysis.lines import DeviceReport, Forecast, RankReport
+from gpumon.analysis.lines import Forecast
+from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.rules import RANK_SKEW
 from gpumon.analysis.tracker import RULES
 from gpumon.session.frame import Frame, RankFrame, StepRecord
@@ -29,8 +30,8 @@ from gpumon_agent import wire
 from gpumon_agent.shape_model.verdict import expandable, verdict
 
 if TYPE_CHECKING:
+    from gpumon.analysis.changes import Answer
     from gpumon.analysis.oom.report import OomReport
-    from gpumon.analysis.whatif import Answer
 
 PACE_STEPS = 20
 """Steps the pace is taken over."""
@@ -319,7 +320,8 @@ def _asked(rank: RankFrame, learnt: Device, report: DeviceReport) -> tuple[Answe
     since = WHATIF_EVERY if learnt.asked_at is None else newest - learnt.asked_at
     moved = since >= WHATIF_FROM and abs(figures.start - learnt.asked_with) > WHATIF_MOVED * figures.peak
     if since < 0 or since >= WHATIF_EVERY or moved:
-        from gpumon.analysis.whatif import SHORT, answer
+        from gpumon.analysis.changes import SHORT
+        from gpumon.analysis.whatif import answer
 
         learnt.asked_at, learnt.asked_with = newest, figures.start
         learnt.whatif = tuple(answer(rank, report, learnt.forecaster.shape_model, SHORT, steps=WHATIF_STEPS))

@@ -7,7 +7,7 @@ of one round before; where optimizers take turns, only steps of the same optimiz
 (gpumon_agent.shape_model.model) says what that batch needs and what follows it. What runs before a step's first
 forward every so many steps (an evaluation) is added when it is due.
 
-Interval. The residuals of this forecast itself, as the shape model keeps them (gpumon_agent.shape_model.residuals): wide
+Interval. The residuals of this forecast itself, kept as the shape model keeps its own (see its `residuals`): wide
 in the first steps and after a change of regime. A residual far outside widens the next interval at once.
 
 Cost. One update of the shape model a step, and one question to it. Memory is constant.
