@@ -91,3 +91,4 @@ class Answer:
     headroom: int | None = None  # at the expected peak
     fits: bool | None = None  # None: it depends on where in the span it falls, or the room is not known
     notes: tuple[str, ...] = ()
+    full_in: int | None = None  # steps until a leak fills the device all the same; None: nothing grows

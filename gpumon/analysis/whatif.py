@@ -25,9 +25,10 @@ from dataclasses import dataclass, field, replace
 
 from gpumon.analysis.changes import USUAL, Answer, Change, Span, exactly
 from gpumon.analysis.findings.model import FUSED
-from gpumon.analysis.forecast.forecaster import shared_out
+from gpumon.analysis.forecast.forecaster import NEW_BATCHES, shared_out
 from gpumon.analysis.history import StepPeaks, step_peaks
 from gpumon.analysis.layers import Layer, trees
+from gpumon.analysis.lines import KEPT, Forecast
 from gpumon.analysis.reports import DeviceReport
 from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
@@ -38,8 +39,6 @@ STEPS = 256
 SETTLED = 2  # the first step has no optimizer state, the second new buckets
 FIXED_SHARE = 0.2
 """Of what forward adds: may be there whatever the batch, as workspaces are, and blocks that are rounded up."""
-NEW_BATCHES = 3
-"""Different batches from which on what was learnt of them is carried to others."""
 
 
 class Untold(Exception):
@@ -108,14 +107,21 @@ def _answer(
         phases[phase].expected,
         max(span.high for span in phases.values()),
     )
-    usable = None
-    if report.forecast is not None and report.forecast.headroom is not None:
-        usable = report.forecast.headroom + report.forecast.next_peak
-    fits = None
-    if usable is not None:
-        fits = True if peak.high <= usable else False if peak.low > usable else None
-    headroom = None if usable is None else round(usable - peak.expected)
-    return Answer(change, peak, phase, None, headroom, fits, parts.notes)
+    forecast = report.forecast
+    if forecast is None or forecast.headroom is None:
+        return Answer(change, peak, phase, notes=parts.notes)
+    usable = forecast.headroom + forecast.next_peak
+    headroom = round(usable - peak.expected)
+    fits = True if peak.high <= usable else False if peak.low > usable else None
+    return Answer(change, peak, phase, None, headroom, fits, parts.notes, _full_in(forecast, headroom))
+
+
+def _full_in(forecast: Forecast, headroom: int) -> int | None:
+    """Steps until the leak has filled this headroom: the time to full as it is, moved by what the change leaves."""
+    if forecast.growth != KEPT or not forecast.bytes_per_step or forecast.steps_to_oom is None:
+        return None
+    more = headroom - (forecast.headroom or 0)
+    return max(0, forecast.steps_to_oom + round(more / forecast.bytes_per_step))
 
 
 def _taken_apart(report: DeviceReport, figures: StepPeaks) -> Parts:

@@ -106,6 +106,7 @@ def stated(answer: Answer, device: int) -> dict[str, Any]:
         "phase": answer.phase,
         "headroom": answer.headroom,
         "fits": answer.fits,
+        "full_in_steps": answer.full_in,
         "why_not": answer.why_not,
         "notes": list(answer.notes),
     }
@@ -121,6 +122,8 @@ def line(answer: Answer) -> str:
     peak = answer.peak
     span = f"({size(max(0, round(peak.low)))}–{size(round(peak.high))})"
     word = {True: "fits", False: "does not fit", None: "may fit" if answer.headroom is not None else ""}[answer.fits]
+    if answer.full_in is not None and answer.fits is not False:
+        word += f", but the leak fills the device in {answer.full_in:,} steps"
     left = (
         ""
         if answer.headroom is None

@@ -19,6 +19,7 @@ from gpumon.analysis.lines import Growth
 from gpumon.analysis.report import WAITING_STEPS
 from gpumon.analysis.room import available
 from gpumon.analysis.whatif import answer
+from gpumon.cli.whatif import line, stated
 from gpumon.session.frame import RankFrame
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
@@ -180,6 +181,26 @@ def test_under_a_leak_what_if_is_answered_again_as_what_stands_grows() -> None:
             device = reporter.report(store.frame(0))[0].devices[0]
             doubled = next(each for each in device.whatif if each.change == Change(batch=2))
             assert doubled.peak is None or doubled.peak.expected > run.start(received.event.step)
+
+
+def test_what_fits_under_a_leak_says_when_it_is_full() -> None:
+    leaking = Run(kept=lambda step: 4 * MIB * step, total=4 * GIB)
+    rank = rank_of(leaking, 100, host_every=1)
+    report = Reporter().rank(rank).devices[0]
+    now, half, no = answer(rank, report, learnt(rank).shape_model, (Change(), Change(batch=0.5), Change(batch=40)))
+    assert report.forecast is not None
+    assert report.forecast.steps_to_oom is not None
+    assert now.full_in is not None
+    assert abs(now.full_in - report.forecast.steps_to_oom) <= 1  # one time to full
+    assert half.full_in is not None
+    assert half.headroom is not None
+    assert now.headroom is not None
+    assert half.full_in - now.full_in == pytest.approx((half.headroom - now.headroom) / (4 * MIB), abs=1)
+    assert f"fits, but the leak fills the device in {half.full_in:,} steps" in line(half)
+    assert stated(half, 0)["full_in_steps"] == half.full_in
+    assert "does not fit" in line(no)
+    assert "leak" not in line(no)
+    assert asked(Run(), 100, Change())[0].full_in is None
 
 
 def test_another_batch_is_answered_from_the_batches_that_were() -> None:
