@@ -23,8 +23,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from gpumon.analysis.changes import USUAL, Answer, Change, Span, exactly
-from gpumon.analysis.findings.model import FUSED
+from gpumon.analysis.changes import (
+    BUCKET_VIEWS,
+    FUSED,
+    USUAL,
+    Answer,
+    Change,
+    Held,
+    Span,
+    exactly,
+    saves,
+    sharded,
+)  # fmt: skip
+from gpumon.analysis.findings.model import FUSED_STEP
 from gpumon.analysis.forecast.forecaster import NEW_BATCHES, shared_out
 from gpumon.analysis.history import StepPeaks, step_peaks
 from gpumon.analysis.layers import Layer, trees
@@ -307,10 +318,10 @@ def _fused(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) 
         raise Untold("its optimizer was not described")
     if all(o.fused for o in optimizers):
         raise Untold("its optimizer is fused already")
-    missing = sorted({o.kind for o in optimizers} - FUSED)
+    missing = sorted({o.kind for o in optimizers} - FUSED_STEP)
     if missing:
         raise Untold(f"{', '.join(missing)} has no fused step")
-    return replace(parts, temporaries=0.0)
+    return replace(parts, temporaries=parts.temporaries - saves(FUSED, _held(parts)))
 
 
 def _bucket_views(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -> Parts:
@@ -321,8 +332,12 @@ def _bucket_views(rank: RankFrame, report: DeviceReport, parts: Parts, change: C
         raise Untold("it does not run under DistributedDataParallel")
     if parallel.gradient_as_bucket_view:
         raise Untold("its gradients are views of the buckets already")
-    gone = parts.gradients
-    return replace(parts, gradients=0.0, more=parts.more + Span(-gone, -gone, 0.0))
+    gone = saves(BUCKET_VIEWS, _held(parts))
+    return replace(parts, gradients=parts.gradients - gone, more=parts.more + Span(-gone, -gone, 0.0))
+
+
+def _held(parts: Parts) -> Held:
+    return Held(parts.weights, parts.gradients, parts.state, parts.temporaries)
 
 
 def _zero(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -> Parts:
@@ -333,22 +348,20 @@ def _zero(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -
         raise Untold("it runs on one rank: say over how many with --ranks")
     if any(r.model.parallel is not None and r.model.parallel.kind.startswith("fsdp") for r in rank.models):
         raise Untold("it is sharded already")
-    spared = 1 - 1 / ranks
-    start, gradients, more = parts.start - parts.state * spared, parts.gradients, parts.more
-    temporaries = parts.temporaries * (1 - spared)
+    gone = sharded(_held(parts), change.zero, ranks)
+    start, gradients, more = parts.start - gone.state, parts.gradients - gone.gradients, parts.more
+    temporaries = parts.temporaries - gone.temporaries
     notes = parts.notes
     if change.zero >= 2:
-        gone = gradients * spared
-        gradients -= gone
-        more = more + Span(-gone, -gone / 2, 0.0)
+        more = more + Span(-gone.gradients, -gone.gradients / 2, 0.0)
         notes = (*notes, "gradients go bucket by bucket, so some of them stand at backward's peak")
     forward = parts.forward
     unit = float(max((m.parameter_bytes for record in rank.models for m in record.modules), default=0))
     if change.zero == 2:  # some keep their shard of the weights beside all of them
         forward = forward + Span(0.0, 0.0, parts.weights / ranks + unit)
-        parts = replace(parts, gathered=parts.weights * spared)  # and let the others' go after backward
+        parts = replace(parts, gathered=sharded(_held(parts), 3, ranks).weights)  # the others go after backward
     if change.zero >= 3:
-        start -= parts.weights * spared
+        start -= gone.weights
         forward = forward + Span(unit, unit, 2 * unit)
     return replace(
         parts, start=start, gradients=gradients, more=more, temporaries=temporaries, forward=forward, notes=notes
