@@ -70,6 +70,7 @@ class Forecaster:
         self._between: deque[int] = deque(maxlen=RECENT)  # a step's start above the end of the one before
         self._early: dict[str, deque[Seen]] = {}  # what ran before a step's first forward, by phase
         self._newest: StepPeaks | None = None
+        self._alike = 0  # steps until the newest that were the same in all
         self._highest = 0  # peak of the steps before those
         self._taken = Taken()
         self._residuals = Residuals()
@@ -84,7 +85,9 @@ class Forecaster:
         """Learns one closed step. `gradient_bytes`: what zero_grad will give back, asked for after the first step."""
         before, changed = self._newest, self.shape_model.changed
         groups = shared_out(step.input_shapes, phases)
-        if self.shape_model.learn(step.step, phases, groups):
+        same = before is not None and step.step == before.step + 1 and step[1:] == before[1:]
+        self._alike = self._alike + 1 if same else 0
+        if (same and self.shape_model.again(step.step)) or self.shape_model.learn(step.step, phases, groups):
             self.fragments.learn(phases)
         elif phases:
             self.shape_model.carry(phases[-1], groups)
@@ -114,7 +117,8 @@ class Forecaster:
                 del self._early[min(self._early, key=lambda known: self._early[known][-1][0])]
             series = self._early.setdefault(name, deque(maxlen=2 * WINDOW))
             series.append((self.seen, peak - step.start, peak - end, peak))
-        self._next = self._predict(gradient_bytes)
+        if self._next is None or self._alike <= RECENT or len(self._early) > 1:  # else the same is said again
+            self._next = self._predict(gradient_bytes)
 
     def skip(self, highest: int) -> None:
         """Steps were left out, which peaked at `highest`: the next one says nothing of how well it was foreseen."""
