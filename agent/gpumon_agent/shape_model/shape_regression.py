@@ -5,7 +5,7 @@ elements of its further inputs, and the squares of its lengths (attention), plus
 from that by; or, for batches of two lengths, the highest of two planes (see max_affine), if those were nearer lately. A
 batch whose shapes were seen before needs what it needed then.
 
-Sources. Recursive least squares (Plackett 1950) with Huber's weights (Huber 1964). Peaks are piecewise linear in the
+Source. Recursive least squares (Plackett 1950). Peaks are piecewise linear in the
 batch, for they are the maximum over moments that are each linear in it: hence the differences of the nearest known
 batches.
 Cost. `Needs.at` a few multiplications; `Needs.learn` one update of a 4 × 4 matrix, and planes now and then. Memory:
@@ -95,12 +95,8 @@ class _Line:
     def at(self, x: Sequence[float]) -> float:
         return sum([c * v for c, v in zip(self.coefficients, x, strict=False)])
 
-    def learn(self, x: Sequence[float], y: float, weight: float, robust: bool, size: float, share: float) -> None:
+    def learn(self, x: Sequence[float], y: float, weight: float, size: float, share: float) -> None:
         error = y - self.at(x)
-        if robust:
-            reach = 3 * max(self.off, 0.005 * size)
-            if abs(error) > reach:
-                weight *= reach / abs(error)
         self.off += (min(abs(error) / size, 0.5) - self.off) * share
         covariance, count = self.covariance, len(self.coefficients)
         px = [sum([p * v for p, v in zip(row, x, strict=False)]) for row in covariance]
@@ -313,10 +309,10 @@ class ShapeRegression:
         y = excess / self._scale
         size = max(x[1], 1e-3)
         weight = min(size * size, 1e4)  # large batches decide whether memory suffices; below, the differences tell
-        robust, share = len(self._keys) > 5, 1 / min(self.seen, 20)
-        self._plain.learn(x, y, weight, robust, size, share)
+        share = 1 / min(self.seen, 20)
+        self._plain.learn(x, y, weight, size, share)
         if batch[2]:
-            self._square.learn(x, y, weight, robust, size, share)
+            self._square.learn(x, y, weight, size, share)
             if len(self._keys) >= SQUARE_BATCHES:
                 self.squares = self._square.off < SQUARE_BETTER * self._plain.off and self._plain.off > SQUARE_LEAST
         scale = self._scale
