@@ -31,7 +31,7 @@ from gpumon_agent import wire
 from gpumon_agent.shape_model.model import Kind, ShapeModel
 from gpumon_agent.shape_model.periodicity import ABOVE_END, Seen, coming
 from gpumon_agent.shape_model.residuals import FIRST_WIDTH, Residuals
-from gpumon_agent.shape_model.shape_regression import Features, features
+from gpumon_agent.shape_model.shape_regression import KNOWN, Features, features
 from gpumon_agent.shape_model.verdict import Fragments
 
 SAME = 0.001  # share of a peak by which those of two rounds may differ
@@ -173,7 +173,9 @@ class Forecaster:
             before = recent[-length]
             return float(before.peak + newest.end - recent[-1 - length].end), before.phase
         found = None if usual.batch is None else self.shape_model.peak(usual.batch, usual.kind, round(start))
-        peak, phase = (start + usual.excess, usual.phase) if found is None else (float(found[0]), found[1])
+        peak, phase = (
+            (start + usual.excess, usual.phase) if found is None or found[2] == KNOWN else (float(found[0]), found[1])
+        )
         for name, seen in self._early.items():
             above = coming(seen, self.seen, self.seen, ABOVE_END)[0]
             if above is not None and newest.end + above > peak:

@@ -81,7 +81,7 @@ class Others:
         if readings and t_s <= readings[-1][0]:
             return
         readings.append((t_s, float(available)))
-        if len(readings) < 8 or readings[0][1] == available:
+        if readings[0][1] == available:
             self._slope = 0.0
             return
         trend = theil_sen(list(readings))
