@@ -177,17 +177,23 @@ def read(record: StepRecord, device: int) -> Read | None:
 def with_held(lines: Lines, held: Held | None, step: int, variables: Sequence[wire.Holder] = ()) -> Lines:
     """With what a census has named counted as `variables`, at the end of `step`, as far as it has no owner yet.
 
+    It comes out of what is left over, then out of the activations: an output that was kept was saved for backward once.
     `variables`: those that the ledger has counted by itself; of what it has seen of a holder nothing is counted twice.
     """
-    rest = lines.left_over
-    if held is None or rest is None:
+    if held is None or lines.left_over is None:
         return lines
     seen = {root(each) for each in variables}
     counted = lines.variables or 0 if any(root(each) in seen for each in held.by) else 0
-    moved = min(max(0, getattr(lines, rest)), max(0, held.at(step) - counted))
-    if not moved:
-        return lines
-    return replace(lines, variables=(lines.variables or 0) + moved, **{rest: getattr(lines, rest) - moved})
+    wanted = max(0, held.at(step) - counted)
+    changed = {"variables": lines.variables or 0}
+    for line in (lines.left_over, "activations"):
+        there = getattr(lines, line) or 0
+        moved = min(max(0, there), wanted)
+        if moved:
+            changed[line] = there - moved
+            changed["variables"] += moved
+            wanted -= moved
+    return replace(lines, **changed) if len(changed) > 1 else lines
 
 
 def peak_with_held(peak: Peak | None, held: Held | None) -> Peak | None:
