@@ -111,8 +111,8 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
     steps_to_oom: int | None  # None: no trend upwards
     max_batch_factor: float | None  # largest batch, as a multiple of the present one, that still fits
     learnt_from: int  # iterations
-    bytes_per_step: int | None = None  # how fast the peak grows; None: no trend
-    growth: str | None = None  # of a trend: "kept" (what stays from step to step) or "batch" (what a step needs)
+    bytes_per_step: int | None = None  # how fast what stays from step to step grows; None: it does not
+    growth: str | None = None  # `KEPT` where it does
     highest: int = 0  # peak before the steps that this was learnt from: that much there was room for
     steps_to_oom_low: int | None = None  # the 95 % interval of `steps_to_oom`
     steps_to_oom_high: int | None = None  # None where there are `steps_to_oom`: it may never come to that
