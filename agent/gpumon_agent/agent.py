@@ -25,6 +25,7 @@ from gpumon_agent.hooks.phases import Phases
 from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.launched import launched
 from gpumon_agent.oom.oom_reporter import OomReporter
+from gpumon_agent.registry import REGISTRY
 from gpumon_agent.shape_model.outlook import Followed, Outlooks
 from gpumon_agent.shape_model.verdict import expandable
 from gpumon_agent.thread_clock import ThreadClock
@@ -142,7 +143,7 @@ class Agent:
             self.recorder.append,
             self.room,
             expandable=expandable(os.environ.get(name, "") for name in _ALLOCATOR),
-            functions=_listeners,
+            functions=REGISTRY.listeners,
         )
         self.phases: Phases = Phases(
             self.recorder,
@@ -435,11 +436,10 @@ class Agent:
 
     def leave(self, reason: str, detail: str = "") -> None:
         """Take everything out of torch and say goodbye: at exit, or when asked to stop."""
-        global _agent
         if os.getpid() != self.pid:
             return
-        if _agent is self:
-            _agent = None
+        if REGISTRY.agent is self:
+            REGISTRY.agent = None
         self.guard.protect("goodbye", self.phases.finish)()
         self.hooks.remove()
         self.leaks.stop()
@@ -452,6 +452,10 @@ class Agent:
             phase = self.phases.aborted
         self.recorder.append(wire.Goodbye(reason, time.monotonic_ns(), step, phase, detail))
         self.guard.protect("goodbye", self.transport.close)(exits=reason != "stopped")
+
+    def in_child(self) -> None:
+        """In a forked child, at once. `disown` follows if the child is watched itself."""
+        self.hooks.mute()
 
     def disown(self) -> None:
         """In a forked child: the hooks are the parent's. Puts back what is torch's, touches nothing of the parent's."""
@@ -473,7 +477,7 @@ class phase(ContextDecorator):
         self._agents: list[Agent | None] = []
 
     def __enter__(self) -> phase:
-        agent = _agent
+        agent = REGISTRY.agent
         self._agents.append(agent)
         if agent is not None and agent.hooks.fires:
             agent.guard.protect("phase", agent.phases.user_begins)(self._name)
@@ -487,30 +491,25 @@ class phase(ContextDecorator):
             agent.guard.protect("phase", agent.phases.user_ends)(aborted=kind is not None)
 
 
-_agent: Agent | None = None
-
-
 def running(name: str | None = None, *, tracker: StorageTracker | None = None) -> Agent:
     """This process's agent, begun if there is none. A `tracker` of CPU storages that already runs becomes its own."""
-    global _agent
-    if _agent is not None and _agent.pid != os.getpid():
-        _agent.disown()
-        _agent = None
-    if _agent is None:
-        _agent = Agent(name, tracker=tracker)
-    return _agent
+    if REGISTRY.agent is not None and REGISTRY.agent.pid != os.getpid():
+        REGISTRY.agent.disown()
+        REGISTRY.agent = None
+    if REGISTRY.agent is None:
+        REGISTRY.agent = Agent(name, tracker=tracker)
+    agent: Agent = REGISTRY.agent
+    return agent
 
 
 OF_OPTIMIZER, OF_ITERATION = "optimizer", "iteration"
 """What is a step: an optimizer's, or what `step()` marks."""
 
-_listeners: list[Any] = []  # functions of the user's; the agent may begin after they are given
-
 
 def on_outlook(function: Any) -> None:
     if not callable(function):
         raise TypeError(f"on_outlook() takes a function, not {type(function).__name__}")
-    _listeners.append(function)
+    REGISTRY.listeners.append(function)
 
 
 def watch(
@@ -538,7 +537,7 @@ def step() -> None:
     def mark() -> None:
         from gpumon_agent.hooks import model_discovery
 
-        agent = _agent
+        agent = REGISTRY.agent
         if agent is None and model_discovery.tops() is not None:
             agent = running()  # launched by `gpumon run`, and no optimizer was built
         if agent is not None and agent.hooks.fires:
@@ -548,19 +547,14 @@ def step() -> None:
 
 
 def stop() -> None:
-    from gpumon_agent import shim
-
-    shim.end()
-    if _agent is not None and _agent.pid == os.getpid():
-        _agent.leave("stopped")
-
-
-def _in_child() -> None:
-    if _agent is not None:
-        _agent.hooks.mute()
-
-
-os.register_at_fork(after_in_child=_in_child)
+    """The search for a model is over too, so is the tracking: what `gpumon run` began before there was an agent."""
+    for begun in (*REGISTRY.finders, *REGISTRY.trackers):
+        begun.stop()
+    if REGISTRY.loads is not None:
+        REGISTRY.loads.stop()
+    agent = REGISTRY.agent
+    if agent is not None and agent.pid == os.getpid():
+        agent.leave("stopped")
 
 
 def _each(iterators: Iterator[Iterator[bool]]) -> Iterator[bool]:

@@ -168,7 +168,8 @@ class Rows(torch.utils.data.Dataset):
         inner = nn.Sequential(nn.Linear(2, 2))
         torch.optim.SGD(inner.parameters(), 0.1)  # even one that builds an optimizer
         agent = __import__("sys").modules.get("gpumon_agent.agent")
-        mine = agent is not None and agent._agent is not None and agent._agent.pid == __import__("os").getpid()
+        running = agent and agent.REGISTRY.agent
+        mine = running is not None and running.pid == __import__("os").getpid()
         return int(mine)
 
 if __name__ == "__main__":
