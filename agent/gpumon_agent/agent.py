@@ -1,4 +1,8 @@
-"""The agent of one process: what hooks, phases, probes, recorder and transport have to do with one another."""
+"""The agent of one process. Long, because it is the one place where all parts meet and are wired; it has no model.
+
+Model and devices are described here, a step's end is passed on to the parts in their order, and the functions that a
+script calls (`watch`, `step`, `phase`, `stop`) are below.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ContextDecorator
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from gpumon_agent.allocator.cpu import StorageTracker
+    from gpumon_agent.leaks.loads import Loads
 
 _REDESCRIBED_AFTER = (0, 4)  # steps with a model: the first makes optimizer state, by the fifth DDP logged its buckets
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -57,13 +62,9 @@ class Agent:
         import torch
 
         from gpumon_agent.attribution import describe
-        from gpumon_agent.attribution.accounts import Accounts
         from gpumon_agent.attribution.caller_frames import engine_of
-        from gpumon_agent.hooks.by_hand import ByHand
-        from gpumon_agent.hooks.torch_hooks import Hooks
         from gpumon_agent.hooks.wrappers import unwrapped
         from gpumon_agent.leaks import loads
-        from gpumon_agent.leaks.leak_monitor import LeakMonitor
 
         opened_ns = time.monotonic_ns()
         self.pid = os.getpid()
@@ -103,41 +104,10 @@ class Agent:
             tracker=tracker,
             tell=self.notice,
         )
-        followed = loads.install()
-        self.accounts = accounts = Accounts(
-            self.recorder,
-            self.governor,
-            self._indexed,
-            say=lambda events: self.transport.say(events),
-            tell=self.notice,
-            loads=followed,
-            limited=environment.value("GPUMON_GOVERNOR") != "off",
-        )
-        self.inventory = accounts.inventory
-        self.leaks = LeakMonitor(
-            self.guard,
-            self.governor,
-            accounts,
-            followed,
-            models=self._indexed,
-            say=lambda events: self.transport.say(events),
-            tell=self.notice,
-            now=lambda: self.recorder.now,
-            devices=lambda: [(where.type, index) for _, index, where in self.phases.readers or ()],
-            limited=environment.value("GPUMON_GOVERNOR") != "off",
-        )
+        self._wire_attribution(loads.install())
         self.ask_census = self.leaks.ask
         self.oom_reporter = self._make_oom_reporter()
-        self.requests = Requests(
-            self.guard,
-            now=lambda: self.recorder.now,
-            say=lambda events: self.transport.say(events),
-            write_file=lambda pieces, step, t_ns: self.transport.write_file(pieces, step, t_ns),
-            tell=self.notice,
-            rang=self._rang,
-            recording=accounts.history.on,
-            census=self.ask_census,
-        )
+        self.requests = self._make_requests()
         self.room = self.requests.room
         self.outlooks = Outlooks(
             self.recorder.append,
@@ -145,26 +115,94 @@ class Agent:
             expandable=expandable(os.environ.get(name, "") for name in _ALLOCATOR),
             functions=REGISTRY.listeners,
         )
-        self.phases: Phases = Phases(
+        self.phases = self._make_phases(opened_ns)
+        self._wire_hooks()
+        self.transport = self._make_transport()
+        self._flush_ring = self.guard.protect("transport", self.transport.flush)
+        self._exit_reason = exit_reason.ExitReason(self.leave)
+        self.guard.listen(self.notice)
+        if publish:
+            self.guard.protect("transport", self.transport.start)()
+
+    # ------------------------------------------------------------------------------------------------------- the parts
+    # A part is given methods of the agent, never another part: what a method needs may be made after the part.
+
+    def _wire_attribution(self, followed: Loads) -> None:
+        from gpumon_agent.attribution.accounts import Accounts
+        from gpumon_agent.leaks.leak_monitor import LeakMonitor
+
+        limited = environment.value("GPUMON_GOVERNOR") != "off"
+        self.accounts = Accounts(
+            self.recorder,
+            self.governor,
+            self._indexed,
+            say=self._say,
+            tell=self.notice,
+            loads=followed,
+            limited=limited,
+        )
+        self.inventory = self.accounts.inventory
+        self.leaks = LeakMonitor(
+            self.guard,
+            self.governor,
+            self.accounts,
+            followed,
+            models=self._indexed,
+            say=self._say,
+            tell=self.notice,
+            now=self._now,
+            devices=self._read_devices,
+            limited=limited,
+        )
+
+    def _make_oom_reporter(self) -> OomReporter:
+        return OomReporter(
+            self.guard,
+            self.notice,
+            self._hello,
+            self._described,
+            lambda: self.accounts.ledgers,
+            self.inventory.groups,
+        )
+
+    def _make_requests(self) -> Requests:
+        return Requests(
+            self.guard,
+            now=self._now,
+            say=self._say,
+            write_file=self._write_file,
+            tell=self.notice,
+            rang=self._rang,
+            recording=self.accounts.history.on,
+            census=self.ask_census,
+        )
+
+    def _make_phases(self, opened_ns: int) -> Phases:
+        return Phases(
             self.recorder,
             self.governor,
             find_readers=self.devices.readers,
-            read_ledger=self.guard.protect("ledger", accounts.boundary),
-            step_closes=self.guard.protect("peak", accounts.close_step),
+            read_ledger=self.guard.protect("ledger", self.accounts.boundary),
+            step_closes=self.guard.protect("peak", self.accounts.close_step),
             step_closed=self.guard.protect("description", self._step_closed),
             opened_ns=opened_ns,
             carry_out=self._carry_out,
             batch_comes=None if self._bounds else self.guard.protect("outlook", self.outlooks.batch),
-            flush=lambda: self._flush(),
+            flush=self._flush,
         )
+
+    def _wire_hooks(self) -> None:
+        from gpumon_agent.hooks.by_hand import ByHand
+        from gpumon_agent.hooks.torch_hooks import Hooks
+
         self.hooks = Hooks(
             self.phases,
             self.guard,
-            inputs=accounts.inputs,
+            inputs=self.accounts.inputs,
             rooted=self._rooted,
             entered=self._entered,
             notice=self.notice,
-            graph=accounts,
+            graph=self.accounts,
             outlooks=self.outlooks,
         )
         by_hand = ByHand(
@@ -175,20 +213,35 @@ class Agent:
             notice=self.notice,
         )
         self.hooks.backward_ended = self.guard.protect("updates by hand", by_hand.backward_ended)
-        self.transport: Transport = Transport(
+
+    def _make_transport(self) -> Transport:
+        return Transport(
             Followed(self.recorder.drain, self.guard.protect("outlook's learning", self.outlooks.drained)).drain,
             self.picture,
             self._state,
             self._descriptor,
-            now=lambda: self.recorder.now,
+            now=self._now,
             counters=self._counters,
             take=self.requests.take,
         )
-        self._flush: Callable[[], object] = self.guard.protect("transport", self.transport.flush)
-        self._exit_reason = exit_reason.ExitReason(self.leave)
-        self.guard.listen(self.notice)
-        if publish:
-            self.guard.protect("transport", self.transport.start)()
+
+    def _now(self) -> tuple[int, str, int]:
+        return self.recorder.now
+
+    def _say(self, events: Iterable[wire.Event | bytes | None]) -> None:
+        self.transport.say(events)
+
+    def _write_file(self, pieces: Iterable[bytes], step: int, t_ns: int) -> None:
+        self.transport.write_file(pieces, step, t_ns)
+
+    def _flush(self) -> None:
+        self._flush_ring()
+
+    def _read_devices(self) -> list[tuple[str, int]]:
+        return [(where.type, index) for _, index, where in self.phases.readers or ()]
+
+    def _described(self) -> list[tuple[Module, wire.Model | None]]:
+        return [(model, watched.whole) for watched in self._models if (model := watched.model()) is not None]
 
     # ------------------------------------------------------------------------------------------------ what is watched
 
@@ -361,16 +414,6 @@ class Agent:
     def _carry_out(self) -> None:
         self.requests.carry_out()
         self.transport.pump(ThreadClock(_ASKED_NS))
-
-    def _make_oom_reporter(self) -> OomReporter:
-        return OomReporter(
-            self.guard,
-            self.notice,
-            self._hello,
-            lambda: [(model, watched.whole) for watched in self._models if (model := watched.model()) is not None],
-            lambda: self.accounts.ledgers,
-            lambda: self.accounts.inventory.groups(),
-        )
 
     def notice(self, text: str) -> None:
         self.recorder.append(wire.Notice(time.monotonic_ns(), text, self.recorder.now[0]))
