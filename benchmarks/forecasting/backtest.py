@@ -205,7 +205,7 @@ class _Device:
         self.last, self.largest = peak, max(self.largest, peak)
 
     def forecast(self, rank: RankFrame, step: int, report_of: object) -> None:
-        from gpumon.analysis.lines import DeviceReport, RankReport
+        from gpumon.analysis.reports import DeviceReport, RankReport
 
         assert isinstance(report_of, RankReport)
         here: DeviceReport | None = next((d for d in report_of.devices if d.device == self.score.device), None)

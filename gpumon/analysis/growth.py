@@ -118,6 +118,7 @@ class _Found:
     top: float
     trend: Trend
     rate: float  # a step, as it was found
+    grown: int  # so far
 
 
 class Follower:
@@ -228,6 +229,7 @@ class Follower:
             medians[-1],
             trend,
             scale.rate(-PARTS, -1),
+            max(0, round(self._scales[0].medians[-1] - base)),
         )
         self._restate()
 
@@ -242,8 +244,9 @@ class Follower:
             self._restate()
             self._stopped = (self._steps[-1], found.top)
             return
+        found.grown = max(0, round(level - found.base))
+        self._restate()
         if count % (REFIT_PARTS * self._law.scales[0]) == 0:
-            self._restate()
             grown_for = sum(step >= found.since for step in self._steps)
             found.trend = self._trend(min(WINDOW, max(grown_for, found.scale.width * PARTS))) or found.trend
 
@@ -289,7 +292,7 @@ class Follower:
             per_step=found.trend.slope,
             low=max(0.0, found.trend.low),
             high=found.trend.high,
-            so_far=max(0, round(self._scales[0].medians[-1] - found.base)),
+            so_far=found.grown,
             points=tuple(self._points),
         )
 

@@ -24,15 +24,16 @@ from gpumon.analysis.followed import DeviceGrowth, HostGrowth
 from gpumon.analysis.forecast import Forecaster, Others
 from gpumon.analysis.foreseen import Foreseen
 from gpumon.analysis.history import StepPeaks, carried, look
-from gpumon.analysis.lines import Peak, RankReport, Read
+from gpumon.analysis.lines import Peak, Read
 from gpumon.analysis.named import Named
+from gpumon.analysis.reports import RankReport
 from gpumon.analysis.standing import Standing
 from gpumon.analysis.tracker import Tracker
 from gpumon.session.frame import ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
-    from gpumon.analysis.whatif import Answer
+    from gpumon.analysis.changes import Answer
 
 Phases = tuple[wire.Phase, ...]
 

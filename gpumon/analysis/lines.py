@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import msgspec
 
 if TYPE_CHECKING:
-    from gpumon.analysis.oom.report import OomReport
-    from gpumon.analysis.whatif import Answer
     from gpumon_agent import wire
 
 OWNERS = (
@@ -67,6 +64,13 @@ class Lines:
     other_processes: int | None = None
     free: int | None = None
     total: int | None = None
+
+    @property
+    def left_over(self) -> str | None:
+        """The line of what no owner has; None where neither is known."""
+        if self.unexplained is not None:
+            return "unexplained"
+        return "unattributed" if self.unattributed is not None else None
 
     def known(self) -> tuple[tuple[str, int], ...]:
         """(line, bytes) of every line that is known and not zero, in the ledger's order."""
@@ -129,7 +133,7 @@ class Finding:
 
     code: str
     severity: str
-    step: int | None  # since which
+    step: int | None  # since which; None where the run's history does not tell
     title: str
     bytes: int | None = None
     bytes_per_step: int | None = None
@@ -141,13 +145,33 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What a census found that grows from step to step, by who holds it: a part of the line `variables`.
+
+    Counted as a census found it at one step; before and after that, in proportion to the steps that it has grown for.
+    """
+
+    since: int
+    parts: tuple[tuple[wire.Holder, int, int], ...]  # most bytes first: holder, bytes, the step they were counted at
+
+    def at(self, step: int) -> int:
+        """Bytes at the end of a step."""
+        steps = max(0, step - self.since + 1)
+        return sum(nbytes * steps // max(1, counted - self.since + 1) for _, nbytes, counted in self.parts)
+
+    @property
+    def by(self) -> tuple[wire.Holder, ...]:
+        return tuple(holder for holder, _, _ in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
 class Read:
     """The newest step whose owners were read, which is not always the newest step: fast ones are sampled."""
 
     step: int
     lines: Lines  # at its end
     hidden: tuple[str, ...] = ()  # who keeps bytes where nobody can look, by name: part of `unexplained`
-    held_by: tuple[wire.Holder, ...] = ()  # the variables behind that line, the largest first
+    held_by: tuple[wire.Holder, ...] = ()  # the variables behind the line `variables`, the largest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,57 +191,3 @@ class Growth:
     high: float | None = None
     so_far: int | None = None  # more than before `since`
     points: tuple[tuple[int, int], ...] = ()  # (step, value), oldest first, thinned: for a plot
-
-
-class DeviceReport(msgspec.Struct, frozen=True):
-    """Everything gpumon states about one device of one rank.
-
-    What only somebody who looks at it needs is made when it is asked for: most reports are of ranks nobody looks at.
-    """
-
-    device: int
-    ledging: Lines | Callable[[], Lines | None] | None  # or how the ledger is made
-    aging: Callable[[], float | None] | None
-    peak: Peak | None  # of the newest closed step
-    estimating: Estimate | Callable[[], Estimate | None] | None  # or how it is made
-    forecast: Forecast | None
-    capacity: int | None  # the device's total
-    device_used: int | None  # the driver's figure now, all processes
-    read: Read | None = None  # the newest ledger with owners
-    composed: Peak | None = None  # the newest peak that was taken apart
-    growth: tuple[Growth, ...] = ()  # of allocated, blocks, unexplained, slack: those that are known
-    regimes: tuple[int, ...] = ()  # steps with which peaks were seen to follow another rule, the newest last
-    asking: Callable[[DeviceReport], tuple[Answer, ...]] | None = None
-
-    @property
-    def ledger(self) -> Lines | None:
-        """At the end of the newest step's optimizer phase."""
-        made = self.ledging
-        return made if made is None or isinstance(made, Lines) else made()
-
-    @property
-    def ledger_age_s(self) -> float | None:
-        """How old the driver's lines in it are."""
-        return self.aging() if self.aging is not None else None
-
-    @property
-    def estimate(self) -> Estimate | None:
-        """By closed form."""
-        made = self.estimating
-        return made if made is None or isinstance(made, Estimate) else made()
-
-    @property
-    def whatif(self) -> tuple[Answer, ...]:
-        """What the usual changes would need, as of some steps ago."""
-        return self.asking(self) if self.asking is not None else ()
-
-
-class RankReport(msgspec.Struct, frozen=True):
-    """Everything gpumon states about one rank. `devices` is empty until the first phase closed."""
-
-    source: str
-    devices: tuple[DeviceReport, ...]
-    findings: tuple[Finding, ...]
-    steps_per_s: float | None
-    oom: OomReport | None = None  # the newest out-of-memory, explained
-    host_growth: tuple[Growth, ...] = ()  # of rss, of what is pinned, and of each child process

@@ -8,6 +8,7 @@ kept as long as both stay (and no census or checkpoint comes in between).
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,22 +18,27 @@ from gpumon.analysis import ledger, room
 from gpumon.analysis.estimating import Ledging, estimating
 from gpumon.analysis.findings import Look, retries
 from gpumon.analysis.findings.agent import parts_off
-from gpumon.analysis.findings.leaks import TAKEN
 from gpumon.analysis.followed import room_over_growth
 from gpumon.analysis.forecast import Room
 from gpumon.analysis.learnt import Device, Rank, after, found
-from gpumon.analysis.lines import KEPT, DeviceReport, Forecast, RankReport
+from gpumon.analysis.lines import KEPT, Forecast
+from gpumon.analysis.named import TAKEN, Leak
+from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.rules import RANK_SKEW
+from gpumon.analysis.tracker import RULES
 from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon_agent import wire
 from gpumon_agent.shape_model.verdict import expandable, verdict
 
 if TYPE_CHECKING:
+    from gpumon.analysis.changes import Answer
     from gpumon.analysis.oom.report import OomReport
-    from gpumon.analysis.whatif import Answer
 
 PACE_STEPS = 20
 """Steps the pace is taken over."""
+
+MET_STEPS = max(rule.opens_after for rule in RULES.values())
+"""Newest steps of a rank that is met, at each of which its findings are looked for, as if somebody had watched."""
 
 WAITING_STEPS = 64
 """No more are left to the next look: a session keeps a few hundred, and none may leave it unlearnt."""
@@ -110,6 +116,12 @@ class Reporter:
     def rank(self, rank: RankFrame, *, sparsely: bool = False) -> RankReport:
         """The report of one rank. `sparsely`: nobody looks at its forecast, while it has room."""
         state = self._meet(rank)
+        if state.report is None:
+            for back in range(min(len(rank.steps) - 1, MET_STEPS), 0, -1):
+                self._rank(replace(rank, steps=rank.steps[:-back], open_step=None), state, sparsely=False)
+        return self._rank(rank, state, sparsely=sparsely)
+
+    def _rank(self, rank: RankFrame, state: Rank, *, sparsely: bool) -> RankReport:
         newest = rank.steps[-1] if rank.steps else None
         key = (
             id(newest),
@@ -139,14 +151,15 @@ class Reporter:
 
     def _state(self, rank: RankFrame, state: Rank) -> RankReport:
         seen = sorted(state.devices) or sorted({p.device for p in rank.open_step.phases} if rank.open_step else ())
-        devices = tuple(_device_report(rank, index, state) for index in seen)
         newest = rank.steps[-1] if rank.steps else None
         ahead = _ahead(rank)
         more = state.evidence(rank) or ahead != state.ahead
+        leaks = {at: each.named.leak(state.censuses, at, each.growth.growth()) for at, each in state.devices.items()}
+        devices = tuple(_device_report(rank, index, state, leaks.get(index)) for index in seen)
         state.ahead = ahead
         if newest is not None and (more or newest.step != state.looked_at):
             for device in devices:
-                self._look(rank, state, device, newest, again=newest.step == state.looked_at)
+                self._look(rank, state, device, leaks.get(device.device), newest, again=newest.step == state.looked_at)
             state.looked_at = newest.step
         return RankReport(
             rank.source,
@@ -157,7 +170,9 @@ class Reporter:
             state.host_growth.growth(),
         )
 
-    def _look(self, rank: RankFrame, state: Rank, report: DeviceReport, record: StepRecord, again: bool) -> None:
+    def _look(
+        self, rank: RankFrame, state: Rank, report: DeviceReport, leak: Leak | None, record: StepRecord, again: bool
+    ) -> None:
         learnt = state.devices.get(report.device)
         if learnt is None:
             return
@@ -194,7 +209,7 @@ class Reporter:
                 growth=report.growth,
                 host_growth=state.host_growth.growth() if report.device == min(state.devices) else (),
                 censuses=state.censuses,
-                named=learnt.named,
+                leak=leak,
                 outlier=learnt.batches.outlier,
                 standing=learnt.standing,
                 tables=state.tables,
@@ -259,7 +274,7 @@ def report(frame: Frame) -> tuple[RankReport, ...]:
     return _reporter.report(frame)
 
 
-def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
+def _device_report(rank: RankFrame, index: int, state: Rank, leak: Leak | None) -> DeviceReport:
     learnt = state.devices.get(index)
     record = rank.steps[-1] if rank.steps else rank.open_step
     end, owners, peak = found(record, index, learnt)
@@ -267,8 +282,9 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
     described = ledger.device_of(rank, index)
     reading = ledger.reading_of(rank.host, described.uuid if described else None)
     ledging = None
-    if end is not None:
-        ledging = Ledging(rank, end, owners, learnt.lasting if learnt else None, driver)
+    held = leak.held if leak is not None else None
+    if record is not None and end is not None:
+        ledging = Ledging(rank, record.step, end, owners, learnt.lasting if learnt else None, driver, held)
     forecast = None
     if learnt is not None and not learnt.replays:  # no counter sees what runs in a CUDA graph
         forecast = _forecast(rank, learnt, driver)
@@ -276,16 +292,17 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
         device=index,
         ledging=ledging,
         aging=None if ledging is None else ledging.age_s,
-        peak=peak,
+        peak=ledger.peak_with_held(peak, held),
         estimating=estimating(state.owned.get(index), learnt, ledging),
         forecast=forecast,
         capacity=_capacity(described, reading),
         device_used=_used(reading),
-        read=learnt.read if learnt else None,
-        composed=learnt.composed if learnt else None,
+        read=ledger.read_with_held(learnt.read, held) if learnt else None,
+        composed=ledger.peak_with_held(learnt.composed, held) if learnt else None,
         growth=learnt.growth.growth() if learnt else (),
         regimes=tuple(learnt.forecaster.changes) if learnt else (),
         asking=None if learnt is None or forecast is None else partial(_asked, rank, state, learnt),
+        held=held,
     )
 
 
@@ -315,7 +332,8 @@ def _asked(rank: RankFrame, state: Rank, learnt: Device, report: DeviceReport) -
     since = WHATIF_EVERY if learnt.asked_at is None else newest - learnt.asked_at
     moved = since >= WHATIF_FROM and abs(figures.start - learnt.asked_with) > WHATIF_MOVED * figures.peak
     if since < 0 or since >= WHATIF_EVERY or moved:
-        from gpumon.analysis.whatif import SHORT, answer
+        from gpumon.analysis.changes import SHORT
+        from gpumon.analysis.whatif import answer
 
         learnt.asked_at, learnt.asked_with = newest, figures.start
         foreseen = learnt.foreseen.catch_up(after(rank.steps, state.forecast_from), learnt.index)
@@ -340,7 +358,7 @@ def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...], state: Rank) -> Oom
         rate = sum(finding.bytes_per_step or 0 for finding in named)
     taken = [each.since for each in here.growth if each.figure in TAKEN and each.since is not None]
     growth = Growth(rate, rank.oom.step - min(taken, default=0), named) if rate else None
-    return of_rank(rank, growth, kept)
+    return of_rank(rank, growth, kept, here.held)
 
 
 def _room(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None) -> Room | None:

@@ -13,7 +13,7 @@ from gpumon.cli.printing import say, say_json
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
-    from gpumon.analysis.whatif import Answer, Change
+    from gpumon.analysis.changes import Answer, Change
     from gpumon.session.frame import RankFrame
 
 
@@ -69,7 +69,7 @@ def command(
     Each figure comes with the span it lies in. What the recording does not tell is said, with the reason.
     """
     from gpumon import link
-    from gpumon.analysis.whatif import USUAL, Change
+    from gpumon.analysis.changes import USUAL, Change
 
     change = Change(batch, sequence, accumulate, checkpointing, bf16, fused, bucket_views, zero, ranks)
     plain = Change(ranks=ranks)

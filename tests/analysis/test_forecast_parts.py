@@ -11,13 +11,14 @@ from msgspec.structs import replace
 from synthetic import GIB, MIB, Run, apply, rank_of
 
 from gpumon.analysis import Reporter
+from gpumon.analysis.changes import SHORT, Answer, Change
 from gpumon.analysis.forecast import Others, Room
 from gpumon.analysis.forecast.headroom import Taken, steps_until
 from gpumon.analysis.foreseen import Foreseen
 from gpumon.analysis.report import WAITING_STEPS
 from gpumon.analysis.robust import no_trend, theil_sen
 from gpumon.analysis.room import available
-from gpumon.analysis.whatif import SHORT, Answer, Change, answer
+from gpumon.analysis.whatif import answer
 from gpumon.session.frame import RankFrame
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire

@@ -6,7 +6,8 @@ import pytest
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.comparison import HELD, Compared, compare, remarks
-from gpumon.analysis.lines import DeviceReport, Estimate, Lines, Peak
+from gpumon.analysis.lines import Estimate, Lines, Peak
+from gpumon.analysis.reports import DeviceReport
 from gpumon.tui.glossary import TERMS
 from gpumon.tui.ink import ASCII, UNICODE
 from gpumon.tui.spans import plain, width

@@ -1,4 +1,4 @@
-"""The run's past: its beginning, a thinned rest, all of its newest steps; bounded, and the same whoever thins it."""
+"""The run's past: its beginning, a thinned rest, and all of its newest steps; bounded, the same whoever thins it."""
 
 from __future__ import annotations
 

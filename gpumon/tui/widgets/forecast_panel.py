@@ -15,7 +15,7 @@ from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
-    from gpumon.analysis.whatif import Answer
+    from gpumon.analysis.changes import Answer
 
 _ROLE = {"fits": "good", "tight": "warn", "oom-ahead": "bad"}
 _SHORT = {
