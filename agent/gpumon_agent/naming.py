@@ -1,4 +1,4 @@
-"""How a person would name what an object holds, and a place in code."""
+"""Names for what an object holds and for places in code, as the user would write them."""
 
 from __future__ import annotations
 

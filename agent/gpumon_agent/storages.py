@@ -1,4 +1,4 @@
-"""Which storages stand behind a tensor: the identity by which bytes are counted once."""
+"""The storages behind a tensor, and what identifies each, so that its bytes are counted once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bounded queue of events between the hooks, which append, and the transport, which drains it."""
+"""The bounded queue of events. Hooks append to it, the transport drains it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a census begins to look: what a person has given names to, first of all."""
+"""The roots of a census: running functions, modules, models, hooks, other threads. The user's own names come first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent finds out about tensors that stay: censuses and checkpoints, and when each of them is at work."""
+"""Runs the leak detective: passes each closed step to the census and to the followed checkpoints."""
 
 from __future__ import annotations
 

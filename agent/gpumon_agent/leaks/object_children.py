@@ -1,4 +1,4 @@
-"""What an object holds, and how a person would name it: the kinds of objects that the walk looks into.
+"""The children of an object by its kind, with labels that name them.
 
 Nothing here keeps anything: every list that is returned is for the slice in which it was asked for.
 """
