@@ -51,7 +51,7 @@ def main(steps: int) -> None:
     vars(accounts)["SAMPLED_STEP_NS"] = 10**12  # nothing rests: this measures, whatever it costs
     spent = [0, 0]
     timed(spent)
-    agent = agents._agent = agents.Agent("benchmark", publish=False)
+    agent = agents.REGISTRY.agent = agents.Agent("benchmark", publish=False)
     model = bert_large.build().cuda().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5)
     agent.adopt(model, optimizer)
