@@ -18,8 +18,9 @@ import torch
 
 from gpumon.analysis.blocks import allocator, cell_bytes, cells
 from gpumon_agent import wire
-from gpumon_agent.ledger.workspaces import snapshot
-from gpumon_agent.transport import blocks, snapshots
+from gpumon_agent.attribution.workspaces import snapshot
+from gpumon_agent.oom import memory_viz
+from gpumon_agent.transport import blocks
 
 SIZES = (1_000, 10_000, 50_000, 100_000)
 
@@ -82,7 +83,7 @@ def main() -> None:
             del told
         slice_, all_ = slices(messages(read()))
         raw, out = read(), io.BytesIO()
-        file, whole = slices(map(out.write, snapshots.pieces(raw.segments, raw.rest)))
+        file, whole = slices(map(out.write, memory_viz.pieces(raw.segments, raw.rest)))
         figures = (median(held), max(held), median(free), slice_, all_, file, whole, drawn(read()))
         print(f"{size:>8,} {' '.join(ms(figure) for figure in figures)}")
 

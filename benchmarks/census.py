@@ -52,7 +52,7 @@ def measure(args: argparse.Namespace) -> list[str]:
     import torch
 
     from gpumon_agent import agent as agents
-    from gpumon_agent.leaks.suspicion import Suspicion
+    from gpumon_agent.leaks.growth_trigger import GrowthTrigger
 
     samples = [{"x": [number, str(number)], "y": number} for number in range(250_000)]
     entries: list[Entry] = []
@@ -64,16 +64,16 @@ def measure(args: argparse.Namespace) -> list[str]:
     agent = agents.Agent("benchmark", publish=False)
     agents._agent = agent
     agent.adopt(model, optimizer)
-    census = agent.evidence.census
+    census = agent.leaks.census
     times: list[int] = []
-    original = agent.evidence._take
+    original = agent.leaks._take
 
     def timed(*arguments: object) -> None:
         began = time.thread_time_ns()
         original(*arguments)
         times.append(time.thread_time_ns() - began)
 
-    agent.evidence._take = timed
+    agent.leaks._take = timed
 
     def step() -> None:
         model(torch.ones(2, 4)).sum().backward()
@@ -106,7 +106,7 @@ def measure(args: argparse.Namespace) -> list[str]:
         ("slice, p99.9", f"{cuts[998] / 1000:.0f} µs"),
         ("slice, longest", f"{max(slices) / 1000:.0f} µs"),
     ]
-    suspicion = Suspicion()
+    suspicion = GrowthTrigger()
     began = time.thread_time_ns()
     for number in range(100_000):
         suspicion.step_closed(number, ((0, 1 << 30, 1000 + number % 7),))
@@ -119,11 +119,11 @@ def measure(args: argparse.Namespace) -> list[str]:
 def measure_stacks() -> list[str]:
     import torch
 
+    from gpumon_agent.attribution.peak_breakdown import History
+    from gpumon_agent.attribution.workspaces import snapshot
     from gpumon_agent.leaks import allocations
-    from gpumon_agent.leaks.clock import Clock
-    from gpumon_agent.leaks.holders import Files
-    from gpumon_agent.ledger.composition import History
-    from gpumon_agent.ledger.workspaces import snapshot
+    from gpumon_agent.leaks.object_children import Files
+    from gpumon_agent.thread_clock import ThreadClock
 
     def deep(levels: int) -> torch.Tensor:
         return deep(levels - 1) if levels else torch.empty(64, device="cuda")
@@ -157,7 +157,7 @@ def measure_stacks() -> list[str]:
                 read.step_closed()
             if read._traced is None and not few:
                 timed(pieces, functools.partial(read.read_in_pause, blocks))
-            while not timed(slices, lambda read=read, a=addresses: read.read(a, (), Clock(SLICE_NS))):
+            while not timed(slices, lambda read=read, a=addresses: read.read(a, (), ThreadClock(SLICE_NS))):
                 pass
             gc.enable()
             assert len(read.lines) == WITH_STACKS, len(read.lines)

@@ -40,7 +40,7 @@ import json, sys, time
 from gpumon_agent import wire
 from gpumon_agent.transport import messages
 from gpumon_agent.transport.trainer import Transport
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint
 d = endpoint.describe("bench", unix_ns=time.time_ns())
 now = lambda: (0, "forward", time.monotonic_ns())
 t = Transport(list, list, messages.State, d, now=now, counters=lambda: (1, 0, False, None), take=print)
@@ -73,7 +73,7 @@ train()
 import gpumon_agent.agent
 gpumon_agent.agent._agent.transport.wait_ready(30)
 began = time.perf_counter_ns()
-gpumon_agent.agent._agent._farewell._exit()
+gpumon_agent.agent._agent._exit_reason._exit()
 print(json.dumps([*told, time.perf_counter_ns() - began]))
 """
 TRAINS = """

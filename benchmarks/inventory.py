@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from gpumon_agent.allocator.cpu import StorageTracker, resident_bytes
-from gpumon_agent.ledger import describe
-from gpumon_agent.ledger.activations import Activations
-from gpumon_agent.ledger.composition import Block, compose
-from gpumon_agent.ledger.graph import Places, Walk
-from gpumon_agent.ledger.inventory import Inventory
+from gpumon_agent.attribution import describe
+from gpumon_agent.attribution.activations import Activations
+from gpumon_agent.attribution.graph import GraphWalk, Places
+from gpumon_agent.attribution.inventory import Inventory
+from gpumon_agent.attribution.peak_breakdown import Block, compose
 
 
 def line(what: str, measured: list[float]) -> None:
@@ -67,8 +67,8 @@ def graphs() -> None:
     output = model(torch.randn(2, 8))
     places = Places()
     places.add(0, model)
-    line("a walk over the graph of 500 linear layers and 500 GELUs", timed(lambda: Walk([output], places), 100))
-    walk = Walk([output], places)
+    line("a walk over the graph of 500 linear layers and 500 GELUs", timed(lambda: GraphWalk([output], places), 100))
+    walk = GraphWalk([output], places)
 
     def note() -> None:
         Activations(lambda: places, print, limited=False).walk([output])

@@ -22,11 +22,10 @@ import time
 import tracemalloc
 
 from gpumon import link
-from gpumon_agent import wire
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint, wire
+from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.transport.history import History
 from gpumon_agent.transport.publisher import Publisher
-from gpumon_agent.transport.recorder import Recorder
 
 PHASES = 5
 STEPS_A_SECOND = 20

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from gpumon_agent import agent as agents
 from gpumon_agent import governor, wire
-from gpumon_agent.ledger import accounts
+from gpumon_agent.attribution import accounts
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "scenarios"))
 

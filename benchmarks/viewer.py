@@ -25,10 +25,9 @@ import termios
 import threading
 import time
 
-from gpumon_agent import wire
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint, wire
+from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.transport.publisher import Publisher
-from gpumon_agent.transport.recorder import Recorder
 
 STEPS_A_SECOND = 20
 SAMPLED_EVERY = 10

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpumon_agent import environment, wire
+from gpumon_agent import endpoint, environment, wire
 from gpumon_agent._version import __version__
 from gpumon_agent.allocator import Read
 from gpumon_agent.allocator.cuda import pinned_bytes
 from gpumon_agent.allocator.devices import Devices
-from gpumon_agent.forecast.outlook import Followed, Outlooks
-from gpumon_agent.forecast.verdict import expandable
 from gpumon_agent.governor import Governor
 from gpumon_agent.guard import guard, pass_on, protect, say
 from gpumon_agent.hooks.phases import Phases
+from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.launched import launched
-from gpumon_agent.leaks.clock import Clock
-from gpumon_agent.oom.lastwords import LastWords
-from gpumon_agent.transport import endpoint, exit_reason, messages
-from gpumon_agent.transport.recorder import Recorder
+from gpumon_agent.oom.oom_reporter import OomReporter
+from gpumon_agent.shape_model.outlook import Followed, Outlooks
+from gpumon_agent.shape_model.verdict import expandable
+from gpumon_agent.thread_clock import ThreadClock
+from gpumon_agent.transport import exit_reason, messages
 from gpumon_agent.transport.requests import Requests
 from gpumon_agent.transport.trainer import Transport
 from gpumon_agent.watched import Watched, innermost
@@ -55,13 +55,14 @@ class Agent:
     def __init__(self, name: str | None = None, *, tracker: StorageTracker | None = None, publish: bool = True) -> None:
         import torch
 
+        from gpumon_agent.attribution import describe
+        from gpumon_agent.attribution.accounts import Accounts
+        from gpumon_agent.attribution.caller_frames import engine_of
         from gpumon_agent.hooks.by_hand import ByHand
         from gpumon_agent.hooks.torch_hooks import Hooks
         from gpumon_agent.hooks.wrappers import unwrapped
-        from gpumon_agent.leaks.evidence import Evidence
-        from gpumon_agent.ledger import describe
-        from gpumon_agent.ledger.accounts import Accounts
-        from gpumon_agent.ledger.callers import engine_of
+        from gpumon_agent.leaks import loads
+        from gpumon_agent.leaks.leak_monitor import LeakMonitor
 
         opened_ns = time.monotonic_ns()
         self.pid = os.getpid()
@@ -81,7 +82,7 @@ class Agent:
         self._models: list[Watched] = []
         self._new_roots: list[weakref.ref[Module]] = []
         self._describing: Iterator[bool] | None = None
-        self._describing_until = Clock(0)
+        self._describing_until = ThreadClock(0)
         self._redescribed_at = set(_REDESCRIBED_AFTER)
         self._launched = launched()
         self._hold_after = int(environment.value("GPUMON_HOLD_AFTER") or 0)
@@ -101,19 +102,22 @@ class Agent:
             tracker=tracker,
             tell=self.notice,
         )
+        followed = loads.install()
         self.accounts = accounts = Accounts(
             self.recorder,
             self.governor,
             self._indexed,
             say=lambda events: self.transport.say(events),
             tell=self.notice,
+            loads=followed,
             limited=environment.value("GPUMON_GOVERNOR") != "off",
         )
         self.inventory = accounts.inventory
-        self.evidence = Evidence(
+        self.leaks = LeakMonitor(
             self.guard,
             self.governor,
             accounts,
+            followed,
             models=self._indexed,
             say=lambda events: self.transport.say(events),
             tell=self.notice,
@@ -121,8 +125,8 @@ class Agent:
             devices=lambda: [(where.type, index) for _, index, where in self.phases.readers or ()],
             limited=environment.value("GPUMON_GOVERNOR") != "off",
         )
-        self.ask_census = self.evidence.ask
-        self.last_words = self._last_words()
+        self.ask_census = self.leaks.ask
+        self.oom_reporter = self._make_oom_reporter()
         self.requests = Requests(
             self.guard,
             now=lambda: self.recorder.now,
@@ -180,7 +184,7 @@ class Agent:
             take=self.requests.take,
         )
         self._flush: Callable[[], object] = self.guard.protect("transport", self.transport.flush)
-        self._farewell = exit_reason.Farewell(self.leave)
+        self._exit_reason = exit_reason.ExitReason(self.leave)
         self.guard.listen(self.notice)
         if publish:
             self.guard.protect("transport", self.transport.start)()
@@ -203,7 +207,7 @@ class Agent:
         self.inventory.watch(model, optimizers)
         for each in optimizers:
             if hasattr(each, "_optimizer_step_pre_hooks"):
-                self.evidence.follow(each)
+                self.leaks.follow(each)
             else:
                 self.notice(f"steps of {type(each).__name__} cannot be seen: it is no torch.optim.Optimizer")
         self.phases.know(optimizers)
@@ -226,7 +230,7 @@ class Agent:
     def _describe_at_once(self, watched: Watched) -> None:
         """As much of it as may be done outside of a step; the rest a slice a step."""
         describing = watched.describe(self._describe, self._description_rests)
-        self._describing_until = Clock(_DESCRIBED_AT_ONCE_NS)
+        self._describing_until = ThreadClock(_DESCRIBED_AT_ONCE_NS)
         while next(describing, None) is not None:
             if self.accounts.many and self._describing_until.over():
                 self._describing = _each(iter((*filter(None, (self._describing,)), describing)))
@@ -300,7 +304,7 @@ class Agent:
         now = self.recorder.now[2]
         if now - self._resident_ns > _RESIDENT_EVERY_NS:
             self._resident_ns = now
-            self.evidence.resident_bytes = _rss()
+            self.leaks.resident_bytes = _rss()
             self._pinned = self._ask_pinned()
         if len(guard.off) != self._parts_off:
             self._parts_off = len(guard.off)
@@ -312,7 +316,7 @@ class Agent:
             time.sleep(_HELD_S)
         if self.governor.ledger:
             self.accounts.begin_step()
-        self.evidence.step_closed(step, reads)
+        self.leaks.step_closed(step, reads)
         looked = self.devices.looking
         readers = self.devices.look_on()
         if readers is not None:
@@ -333,7 +337,7 @@ class Agent:
         return self._describing_until.over()
 
     def _describe_on(self, describing: Iterator[bool]) -> None:
-        self._describing_until = Clock(_DESCRIBED_IN_A_STEP_NS)
+        self._describing_until = ThreadClock(_DESCRIBED_IN_A_STEP_NS)
         while next(describing, None) is not None:
             if self._describing_until.over():
                 return
@@ -344,10 +348,10 @@ class Agent:
         step, phase, _ = self.recorder.now
         allocated, reserved = self.devices.now(device)
         oom = wire.Oom(step, phase, device, time.monotonic_ns(), requested, total, free, allocated, reserved)
-        self.recorder.append(self.last_words.of(oom))
+        self.recorder.append(self.oom_reporter.of(oom))
         self.requests.out_of_memory(device)
         self._flush()
-        self.transport.pump(Clock(_AT_OOM_NS))  # the process may be about to end
+        self.transport.pump(ThreadClock(_AT_OOM_NS))  # the process may be about to end
 
     def _rang(self) -> None:
         """Something was asked for: the next window that closes gives way to it."""
@@ -355,10 +359,10 @@ class Agent:
 
     def _carry_out(self) -> None:
         self.requests.carry_out()
-        self.transport.pump(Clock(_ASKED_NS))
+        self.transport.pump(ThreadClock(_ASKED_NS))
 
-    def _last_words(self) -> LastWords:
-        return LastWords(
+    def _make_oom_reporter(self) -> OomReporter:
+        return OomReporter(
             self.guard,
             self.notice,
             self._hello,
@@ -380,7 +384,7 @@ class Agent:
         events += self.accounts.ledgers.copy().values()
         for layers in self.accounts.layers.copy().values():
             events += layers
-        return events + self.evidence.picture() + self.requests.picture()
+        return events + self.leaks.picture() + self.requests.picture()
 
     def _state(self) -> messages.State:
         """What a heartbeat repeats."""
@@ -438,10 +442,10 @@ class Agent:
             _agent = None
         self.guard.protect("goodbye", self.phases.finish)()
         self.hooks.remove()
-        self.evidence.stop()
+        self.leaks.stop()
         self.accounts.stop()
         self.devices.stop()
-        self._farewell.remove()
+        self._exit_reason.remove()
         self.guard.forget(self.notice)
         step, phase, _ = self.recorder.now
         if reason == "exception" and self.phases.aborted is not None:
@@ -454,10 +458,10 @@ class Agent:
         self.hooks.remove()
         self.accounts.disown()
         self.accounts.stop()
-        self.evidence.disown()
+        self.leaks.disown()
         self.transport.disown()
         self.devices.stop()
-        self._farewell.remove()
+        self._exit_reason.remove()
         self.guard.forget(self.notice)
 
 

@@ -20,7 +20,7 @@ from gpumon.analysis.foreseen import Foreseen
 from gpumon.analysis.history import look
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
-from gpumon_agent.forecast.outlook import Outlooks
+from gpumon_agent.shape_model.outlook import Outlooks
 
 MIB, GIB = 1 << 20, 1 << 30
 ROUNDS = 3

@@ -1,6 +1,6 @@
 """The agent's own model of coming batches, fed from a session: what it would have said, and why.
 
-Model and sources: gpumon_agent.forecast.foresight and gpumon_agent.forecast.needs.
+Model and sources: gpumon_agent.shape_model.model and gpumon_agent.shape_model.shape_regression.
 Cost. `observe`: theirs, and a pass over a step's phases. A viewer needs the model only where somebody asks: it has
 the steps' fragments learnt (`note`: a pass over the phases of the newest), and the model from the frame's steps when it
 is asked (`catch_up`).
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
-from gpumon_agent.forecast.foresight import Foresight
-from gpumon_agent.forecast.outlook import judged
-from gpumon_agent.forecast.verdict import Fragments
+from gpumon_agent.shape_model.model import ShapeModel
+from gpumon_agent.shape_model.outlook import judged
+from gpumon_agent.shape_model.verdict import Fragments
 
 Shape = tuple[int, ...]
 
@@ -28,14 +28,14 @@ class Foreseen:
     """One device of one rank."""
 
     def __init__(self) -> None:
-        self.foresight = Foresight()
+        self.shape_model = ShapeModel()
         self.fragments = Fragments(False)
         self._learnt: int | None = None  # the newest step that `catch_up` has seen
         self._retries: int | None = None  # of the newest step that was noted
 
     @property
     def changes(self) -> int:
-        return self.foresight.changed
+        return self.shape_model.changed
 
     def observe(self, record: StepRecord, device: int) -> bool:
         """Learns a closed step; False where it cannot be read."""
@@ -43,7 +43,7 @@ class Foreseen:
             return False
         here = record.on(device)
         groups = shared_out(record.closed.input_shapes, here)
-        if not groups or not self.foresight.learn(record.step, here, groups):
+        if not groups or not self.shape_model.learn(record.step, here, groups):
             return False
         self.fragments.learn(here)
         return True
@@ -74,7 +74,7 @@ class Foreseen:
                 here = record.on(device)
                 groups = shared_out(record.closed.input_shapes, here)
                 if groups:
-                    self.foresight.learn(record.step, here, groups)
+                    self.shape_model.learn(record.step, here, groups)
         if steps:
             self._learnt = steps[-1].step
         return self
@@ -98,7 +98,7 @@ class Foreseen:
             return None
         t_ns = closed.t_ns - closed.duration_ns
         return judged(
-            self.foresight, closed.step, device, t_ns, groups[0], closed.input_bytes, stood, so_far, room,
+            self.shape_model, closed.step, device, t_ns, groups[0], closed.input_bytes, stood, so_far, room,
             self.fragments,
         )  # fmt: skip
 

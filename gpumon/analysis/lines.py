@@ -109,7 +109,9 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
     highest: int = 0  # peak before the steps that this was learnt from: that much there was room for
     steps_to_oom_low: int | None = None  # the 95 % interval of `steps_to_oom`
     steps_to_oom_high: int | None = None  # None where there are `steps_to_oom`: it may never come to that
-    verdict: str | None = None  # fits, tight or oom-ahead (gpumon_agent.forecast.verdict); None: the room is not known
+    verdict: str | None = (
+        None  # fits, tight or oom-ahead (gpumon_agent.shape_model.verdict); None: the room is not known
+    )
 
 
 KEPT = "kept"
@@ -124,7 +126,7 @@ class Finding:
 
     code: str
     severity: str
-    step: int | None  # since which
+    step: int | None  # since which; None where the run's history does not tell
     title: str
     bytes: int | None = None
     bytes_per_step: int | None = None

@@ -8,6 +8,7 @@ kept as long as both stay (and no census or checkpoint comes in between).
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,13 +21,14 @@ from gpumon.analysis.findings.agent import parts_off
 from gpumon.analysis.findings.leaks import TAKEN
 from gpumon.analysis.followed import room_over_growth
 from gpumon.analysis.forecast import Room
-from gpumon.analysis.learnt import LEARNT_STEPS, Device, Rank, found
+from gpumon.analysis.learnt import Device, Rank, after, found
 from gpumon.analysis.lines import KEPT, Forecast
 from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.rules import RANK_SKEW
+from gpumon.analysis.tracker import RULES
 from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon_agent import wire
-from gpumon_agent.forecast.verdict import expandable, verdict
+from gpumon_agent.shape_model.verdict import expandable, verdict
 
 if TYPE_CHECKING:
     from gpumon.analysis.changes import Answer
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 PACE_STEPS = 20
 """Steps the pace is taken over."""
+
+MET_STEPS = max(rule.opens_after for rule in RULES.values())
+"""Newest steps of a rank that is met, at each of which its findings are looked for, as if somebody had watched."""
 
 WAITING_STEPS = 64
 """No more are left to the next look: a session keeps a few hundred, and none may leave it unlearnt."""
@@ -111,16 +116,23 @@ class Reporter:
     def rank(self, rank: RankFrame, *, sparsely: bool = False) -> RankReport:
         """The report of one rank. `sparsely`: nobody looks at its forecast, while it has room."""
         state = self._meet(rank)
+        if state.report is None:
+            for back in range(min(len(rank.steps) - 1, MET_STEPS), 0, -1):
+                self._rank(replace(rank, steps=rank.steps[:-back], open_step=None), state, sparsely=False)
+        return self._rank(rank, state, sparsely=sparsely)
+
+    def _rank(self, rank: RankFrame, state: Rank, *, sparsely: bool) -> RankReport:
         newest = rank.steps[-1] if rank.steps else None
         key = (
             id(newest),
             len(rank.steps),
+            rank.thinned,
             rank.host_unix_ns,
             rank.models,
             id(rank.open_step) if not newest else 0,
             rank.oom,
             rank.heartbeat,
-            rank.census,
+            rank.censuses,
             rank.checkpoints,
             _ahead(rank),
             rank.status == "ended",
@@ -285,7 +297,7 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
         composed=learnt.composed if learnt else None,
         growth=learnt.growth.growth() if learnt else (),
         regimes=tuple(learnt.forecaster.changes) if learnt else (),
-        asking=None if learnt is None or forecast is None else partial(_asked, rank, learnt),
+        asking=None if learnt is None or forecast is None else partial(_asked, rank, state, learnt),
     )
 
 
@@ -307,7 +319,7 @@ def _forecast(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None
     return msgspec.structs.replace(forecast, verdict=word)
 
 
-def _asked(rank: RankFrame, learnt: Device, report: DeviceReport) -> tuple[Answer, ...]:
+def _asked(rank: RankFrame, state: Rank, learnt: Device, report: DeviceReport) -> tuple[Answer, ...]:
     """What the usual changes would need: asked again now and then, for it looks at many steps."""
     newest, figures = rank.steps[-1].step if rank.steps else 0, learnt.newest
     if newest < WHATIF_FROM or figures is None:
@@ -319,7 +331,7 @@ def _asked(rank: RankFrame, learnt: Device, report: DeviceReport) -> tuple[Answe
         from gpumon.analysis.whatif import answer
 
         learnt.asked_at, learnt.asked_with = newest, figures.start
-        foreseen = learnt.foreseen.catch_up(rank.steps[-LEARNT_STEPS:], learnt.index)
+        foreseen = learnt.foreseen.catch_up(after(rank.steps, state.forecast_from), learnt.index)
         learnt.whatif = tuple(answer(rank, report, foreseen, SHORT, steps=WHATIF_STEPS))
     return learnt.whatif
 

@@ -31,7 +31,7 @@ from gpumon.analysis.layers import Layer, trees
 from gpumon.analysis.reports import DeviceReport
 from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
-from gpumon_agent.forecast.needs import Features, features
+from gpumon_agent.shape_model.shape_regression import Features, features
 
 STEPS = 256
 SETTLED = 2  # the first step has no optimizer state, the second new buckets
@@ -169,7 +169,7 @@ def _other_batch(
     notes = parts.notes
     grown = factor * length - 1
     start = parts.start + parts.inputs * grown
-    learnt = foreseen.foresight.needs((False, tuple(map(len, first))), then) if then is not None else None
+    learnt = foreseen.shape_model.needs((False, tuple(map(len, first))), then) if then is not None else None
     if learnt is not None and then is not None and learnt[2].batches >= NEW_BATCHES:
         f, backward, forward = learnt
         d = parts.more.expected if backward is None else backward - f

@@ -20,7 +20,7 @@ from gpumon.session.rank import refused
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
-    from gpumon_agent.transport.endpoint import Descriptor
+    from gpumon_agent.endpoint import Descriptor
 
 _WAITING_MAX = 1024  # messages that were read and not yet looked at
 _LINES_WAITING_MAX = 50_000  # objects for a reader that pauses; beyond it agents are not read either
@@ -245,7 +245,7 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
     from gpumon import link
     from gpumon.cli.rooms import Rooms
     from gpumon.host import Sampler
-    from gpumon_agent.transport.endpoint import pid_namespace
+    from gpumon_agent.endpoint import pid_namespace
 
     rooms = Rooms(targets)
     here = pid_namespace()

@@ -14,10 +14,9 @@ from gpumon.analysis.layers import trees
 from gpumon.analysis.lines import Finding
 from gpumon.export import jsonl
 from gpumon.session.frame import HostSample, LayersRecord, RankFrame, StepRecord
-from gpumon.session.store import SessionStore, StoreLimits
+from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 
-STEPS_KEPT = 512
 """Enough for every model that learns; what was printed need not be kept."""
 
 
@@ -52,7 +51,7 @@ class Objects:
     """Feed it each message in the order `link` yields them."""
 
     def __init__(self, *, replaying: bool = False, rank: int | None = None) -> None:
-        self._store = SessionStore(StoreLimits(steps=STEPS_KEPT), replaying=replaying)
+        self._store = SessionStore(replaying=replaying)
         self._reporter = Reporter()
         self._only_rank = rank
         self._said: dict[str, _Said] = {}

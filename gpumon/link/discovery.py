@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumon_agent.transport import endpoint
-from gpumon_agent.transport.endpoint import Descriptor
+from gpumon_agent import endpoint
+from gpumon_agent.endpoint import Descriptor
 
 from .errors import ForeignUser, LinkError, NoJob, NotGpumon
 

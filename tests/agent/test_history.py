@@ -122,7 +122,7 @@ def train(watched: bool, steps: int, form: str, begins: int) -> None:
         look(step, closely=step == steps - 1)
         if agent is not None:
             events = [event for _, event in agent.recorder.drain()]
-            newest = agent.evidence.census.newest
+            newest = agent.leaks.census.newest
             found += newest is not None and any((group.where or "").startswith(own) for group in newest.groups)
             found += any(isinstance(event, wire.Ledger) and event.peak for event in events)
     if form == "and ends":

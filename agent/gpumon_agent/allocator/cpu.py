@@ -105,7 +105,7 @@ class StorageTracker:
         from torch.utils._python_dispatch import TorchDispatchMode
         from torch.utils.data import _utils
 
-        from gpumon_agent.ledger.storages import plain
+        from gpumon_agent.storages import plain
 
         self._tensor, self._plain = Tensor, plain
         see = self._see

@@ -33,7 +33,7 @@ import msgspec
 
 from gpumon_agent.allocator import Read, Reader, Reading, reading, stood
 from gpumon_agent.governor import Governor
-from gpumon_agent.transport.recorder import Recorder
+from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.wire import (
     ABORTED,
     BACKWARD,

@@ -33,8 +33,8 @@ from torch.utils.hooks import RemovableHandle
 
 from gpumon_agent import frames
 from gpumon_agent.guard import protect
-from gpumon_agent.ledger.storages import plain
 from gpumon_agent.patching import Patches
+from gpumon_agent.storages import plain
 
 TENSORS_MAX = 200_000
 LOADS_MAX = 64  # followed at one time; the oldest is given up

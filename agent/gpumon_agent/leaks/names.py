@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from gpumon_agent.leaks.holders import Name
+from gpumon_agent.leaks.object_children import Name
 
 KEYS_TOLD = 4
 _LAST_KEY = re.compile(r"\['[^']*'\](?=[^\[]*$)")

@@ -1,7 +1,6 @@
 """Owns the sockets, encodes what its source hands over, and answers viewers: in the helper, on its main thread.
 
-ZeroMQ drops for a viewer that does not keep up; the gap in `seq` tells it so. Events are kept encoded: 2,000 steps of
-them fit 4 MiB, as Structs they would take between four and five times as much.
+ZeroMQ drops for a viewer that does not keep up; the gap in `seq` tells it so.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from gpumon_agent import wire
+from gpumon_agent import endpoint, wire
 from gpumon_agent.guard import protect, say
-from gpumon_agent.transport import auth, endpoint
+from gpumon_agent.transport import auth
 from gpumon_agent.transport.control import Control
 from gpumon_agent.transport.history import History
 
@@ -341,10 +340,10 @@ class Publisher:
     def _answer(self, topic: bytes) -> Iterator[bytes]:
         """Frames for one asker. History and its newest seq are taken at the same moment: what is newer goes LIVE."""
         glance = topic[:1] == wire.GLANCE
-        packets = [] if glance else self.history.packets()
+        past, packets = ([], []) if glance else (self.history.past(), self.history.packets())
         newest = self.history.newest
         picture = (self._picture() or [])[: 1 if glance else None]  # the Hello stands first
-        for packet in wire.pack(self._encoded((-1, event) for event in picture), replayed=True):
+        for packet in wire.pack(self._encoded((-1, event) for event in (*picture, *past)), replayed=True):
             yield wire.frame(packet, topic)
         for packet in packets:
             yield wire.frame(packet, topic)

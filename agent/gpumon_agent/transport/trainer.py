@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 
-from gpumon_agent import environment, wire
+from gpumon_agent import endpoint, environment, wire
 from gpumon_agent.guard import is_the_users, pass_on, say
-from gpumon_agent.leaks.clock import Clock
-from gpumon_agent.oom import blackbox
-from gpumon_agent.transport import endpoint, exit_code, messages, spawn
+from gpumon_agent.oom import report_file
+from gpumon_agent.thread_clock import ThreadClock
+from gpumon_agent.transport import exit_code, messages, spawn
 from gpumon_agent.transport.memory import ANSWER, START, Memory
 from gpumon_agent.transport.pages import Pages, Status
 from gpumon_agent.transport.ring import LongWriter, Writer, one_thread_at_a_time
@@ -114,7 +114,7 @@ class Transport:
         if self._begin(memory):
             _open.add(self)
             self._say_all()
-            self.pump(Clock(_PUMP_NS * 100))
+            self.pump(ThreadClock(_PUMP_NS * 100))
             if environment.value("GPUMON_AWAIT_VIEWER") == "1":
                 self._await_viewer()
 
@@ -165,7 +165,7 @@ class Transport:
         self.flush()
         until = time.monotonic() + _LAST_WORDS_S
         while self._waiting or (self._long is not None and self._long.waiting_bytes):
-            self.pump(Clock(int(_LAST_WORDS_S * 1e9)))
+            self.pump(ThreadClock(int(_LAST_WORDS_S * 1e9)))
             if time.monotonic() > until:
                 break
             time.sleep(0.002)
@@ -223,7 +223,7 @@ class Transport:
         known = 0 if pinned is None else pinned + 1
         self._status.write(step, phase, since, rate, cost_ns, self._request, cuda, known)
         if self._waiting or long.waiting_bytes:
-            self._pump(Clock(min(max(_PUMP_NS, (since - self._flushed_ns) // _PUMP_SHARE), _PUMP_MAX_NS)))
+            self._pump(ThreadClock(min(max(_PUMP_NS, (since - self._flushed_ns) // _PUMP_SHARE), _PUMP_MAX_NS)))
         self._flushed_ns = since
         told = self._back.read()
         if told is not None:
@@ -312,7 +312,7 @@ class Transport:
             self._waiting.append((kind, made))
 
     @one_thread_at_a_time
-    def pump(self, clock: Clock) -> None:
+    def pump(self, clock: ThreadClock) -> None:
         """As much of what waits as may take that time."""
         if self._busy:
             return
@@ -323,7 +323,7 @@ class Transport:
         finally:
             self._busy = False
 
-    def _pump(self, clock: Clock) -> None:
+    def _pump(self, clock: ThreadClock) -> None:
         long = self._long
         assert long is not None
         try:
@@ -349,9 +349,9 @@ def _path() -> list[str]:
 
 def _environment() -> dict[str, str]:
     known = dict(os.environ)
-    folder = known.get(blackbox.VARIABLE)
-    if folder and folder != blackbox.OFF:
-        known[blackbox.VARIABLE] = os.path.abspath(folder)  # noqa: PTH100
+    folder = known.get(report_file.VARIABLE)
+    if folder and folder != report_file.OFF:
+        known[report_file.VARIABLE] = os.path.abspath(folder)  # noqa: PTH100
     return known
 
 

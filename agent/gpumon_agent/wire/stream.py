@@ -140,6 +140,22 @@ class Ledger(Message, frozen=True, tag="ledger"):
             msgspec.structs.force_setattr(self, "hidden", tuple(clean(name) for name in self.hidden))
 
 
+class PastStep(Message, frozen=True, tag="past"):
+    """A step of long ago, whole. It has no number: the numbers of what was dropped around it say nothing."""
+
+    closed: Step
+    phases: Annotated[tuple[Phase, ...], Meta(max_length=PHASES_PER_STEP_MAX)] = ()
+    ledgers: Annotated[tuple[Ledger, ...], Meta(max_length=64)] = ()
+
+
+class Thinned(Message, frozen=True, tag="thinned"):
+    """The past up to a step was thinned (wire.thinning). Who has heard it keeps of the run what the helper keeps."""
+
+    until: StepNumber  # older steps are thinned; of newer ones everything is kept. -1: none is
+    newest: StepNumber  # that had closed then
+    stride: Annotated[int, Meta(ge=1, le=1 << 62)] = 1
+
+
 class Oom(Message, frozen=True, tag="oom"):
     """The allocator is about to raise OutOfMemoryError (torch's own observer, before the exception)."""
 

@@ -26,7 +26,7 @@ most 32 and `WINDOW` points. Where steps are alike neither is done again. Memory
 measures both.
 
 Known limitations. Excess over the bytes of a batch is taken as a line: what follows its shapes, attention's square too,
-is foreseen once they are known (the agent's foresight). `max_batch_factor` scales all of a phase's excess, gradients
+is foreseen once they are known (the agent's shape model). `max_batch_factor` scales all of a phase's excess, gradients
 included, when all batches had the same size: it is a lower bound then.
 """
 

@@ -71,7 +71,8 @@ class LeakTable(TablePanel):
         rank = view.rank
         if rank is None or rank.census is None:
             return Leaks(None, (), view.cannot_ask)
-        rows = rows_of(rank.census, rank.census_before, view.index, self.order)
+        before = rank.censuses[-2] if len(rank.censuses) > 1 else None
+        rows = rows_of(rank.census, before, view.index, self.order)
         return Leaks(rank.census, rows, view.cannot_ask)
 
     @property
