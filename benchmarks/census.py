@@ -15,11 +15,11 @@ import argparse
 import functools
 import gc
 import os
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median, quantiles
+
+from common import options, write
 
 ROW = "| {:<62} | {:>14} |"
 
@@ -33,19 +33,14 @@ class Entry:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, write=True)
     parser.add_argument("--objects", type=int, default=700_000, help="that the collector knows (700,000)")
     parser.add_argument("--censuses", type=int, default=3, help="complete ones (3)")
     parser.add_argument("--stacks", action="store_true", help="where tensors were made instead, by number of blocks")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table there, with this command")
     args = parser.parse_args()
     os.environ["GPUMON_GOVERNOR"] = "off"
     text = "\n".join(measure_stacks() if args.stacks else measure(args)) + "\n"
-    command = " ".join(["python", "benchmarks/census.py", *sys.argv[1:]])
-    head = f"Python {sys.version.split()[0]}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f} at the end, by\n\n"
-    print(f"{head}    {command}\n\n{text}")
-    if args.write:
-        args.write.write_text(f"# What a census costs\n\n{head}    {command}\n\n{text}")
+    write("What a census costs", text, args.write)
 
 
 def measure(args: argparse.Namespace) -> list[str]:
@@ -62,7 +57,7 @@ def measure(args: argparse.Namespace) -> list[str]:
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
     optimizer = torch.optim.AdamW(model.parameters())
     agent = agents.Agent("benchmark", publish=False)
-    agents._agent = agent
+    agents.REGISTRY.agent = agent
     agent.adopt(model, optimizer)
     census = agent.leaks.census
     times: list[int] = []

@@ -76,7 +76,6 @@ class Device:
     others: Others = field(default_factory=Others)
     whatif: tuple[Answer, ...] = ()
     asked_at: int | None = None  # the step at which what-if was answered last
-    asked_with: int = 0  # what stood then as forward began
     typical: float | None = None  # peak, at the newest look
     growth: DeviceGrowth = field(default_factory=DeviceGrowth)
     batches: Batches = field(default_factory=Batches)

@@ -52,7 +52,7 @@ def used(columns: Columns[R, D]) -> int:
     return sum(column.width for column in columns)
 
 
-def heads(columns: Columns[R, D], order: str, mark: str = "") -> list[Span]:
+def heads(columns: Columns[R, D], order: str = "", mark: str = "") -> list[Span]:
     """The headings; `mark` beside the one that is sorted by."""
     return [
         (column.aligned(column.heading + mark * (column.name == order)), "key" if column.name == order else "dim")
@@ -114,6 +114,11 @@ class TablePanel(Panel):
         """What tells the rows apart, from top to bottom."""
         raise NotImplementedError
 
+    def row_at(self, y: int) -> int | None:
+        """The row that is drawn there."""
+        row = self._top + y - self._first_y
+        return row if y >= self._first_y and row < len(self.keys()) else None
+
     def heading_at(self, x: int) -> str | None:
         """What a click on the headings sorts by."""
         return None
@@ -162,16 +167,14 @@ class TablePanel(Panel):
         at = event.get_content_offset(self)
         if at is None:
             return
-        row = self._top + at.y - self._first_y
-        if at.y == self._first_y - 1:
-            order = self.heading_at(at.x)
-            if order is not None:
-                self.sort(order)
-        elif at.y >= self._first_y and row < len(self.keys()):
+        row = self.row_at(at.y)
+        if row is not None:
             if row == self._at:
                 self.press()
             else:
                 self.go(row)
+        elif at.y == self._first_y - 1 and (order := self.heading_at(at.x)) is not None:
+            self.sort(order)
 
     def on_mouse_scroll_down(self) -> None:
         self.action_move(3)

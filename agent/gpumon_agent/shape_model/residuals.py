@@ -1,4 +1,4 @@
-"""How far off predictions were, and the interval that gives: the next one lies in it as often as it says.
+"""The interval around a prediction, from how far off earlier predictions were; its coverage is what it states.
 
 Model. Residuals of one sort of predictions (batches known, new, larger than any) differ in size from those of another,
 so each sort has its own: the conformal interval of its newest ones.

@@ -72,6 +72,7 @@ def _said_of_now(look: Look) -> Evidence | None:
         f"({units.size(outlook.low)}–{units.size(outlook.high)}) in {outlook.phase}{look.where}{missing}",
         headroom,
         "skip or cut such a batch: gpumon_agent.on_outlook(function) is called before its forward",
+        since=outlook.step,
         at_once=True,
     )
 
@@ -163,4 +164,5 @@ def fragmentation(look: Look) -> Evidence | None:
         unused,
         sizes if _expandable(look) else f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; {sizes}",
         bytes_per_step=round(slack.per_step) if slack and slack.per_step else None,
+        since=found.step,
     )

@@ -20,6 +20,7 @@ FOOT = 2
 """Lines below them: the chosen module in words."""
 
 _NAME = 26
+_WIDEST = 14  # one column is always shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ COLUMNS: tuple[Column[Row, _Scale], ...] = (
 
 def _placed(room: int, order: str) -> tuple[int, Sequence[Column[Row, _Scale]]]:
     """Cells of the name, and the columns that have room beside it."""
-    columns = place(COLUMNS, room - _NAME, order)
+    columns = place(COLUMNS, max(_WIDEST, room - _NAME), order)
     return max(1, room - used(columns)), columns
 
 

@@ -58,10 +58,11 @@ UNHEARD = (COLUMNS[0],)
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The lines, and how many rows one column of a grid holds (1 in a table)."""
+    """The lines, how many rows one column of a grid holds (1 in a table), and in a table the row of each line."""
 
     lines: list[Line]
     stride: int = 1
+    rows: tuple[int, ...] = ()
 
 
 def rank_lines(page: RankPage, cursor: int, room: int, height: int, glyphs: Glyphs) -> Drawn:
@@ -69,7 +70,7 @@ def rank_lines(page: RankPage, cursor: int, room: int, height: int, glyphs: Glyp
     top = summary(page, unit, room)[: max(1, min(4, height // 6))]
     entries = _entries(page)
     if len(entries) + len(top) + 1 <= height or room < 2 * CELL:
-        return Drawn(_table(page, entries, top, cursor, unit, room, height, glyphs))
+        return _table(page, entries, top, cursor, unit, room, height, glyphs)
     return _grid(page, entries, top, cursor, unit, room, height, glyphs)
 
 
@@ -132,10 +133,10 @@ def _heading(page: RankPage, node: str, unit: Unit) -> Line:
 def _table(
     page: RankPage, entries: list[Entry], top: list[Line], cursor: int, unit: Unit, room: int, height: int,
     glyphs: Glyphs,
-) -> list[Line]:  # fmt: skip
+) -> Drawn:  # fmt: skip
     shown = place(COLUMNS, room - _LEAD - _STATE_WIDTH)
     head = [(" " * _LEAD, ""), *heads(shown, page.order), ("  state", "dim")]
-    lines = [*top, tuple(head)]
+    lines = [*top, fit(head, room)]
     space = max(1, height - len(lines))
     at = next((i for i, (_, index) in enumerate(entries) if index == cursor), 0)
     first = max(0, min(at - space // 2, len(entries) - space))
@@ -148,7 +149,8 @@ def _table(
         row = page.rows[cursor]
         lines.append(fit(((f"  rank {row.label}: ", _STATES[row.state]), (said, "text")), room))
     lines += _heat(page, room, height - len(lines), glyphs)
-    return lines
+    shown_rows = (*[-1] * (len(top) + 1), *(index for _, index in entries[first : first + space]))
+    return Drawn(lines, rows=shown_rows)
 
 
 def _line(

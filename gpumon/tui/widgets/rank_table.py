@@ -42,6 +42,7 @@ class RankTable(TablePanel):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._stride = 1
+        self._lines_rows: tuple[int, ...] = ()
         self._order = "rank"
         self._reverse = False
         self._peaks = Peaks()
@@ -59,8 +60,15 @@ class RankTable(TablePanel):
     def draw(self, slice_: RankPage, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         self.find_row()
         drawn = rank_lines(slice_, self._at, width, height, glyphs)
-        self._stride, self._space = drawn.stride, height // 2
+        self._stride, self._lines_rows, self._space = drawn.stride, drawn.rows, height // 2
         return drawn.lines
+
+    def row_at(self, y: int) -> int | None:
+        row = self._lines_rows[y] if y < len(self._lines_rows) else -1
+        return row if row >= 0 else None
+
+    def press(self) -> None:
+        self.action_open()
 
     def action_across(self, by: int) -> None:
         if self._stride > 1:
