@@ -176,3 +176,48 @@ def test_eight_amounts_tell_how_much_they_vary() -> None:
     assert eight[2] is not None
     assert seven[2] is not None
     assert eight[2] - eight[1] > 2 * (seven[2] - seven[1])
+
+
+def grown(found: Taken, first: int, gaps: Sequence[int], sizes: Sequence[int]) -> int:
+    """Each step takes one segment, with so many bytes less standing than were reserved. Says what is reserved then."""
+    reserved = GIB
+    for at, (gap, size) in enumerate(zip([*gaps, gaps[-1]], [0, *sizes], strict=True)):
+        reserved += size
+        found.observe(first + at, reserved, reserved - gap)
+    return reserved
+
+
+def test_the_newest_32_growths_say_where_memory_ends() -> None:
+    """Of them 17 needed 50 MiB beside what stood, the ones before 10."""
+    found = Taken()
+    gaps = [10 * MIB] * 60 + [50 * MIB] * 17
+    reserved = grown(found, 8, gaps, [(20, 24)[at % 2] * MIB for at in range(77)])
+    said = found.last_standing(reserved + GIB)
+    assert said is not None
+    assert reserved + GIB - said[0] == pytest.approx(60 * MIB, abs=10 * MIB)
+
+
+def test_a_cache_has_filled_after_eight_steps() -> None:
+    found = Taken()
+    reserved = grown(found, 8, [10 * MIB] * 3, [20 * MIB, 24 * MIB, 20 * MIB])
+    assert found.last_standing(reserved + GIB) is not None
+    found = Taken()
+    grown(found, 6, [10 * MIB] * 3, [20 * MIB, 24 * MIB, 20 * MIB])
+    assert found.last_standing(reserved + GIB) is None
+
+
+@pytest.mark.parametrize(("size", "alike"), [(3 * MIB, True), (2 * MIB, False)])
+def test_segments_above_two_mebibytes_that_are_alike_tell_into_which_one_the_end_falls(size: int, alike: bool) -> None:
+    """Those of 2 MiB are the allocator's for tensors below 1 MiB, which share none with larger ones."""
+    found = Taken()
+    reserved = grown(found, 8, [10 * MIB] * 6, [size] * 6)
+    said = found.last_standing(reserved + MIB)  # less than one more segment
+    assert said is not None
+    assert (said[0] == reserved - 10 * MIB) == alike
+
+
+def test_of_batches_sorted_by_length_the_newest_is_the_usual_one() -> None:
+    fed, rng = Fed(), random.Random(3)
+    for rows in sorted(rng.randint(100, 500) for _ in range(80)):
+        fed.add(rows * MIB, rows)
+    assert fed.said().next_peak == WEIGHTS + rows * MIB

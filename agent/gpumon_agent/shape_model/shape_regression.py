@@ -40,7 +40,7 @@ SQUARE_BATCHES = 6
 SQUARE_BETTER = 0.6
 SQUARE_LEAST = 0.002
 """The square of the length counts once so many batches differed, if it leaves less than this share of the plain line's
-error, and that is no rounding."""
+error, and that is no rounding. Always taken, it costs the outlooks of images 0.05 to 0.22 % (hourglass, seed 5)."""
 PLANES_BETTER = 0.8
 """Planes count if they were off by less than this share of what the line and its neighbours were."""
 COMPARED = 16  # batches, over which both are

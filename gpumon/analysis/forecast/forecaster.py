@@ -1,11 +1,12 @@
 """What the next iteration's peak will be while its batch is not known yet: the shape model asked about the usual batch.
 
 Model. The next step starts with the bytes that the newest one ended with, plus what recent steps found beyond that
-(inputs, what a leak adds). The usual batch is the newest one where the last three steps needed the same; else the one
-in the middle of the recent ones, of those with the same optimizers where these take turns. The shape model
-(gpumon_agent.shape_model.model) says what that batch needs and what follows it. Peaks that rise by the same amount
-step by step are carried on; where the last three rounds of steps peaked alike, the next peak is that of one round
-before. What runs before a step's first forward every so many steps (an evaluation) is added when it is due.
+(inputs, what a leak adds). The usual batch is the newest one where the last three steps needed the same, or where the
+recent ones rise or fall (sorted by length); else the one in the middle of the recent ones, of those with the same
+optimizers where these take turns. The shape model (gpumon_agent.shape_model.model) says what that batch needs and what
+follows it. Peaks that rise by the same amount step by step are carried on; where the last three rounds of steps peaked
+alike, the next peak is that of one round before. What runs before a step's first forward every so many steps (an
+evaluation) is added when it is due.
 
 Interval. The residuals of this forecast itself, kept as the shape model keeps its own (see its `residuals`): wide
 in the first steps and after a change of regime. A residual far outside widens the next interval at once.
@@ -188,6 +189,9 @@ class Forecaster:
         if len(recent) < 3 or (newest.excess == recent[-2].excess == recent[-3].excess):
             return newest if len(recent) < 2 else max(recent[-2:], key=lambda each: each.excess)
         turn = _turn(recent)
+        needs = [each.excess for each in recent[-RECENT:]]
+        if turn is None and len(needs) == RECENT and needs in (sorted(needs), sorted(needs, reverse=True)):
+            return newest  # batches sorted by length
         alike = recent[-RECENT:] if turn is None else recent[-turn : -TURNS * turn - 1 : -turn]
         usual = sorted(alike, key=lambda each: each.excess)[len(alike) // 2]
         return usual if turn is None else usual._replace(batch=None)
