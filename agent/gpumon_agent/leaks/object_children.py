@@ -32,7 +32,7 @@ Child = tuple[str, str, Any]
 """label ("[*]", ".values", ".closure(kept)"), what kind of holder that makes (or ""), the object"""
 
 _FUNCTIONS = (types.FunctionType,)
-_FRAMES = (types.FrameType,)
+FRAMES = (types.FrameType,)
 CACHE = type(functools.lru_cache(lambda: None))
 _LINK: Any = getattr(itertools, "_tee_dataobject", None)  # undocumented
 TEES: tuple[Any, ...] = (type(itertools.tee(())[0]), *((_LINK,) if _LINK is not None else ()))
@@ -143,7 +143,7 @@ def children(thing: Any) -> list[Child]:
     kind = type(thing)
     if kind in _FUNCTIONS:
         return _of_function(thing)
-    if kind in _FRAMES:
+    if kind in FRAMES:
         return _of_frame(thing)
     if kind is types.MethodType:
         return [(".__self__", "", thing.__self__), ("", "", thing.__func__)]
@@ -383,7 +383,6 @@ class Name(NamedTuple):
 
 
 PAIRED = frozenset(kind for kind, told in _EXACT.items() if told in (PAIRS, FUNCTION, BUILTIN))
-FRAMES = _FRAMES
 
 
 def code_of(thing: Any) -> types.CodeType | None:
@@ -392,4 +391,4 @@ def code_of(thing: Any) -> types.CodeType | None:
     if kind in _FUNCTIONS:
         code: types.CodeType = thing.__code__
         return code
-    return thing.f_code if kind in _FRAMES else None
+    return thing.f_code if kind in FRAMES else None
