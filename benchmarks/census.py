@@ -57,7 +57,7 @@ def measure(args: argparse.Namespace) -> list[str]:
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
     optimizer = torch.optim.AdamW(model.parameters())
     agent = agents.Agent("benchmark", publish=False)
-    agents._agent = agent
+    agents.REGISTRY.agent = agent
     agent.adopt(model, optimizer)
     census = agent.leaks.census
     times: list[int] = []

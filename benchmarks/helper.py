@@ -71,9 +71,9 @@ gpumon_agent.watch(model, optimizer)
 told = [time.perf_counter_ns() - began, time.thread_time_ns() - spent]
 train()
 import gpumon_agent.agent
-gpumon_agent.agent._agent.transport.wait_ready(30)
+gpumon_agent.agent.REGISTRY.agent.transport.wait_ready(30)
 began = time.perf_counter_ns()
-gpumon_agent.agent._agent._exit_reason._exit()
+gpumon_agent.agent.REGISTRY.agent._exit_reason._exit()
 print(json.dumps([*told, time.perf_counter_ns() - began]))
 """
 TRAINS = """
@@ -92,7 +92,7 @@ torch.set_num_threads(1)
 model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
 optimizer = torch.optim.AdamW(model.parameters())
 gpumon_agent.watch(model, optimizer)
-transport = gpumon_agent.agent._agent.transport
+transport = gpumon_agent.agent.REGISTRY.agent.transport
 transport.wait_ready(60)
 print(json.dumps(transport._helper), flush=True)
 x = torch.randn(32, 256)

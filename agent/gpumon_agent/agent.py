@@ -1,4 +1,8 @@
-"""The agent of one process: what hooks, phases, probes, recorder and transport have to do with one another."""
+"""The agent of one process. Long, because it is the one place where all parts meet and are wired; it has no model.
+
+Model and devices are described here, a step's end is passed on to the parts in their order, and the functions that a
+script calls (`watch`, `step`, `phase`, `stop`) are below.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ContextDecorator
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +29,7 @@ from gpumon_agent.hooks.phases import Phases
 from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.launched import launched
 from gpumon_agent.oom.oom_reporter import OomReporter
+from gpumon_agent.registry import REGISTRY
 from gpumon_agent.shape_model.outlook import Followed, Outlooks
 from gpumon_agent.shape_model.verdict import expandable
 from gpumon_agent.thread_clock import ThreadClock
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from gpumon_agent.allocator.cpu import StorageTracker
+    from gpumon_agent.leaks.loads import Loads
 
 _REDESCRIBED_AFTER = (0, 4)  # steps with a model: the first makes optimizer state, by the fifth DDP logged its buckets
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -56,13 +62,9 @@ class Agent:
         import torch
 
         from gpumon_agent.attribution import describe
-        from gpumon_agent.attribution.accounts import Accounts
         from gpumon_agent.attribution.caller_frames import engine_of
-        from gpumon_agent.hooks.by_hand import ByHand
-        from gpumon_agent.hooks.torch_hooks import Hooks
         from gpumon_agent.hooks.wrappers import unwrapped
         from gpumon_agent.leaks import loads
-        from gpumon_agent.leaks.leak_monitor import LeakMonitor
 
         opened_ns = time.monotonic_ns()
         self.pid = os.getpid()
@@ -102,68 +104,105 @@ class Agent:
             tracker=tracker,
             tell=self.notice,
         )
-        followed = loads.install()
-        self.accounts = accounts = Accounts(
-            self.recorder,
-            self.governor,
-            self._indexed,
-            say=lambda events: self.transport.say(events),
-            tell=self.notice,
-            loads=followed,
-            limited=environment.value("GPUMON_GOVERNOR") != "off",
-        )
-        self.inventory = accounts.inventory
-        self.leaks = LeakMonitor(
-            self.guard,
-            self.governor,
-            accounts,
-            followed,
-            models=self._indexed,
-            say=lambda events: self.transport.say(events),
-            tell=self.notice,
-            now=lambda: self.recorder.now,
-            devices=lambda: [(where.type, index) for _, index, where in self.phases.readers or ()],
-            limited=environment.value("GPUMON_GOVERNOR") != "off",
-        )
+        self._wire_attribution(loads.install())
         self.ask_census = self.leaks.ask
         self.oom_reporter = self._make_oom_reporter()
-        self.requests = Requests(
-            self.guard,
-            now=lambda: self.recorder.now,
-            say=lambda events: self.transport.say(events),
-            write_file=lambda pieces, step, t_ns: self.transport.write_file(pieces, step, t_ns),
-            tell=self.notice,
-            rang=self._rang,
-            recording=accounts.history.on,
-            census=self.ask_census,
-        )
+        self.requests = self._make_requests()
         self.room = self.requests.room
         self.outlooks = Outlooks(
             self.recorder.append,
             self.room,
             expandable=expandable(os.environ.get(name, "") for name in _ALLOCATOR),
-            functions=_listeners,
+            functions=REGISTRY.listeners,
         )
-        self.phases: Phases = Phases(
+        self.phases = self._make_phases(opened_ns)
+        self._wire_hooks()
+        self.transport = self._make_transport()
+        self._flush_ring = self.guard.protect("transport", self.transport.flush)
+        self._exit_reason = exit_reason.ExitReason(self.leave)
+        self.guard.listen(self.notice)
+        if publish:
+            self.guard.protect("transport", self.transport.start)()
+
+    # ------------------------------------------------------------------------------------------------------- the parts
+    # A part is given methods of the agent, never another part: what a method needs may be made after the part.
+
+    def _wire_attribution(self, followed: Loads) -> None:
+        from gpumon_agent.attribution.accounts import Accounts
+        from gpumon_agent.leaks.leak_monitor import LeakMonitor
+
+        limited = environment.value("GPUMON_GOVERNOR") != "off"
+        self.accounts = Accounts(
+            self.recorder,
+            self.governor,
+            self._indexed,
+            say=self._say,
+            tell=self.notice,
+            loads=followed,
+            limited=limited,
+        )
+        self.inventory = self.accounts.inventory
+        self.leaks = LeakMonitor(
+            self.guard,
+            self.governor,
+            self.accounts,
+            followed,
+            models=self._indexed,
+            say=self._say,
+            tell=self.notice,
+            now=self._now,
+            devices=self._read_devices,
+            limited=limited,
+        )
+
+    def _make_oom_reporter(self) -> OomReporter:
+        return OomReporter(
+            self.guard,
+            self.notice,
+            self._hello,
+            self._described,
+            lambda: self.accounts.ledgers,
+            self.inventory.groups,
+        )
+
+    def _make_requests(self) -> Requests:
+        return Requests(
+            self.guard,
+            now=self._now,
+            say=self._say,
+            write_file=self._write_file,
+            tell=self.notice,
+            rang=self._rang,
+            recording=self.accounts.history.on,
+            census=self.ask_census,
+        )
+
+    def _make_phases(self, opened_ns: int) -> Phases:
+        return Phases(
             self.recorder,
             self.governor,
             find_readers=self.devices.readers,
-            read_ledger=self.guard.protect("ledger", accounts.boundary),
-            step_closes=self.guard.protect("peak", accounts.close_step),
+            read_ledger=self.guard.protect("ledger", self.accounts.boundary),
+            step_closes=self.guard.protect("peak", self.accounts.close_step),
             step_closed=self.guard.protect("description", self._step_closed),
             opened_ns=opened_ns,
             carry_out=self._carry_out,
             batch_comes=None if self._bounds else self.guard.protect("outlook", self.outlooks.batch),
-            flush=lambda: self._flush(),
+            flush=self._flush,
         )
+
+    def _wire_hooks(self) -> None:
+        from gpumon_agent.hooks.by_hand import ByHand
+        from gpumon_agent.hooks.torch_hooks import Hooks
+
         self.hooks = Hooks(
             self.phases,
             self.guard,
-            inputs=accounts.inputs,
+            inputs=self.accounts.inputs,
             rooted=self._rooted,
             entered=self._entered,
             notice=self.notice,
-            graph=accounts,
+            graph=self.accounts,
             outlooks=self.outlooks,
         )
         by_hand = ByHand(
@@ -174,20 +213,35 @@ class Agent:
             notice=self.notice,
         )
         self.hooks.backward_ended = self.guard.protect("updates by hand", by_hand.backward_ended)
-        self.transport: Transport = Transport(
+
+    def _make_transport(self) -> Transport:
+        return Transport(
             Followed(self.recorder.drain, self.guard.protect("outlook's learning", self.outlooks.drained)).drain,
             self.picture,
             self._state,
             self._descriptor,
-            now=lambda: self.recorder.now,
+            now=self._now,
             counters=self._counters,
             take=self.requests.take,
         )
-        self._flush: Callable[[], object] = self.guard.protect("transport", self.transport.flush)
-        self._exit_reason = exit_reason.ExitReason(self.leave)
-        self.guard.listen(self.notice)
-        if publish:
-            self.guard.protect("transport", self.transport.start)()
+
+    def _now(self) -> tuple[int, str, int]:
+        return self.recorder.now
+
+    def _say(self, events: Iterable[wire.Event | bytes | None]) -> None:
+        self.transport.say(events)
+
+    def _write_file(self, pieces: Iterable[bytes], step: int, t_ns: int) -> None:
+        self.transport.write_file(pieces, step, t_ns)
+
+    def _flush(self) -> None:
+        self._flush_ring()
+
+    def _read_devices(self) -> list[tuple[str, int]]:
+        return [(where.type, index) for _, index, where in self.phases.readers or ()]
+
+    def _described(self) -> list[tuple[Module, wire.Model | None]]:
+        return [(model, watched.whole) for watched in self._models if (model := watched.model()) is not None]
 
     # ------------------------------------------------------------------------------------------------ what is watched
 
@@ -361,16 +415,6 @@ class Agent:
         self.requests.carry_out()
         self.transport.pump(ThreadClock(_ASKED_NS))
 
-    def _make_oom_reporter(self) -> OomReporter:
-        return OomReporter(
-            self.guard,
-            self.notice,
-            self._hello,
-            lambda: [(model, watched.whole) for watched in self._models if (model := watched.model()) is not None],
-            lambda: self.accounts.ledgers,
-            lambda: self.accounts.inventory.groups(),
-        )
-
     def notice(self, text: str) -> None:
         self.recorder.append(wire.Notice(time.monotonic_ns(), text, self.recorder.now[0]))
         self._flush()
@@ -435,11 +479,10 @@ class Agent:
 
     def leave(self, reason: str, detail: str = "") -> None:
         """Take everything out of torch and say goodbye: at exit, or when asked to stop."""
-        global _agent
         if os.getpid() != self.pid:
             return
-        if _agent is self:
-            _agent = None
+        if REGISTRY.agent is self:
+            REGISTRY.agent = None
         self.guard.protect("goodbye", self.phases.finish)()
         self.hooks.remove()
         self.leaks.stop()
@@ -452,6 +495,10 @@ class Agent:
             phase = self.phases.aborted
         self.recorder.append(wire.Goodbye(reason, time.monotonic_ns(), step, phase, detail))
         self.guard.protect("goodbye", self.transport.close)(exits=reason != "stopped")
+
+    def in_child(self) -> None:
+        """In a forked child, at once. `disown` follows if the child is watched itself."""
+        self.hooks.mute()
 
     def disown(self) -> None:
         """In a forked child: the hooks are the parent's. Puts back what is torch's, touches nothing of the parent's."""
@@ -473,7 +520,7 @@ class phase(ContextDecorator):
         self._agents: list[Agent | None] = []
 
     def __enter__(self) -> phase:
-        agent = _agent
+        agent = REGISTRY.agent
         self._agents.append(agent)
         if agent is not None and agent.hooks.fires:
             agent.guard.protect("phase", agent.phases.user_begins)(self._name)
@@ -487,30 +534,25 @@ class phase(ContextDecorator):
             agent.guard.protect("phase", agent.phases.user_ends)(aborted=kind is not None)
 
 
-_agent: Agent | None = None
-
-
 def running(name: str | None = None, *, tracker: StorageTracker | None = None) -> Agent:
     """This process's agent, begun if there is none. A `tracker` of CPU storages that already runs becomes its own."""
-    global _agent
-    if _agent is not None and _agent.pid != os.getpid():
-        _agent.disown()
-        _agent = None
-    if _agent is None:
-        _agent = Agent(name, tracker=tracker)
-    return _agent
+    if REGISTRY.agent is not None and REGISTRY.agent.pid != os.getpid():
+        REGISTRY.agent.disown()
+        REGISTRY.agent = None
+    if REGISTRY.agent is None:
+        REGISTRY.agent = Agent(name, tracker=tracker)
+    agent: Agent = REGISTRY.agent
+    return agent
 
 
 OF_OPTIMIZER, OF_ITERATION = "optimizer", "iteration"
 """What is a step: an optimizer's, or what `step()` marks."""
 
-_listeners: list[Any] = []  # functions of the user's; the agent may begin after they are given
-
 
 def on_outlook(function: Any) -> None:
     if not callable(function):
         raise TypeError(f"on_outlook() takes a function, not {type(function).__name__}")
-    _listeners.append(function)
+    REGISTRY.listeners.append(function)
 
 
 def watch(
@@ -538,7 +580,7 @@ def step() -> None:
     def mark() -> None:
         from gpumon_agent.hooks import model_discovery
 
-        agent = _agent
+        agent = REGISTRY.agent
         if agent is None and model_discovery.tops() is not None:
             agent = running()  # launched by `gpumon run`, and no optimizer was built
         if agent is not None and agent.hooks.fires:
@@ -548,19 +590,14 @@ def step() -> None:
 
 
 def stop() -> None:
-    from gpumon_agent import shim
-
-    shim.end()
-    if _agent is not None and _agent.pid == os.getpid():
-        _agent.leave("stopped")
-
-
-def _in_child() -> None:
-    if _agent is not None:
-        _agent.hooks.mute()
-
-
-os.register_at_fork(after_in_child=_in_child)
+    """The search for a model is over too, so is the tracking: what `gpumon run` began before there was an agent."""
+    for begun in (*REGISTRY.finders, *REGISTRY.trackers):
+        begun.stop()
+    if REGISTRY.loads is not None:
+        REGISTRY.loads.stop()
+    agent = REGISTRY.agent
+    if agent is not None and agent.pid == os.getpid():
+        agent.leave("stopped")
 
 
 def _each(iterators: Iterator[Iterator[bool]]) -> Iterator[bool]:

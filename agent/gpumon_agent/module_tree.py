@@ -1,4 +1,4 @@
-"""The modules of a model in the order of `named_modules`, over as many steps as it takes. None is kept alive."""
+"""The modules of a model in the order of `named_modules`, read over as many steps as it takes. Keeps none alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which storages stand behind a tensor: the identity by which bytes are counted once."""
+"""The storages behind a tensor, and what identifies each, so that its bytes are counted once."""
 
 from __future__ import annotations
 
@@ -171,8 +171,12 @@ def _counts(values: list[Any]) -> list[int]:
     return [getrefcount(value) for value in values]
 
 
-_one = {0: object()}
-_HELD_BY_ONE_DICT = _counts(list(_one.values()))[0]
+def _count_of_one() -> int:
+    one = {0: object()}
+    return _counts(list(one.values()))[0]
+
+
+_HELD_BY_ONE_DICT = _count_of_one()
 
 
 def held_once(values: list[Any]) -> list[bool]:

@@ -1,4 +1,4 @@
-"""How long a slice of work may take: the thread's own time counts, not what a busy machine takes away from it."""
+"""A time limit for a slice of work, by the thread's own time: waiting for a busy processor does not count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes as text, as PyTorch writes them: what the agent says stands beside PyTorch's own messages."""
+"""Bytes as text in PyTorch's own format, because the agent's sentences are read next to PyTorch's messages."""
 
 
 def torch_size(count: int) -> str:

@@ -121,7 +121,7 @@ class Beside:
 
 def main() -> None:
     out, script = Path(sys.argv[1]), sys.argv[2]
-    agent = agents._agent = agents.Agent(publish=False)
+    agent = agents.REGISTRY.agent = agents.Agent(publish=False)
     beside = Beside(agent)
     model_discovery.install(shim._ToAgent())
     atexit.register(beside.end, out)

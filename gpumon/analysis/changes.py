@@ -1,8 +1,54 @@
-"""The changes of a run that can be asked about, and what is answered of each: its peak as a span, or why not."""
+"""The changes that help, what each saves of the bytes that its owners hold, and what what-if answers of each.
+
+Model. A change takes bytes away from owners: `saves` is that function, one for each change. What-if, the explanation of
+an out-of-memory and the findings ask it, so the same change saves the same everywhere. `gpumon estimate` traces the
+changed run instead; tests/analysis/test_changes.py holds that it comes to the same figure.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes by owner, at the moment that a change is about; 0 where an owner holds none or is not asked for."""
+
+    weights: float = 0
+    gradients: float = 0
+    state: float = 0  # the optimizer's
+    temporaries: float = 0  # of the optimizer's step
+    activations: float = 0
+    slack: float = 0  # reserved and not allocated
+
+
+FUSED, BUCKET_VIEWS, SET_TO_NONE, BATCH, BF16, EXPANDABLE = (
+    "fused", "bucket-views", "set-to-none", "batch", "bf16", "expandable-segments"
+)  # fmt: skip
+
+_SAVES: dict[str, Callable[[Held], float]] = {
+    FUSED: lambda held: held.temporaries,
+    BUCKET_VIEWS: lambda held: held.gradients,  # they live in the buckets, once
+    SET_TO_NONE: lambda held: held.gradients,
+    BATCH: lambda held: held.activations / 2,  # half of it, twice the accumulation steps
+    BF16: lambda held: (held.weights + held.gradients + held.state + held.temporaries) / 2,  # of fp32
+    EXPANDABLE: lambda held: held.slack,
+}
+
+_SHARDED = {1: ("state", "temporaries"), 2: ("state", "temporaries", "gradients")}
+_SHARDED[3] = (*_SHARDED[2], "weights")
+
+
+def saves(change: str, held: Held) -> int:
+    """Bytes that a change takes away from what is held."""
+    return round(_SAVES[change](held))
+
+
+def sharded(held: Held, stage: int, ranks: int) -> Held:
+    """What ZeRO's stage takes away from each owner on each of `ranks`."""
+    spared = 1 - 1 / ranks
+    return Held(**{owner: getattr(held, owner) * spared for owner in _SHARDED[stage]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +137,4 @@ class Answer:
     headroom: int | None = None  # at the expected peak
     fits: bool | None = None  # None: it depends on where in the span it falls, or the room is not known
     notes: tuple[str, ...] = ()
+    full_in: int | None = None  # steps until a leak fills the device all the same; None: nothing grows

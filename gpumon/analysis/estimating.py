@@ -14,7 +14,7 @@ from gpumon.analysis import ledger
 from gpumon.analysis.estimate import closed_form
 from gpumon.analysis.estimate.closed_form import Owned
 from gpumon.analysis.history import StepPeaks
-from gpumon.analysis.lines import Estimate, Lines
+from gpumon.analysis.lines import Estimate, Held, Lines
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
@@ -25,22 +25,29 @@ if TYPE_CHECKING:
 class Ledging:
     """The ledger where a step ends, once somebody asks for it."""
 
-    __slots__ = ("_driver", "_end", "_lasting", "_made", "_owners", "_rank")
+    __slots__ = ("_driver", "_end", "_held", "_lasting", "_made", "_owners", "_rank", "_step")
 
     def __init__(
         self,
         rank: RankFrame,
+        step: int,
         end: wire.Phase,
         owners: wire.Ledger | None,
         lasting: wire.Ledger | None,
         driver: ledger.DriverLines | None,
+        held: Held | None,
     ) -> None:
-        self._rank, self._end, self._owners, self._lasting, self._driver = rank, end, owners, lasting, driver
+        self._rank, self._step, self._end, self._owners = rank, step, end, owners
+        self._lasting, self._driver, self._held = lasting, driver, held
         self._made: tuple[Lines | None] | None = None
 
     def __call__(self) -> Lines | None:
         if self._made is None:
-            self._made = (ledger.lines(self._end, self._owners, self._lasting, self._driver),)
+            lines = ledger.lines(self._end, self._owners, self._lasting, self._driver)
+            if lines is not None:
+                held_by = self._owners.held_by if self._owners is not None else ()
+                lines = ledger.with_held(lines, self._held, self._step, held_by)
+            self._made = (lines,)
         return self._made[0]
 
     def age_s(self) -> float | None:

@@ -22,7 +22,6 @@ from gpumon.analysis.estimate.closed_form import LEARNING_STEPS, Owned
 from gpumon.analysis.findings import tables
 from gpumon.analysis.followed import DeviceGrowth, HostGrowth
 from gpumon.analysis.forecast import Forecaster, Others
-from gpumon.analysis.foreseen import Foreseen
 from gpumon.analysis.history import StepPeaks, carried, look
 from gpumon.analysis.lines import Peak, Read
 from gpumon.analysis.named import Named
@@ -77,8 +76,6 @@ class Device:
     others: Others = field(default_factory=Others)
     whatif: tuple[Answer, ...] = ()
     asked_at: int | None = None  # the step at which what-if was answered last
-    asked_with: int = 0  # what stood then as forward began
-    foreseen: Foreseen = field(default_factory=Foreseen)
     typical: float | None = None  # peak, at the newest look
     growth: DeviceGrowth = field(default_factory=DeviceGrowth)
     batches: Batches = field(default_factory=Batches)
@@ -111,7 +108,8 @@ class Device:
             known = seen.figures or (carried(newest, record, seen) if newest is not None else None)
             if known is not None:
                 newest = known
-                self.forecaster.observe(known, owners.gradients if owners is not None else None)
+                here = record.on(self.index)
+                self.forecaster.observe(known, here, owners.gradients if owners is not None else None)
 
     def observe(
         self,
@@ -128,8 +126,8 @@ class Device:
         out of the processor's caches, and takes twice as long.
         """
         seen = [look(record, here) for record, here in steps]
-        figures: list[StepPeaks] = []
-        for (record, _), each in zip(steps, seen, strict=True):
+        figures: list[tuple[StepPeaks, Phases]] = []
+        for (record, here), each in zip(steps, seen, strict=True):
             known = each.figures
             if known is None and self.newest is not None:
                 known = carried(self.newest, record, each)
@@ -137,13 +135,12 @@ class Device:
                 self.first.setdefault(kind(known), []).append(known)
             if known is not None:
                 self.newest = known
-                figures.append(known)
+                figures.append((known, here))
         if forecast:
             self._learn_forecast(figures, owners, sparsely)
-            self.foreseen.note(steps, [each.ran for each in seen])
         elif figures:
-            self.forecaster.skip(max([peaks.peak for peaks in figures]))
-        for peaks in figures:
+            self.forecaster.skip(max([peaks.peak for peaks, _ in figures]))
+        for peaks, _ in figures:
             self.batches.observe(peaks)
         for (record, _), each in zip(steps, seen, strict=True):
             self.standing.observe(record, self.index, each)
@@ -154,14 +151,16 @@ class Device:
         self.record, self.end = steps[-1][0], seen[-1].end
         self.owners = ledger.ledger_of(self.record, self.end) if self.end is not None else None
 
-    def _learn_forecast(self, figures: Sequence[StepPeaks], owners: Owned | None, sparsely: bool) -> None:
+    def _learn_forecast(
+        self, figures: Sequence[tuple[StepPeaks, Phases]], owners: Owned | None, sparsely: bool
+    ) -> None:
         gradients = owners.gradients if owners is not None else None
         skipped = figures[:-SPARSELY] if sparsely else []
         if skipped:
             self.skipped = True
-            self.forecaster.skip(max([peaks.peak for peaks in skipped]))
-        for peaks in figures[len(skipped) :]:
-            self.forecaster.observe(peaks, gradients)
+            self.forecaster.skip(max([peaks.peak for peaks, _ in skipped]))
+        for peaks, here in figures[len(skipped) :]:
+            self.forecaster.observe(peaks, here, gradients)
 
     def _tells(self, step: StepPeaks) -> bool:
         """Whether the estimate learns from it: one of its kind's first, or the first whose batch has another size."""

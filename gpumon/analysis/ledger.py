@@ -10,6 +10,9 @@ the same boundary gives bytes by owner. Everything else is a difference, so the 
     context      = our process's bytes as the driver counts them − reserved
     other_processes = total − free − our process's bytes   (what the driver itself sets aside is in here)
 
+What a census has named of that rest is no rest any more: `with_held` states it as `variables`, in every ledger and at
+every peak, live, in JSON and at an out-of-memory.
+
 Where a backend does not tell `requested`, rounding is None and stays inside unexplained or unattributed.
 
 The driver's lines join only if a device reading fell between two samples with equal `reserved`, equal to the ledger's
@@ -27,16 +30,22 @@ allocator releases and takes again between two samples leaves no trace; the read
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from gpumon.analysis.lines import OWNERS, Lines, Peak, Read
+import msgspec
+
+from gpumon.analysis.lines import OWNERS, Held, Lines, Peak, Read
+from gpumon.analysis.suspects import root
 from gpumon.analysis.units import size
 from gpumon.session.frame import HostSample, RankFrame, StepRecord
 from gpumon_agent import wire
 
 LASTING = ("weights", "buffers", "gradients", "optimizer", "buckets", "workspaces", "other_models")
 """Owners that hold the same bytes at the same boundary of the next step."""
+
+AT_FAILURE = ("weights", "buffers", "optimizer", "buckets", "checkpoints", "other_models")
+"""Owners that stand from a boundary to the failure after it; the rest may have come or gone."""
 
 READINGS_LOOKED_AT = 16
 """Newest host readings that are tried for the driver's lines."""
@@ -89,7 +98,7 @@ def lines(
 
     None where neither the allocator nor the owners are known.
     """
-    known = _owners(owners) if owners is not None else _carried(phase, lasting)
+    known = owned(owners) if owners is not None else _carried(phase, lasting)
     if phase.allocated is None and not known:
         return None
     requested = requested_of(phase)
@@ -143,7 +152,7 @@ def peak(record: StepRecord, device: int) -> Peak | None:
 
 def peak_lines(composition: wire.Ledger) -> Lines:
     """What was alive at a peak. No reserved, no slack, no driver: they were not read at that moment."""
-    known = _owners(composition)
+    known = owned(composition)
     rest = composition.requested if composition.requested is not None else composition.allocated
     left = None if rest is None else rest - sum(known.values())
     return Lines(
@@ -163,6 +172,64 @@ def read(record: StepRecord, device: int) -> Read | None:
     owners = ledger_of(record, end) if end is not None else None
     found = lines(end, owners) if end is not None and owners is not None else None
     return None if found is None or owners is None else Read(record.step, found, owners.hidden, owners.held_by)
+
+
+def with_held(lines: Lines, held: Held | None, step: int, variables: Sequence[wire.Holder] = ()) -> Lines:
+    """With what a census has named counted as `variables`, at the end of `step`, as far as it has no owner yet.
+
+    It comes out of what is left over, then out of the activations: an output that was kept was saved for backward once.
+    `variables`: those that the ledger has counted by itself; of what it has seen of a holder nothing is counted twice.
+    """
+    if held is None or lines.left_over is None:
+        return lines
+    seen = {root(each) for each in variables}
+    counted = lines.variables or 0 if any(root(each) in seen for each in held.by) else 0
+    wanted = max(0, held.at(step) - counted)
+    changed = {"variables": lines.variables or 0}
+    for line in (lines.left_over, "activations"):
+        there = getattr(lines, line) or 0
+        moved = min(max(0, there), wanted)
+        if moved:
+            changed[line] = there - moved
+            changed["variables"] += moved
+            wanted -= moved
+    return replace(lines, **changed) if len(changed) > 1 else lines
+
+
+def peak_with_held(peak: Peak | None, held: Held | None) -> Peak | None:
+    """What its step itself adds to what is held comes after the peak, or with it: so much as the step before left."""
+    if peak is None or peak.lines is None:
+        return peak
+    return msgspec.structs.replace(peak, lines=with_held(peak.lines, held, peak.step - 1))
+
+
+def read_with_held(read: Read | None, held: Held | None) -> Read | None:
+    if read is None or held is None:
+        return read
+    lines = with_held(read.lines, held, read.step, read.held_by)
+    return replace(read, lines=lines, held_by=holders(held, read.held_by))
+
+
+def holders(held: Held | None, variables: Sequence[wire.Holder]) -> tuple[wire.Holder, ...]:
+    """Who holds the bytes of `variables`: what grows first, then the others that the ledger has seen."""
+    growing = held.by if held is not None else ()
+    named = {root(each) for each in growing}
+    return (*growing, *(each for each in variables if root(each) not in named))
+
+
+def at_failure(event: wire.Oom, owners: Mapping[str, int], total: int | None, held: Held | None = None) -> Lines:
+    """As an allocation failed: `owners` as of the newest ledger, and the allocator's figures of the event."""
+    owners = {name: nbytes for name, nbytes in owners.items() if name in AT_FAILURE}
+    lines = Lines(
+        **owners,
+        unattributed=None if event.allocated is None or not owners else event.allocated - sum(owners.values()),
+        slack=_difference(event.reserved, event.allocated),
+        allocated=event.allocated,
+        reserved=event.reserved,
+        free=event.free,
+        total=total or event.total,
+    )
+    return with_held(lines, held, event.step - 1)
 
 
 def told(peak: Peak) -> str:
@@ -298,14 +365,19 @@ def _closed_at(record: StepRecord) -> int:
 # ----------------------------------------------------------------------------------------------------------- helpers
 
 
-def _owners(ledger: wire.Ledger) -> dict[str, int]:
-    return {name: value for name in OWNERS if (value := getattr(ledger, name)) is not None}
+def owned(ledger: wire.Ledger) -> dict[str, int]:
+    """The lines of a ledger that name an owner."""
+    return _named(ledger, OWNERS)
+
+
+def _named(ledger: wire.Ledger, names: Sequence[str]) -> dict[str, int]:
+    return {name: value for name in names if (value := getattr(ledger, name)) is not None}
 
 
 def _carried(phase: wire.Phase, lasting: wire.Ledger | None) -> dict[str, int]:
     if lasting is None:
         return {}
-    carried = {name: value for name in LASTING if (value := getattr(lasting, name)) is not None}
+    carried = _named(lasting, LASTING)
     requested = requested_of(phase)
     limit = requested if requested is not None else phase.allocated
     return carried if limit is None or sum(carried.values()) <= limit else {}

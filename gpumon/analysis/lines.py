@@ -65,6 +65,13 @@ class Lines:
     free: int | None = None
     total: int | None = None
 
+    @property
+    def left_over(self) -> str | None:
+        """The line of what no owner has; None where neither is known."""
+        if self.unexplained is not None:
+            return "unexplained"
+        return "unattributed" if self.unattributed is not None else None
+
     def known(self) -> tuple[tuple[str, int], ...]:
         """(line, bytes) of every line that is known and not zero, in the ledger's order."""
         return tuple((f.name, value) for f in fields(self) if (value := getattr(self, f.name)))
@@ -104,8 +111,8 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
     steps_to_oom: int | None  # None: no trend upwards
     max_batch_factor: float | None  # largest batch, as a multiple of the present one, that still fits
     learnt_from: int  # iterations
-    bytes_per_step: int | None = None  # how fast the peak grows; None: no trend
-    growth: str | None = None  # of a trend: "kept" (what stays from step to step) or "batch" (what a step needs)
+    bytes_per_step: int | None = None  # how fast what stays from step to step grows; None: it does not
+    growth: str | None = None  # `KEPT` where it does
     highest: int = 0  # peak before the steps that this was learnt from: that much there was room for
     steps_to_oom_low: int | None = None  # the 95 % interval of `steps_to_oom`
     steps_to_oom_high: int | None = None  # None where there are `steps_to_oom`: it may never come to that
@@ -138,13 +145,33 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What a census found that grows from step to step, by who holds it: a part of the line `variables`.
+
+    Counted as a census found it at one step; before and after that, in proportion to the steps that it has grown for.
+    """
+
+    since: int
+    parts: tuple[tuple[wire.Holder, int, int], ...]  # most bytes first: holder, bytes, the step they were counted at
+
+    def at(self, step: int) -> int:
+        """Bytes at the end of a step."""
+        steps = max(0, step - self.since + 1)
+        return sum(nbytes * steps // max(1, counted - self.since + 1) for _, nbytes, counted in self.parts)
+
+    @property
+    def by(self) -> tuple[wire.Holder, ...]:
+        return tuple(holder for holder, _, _ in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
 class Read:
     """The newest step whose owners were read, which is not always the newest step: fast ones are sampled."""
 
     step: int
     lines: Lines  # at its end
     hidden: tuple[str, ...] = ()  # who keeps bytes where nobody can look, by name: part of `unexplained`
-    held_by: tuple[wire.Holder, ...] = ()  # the variables behind that line, the largest first
+    held_by: tuple[wire.Holder, ...] = ()  # the variables behind the line `variables`, the largest first
 
 
 @dataclass(frozen=True, slots=True)

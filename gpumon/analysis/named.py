@@ -12,11 +12,35 @@ Known limitations. Two leaks of tensors alike, of which no census ever lists bot
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import is_
 
+from gpumon.analysis.lines import Growth, Held
 from gpumon.analysis.suspects import Suspect, explaining, root, suspects
 from gpumon_agent import wire
+
+TAKEN = ("allocated", "unexplained", "blocks")
+"""Figures whose growth is a leak on the device."""
+
+BLOCK_BYTES = 512
+"""No block of the allocator is smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """What grows on one device from step to step, and what it is made of."""
+
+    main: Growth  # of the first of `TAKEN` that grows, since the first step that any of them grows since
+    since: int
+    per_step: float  # bytes
+    found: tuple[tuple[Suspect, int], ...]  # most bytes first, each with the step at which it was counted
+
+    @property
+    def held(self) -> Held | None:
+        """Who holds it, in bytes; None where nobody was found."""
+        parts = tuple((each.holder, each.held, step) for each, step in self.found if each.holder is not None)
+        return Held(self.since, parts) if parts else None
+
 
 _Key = tuple[bool, object]
 """Has a graph, and the variable that leads to it (or of what kind the tensors are, where nobody was found)."""
@@ -35,6 +59,26 @@ class Named:
     def forget(self) -> None:
         self._known.clear()
         self._newest, self._seen, self._asked = None, (), ()
+
+    def leak(self, censuses: Sequence[wire.Census], device: int, growth: Sequence[Growth]) -> Leak | None:
+        """What grows by `growth`, the device's figures; None where nothing does."""
+        grown = {each.figure: each for each in growth if each.growing and each.figure in TAKEN}
+        main = next((grown[figure] for figure in TAKEN if figure in grown), None)
+        if main is None or main.per_step is None:
+            self.forget()
+            return None
+        since = min(each.since for each in grown.values() if each.since is not None)
+        blocks = grown.get("blocks")
+        per_step = BLOCK_BYTES * (blocks.per_step or 0.0) if blocks is not None else 0.0  # at least
+        per_step = next((g.per_step for f in TAKEN[:2] if (g := grown.get(f)) and g.per_step is not None), per_step)
+        found = self.take(
+            censuses,
+            device,
+            since=since,
+            blocks_per_step=blocks.per_step if blocks else None,
+            bytes_per_step=per_step,
+        )
+        return Leak(replace(main, since=since), since, per_step, tuple(found))
 
     def take(
         self,

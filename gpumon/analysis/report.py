@@ -18,11 +18,10 @@ from gpumon.analysis import ledger, room
 from gpumon.analysis.estimating import Ledging, estimating
 from gpumon.analysis.findings import Look, retries
 from gpumon.analysis.findings.agent import parts_off
-from gpumon.analysis.findings.leaks import TAKEN
-from gpumon.analysis.followed import room_over_growth
 from gpumon.analysis.forecast import Room
-from gpumon.analysis.learnt import Device, Rank, after, found
-from gpumon.analysis.lines import KEPT, Forecast
+from gpumon.analysis.learnt import Device, Rank, found
+from gpumon.analysis.lines import Forecast
+from gpumon.analysis.named import TAKEN, Leak
 from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.rules import RANK_SKEW
 from gpumon.analysis.tracker import RULES
@@ -46,11 +45,8 @@ WAITING_STEPS = 64
 ROOM_SHARE = 0.25
 """Headroom above the highest next peak that is thought of, as a share of it, from which on a rank has room."""
 
-WHATIF_FROM, WHATIF_EVERY, WHATIF_STEPS = 8, 256, 32
-"""Steps: from which on what-if is answered, after how many again, and how many it looks at."""
-
-WHATIF_MOVED = 0.1
-"""Share of the peak by which what stands as forward begins has moved: then it is answered again, as under a leak."""
+WHATIF_FROM, WHATIF_STEPS = 8, 32
+"""Steps: from which on what-if is answered, and how many it looks at."""
 
 
 class Reporter:
@@ -151,14 +147,15 @@ class Reporter:
 
     def _state(self, rank: RankFrame, state: Rank) -> RankReport:
         seen = sorted(state.devices) or sorted({p.device for p in rank.open_step.phases} if rank.open_step else ())
-        devices = tuple(_device_report(rank, index, state) for index in seen)
         newest = rank.steps[-1] if rank.steps else None
         ahead = _ahead(rank)
         more = state.evidence(rank) or ahead != state.ahead
+        leaks = {at: each.named.leak(state.censuses, at, each.growth.growth()) for at, each in state.devices.items()}
+        devices = tuple(_device_report(rank, index, state, leaks.get(index)) for index in seen)
         state.ahead = ahead
         if newest is not None and (more or newest.step != state.looked_at):
             for device in devices:
-                self._look(rank, state, device, newest, again=newest.step == state.looked_at)
+                self._look(rank, state, device, leaks.get(device.device), newest, again=newest.step == state.looked_at)
             state.looked_at = newest.step
         return RankReport(
             rank.source,
@@ -169,7 +166,9 @@ class Reporter:
             state.host_growth.growth(),
         )
 
-    def _look(self, rank: RankFrame, state: Rank, report: DeviceReport, record: StepRecord, again: bool) -> None:
+    def _look(
+        self, rank: RankFrame, state: Rank, report: DeviceReport, leak: Leak | None, record: StepRecord, again: bool
+    ) -> None:
         learnt = state.devices.get(report.device)
         if learnt is None:
             return
@@ -206,7 +205,7 @@ class Reporter:
                 growth=report.growth,
                 host_growth=state.host_growth.growth() if report.device == min(state.devices) else (),
                 censuses=state.censuses,
-                named=learnt.named,
+                leak=leak,
                 outlier=learnt.batches.outlier,
                 standing=learnt.standing,
                 tables=state.tables,
@@ -271,7 +270,7 @@ def report(frame: Frame) -> tuple[RankReport, ...]:
     return _reporter.report(frame)
 
 
-def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
+def _device_report(rank: RankFrame, index: int, state: Rank, leak: Leak | None) -> DeviceReport:
     learnt = state.devices.get(index)
     record = rank.steps[-1] if rank.steps else rank.open_step
     end, owners, peak = found(record, index, learnt)
@@ -279,8 +278,9 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
     described = ledger.device_of(rank, index)
     reading = ledger.reading_of(rank.host, described.uuid if described else None)
     ledging = None
-    if end is not None:
-        ledging = Ledging(rank, end, owners, learnt.lasting if learnt else None, driver)
+    held = leak.held if leak is not None else None
+    if record is not None and end is not None:
+        ledging = Ledging(rank, record.step, end, owners, learnt.lasting if learnt else None, driver, held)
     forecast = None
     if learnt is not None and not learnt.replays:  # no counter sees what runs in a CUDA graph
         forecast = _forecast(rank, learnt, driver)
@@ -288,51 +288,43 @@ def _device_report(rank: RankFrame, index: int, state: Rank) -> DeviceReport:
         device=index,
         ledging=ledging,
         aging=None if ledging is None else ledging.age_s,
-        peak=peak,
+        peak=ledger.peak_with_held(peak, held),
         estimating=estimating(state.owned.get(index), learnt, ledging),
         forecast=forecast,
         capacity=_capacity(described, reading),
         device_used=_used(reading),
-        read=learnt.read if learnt else None,
-        composed=learnt.composed if learnt else None,
+        read=ledger.read_with_held(learnt.read, held) if learnt else None,
+        composed=ledger.peak_with_held(learnt.composed, held) if learnt else None,
         growth=learnt.growth.growth() if learnt else (),
-        regimes=tuple(learnt.forecaster.changes) if learnt else (),
-        asking=None if learnt is None or forecast is None else partial(_asked, rank, state, learnt),
+        regimes=tuple(learnt.forecaster.shape_model.changes) if learnt else (),
+        asking=None if learnt is None or forecast is None else partial(_asked, rank, learnt),
+        held=held,
     )
 
 
 def _forecast(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None) -> Forecast | None:
     """The next iteration's, with the one verdict and the one time to full that every outlet states."""
     budget = _room(rank, learnt, driver)
-    forecast = learnt.forecaster.forecast(budget)
-    if forecast is None or budget is None or forecast.headroom is None:
+    forecast = learnt.forecaster.forecast(budget, learnt.growth.kept())
+    if forecast is None or budget is None:
         return forecast
-    peak, fragments = forecast.next_peak, learnt.foreseen.fragments
+    fragments = learnt.forecaster.fragments
     fragments.fitted = max(fragments.fitted, forecast.highest)
-    word, _ = verdict(peak, forecast.low, forecast.high, True, budget.available, None, fragments)
-    if forecast.steps_to_oom is None and (kept := learnt.growth.kept()) is not None:
-        steps, low, high = room_over_growth(forecast.headroom, kept)
-        return msgspec.structs.replace(
-            forecast, verdict=word, growth=KEPT, bytes_per_step=round(kept.per_step or 0),
-            steps_to_oom=steps, steps_to_oom_low=low, steps_to_oom_high=high,
-        )  # fmt: skip
+    word, _ = verdict(forecast.next_peak, forecast.low, forecast.high, True, budget.available, None, fragments)
     return msgspec.structs.replace(forecast, verdict=word)
 
 
-def _asked(rank: RankFrame, state: Rank, learnt: Device, report: DeviceReport) -> tuple[Answer, ...]:
-    """What the usual changes would need: asked again now and then, for it looks at many steps."""
-    newest, figures = rank.steps[-1].step if rank.steps else 0, learnt.newest
-    if newest < WHATIF_FROM or figures is None:
+def _asked(rank: RankFrame, learnt: Device, report: DeviceReport) -> tuple[Answer, ...]:
+    """What the usual changes would need, as of the newest step. Made where somebody looks: it takes a millisecond."""
+    newest = rank.steps[-1].step if rank.steps else 0
+    if newest < WHATIF_FROM or learnt.newest is None:
         return ()
-    since = WHATIF_EVERY if learnt.asked_at is None else newest - learnt.asked_at
-    moved = since >= WHATIF_FROM and abs(figures.start - learnt.asked_with) > WHATIF_MOVED * figures.peak
-    if since < 0 or since >= WHATIF_EVERY or moved:
+    if newest != learnt.asked_at:
         from gpumon.analysis.changes import SHORT
         from gpumon.analysis.whatif import answer
 
-        learnt.asked_at, learnt.asked_with = newest, figures.start
-        foreseen = learnt.foreseen.catch_up(after(rank.steps, state.forecast_from), learnt.index)
-        learnt.whatif = tuple(answer(rank, report, foreseen, SHORT, steps=WHATIF_STEPS))
+        learnt.asked_at = newest
+        learnt.whatif = tuple(answer(rank, report, learnt.forecaster.shape_model, SHORT, steps=WHATIF_STEPS))
     return learnt.whatif
 
 
@@ -353,7 +345,7 @@ def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...], state: Rank) -> Oom
         rate = sum(finding.bytes_per_step or 0 for finding in named)
     taken = [each.since for each in here.growth if each.figure in TAKEN and each.since is not None]
     growth = Growth(rate, rank.oom.step - min(taken, default=0), named) if rate else None
-    return of_rank(rank, growth, kept)
+    return of_rank(rank, growth, kept, here.held)
 
 
 def _room(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None) -> Room | None:
@@ -374,9 +366,9 @@ def _room(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None) ->
         learnt.others.read((driver.unix_ns if driver is not None else rank.host_unix_ns) / 1e9, found)
     if learnt.available is None:
         return None
-    learnt.foreseen.fragments.expandable = expandable(rank.hello.settings.values())
+    learnt.forecaster.fragments.expandable = expandable(rank.hello.settings.values())
     shrinks = learnt.others.per_step(steps_per_s(rank.steps))
-    return Room(learnt.available, learnt.foreseen.fragments.bytes, shrinks)
+    return Room(learnt.available, learnt.forecaster.fragments.bytes, shrinks)
 
 
 def _capacity(described: wire.Device | None, reading: wire.DeviceReading | None) -> int | None:

@@ -17,7 +17,7 @@ from gpumon.analysis import ledger
 from gpumon.analysis.answer import Answer
 from gpumon.analysis.job import died_unix_ns
 from gpumon.analysis.layers import FIGURES, Layer, Tree
-from gpumon.analysis.lines import Estimate, Finding, Forecast, Lines, Peak
+from gpumon.analysis.lines import Estimate, Finding, Forecast, Held, Lines, Peak
 from gpumon.analysis.oom.report import OomReport
 from gpumon.analysis.reports import DeviceReport
 from gpumon.analysis.trial import Highest, Outcome
@@ -138,7 +138,7 @@ def step(rank: RankFrame, record: StepRecord, report: DeviceReport) -> Object:
         "duration_s": _seconds(closed.duration_ns),
         "input_bytes": closed.input_bytes,
         "input_shapes": [list(shape) for shape in closed.input_shapes],
-        "phases": [_phase(record, phase) for phase in record.on(report.device)],
+        "phases": [_phase(record, phase, report.held) for phase in record.on(report.device)],
         "device_age_s": None if report.ledger_age_s is None else round(report.ledger_age_s, 6),
         "replayed": record.replayed,
         "ledger": _lines(report.ledger),
@@ -146,15 +146,22 @@ def step(rank: RankFrame, record: StepRecord, report: DeviceReport) -> Object:
         "estimate": _estimate(report.estimate),
         "forecast": _forecast(report.forecast),
         "hidden": None if owners is None else list(owners.hidden),
-        "held_by": None if owners is None else [_variable(each) for each in owners.held_by],
+        "held_by": _held_by(report.held, owners),
     }
+
+
+def _held_by(held: Held | None, owners: wire.Ledger | None) -> list[Object] | None:
+    """Who holds the bytes of the line `variables`: what grows first."""
+    if held is None and owners is None:
+        return None
+    return [_variable(each) for each in ledger.holders(held, owners.held_by if owners is not None else ())]
 
 
 def _variable(holder: wire.Holder) -> Object:
     return {"name": holder.name, "kind": holder.kind, "where": holder.where, "tensors": holder.count}
 
 
-def _phase(record: StepRecord, phase: wire.Phase) -> Object:
+def _phase(record: StepRecord, phase: wire.Phase, held: Held | None) -> Object:
     owners = ledger.ledger_of(record, phase)
     obj: Object = {
         "phase": phase.phase,
@@ -173,7 +180,9 @@ def _phase(record: StepRecord, phase: wire.Phase) -> Object:
         "skipped": bool(phase.flags & wire.SKIPPED),
     }
     if owners is not None:
-        obj["ledger"] = _lines(ledger.lines(phase, owners))
+        lines = ledger.lines(phase, owners)
+        at = record.step if phase.phase == wire.OPTIMIZER else record.step - 1
+        obj["ledger"] = _lines(None if lines is None else ledger.with_held(lines, held, at, owners.held_by))
     return obj
 
 

@@ -39,7 +39,7 @@ _TERMS = (
     Term("checkpoints", "Tensors of a loaded checkpoint that are still alive."),
     Term("other models", "Weights and buffers of models in the process that nobody watches: an EMA, a teacher."),
     Term("variables", "What no other line has, and variables of the functions around the model hold: an EMA kept as a"
-                      " list, data kept on the device."),
+                      " list, data kept on the device. Also what a census found that grows, and who holds it."),
     Term("unexplained", "Allocated, and gpumon cannot name the owner. Never spread over the other lines."),
     Term("unattributed", "On steps that were not sampled: activations and unexplained together."),
     Term("module", "A torch.nn.Module of the watched model, by its path. Figures of an open one, and of one that holds"

@@ -80,7 +80,7 @@ def training(folder: str, watched: bool, census: bool) -> None:
     agent = None
     if watched:
         agent = agents.Agent(publish=False)
-        agents._agent = agent
+        agents.REGISTRY.agent = agent
         agent.adopt(model, optimizer)
 
     def step() -> None:

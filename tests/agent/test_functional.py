@@ -27,7 +27,7 @@ def found(watch: Any) -> Iterator[Any]:
     """The agent of a process that `gpumon run` launched: it looks for models itself."""
     finder = model_discovery.install(shim._ToAgent())
     yield watch
-    finder.uninstall()
+    finder.stop()
 
 
 def loss_of(model: nn.Module) -> Callable[[Parameters, Tensor], Tensor]:

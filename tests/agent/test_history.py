@@ -27,7 +27,7 @@ def train(watched: bool, steps: int, form: str, begins: int) -> None:
         from gpumon_agent import agent as agents
         from gpumon_agent import wire
 
-        agent = agents._agent = agents.Agent("test", publish=False)
+        agent = agents.REGISTRY.agent = agents.Agent("test", publish=False)
     model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     if agent is not None:

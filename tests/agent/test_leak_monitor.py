@@ -24,7 +24,7 @@ def on_a_device(folder: str) -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 1)).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     agent = agents.Agent(publish=False)
-    agents._agent = agent
+    agents.REGISTRY.agent = agent
     said: list[wire.Event] = []
     agent.transport.say = said.extend  # type: ignore[method-assign,assignment]
     agent.adopt(model, optimizer)

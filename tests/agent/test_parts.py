@@ -266,7 +266,7 @@ def tell():
     *_, (_, event) = watched.recorder.drain()
     print(event.reason, event.phase, event.detail, sep="|")
 atexit.register(tell)
-watched = agent._agent = agent.Agent(publish=False)
+watched = agent.REGISTRY.agent = agent.Agent(publish=False)
 model = torch.nn.Linear(4, 4)
 watched.adopt(model)
 model(torch.ones(2, 4))

@@ -67,7 +67,7 @@ def invisible() -> None:
 
     names = ("_cuda_memorySnapshot", "_cuda_record_memory_history", "_cuda_isHistoryEnabled")
     originals = {name: getattr(torch._C, name) for name in names}
-    agent = agents._agent = agents.Agent("test", publish=False)
+    agent = agents.REGISTRY.agent = agents.Agent("test", publish=False)
     model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     agent.adopt(model, optimizer)

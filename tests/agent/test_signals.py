@@ -152,7 +152,7 @@ for at in range(1, total, max(1, total // int(sys.argv[1]))):
         step()
 print(tried > 100, lost)
 from gpumon_agent import agent, guard
-print(guard.guard.failures, agent._agent.phases._thread.busy)
+print(guard.guard.failures, agent.REGISTRY.agent.phases._thread.busy)
 """
 ASYNCHRONOUS = """
 class Stopped(Exception):

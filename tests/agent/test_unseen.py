@@ -75,7 +75,7 @@ def recording(device: str, watched: bool) -> None:
 
         tracker = StorageTracker() if device == "cpu" else None
         agent = agents.Agent(publish=False, tracker=tracker)
-        agents._agent = agent
+        agents.REGISTRY.agent = agent
         if tracker is not None:
             tracker.start()
         agents.on_outlook(lambda outlook: None)

@@ -28,6 +28,7 @@ def stated(reporter: Reporter, frame: Frame) -> dict[str, Any]:
         "growth": device.growth,
         "host growth": [each.figure for each in report.host_growth if each.growing],
         "findings": [each for each in report.findings if each.state == "open"],
+        "what-if": device.whatif,
         "answer": line(answer(frame, [report])),
     }
 

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from synthetic import GIB, MIB
 
 from gpumon.analysis.forecast import Forecaster, Room
-from gpumon.analysis.foreseen import Foreseen
 from gpumon.analysis.history import step_peaks
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
@@ -339,7 +338,7 @@ def test_what_the_allocator_cannot_use_is_what_it_held_beside_a_peak_after_it_ga
 
 def test_memory_does_not_grow_with_the_run() -> None:
     """Containers hold no more after ten times the steps: many lengths, ever new names of phases, a leak."""
-    outlooks, forecaster, foreseen = Outlooks(lambda event: None, {}), Forecaster(), Foreseen()
+    outlooks, forecaster = Outlooks(lambda event: None, {}), Forecaster()
     rng, sizes = random.Random(7), {}
     for step in range(3001):
         start = WEIGHTS + step * 4096
@@ -354,11 +353,10 @@ def test_memory_does_not_grow_with_the_run() -> None:
         record = StepRecord(step, closed, tuple(now))
         figures = step_peaks(record, 0)
         assert figures is not None
-        forecaster.observe(figures._replace(reserved_peak=2 * GIB + step * 4 * MIB))
+        forecaster.observe(figures._replace(reserved_peak=2 * GIB + step * 4 * MIB), record.phases)
         forecaster.forecast(Room(40 * GIB))
-        foreseen.observe(record, 0)
         if step in (300, 3000):
-            sizes[step] = held(outlooks) + held(forecaster) + held(foreseen)
+            sizes[step] = held(outlooks) + held(forecaster)
     assert sizes[3000] <= 1.15 * sizes[300]  # what is kept of the newest 200 steps is not full yet
 
 

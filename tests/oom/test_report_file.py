@@ -220,7 +220,7 @@ def runs_out() -> None:
 
     from gpumon_agent import agent as agents
 
-    agent = agents._agent = agents.Agent("test", publish=False)
+    agent = agents.REGISTRY.agent = agents.Agent("test", publish=False)
     model = torch.nn.Linear(1024, 1024).cuda()
     agent.adopt(model, torch.optim.SGD(model.parameters()))
     model(torch.ones(1, 1024, device="cuda"))

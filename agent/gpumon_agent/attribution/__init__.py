@@ -1,1 +1,1 @@
-"""Whose the bytes of a device are: at the end of a phase, and at the peak."""
+"""Bytes by owner of a device: at the end of a phase, and at the peak."""

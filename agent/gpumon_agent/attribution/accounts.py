@@ -1,4 +1,4 @@
-"""Everything that is read on a sampled step: owners, activations, workspaces, layers, and the composition of the peak.
+"""Reads everything that a sampled step is read for: owners, activations, workspaces, layers, the peak's breakdown.
 
 The order of one step: `begin_step`; walks of the graph as forward ends and backward begins; `boundary` as each phase
 closes; `close_step` before its Step is told. With the governor on a sampled step has one task beside its ledger: to

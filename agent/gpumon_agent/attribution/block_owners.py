@@ -1,4 +1,4 @@
-"""Whose the blocks of a device are now, by address: what the composition of a peak is made of.
+"""The owner of each block of a device, by address: a peak is broken down by these.
 
 Cost: 1 µs a tensor. What lasts (weights, buffers, optimizer state) is looked at again when its sums have moved, or
 after `LASTING_USES`; `prepare` does that ahead, in a step that has time for it.

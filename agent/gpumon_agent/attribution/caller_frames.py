@@ -1,13 +1,13 @@
-"""What whoever called into the model has in variables: the rest of a batch, what a step has made of it, an engine.
+"""Tensors in the local variables of the model's callers: the rest of the batch, the unscaled loss, a DeepSpeed engine.
 
-Model. The functions that led here are looked at, innermost first, torch's own passed over: what their variables hold
-directly, and what stands in a tuple or dict together with a tensor that forward was handed. Those that no gradient is
-recorded for are the batch's (targets, masks); those with a graph were made (a loss before it was scaled). A script's
-lists are not looked into, for what is kept from step to step is kept there; a library's are, where the batch is one of
-their entries: a trainer's micro-batches.
+Model. The functions that called the model are read, innermost first, without torch's own: tensors that their variables
+hold directly, and tensors in a tuple or dict together with one that forward was given. Tensors without a gradient
+belong to the batch (targets, masks); tensors with a graph were made in the step (a loss before it was scaled). A
+script's lists are not read, because scripts keep tensors from step to step there. A library's lists are, if the batch
+is one of their entries: a trainer's micro-batches.
 Cost: on sampled steps, about 10 µs for a function of 12 variables (36 on Python 3.12, 3 on 3.13).
-Known limitations. A tensor that a function has in a variable for another purpose is called part of the batch. What
-only a generator holds (a loader's next batch) is not seen. What else variables hold: variables.py.
+Known limitations. A tensor that a function holds for another purpose counts as part of the batch. The next batch that
+only a loader's generator holds is not seen. For the rest of what variables hold see variables.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a sampled step's reading costs, booked where it is done, and without the garbage collector in between."""
+"""Counts the time that reading a sampled step takes, where it is spent; no garbage collection runs in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is being trained, as far as memory is concerned: the Model and Module messages of one watched root.
+"""The Model and Module messages of one watched root. Long: everything that is stated of a model is read here, once.
 
 Bytes are storage bytes of this process, each storage counted once (tied parameters by the module that comes first in
 `named_modules` order); a DTensor and ZeRO 3's parameters count all their elements and the bytes of this rank's part;

@@ -1,4 +1,6 @@
-"""Bytes by owner on one device: weights, buffers, gradients, optimizer state, buckets, the current inputs.
+"""Bytes by owner on one device. Long, because DDP, FSDP and ZeRO each keep tensors where plain torch keeps none.
+
+Owners: weights, buffers, gradients, optimizer state, buckets, the current inputs.
 
 Model: each storage is counted once, whole and unrounded, by the first that claims it in that order. With DDP's
 gradient_as_bucket_view the gradients are views of the buckets: the buckets hold the bytes, the gradients none. FSDP2's

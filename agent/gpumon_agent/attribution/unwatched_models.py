@@ -1,10 +1,11 @@
-"""Models on the device that nobody watches (an EMA, a teacher, a frozen copy): their weights and buffers, and who.
+"""Weights and buffers of models on the device that are not watched (an EMA, a teacher, a frozen copy), and their names.
 
-Model. `find` notes every module as it is built, copied or unpickled, while it is installed (`gpumon run`); those that
-are no other's child and neither watched nor around or inside a watched one are the others. A model whose parameters
-have the shapes of a watched model's, in order, is called a copy of it.
-Cost: one pass over the noted modules every `LOOK_EVERY` looks; between them, one over the others' own tensors.
-Known limitations. With `watch()` alone nothing is noted: the line is None. Gradients of such models are unexplained.
+Model. While model_discovery is installed (`gpumon run`), it notes every module that is built, copied or unpickled. A
+module that is no child, not watched, and neither around nor inside a watched one is an unwatched model. If its
+parameters have the shapes of a watched model's, in order, it is called a copy of that model.
+Cost: one pass over the noted modules every `LOOK_EVERY` looks; between them, one over the unwatched models' tensors.
+Known limitations. With `watch()` alone no modules are noted: the line is None. Gradients of such models are
+unexplained.
 """
 
 from __future__ import annotations

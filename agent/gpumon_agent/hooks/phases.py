@@ -1,4 +1,4 @@
-"""Where one phase ends and the next begins: turns what the hooks saw into windows that tile the step.
+"""Turns what the hooks saw into windows that tile the step. Long: one state machine, whose events belong together.
 
 A pure state machine: it knows no torch. Each event closes the open window under the label that the event gives it,
 reads every device of the watched models once, and opens the next.

@@ -1,9 +1,7 @@
-"""The bounded queue of events between the hooks, which append, and the transport, which drains it."""
+"""The bounded queue of events. Hooks append to it, the transport drains it."""
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections import deque
 from collections.abc import Callable
 from itertools import count
@@ -11,11 +9,10 @@ from typing import Any
 
 from gpumon_agent.allocator import reading
 from gpumon_agent.guard import pass_on
+from gpumon_agent.registry import REGISTRY
 from gpumon_agent.wire import LOAD, NumberedEvent, Phase
 
 EVENTS_MAX = 16_384  # some 5 MiB; emptied at each boundary
-
-_alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 class Recorder:
@@ -38,7 +35,10 @@ class Recorder:
         # never share one.
         self.numbers = count()
         self.put: Callable[[tuple[Any, ...]], None] = self._events.append
-        _alive.add(self)
+        REGISTRY.recorders.add(self)
+
+    def in_child(self) -> None:
+        self._inert = True
 
     def append(self, event: NumberedEvent) -> None:
         if not self._inert:
@@ -70,11 +70,3 @@ class Recorder:
             pass_on(error)
             return self._newest
         return max(newest, self._newest)
-
-
-def _silence_in_child() -> None:
-    for recorder in list(_alive):
-        recorder._inert = True
-
-
-os.register_at_fork(after_in_child=_silence_in_child)

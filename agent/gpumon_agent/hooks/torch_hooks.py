@@ -1,4 +1,4 @@
-"""Where the phases' events come from: the few places in torch that are hooked or wrapped, and how each is undone.
+"""Hooks and wraps the few places in torch that phases start from. Long: what is hooked is undone in the same file.
 
 Every hook asks `torch.compiler.is_compiling()` first (patching.hook): under a compiler that call is a constant, so what
 it traces is `return None` and neither graphs nor guards change.

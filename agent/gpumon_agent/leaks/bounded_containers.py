@@ -3,6 +3,8 @@
 Model. Three forms are known, of a variable or an attribute of that name, in the file that it is from: `len(x) > N`
 followed within three lines by a pop, clear, del or new value of x; `x = x[-N:]`; `del x[:-N]`. N is a number, or a name
 that stands for one in the same place. Where the container is longer than that already, nothing bounds it.
+Kept for users who keep a window of the newest outputs (`if len(recent) > 100: recent.pop(0)`): until it is full, the
+window grows like a leak and would be reported as one (tests/scenarios/leaks, the clean twin of `recent_outputs`).
 Known limitations. Two variables of one name in one file are not told apart; other forms are not known.
 """
 

@@ -1,10 +1,12 @@
-"""Live tensors that no owner of the ledger claims, and who holds them: begun by suspicion or on request, in slices.
+"""Finds live tensors without an owner, and their holders. Long: it runs in slices, so all of its state is in one class.
 
-Model. First the storages of the ledger's owners are gone through (owners.py), then objects from names downward
+A census is begun by growth or on request.
+
+Model. First the storages of the ledger's owners are gone through (owned_storages), then objects from names downward
 (heap_walker), in rounds: the user's variables to six levels, to twelve, to 24, then to the bottom, last what installed
 packages' modules hold. A round that has explained the growth ends a census that growth began. What is found is grouped
 by shape, type, device and whether it holds a graph; a storage counts once, for the name that leads to it first. What
-no name leads to any more is looked at once more, as a reference cycle (cycles.py).
+no name leads to any more is looked at once more, as a reference cycle (cycles).
 
 Slices run as a step closes, in the training thread. They have a quarter of the governor's budget, saved up for
 `CREDIT_STEPS` steps at most; until what was spent is saved up again, the agent's other work has half of the budget. One

@@ -1,11 +1,10 @@
-"""Where a census begins to look: what a person has given names to, first of all."""
+"""The roots of a census: running functions, modules, models, hooks, other threads. The user's own names come first."""
 
 from __future__ import annotations
 
 import builtins
 import contextvars
 import functools
-import logging
 import re
 import sys
 import threading
@@ -65,7 +64,7 @@ def of_the_user(files: Files, modules: Iterable[str]) -> list[Root]:
 
 def beside(files: Files, objects: Iterable[tuple[str, Any]]) -> list[Root]:
     """What the watched models and optimizers hold (by weak reference), the frames of other threads and of installed
-    packages, hooks for all modules, exceptions that wait, what threads run, and what handlers and finalizers have."""
+    packages, hooks for all modules, exceptions that wait, what threads run, and arguments of finalizers."""
     found = [Root(reference, prefix=name, kind="attribute") for name, reference in objects]
     for ident in sys._current_frames():
         own = ident == threading.get_ident()
@@ -92,19 +91,15 @@ def beside(files: Files, objects: Iterable[tuple[str, Any]]) -> list[Root]:
         ),
         Root(lambda: vars(builtins), prefix="builtins.", named=True),
         Root(lambda: threading._active, prefix="threads", kind="attribute"),  # type: ignore[attr-defined]
-        *_registries(files),
+        *_finalizers(files),
     ]
 
 
-def _registries(files: Files) -> list[Root]:
-    """Where Python's own modules keep what they are handed: loggers' handlers, arguments of finalizers."""
-    found = [
-        Root(functools.partial(_handler, name, at), prefix=f"logging.getLogger({name!r}).handlers[{at}]")
-        for name, logger in [("root", logging.root), *logging.Logger.manager.loggerDict.copy().items()]
-        if (handlers := getattr(logger, "handlers", None))  # of hundreds hardly one has any
-        for at, handler in enumerate(handlers)
-        if type(handler) not in _WRITERS and not type(handler).__module__.startswith("torch.")
-    ]
+def _finalizers(files: Files) -> list[Root]:
+    """The newest finalizers of the user's, and of no function that is known. A script that passes tensors as arguments
+    to `weakref.finalize` leaks with them, and no variable leads there (tests/scenarios/leaks, `finalizer_arguments`).
+    """
+    found = []
     registry: dict[Any, Any] = weakref.finalize._registry  # type: ignore[attr-defined]
     for key in list(islice(reversed(registry.copy()), _FINALIZERS_MAX)):
         code = getattr(getattr(registry.get(key), "func", None), "__code__", None)
@@ -151,14 +146,6 @@ def of_frame(frame: FrameType, ident: int | None) -> Root:
 
 
 _EMPTY = ModuleType("empty")
-
-
-_WRITERS = (logging.StreamHandler, logging.FileHandler, logging.NullHandler)
-
-
-def _handler(logger: str, at: int) -> Any:
-    handlers = logging.getLogger(logger).handlers
-    return handlers[at] if at < len(handlers) else None
 
 
 def _in_context(name: str) -> Any:

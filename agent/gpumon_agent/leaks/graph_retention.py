@@ -1,4 +1,4 @@
-"""How many bytes one tensor's graph keeps for a backward that may never come: a walk that ends soon, or gives up.
+"""How many bytes one tensor's autograd graph keeps alive. The walk is bounded in time, and may give up.
 
 A graph that takes longer than there is time for at once is looked at several times, a step apart: what was read of it
 is known by the numbers that autograd gives its nodes, so that each look goes further back than the one before.

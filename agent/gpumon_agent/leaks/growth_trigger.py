@@ -1,4 +1,4 @@
-"""Whether memory grows from step to step: reason enough to look for who holds what. Cheap, constant in memory.
+"""Decides whether memory grows from step to step, and so whether a census is worth it. Constant in memory.
 
 Model. Two figures of each device, both as the optimizer's step ends: allocated bytes and live blocks. Of each the
 minimum over two steps is taken, of four such minima again the minimum, and so on: a series at every scale. A figure

@@ -1,4 +1,6 @@
-"""A walk down from names a person knows to the tensors that they hold: a slice at a time, and nothing is kept alive.
+"""Walks from named roots to the tensors they hold. Long: it stops and resumes anywhere, so its cursor is one class.
+
+It walks a slice at a time and keeps no object alive in between.
 
 Model. Depth first from roots (a module's globals, a frame's locals, an object). Where the walk stands is a stack of
 levels. Within a slice a level holds its object; between slices it holds the object's id and the way to it from the

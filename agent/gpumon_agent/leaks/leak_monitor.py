@@ -1,4 +1,4 @@
-"""What the agent finds out about tensors that stay: censuses and checkpoints, and when each of them is at work."""
+"""Runs the leak detective: passes each closed step to the census and to the followed checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpumon_agent.governor import Governor
 from gpumon_agent.guard import Guard
 from gpumon_agent.leaks.census import Census
 from gpumon_agent.leaks.checkpoints import Checkpoints
-from gpumon_agent.leaks.loads import Loads, uninstall
+from gpumon_agent.leaks.loads import Loads
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -100,8 +100,8 @@ class LeakMonitor:
     def stop(self) -> None:
         """Leaves nothing switched on and nothing replaced."""
         self.census.stop()
-        uninstall()
+        self._loads.stop()
 
     def disown(self) -> None:
         """In a forked child: what PyTorch keeps is the parent's, and its device."""
-        uninstall()
+        self._loads.stop()

@@ -1,4 +1,4 @@
-"""Holders put together where only the keys of one dict tell them apart."""
+"""Merges names of holders that differ only in the keys of one dict."""
 
 from __future__ import annotations
 

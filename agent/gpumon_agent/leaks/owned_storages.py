@@ -1,4 +1,4 @@
-"""Whose storages need no holder named: what the ledger's owners hold, gone through a slice at a time."""
+"""The storages that have an owner, so that a census need not name a holder. Read a slice at a time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where the process stands as an allocation fails: the user's line, the module that runs, parameters of that size.
+"""Where an allocation fails: the user's line, the module that runs, parameters of the requested size.
 
-Read in the thread that asked, before the exception exists, from live frames. Nothing is kept: no frame, no tensor.
+Read in the thread that asked, before the exception exists, from live frames. No frame and no tensor is kept.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A file that PyTorch's memory_viz page opens: what `torch.cuda.memory._dump_snapshot` writes, written in slices.
+"""Writes a snapshot file for PyTorch's memory_viz page, as `torch.cuda.memory._dump_snapshot` does, in slices.
 
-Where reports of an out-of-memory stand (report_file.py: folder, permissions), at most `FILES_MAX` of all processes
-together, the newest stay. Nothing here unpickles. The pickle is put together from small ones (protocol 2, which every
-reader of the format knows), because one call for a large allocator would hold the interpreter's lock for its length.
+The files are beside the reports of an out-of-memory (see report_file for folder and permissions): at most `FILES_MAX`
+of all processes, the newest. Nothing is unpickled. The pickle is joined from small ones (protocol 2, which every reader
+of the format knows), because pickling a large allocator at once would hold the interpreter's lock all that time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the trainer says as memory runs out, to its viewers and to the disk: before the exception, in its own thread."""
+"""Reports an out-of-memory to viewers and to the disk, before the exception and in the thread that failed."""
 
 from __future__ import annotations
 

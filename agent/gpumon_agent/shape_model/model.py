@@ -1,20 +1,20 @@
-"""What one device's next peak will be, as a batch of known shapes comes: a phase's needs put on what already stands.
+"""Predicts one device's next peak for a batch of known shapes: the phase's excess on top of what is allocated.
 
-Model. A batch finds `start` bytes allocated. Its forward peaks at start + its excess, its backward at that plus a
-difference; both follow the batch (see shape_regression). Later micro-batches of a step begin with the gradients of the
-earlier ones: they have needs of their own. What runs after them (optimizer, clipping, a user's phase) has an excess
-over the step's start, or what else of them is steadier (see periodicity). The forecast is the highest of them
-and of what the step has seen already.
+Model. As a batch arrives, `start` bytes are allocated. Forward peaks at start plus its excess, backward at that plus a
+difference; both depend on the batch (see shape_regression). Later micro-batches of a step begin with the gradients of
+the earlier ones, so they are learned separately. Phases after them (optimizer, clipping, a user's phase) have an excess
+over the step's start, or over another baseline if that is steadier (see periodicity). The forecast is the highest of
+these and of what the step has reached already.
 
-A residual far outside its interval widens the next interval at once; a second one on the same side is another regime:
-what was learnt goes, and the interval is as wide as in the first steps.
+A residual far outside its interval widens the next interval at once. A second one on the same side means that the run
+has changed: everything learned is dropped, and the interval is as wide as in the first steps.
 
-Two of these exist: in the agent and in the viewer. Cost: see needs; a step of
-known shapes and known figures takes no update at all. Memory is constant.
+Used twice: in the agent and in the viewer. Cost: see shape_regression; a step of known shapes and known figures needs
+no update. Memory is constant.
 
-Known limitations. The first step says nothing of the second's optimizer state: it is forgotten. Of several
-micro-batches only the one that comes is known; later ones are taken to be like it where the newest step's were, else as
-high as usual.
+Known limitations. The first step does not show the optimizer state of the second, so its figures are dropped. Of
+several micro-batches only the current one is known. Later ones are taken to be like it if the newest step's were alike,
+else as high as usual.
 """
 
 from __future__ import annotations

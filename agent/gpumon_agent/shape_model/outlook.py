@@ -1,11 +1,10 @@
-"""Whether the batch that is about to enter forward will fit: said before anything is allocated for it.
+"""Says whether the batch that is about to enter forward will fit, before anything is allocated for it.
 
-The training thread asks with the batch's shapes and what the allocator holds at that moment; what was learnt (see
-shape_model) comes from the events of the steps before, as they go out. What the process can have on
-a device nobody here may ask the driver: a viewer tells it, or an out-of-memory that the training survived. A fraction
-of the device that the user set, and the device's total, are limits that hold anyway: what exceeds them is certain.
-Where nothing is told there is no headroom, and no warning that is not certain; only `tight`, while the allocator had to
-give its cache back not long ago.
+The training thread asks with the batch's shapes and what the allocator holds at that moment. The shape model has
+learned from the events of earlier steps. Nothing here may ask the driver how much memory the process can have: a viewer
+sends it, or an out-of-memory that the training survived shows it. The device's total, and the fraction of it that the
+user set, are limits in any case: a peak above them cannot fit. If nothing is known there is no headroom and no warning
+but that one; only `tight`, if the allocator had to free its cache recently.
 """
 
 from __future__ import annotations

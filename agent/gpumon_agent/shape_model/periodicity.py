@@ -1,8 +1,10 @@
-"""What follows a step's batches (optimizer, clipping, a user's phase) in the steps to come: the same, in turns, or not.
+"""Predicts phases that do not follow the batch (optimizer, clipping, a user's own): constant, periodic, or neither.
 
-Model. A phase has the value of a round before where the last two rounds of up to `PERIOD` steps were alike (optimizers
-in turn, an evaluation, a checkpoint every so many steps), else the middle of the recent ones where at least half of the
-recent steps had it. Values are taken above the step's start, above the end of the step before, or as they are.
+Model. If the newest `ROUNDS` rounds were alike (alternating optimizers, an evaluation, a checkpoint every n steps), a
+phase is predicted to have its value of one round before, or not to run. Else, if it ran in at least half of the recent
+steps, it is predicted to have its newest value if that came twice in a row, then the most frequent one if that came
+`OFTEN` times, then the median. Values are taken relative to the step's start, relative to the end of the step before,
+or absolute, whichever is steadiest.
 Cost. One look at the newest `RECENT` values, at all of them where they differ.
 """
 

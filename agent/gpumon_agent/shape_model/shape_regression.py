@@ -1,18 +1,17 @@
-"""What a phase needs for a batch of given shapes, learnt step by step: the few coefficients behind every outlook.
+"""Learns step by step how many bytes a phase needs for a batch of given shapes: a regression with few coefficients.
 
-Model. A phase's excess (its peak above what stood as the batch came) is a linear function of the batch's elements, the
-elements of its further inputs, and the squares of its lengths (attention), plus what the nearest known batches differ
-from that by; or, for batches of two lengths, the highest of two planes (see max_affine), if those were nearer lately. A
-batch whose shapes were seen before needs what it needed then.
+Model. A phase's excess (its peak above what was allocated as the batch arrived) is linear in the elements of the first
+input, the elements of the others, and the squares of its lengths (attention). To that the residuals of the nearest
+known batches are added, interpolated. For batches with two lengths the maximum of two planes (see max_affine) is used
+instead if it was closer lately. For shapes that were seen before, the answer is what they needed then.
 
-Sources. Recursive least squares (Plackett 1950) with Huber's weights (Huber 1964). Peaks are piecewise linear in the
-batch, for they are the maximum over moments that are each linear in it: hence the differences of the nearest known
+Sources. Recursive least squares (Plackett 1950) with Huber's weights (Huber 1964). A peak is the maximum over moments
+that are each linear in the batch, so it is piecewise linear: hence the residuals of neighbours.
+Cost. `at`: a few multiplications; `learn`: one update of a 4 × 4 matrix, and planes now and then. Memory: `POINTS_MAX`
 batches.
-Cost. `Needs.at` a few multiplications; `Needs.learn` one update of a 4 × 4 matrix, and planes now and then. Memory:
-`POINTS_MAX` batches.
 
-Known limitations. Lengths are dimension 1 of what has two or three dimensions, and the product of the last two of what
-has four; elsewhere a square is not looked for. Beyond the largest batch seen the line is carried on.
+Known limitations. The length is dimension 1 of inputs with two or three dimensions, and the product of the last two of
+inputs with four; no other square is looked for. Beyond the largest batch seen the line is extrapolated.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ import msgspec
 from gpumon_agent import endpoint, environment, wire
 from gpumon_agent.guard import is_the_users, pass_on, say
 from gpumon_agent.oom import report_file
+from gpumon_agent.registry import REGISTRY
 from gpumon_agent.thread_clock import ThreadClock
 from gpumon_agent.transport import exit_code, messages, spawn
 from gpumon_agent.transport.memory import ANSWER, START, Memory
@@ -50,8 +50,6 @@ _BATCH_BYTES = 8 * 1024
 _CHUNKS = 8  # of 16 KiB, at one boundary
 _VIEWER_AWAITED_S = 30.0  # where GPUMON_AWAIT_VIEWER is 1: a dry run may be over before anybody could attach
 _LAST_WORDS_S = 0.04
-
-_open: weakref.WeakSet[Transport] = weakref.WeakSet()
 
 
 class Transport:
@@ -112,7 +110,7 @@ class Transport:
             say(f"no viewer can attach to this process: no memory to share with the helper ({error.strerror})")
             return
         if self._begin(memory):
-            _open.add(self)
+            REGISTRY.transports.add(self)
             self._say_all()
             self.pump(ThreadClock(_PUMP_NS * 100))
             if environment.value("GPUMON_AWAIT_VIEWER") == "1":
@@ -169,12 +167,15 @@ class Transport:
             if time.monotonic() > until:
                 break
             time.sleep(0.002)
-        _open.discard(self)
+        REGISTRY.transports.discard(self)
         self._memory = None
         if exits:
             exit_code.write_at_exit(memory)  # which stays mapped for it
         else:
             self._forget(memory)
+
+    def in_child(self) -> None:
+        self.disown()
 
     def disown(self) -> None:
         """In a forked child: the memory is the parent's."""
@@ -378,12 +379,3 @@ def _pieces(pieces: Iterator[bytes | None], step: int, t_ns: int) -> Iterator[by
     for piece in pieces:
         yield None if piece is None else messages.encode(messages.Piece(step, t_ns, piece))
     yield messages.encode(messages.Piece(step, t_ns, b""))
-
-
-def _silence_in_child() -> None:
-    for transport in list(_open):
-        transport.disown()
-    _open.clear()
-
-
-os.register_at_fork(after_in_child=_silence_in_child)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -41,8 +42,7 @@ TRAINS = 512  # the step's first forward without a graph was of a model in train
 
 PHASES_PER_STEP_MAX = 256
 
-_NAMES_KEPT = 256
-_names: dict[str, str] = {}  # of phases, cleaned; a user's may be endless, so no more than these are remembered
+_cleaned = lru_cache(maxsize=256)(clean)  # names of phases: one string for all that are alike; a user's may be endless
 _set = msgspec.structs.force_setattr  # looked up once
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER, BETWEEN, EVAL = "load", "forward", "backward", "optimizer", "between", "eval"
@@ -77,11 +77,7 @@ class Phase(Message, frozen=True, tag="phase"):
 
     def __post_init__(self) -> None:
         phase = self.phase
-        known = _names.get(phase)  # made at every boundary, and read as often: one string for all that are alike
-        if known is None:
-            known = clean(phase)
-            if len(_names) < _NAMES_KEPT:
-                known = _names.setdefault(known, known)
+        known = _cleaned(phase)  # made at every boundary, and read as often
         if known is not phase:
             _set(self, "phase", known)
 

@@ -7,8 +7,6 @@ newest census tells that can explain it (gpumon.analysis.suspects). Until there 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpumon.analysis import units
 from gpumon.analysis.findings.look import Evidence, Look
 from gpumon.analysis.followed import PINNED
@@ -22,7 +20,6 @@ SAME_SHARE = 1.25  # of the device's rate: pages and the interpreter's own objec
 _HOST_DEVICE = -1
 SOMEBODY = "something keeps tensors: losses (.item()), outputs (.detach()), a cache, a hook; a census names it"
 NOBODY = "a reference cycle that gc has not visited (gc.collect() frees it; is gc disabled?), or C++ code keeps them"
-TAKEN = ("allocated", "unexplained", "blocks")
 
 HOW_HELD = {
     "bounded": "a deque with maxlen",
@@ -65,39 +62,18 @@ def retained_graph(look: Look) -> tuple[Evidence, ...]:
 
 
 def _leaks(look: Look, *, with_graph: bool) -> tuple[Evidence, ...]:
-    grown = {growth.figure: growth for growth in look.growth if growth.growing and growth.figure in TAKEN}
-    main = grown.get("allocated") or grown.get("unexplained") or grown.get("blocks")
-    if main is None or main.per_step is None:
-        look.named.forget()
+    leak = look.leak
+    if leak is None:
         return ()
-    since = min(each.since for each in (main, *grown.values()) if each.since is not None)
-    main = replace(main, since=since)
-    blocks = grown.get("blocks")
-    per_step = _bytes_per_step(grown)
-    found = look.named.take(
-        look.censuses,
-        look.device,
-        since=since,
-        blocks_per_step=blocks.per_step if blocks else None,
-        bytes_per_step=per_step,
-    )
-    if found:
-        whole = sum(suspect.held for suspect, _ in found) or 1
+    if leak.found:
+        whole = sum(suspect.held for suspect, _ in leak.found) or 1
         return tuple(
-            _named(look, main, suspect, step - since + 1, per_step, suspect.held / whole)
-            for suspect, step in found[:NAMED_MAX]
+            _named(look, leak.main, suspect, step - leak.since + 1, leak.per_step, suspect.held / whole)
+            for suspect, step in leak.found[:NAMED_MAX]
             if suspect.has_graph == with_graph
         )
-    waited = look.record.step - since >= TENSOR_LEAK.alone_steps or look.rank.status == "ended"
-    return (_alone(look, main, round(per_step)),) if waited and not with_graph else ()
-
-
-def _bytes_per_step(grown: dict[str, Growth]) -> float:
-    for figure in ("allocated", "unexplained"):
-        found = grown.get(figure)
-        if found is not None and found.per_step is not None:
-            return found.per_step
-    return 512 * (grown["blocks"].per_step or 0.0)  # at least: no block is smaller
+    waited = look.record.step - leak.since >= TENSOR_LEAK.alone_steps or look.rank.status == "ended"
+    return (_alone(look, leak.main, round(leak.per_step)),) if waited and not with_graph else ()
 
 
 def _named(look: Look, main: Growth, suspect: Suspect, steps: int, grown: float, share: float) -> Evidence:

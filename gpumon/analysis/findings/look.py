@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpumon.analysis.batches import Outlier
 from gpumon.analysis.history import StepPeaks
 from gpumon.analysis.lines import Forecast, Growth, Lines
-from gpumon.analysis.named import Named
+from gpumon.analysis.named import Leak
 from gpumon.analysis.standing import Standing
 from gpumon.session.frame import ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
@@ -51,7 +51,7 @@ class Look:
     growth: tuple[Growth, ...] = ()  # of this device's figures
     host_growth: tuple[Growth, ...] = ()  # of the process and its children; with its first device only
     censuses: Sequence[wire.Census] = ()  # the newest last
-    named: Named = field(default_factory=Named)  # names that the growth was explained by so far
+    leak: Leak | None = None  # what grows of it, and who holds that
     outlier: Outlier | None = None  # the newest batch that stood out
     standing: Standing = field(default_factory=Standing)
     tables: Sequence[tuple[ModelRecord, tuple[wire.Module, ...]]] | None = None  # large embeddings, if known

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpumon.analysis.estimate.model import Tensor
-from gpumon.analysis.ledger import device_of, reading_of
-from gpumon.analysis.lines import OWNERS, Finding, Lines
+from gpumon.analysis.ledger import at_failure, device_of, owned, reading_of
+from gpumon.analysis.lines import Finding, Held
 from gpumon.analysis.oom.case import Settings
 from gpumon.analysis.oom.changed import changed
 from gpumon.analysis.oom.explaining import Known, explain
@@ -30,9 +30,11 @@ from gpumon_agent.oom.report_file import Report
 MORE = "The report on the trainer's disk knows every parameter's shape: gpumon explain --last, on that machine."
 
 
-def of_rank(rank: RankFrame, growth: Growth | None = None, kept: Sequence[Finding] = ()) -> OomReport | None:
+def of_rank(
+    rank: RankFrame, growth: Growth | None = None, kept: Sequence[Finding] = (), held: Held | None = None
+) -> OomReport | None:
     """The newest out-of-memory of a rank. `growth`: what stays with every step, where a trend was seen; `kept`:
-    findings of what the device keeps for nothing, and who holds it."""
+    findings of what the device keeps for nothing, and who holds it; `held`: what of it is still growing, in bytes."""
     event = rank.oom
     if event is None:
         return None
@@ -52,6 +54,7 @@ def of_rank(rank: RankFrame, growth: Growth | None = None, kept: Sequence[Findin
             foreseen=_foreseen(rank, event),
         ),
     )
+    newest = _newest_ledger(rank, event.device)
     suspects = tuple(
         Suspect(Tensor(each.path, each.shape, each.width, each.trainable), "a copy", event.phase, _bytes(each))
         for each in event.same_size
@@ -64,7 +67,7 @@ def of_rank(rank: RankFrame, growth: Growth | None = None, kept: Sequence[Findin
         reasons=(*changed(rank, event, kept), *report.reasons),
         suspects=(*suspects, *_buckets(rank, message, event.phase)),
         notes=(*report.notes, MORE) if event.report is not None else report.notes,
-        lines=_lines(event, _newest_ledger(rank, event.device), total),
+        lines=at_failure(event, owned(newest) if newest is not None else {}, total, held),
         file=event.report,
     )
 
@@ -102,7 +105,7 @@ def of_file(report: Report, file: str | None = None, watched: OomReport | None =
         step=report.step,
         module=report.module,
         where=report.where,
-        lines=_lines(event, None, report.device_total, report.ledger),
+        lines=at_failure(event, report.ledger, report.device_total),
         file=file,
     )
 
@@ -196,29 +199,6 @@ def _newest_ledger(rank: RankFrame, device: int) -> wire.Ledger | None:
     records = [*([rank.open_step] if rank.open_step is not None else []), *reversed(rank.steps)]
     every = (each for record in records for each in reversed(record.ledgers))
     return next((each for each in every if each.device == device and not each.peak), None)
-
-
-_LASTING = ("weights", "buffers", "optimizer", "buckets", "checkpoints", "other_models")
-"""Owners that stand between a boundary and the failure after it; the rest may have come or gone."""
-
-
-def _lines(event: wire.Oom, ledger: wire.Ledger | None, total: int | None, told: dict[str, int] | None = None) -> Lines:
-    """The ledger at that moment: owners of the newest boundary that last, the allocator's figures of the event."""
-    owners: dict[str, int] = {}
-    for name in OWNERS:
-        value = getattr(ledger, name, None) if told is None else told.get(name)
-        if name in _LASTING and value is not None:
-            owners[name] = value
-    named = sum(owners.values())
-    return Lines(
-        **owners,
-        unattributed=None if event.allocated is None or not owners else event.allocated - named,
-        slack=None if event.reserved is None or event.allocated is None else event.reserved - event.allocated,
-        allocated=event.allocated,
-        reserved=event.reserved,
-        free=event.free,
-        total=total or event.total,
-    )
 
 
 def _bytes(each: wire.Sized) -> int:

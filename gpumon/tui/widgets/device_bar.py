@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumon.analysis.lines import DRIVER, OWNERS, REST, Forecast, Lines, Peak
+from gpumon.analysis.suspects import container
 from gpumon.analysis.units import Unit, in_unit, size, unit_for
 from gpumon.tui.ink import Glyphs, line_role
 from gpumon.tui.spans import Line, Span, fit, flow, left, spread
@@ -21,6 +22,9 @@ LITTLE_OF_PEAK = 500
 
 LITTLE = 0.25
 """A device filled less than this is not drawn to its whole scale: the free part is cut, and says so."""
+
+HOLDER_CELLS = 32
+"""No name in the legend is longer: Leaks and the explanation have it whole."""
 
 STALE_S = 3.0
 """The driver's lines older than this carry their age."""
@@ -39,6 +43,7 @@ class Bars:
     capacity: int | None
     rss: int | None  # where the allocator counts nothing (CPU)
     learning: bool
+    holders: tuple[str, ...] = ()  # what `variables` are held in, the most bytes first
 
 
 def bars(view: View) -> Bars:
@@ -51,9 +56,12 @@ def bars(view: View) -> Bars:
     failed = view.report is not None and view.report.oom is not None
     forecast = None if failed else device.forecast  # what comes next is no question any more
     stale = int(old) if old is not None and old > STALE_S else None
+    read_by = device.read.held_by if device.read is not None else ()
+    holders = tuple(dict.fromkeys(container(each.name) for each in read_by or (device.held.by if device.held else ())))
     return Bars(
-        name, device.ledger, stale, device.peak, device.composed, forecast, device.capacity, rss, device.ledger is None
-    )
+        name, device.ledger, stale, device.peak, device.composed, forecast, device.capacity, rss, device.ledger is None,
+        holders,
+    )  # fmt: skip
 
 
 class DeviceBar(Panel):
@@ -129,17 +137,26 @@ def bar(shown: list[tuple[str, int]], total: int, room: int, glyphs: Glyphs) -> 
     return tuple(spans)
 
 
-def _legend(shown: list[tuple[str, int]], glyphs: Glyphs, label: int = 0) -> list[Line]:
+def _legend(shown: list[tuple[str, int]], glyphs: Glyphs, label: int = 0, holders: tuple[str, ...] = ()) -> list[Line]:
     """The unit first (below the bars' names, `label` cells wide), then sign, line and figure of each."""
     unit = unit_for(*(value for name, value in shown if name))
     items: list[Line] = []
     small = sum(value for name, value in shown if name not in ("", *DRIVER)) // SMALL
     for name, value in shown:
         if name and (abs(value) > small or name == "free"):
-            items.append(_item(name, value, unit, glyphs))
+            items.append((*_item(name, value, unit, glyphs), *(_holders(holders) if name == "variables" else ())))
     if items:
         items[0] = ((" " + left(unit.name, max(label, len(unit.name) + 1)), "dim"), *items[0])
     return items
+
+
+def _holders(names: tuple[str, ...]) -> Line:
+    """ " in Trainer.cache", of several the first, and how many more."""
+    if not names:
+        return ()
+    name = names[0] if len(names[0]) <= HOLDER_CELLS else names[0][: HOLDER_CELLS - 1] + "…"
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return ((f" in {name}{more}", "dim"),)
 
 
 _VERDICTS = {"fits": "good", "tight": "warn", "oom-ahead": "bad"}
@@ -198,7 +215,7 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
     if b.peak is not None:
         shown = _peak_parts(b.peak, b.capacity)
         bar_rows.append(((" " + left("peak", label), "dim"), *_cut(shown, full, total, inner, glyphs)))
-    items = _legend(now_shown, glyphs, label)
+    items = _legend(now_shown, glyphs, label, b.holders)
     if b.stale_s is not None:
         items.append(((f"driver's figures {age(b.stale_s)} old", "warn"),))
     legend = flow(items, room - 2, indent=1 + label)
@@ -214,7 +231,7 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
         largest = sorted(now_shown, key=lambda part: -part[1])
         while len(largest) > 1:
             kept = [p for p in now_shown if p in largest]
-            legend = flow(_legend(kept, glyphs), room - 2, indent=5)
+            legend = flow(_legend(kept, glyphs, 0, b.holders), room - 2, indent=5)
             if len(legend) <= room_left:
                 break
             largest.pop()

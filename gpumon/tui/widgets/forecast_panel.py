@@ -192,9 +192,8 @@ def _whatif(answers: tuple[Answer, ...], room: int, glyphs: Glyphs) -> list[Span
         if len(text) > left:
             continue
         left -= len(text)
-        spans.append(
-            (text, {True: "text", None: "warn", False: "bad"}[each.fits] if each.headroom is not None else "text")
-        )
+        role = {True: "text", None: "warn", False: "bad"}[each.fits] if each.headroom is not None else "text"
+        spans.append((text, "warn" if role == "text" and each.full_in is not None else role))
     return spans if len(spans) > 1 else []
 
 
