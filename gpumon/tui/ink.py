@@ -69,7 +69,6 @@ class Glyphs:
     ended: str
     paused: str
     now: str
-    focus: str
     warning: str
     info: str
     gone: str
@@ -86,7 +85,7 @@ UNICODE: Final = Glyphs(
         "allocated": "⣿", "reserved": "⠤", "device": "⠄", "capacity": "╌", "other_models": "▦",
         "variables": "◫", "held": "▚",
     },
-    live="●", silent="◌", ended="■", paused="‖", now="▸", focus="▌", warning="▲", info="•", gone="✓", fits="✓",
+    live="●", silent="◌", ended="■", paused="‖", now="▸", warning="▲", info="•", gone="✓", fits="✓",
     rule="─", braille=True,
 )  # fmt: skip
 ASCII: Final = Glyphs(
@@ -97,7 +96,7 @@ ASCII: Final = Glyphs(
         "allocated": "#", "reserved": "-", "device": "=", "capacity": "~", "other_models": "M",
         "variables": "V", "held": "A",
     },
-    live="*", silent="?", ended="#", paused="=", now=">", focus="|", warning="!", info="-", gone="+", fits="+",
+    live="*", silent="?", ended="#", paused="=", now=">", warning="!", info="-", gone="+", fits="+",
     rule="-", braille=False,
 )  # fmt: skip
 

@@ -9,6 +9,7 @@ import msgspec
 
 from gpumon.analysis import buckets
 from gpumon.analysis.job import Job, Standing, State, ending, job
+from gpumon.analysis.ledger import device_of
 from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.robust import median
 from gpumon.session.frame import RankFrame
@@ -139,7 +140,7 @@ def ordered(rows: Sequence[RankRow], order: str, reverse: bool = False) -> list[
 def _row(standing: Standing, rank: RankFrame, report: RankReport | None, device: DeviceReport | None) -> RankRow:
     pace = report.steps_per_s if report else None
     warning = [f for f in report.findings if f.state == "open" and f.severity != "info"] if report else []
-    described = next((x for x in rank.hello.devices if device and x.index == device.device), None)
+    described = device_of(rank, device.device) if device else None
     forecast = device.forecast if device else None
     lines = device.ledger if device else None
     return RankRow(
