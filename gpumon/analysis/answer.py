@@ -203,11 +203,8 @@ def grows(leak: Finding) -> str:
 
 def _named(who: Who, leak: Finding) -> Who:
     """With the variable that holds what leaks: "cache[*] in main()", "train.py:31"."""
-    variable, _, function = (leak.holder or "").partition(" in ")
-    return _at(
-        Who(who.rank, who.pid, variable or None, function.removesuffix("()") or None),
-        leak.where,
-    )
+    by = leak.by
+    return _at(Who(who.rank, who.pid, by.name if by else None, by.function if by else None), leak.where)
 
 
 def _at(who: Who, where: str | None) -> Who:

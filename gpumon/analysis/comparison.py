@@ -182,7 +182,7 @@ def _on_the_rest(report: DeviceReport) -> str:
         return ""
     if lines.unexplained is not None:
         held_by = report.read.held_by if report.read is not None else ()
-        named = ", ".join(each.name + (f" ({each.where})" if each.where else "") for each in held_by)
+        named = ", ".join(each.text + (f" ({each.where})" if each.where else "") for each in held_by)
         held = f" {size(lines.variables)} are in variables: {named}." if lines.variables and named else ""
         if not lines.unexplained:
             return f"Every byte that is allocated as the step ends has an owner.{held}"

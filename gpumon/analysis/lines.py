@@ -143,6 +143,7 @@ class Finding:
     remedy: str = ""
     state: str = "open"  # open | gone
     subject: str = ""  # tells two findings of one code apart
+    by: wire.Holder | None = None  # `holder`, in fields
 
 
 @dataclass(frozen=True, slots=True)

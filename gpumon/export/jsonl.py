@@ -157,7 +157,7 @@ def _held_by(held: Held | None, owners: wire.Ledger | None) -> list[Object] | No
 
 
 def _variable(holder: wire.Holder) -> Object:
-    return {"name": holder.name, "kind": holder.kind, "where": holder.where, "tensors": holder.count}
+    return {"name": holder.text, "kind": holder.kind, "where": holder.where, "tensors": holder.count}
 
 
 def _phase(record: StepRecord, phase: wire.Phase, held: Held | None) -> Object:

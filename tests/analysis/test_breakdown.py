@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import virtual
 from told import told
 
 from gpumon.analysis import Reporter, comparison, ledger
@@ -23,11 +25,8 @@ STEP_BYTES = 32 << 10  # what tensor_leak.py keeps
 
 @pytest.fixture(scope="module")
 def messages(forks, tmp_path_factory):
-    import virtual
-    from conftest import PYTHON, VirtualGpu
-
     folder = tmp_path_factory.mktemp("breakdown")
-    gpu = VirtualGpu(virtual.environment(PYTHON), folder, PYTHON, forks)
+    gpu = SimpleNamespace(environment=virtual.environment(forks.python), forks=forks)
     return list(told(gpu, folder, SCENARIOS / "tensor_leak.py", "--steps", "60", "--holder", "attribute"))
 
 
@@ -84,10 +83,10 @@ def test_a_leak_is_named_with_one_figure_on_every_outlet(messages):
     left = (device.ledger.unexplained or 0) + (device.ledger.unattributed or 0) + (device.ledger.activations or 0)
     assert left < 0.1 * kept + (1 << 16)
     assert step["ledger"]["variables"] == device.ledger.variables
-    assert [each["name"] for each in step["held_by"]][:1] == [device.held.by[0].name]
+    assert [each["name"] for each in step["held_by"]][:1] == [device.held.by[0].text]
     assert "values" in bars(view).holders[0]
     newest = next(finding for finding in view.report.findings if finding.code == "tensor-leak")
-    assert newest.holder == device.held.by[0].name
+    assert newest.holder == device.held.by[0].text
 
 
 def held(nbytes: int, counted: int, since: int = 0) -> Held:

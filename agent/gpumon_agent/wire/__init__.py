@@ -59,6 +59,7 @@ from .evidence import ALLOCATED as ALLOCATED
 from .evidence import BLOCKS as BLOCKS
 from .evidence import BLOCKS_PER_PART as BLOCKS_PER_PART
 from .evidence import CENSUS as CENSUS
+from .evidence import CYCLE as CYCLE
 from .evidence import GROUPS_MAX as GROUPS_MAX
 from .evidence import HOLDERS_MAX as HOLDERS_MAX
 from .evidence import INACTIVE as INACTIVE

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumon.analysis.lines import DRIVER, OWNERS, REST, Forecast, Lines, Peak
-from gpumon.analysis.suspects import container
 from gpumon.analysis.units import Unit, in_unit, size, unit_for
 from gpumon.tui.ink import Glyphs, line_role
 from gpumon.tui.spans import Line, Span, fit, flow, left, spread
@@ -57,7 +56,7 @@ def bars(view: View) -> Bars:
     forecast = None if failed else device.forecast  # what comes next is no question any more
     stale = int(old) if old is not None and old > STALE_S else None
     read_by = device.read.held_by if device.read is not None else ()
-    holders = tuple(dict.fromkeys(container(each.name) for each in read_by or (device.held.by if device.held else ())))
+    holders = tuple(dict.fromkeys(each.container for each in read_by or (device.held.by if device.held else ())))
     return Bars(
         name, device.ledger, stale, device.peak, device.composed, forecast, device.capacity, rss, device.ledger is None,
         holders,
