@@ -7,11 +7,12 @@ after `LASTING_USES`; `prepare` does that ahead, in a step that has time for it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.nn import Parameter
 
+from gpumon_agent import wire
 from gpumon_agent.ledger import variables
 from gpumon_agent.ledger.activations import Alive
 from gpumon_agent.ledger.composition import Block, Blocks
@@ -21,11 +22,10 @@ from gpumon_agent.ledger.others import Others
 from gpumon_agent.ledger.storages import addresses, has_storage
 from gpumon_agent.ledger.workspaces import Workspaces
 
-if TYPE_CHECKING:
-    from gpumon_agent import wire
-
 LASTING_USES = 32
-_LASTING = ("weights", "buffers", "optimizer")
+_ELSEWHERE = ("gradients", "buckets", "workspaces", "other_models")
+_LASTING = tuple(line for line in wire.LASTING if line not in _ELSEWHERE)
+"""Tensors that stay at one address: gradients and buckets are made anew, the others are looked at each time."""
 _CPU = -1
 _PLAIN = (Tensor, Parameter)
 

@@ -99,6 +99,7 @@ from .stream import FITS as FITS
 from .stream import FORWARD as FORWARD
 from .stream import GRAPH_REPLAY as GRAPH_REPLAY
 from .stream import INFERRED as INFERRED
+from .stream import LASTING as LASTING
 from .stream import LOAD as LOAD
 from .stream import MERGED as MERGED
 from .stream import OOM_AHEAD as OOM_AHEAD
@@ -118,6 +119,7 @@ from .stream import Oom as Oom
 from .stream import Outlook as Outlook
 from .stream import Phase as Phase
 from .stream import Step as Step
+from .stream import tallest as tallest
 from .trained import LAYERS_PER_PART as LAYERS_PER_PART
 from .trained import Layer as Layer
 from .trained import Layers as Layers

@@ -92,11 +92,8 @@ class Peaks:
         for record in steps[-min(HEAT_STEPS, steps[-1].step - newest) :] if steps and steps[-1].step > newest else ():
             if record.step <= newest:  # numbers that were left out
                 continue
-            if record.alone == device:
-                peak = record.highest
-            else:
-                peak = max([p.allocated_peak for p in record.on(device) if p.allocated_peak is not None], default=-1)
-            if peak >= 0:
+            peak = record.peak(device)
+            if peak is not None:
                 known[record.step] = peak
         while len(known) > HEAT_STEPS:
             del known[next(iter(known))]
