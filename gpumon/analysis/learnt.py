@@ -20,8 +20,8 @@ from gpumon.analysis.findings import tables
 from gpumon.analysis.followed import DeviceGrowth, HostGrowth
 from gpumon.analysis.forecast import Forecaster, Others
 from gpumon.analysis.foreseen import Foreseen
-from gpumon.analysis.history import StepPeaks, carried, look
-from gpumon.analysis.lines import Peak, RankReport, Read
+from gpumon.analysis.history import StepPeaks, carried, higher, look
+from gpumon.analysis.lines import Highest, Peak, RankReport, Read
 from gpumon.analysis.named import Named
 from gpumon.analysis.standing import Standing
 from gpumon.analysis.tracker import Tracker
@@ -82,6 +82,7 @@ class Device:
     standing: Standing = field(default_factory=Standing)
     named: Named = field(default_factory=Named)
     skipped: bool = False  # the forecaster did not see every step
+    highest: Highest | None = None  # peak so far
 
     @property
     def replays(self) -> bool:
@@ -91,6 +92,7 @@ class Device:
     def grow(self, record: StepRecord) -> None:
         """A step too old to be learnt from otherwise."""
         seen = look(record, record.on(self.index))
+        self.highest = higher(self.highest, record.step, seen)
         if seen.end is not None:
             self.growth.observe(record, seen.end, ledger.ledger_of(record, seen.end), seen.highest)
 
@@ -133,6 +135,8 @@ class Device:
             self.forecaster.observe(peaks, gradients)
         for peaks in figures:
             self.batches.observe(peaks)
+        for (record, _), each in zip(steps, seen, strict=True):
+            self.highest = higher(self.highest, record.step, each)
         self.foreseen.note(steps, [each.ran for each in seen])
         for (record, _), each in zip(steps, seen, strict=True):
             self.standing.observe(record, self.index, each)

@@ -92,6 +92,14 @@ class Peak(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
+class Highest:
+    """The highest peak of all steps that were heard, and the first step that had it."""
+
+    step: int
+    allocated: int
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """What a step should need by closed form. `sources` says per line: exact, learnt, measured."""
 
@@ -214,6 +222,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
     growth: tuple[Growth, ...] = ()  # of allocated, blocks, unexplained, slack: those that are known
     regimes: tuple[int, ...] = ()  # steps with which peaks were seen to follow another rule, the newest last
     asking: Callable[[DeviceReport], tuple[Answer, ...]] | None = None
+    highest: Highest | None = None  # peak of allocated so far
     held: Held | None = None  # what grows, and who holds it; in `ledger`, `peak`, `read` and `composed` already
 
     @property

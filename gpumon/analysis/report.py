@@ -288,6 +288,7 @@ def _device_report(rank: RankFrame, index: int, state: Rank, leak: Leak | None) 
         composed=ledger.peak_with_held(learnt.composed, held) if learnt else None,
         growth=learnt.growth.growth() if learnt else (),
         regimes=tuple(learnt.forecaster.changes) if learnt else (),
+        highest=learnt.highest if learnt else None,
         held=held,
         asking=None if learnt is None or forecast is None else partial(_asked, rank, learnt),
     )

@@ -146,6 +146,7 @@ def step(rank: RankFrame, record: StepRecord, report: DeviceReport) -> Object:
         "forecast": _forecast(report.forecast),
         "hidden": None if owners is None else list(owners.hidden),
         "held_by": _held_by(report.held, owners),
+        "highest": None if report.highest is None else msgspec.to_builtins(report.highest),
     }
 
 
