@@ -245,7 +245,8 @@ def _room(forecast: Forecast | None, otherwise: str) -> str:
     if forecast is None or forecast.headroom is None:
         return otherwise
     needs = f"the next iteration needs {units.size(forecast.next_peak)} in {forecast.phase}"
-    return f"{needs}, {units.size(max(0, forecast.headroom))} is left"
+    bound = "at most " if forecast.headroom_at_most else ""
+    return f"{needs}, {bound}{units.size(max(0, forecast.headroom))} is left"
 
 
 def _full(forecast: Forecast | None, steps_per_s: float | None, unix_ns: int) -> When | None:

@@ -128,6 +128,7 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
     steps_to_oom_low: int | None = None  # the 95 % interval of `steps_to_oom`
     steps_to_oom_high: int | None = None  # None where there are `steps_to_oom`: it may never come to that
     verdict: str | None = None  # fits, tight or oom-ahead (gpumon_agent.forecast.verdict); None: the room is not known
+    headroom_at_most: bool = False  # no driver's reading: `headroom` is what the whole device could give
 
 
 KEPT = "kept"

@@ -298,7 +298,9 @@ def _forecast(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None
     """The next iteration's, with the one verdict and the one time to full that every outlet states."""
     budget = _room(rank, learnt, driver)
     forecast = learnt.forecaster.forecast(budget)
-    if forecast is None or budget is None or forecast.headroom is None:
+    if forecast is None or forecast.headroom is None:
+        return _at_most(forecast, room.most(rank, learnt.index)) if forecast and rank.status != "ended" else forecast
+    if budget is None:
         return forecast
     peak, fragments = forecast.next_peak, learnt.foreseen.fragments
     fragments.fitted = max(fragments.fitted, forecast.highest)
@@ -310,6 +312,16 @@ def _forecast(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None
             steps_to_oom=steps, steps_to_oom_low=low, steps_to_oom_high=high,
         )  # fmt: skip
     return msgspec.structs.replace(forecast, verdict=word)
+
+
+def _at_most(forecast: Forecast, most: int | None) -> Forecast:
+    """Without a reading of the driver: what is left can only be stated as a bound, and that something does not fit."""
+    if most is None:
+        return forecast
+    word = wire.OOM_AHEAD if forecast.low > most else None
+    return msgspec.structs.replace(
+        forecast, headroom=most - forecast.next_peak, headroom_at_most=True, verdict=word
+    )  # fmt: skip
 
 
 def _asked(rank: RankFrame, learnt: Device, report: DeviceReport) -> tuple[Answer, ...]:

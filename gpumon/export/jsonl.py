@@ -408,6 +408,7 @@ def _forecast(forecast: Forecast | None) -> Object | None:
         "low": forecast.low,
         "high": forecast.high,
         "headroom": forecast.headroom,
+        "headroom_at_most": forecast.headroom_at_most,
         "p_oom": forecast.p_oom,
         "steps_to_oom": forecast.steps_to_oom,
         "steps_to_oom_low": forecast.steps_to_oom_low,

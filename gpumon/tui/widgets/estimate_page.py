@@ -187,7 +187,8 @@ def _verdict(e: Estimated, room: int, glyphs: Glyphs) -> list[Line]:
     line.append((f"the next iteration peaks at {in_unit(f.next_peak, unit)} {unit.name} ({span}) in {f.phase}", "text"))
     second: list[Span] = []
     if e.capacity is not None and f.headroom is not None:
-        second.append((f" {size(f.headroom)} of {size(e.capacity)} stay above it", "text"))
+        bound = "at most " if f.headroom_at_most else ""
+        second.append((f" {bound}{size(f.headroom)} of {size(e.capacity)} stay above it", "text"))
         if f.max_batch_factor is not None:
             times = "×" if glyphs.braille else "x"
             way = "can grow" if f.max_batch_factor >= 1 else "must shrink"
