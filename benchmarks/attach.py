@@ -20,31 +20,24 @@ history, and how many steps and seconds back that reaches; and the time to the f
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import fcntl
 import os
-import pty
-import random
 import struct
 import subprocess
 import sys
 import tempfile
-import termios
-import threading
 import time
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
+from common import drained, interval, on_terminal, options, percent, trimmed, verdict
+from common import rounds as paired
 from startup import DATA, start
 
 from gpumon import link
 from gpumon_agent import wire
-
-RESAMPLES = 10_000
-UNMOVED_PERCENT = 1.0
-"""A change that lies within it, with its interval, is none."""
 
 SCRIPT = """
 import struct, sys, time, torch
@@ -76,11 +69,6 @@ class Window(NamedTuple):
     steps: int
 
 
-def trimmed(values: list[float]) -> float:
-    """The mean without the largest tenth."""
-    return mean(sorted(values)[: max(1, len(values) * 9 // 10)])
-
-
 def measured(times: Path, began: int, ended: int) -> Window:
     """The steps between two moments of the monotonic clock."""
     steps = [step for step in struct.iter_unpack("6Q", times.read_bytes()) if began <= step[0] and step[3] <= ended]
@@ -96,20 +84,8 @@ def measured(times: Path, began: int, ended: int) -> Window:
 
 def watch(command: list[str], seconds: float) -> None:
     """A viewer on a terminal, quit by key after `seconds`."""
-    pid, fd = pty.fork()
-    if pid == 0:
-        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-        os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
-        os.execv(command[0], command)
-
-    def drain() -> None:
-        while True:
-            try:
-                os.read(fd, 65536)
-            except OSError:
-                return
-
-    threading.Thread(target=drain, daemon=True).start()
+    pid, fd = on_terminal(command)
+    drained(fd)
     time.sleep(seconds)
     os.write(fd, b"q")
     _, status = os.waitpid(pid, 0)
@@ -127,18 +103,9 @@ def window(times: Path, seconds: float, viewer: list[str] | None = None) -> Wind
     return measured(times, began, time.monotonic_ns())
 
 
-def interval(values: list[float], chance: random.Random) -> tuple[float, float, float]:
-    """The mean, and the middle 95 % of the means of resampled rounds."""
-    means = sorted(mean(chance.choices(values, k=len(values))) for _ in range(RESAMPLES))
-    return mean(values), means[RESAMPLES * 25 // 1000], means[RESAMPLES * 975 // 1000]
-
-
 def rounds(times: Path, count: int, seconds: float, viewers: dict[str, list[str] | None]) -> None:
-    chance = random.Random(0)
-    found: list[dict[str, Window]] = []
-    for _ in range(count):
-        order = chance.sample(list(viewers), k=len(viewers))
-        found.append({name: window(times, seconds, viewers[name]) for name in order})
+    ways = {name: partial(window, times, seconds, viewer) for name, viewer in viewers.items()}
+    found = list(paired(ways, count))
     steps = sum(each.steps for each in found[0].values()) / len(viewers)
     title = f"{count} rounds of {seconds:g} s, some {steps:.0f} steps a window"
     print(f"{title:<52}{'mean':>9}   95 % interval")
@@ -153,21 +120,12 @@ def rounds(times: Path, count: int, seconds: float, viewers: dict[str, list[str]
             ("A/C, a viewer of another process does, %", alone, given["elsewhere"]),
             ("C/B, being the watched one, %", given["elsewhere"], given["watched"]),
         ):
-            values = [100 * (b / a - 1) for a, b in zip(before, after, strict=True)]
-            middle, low, high = interval(values, chance)
+            middle, low, high = interval(percent(before, after))
             print(f"  {what:<50}{middle:>+9.2f}   {low:+.2f} … {high:+.2f}   {verdict(low, high)}")
     for name in ("alone", "watched", "elsewhere"):
-        middle, low, high = interval([100 * each[name].others for each in found], chance)
+        middle, low, high = interval([100 * each[name].others for each in found])
         line = f"its other threads, {name}, % of a core"
         print(f"{line:<52}{middle:>9.2f}   {low:.2f} … {high:.2f}")
-
-
-def verdict(low: float, high: float) -> str:
-    if low > UNMOVED_PERCENT or high < -UNMOVED_PERCENT:
-        return "moved"
-    if low >= -UNMOVED_PERCENT and high <= UNMOVED_PERCENT:
-        return f"unmoved, within {UNMOVED_PERCENT:g} %"
-    return "undecided: more rounds, or a quieter machine"
 
 
 async def late(pid: int) -> None:
@@ -189,7 +147,7 @@ async def late(pid: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--window", type=float, default=1.5)
     parser.add_argument("--after", type=float, default=0.0, help="seconds of training before the late viewer comes")

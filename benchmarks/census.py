@@ -15,11 +15,11 @@ import argparse
 import functools
 import gc
 import os
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median, quantiles
+
+from common import options, write
 
 ROW = "| {:<62} | {:>14} |"
 
@@ -33,26 +33,21 @@ class Entry:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, write=True)
     parser.add_argument("--objects", type=int, default=700_000, help="that the collector knows (700,000)")
     parser.add_argument("--censuses", type=int, default=3, help="complete ones (3)")
     parser.add_argument("--stacks", action="store_true", help="where tensors were made instead, by number of blocks")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table there, with this command")
     args = parser.parse_args()
     os.environ["GPUMON_GOVERNOR"] = "off"
     text = "\n".join(measure_stacks() if args.stacks else measure(args)) + "\n"
-    command = " ".join(["python", "benchmarks/census.py", *sys.argv[1:]])
-    head = f"Python {sys.version.split()[0]}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f} at the end, by\n\n"
-    print(f"{head}    {command}\n\n{text}")
-    if args.write:
-        args.write.write_text(f"# What a census costs\n\n{head}    {command}\n\n{text}")
+    write("What a census costs", text, args.write)
 
 
 def measure(args: argparse.Namespace) -> list[str]:
     import torch
 
     from gpumon_agent import agent as agents
-    from gpumon_agent.leaks.suspicion import Suspicion
+    from gpumon_agent.leaks.growth_trigger import GrowthTrigger
 
     samples = [{"x": [number, str(number)], "y": number} for number in range(250_000)]
     entries: list[Entry] = []
@@ -62,18 +57,18 @@ def measure(args: argparse.Namespace) -> list[str]:
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
     optimizer = torch.optim.AdamW(model.parameters())
     agent = agents.Agent("benchmark", publish=False)
-    agents._agent = agent
+    agents.REGISTRY.agent = agent
     agent.adopt(model, optimizer)
-    census = agent.evidence.census
+    census = agent.leaks.census
     times: list[int] = []
-    original = agent.evidence._take
+    original = agent.leaks._take
 
     def timed(*arguments: object) -> None:
         began = time.thread_time_ns()
         original(*arguments)
         times.append(time.thread_time_ns() - began)
 
-    agent.evidence._take = timed
+    agent.leaks._take = timed
 
     def step() -> None:
         model(torch.ones(2, 4)).sum().backward()
@@ -106,7 +101,7 @@ def measure(args: argparse.Namespace) -> list[str]:
         ("slice, p99.9", f"{cuts[998] / 1000:.0f} µs"),
         ("slice, longest", f"{max(slices) / 1000:.0f} µs"),
     ]
-    suspicion = Suspicion()
+    suspicion = GrowthTrigger()
     began = time.thread_time_ns()
     for number in range(100_000):
         suspicion.step_closed(number, ((0, 1 << 30, 1000 + number % 7),))
@@ -119,11 +114,11 @@ def measure(args: argparse.Namespace) -> list[str]:
 def measure_stacks() -> list[str]:
     import torch
 
+    from gpumon_agent.attribution.peak_breakdown import History
+    from gpumon_agent.attribution.workspaces import snapshot
     from gpumon_agent.leaks import allocations
-    from gpumon_agent.leaks.clock import Clock
-    from gpumon_agent.leaks.holders import Files
-    from gpumon_agent.ledger.composition import History
-    from gpumon_agent.ledger.workspaces import snapshot
+    from gpumon_agent.leaks.object_children import Files
+    from gpumon_agent.thread_clock import ThreadClock
 
     def deep(levels: int) -> torch.Tensor:
         return deep(levels - 1) if levels else torch.empty(64, device="cuda")
@@ -157,7 +152,7 @@ def measure_stacks() -> list[str]:
                 read.step_closed()
             if read._traced is None and not few:
                 timed(pieces, functools.partial(read.read_in_pause, blocks))
-            while not timed(slices, lambda read=read, a=addresses: read.read(a, (), Clock(SLICE_NS))):
+            while not timed(slices, lambda read=read, a=addresses: read.read(a, (), ThreadClock(SLICE_NS))):
                 pass
             gc.enable()
             assert len(read.lines) == WITH_STACKS, len(read.lines)

@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "_shared")]
 
-from forecasting.backtest import Backtest, backtest  # noqa: E402
+from forecasting.backtest import Backtest, backtest, outlook_of  # noqa: E402
 from forecasting.cost import costs  # noqa: E402
 from forecasting.memory import keeping  # noqa: E402
 from forecasting.page import Checked, Result, Scored, checked_row, page, percent, replaced  # noqa: E402
@@ -51,7 +51,6 @@ from gpumon import link  # noqa: E402
 from gpumon.analysis.findings.capacity import oom_ahead  # noqa: E402
 from gpumon.analysis.findings.look import Look  # noqa: E402
 from gpumon.analysis.forecast import Forecaster, Room  # noqa: E402
-from gpumon.analysis.foreseen import Foreseen  # noqa: E402
 from gpumon.analysis.history import step_peaks  # noqa: E402
 from gpumon.analysis.lines import Forecast  # noqa: E402
 from gpumon.analysis.rules import OOM_AHEAD  # noqa: E402
@@ -194,7 +193,7 @@ def clean(result: Result, steps: int) -> None:
 
 def played(run: Run, steps: int, room: int) -> Backtest:
     """As backtest does, without a session between: what it costs for tens of thousands of steps."""
-    score, forecaster, foreseen, rank = Backtest("", None, 0), Forecaster(), Foreseen(), rank_of(run, 1)
+    score, forecaster, rank = Backtest("", None, 0), Forecaster(), rank_of(run, 1)
     said: Forecast | None = None
     last = largest = held = 0
     for step in range(steps):
@@ -203,8 +202,7 @@ def played(run: Run, steps: int, room: int) -> Backtest:
         phases = tuple(event for event in events if isinstance(event, wire.Phase))
         record = StepRecord(step, closed, phases)
         figures = step_peaks(record, 0)
-        outlook = foreseen.outlook(record, 0, room)
-        foreseen.observe(record, 0)
+        outlook = outlook_of(forecaster, record, 0, room)
         if figures is None:
             continue
         peak = figures.peak
@@ -219,8 +217,8 @@ def played(run: Run, steps: int, room: int) -> Backtest:
         score.clean_steps += 1
         score.false_outlooks += outlook is not None and outlook.verdict == wire.OOM_AHEAD
         last, largest = peak, max(largest, peak)
-        forecaster.observe(figures)
-        said = forecaster.forecast(Room(room, foreseen.fragments.bytes))
+        forecaster.observe(figures, record.on(0))
+        said = forecaster.forecast(Room(room, forecaster.fragments.bytes))
         found = oom_ahead(Look(rank, 0, record, figures, said, None, None, room))
         held = held + 1 if found is not None else 0
         score.false_findings += held == OOM_AHEAD.opens_after

@@ -21,26 +21,26 @@ or works for them, not how many programs a core can run.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
-from attach import interval, trimmed, verdict
+from common import cpu_s, interval, options, percent, trimmed, verdict
+from common import rounds as paired
 
 STARTS = """
 import json, sys, time
 from gpumon_agent import wire
 from gpumon_agent.transport import messages
 from gpumon_agent.transport.trainer import Transport
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint
 d = endpoint.describe("bench", unix_ns=time.time_ns())
 now = lambda: (0, "forward", time.monotonic_ns())
 t = Transport(list, list, messages.State, d, now=now, counters=lambda: (1, 0, False, None), take=print)
@@ -71,9 +71,9 @@ gpumon_agent.watch(model, optimizer)
 told = [time.perf_counter_ns() - began, time.thread_time_ns() - spent]
 train()
 import gpumon_agent.agent
-gpumon_agent.agent._agent.transport.wait_ready(30)
+gpumon_agent.agent.REGISTRY.agent.transport.wait_ready(30)
 began = time.perf_counter_ns()
-gpumon_agent.agent._agent._farewell._exit()
+gpumon_agent.agent.REGISTRY.agent._exit_reason._exit()
 print(json.dumps([*told, time.perf_counter_ns() - began]))
 """
 TRAINS = """
@@ -92,7 +92,7 @@ torch.set_num_threads(1)
 model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
 optimizer = torch.optim.AdamW(model.parameters())
 gpumon_agent.watch(model, optimizer)
-transport = gpumon_agent.agent._agent.transport
+transport = gpumon_agent.agent.REGISTRY.agent.transport
 transport.wait_ready(60)
 print(json.dumps(transport._helper), flush=True)
 x = torch.randn(32, 256)
@@ -128,7 +128,6 @@ asyncio.run(views())
 """
 SETTLES_S = 0.5
 WINDOW_S = 1.5
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def starts(times: int) -> None:
@@ -150,12 +149,6 @@ def told(script: str, names: tuple[str, ...], times: int) -> None:
         known = sorted(figure / 1e6 for figure in each if figure is not None)
         least, most = known[0], known[-1]
         print(f"{name:<22} {median(known):7.1f} ms   {least:7.1f} to {most:7.1f} ms   ({len(known)} times)")
-
-
-def spent(pid: int) -> float:
-    """Seconds of a core that the process has had."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def pss(pid: int) -> int:
@@ -205,19 +198,16 @@ def helps(training: Training, seconds: float, numbers: list[int]) -> None:
     print(f"{'viewers':<12} {'of a core':>10} {'PSS':>10}")
     for name, count, stopped in [*((str(n), n, False) for n in [0, *numbers]), ("one stopped", 1, True)]:
         training.watched(count, 2, stopped=stopped)
-        began, before = time.monotonic(), spent(training.helper)
+        began, before = time.monotonic(), cpu_s(training.helper)
         training.watched(count, seconds, stopped=stopped)
-        share = (spent(training.helper) - before) / (time.monotonic() - began)
+        share = (cpu_s(training.helper) - before) / (time.monotonic() - began)
         print(f"{name:<12} {share:>9.2%} {pss(training.helper) / 2**20:>6.1f} MiB")
 
 
 def unmoved(training: Training, rounds: int) -> None:
-    chance = random.Random(0)
     ways = {"none": (0, False), "none again": (0, False), "one": (1, False), "ten": (10, False), "stopped": (1, True)}
-    found: list[dict[str, list[tuple[int, int, int]]]] = []
-    for _ in range(rounds):
-        order = chance.sample(list(ways), k=len(ways))
-        found.append({way: training.watched(ways[way][0], WINDOW_S, stopped=ways[way][1]) for way in order})
+    calls = {way: partial(training.watched, count, WINDOW_S, stopped=stopped) for way, (count, stopped) in ways.items()}
+    found = list(paired(calls, rounds))
     for which, name in ((1, "thread's time"), (0, "wall time")):
         took = {way: [trimmed([step[which] / 1e6 for step in each[way]]) for each in found] for way in ways}
         alone = [mean(both) for both in zip(took["none"], took["none again"], strict=True)]
@@ -228,8 +218,7 @@ def unmoved(training: Training, rounds: int) -> None:
             ("ten viewers, %", alone, took["ten"]),
             ("one that is stopped, %", alone, took["stopped"]),
         ):
-            values = [100 * (b / a - 1) for a, b in zip(before, after, strict=True)]
-            middle, low, high = interval(values, chance)
+            middle, low, high = interval(percent(before, after))
             print(f"  {title:<36}{middle:>+8.2f}   {low:+.2f} … {high:+.2f}   {verdict(low, high)}")
     step = mean(trimmed([step[1] / 1e6 for step in each["none"]]) for each in found)
     took = {way: [mean(step[2] / 1e6 for step in each[way]) for each in found] for way in ways}
@@ -241,12 +230,12 @@ def unmoved(training: Training, rounds: int) -> None:
         ("ten viewers, % of the step", alone, took["ten"]),
         ("one that is stopped, % of the step", alone, took["stopped"]),
     ):
-        middle, low, high = interval([100 * (b - a) / step for a, b in zip(before, after, strict=True)], chance)
+        middle, low, high = interval([100 * (b - a) / step for a, b in zip(before, after, strict=True)])
         print(f"  {title:<36}{middle:>+8.3f}   {low:+.3f} … {high:+.3f}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--viewers", default="0,1,10")

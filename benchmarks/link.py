@@ -8,30 +8,22 @@ are made up, their rate is that of the budget: 64 ranks, 5 phases, 20 steps a se
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 import tracemalloc
 
+from common import GIB, options, sending
+
 from gpumon import link
 from gpumon_agent import wire
-from gpumon_agent.transport import endpoint
 from gpumon_agent.transport.history import History
-from gpumon_agent.transport.publisher import Publisher
-from gpumon_agent.transport.recorder import Recorder
 
 PHASES = 5
-STEPS_A_SECOND = 20
-RANKS_A_PROCESS = 16
-GIB = 1 << 30
 
 
 def events(step: int) -> list[wire.NumberedEvent]:
@@ -86,55 +78,6 @@ def past() -> None:
     )
 
 
-def publishing(seconds: float) -> None:
-    """What one agent's thread takes of a core, nobody watching, at the budget's rate."""
-    recorder = Recorder()
-    beat = wire.Heartbeat(0, 0, "forward", 0)
-    publisher = Publisher(recorder, list, lambda: beat, endpoint.describe("bench"))
-    publisher.start()
-    publisher.wait_ready(5)
-    thread = next(one for one in threading.enumerate() if one.name == "gpumon-publisher")
-    assert thread.ident is not None
-    clock = time.pthread_getcpuclockid(thread.ident)
-    before, began = time.clock_gettime(clock), time.monotonic()
-    for step in range(int(seconds * STEPS_A_SECOND)):
-        for event in events(step):
-            recorder.append(event)
-        time.sleep(max(0.0, began + (step + 1) / STEPS_A_SECOND - time.monotonic()))
-    share = (time.clock_gettime(clock) - before) / (time.monotonic() - began)
-    publisher.close()
-    print(f"publisher's thread   {share:.2%} of a core, unwatched, {STEPS_A_SECOND} steps/s")
-
-
-def serve(first: int, ranks: int) -> None:
-    """`ranks` publishers in this process; ends when its standard input does."""
-    publishers = []
-    for rank in range(first, first + ranks):
-        descriptor = endpoint.describe("bench", rank=rank, world_size=1024, run_id="bench", unix_ns=time.time_ns())
-        recorder = Recorder()
-        hello = wire.Hello(
-            (wire.PROTOCOL_MAJOR, wire.PROTOCOL_MINOR), "0", descriptor.nonce, "bench", descriptor.host, os.getpid(),
-            descriptor.start_time, descriptor.boot_id, (), "3", wire.Clock(0, 0), rank=rank,
-        )  # fmt: skip
-        beat = wire.Heartbeat(0, 0, "forward", 0)
-        publisher = Publisher(recorder, lambda hello=hello: [hello], lambda beat=beat: beat, descriptor)  # type: ignore[misc]
-        publisher.start()
-        publishers.append((publisher, recorder))
-    for publisher, _ in publishers:
-        publisher.wait_ready(5)
-    print("ready", flush=True)
-    ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
-    step = 0
-    while not ended.is_set():
-        due = time.monotonic() + 1 / STEPS_A_SECOND
-        for event in events(step):
-            for _, recorder in publishers:
-                recorder.append(event)
-        step += 1
-        time.sleep(max(0.0, due - time.monotonic()))
-
-
 async def follow(ranks: int, seconds: float) -> None:
     last: dict[str, int] = {}
     messages = lost = 0
@@ -168,32 +111,16 @@ async def follow(ranks: int, seconds: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--serve", type=int, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.serve:
-        serve(*arguments.serve)
-        return
     encoding()
     past()
     with tempfile.TemporaryDirectory(prefix="gm") as runtime:
         os.environ["XDG_RUNTIME_DIR"] = runtime
-        publishing(min(5.0, arguments.seconds))
-        servers = []
-        for first in range(0, arguments.ranks, RANKS_A_PROCESS):
-            count = min(RANKS_A_PROCESS, arguments.ranks - first)
-            command = [sys.executable, __file__, "--serve", str(first), str(count)]
-            servers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-        for server in servers:
-            assert server.stdout is not None
-            server.stdout.readline()
-        try:
+        with sending(arguments.ranks):
             asyncio.run(follow(arguments.ranks, arguments.seconds))
-        finally:
-            for server in servers:
-                server.communicate(b"")
 
 
 if __name__ == "__main__":

@@ -23,21 +23,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from statistics import median, quantiles
 from typing import Any
+
+from common import interval, options, percent, write
+from common import rounds as paired
 
 BLOCK = 8
 ROW = "| {:<44} | {:>12} | {:>12} | {:>12} |"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, write=True)
     parser.add_argument("--steps", type=int, default=400, help="steps of the boundary measurement (400)")
     parser.add_argument("--rounds", type=int, default=200, help="rounds of blocks of the step measurement (200)")
     parser.add_argument("--boundaries", type=int, default=1_000_000, help="boundaries of the growth measurement (10⁶)")
     parser.add_argument("--step-ms", type=float, default=20.0, help="length of the step to measure the share of (20)")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table there, with this command")
     parser.add_argument("--child", choices=["measure", "exit"], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child == "measure":
@@ -64,12 +66,8 @@ def main() -> None:
     finally:
         if "VGPU_SESSION" in environment:
             virtual_gpu.remove_session(environment["VGPU_SESSION"])
-    command = " ".join(["python", "benchmarks/overhead.py", *sys.argv[1:]])
     machine = f"Measured {where}, torch {torch.__version__}, {os.cpu_count()} CPUs"
-    text = f"# What the agent costs\n\n{machine}, by\n\n    {command}\n\n"
-    print(text + table)
-    if args.write:
-        args.write.write_text(text + table)
+    write("What the agent costs", table, args.write, machine)
 
 
 # ---------------------------------------------------------------------------------------------------------- training
@@ -193,34 +191,30 @@ def share(training: Training, rounds: int) -> Iterator[str]:
     agent.adopt(training.model, training.optimizer)
     training.run(300)  # past the governor's first decisions
     kinds = ["muted", "muted again", "watched"]
-    measured: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
-    order = random.Random(0)
-    for _ in range(rounds):
-        for kind in order.sample(kinds, k=len(kinds)):
-            agent.hooks.fires = kind == "watched"
-            # the governor is to see the length of a step, not of the muted blocks before it
-            agent.phases._step_opened_ns = time.monotonic_ns()
-            training.run(1)
-            cpu = time.thread_time()
-            wall = training.run(BLOCK)
-            measured[kind].append((1000 * wall / BLOCK, 1000 * (time.thread_time() - cpu) / BLOCK))
+
+    def block(kind: str) -> tuple[float, float]:
+        agent.hooks.fires = kind == "watched"
+        # the governor is to see the length of a step, not of the muted blocks before it
+        agent.phases._step_opened_ns = time.monotonic_ns()
+        training.run(1)
+        cpu = time.thread_time()
+        wall = training.run(BLOCK)
+        return 1000 * wall / BLOCK, 1000 * (time.thread_time() - cpu) / BLOCK
+
+    found = list(paired({kind: partial(block, kind) for kind in kinds}, rounds))
+    measured = {kind: [each[kind] for each in found] for kind in kinds}
     agent.hooks.fires = True
     every = agent.governor.read_every, agent.governor.ledger_every
     agents.stop()
     for clock, name in enumerate(("wall", "CPU of the thread")):
         for kind in kinds[1:]:
-            values = [100 * (b[clock] / a[clock] - 1) for a, b in zip(measured["muted"], measured[kind], strict=True)]
-            yield ROW.format(f"{kind} against muted: {name}, %", *(f"{value:+.2f}" for value in interval(values)))
+            values = percent(*([each[clock] for each in measured[way]] for way in ("muted", kind)))
+            yield ROW.format(
+                f"{kind} against muted: {name}, %", *(f"{value:+.2f}" for value in interval(values, median))
+            )
         alone = [each[clock] for each in measured["muted"]]
-        yield ROW.format(f"a muted step: {name}, ms", *(f"{value:.2f}" for value in interval(alone)))
+        yield ROW.format(f"a muted step: {name}, ms", *(f"{value:.2f}" for value in interval(alone, median)))
     yield ROW.format("allocator read, ledger read: every … steps", *map(str, every), "")
-
-
-def interval(values: list[float]) -> tuple[float, float, float]:
-    """The median, and the middle 95 % of the medians of resampled rounds."""
-    chance = random.Random(0)
-    medians = sorted(median(chance.choices(values, k=len(values))) for _ in range(2000))
-    return median(values), medians[50], medians[1949]
 
 
 def growth(boundaries: int) -> Iterator[str]:

@@ -11,15 +11,13 @@ holds, as a training step does. `in a row`: a thousand of a kind, timed together
 
 from __future__ import annotations
 
-import argparse
-import os
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median, quantiles
+
+from common import interval, options, write
 
 from gpumon_agent.transport.memory import ANSWER, Memory
 from gpumon_agent.transport.pages import Pages, Status
@@ -31,17 +29,12 @@ READ_EVERY = 64  # rounds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, write=True)
     parser.add_argument("--rounds", type=int, default=20_000, help="warm ones; a tenth as many cold ones (20,000)")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table there, with this command")
     args = parser.parse_args()
     parts = measure(args.rounds, cold=False), measure(args.rounds // 10, cold=True), in_a_row(args.rounds // 100)
     text = "\n\n".join("\n".join(part) for part in parts) + "\n"
-    command = " ".join(["python", "benchmarks/ring.py", *sys.argv[1:]])
-    head = f"Python {sys.version.split()[0]}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f} at the end, by\n\n"
-    print(f"{head}    {command}\n\n{text}")
-    if args.write:
-        args.write.write_text(f"# What the shared memory costs\n\n{head}    {command}\n\n{text}")
+    write("What the shared memory costs", text, args.write)
 
 
 def measure(rounds: int, *, cold: bool) -> list[str]:
@@ -103,7 +96,7 @@ def table(title: str, took: dict[str, list[int]]) -> list[str]:
     base = took["an empty function"]
     for name, times in took.items():
         more = [a - b for a, b in zip(times, base, strict=True)]
-        low, high = interval(more)
+        _, low, high = interval(more, median, 200)
         cuts = quantiles(times, n=100)
         between = f"{low:+.0f} to {high:+.0f}"
         rows.append(ROW.format(name, f"{median(times):.0f}", f"{cuts[98]:.0f}", f"{median(more):+.0f}", between))
@@ -133,13 +126,6 @@ def in_a_row(rounds: int) -> list[str]:
             took[name].append((clock() - began) // 1000)
     memory.close()
     return table(f"in a row, {rounds:,} rounds of 1,000, ns each", took)
-
-
-def interval(values: list[int]) -> tuple[float, float]:
-    """The middle 95 % of the medians of resampled rounds."""
-    chance = random.Random(0)
-    medians = sorted(median(chance.choices(values, k=len(values))) for _ in range(200))
-    return medians[5], medians[194]
 
 
 if __name__ == "__main__":

@@ -10,22 +10,19 @@ Run: python benchmarks/startup.py [--times 10]
 
 from __future__ import annotations
 
-import argparse
-import fcntl
 import os
-import pty
 import re
 import select
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+
+from common import EMPTY_APP, on_terminal, options
 
 SCRIPT = """
 import time
@@ -38,7 +35,6 @@ while True:
     optimizer.zero_grad()
     time.sleep(0.05)
 """
-EMPTY = "from textual.app import App; App().run()"
 ANSI = re.compile(rb"\x1b\[[0-9;?>=]*[a-zA-Z$]")
 DATA = re.compile(rb"backward\s+[0-9]")
 PATIENCE_S = 20.0
@@ -57,11 +53,7 @@ def start(command: list[str], data: re.Pattern[bytes] | None) -> Start:
     """One start, up to `data` (or the whole first picture), then the process is killed."""
     made = Start()
     began = time.perf_counter()
-    pid, fd = pty.fork()
-    if pid == 0:
-        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-        os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
-        os.execv(command[0], command)
+    pid, fd = on_terminal(command)
     seen = b""
     try:
         while time.perf_counter() - began < PATIENCE_S:
@@ -88,7 +80,7 @@ def start(command: list[str], data: re.Pattern[bytes] | None) -> Start:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--times", type=int, default=10)
     times = parser.parse_args().times
     gpumon = [sys.executable, "-m", "gpumon"]
@@ -105,7 +97,7 @@ def main() -> int:
             rows: dict[str, list[Start]] = {"gpumon attach": [], "empty Textual app": []}
             for _ in range(times):
                 rows["gpumon attach"].append(start(attach, DATA))
-                rows["empty Textual app"].append(start([sys.executable, "-c", EMPTY], None))
+                rows["empty Textual app"].append(start(EMPTY_APP, None))
         finally:
             train.kill()
             train.wait()

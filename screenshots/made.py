@@ -25,7 +25,7 @@ from pathlib import Path
 from gpumon import link
 from gpumon.tui.app import MonitorApp, Options
 from gpumon_agent import wire
-from gpumon_agent.transport.endpoint import Descriptor
+from gpumon_agent.endpoint import Descriptor
 
 HERE = Path(__file__).parent
 DEMO = HERE.parent / "gpumon" / "demo" / "train.py"

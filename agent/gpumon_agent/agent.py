@@ -1,4 +1,8 @@
-"""The agent of one process: what hooks, phases, probes, recorder and transport have to do with one another."""
+"""The agent of one process. Long, because it is the one place where all parts meet and are wired; it has no model.
+
+Model and devices are described here, a step's end is passed on to the parts in their order, and the functions that a
+script calls (`watch`, `step`, `phase`, `stop`) are below.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ContextDecorator
 from pathlib import Path
 from types import TracebackType
@@ -14,21 +18,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpumon_agent import environment, wire
+from gpumon_agent import endpoint, environment, wire
 from gpumon_agent._version import __version__
 from gpumon_agent.allocator import Read
 from gpumon_agent.allocator.cuda import pinned_bytes
 from gpumon_agent.allocator.devices import Devices
-from gpumon_agent.forecast.outlook import Followed, Outlooks
-from gpumon_agent.forecast.verdict import expandable
 from gpumon_agent.governor import Governor
 from gpumon_agent.guard import guard, pass_on, protect, say
 from gpumon_agent.hooks.phases import Phases
+from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.launched import launched
-from gpumon_agent.leaks.clock import Clock
-from gpumon_agent.oom.lastwords import LastWords
-from gpumon_agent.transport import endpoint, exit_reason, messages
-from gpumon_agent.transport.recorder import Recorder
+from gpumon_agent.oom.oom_reporter import OomReporter
+from gpumon_agent.registry import REGISTRY
+from gpumon_agent.shape_model.outlook import Followed, Outlooks
+from gpumon_agent.shape_model.verdict import expandable
+from gpumon_agent.thread_clock import ThreadClock
+from gpumon_agent.transport import exit_reason, messages
 from gpumon_agent.transport.requests import Requests
 from gpumon_agent.transport.trainer import Transport
 from gpumon_agent.watched import Watched, innermost
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from gpumon_agent.allocator.cpu import StorageTracker
+    from gpumon_agent.leaks.loads import Loads
 
 _REDESCRIBED_AFTER = (0, 4)  # steps with a model: the first makes optimizer state, by the fifth DDP logged its buckets
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -55,13 +61,10 @@ class Agent:
     def __init__(self, name: str | None = None, *, tracker: StorageTracker | None = None, publish: bool = True) -> None:
         import torch
 
-        from gpumon_agent.hooks.by_hand import ByHand
-        from gpumon_agent.hooks.torch_hooks import Hooks
+        from gpumon_agent.attribution import describe
+        from gpumon_agent.attribution.caller_frames import engine_of
         from gpumon_agent.hooks.wrappers import unwrapped
-        from gpumon_agent.leaks.evidence import Evidence
-        from gpumon_agent.ledger import describe
-        from gpumon_agent.ledger.accounts import Accounts
-        from gpumon_agent.ledger.callers import engine_of
+        from gpumon_agent.leaks import loads
 
         opened_ns = time.monotonic_ns()
         self.pid = os.getpid()
@@ -81,7 +84,7 @@ class Agent:
         self._models: list[Watched] = []
         self._new_roots: list[weakref.ref[Module]] = []
         self._describing: Iterator[bool] | None = None
-        self._describing_until = Clock(0)
+        self._describing_until = ThreadClock(0)
         self._redescribed_at = set(_REDESCRIBED_AFTER)
         self._launched = launched()
         self._hold_after = int(environment.value("GPUMON_HOLD_AFTER") or 0)
@@ -101,65 +104,105 @@ class Agent:
             tracker=tracker,
             tell=self.notice,
         )
-        self.accounts = accounts = Accounts(
-            self.recorder,
-            self.governor,
-            self._indexed,
-            say=lambda events: self.transport.say(events),
-            tell=self.notice,
-            limited=environment.value("GPUMON_GOVERNOR") != "off",
-        )
-        self.inventory = accounts.inventory
-        self.evidence = Evidence(
-            self.guard,
-            self.governor,
-            accounts,
-            models=self._indexed,
-            say=lambda events: self.transport.say(events),
-            tell=self.notice,
-            now=lambda: self.recorder.now,
-            devices=lambda: [(where.type, index) for _, index, where in self.phases.readers or ()],
-            limited=environment.value("GPUMON_GOVERNOR") != "off",
-        )
-        self.ask_census = self.evidence.ask
-        self.last_words = self._last_words()
-        self.requests = Requests(
-            self.guard,
-            now=lambda: self.recorder.now,
-            say=lambda events: self.transport.say(events),
-            write_file=lambda pieces, step, t_ns: self.transport.write_file(pieces, step, t_ns),
-            tell=self.notice,
-            rang=self._rang,
-            recording=accounts.history.on,
-            census=self.ask_census,
-        )
+        self._wire_attribution(loads.install())
+        self.ask_census = self.leaks.ask
+        self.oom_reporter = self._make_oom_reporter()
+        self.requests = self._make_requests()
         self.room = self.requests.room
         self.outlooks = Outlooks(
             self.recorder.append,
             self.room,
             expandable=expandable(os.environ.get(name, "") for name in _ALLOCATOR),
-            functions=_listeners,
+            functions=REGISTRY.listeners,
         )
-        self.phases: Phases = Phases(
+        self.phases = self._make_phases(opened_ns)
+        self._wire_hooks()
+        self.transport = self._make_transport()
+        self._flush_ring = self.guard.protect("transport", self.transport.flush)
+        self._exit_reason = exit_reason.ExitReason(self.leave)
+        self.guard.listen(self.notice)
+        if publish:
+            self.guard.protect("transport", self.transport.start)()
+
+    # ------------------------------------------------------------------------------------------------------- the parts
+    # A part is given methods of the agent, never another part: what a method needs may be made after the part.
+
+    def _wire_attribution(self, followed: Loads) -> None:
+        from gpumon_agent.attribution.accounts import Accounts
+        from gpumon_agent.leaks.leak_monitor import LeakMonitor
+
+        limited = environment.value("GPUMON_GOVERNOR") != "off"
+        self.accounts = Accounts(
+            self.recorder,
+            self.governor,
+            self._indexed,
+            say=self._say,
+            tell=self.notice,
+            loads=followed,
+            limited=limited,
+        )
+        self.inventory = self.accounts.inventory
+        self.leaks = LeakMonitor(
+            self.guard,
+            self.governor,
+            self.accounts,
+            followed,
+            models=self._indexed,
+            say=self._say,
+            tell=self.notice,
+            now=self._now,
+            devices=self._read_devices,
+            limited=limited,
+        )
+
+    def _make_oom_reporter(self) -> OomReporter:
+        return OomReporter(
+            self.guard,
+            self.notice,
+            self._hello,
+            self._described,
+            lambda: self.accounts.ledgers,
+            self.inventory.groups,
+        )
+
+    def _make_requests(self) -> Requests:
+        return Requests(
+            self.guard,
+            now=self._now,
+            say=self._say,
+            write_file=self._write_file,
+            tell=self.notice,
+            rang=self._rang,
+            recording=self.accounts.history.on,
+            census=self.ask_census,
+        )
+
+    def _make_phases(self, opened_ns: int) -> Phases:
+        return Phases(
             self.recorder,
             self.governor,
             find_readers=self.devices.readers,
-            read_ledger=self.guard.protect("ledger", accounts.boundary),
-            step_closes=self.guard.protect("peak", accounts.close_step),
+            read_ledger=self.guard.protect("ledger", self.accounts.boundary),
+            step_closes=self.guard.protect("peak", self.accounts.close_step),
             step_closed=self.guard.protect("description", self._step_closed),
             opened_ns=opened_ns,
             carry_out=self._carry_out,
             batch_comes=None if self._bounds else self.guard.protect("outlook", self.outlooks.batch),
-            flush=lambda: self._flush(),
+            flush=self._flush,
         )
+
+    def _wire_hooks(self) -> None:
+        from gpumon_agent.hooks.by_hand import ByHand
+        from gpumon_agent.hooks.torch_hooks import Hooks
+
         self.hooks = Hooks(
             self.phases,
             self.guard,
-            inputs=accounts.inputs,
+            inputs=self.accounts.inputs,
             rooted=self._rooted,
             entered=self._entered,
             notice=self.notice,
-            graph=accounts,
+            graph=self.accounts,
             outlooks=self.outlooks,
         )
         by_hand = ByHand(
@@ -170,20 +213,35 @@ class Agent:
             notice=self.notice,
         )
         self.hooks.backward_ended = self.guard.protect("updates by hand", by_hand.backward_ended)
-        self.transport: Transport = Transport(
+
+    def _make_transport(self) -> Transport:
+        return Transport(
             Followed(self.recorder.drain, self.guard.protect("outlook's learning", self.outlooks.drained)).drain,
             self.picture,
             self._state,
             self._descriptor,
-            now=lambda: self.recorder.now,
+            now=self._now,
             counters=self._counters,
             take=self.requests.take,
         )
-        self._flush: Callable[[], object] = self.guard.protect("transport", self.transport.flush)
-        self._farewell = exit_reason.Farewell(self.leave)
-        self.guard.listen(self.notice)
-        if publish:
-            self.guard.protect("transport", self.transport.start)()
+
+    def _now(self) -> tuple[int, str, int]:
+        return self.recorder.now
+
+    def _say(self, events: Iterable[wire.Event | bytes | None]) -> None:
+        self.transport.say(events)
+
+    def _write_file(self, pieces: Iterable[bytes], step: int, t_ns: int) -> None:
+        self.transport.write_file(pieces, step, t_ns)
+
+    def _flush(self) -> None:
+        self._flush_ring()
+
+    def _read_devices(self) -> list[tuple[str, int]]:
+        return [(where.type, index) for _, index, where in self.phases.readers or ()]
+
+    def _described(self) -> list[tuple[Module, wire.Model | None]]:
+        return [(model, watched.whole) for watched in self._models if (model := watched.model()) is not None]
 
     # ------------------------------------------------------------------------------------------------ what is watched
 
@@ -203,7 +261,7 @@ class Agent:
         self.inventory.watch(model, optimizers)
         for each in optimizers:
             if hasattr(each, "_optimizer_step_pre_hooks"):
-                self.evidence.follow(each)
+                self.leaks.follow(each)
             else:
                 self.notice(f"steps of {type(each).__name__} cannot be seen: it is no torch.optim.Optimizer")
         self.phases.know(optimizers)
@@ -226,7 +284,7 @@ class Agent:
     def _describe_at_once(self, watched: Watched) -> None:
         """As much of it as may be done outside of a step; the rest a slice a step."""
         describing = watched.describe(self._describe, self._description_rests)
-        self._describing_until = Clock(_DESCRIBED_AT_ONCE_NS)
+        self._describing_until = ThreadClock(_DESCRIBED_AT_ONCE_NS)
         while next(describing, None) is not None:
             if self.accounts.many and self._describing_until.over():
                 self._describing = _each(iter((*filter(None, (self._describing,)), describing)))
@@ -300,7 +358,7 @@ class Agent:
         now = self.recorder.now[2]
         if now - self._resident_ns > _RESIDENT_EVERY_NS:
             self._resident_ns = now
-            self.evidence.resident_bytes = _rss()
+            self.leaks.resident_bytes = _rss()
             self._pinned = self._ask_pinned()
         if len(guard.off) != self._parts_off:
             self._parts_off = len(guard.off)
@@ -312,7 +370,7 @@ class Agent:
             time.sleep(_HELD_S)
         if self.governor.ledger:
             self.accounts.begin_step()
-        self.evidence.step_closed(step, reads)
+        self.leaks.step_closed(step, reads)
         looked = self.devices.looking
         readers = self.devices.look_on()
         if readers is not None:
@@ -333,7 +391,7 @@ class Agent:
         return self._describing_until.over()
 
     def _describe_on(self, describing: Iterator[bool]) -> None:
-        self._describing_until = Clock(_DESCRIBED_IN_A_STEP_NS)
+        self._describing_until = ThreadClock(_DESCRIBED_IN_A_STEP_NS)
         while next(describing, None) is not None:
             if self._describing_until.over():
                 return
@@ -344,10 +402,10 @@ class Agent:
         step, phase, _ = self.recorder.now
         allocated, reserved = self.devices.now(device)
         oom = wire.Oom(step, phase, device, time.monotonic_ns(), requested, total, free, allocated, reserved)
-        self.recorder.append(self.last_words.of(oom))
+        self.recorder.append(self.oom_reporter.of(oom))
         self.requests.out_of_memory(device)
         self._flush()
-        self.transport.pump(Clock(_AT_OOM_NS))  # the process may be about to end
+        self.transport.pump(ThreadClock(_AT_OOM_NS))  # the process may be about to end
 
     def _rang(self) -> None:
         """Something was asked for: the next window that closes gives way to it."""
@@ -355,17 +413,7 @@ class Agent:
 
     def _carry_out(self) -> None:
         self.requests.carry_out()
-        self.transport.pump(Clock(_ASKED_NS))
-
-    def _last_words(self) -> LastWords:
-        return LastWords(
-            self.guard,
-            self.notice,
-            self._hello,
-            lambda: [(model, watched.whole) for watched in self._models if (model := watched.model()) is not None],
-            lambda: self.accounts.ledgers,
-            lambda: self.accounts.inventory.groups(),
-        )
+        self.transport.pump(ThreadClock(_ASKED_NS))
 
     def notice(self, text: str) -> None:
         self.recorder.append(wire.Notice(time.monotonic_ns(), text, self.recorder.now[0]))
@@ -380,7 +428,7 @@ class Agent:
         events += self.accounts.ledgers.copy().values()
         for layers in self.accounts.layers.copy().values():
             events += layers
-        return events + self.evidence.picture() + self.requests.picture()
+        return events + self.leaks.picture() + self.requests.picture()
 
     def _state(self) -> messages.State:
         """What a heartbeat repeats."""
@@ -431,17 +479,16 @@ class Agent:
 
     def leave(self, reason: str, detail: str = "") -> None:
         """Take everything out of torch and say goodbye: at exit, or when asked to stop."""
-        global _agent
         if os.getpid() != self.pid:
             return
-        if _agent is self:
-            _agent = None
+        if REGISTRY.agent is self:
+            REGISTRY.agent = None
         self.guard.protect("goodbye", self.phases.finish)()
         self.hooks.remove()
-        self.evidence.stop()
+        self.leaks.stop()
         self.accounts.stop()
         self.devices.stop()
-        self._farewell.remove()
+        self._exit_reason.remove()
         self.guard.forget(self.notice)
         step, phase, _ = self.recorder.now
         if reason == "exception" and self.phases.aborted is not None:
@@ -449,15 +496,19 @@ class Agent:
         self.recorder.append(wire.Goodbye(reason, time.monotonic_ns(), step, phase, detail))
         self.guard.protect("goodbye", self.transport.close)(exits=reason != "stopped")
 
+    def in_child(self) -> None:
+        """In a forked child, at once. `disown` follows if the child is watched itself."""
+        self.hooks.mute()
+
     def disown(self) -> None:
         """In a forked child: the hooks are the parent's. Puts back what is torch's, touches nothing of the parent's."""
         self.hooks.remove()
         self.accounts.disown()
         self.accounts.stop()
-        self.evidence.disown()
+        self.leaks.disown()
         self.transport.disown()
         self.devices.stop()
-        self._farewell.remove()
+        self._exit_reason.remove()
         self.guard.forget(self.notice)
 
 
@@ -469,7 +520,7 @@ class phase(ContextDecorator):
         self._agents: list[Agent | None] = []
 
     def __enter__(self) -> phase:
-        agent = _agent
+        agent = REGISTRY.agent
         self._agents.append(agent)
         if agent is not None and agent.hooks.fires:
             agent.guard.protect("phase", agent.phases.user_begins)(self._name)
@@ -483,30 +534,25 @@ class phase(ContextDecorator):
             agent.guard.protect("phase", agent.phases.user_ends)(aborted=kind is not None)
 
 
-_agent: Agent | None = None
-
-
 def running(name: str | None = None, *, tracker: StorageTracker | None = None) -> Agent:
     """This process's agent, begun if there is none. A `tracker` of CPU storages that already runs becomes its own."""
-    global _agent
-    if _agent is not None and _agent.pid != os.getpid():
-        _agent.disown()
-        _agent = None
-    if _agent is None:
-        _agent = Agent(name, tracker=tracker)
-    return _agent
+    if REGISTRY.agent is not None and REGISTRY.agent.pid != os.getpid():
+        REGISTRY.agent.disown()
+        REGISTRY.agent = None
+    if REGISTRY.agent is None:
+        REGISTRY.agent = Agent(name, tracker=tracker)
+    agent: Agent = REGISTRY.agent
+    return agent
 
 
 OF_OPTIMIZER, OF_ITERATION = "optimizer", "iteration"
 """What is a step: an optimizer's, or what `step()` marks."""
 
-_listeners: list[Any] = []  # functions of the user's; the agent may begin after they are given
-
 
 def on_outlook(function: Any) -> None:
     if not callable(function):
         raise TypeError(f"on_outlook() takes a function, not {type(function).__name__}")
-    _listeners.append(function)
+    REGISTRY.listeners.append(function)
 
 
 def watch(
@@ -534,7 +580,7 @@ def step() -> None:
     def mark() -> None:
         from gpumon_agent.hooks import model_discovery
 
-        agent = _agent
+        agent = REGISTRY.agent
         if agent is None and model_discovery.tops() is not None:
             agent = running()  # launched by `gpumon run`, and no optimizer was built
         if agent is not None and agent.hooks.fires:
@@ -544,19 +590,14 @@ def step() -> None:
 
 
 def stop() -> None:
-    from gpumon_agent import shim
-
-    shim.end()
-    if _agent is not None and _agent.pid == os.getpid():
-        _agent.leave("stopped")
-
-
-def _in_child() -> None:
-    if _agent is not None:
-        _agent.hooks.mute()
-
-
-os.register_at_fork(after_in_child=_in_child)
+    """The search for a model is over too, so is the tracking: what `gpumon run` began before there was an agent."""
+    for begun in (*REGISTRY.finders, *REGISTRY.trackers):
+        begun.stop()
+    if REGISTRY.loads is not None:
+        REGISTRY.loads.stop()
+    agent = REGISTRY.agent
+    if agent is not None and agent.pid == os.getpid():
+        agent.leave("stopped")
 
 
 def _each(iterators: Iterator[Iterator[bool]]) -> Iterator[bool]:

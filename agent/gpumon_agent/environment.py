@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 
 from gpumon_agent.guard import say
+from gpumon_agent.registry import REGISTRY
 
 TAKES = {
     "GPUMON_AWAIT_VIEWER": "0|1",
@@ -20,7 +21,6 @@ TAKES = {
     "GPUMON_TRACK_CPU": "0|1",
 }
 """A capital word stands for any text; NUMBER for a count of at most nine digits."""
-_ignored: set[str] = set()
 
 
 def value(name: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -28,8 +28,8 @@ def value(name: str, environment: Mapping[str, str] = os.environ) -> str:
     why = problem(name, environment.get(name, ""))
     if why is None:
         return environment.get(name, "")
-    if name not in _ignored:
-        _ignored.add(name)
+    if name not in REGISTRY.ignored_variables:
+        REGISTRY.ignored_variables.add(name)
         say(f"{why}; it is ignored")
     return ""
 

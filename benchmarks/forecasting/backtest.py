@@ -20,7 +20,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gpumon.analysis.foreseen import Foreseen
+from gpumon.analysis.forecast import Forecaster
+from gpumon.analysis.forecast.forecaster import shared_out
 from gpumon.analysis.history import step_peaks
 from gpumon.analysis.report import Reporter
 from gpumon.analysis.robust import median
@@ -28,6 +29,7 @@ from gpumon.analysis.room import available
 from gpumon.session.frame import RankFrame, StepRecord
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import wire
+from gpumon_agent.shape_model.outlook import judged
 
 WARM_UP = 3  # steps; from the third iteration on a forecast has to be right where shapes are the same
 WARM_UP_VARYING = 20
@@ -165,7 +167,7 @@ class _Device:
     def __init__(self, source: str, rank: int | None, device: int, again: bool) -> None:
         self.again = again
         self.score = Backtest(source, rank, device)
-        self.foreseen = Foreseen()
+        self.foreseen = Forecaster()
         self.last: int | None = None
         self.largest = 0
         self.next: tuple[int, int, int] | None = None
@@ -176,8 +178,9 @@ class _Device:
 
     def closed(self, rank: RankFrame, record: StepRecord, room: int | None) -> None:
         figures = step_peaks(record, self.score.device)
-        made = self.foreseen.outlook(record, self.score.device, room)
-        self.foreseen.observe(record, self.score.device)
+        made = outlook_of(self.foreseen, record, self.score.device, room)
+        if figures is not None:
+            self.foreseen.observe(figures, record.on(self.score.device))
         written = self.said.pop(record.step, None)
         said = made if self.again or written is None else written
         for old in [step for step in self.said if step < record.step - 8]:
@@ -205,7 +208,7 @@ class _Device:
         self.last, self.largest = peak, max(self.largest, peak)
 
     def forecast(self, rank: RankFrame, step: int, report_of: object) -> None:
-        from gpumon.analysis.lines import DeviceReport, RankReport
+        from gpumon.analysis.reports import DeviceReport, RankReport
 
         assert isinstance(report_of, RankReport)
         here: DeviceReport | None = next((d for d in report_of.devices if d.device == self.score.device), None)
@@ -288,7 +291,7 @@ def backtest(stream: Iterable[wire.Received], *, again: bool = False) -> list[Ba
         elif isinstance(event, wire.Host):
             _readings(store, received, event, devices)
     for device in devices.values():
-        device.score.changes = device.foreseen.changes
+        device.score.changes = device.foreseen.shape_model.changed
         if device.opened is not None:
             device.score.false_findings += 1
     return [devices[key].score for key in sorted(devices) if devices[key].score.steps]
@@ -305,3 +308,25 @@ def _readings(
         for reading in event.devices:
             if reading.uuid == described.uuid and reading.used is not None:
                 device.reading(received.unix_ns / 1e9, reading.used)
+
+
+def outlook_of(forecaster: Forecaster, record: StepRecord, device: int, room: int | None) -> wire.Outlook | None:
+    """What would have been said as the step's first batch came."""
+    closed, here = record.closed, record.on(device)
+    stood: int | None = None
+    so_far = 0
+    for phase in here:
+        if phase.phase == wire.FORWARD:
+            break
+        stood = phase.allocated
+        if phase.phase != wire.LOAD:
+            so_far = max(so_far, phase.allocated_peak or 0)
+    if closed is None or not closed.input_shapes or stood is None:
+        return None
+    groups = shared_out(closed.input_shapes, here)
+    if not groups:
+        return None
+    return judged(
+        forecaster.shape_model, closed.step, device, closed.t_ns - closed.duration_ns, groups[0], closed.input_bytes,
+        stood, so_far, room, forecaster.fragments,
+    )  # fmt: skip

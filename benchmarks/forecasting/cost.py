@@ -16,11 +16,10 @@ from statistics import fmean, median
 import session
 
 from gpumon.analysis.forecast import Forecaster, Room
-from gpumon.analysis.foreseen import Foreseen
 from gpumon.analysis.history import look
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
-from gpumon_agent.forecast.outlook import Outlooks
+from gpumon_agent.shape_model.outlook import Outlooks
 
 MIB, GIB = 1 << 20, 1 << 30
 ROUNDS = 3
@@ -91,7 +90,7 @@ def _spent_by_agent() -> Works:
 
 
 def _spent_by_viewer() -> Works:
-    forecaster, foreseen = Forecaster(), Foreseen()
+    forecaster = Forecaster()
 
     def works(step: int, told: tuple[wire.Phase, ...], closed: wire.Step) -> Sequence[tuple[str, Callable[[], object]]]:
         record = StepRecord(step, closed, told)
@@ -99,9 +98,8 @@ def _spent_by_viewer() -> Works:
         def viewed() -> None:
             seen = look(record, record.phases)
             if seen.figures is not None:
-                forecaster.observe(seen.figures)
-            foreseen.note(((record, record.phases),), (seen.ran,))
-            forecaster.forecast(Room(8 * GIB, foreseen.fragments.bytes))
+                forecaster.observe(seen.figures, record.phases)
+            forecaster.forecast(Room(8 * GIB, forecaster.fragments.bytes))
 
         return (("viewer, the forecast of each step", viewed),)
 

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpumon.analysis.forecast import Forecaster, Room
-from gpumon.analysis.foreseen import Foreseen
 from gpumon.analysis.history import look
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
-from gpumon_agent.forecast.outlook import Outlooks
+from gpumon_agent.shape_model.outlook import Outlooks
 
 MIB, GIB = 1 << 20, 1 << 30
 Shapes = tuple[tuple[int, ...], ...]
@@ -49,7 +48,7 @@ def phases(step: int, index: int, shapes: Shapes, kept: int) -> list[wire.Phase]
 def keeping(steps: int) -> Iterator[tuple[int, int, int]]:
     """(steps, allocated blocks, resident KiB), a few times: the first after a tenth of the run."""
     rng = random.Random(3)
-    outlooks, forecaster, foreseen = Outlooks(lambda event: None, {0: 8 * GIB}), Forecaster(), Foreseen()
+    outlooks, forecaster = Outlooks(lambda event: None, {0: 8 * GIB}), Forecaster()
     told = max(1, steps // 10)
     for step in range(steps + 1):
         shapes = batches(rng, step)
@@ -62,10 +61,9 @@ def keeping(steps: int) -> Iterator[tuple[int, int, int]]:
         record = StepRecord(step, closed, tuple(made))
         seen = look(record, record.phases)
         if seen.figures is not None:
-            forecaster.observe(seen.figures)
-        foreseen.observe(record, 0)
+            forecaster.observe(seen.figures, record.phases)
         if step % 5 == 0:
-            forecaster.forecast(Room(8 * GIB, foreseen.fragments.bytes))
+            forecaster.forecast(Room(8 * GIB, forecaster.fragments.bytes))
         if step and step % told == 0:
             gc.collect()
             yield step, sys.getallocatedblocks(), _resident_kib()

@@ -12,7 +12,7 @@ from forecasting.noisy import percent, random_leaks
 from forecasting.runs import Pair
 from forecasting.scarce import Scarce
 
-from gpumon.analysis.whatif import Answer
+from gpumon.analysis.changes import Answer
 
 MIB = 1 << 20
 BLIND = "boxes"

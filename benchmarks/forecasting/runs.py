@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpumon.analysis.whatif import Change
+from gpumon.analysis.changes import Change
 
 Args = tuple[str, ...]
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gpumon import link
 from gpumon_agent import wire
-from gpumon_agent.forecast.outlook import Outlooks
+from gpumon_agent.shape_model.outlook import Outlooks
 
 EVERY = (1, 2, 3, 10)
 FIRST = 8  # steps that are read whole anyway

@@ -22,8 +22,8 @@ from gpumon.analysis.room import available
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import agent as agents
 from gpumon_agent import shim, wire
-from gpumon_agent.forecast.outlook import Followed
 from gpumon_agent.hooks import model_discovery
+from gpumon_agent.shape_model.outlook import Followed
 
 DRAINED_EVERY_S = 0.002
 READ_EVERY_S = 0.05
@@ -121,7 +121,7 @@ class Beside:
 
 def main() -> None:
     out, script = Path(sys.argv[1]), sys.argv[2]
-    agent = agents._agent = agents.Agent(publish=False)
+    agent = agents.REGISTRY.agent = agents.Agent(publish=False)
     beside = Beside(agent)
     model_discovery.install(shim._ToAgent())
     atexit.register(beside.end, out)

@@ -25,7 +25,8 @@ import msgspec
 
 from gpumon.analysis import units
 from gpumon.analysis.job import DIED, GONE, died_unix_ns, ending
-from gpumon.analysis.lines import KEPT, DeviceReport, Finding, Forecast, RankReport
+from gpumon.analysis.lines import KEPT, Finding, Forecast
+from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.rules import HOST_LEAK, NEAR_CAPACITY, OOM_AHEAD, RETAINED_GRAPH, TENSOR_LEAK
 from gpumon.session.frame import Frame, RankFrame
 from gpumon_agent import wire

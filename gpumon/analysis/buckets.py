@@ -4,7 +4,7 @@ Model. DDP keeps its buckets as long as it lives; with gradient_as_bucket_view t
 it they are one more copy, so what the setting returns is the sum of the buckets, on every device. A communication
 hook's state (PowerSGD's error and factors) is counted beside them. FSDP keeps `shard_bytes` of the parameters a rank
 and gathers a unit at a time.
-Source. The reducer's own logging data, FSDP's own records (gpumon_agent.ledger.spread).
+Source. The reducer's own logging data, FSDP's own records (gpumon_agent.attribution.spread).
 Cost. A pass over the models of the ranks.
 Known limitations. What NCCL itself takes comes from the driver and is a part of `context`: nobody tells how much.
 """

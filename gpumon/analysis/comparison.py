@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumon.analysis.history import StepPeaks, step_peaks
-from gpumon.analysis.lines import OWNERS, DeviceReport, Lines
+from gpumon.analysis.lines import OWNERS, Lines
+from gpumon.analysis.reports import DeviceReport
 from gpumon.analysis.units import percent, size
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire

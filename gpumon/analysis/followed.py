@@ -118,13 +118,6 @@ class DeviceGrowth:
         return self._stated
 
 
-def room_over_growth(headroom: int, growth: Growth) -> tuple[int, int, int | None]:
-    """Steps until `headroom` bytes are full at this pace, and the 95 % interval; None: it may never come to that."""
-    room, pace = max(0, headroom), growth.per_step or 0.0
-    low, high = growth.low or 0.0, max(pace, growth.high or 0.0)
-    return int(room / pace), int(room / high), int(room / low) if low > 0 else None
-
-
 class HostGrowth:
     """Follows the resident memory of one rank's process and of each of its children, and what torch has pinned."""
 

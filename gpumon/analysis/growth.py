@@ -69,18 +69,19 @@ WORKER = Law(least=48 << 20, scales=(3, 6, 12, 24))
 class _Scale:
     """The newest parts at one scale."""
 
-    __slots__ = ("ceiling", "ceiling_at", "idle", "medians", "rises", "width")
+    __slots__ = ("ceiling", "ceiling_at", "idle", "medians", "middles", "rises", "width")
 
     def __init__(self, width: int) -> None:
         self.width = width
         self.medians: deque[float] = deque(maxlen=PARTS + 1)
+        self.middles: deque[int] = deque(maxlen=PARTS + 1)  # the step in the middle of each part
         self.rises = 0  # in a row
         self.idle = 0  # parts in a row that did not rise
         self.ceiling: float | None = None  # the highest part before the present run of rises
         self.ceiling_at = 0
 
-    def close(self, value: float, step: int) -> bool:
-        """Takes a part's median; whether the newest parts may be growth."""
+    def close(self, value: float, middle: int, step: int) -> bool:
+        """Takes a part's median, its middle and last step; whether the newest parts may be growth."""
         medians = self.medians
         if medians and value > medians[-1]:
             self.rises += 1
@@ -92,12 +93,19 @@ class _Scale:
             self.rises = 0
             self.idle += 1
         medians.append(value)
+        self.middles.append(middle)
         if self.rises < PARTS - 1:
             return False
         if self.ceiling is not None and value <= self.ceiling and step - self.ceiling_at <= CEILING_STEPS:
             return False
-        first, second, late, last = medians[-PARTS], medians[-PARTS + 2], medians[-3], medians[-1]
-        return last - late >= LATE_SHARE * (second - first)
+        return self.rate(-3, -1) >= LATE_SHARE * self.rate(-PARTS, -PARTS + 2)
+
+    def rate(self, first: int, last: int) -> float:
+        """By how much it rises a step, from one of the newest parts to another. Old steps are further apart."""
+        return (self.medians[last] - self.medians[first]) / self.span(first, last)
+
+    def span(self, first: int, last: int) -> int:
+        return max(1, self.middles[last] - self.middles[first])  # the host may be read several times in a step
 
 
 @dataclass(slots=True)
@@ -109,7 +117,8 @@ class _Found:
     base: float
     top: float
     trend: Trend
-    rate: float  # an observation, as it was found
+    rate: float  # a step, as it was found
+    grown: int  # so far
 
 
 class Follower:
@@ -169,7 +178,7 @@ class Follower:
             if count % scale.width:
                 break
             newest = values[-scale.width :]
-            rising = scale.close(_middle(newest), step)
+            rising = scale.close(_middle(newest), self._steps[-(scale.width // 2)], step)
             if rising and self._found is None:
                 self._confirm(scale)
         if self._found is not None:
@@ -212,16 +221,15 @@ class Follower:
             return
         from_the_start = len(medians) <= PARTS
         base = float(values[0]) if from_the_start else medians[-PARTS - 1]
-        since = steps[0] if from_the_start else steps[-1] - round((medians[-1] - base) / trend.slope)
-        if not from_the_start:  # the newest median stands for the middle of its part
-            since -= scale.width // 2 - 1
+        since = steps[0] if from_the_start else scale.middles[-1] - round((medians[-1] - base) / trend.slope)
         self._found = _Found(
             scale,
             min(max(since, self._steps[0]), steps[-1]),
             base,
             medians[-1],
             trend,
-            (medians[-1] - medians[-PARTS]) / (scale.width * (PARTS - 1)),
+            scale.rate(-PARTS, -1),
+            max(0, round(self._scales[0].medians[-1] - base)),
         )
         self._restate()
 
@@ -230,15 +238,15 @@ class Follower:
         assert found is not None
         level = self._scales[0].medians[-1]
         found.top = max(found.top, level)
-        medians, width = found.scale.medians, found.scale.width
-        slowed = medians[-1] - medians[-4] < SLOWED_SHARE * 3 * width * found.rate
+        slowed = found.scale.rate(-4, -1) < SLOWED_SHARE * found.rate
         if found.scale.idle >= 2 or slowed or level - found.base < KEPT_SHARE * (found.top - found.base):
             self._found = None
             self._restate()
             self._stopped = (self._steps[-1], found.top)
             return
+        found.grown = max(0, round(level - found.base))
+        self._restate()
         if count % (REFIT_PARTS * self._law.scales[0]) == 0:
-            self._restate()
             grown_for = sum(step >= found.since for step in self._steps)
             found.trend = self._trend(min(WINDOW, max(grown_for, found.scale.width * PARTS))) or found.trend
 
@@ -284,7 +292,7 @@ class Follower:
             per_step=found.trend.slope,
             low=max(0.0, found.trend.low),
             high=found.trend.high,
-            so_far=max(0, round(self._scales[0].medians[-1] - found.base)),
+            so_far=found.grown,
             points=tuple(self._points),
         )
 

@@ -1,13 +1,16 @@
 """What is learnt of a rank step by step, so that a report costs what is new in it.
 
-A rank is learnt from its newest `LEARNT_STEPS`; growth from every step there is, for it needs to see since when. When
-older steps turn up behind newer ones (the snapshot of the past arrives after the first live events), the rank is learnt
-again.
+What is learnt is a function of the rank's history, which the helper keeps and every viewer has alike: its beginning,
+a thinned rest, and all of the newest steps (`RankFrame.older`, `steps`). So each time the helper thins that history
+(every 512 steps) a rank is learnt again from what is left of it, by a viewer that was there from the start as by one
+that has just come. The forecast is learnt from the newest `LEARNT_STEPS` as of then and from every step since, all else
+from every step there is. A rank is learnt again too where older steps turn up behind newer ones (the snapshot of the
+past arrives after the first live events).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -19,17 +22,17 @@ from gpumon.analysis.estimate.closed_form import LEARNING_STEPS, Owned
 from gpumon.analysis.findings import tables
 from gpumon.analysis.followed import DeviceGrowth, HostGrowth
 from gpumon.analysis.forecast import Forecaster, Others
-from gpumon.analysis.foreseen import Foreseen
 from gpumon.analysis.history import StepPeaks, carried, higher, look
-from gpumon.analysis.lines import Highest, Peak, RankReport, Read
+from gpumon.analysis.lines import Highest, Peak, Read
 from gpumon.analysis.named import Named
+from gpumon.analysis.reports import RankReport
 from gpumon.analysis.standing import Standing
 from gpumon.analysis.tracker import Tracker
 from gpumon.session.frame import ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
-    from gpumon.analysis.whatif import Answer
+    from gpumon.analysis.changes import Answer
 
 Phases = tuple[wire.Phase, ...]
 
@@ -37,14 +40,13 @@ SPARSELY = 16
 """Steps of those that came since the last look from which the forecast of a rank that nobody looks at is learnt."""
 
 LEARNT_STEPS = 256
-"""Newest steps a rank is learnt from when it is met, or met again; every model's own window is shorter."""
+"""Newest steps the forecast is learnt from when a rank is learnt again; every model's own window is shorter."""
+
+UNTHINNED_STEPS = LEARNT_STEPS + 512
+"""The same of a rank whose agent does not say when it thins its history."""
 
 KINDS_MAX = 8
 """Of steps that take turns (a GAN's discriminator and generator, an actor every other step), each with its estimate."""
-
-CENSUSES = 4
-"""The newest ones that are kept: one that was cut short explains less than the one before it."""
-
 
 Kind = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -74,8 +76,6 @@ class Device:
     others: Others = field(default_factory=Others)
     whatif: tuple[Answer, ...] = ()
     asked_at: int | None = None  # the step at which what-if was answered last
-    asked_with: int = 0  # what stood then as forward began
-    foreseen: Foreseen = field(default_factory=Foreseen)
     typical: float | None = None  # peak, at the newest look
     growth: DeviceGrowth = field(default_factory=DeviceGrowth)
     batches: Batches = field(default_factory=Batches)
@@ -89,12 +89,16 @@ class Device:
         """The newest step ran a CUDA graph, whose peaks nobody sees."""
         return self.record is not None and wire.GRAPH_REPLAY in [phase.phase for phase in self.record.phases]
 
-    def grow(self, record: StepRecord) -> None:
-        """A step too old to be learnt from otherwise."""
-        seen = look(record, record.on(self.index))
-        self.highest = higher(self.highest, record.step, seen)
-        if seen.end is not None:
-            self.growth.observe(record, seen.end, ledger.ledger_of(record, seen.end), seen.highest)
+    def again(self) -> Device:
+        """Knows nothing of the steps, and all that was learnt otherwise."""
+        return Device(
+            self.index,
+            retries=self.retries,
+            available=self.available,
+            others=self.others,
+            typical=self.typical,
+            named=self.named,
+        )
 
     def catch_up(self, steps: Sequence[StepRecord], owners: Owned | None) -> None:
         """The forecast from every step, as of a rank that is met now: somebody looks at it."""
@@ -105,19 +109,26 @@ class Device:
             known = seen.figures or (carried(newest, record, seen) if newest is not None else None)
             if known is not None:
                 newest = known
-                self.forecaster.observe(known, owners.gradients if owners is not None else None)
+                here = record.on(self.index)
+                self.forecaster.observe(known, here, owners.gradients if owners is not None else None)
 
     def observe(
-        self, steps: Sequence[tuple[StepRecord, Phases]], owners: Owned | None, *, sparsely: bool = False
+        self,
+        steps: Sequence[tuple[StepRecord, Phases]],
+        owners: Owned | None,
+        *,
+        forecast: bool = True,
+        sparsely: bool = False,
     ) -> None:
-        """Closed steps, oldest first, with their phases on this device. `sparsely`: the forecast from some of them.
+        """Closed steps, oldest first, with their phases on this device. `forecast`: it is learnt from them too, if
+        `sparsely` from some of them.
 
         Each model takes all of them before the next does: a step that goes through all models pushes the code of each
         out of the processor's caches, and takes twice as long.
         """
         seen = [look(record, here) for record, here in steps]
-        figures: list[StepPeaks] = []
-        for (record, _), each in zip(steps, seen, strict=True):
+        figures: list[tuple[StepPeaks, Phases]] = []
+        for (record, here), each in zip(steps, seen, strict=True):
             known = each.figures
             if known is None and self.newest is not None:
                 known = carried(self.newest, record, each)
@@ -125,19 +136,15 @@ class Device:
                 self.first.setdefault(kind(known), []).append(known)
             if known is not None:
                 self.newest = known
-                figures.append(known)
-        gradients = owners.gradients if owners is not None else None
-        skipped = figures[:-SPARSELY] if sparsely else []
-        if skipped:
-            self.skipped = True
-            self.forecaster.skip(max([peaks.peak for peaks in skipped]))
-        for peaks in figures[len(skipped) :]:
-            self.forecaster.observe(peaks, gradients)
-        for peaks in figures:
+                figures.append((known, here))
+        if forecast:
+            self._learn_forecast(figures, owners, sparsely)
+        elif figures:
+            self.forecaster.skip(max([peaks.peak for peaks, _ in figures]))
+        for peaks, _ in figures:
             self.batches.observe(peaks)
         for (record, _), each in zip(steps, seen, strict=True):
             self.highest = higher(self.highest, record.step, each)
-        self.foreseen.note(steps, [each.ran for each in seen])
         for (record, _), each in zip(steps, seen, strict=True):
             self.standing.observe(record, self.index, each)
         for (record, _), each in zip(steps, seen, strict=True):
@@ -146,6 +153,17 @@ class Device:
         self._take_apart([record for record, _ in steps if record.ledgers])
         self.record, self.end = steps[-1][0], seen[-1].end
         self.owners = ledger.ledger_of(self.record, self.end) if self.end is not None else None
+
+    def _learn_forecast(
+        self, figures: Sequence[tuple[StepPeaks, Phases]], owners: Owned | None, sparsely: bool
+    ) -> None:
+        gradients = owners.gradients if owners is not None else None
+        skipped = figures[:-SPARSELY] if sparsely else []
+        if skipped:
+            self.skipped = True
+            self.forecaster.skip(max([peaks.peak for peaks, _ in skipped]))
+        for peaks, here in figures[len(skipped) :]:
+            self.forecaster.observe(peaks, here, gradients)
 
     def _tells(self, step: StepPeaks) -> bool:
         """Whether the estimate learns from it: one of its kind's first, or the first whose batch has another size."""
@@ -185,8 +203,10 @@ class Rank:
     """What was learnt of one rank, and the report that stands for it."""
 
     devices: dict[int, Device] = field(default_factory=dict)
-    first: int | None = None  # step number of the oldest record of the frame that was learnt from
+    first: int = 0  # step number of the oldest record of the frame that was learnt from
     newest: StepRecord | None = None
+    thinned: wire.Thinned | None = None  # the history, when it was learnt again
+    forecast_from: int = -1  # the step after which the forecast is learnt
     key: tuple[object, ...] = ()
     report: RankReport | None = None
     models: tuple[ModelRecord, ...] | None = None  # those that `owned` was made from
@@ -201,7 +221,7 @@ class Rank:
     host: str = ""
     placed: int = -1  # how many devices `uuids` was made for
     host_growth: HostGrowth = field(default_factory=HostGrowth)
-    censuses: deque[wire.Census] = field(default_factory=lambda: deque(maxlen=CENSUSES))
+    censuses: tuple[wire.Census, ...] = ()
     checkpoints: tuple[wire.Checkpoint, ...] = ()
     ended: bool = False
     oom: wire.Oom | None = None
@@ -220,44 +240,43 @@ class Rank:
         if rank.models is not self.models:
             self.models, self.tables = rank.models, tables(rank.models)
             self.owned = {index: closed_form.owned(rank.models, index) for index in devices(rank)}
-        steps = rank.steps
-        again = self._follow(steps, sparsely)
+        again = self._follow(rank, sparsely)
         if not sparsely:
             for index, device in self.devices.items():
                 if device.skipped:
-                    device.catch_up(steps[-LEARNT_STEPS:], self.owned.get(index))
+                    device.catch_up(after(rank.steps, self.forecast_from), self.owned.get(index))
         return again
 
-    def _follow(self, steps: Sequence[StepRecord], sparsely: bool) -> bool:
-        if not steps or steps[-1] is self.newest:
+    def _follow(self, rank: RankFrame, sparsely: bool) -> bool:
+        steps, known = rank.steps, self.newest
+        if not steps or (steps[-1] is known and rank.thinned is self.thinned):
             return False
-        known = self.newest
-        if known is None or self.first is None or steps[0].step < self.first or steps[-1].step <= known.step:
-            self.devices.clear()
-            again, at = True, 0
+        again = rank.thinned is not self.thinned or steps[0].step < self.first
+        if known is None or again or steps[-1].step <= known.step:
+            self._learn_again(rank)
+            again = True
         else:
-            again, at = False, len(steps)
-            while at and steps[at - 1].step > known.step:
-                at -= 1
-        learnt_from = len(steps) - LEARNT_STEPS
-        for record in steps[at : max(at, learnt_from)]:
-            self.grow(record)
-        self.observe(steps[max(at, learnt_from) :], sparsely=sparsely and not again)
+            self.observe(after(steps, known.step), sparsely=sparsely)
         self.first, self.newest = steps[0].step, steps[-1]
         return again
 
-    def observe(self, steps: Sequence[StepRecord], *, sparsely: bool = False) -> None:
+    def _learn_again(self, rank: RankFrame) -> None:
+        steps, self.thinned = rank.steps, rank.thinned
+        self.devices = {index: device.again() for index, device in self.devices.items()}
+        newest = rank.thinned.newest - LEARNT_STEPS if rank.thinned else steps[-1].step - UNTHINNED_STEPS
+        self.forecast_from = newest
+        recent = after(steps, newest)
+        self.observe([*rank.older, *steps[: len(steps) - len(recent)]], forecast=False)
+        self.observe(recent)
+
+    def observe(self, steps: Sequence[StepRecord], *, forecast: bool = True, sparsely: bool = False) -> None:
         """Closed steps, oldest first."""
         by_device: dict[int, list[tuple[StepRecord, Phases]]] = {}
         for record in steps:
             for index in record.devices():
                 by_device.setdefault(index, []).append((record, record.on(index)))
         for index, found in by_device.items():
-            self._device(index).observe(found, self.owned.get(index), sparsely=sparsely)
-
-    def grow(self, record: StepRecord) -> None:
-        for index in record.devices():
-            self._device(index).grow(record)
+            self._device(index).observe(found, self.owned.get(index), forecast=forecast, sparsely=sparsely)
 
     def _device(self, index: int) -> Device:
         device = self.devices.get(index)
@@ -270,13 +289,17 @@ class Rank:
         self.host_growth.observe(rank)
         fresh = rank.checkpoints is not self.checkpoints and rank.checkpoints != self.checkpoints
         self.checkpoints = rank.checkpoints
-        if rank.census is not None and (not self.censuses or self.censuses[-1] is not rank.census):
-            self.censuses.append(rank.census)
-            fresh = True
+        fresh = fresh or rank.censuses is not self.censuses
+        self.censuses = rank.censuses
         ended = rank.status == "ended" and not self.ended
         self.ended = rank.status == "ended"
         failed, self.oom = rank.oom is not self.oom, rank.oom
         return fresh or ended or failed
+
+
+def after(steps: Sequence[StepRecord], number: int) -> Sequence[StepRecord]:
+    """Those behind a step, of steps in order."""
+    return steps[bisect_right(steps, number, key=lambda record: record.step) :]
 
 
 def devices(rank: RankFrame) -> set[int]:

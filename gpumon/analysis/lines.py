@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import msgspec
 
 if TYPE_CHECKING:
-    from gpumon.analysis.oom.report import OomReport
-    from gpumon.analysis.whatif import Answer
     from gpumon_agent import wire
 
 OWNERS = (
@@ -122,12 +119,12 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
     steps_to_oom: int | None  # None: no trend upwards
     max_batch_factor: float | None  # largest batch, as a multiple of the present one, that still fits
     learnt_from: int  # iterations
-    bytes_per_step: int | None = None  # how fast the peak grows; None: no trend
-    growth: str | None = None  # of a trend: "kept" (what stays from step to step) or "batch" (what a step needs)
+    bytes_per_step: int | None = None  # how fast what stays from step to step grows; None: it does not
+    growth: str | None = None  # `KEPT` where it does
     highest: int = 0  # peak before the steps that this was learnt from: that much there was room for
     steps_to_oom_low: int | None = None  # the 95 % interval of `steps_to_oom`
     steps_to_oom_high: int | None = None  # None where there are `steps_to_oom`: it may never come to that
-    verdict: str | None = None  # fits, tight or oom-ahead (gpumon_agent.forecast.verdict); None: the room is not known
+    verdict: str | None = None  # fits, tight or oom-ahead (shape_model.verdict); None: the room is not known
     headroom_at_most: bool = False  # no driver's reading: `headroom` is what the whole device could give
 
 
@@ -143,7 +140,7 @@ class Finding:
 
     code: str
     severity: str
-    step: int | None  # since which
+    step: int | None  # since which; None where the run's history does not tell
     title: str
     bytes: int | None = None
     bytes_per_step: int | None = None
@@ -155,20 +152,28 @@ class Finding:
     by: wire.Holder | None = None  # `holder`, in fields
 
 
+NEARLY_ALL = 0.75
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """What a census found that grows from step to step, by who holds it: a part of the line `variables`.
 
-    Counted as a census found it at one step; before and after that, in proportion to the steps that it has grown for.
+    Counted as a census found it at one step; before and after that, in proportion to the steps that it has grown for. A
+    census takes several steps, and counts what was there as it came by: where it has found `NEARLY_ALL` of what has
+    grown, all of that is meant.
     """
 
     since: int
     parts: tuple[tuple[wire.Holder, int, int], ...]  # most bytes first: holder, bytes, the step they were counted at
+    per_step: float = 0.0  # bytes that the device's growth is
 
     def at(self, step: int) -> int:
         """Bytes at the end of a step."""
         steps = max(0, step - self.since + 1)
-        return sum(nbytes * steps // max(1, counted - self.since + 1) for _, nbytes, counted in self.parts)
+        found = sum(nbytes * steps // max(1, counted - self.since + 1) for _, nbytes, counted in self.parts)
+        grown = round(self.per_step * steps)
+        return grown if NEARLY_ALL * grown <= found < grown else found
 
     @property
     def by(self) -> tuple[wire.Holder, ...]:
@@ -202,59 +207,3 @@ class Growth:
     high: float | None = None
     so_far: int | None = None  # more than before `since`
     points: tuple[tuple[int, int], ...] = ()  # (step, value), oldest first, thinned: for a plot
-
-
-class DeviceReport(msgspec.Struct, frozen=True):
-    """Everything gpumon states about one device of one rank.
-
-    What only somebody who looks at it needs is made when it is asked for: most reports are of ranks nobody looks at.
-    """
-
-    device: int
-    ledging: Lines | Callable[[], Lines | None] | None  # or how the ledger is made
-    aging: Callable[[], float | None] | None
-    peak: Peak | None  # of the newest closed step
-    estimating: Estimate | Callable[[], Estimate | None] | None  # or how it is made
-    forecast: Forecast | None
-    capacity: int | None  # the device's total
-    device_used: int | None  # the driver's figure now, all processes
-    read: Read | None = None  # the newest ledger with owners
-    composed: Peak | None = None  # the newest peak that was taken apart
-    growth: tuple[Growth, ...] = ()  # of allocated, blocks, unexplained, slack: those that are known
-    regimes: tuple[int, ...] = ()  # steps with which peaks were seen to follow another rule, the newest last
-    asking: Callable[[DeviceReport], tuple[Answer, ...]] | None = None
-    highest: Highest | None = None  # peak of allocated so far
-    held: Held | None = None  # what grows, and who holds it; in `ledger`, `peak`, `read` and `composed` already
-
-    @property
-    def ledger(self) -> Lines | None:
-        """At the end of the newest step's optimizer phase."""
-        made = self.ledging
-        return made if made is None or isinstance(made, Lines) else made()
-
-    @property
-    def ledger_age_s(self) -> float | None:
-        """How old the driver's lines in it are."""
-        return self.aging() if self.aging is not None else None
-
-    @property
-    def estimate(self) -> Estimate | None:
-        """By closed form."""
-        made = self.estimating
-        return made if made is None or isinstance(made, Estimate) else made()
-
-    @property
-    def whatif(self) -> tuple[Answer, ...]:
-        """What the usual changes would need, as of some steps ago."""
-        return self.asking(self) if self.asking is not None else ()
-
-
-class RankReport(msgspec.Struct, frozen=True):
-    """Everything gpumon states about one rank. `devices` is empty until the first phase closed."""
-
-    source: str
-    devices: tuple[DeviceReport, ...]
-    findings: tuple[Finding, ...]
-    steps_per_s: float | None
-    oom: OomReport | None = None  # the newest out-of-memory, explained
-    host_growth: tuple[Growth, ...] = ()  # of rss, of what is pinned, and of each child process

@@ -39,7 +39,7 @@ class Leak:
     def held(self) -> Held | None:
         """Who holds it, in bytes; None where nobody was found."""
         parts = tuple((by, each.held, step) for each, step in self.found if (by := each.by) is not None)
-        return Held(self.since, parts) if parts else None
+        return Held(self.since, parts, self.per_step) if parts else None
 
 
 _Key = tuple[bool, object]

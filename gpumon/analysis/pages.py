@@ -220,5 +220,5 @@ def _parts(rule: Rule) -> list[tuple[str, str]]:
 def _thresholds(rule: Rule) -> list[str]:
     """The rule's own data, as it stands: names carry the units."""
     said = [f"opens after {rule.opens_after} looks in a row, is gone after {rule.closes_after} without"]
-    own = (name for name in rule.__struct_fields__ if name not in ("code", "severity", "opens_after", "closes_after"))
-    return [*said, *(f"{name.replace('_', ' ')} {getattr(rule, name):,}" for name in own)]
+    own = ((name, getattr(rule, name)) for name in rule.__struct_fields__[4:])
+    return [*said, *(f"{name.replace('_', ' ')} {value:,}" for name, value in own if value)]

@@ -8,6 +8,7 @@ kept as long as both stay (and no census or checkpoint comes in between).
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,22 +18,26 @@ from gpumon.analysis import ledger, room
 from gpumon.analysis.estimating import Ledging, estimating
 from gpumon.analysis.findings import Look, retries
 from gpumon.analysis.findings.agent import parts_off
-from gpumon.analysis.followed import room_over_growth
 from gpumon.analysis.forecast import Room
-from gpumon.analysis.learnt import LEARNT_STEPS, Device, Rank, found
-from gpumon.analysis.lines import KEPT, DeviceReport, Forecast, RankReport
+from gpumon.analysis.learnt import Device, Rank, found
+from gpumon.analysis.lines import Forecast
 from gpumon.analysis.named import TAKEN, Leak
+from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.rules import RANK_SKEW
+from gpumon.analysis.tracker import RULES
 from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon_agent import wire
-from gpumon_agent.forecast.verdict import expandable, verdict
+from gpumon_agent.shape_model.verdict import expandable, verdict
 
 if TYPE_CHECKING:
+    from gpumon.analysis.changes import Answer
     from gpumon.analysis.oom.report import OomReport
-    from gpumon.analysis.whatif import Answer
 
 PACE_STEPS = 20
 """Steps the pace is taken over."""
+
+MET_STEPS = max(rule.opens_after for rule in RULES.values())
+"""Newest steps of a rank that is met, at each of which its findings are looked for, as if somebody had watched."""
 
 WAITING_STEPS = 64
 """No more are left to the next look: a session keeps a few hundred, and none may leave it unlearnt."""
@@ -40,11 +45,8 @@ WAITING_STEPS = 64
 ROOM_SHARE = 0.25
 """Headroom above the highest next peak that is thought of, as a share of it, from which on a rank has room."""
 
-WHATIF_FROM, WHATIF_EVERY, WHATIF_STEPS = 8, 256, 32
-"""Steps: from which on what-if is answered, after how many again, and how many it looks at."""
-
-WHATIF_MOVED = 0.1
-"""Share of the peak by which what stands as forward begins has moved: then it is answered again, as under a leak."""
+WHATIF_FROM, WHATIF_STEPS = 8, 32
+"""Steps: from which on what-if is answered, and how many it looks at."""
 
 
 class Reporter:
@@ -110,16 +112,23 @@ class Reporter:
     def rank(self, rank: RankFrame, *, sparsely: bool = False) -> RankReport:
         """The report of one rank. `sparsely`: nobody looks at its forecast, while it has room."""
         state = self._meet(rank)
+        if state.report is None:
+            for back in range(min(len(rank.steps) - 1, MET_STEPS), 0, -1):
+                self._rank(replace(rank, steps=rank.steps[:-back], open_step=None), state, sparsely=False)
+        return self._rank(rank, state, sparsely=sparsely)
+
+    def _rank(self, rank: RankFrame, state: Rank, *, sparsely: bool) -> RankReport:
         newest = rank.steps[-1] if rank.steps else None
         key = (
             id(newest),
             len(rank.steps),
+            rank.thinned,
             rank.host_unix_ns,
             rank.models,
             id(rank.open_step) if not newest else 0,
             rank.oom,
             rank.heartbeat,
-            rank.census,
+            rank.censuses,
             rank.checkpoints,
             _ahead(rank),
             rank.status == "ended",
@@ -287,30 +296,24 @@ def _device_report(rank: RankFrame, index: int, state: Rank, leak: Leak | None) 
         read=ledger.read_with_held(learnt.read, held) if learnt else None,
         composed=ledger.peak_with_held(learnt.composed, held) if learnt else None,
         growth=learnt.growth.growth() if learnt else (),
-        regimes=tuple(learnt.forecaster.changes) if learnt else (),
+        regimes=tuple(learnt.forecaster.shape_model.changes) if learnt else (),
         highest=learnt.highest if learnt else None,
-        held=held,
         asking=None if learnt is None or forecast is None else partial(_asked, rank, learnt),
+        held=held,
     )
 
 
 def _forecast(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None) -> Forecast | None:
     """The next iteration's, with the one verdict and the one time to full that every outlet states."""
     budget = _room(rank, learnt, driver)
-    forecast = learnt.forecaster.forecast(budget)
+    forecast = learnt.forecaster.forecast(budget, learnt.growth.kept())
     if forecast is None or forecast.headroom is None:
         return _at_most(forecast, room.most(rank, learnt.index)) if forecast and rank.status != "ended" else forecast
     if budget is None:
         return forecast
-    peak, fragments = forecast.next_peak, learnt.foreseen.fragments
+    fragments = learnt.forecaster.fragments
     fragments.fitted = max(fragments.fitted, forecast.highest)
-    word, _ = verdict(peak, forecast.low, forecast.high, True, budget.available, None, fragments)
-    if forecast.steps_to_oom is None and (kept := learnt.growth.kept()) is not None:
-        steps, low, high = room_over_growth(forecast.headroom, kept)
-        return msgspec.structs.replace(
-            forecast, verdict=word, growth=KEPT, bytes_per_step=round(kept.per_step or 0),
-            steps_to_oom=steps, steps_to_oom_low=low, steps_to_oom_high=high,
-        )  # fmt: skip
+    word, _ = verdict(forecast.next_peak, forecast.low, forecast.high, True, budget.available, None, fragments)
     return msgspec.structs.replace(forecast, verdict=word)
 
 
@@ -325,18 +328,16 @@ def _at_most(forecast: Forecast, most: int | None) -> Forecast:
 
 
 def _asked(rank: RankFrame, learnt: Device, report: DeviceReport) -> tuple[Answer, ...]:
-    """What the usual changes would need: asked again now and then, for it looks at many steps."""
-    newest, figures = rank.steps[-1].step if rank.steps else 0, learnt.newest
-    if newest < WHATIF_FROM or figures is None:
+    """What the usual changes would need, as of the newest step. Made where somebody looks: it takes a millisecond."""
+    newest = rank.steps[-1].step if rank.steps else 0
+    if newest < WHATIF_FROM or learnt.newest is None:
         return ()
-    since = WHATIF_EVERY if learnt.asked_at is None else newest - learnt.asked_at
-    moved = since >= WHATIF_FROM and abs(figures.start - learnt.asked_with) > WHATIF_MOVED * figures.peak
-    if since < 0 or since >= WHATIF_EVERY or moved:
-        from gpumon.analysis.whatif import SHORT, answer
+    if newest != learnt.asked_at:
+        from gpumon.analysis.changes import SHORT
+        from gpumon.analysis.whatif import answer
 
-        learnt.asked_at, learnt.asked_with = newest, figures.start
-        foreseen = learnt.foreseen.catch_up(rank.steps[-LEARNT_STEPS:], learnt.index)
-        learnt.whatif = tuple(answer(rank, report, foreseen, SHORT, steps=WHATIF_STEPS))
+        learnt.asked_at = newest
+        learnt.whatif = tuple(answer(rank, report, learnt.forecaster.shape_model, SHORT, steps=WHATIF_STEPS))
     return learnt.whatif
 
 
@@ -378,9 +379,9 @@ def _room(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None) ->
         learnt.others.read((driver.unix_ns if driver is not None else rank.host_unix_ns) / 1e9, found)
     if learnt.available is None:
         return None
-    learnt.foreseen.fragments.expandable = expandable(rank.hello.settings.values())
+    learnt.forecaster.fragments.expandable = expandable(rank.hello.settings.values())
     shrinks = learnt.others.per_step(steps_per_s(rank.steps))
-    return Room(learnt.available, learnt.foreseen.fragments.bytes, shrinks)
+    return Room(learnt.available, learnt.forecaster.fragments.bytes, shrinks)
 
 
 def _capacity(described: wire.Device | None, reading: wire.DeviceReading | None) -> int | None:

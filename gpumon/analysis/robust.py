@@ -1,4 +1,4 @@
-"""Small robust statistics in plain Python: medians, a trend with its significance, conformal quantiles.
+"""Small robust statistics in plain Python: medians, a trend with its significance, how likely a value is exceeded.
 
 No numpy: the viewer is installed without it, and every series here has at most a few hundred values.
 """
@@ -10,8 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 NORMAL_95 = 1.96  # standard deviations to each side that hold 95 % of a normal distribution
 
@@ -76,25 +75,6 @@ def _places(count: int, at_most: int) -> tuple[int, ...]:
     return tuple([round(i * (count - 1) / (at_most - 1)) for i in range(at_most)])
 
 
-def no_trend(values: Sequence[float], z: float) -> bool:
-    """Whether Kendall's S of a series in order of x is below `z` standard deviations: told without looking at pairs.
-
-    False says nothing. S is at most N − 2·I, of N pairs and I inversions, and Spearman's footrule, the sum of the
-    distances of each value from its place by size, is at most 2·I.
-    Source: Diaconis and Graham (1977). Cost: one sort, where `theil_sen` sorts N slopes.
-    """
-    count = len(values)
-    order = sorted(range(count), key=values.__getitem__)  # stable: of equal ones none stands before its place
-    footrule = sum([abs(place - at) for place, at in enumerate(order)])
-    return count * (count - 1) // 2 - footrule < z * _deviation(count)
-
-
-def steady_rate(values: Sequence[float], *, tolerance: float) -> bool:
-    """Whether a series goes up by the same amount each time, within `tolerance` of it."""
-    rate = (values[-1] - values[0]) / max(1, len(values) - 1)
-    return rate > 0 and all(abs(right - left - rate) <= tolerance * rate for left, right in pairwise(values))
-
-
 @dataclass(frozen=True, slots=True)
 class Line:
     """y = intercept + slope · x."""
@@ -124,38 +104,6 @@ def resistant_line(points: Sequence[tuple[float, float]]) -> Line | None:
     return Line(median([y - slope * x for x, y in ordered]), slope)
 
 
-class Band(NamedTuple):
-    """Below and above the prediction, in the residuals' unit; `below` ≤ 0 ≤ `above` is not required."""
-
-    below: float
-    above: float
-
-
-def conformal(ordered: Sequence[float], coverage: float = 0.95) -> Band:
-    """The band that holds the next residual with `coverage`, if residuals (from low to high) are exchangeable.
-
-    Source: split conformal prediction (Vovk, Gammerman, Shafer 2005; Lei et al. 2018), one side each: the
-    ⌈(n+1)(1−α/2)⌉-th and ⌊(n+1)α/2⌋-th smallest residual. Where that rank lies outside the sample (n < 39 at 95 %),
-    the extreme is taken and pushed out by the sample's spread · 3/(n+1).
-    Cost: O(1).
-    """
-    count = len(ordered)
-    if not count:
-        return Band(0.0, 0.0)
-    reach = (ordered[-1] - ordered[0]) * 3 / (count + 1)
-    low, high = _tails(count, coverage)
-    below = ordered[low - 1] if low >= 1 else ordered[0] - reach
-    above = ordered[high - 1] if high <= count else ordered[-1] + reach
-    return Band(below, above)
-
-
-@lru_cache(maxsize=512)
-def _tails(count: int, coverage: float) -> tuple[int, int]:
-    """The ranks of the residuals that bound `coverage` of `count`."""
-    tail = (1 - coverage) / 2
-    return math.floor((count + 1) * tail), math.ceil((count + 1) * (1 - tail))
-
-
 def exceedance(residuals: Sequence[float], threshold: float, scale: float) -> float:
     """How likely the next residual is above `threshold`.
 
@@ -168,11 +116,4 @@ def exceedance(residuals: Sequence[float], threshold: float, scale: float) -> fl
     if above:
         return (above + 0.5) / (count + 1)
     largest = max(0.0, ordered[-1]) if ordered else 0.0
-    if threshold <= largest:
-        return 0.5 / (count + 1) if threshold > 0 else 0.5
-    return 0.5 / (count + 1) * fading(largest, threshold, scale)
-
-
-def fading(largest: float, threshold: float, scale: float) -> float:
-    """By how much less likely a residual is beyond a threshold than beyond the largest one there was."""
-    return math.exp(-(threshold - max(0.0, largest)) / max(scale, 1.0))
+    return 0.5 / (count + 1) * math.exp(-max(0.0, threshold - largest) / max(scale, 1.0))

@@ -3,7 +3,7 @@
 A rule's finding opens after `opens_after` looks in a row with evidence and is gone after `closes_after` without. A look
 is a newest step not seen before, so time without training opens and closes nothing. What is gone stays listed, the
 newest `GONE_KEPT`.
-Known limitation: a finding says at which look it began; at several steps a look that is up to that much later.
+A finding says since which step it holds only where the run's history tells: another viewer would say the same.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Tracker:
             case.finding = Finding(
                 code=rule.code,
                 severity=evidence.severity or rule.severity,
-                step=case.since,
+                step=evidence.since,
                 title=evidence.title,
                 bytes=evidence.bytes,
                 bytes_per_step=evidence.bytes_per_step,

@@ -24,7 +24,7 @@ from gpumon.analysis.lines import Finding, Forecast, Lines, Peak
 from gpumon.analysis.oom.report import OomReport
 from gpumon.analysis.report import Reporter
 from gpumon.analysis.rules import TENSOR_LEAK
-from gpumon.session.store import SessionStore, StoreLimits
+from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 
 NEAR = 0.99
@@ -135,7 +135,7 @@ class Trial:
     """Follows one run; see the module."""
 
     def __init__(self) -> None:
-        self._store = SessionStore(StoreLimits(steps=64))
+        self._store = SessionStore()
         self._reporter = Reporter()
         self._followed: dict[tuple[str, int], _Followed] = {}
         self._failed: dict[str, list[tuple[wire.Oom, OomReport | None]]] = {}

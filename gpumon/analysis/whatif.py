@@ -23,109 +23,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from gpumon.analysis.findings.model import FUSED
-from gpumon.analysis.foreseen import Foreseen, shared_out
+from gpumon.analysis.changes import (
+    BUCKET_VIEWS,
+    FUSED,
+    USUAL,
+    Answer,
+    Change,
+    Held,
+    Span,
+    exactly,
+    saves,
+    sharded,
+)  # fmt: skip
+from gpumon.analysis.findings.model import FUSED_STEP
+from gpumon.analysis.forecast.forecaster import NEW_BATCHES, shared_out
 from gpumon.analysis.history import StepPeaks, step_peaks
 from gpumon.analysis.layers import Layer, trees
-from gpumon.analysis.lines import DeviceReport
+from gpumon.analysis.lines import KEPT, Forecast
+from gpumon.analysis.reports import DeviceReport
 from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
-from gpumon_agent.forecast.needs import Features, features
+from gpumon_agent.shape_model.model import ShapeModel
+from gpumon_agent.shape_model.shape_regression import Features, features
 
 STEPS = 256
 SETTLED = 2  # the first step has no optimizer state, the second new buckets
 FIXED_SHARE = 0.2
 """Of what forward adds: may be there whatever the batch, as workspaces are, and blocks that are rounded up."""
-NEW_BATCHES = 3
-"""Different batches from which on what was learnt of them is carried to others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Bytes: at least, expected, at most."""
-
-    low: float
-    expected: float
-    high: float
-
-    def __add__(self, other: Span | float) -> Span:
-        o = other if isinstance(other, Span) else Span(other, other, other)
-        return Span(self.low + o.low, self.expected + o.expected, self.high + o.high)
-
-    def times(self, factor: float) -> Span:
-        return Span(self.low * factor, self.expected * factor, self.high * factor)
-
-
-def exactly(count: float) -> Span:
-    return Span(count, count, count)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What is asked for; together they are one answer."""
-
-    batch: float = 1.0
-    sequence: float = 1.0
-    accumulate: int = 1
-    checkpointing: bool = False
-    bf16: bool = False
-    fused: bool = False
-    bucket_views: bool = False
-    zero: int = 0  # stage
-    ranks: int | None = None  # over which; the run's own number where None
-
-    def name(self) -> str:
-        parts = []
-        if self.batch != 1:
-            parts.append(f"batch × {self.batch:g}")
-        if self.sequence != 1:
-            parts.append(f"sequence × {self.sequence:g}")
-        if self.accumulate > 1:
-            parts.append(f"{self.accumulate} micro-batches, same batch")
-        parts += [
-            text
-            for on, text in (
-                (self.checkpointing, "activation checkpointing"),
-                (self.bf16, "bf16 autocast"),
-                (self.fused, "fused optimizer"),
-                (self.bucket_views, "gradients as bucket views"),
-                (self.zero, f"ZeRO stage {self.zero}" + (f" over {self.ranks}" if self.ranks else "")),
-            )
-            if on
-        ]
-        return ", ".join(parts) or "as it is"
-
-
-USUAL = (
-    Change(),
-    Change(batch=2),
-    Change(batch=0.5),
-    Change(sequence=2),
-    Change(accumulate=2),
-    Change(checkpointing=True),
-    Change(bf16=True),
-    Change(fused=True),
-    Change(bucket_views=True),
-    Change(zero=1),
-    Change(zero=2),
-    Change(zero=3),
-)
-
-SHORT = tuple(USUAL[at] for at in (1, 3, 4, 5, 6, 7))
-"""Those of which a screen has room."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One change's peak, or why it cannot be told."""
-
-    change: Change
-    peak: Span | None = None
-    phase: str | None = None
-    why_not: str | None = None
-    headroom: int | None = None  # at the expected peak
-    fits: bool | None = None  # None: it depends on where in the span it falls, or the room is not known
-    notes: tuple[str, ...] = ()
 
 
 class Untold(Exception):
@@ -154,7 +78,7 @@ class Parts:
 def answer(
     rank: RankFrame,
     report: DeviceReport,
-    foreseen: Foreseen,
+    shape_model: ShapeModel,
     changes: Sequence[Change] = USUAL,
     steps: int = STEPS,
 ) -> list[Answer]:
@@ -162,7 +86,7 @@ def answer(
     figures = _highest(rank, report.device, steps)
     if figures is None:
         return [Answer(change, why_not="no step was read yet") for change in changes]
-    return [_answer(rank, report, foreseen, figures, change) for change in changes]
+    return [_answer(rank, report, shape_model, figures, change) for change in changes]
 
 
 def _highest(rank: RankFrame, device: int, steps: int) -> StepPeaks | None:
@@ -172,10 +96,12 @@ def _highest(rank: RankFrame, device: int, steps: int) -> StepPeaks | None:
     return max(settled, key=lambda figures: figures.peak, default=None)
 
 
-def _answer(rank: RankFrame, report: DeviceReport, foreseen: Foreseen, figures: StepPeaks, change: Change) -> Answer:
+def _answer(
+    rank: RankFrame, report: DeviceReport, shape_model: ShapeModel, figures: StepPeaks, change: Change
+) -> Answer:
     try:
         parts = _taken_apart(report, figures)
-        parts = _other_batch(rank, report, foreseen, figures, parts, change)
+        parts = _other_batch(rank, report, shape_model, figures, parts, change)
         for apply in (_checkpointed, _bf16, _fused, _bucket_views, _zero, _accumulated):
             parts = apply(rank, report, parts, change)
     except Untold as why:
@@ -192,14 +118,21 @@ def _answer(rank: RankFrame, report: DeviceReport, foreseen: Foreseen, figures: 
         phases[phase].expected,
         max(span.high for span in phases.values()),
     )
-    usable = None
-    if report.forecast is not None and report.forecast.headroom is not None:
-        usable = report.forecast.headroom + report.forecast.next_peak
-    fits = None
-    if usable is not None:
-        fits = True if peak.high <= usable else False if peak.low > usable else None
-    headroom = None if usable is None else round(usable - peak.expected)
-    return Answer(change, peak, phase, None, headroom, fits, parts.notes)
+    forecast = report.forecast
+    if forecast is None or forecast.headroom is None:
+        return Answer(change, peak, phase, notes=parts.notes)
+    usable = forecast.headroom + forecast.next_peak
+    headroom = round(usable - peak.expected)
+    fits = True if peak.high <= usable else False if peak.low > usable else None
+    return Answer(change, peak, phase, None, headroom, fits, parts.notes, _full_in(forecast, headroom))
+
+
+def _full_in(forecast: Forecast, headroom: int) -> int | None:
+    """Steps until the leak has filled this headroom: the time to full as it is, moved by what the change leaves."""
+    if forecast.growth != KEPT or not forecast.bytes_per_step or forecast.steps_to_oom is None:
+        return None
+    more = headroom - (forecast.headroom or 0)
+    return max(0, forecast.steps_to_oom + round(more / forecast.bytes_per_step))
 
 
 def _taken_apart(report: DeviceReport, figures: StepPeaks) -> Parts:
@@ -238,7 +171,7 @@ def _taken_apart(report: DeviceReport, figures: StepPeaks) -> Parts:
 
 
 def _other_batch(
-    rank: RankFrame, report: DeviceReport, foreseen: Foreseen, figures: StepPeaks, parts: Parts, change: Change
+    rank: RankFrame, report: DeviceReport, shape_model: ShapeModel, figures: StepPeaks, parts: Parts, change: Change
 ) -> Parts:
     """Batch and sequence, and a micro-batch's share of the batch."""
     factor, length = change.batch / change.accumulate, change.sequence
@@ -256,7 +189,7 @@ def _other_batch(
     notes = parts.notes
     grown = factor * length - 1
     start = parts.start + parts.inputs * grown
-    learnt = foreseen.foresight.needs((False, tuple(map(len, first))), then) if then is not None else None
+    learnt = shape_model.needs((False, tuple(map(len, first))), then) if then is not None else None
     if learnt is not None and then is not None and learnt[2].batches >= NEW_BATCHES:
         f, backward, forward = learnt
         d = parts.more.expected if backward is None else backward - f
@@ -385,10 +318,10 @@ def _fused(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) 
         raise Untold("its optimizer was not described")
     if all(o.fused for o in optimizers):
         raise Untold("its optimizer is fused already")
-    missing = sorted({o.kind for o in optimizers} - FUSED)
+    missing = sorted({o.kind for o in optimizers} - FUSED_STEP)
     if missing:
         raise Untold(f"{', '.join(missing)} has no fused step")
-    return replace(parts, temporaries=0.0)
+    return replace(parts, temporaries=parts.temporaries - saves(FUSED, _held(parts)))
 
 
 def _bucket_views(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -> Parts:
@@ -399,8 +332,12 @@ def _bucket_views(rank: RankFrame, report: DeviceReport, parts: Parts, change: C
         raise Untold("it does not run under DistributedDataParallel")
     if parallel.gradient_as_bucket_view:
         raise Untold("its gradients are views of the buckets already")
-    gone = parts.gradients
-    return replace(parts, gradients=0.0, more=parts.more + Span(-gone, -gone, 0.0))
+    gone = saves(BUCKET_VIEWS, _held(parts))
+    return replace(parts, gradients=parts.gradients - gone, more=parts.more + Span(-gone, -gone, 0.0))
+
+
+def _held(parts: Parts) -> Held:
+    return Held(parts.weights, parts.gradients, parts.state, parts.temporaries)
 
 
 def _zero(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -> Parts:
@@ -411,22 +348,20 @@ def _zero(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -
         raise Untold("it runs on one rank: say over how many with --ranks")
     if any(r.model.parallel is not None and r.model.parallel.kind.startswith("fsdp") for r in rank.models):
         raise Untold("it is sharded already")
-    spared = 1 - 1 / ranks
-    start, gradients, more = parts.start - parts.state * spared, parts.gradients, parts.more
-    temporaries = parts.temporaries * (1 - spared)
+    gone = sharded(_held(parts), change.zero, ranks)
+    start, gradients, more = parts.start - gone.state, parts.gradients - gone.gradients, parts.more
+    temporaries = parts.temporaries - gone.temporaries
     notes = parts.notes
     if change.zero >= 2:
-        gone = gradients * spared
-        gradients -= gone
-        more = more + Span(-gone, -gone / 2, 0.0)
+        more = more + Span(-gone.gradients, -gone.gradients / 2, 0.0)
         notes = (*notes, "gradients go bucket by bucket, so some of them stand at backward's peak")
     forward = parts.forward
     unit = float(max((m.parameter_bytes for record in rank.models for m in record.modules), default=0))
     if change.zero == 2:  # some keep their shard of the weights beside all of them
         forward = forward + Span(0.0, 0.0, parts.weights / ranks + unit)
-        parts = replace(parts, gathered=parts.weights * spared)  # and let the others' go after backward
+        parts = replace(parts, gathered=sharded(_held(parts), 3, ranks).weights)  # the others go after backward
     if change.zero >= 3:
-        start -= parts.weights * spared
+        start -= gone.weights
         forward = forward + Span(unit, unit, 2 * unit)
     return replace(
         parts, start=start, gradients=gradients, more=more, temporaries=temporaries, forward=forward, notes=notes

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpumon.link import Job
     from gpumon.tui.app import MonitorApp, Options
     from gpumon.tui.feed import Choice
-    from gpumon_agent.transport.endpoint import Descriptor
+    from gpumon_agent.endpoint import Descriptor
 
 NO_TERMINAL = "this is not a terminal, and the screen needs one; use --json or --once"
 WAIT_LOOK_S = 0.25
@@ -149,7 +149,7 @@ def this_machine(pids: Callable[[], Collection[int]]) -> Sampler:
 
 def seen_here(known: Iterable[Descriptor], pids: Callable[[], Collection[int]]) -> Callable[[], list[int]]:
     """`pids` without those of another pid namespace: here such a number is another process, or none."""
-    from gpumon_agent.transport.endpoint import pid_namespace
+    from gpumon_agent.endpoint import pid_namespace
 
     here = pid_namespace()
     foreign = {descriptor.pid for descriptor in known if descriptor.pid_ns not in ("", here)}

@@ -9,7 +9,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +20,11 @@ from gpumon.session.rank import refused
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
-    from gpumon_agent.transport.endpoint import Descriptor
+    from gpumon_agent.endpoint import Descriptor
 
 _WAITING_MAX = 1024  # messages that were read and not yet looked at
 _LINES_WAITING_MAX = 50_000  # objects for a reader that pauses; beyond it agents are not read either
+_HOST_S = 2.0  # how long the first step waits for the host's first reading
 _ONCE = ("hello", "model", "answer", "finding", "oom", "step", "goodbye")
 
 
@@ -133,11 +134,16 @@ class Until:
         full = {source for source, (count, _) in self._live_steps.items() if count >= self.steps} | self._ended
         return len(full) >= self._ranks and full >= self._live_steps.keys()
 
-    def last(self) -> list[Stated]:
-        """With `once`: everything to print, rank by rank."""
+    def last(self, now: Iterable[Stated]) -> list[Stated]:
+        """With `once`: everything to print, rank by rank. `now`: what is true at the end."""
+        for each in self._newest.values():
+            for key in [key for key in each if key[0] in ("finding", "step")]:
+                del each[key]
+        for stated in now:
+            self.take(stated)
         ranks = sorted(self._newest.values(), key=_rank_of)
         kept = [each[key] for each in ranks for key in sorted(each, key=lambda key: (_ONCE.index(key[0]), key[1]))]
-        said = [each for each in kept if each.kind != "answer" and each.object.get("state") != "gone"]
+        said = [each for each in kept if each.kind != "answer"]
         first = next((at for at, each in enumerate(said) if each.kind not in ("hello", "model")), len(said))
         return [*said[:first], *([self._answer] if self._answer is not None else []), *said[first:]]
 
@@ -174,8 +180,12 @@ async def _print(stream: AsyncIterator[wire.Received], objects: Objects, until: 
     began: float | None = None
     ended = False
     refusals: set[str] = set()  # kinds of events, each said once
-    while not ended and not until.reached:
+    until_room: float | None = None  # `once`: the first reading of the device is placed with the next phase
+    while not ended and not (until.reached and (not until.once or objects.room_known)):
         left = None if began is None or until.seconds is None else began + until.seconds - time.monotonic()
+        if until.reached:
+            until_room = until_room or time.monotonic() + _HOST_S
+            left = min(until_room - time.monotonic(), _HOST_S if left is None else left)
         try:
             received = await asyncio.wait_for(anext(stream), left)
         except (asyncio.TimeoutError, StopAsyncIteration):
@@ -194,7 +204,7 @@ async def _print(stream: AsyncIterator[wire.Received], objects: Objects, until: 
             refusals.add(received.event.kind)
             say(f"gpumon: {refused(received.event)}", err=True)
         ended = left is not None and left <= 0
-    for stated in until.last():
+    for stated in until.last(objects.now(time.time_ns()) if until.once else ()):
         out.write(jsonl.line(stated.object))
     close = getattr(stream, "aclose", None)
     if close is not None:
@@ -245,13 +255,14 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
     from gpumon import link
     from gpumon.cli.rooms import Rooms
     from gpumon.host import Sampler
-    from gpumon_agent.transport.endpoint import pid_namespace
+    from gpumon_agent.endpoint import pid_namespace
 
     rooms = Rooms(targets)
     here = pid_namespace()
     foreign = {target.nonce for target in targets if target.pid_ns not in ("", here)}  # there a pid is another process
     pids = {target.pid for target in targets if target.nonce not in foreign}
     waiting: asyncio.Queue[wire.Received | None] = asyncio.Queue()
+    read = asyncio.Event()  # the host was, once
 
     async def pass_on(received: wire.Received) -> None:
         while waiting.qsize() >= _WAITING_MAX:
@@ -264,6 +275,10 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
                 if isinstance(received.event, wire.Hello) and received.event.nonce not in foreign:
                     pids.add(received.event.pid)
                 rooms.take(received)
+                if received.seq >= 0 and not read.is_set():  # without it nobody knows what the device has free
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(read.wait(), _HOST_S)
+                    read.set()
                 await pass_on(received)
 
     async def look() -> None:
@@ -272,6 +287,7 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
                 rooms.take(received)
                 sampler.hurry(rooms.wanted(received.unix_ns))
                 await pass_on(received)
+                read.set()
 
     listening, looking = asyncio.create_task(listen()), asyncio.create_task(look())
     listening.add_done_callback(lambda _: waiting.put_nowait(None))

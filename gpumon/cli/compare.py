@@ -17,7 +17,7 @@ from gpumon.cli.printing import say, say_json
 
 if TYPE_CHECKING:
     from gpumon.analysis.compare import Comparison, Difference, Rank, Run
-    from gpumon_agent.transport.endpoint import Descriptor
+    from gpumon_agent.endpoint import Descriptor
 
 SHOWN = 12
 NAME, FIGURE = 34, 12

@@ -19,10 +19,9 @@ import click
 
 from gpumon.cli.printing import say
 from gpumon.host import read_driver
-from gpumon_agent import environment, patching, wire
+from gpumon_agent import endpoint, environment, patching, wire
 from gpumon_agent._version import __version__
-from gpumon_agent.oom import blackbox
-from gpumon_agent.transport import endpoint
+from gpumon_agent.oom import report_file
 
 OLDEST_TORCH = (2, 4)
 IMPORT_PATIENCE_S = 120.0
@@ -183,7 +182,7 @@ def _agents() -> Iterator[Seen]:
 
 def _out_of_memory() -> Iterator[Seen]:
     """Silent where no watched training ever ran out of memory."""
-    found = blackbox.newest()
+    found = report_file.newest()
     if found is not None:
         _, report = found
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(report.unix))

@@ -148,10 +148,10 @@ def _of_story(story: Story | None, known: Known, otherwise: str) -> OomReport:
 def _killed(as_json: bool) -> bool:
     """Tells of the newest training that was killed, if it is newer than the newest report of an out-of-memory."""
     from gpumon.analysis.oom.killed import text
-    from gpumon_agent.oom import blackbox, last_known
+    from gpumon_agent.oom import last_known, report_file
 
     known = last_known.newest()
-    found = blackbox.newest()
+    found = report_file.newest()
     if known is None or (found is not None and found[1].unix > known.unix):
         return False
     if as_json:
@@ -165,19 +165,19 @@ def _killed(as_json: bool) -> bool:
 
 def _of_disk() -> OomReport:
     from gpumon.analysis.oom.live import of_file
-    from gpumon_agent.oom import blackbox
+    from gpumon_agent.oom import report_file
 
     refused: list[str] = []
-    found = blackbox.newest(refused=refused)
+    found = report_file.newest(refused=refused)
     if found is None and refused:
         raise click.ClickException(f"{refused[0]}; run gpumon as the user who trained")
     for reason in refused:
         say(f"Note: {reason}.", err=True)
     if found is None:
-        places = " or ".join(map(str, blackbox.directories()))
+        places = " or ".join(map(str, report_file.directories()))
         raise click.ClickException(f"no report in {places}: a training started with `gpumon run` leaves one there")
     path, report = found
-    return of_file(report, str(path), _watched(path.with_suffix(blackbox.RECORDING)))
+    return of_file(report, str(path), _watched(path.with_suffix(report_file.RECORDING)))
 
 
 def _watched(recording: Path) -> OomReport | None:

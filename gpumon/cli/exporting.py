@@ -34,7 +34,6 @@ LOOK_S = 1.0
 ENDED_KEPT_S = 300.0
 """A job that has ended is shown so long, that its last state is scraped; scrapers that come rarer miss it."""
 JOBS_MAX = 256
-STEPS_KEPT = 512
 STEPS_IN_ALL = 16_384
 ONCE_PATIENCE_S = 5.0
 
@@ -118,7 +117,7 @@ class Exporter:
         taken = {each.run for each in self._followed.values() if each.name == found.name}
         run = next(str(number) for number in range(JOBS_MAX + 1) if str(number) not in taken)
         ranks = max(len(found.descriptors), found.descriptors[0].world_size or 1)
-        limits = StoreLimits(steps=max(64, min(STEPS_KEPT, STEPS_IN_ALL // ranks)))
+        limits = StoreLimits(steps=max(64, min(StoreLimits().steps, STEPS_IN_ALL // ranks)))
         return _Followed(found.name, run, SessionStore(limits), time.monotonic())
 
     async def _follow(self, job: _Followed, found: Job) -> None:

@@ -13,7 +13,7 @@ from gpumon import link
 from gpumon.cli.printing import say
 from gpumon.cli.rooms import Rooms
 from gpumon_agent import wire
-from gpumon_agent.transport.endpoint import Descriptor
+from gpumon_agent.endpoint import Descriptor
 
 _FLUSH_S = 0.25  # what a kill -9 of this command may cost
 

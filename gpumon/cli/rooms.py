@@ -17,7 +17,7 @@ from gpumon_agent import wire
 
 if TYPE_CHECKING:
     from gpumon.host import Sampler
-    from gpumon_agent.transport.endpoint import Descriptor
+    from gpumon_agent.endpoint import Descriptor
 
 CHANGED_BYTES = 1 << 20
 AGAIN_NS = 10_000_000_000  # an agent that was busy did not hear it

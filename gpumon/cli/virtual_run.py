@@ -19,7 +19,7 @@ from gpumon.analysis.trial import Ended, Outcome, Space, Trial
 from gpumon.cli.rooms import Rooms
 from gpumon.cli.tied import kept
 from gpumon_agent import wire
-from gpumon_agent.transport.endpoint import Descriptor
+from gpumon_agent.endpoint import Descriptor
 
 LOOK_S = 0.05
 """Between two looks for agents that began. They wait for us."""

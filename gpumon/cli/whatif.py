@@ -13,7 +13,7 @@ from gpumon.cli.printing import say, say_json
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
-    from gpumon.analysis.whatif import Answer, Change
+    from gpumon.analysis.changes import Answer, Change
     from gpumon.session.frame import RankFrame
 
 
@@ -69,7 +69,7 @@ def command(
     Each figure comes with the span it lies in. What the recording does not tell is said, with the reason.
     """
     from gpumon import link
-    from gpumon.analysis.whatif import USUAL, Change
+    from gpumon.analysis.changes import USUAL, Change
 
     change = Change(batch, sequence, accumulate, checkpointing, bf16, fused, bucket_views, zero, ranks)
     plain = Change(ranks=ranks)
@@ -106,6 +106,7 @@ def stated(answer: Answer, device: int) -> dict[str, Any]:
         "phase": answer.phase,
         "headroom": answer.headroom,
         "fits": answer.fits,
+        "full_in_steps": answer.full_in,
         "why_not": answer.why_not,
         "notes": list(answer.notes),
     }
@@ -121,6 +122,8 @@ def line(answer: Answer) -> str:
     peak = answer.peak
     span = f"({size(max(0, round(peak.low)))}–{size(round(peak.high))})"
     word = {True: "fits", False: "does not fit", None: "may fit" if answer.headroom is not None else ""}[answer.fits]
+    if answer.full_in is not None and answer.fits is not False:
+        word += f", but the leak fills the device in {answer.full_in:,} steps"
     left = (
         ""
         if answer.headroom is None
@@ -134,12 +137,13 @@ def asked_of(
 ) -> tuple[int, list[Answer]] | None:
     """The answers of a recording's last picture, on the first device of the wanted rank; None where it has no steps."""
     from gpumon.analysis import Reporter
-    from gpumon.analysis.foreseen import Foreseen
+    from gpumon.analysis.forecast import Forecaster
+    from gpumon.analysis.history import step_peaks
     from gpumon.analysis.whatif import answer
     from gpumon.session.store import SessionStore
 
     store, reporter = SessionStore(replaying=True), Reporter()
-    learnt: dict[tuple[str, int], Foreseen] = {}
+    learnt: dict[tuple[str, int], Forecaster] = {}
     unix_ns = 0
     for received in stream:
         store.apply(received)
@@ -151,16 +155,18 @@ def asked_of(
             continue
         record = rank.steps[-1]
         for index in {phase.device for phase in record.phases}:
-            learnt.setdefault((rank.source, index), Foreseen()).observe(record, index)
+            figures = step_peaks(record, index)
+            if figures is not None:
+                learnt.setdefault((rank.source, index), Forecaster()).observe(figures, record.on(index))
         reporter.rank(rank)
     for rank in store.frame(unix_ns).ranks:
         if number is not None and rank.hello.rank != number:
             continue
         report = reporter.rank(_as_live(rank))
         for device in report.devices:
-            foreseen = learnt.get((rank.source, device.device))
-            if foreseen is not None:
-                return device.device, answer(rank, device, foreseen, changes)
+            forecaster = learnt.get((rank.source, device.device))
+            if forecaster is not None:
+                return device.device, answer(rank, device, forecaster.shape_model, changes)
     return None
 
 

@@ -17,8 +17,9 @@ from gpumon.analysis import ledger
 from gpumon.analysis.answer import Answer
 from gpumon.analysis.job import died_unix_ns
 from gpumon.analysis.layers import FIGURES, Layer, Tree
-from gpumon.analysis.lines import DeviceReport, Estimate, Finding, Forecast, Held, Lines, Peak
+from gpumon.analysis.lines import Estimate, Finding, Forecast, Held, Lines, Peak
 from gpumon.analysis.oom.report import OomReport
+from gpumon.analysis.reports import DeviceReport
 from gpumon.analysis.trial import Highest, Outcome
 from gpumon.export.explained import explained
 from gpumon.session.frame import HostSample, ModelRecord, RankFrame, StepRecord

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -14,10 +15,9 @@ from gpumon.analysis.layers import trees
 from gpumon.analysis.lines import Finding
 from gpumon.export import jsonl
 from gpumon.session.frame import HostSample, LayersRecord, RankFrame, StepRecord
-from gpumon.session.store import SessionStore, StoreLimits
+from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 
-STEPS_KEPT = 512
 """Enough for every model that learns; what was printed need not be kept."""
 
 
@@ -52,7 +52,7 @@ class Objects:
     """Feed it each message in the order `link` yields them."""
 
     def __init__(self, *, replaying: bool = False, rank: int | None = None) -> None:
-        self._store = SessionStore(StoreLimits(steps=STEPS_KEPT), replaying=replaying)
+        self._store = SessionStore(replaying=replaying)
         self._reporter = Reporter()
         self._only_rank = rank
         self._said: dict[str, _Said] = {}
@@ -109,6 +109,33 @@ class Objects:
             yield from self._findings(rank, said, self._reporter.rank(rank).findings, received.unix_ns, live)
             yield from self._answer(rank, received.unix_ns, live)
             yield Stated(rank.source, jsonl.goodbye(rank, event, received.unix_ns, self._first(received)), live)
+
+    @property
+    def room_known(self) -> bool:
+        """Of every rank that goes on, what its devices have free."""
+        ranks = self._store.frame(time.time_ns()).ranks
+        reports = [self._reporter.rank(rank) for rank in ranks if rank.goodbye is None]
+        forecasts = [device.forecast for report in reports for device in report.devices]
+        return all(forecast is None or forecast.headroom is not None for forecast in forecasts)
+
+    def now(self, unix_ns: int) -> Iterator[Stated]:
+        """The newest step, the open findings and the answer as they are now, whatever was stated before."""
+        frame = self._store.frame(unix_ns)
+        ranks = [each for each in frame.ranks if self._only_rank is None or each.hello.rank == self._only_rank]
+        for rank in ranks:
+            report = self._reporter.rank(rank)
+            newest = rank.steps[-1] if rank.steps else None
+            if newest is not None:
+                seen = newest.devices()
+                for device in report.devices:
+                    if device.device in seen:
+                        yield Stated(rank.source, jsonl.step(rank, newest, device), True, device.device)
+            for at, found in enumerate(each for each in report.findings if each.state == "open"):
+                yield Stated(rank.source, jsonl.finding(rank, found, frame.unix_ns), True, at)
+            self._answers[rank.source] = of_rank(rank, report, frame.unix_ns)
+        if ranks:
+            self._answered = worst(self._answers.values(), self._answered)
+            yield Stated(ranks[-1].source, jsonl.answer(self._answered, frame.unix_ns), True)
 
     def _answer(self, rank: RankFrame, unix_ns: int, live: bool) -> Iterator[Stated]:
         """The job's answer, when its state or who it names has changed."""

@@ -24,7 +24,8 @@ from prometheus_client.registry import Collector
 
 from gpumon.analysis import buckets
 from gpumon.analysis.job import GONE, job
-from gpumon.analysis.lines import DRIVER, OWNERS, REST, DeviceReport, RankReport
+from gpumon.analysis.lines import DRIVER, OWNERS, REST
+from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.session.frame import Frame, RankFrame
 from gpumon_agent._version import __version__
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .control import Asker, ask
-    from .discovery import Job, alive, discover, jobs, resolve
+    from .discovery import Job, SeveralJobs, alive, discover, jobs, resolve
     from .errors import (
         BadRecording,
         ForeignUser,
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         NotGpumon,
         OtherProtocol,
         RecordingFailed,
-        SeveralJobs,
     )
     from .glancing import Glance, glance
     from .recording import Recording
@@ -28,6 +27,7 @@ _HOME = {
     "Asker": "control",
     "ask": "control",
     "Job": "discovery",
+    "SeveralJobs": "discovery",
     "alive": "discovery",
     "discover": "discovery",
     "jobs": "discovery",
@@ -40,7 +40,6 @@ _HOME = {
     "NotGpumon": "errors",
     "OtherProtocol": "errors",
     "RecordingFailed": "errors",
-    "SeveralJobs": "errors",
     "Glance": "glancing",
     "glance": "glancing",
     "Recording": "recording",

@@ -12,7 +12,7 @@ import zmq
 
 from gpumon.session.heard import Heard, Run
 from gpumon_agent import wire
-from gpumon_agent.transport.endpoint import Descriptor
+from gpumon_agent.endpoint import Descriptor
 from gpumon_agent.wire import Received
 
 from . import discovery

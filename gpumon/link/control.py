@@ -11,7 +11,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from gpumon_agent import wire
-from gpumon_agent.transport.endpoint import Descriptor
+from gpumon_agent.endpoint import Descriptor
 
 from . import discovery
 from .errors import ForeignUser, LinkError, NoJob, NotAnswering, NotGpumon

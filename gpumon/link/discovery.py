@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumon_agent.transport import endpoint
-from gpumon_agent.transport.endpoint import Descriptor
+from gpumon_agent import endpoint
+from gpumon_agent.endpoint import Descriptor
 
-from .errors import ForeignUser, LinkError, NoJob, NotGpumon, SeveralJobs
+from .errors import ForeignUser, LinkError, NoJob, NotGpumon
 
 _BESIDE_DESCRIPTORS = (".sock", ".new", endpoint.CONTROL)
 _LEFTOVER_AGE_S = 10.0  # a socket without a descriptor may be an agent that is just starting
@@ -31,6 +31,14 @@ class Job:
     @property
     def pids(self) -> str:
         return ", ".join(f"pid {d.pid}" for d in self.descriptors[:4]) + (", …" if len(self.descriptors) > 4 else "")
+
+
+class SeveralJobs(LinkError):
+    """More than one job fits; `jobs` are the choices."""
+
+    def __init__(self, what: str, jobs: tuple[Job, ...]) -> None:
+        super().__init__(what, "name one by its pid: " + ", ".join(f"{job.name} ({job.pids})" for job in jobs))
+        self.jobs = jobs
 
 
 def alive(descriptor: Descriptor) -> bool | None:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gpumon_agent import wire
-
-if TYPE_CHECKING:
-    from .discovery import Job
 
 
 class LinkError(Exception):
@@ -21,14 +16,6 @@ class LinkError(Exception):
 
 class NoJob(LinkError):
     """Nothing to attach to, by this name or at all."""
-
-
-class SeveralJobs(LinkError):
-    """More than one job fits; `jobs` are the choices."""
-
-    def __init__(self, what: str, jobs: tuple[Job, ...]) -> None:
-        super().__init__(what, "name one by its pid: " + ", ".join(f"{job.name} ({job.pids})" for job in jobs))
-        self.jobs = jobs
 
 
 class NotAnswering(LinkError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import zmq
 
 from gpumon_agent import wire
-from gpumon_agent.transport.endpoint import Descriptor
+from gpumon_agent.endpoint import Descriptor
 
 from .channel import Channel
 

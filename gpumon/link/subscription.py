@@ -11,9 +11,8 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 import zmq
 
 from gpumon.session.heard import Heard, Run, singly
-from gpumon_agent import wire
-from gpumon_agent.transport import endpoint
-from gpumon_agent.transport.endpoint import Descriptor
+from gpumon_agent import endpoint, wire
+from gpumon_agent.endpoint import Descriptor
 from gpumon_agent.wire import Received
 
 from . import discovery

@@ -101,7 +101,7 @@ class RankFrame:
     source: str
     hello: wire.Hello
     models: tuple[ModelRecord, ...]
-    steps: Sequence[StepRecord]  # closed ones, oldest first, at most `StoreLimits.steps`; never changed
+    steps: Sequence[StepRecord]  # closed ones, oldest first, none left out; never changed
     open_step: StepRecord | None
     heartbeat: wire.Heartbeat | None
     heard_unix_ns: int  # receiver's clock, of the last event of any kind
@@ -120,7 +120,9 @@ class RankFrame:
     checkpoints: tuple[wire.Checkpoint, ...] = ()  # by load and device
     segments: tuple[SegmentsRecord, ...] = ()  # one a device
     snapshot: wire.Snapshot | None = None  # the newest
-    census_before: wire.Census | None = None  # the one before the newest, if it was heard
+    censuses: tuple[wire.Census, ...] = ()  # the newest ones, oldest first
+    older: tuple[StepRecord, ...] = ()  # of the steps before `steps`, those that the helper kept (wire.thinning)
+    thinned: wire.Thinned | None = None  # by which rule; None: none was dropped yet
 
     @property
     def label(self) -> str:

@@ -11,7 +11,8 @@ from gpumon_agent import wire
 class StoreLimits:
     """What a session keeps at most."""
 
-    steps: int = 2_000  # closed steps a rank
+    steps: int = 4_096  # closed steps a rank, of which the helper keeps everything: it says when it drops the oldest
+    older: int = 1_024  # of those it dropped, the ones it kept
     open_steps: int = 8  # steps under way a rank; more than one only while live and replayed events mix
     events_per_step: int = 8 * wire.PHASES_PER_STEP_MAX
     notices: int = 64

@@ -29,6 +29,7 @@ from gpumon.session.limits import StoreLimits
 from gpumon.session.numbers import Numbers
 from gpumon.session.steps import StepRing
 from gpumon_agent import wire
+from gpumon_agent.wire.thinning import Facts, facts, kept
 
 NONE_YET = -(1 << 64)  # below every step's number
 _PHASE = wire.Phase
@@ -75,12 +76,14 @@ class Rank:
         self.layers: dict[tuple[int, int], LayersRecord] = {}  # by model and device
         self._layers_parts: dict[tuple[int, int], Assembly[wire.Layers]] = {}  # likewise
         self.outlooks: dict[int, wire.Outlook] = {}  # by device
-        self.census: wire.Census | None = None
-        self.census_before: wire.Census | None = None
+        self.censuses: tuple[wire.Census, ...] = ()
         self.checkpoints: dict[tuple[int, int], wire.Checkpoint] = {}  # by load and device
         self.segments: dict[int, SegmentsRecord] = {}  # by device
         self._segments_parts: dict[int, Assembly[wire.Segments]] = {}
         self.snapshot: wire.Snapshot | None = None
+        self.older: dict[int, tuple[StepRecord, Facts]] = {}  # steps before those, as `thinned` tells
+        self.thinned: wire.Thinned | None = None
+        self._older_view: tuple[StepRecord, ...] = ()
         self._layers_view: tuple[LayersRecord, ...] | None = ()
         self._models_view: tuple[ModelRecord, ...] | None = ()
 
@@ -157,9 +160,15 @@ class Rank:
             self.synced = True
             self.catching_up = False
         elif isinstance(event, wire.Oom):
-            self.oom = event
+            if self.oom is None or event.t_ns >= self.oom.t_ns:
+                self.oom = event
         elif isinstance(event, wire.Notice):
-            self.notices.append(event)
+            if event not in self.notices:  # what is old comes again with each snapshot
+                self.notices.append(event)
+        elif isinstance(event, wire.PastStep):
+            self._past(event)
+        elif isinstance(event, wire.Thinned):
+            self._thin(event)
         elif isinstance(event, wire.Goodbye):
             self.goodbye = event
         elif isinstance(event, wire.Unread):
@@ -221,10 +230,9 @@ class Rank:
             if event.device in self.outlooks or len(self.outlooks) < self.limits.models:
                 self.outlooks[event.device] = event
         elif isinstance(event, wire.Census):
-            if self.census is None or event.number >= self.census.number:
-                if self.census is not None and event.number > self.census.number:
-                    self.census_before = self.census
-                self.census = event
+            known = {census.number: census for census in self.censuses}
+            known[event.number] = event
+            self.censuses = tuple(known[number] for number in sorted(known)[-wire.CENSUSES_KEPT :])
         elif isinstance(event, wire.Checkpoint):
             key = (event.number, event.device)
             self.checkpoints[key] = event
@@ -234,6 +242,34 @@ class Rank:
             self._segments(event)
         elif isinstance(event, wire.Snapshot):
             self.snapshot = event
+
+    def _past(self, event: wire.PastStep) -> None:
+        closed, phases, ledgers = event.closed, event.phases, event.ledgers
+        at = bisect_left(self.steps, closed.step, key=lambda record: record.step)
+        if at < len(self.steps) and self.steps[at].step == closed.step:
+            return  # this viewer was there
+        about = facts(closed, phases, ledgers)
+        phases, alone, highest = _in_order(phases)
+        complete = closed.phases is None or closed.phases == len(phases)
+        if closed.evaluated and complete:
+            phases, ledgers = told_apart(phases, ledgers, closed.evaluated)
+        record = StepRecord(closed.step, closed, phases, ledgers, True, complete, alone, highest)
+        if len(self.older) < self.limits.older:
+            self.older[closed.step] = record, about
+
+    def _thin(self, event: wire.Thinned) -> None:
+        """Keeps of the steps until then what the helper keeps."""
+        if self.thinned is not None and event.newest < self.thinned.newest:
+            return  # it was repeated
+        for record in self.steps.drop_until(event.until):
+            if record.closed is not None:
+                about = facts(record.closed, record.phases, record.ledgers)
+                self.older[record.step] = record, about
+        in_order = sorted(self.older.items())
+        chosen = kept([about for _, (_, about) in in_order], event.stride)
+        self.older = {step: known for step, known in in_order if step in chosen}
+        self._older_view = tuple(record for record, _ in self.older.values())
+        self.thinned = event
 
     def _join(self, step: int, seq: int, replayed: bool) -> _OpenStep:
         """The open step of that number; when it has closed already, a fresh one that `_settle` merges into it."""
@@ -360,11 +396,13 @@ class Rank:
             host_samples=samples,
             layers=self._layers_view,
             outlooks=tuple(self.outlooks[device] for device in sorted(self.outlooks)),
-            census=self.census,
+            census=self.censuses[-1] if self.censuses else None,
             checkpoints=tuple(self.checkpoints[key] for key in sorted(self.checkpoints)),
             segments=tuple(self.segments[device] for device in sorted(self.segments)),
             snapshot=self.snapshot,
-            census_before=self.census_before,
+            censuses=self.censuses,
+            older=self._older_view,
+            thinned=self.thinned,
         )
 
     def _open_step(self) -> StepRecord | None:

@@ -6,6 +6,7 @@ change an older step, or to let go of those that nobody keeps any more, goes on 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import overload
@@ -82,6 +83,15 @@ class StepRing(Steps):
         self._own().insert(at, record)
         self._stop += 1
         self._let_go()
+
+    def drop_until(self, step: int) -> tuple[StepRecord, ...]:
+        """Lets go of the steps up to this one, and returns them."""
+        at = bisect_right(self, step, key=lambda record: record.step)
+        dropped = self[:at]
+        self._start += at
+        if at:
+            self._own()
+        return dropped
 
     def view(self) -> Steps:
         self._shared = True

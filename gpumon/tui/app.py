@@ -28,6 +28,7 @@ from gpumon.tui.feed import Ask, Choice, Feed, HostFeed, Pace, closing
 from gpumon.tui.ink import ASCII, NONE, UNICODE, Glyphs, Palette
 from gpumon.tui.listening import Tasks, take_events, take_host
 from gpumon.tui.modes import MODES
+from gpumon.tui.monitor import Monitor
 from gpumon.tui.screens.base import MonitorScreen
 from gpumon.tui.screens.choose import ChooseScreen
 from gpumon.tui.screens.overview import OverviewScreen
@@ -423,6 +424,9 @@ class MonitorApp(App[int]):
     def _zoom_to(self, span: int) -> None:
         self._span = span
         self._again()
+
+
+_monitor: type[Monitor] = MonitorApp  # checked by mypy alone
 
 
 def _raise(error: BaseException) -> None:

@@ -32,7 +32,7 @@ from gpumon.tui.widgets.phase_table import phase_lines, phases
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
-    from gpumon_agent.transport.endpoint import Descriptor
+    from gpumon_agent.endpoint import Descriptor
 
 PATIENCE_S = 3.0
 """How long a picture is waited for: the snapshot, one closed step, one reading of the machine."""

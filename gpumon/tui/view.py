@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpumon.analysis import ledger
 from gpumon.analysis.job import died_unix_ns, ending, job
-from gpumon.analysis.lines import DeviceReport, RankReport
+from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.units import duration
 from gpumon.session.frame import Frame, RankFrame
 from gpumon_agent import wire

@@ -67,7 +67,7 @@ def _tell(out: str, script: str, *args: str) -> None:
     from gpumon_agent import shim, wire
     from gpumon_agent.hooks import model_discovery
 
-    agent = agents._agent = agents.Agent(publish=False)
+    agent = agents.REGISTRY.agent = agents.Agent(publish=False)
     said: list[tuple[int, wire.Event]] = []
 
     def say(events: tuple[wire.Event, ...]) -> None:

@@ -31,7 +31,7 @@ class Trainer:
             self.model(torch.randn(64, 256, device="cuda")).square().mean().backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
-        return agents._agent.phases.step
+        return agents.REGISTRY.agent.phases.step
 
     def keep(self, count: int) -> None:
         """Many small blocks, with gaps between them."""
@@ -52,10 +52,10 @@ class Trainer:
     def capture(self) -> list[str]:
         """What still waits after boundaries within a capture."""
         x = torch.randn(64, 256, device="cuda")
-        agents._agent.requests.take(wire.Request(wire.BLOCKS))
+        agents.REGISTRY.agent.requests.take(wire.Request(wire.BLOCKS))
         with torch.no_grad(), torch.cuda.graph(torch.cuda.CUDAGraph()):
             self.model(x)
-        return list(agents._agent.requests._wanted)
+        return list(agents.REGISTRY.agent.requests._wanted)
 
     def collects(self) -> list[object]:
         """Collections set off by reading many blocks; whether the collector is on, as it was, afterwards."""
@@ -76,10 +76,10 @@ class Trainer:
         return [made, on, off, sum(len(segment["blocks"]) for segment in raw.segments)]
 
     def room(self) -> dict[int, int]:
-        return agents._agent.room
+        return agents.REGISTRY.agent.room
 
     def failures(self) -> list[str]:
-        return [part for part, count in agents._agent.guard.failures.items() if count]
+        return [part for part, count in agents.REGISTRY.agent.guard.failures.items() if count]
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.agent = agents.Agent("test", publish=False)
-        agents._agent = self.agent
+        agents.REGISTRY.agent = self.agent
         self.seen: list[wire.NumberedEvent] = []
 
     def __call__(self, model: Any, optimizer: Any = None) -> None:

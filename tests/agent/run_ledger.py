@@ -81,7 +81,7 @@ def main(script: str, *args: str) -> None:
     sys.path.insert(0, str(Path(script).parent))
     import _report
 
-    agent = agents._agent = agents.Agent(publish=False)
+    agent = agents.REGISTRY.agent = agents.Agent(publish=False)
     model_discovery.install(shim._ToAgent())
     events: list[wire.NumberedEvent] = []
     found: dict[tuple[int, str, int], dict[str, int]] = {}

@@ -15,7 +15,7 @@ from gpumon_agent.hooks import model_discovery
 
 
 def main(out: str, script: str, *args: str) -> None:
-    agent = agents._agent = agents.Agent(publish=False)
+    agent = agents.REGISTRY.agent = agents.Agent(publish=False)
     model_discovery.install(shim._ToAgent())
 
     def dump() -> None:

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from gpumon_agent import wire
-from gpumon_agent.ledger import saving
-from gpumon_agent.ledger.activations import Activations
-from gpumon_agent.ledger.graph import Places, TooLarge, Walk
-from gpumon_agent.ledger.saving import READABLE
+from gpumon_agent.attribution import saving
+from gpumon_agent.attribution.activations import Activations
+from gpumon_agent.attribution.graph import GraphWalk, Places, TooLarge
+from gpumon_agent.attribution.saving import READABLE
 
 pytestmark = pytest.mark.skipif(not READABLE, reason="this torch does not let its saved tensors be read")
 ASKS = pytest.mark.skipif(
@@ -32,7 +32,7 @@ def by_module(model: nn.Module, output: Any) -> dict[str | None, int]:
     places.add(0, model)
     seen = {p.untyped_storage()._cdata for p in model.parameters()}
     found: Counter[str | None] = Counter()
-    for tensor, place in Walk([output], places).saved:
+    for tensor, place in GraphWalk([output], places).saved:
         storage = tensor.untyped_storage()
         if storage._cdata not in seen:
             seen.add(storage._cdata)
@@ -127,7 +127,7 @@ def test_who_packs_what_nobody_can_look_into_is_told_by_name() -> None:
     model = nn.Linear(8, 8)
     with torch.autograd.graph.saved_tensors_hooks(Opaque, unpack_mine):
         output = model(torch.randn(3, 8))
-    walk = Walk([output], Places())
+    walk = GraphWalk([output], Places())
     assert walk.saved == []
     assert [name.rpartition(".")[2] for name in walk.hidden] == ["unpack_mine"]
 
@@ -137,8 +137,8 @@ def test_a_walk_that_takes_too_long_is_given_up() -> None:
     for _ in range(500):
         output = output * 2
     with pytest.raises(TooLarge):
-        Walk([output], Places(), budget_ns=0)
-    Walk([output], Places())
+        GraphWalk([output], Places(), budget_ns=0)
+    GraphWalk([output], Places())
 
 
 def test_what_is_known_of_a_graph_holds_for_the_next_of_its_structure() -> None:
@@ -148,23 +148,23 @@ def test_what_is_known_of_a_graph_holds_for_the_next_of_its_structure() -> None:
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
     x = torch.randn(2, 4)
 
-    def told(walk: Walk) -> Counter[Any]:
+    def told(walk: GraphWalk) -> Counter[Any]:
         return Counter(
             (place, tensor.shape) for tensor, place in walk.saved if tensor.untyped_storage()._cdata not in weights
         )
 
-    expected = told(Walk([model(x)], places))
+    expected = told(GraphWalk([model(x)], places))
     assert len(places.plans) == 1
-    again = Walk([model(x)], places, weights=weights)  # follows the plan
+    again = GraphWalk([model(x)], places, weights=weights)  # follows the plan
     assert (len(places.plans), again.learns, told(again)) == (1, False, expected)
     places.plans.clear()
-    first = Walk([model(x)], places, weights=weights)
-    followed = Walk([model(x)], places, weights=weights)
+    first = GraphWalk([model(x)], places, weights=weights)
+    followed = GraphWalk([model(x)], places, weights=weights)
     assert told(first) == told(followed) == expected
     assert len(followed.saved) < len(first.saved)  # weights were read once
     model[50].weight.data = torch.randn(4, 4)  # its place in the structure is its own
-    assert told(Walk([model(x)], places, weights=weights)) >= expected
-    assert Walk([model[:20](x)], places).saved
+    assert told(GraphWalk([model(x)], places, weights=weights)) >= expected
+    assert GraphWalk([model[:20](x)], places).saved
     assert len(places.plans) == 2
 
 
@@ -172,14 +172,14 @@ def test_a_walk_without_time_leaves_what_it_learnt_to_the_next(monkeypatch: pyte
     model = nn.Sequential(*(layer for _ in range(100) for layer in (nn.Linear(4, 4), nn.GELU())))
     places = Places()
     places.add(0, model)
-    expected = Counter((place, tensor.shape) for tensor, place in Walk([model(torch.randn(2, 4))], places).saved)
+    expected = Counter((place, tensor.shape) for tensor, place in GraphWalk([model(torch.randn(2, 4))], places).saved)
     places.plans.clear()
     clock = iter(range(10_000))
-    monkeypatch.setattr("gpumon_agent.ledger.graph.thread_time_ns", lambda: next(clock))
+    monkeypatch.setattr("gpumon_agent.attribution.graph.thread_time_ns", lambda: next(clock))
     learnt: list[bool] = []
     for _ in range(10):
         try:
-            walk = Walk([model(torch.randn(2, 4))], places, budget_ns=6)  # looks at the clock
+            walk = GraphWalk([model(torch.randn(2, 4))], places, budget_ns=6)  # looks at the clock
             break
         except TooLarge as reason:
             learnt.append(reason.learns)
@@ -215,14 +215,14 @@ def test_walks_that_take_too_long_are_rested_from_and_come_back(monkeypatch: pyt
     slow = True
     walks = []
 
-    class Slow(Walk):
+    class Slow(GraphWalk):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             walks.append(step)
             if slow:
                 raise TooLarge(learns=False)
             super().__init__(*args, **kwargs)
 
-    monkeypatch.setattr("gpumon_agent.ledger.activations.Walk", Slow)
+    monkeypatch.setattr("gpumon_agent.attribution.activations.GraphWalk", Slow)
     told: list[str] = []
     activations = Activations(Places, told.append, limited=True)
     output = nn.Linear(4, 4)(torch.randn(2, 4))

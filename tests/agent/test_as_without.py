@@ -129,7 +129,7 @@ if WATCHED:
     gpumon_agent.watch(compiled)
 compiled._compiled_call_impl = compiled._call_impl
 if WATCHED:
-    gpumon_agent.agent._agent.hooks._compiled(compiled)
+    gpumon_agent.agent.REGISTRY.agent.hooks._compiled(compiled)
 warned("compiled", lambda: compiled(x))
 print(buffer.tell() > 0)
 """

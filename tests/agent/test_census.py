@@ -16,11 +16,11 @@ import zoo
 
 from gpumon_agent import agent as agents
 from gpumon_agent import wire
-from gpumon_agent.leaks import roots
+from gpumon_agent.leaks import gc_roots
 from gpumon_agent.leaks.census import ROUNDS
-from gpumon_agent.leaks.clock import Clock
-from gpumon_agent.leaks.holders import Files
-from gpumon_agent.leaks.walk import Root, Walk
+from gpumon_agent.leaks.heap_walker import HeapWalker, Root
+from gpumon_agent.leaks.object_children import Files
+from gpumon_agent.thread_clock import ThreadClock
 
 
 def census_of(watch: Any, step: Any, times: int = 5_000) -> wire.Census:
@@ -29,14 +29,14 @@ def census_of(watch: Any, step: Any, times: int = 5_000) -> wire.Census:
     said: list[wire.Event] = []
     agent.transport.say = said.extend  # type: ignore[method-assign,assignment]
     assert agent.ask_census() is None
-    before = agent.evidence.census.newest
+    before = agent.leaks.census.newest
 
     class Complete(Exception):
         pass
 
     def one() -> None:
         step()
-        newest = agent.evidence.census.newest
+        newest = agent.leaks.census.newest
         if newest is not before and newest is not None and not newest.cut:
             raise Complete
 
@@ -98,7 +98,7 @@ def test_it_keeps_nothing_alive(watch: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
     def train() -> None:
         step()
-        census = watch.agent.evidence.census
+        census = watch.agent.leaks.census
         census._begin(0, "asked", ())
         held = zoo.Holdall()
         for at in range(20_000):  # the more a process has loaded, the later the walk is here
@@ -145,7 +145,7 @@ def test_a_training_is_the_same_to_the_bit(watch: Any) -> None:
         return losses
 
     assert train(census=True) == train(census=False)
-    census = watch.agent.evidence.census
+    census = watch.agent.leaks.census
     looked_at = census._taking._walk.objects if census._taking is not None else census.newest.objects  # it may be done
     assert looked_at > 1_000
     assert any("held up the training for" in said for said in watch.notices())
@@ -173,17 +173,17 @@ def test_a_slice_can_leave_a_tensor_to_the_next_one() -> None:
     space = {f"weights_{length}": torch.ones(length) for length in (1, 2, 3)}
     met: list[int] = []
 
-    def found(tensor: torch.Tensor, walk: Walk) -> bool:
+    def found(tensor: torch.Tensor, walk: HeapWalker) -> bool:
         met.append(len(tensor))
         if met == [1, 2]:
             walk.once_more()
         return True
 
-    walk = Walk(found, Files(), roots.of_module)
+    walk = HeapWalker(found, Files(), gc_roots.of_module)
     walk.begin([Root(lambda: space, named=True)], limit=6)
-    assert not walk.run(Clock(1_000_000_000), lambda: False)
+    assert not walk.run(ThreadClock(1_000_000_000), lambda: False)
     assert met == [1, 2]
-    assert walk.run(Clock(1_000_000_000), lambda: False)
+    assert walk.run(ThreadClock(1_000_000_000), lambda: False)
     assert met == [1, 2, 2, 3]
 
 
@@ -193,14 +193,14 @@ def test_what_one_way_has_not_looked_at_to_its_end_another_does() -> None:
     shared: list[Any] = [[[[torch.ones(7)], ["a"]], ["b"]], ["c"]]
     space = {"first": [shared, ["d"]], "second": {"entries": [shared, *(["e", []] for _ in range(20))], "name": ["f"]}}
 
-    def found(tensor: torch.Tensor, walk: Walk) -> bool:
+    def found(tensor: torch.Tensor, walk: HeapWalker) -> bool:
         met.append(len(tensor))
         return True
 
-    walk = Walk(found, Files(), roots.of_module)
+    walk = HeapWalker(found, Files(), gc_roots.of_module)
     for limit in (4, 12):
         walk.begin([Root(lambda: space, named=True)], limit=limit)
-        while not walk.run(Clock(1_000_000_000), lambda: False):
+        while not walk.run(ThreadClock(1_000_000_000), lambda: False):
             pass
         space.pop("first", None)
     assert met == [7]
@@ -226,22 +226,22 @@ def test_the_way_back_lists_no_cache_and_no_class_again(monkeypatch: pytest.Monk
 
     for length in LENGTHS:
         remembered(length)
-    children = Walk._children
+    children = HeapWalker._children
 
-    def listing(walk: Walk, level: Any) -> Any:
+    def listing(walk: HeapWalker, level: Any) -> Any:
         listed.append(level.obj)
         return children(walk, level)
 
-    def found(tensor: torch.Tensor, walk: Walk) -> bool:
+    def found(tensor: torch.Tensor, walk: HeapWalker) -> bool:
         met.extend(length for length in tensor.shape if length in LENGTHS)
         return True
 
-    monkeypatch.setattr(Walk, "_children", listing)
-    walk = Walk(found, Files(), roots.of_module)
+    monkeypatch.setattr(HeapWalker, "_children", listing)
+    walk = HeapWalker(found, Files(), gc_roots.of_module)
     space = {"one": closed_over}
     walk.begin([Root(lambda: space, named=True)], limit=20)
     slices = 1
-    while not walk.run(Clock(0), lambda: False):
+    while not walk.run(ThreadClock(0), lambda: False):
         slices += 1
     assert met == sorted([*LENGTHS] * 4)
     times = [sum(one is each for one in listed) for each in (closed_over, Kept, remembered)]

@@ -22,7 +22,7 @@ from gpumon import link
 from gpumon.analysis.blocks import allocator
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
-from gpumon_agent.oom import blackbox
+from gpumon_agent.oom import report_file
 
 SCRIPT = Path(__file__).with_name("asked.py")
 READ_BY_THE_PAGE = {
@@ -207,10 +207,10 @@ def _what_is_dear(watched: Watched) -> None:
 
 
 def test_nothing_is_written_where_reports_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpumon_agent.transport.snapshots import Written
+    from gpumon_agent.oom.memory_viz import Written
 
-    monkeypatch.setenv(blackbox.VARIABLE, "off")
-    written = Written(blackbox.BlackBox())
+    monkeypatch.setenv(report_file.VARIABLE, "off")
+    written = Written(report_file.ReportFile())
     written.add(b"piece")
     written.end()
     assert (written.path, written.why) == (None, "no snapshot on disk: GPUMON_OOM_DIR is off")

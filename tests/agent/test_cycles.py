@@ -108,7 +108,7 @@ def test_a_census_names_what_the_cycle_was_called(watch: Any) -> None:
             node.kept, node.me = torch.zeros(7), node  # type: ignore[attr-defined]
             references.append(weakref.ref(node))
             if step == 2:
-                watch.agent.evidence.census._begin(step, "growth", ())
+                watch.agent.leaks.census._begin(step, "growth", ())
             if any(each.cyclic for census in said if isinstance(census, wire.Census) for each in census.groups):
                 break
         return references

@@ -80,7 +80,7 @@ def training(folder: str, watched: bool, census: bool) -> None:
     agent = None
     if watched:
         agent = agents.Agent(publish=False)
-        agents._agent = agent
+        agents.REGISTRY.agent = agent
         agent.adopt(model, optimizer)
 
     def step() -> None:
@@ -94,12 +94,12 @@ def training(folder: str, watched: bool, census: bool) -> None:
 
     def take_census() -> None:
         assert agent is not None
-        before = agent.evidence.census.newest
+        before = agent.leaks.census.newest
         assert agent.ask_census() is None
         newest = before
         while newest is before or newest is None or newest.cut:
             step()
-            newest = agent.evidence.census.newest
+            newest = agent.leaks.census.newest
 
     def freed(look: object) -> bool:
         big = torch.empty(100 << 20, dtype=torch.uint8, device="cuda")

@@ -27,7 +27,7 @@ def found(watch: Any) -> Iterator[Any]:
     """The agent of a process that `gpumon run` launched: it looks for models itself."""
     finder = model_discovery.install(shim._ToAgent())
     yield watch
-    finder.uninstall()
+    finder.stop()
 
 
 def loss_of(model: nn.Module) -> Callable[[Parameters, Tensor], Tensor]:
@@ -109,7 +109,7 @@ def test_what_is_only_called_beside_it_is_let_go(found: Any) -> None:
 
 
 def test_tensors_within_a_transform_count_by_the_storage_they_stand_for() -> None:
-    from gpumon_agent.ledger.storages import storages
+    from gpumon_agent.storages import storages
 
     x, seen = torch.randn(3), []
 

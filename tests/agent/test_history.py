@@ -27,7 +27,7 @@ def train(watched: bool, steps: int, form: str, begins: int) -> None:
         from gpumon_agent import agent as agents
         from gpumon_agent import wire
 
-        agent = agents._agent = agents.Agent("test", publish=False)
+        agent = agents.REGISTRY.agent = agents.Agent("test", publish=False)
     model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     if agent is not None:
@@ -122,7 +122,7 @@ def train(watched: bool, steps: int, form: str, begins: int) -> None:
         look(step, closely=step == steps - 1)
         if agent is not None:
             events = [event for _, event in agent.recorder.drain()]
-            newest = agent.evidence.census.newest
+            newest = agent.leaks.census.newest
             found += newest is not None and any((group.where or "").startswith(own) for group in newest.groups)
             found += any(isinstance(event, wire.Ledger) and event.peak for event in events)
     if form == "and ends":

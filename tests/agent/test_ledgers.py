@@ -16,7 +16,7 @@ from scenarios.conftest import Runner
 from gpumon.analysis import ledger
 from gpumon.analysis.lines import OWNERS
 from gpumon_agent import wire
-from gpumon_agent.ledger.saving import READABLE
+from gpumon_agent.attribution.saving import READABLE
 
 RUNNER = "../agent/run_ledger"
 AT_BOUNDARIES = 0.001  # of allocated

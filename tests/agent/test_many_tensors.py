@@ -41,7 +41,7 @@ class Many(nn.Module):
 @pytest.fixture
 def agent() -> Iterator[Agent]:
     """As in a run with its governor on."""
-    made = agents._agent = Agent("test", publish=False)
+    made = agents.REGISTRY.agent = Agent("test", publish=False)
     yield made
     made.leave("stopped")
     assert not [failed for failed in made.guard.failures.items() if failed[1]]

@@ -40,7 +40,7 @@ def train() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     gpumon_agent.watch(model, optimizer)
     gpumon_agent.on_outlook(listen)
-    agent = agents._agent
+    agent = agents.REGISTRY.agent
     assert agent is not None
     kept: list[wire.NumberedEvent] = []
     follow = agent.outlooks.follow

@@ -18,7 +18,7 @@ from gpumon_agent import wire
 from gpumon_agent.governor import Governor
 from gpumon_agent.guard import FAILURES_MAX, Guard
 from gpumon_agent.guard import guard as registry
-from gpumon_agent.transport.recorder import Recorder
+from gpumon_agent.hooks.recorder import Recorder
 
 
 def notice(text: str = "") -> wire.Notice:
@@ -237,10 +237,10 @@ except ValueError:
 def test_the_last_words_name_the_reason(ending: str, reason: str | None, detail: str | None, code: int) -> None:
     script = f"""
 import os, sys
-from gpumon_agent.transport.exit_reason import Farewell
+from gpumon_agent.transport.exit_reason import ExitReason
 def said(*words):
     print(*words, sep="|", file=sys.stderr)
-farewell = Farewell(said)
+farewell = ExitReason(said)
 {ending}
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
@@ -266,7 +266,7 @@ def tell():
     *_, (_, event) = watched.recorder.drain()
     print(event.reason, event.phase, event.detail, sep="|")
 atexit.register(tell)
-watched = agent._agent = agent.Agent(publish=False)
+watched = agent.REGISTRY.agent = agent.Agent(publish=False)
 model = torch.nn.Linear(4, 4)
 watched.adopt(model)
 model(torch.ones(2, 4))

@@ -85,7 +85,7 @@ for step in range(12):
     looks = step in (0, 1, 5, 6, 7, 11)
     if step == 5 and mode != "bare" and "bare" not in mode:
         from gpumon_agent import agent
-        agent._agent.ask_census()
+        agent.REGISTRY.agent.ask_census()
     y = model(torch.randn(8, 64, device=device))
     kept.append(y.detach())
     Looks.apply(y).sum().backward()
@@ -97,8 +97,8 @@ during = sorted(changed), sorted(mine)
 if "bare" not in mode:
     import gpumon_agent
     from gpumon_agent import agent
-    assert agent._agent is not None, "it was not watched"
-    assert not any(agent._agent.guard.failures.values()), agent._agent.guard.failures
+    assert agent.REGISTRY.agent is not None, "it was not watched"
+    assert not any(agent.REGISTRY.agent.guard.failures.values()), agent.REGISTRY.agent.guard.failures
     gpumon_agent.stop()
 after = attributes()
 print(json.dumps({

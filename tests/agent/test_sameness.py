@@ -227,13 +227,13 @@ def test_stop_leaves_no_hook_and_no_wrapper(monkeypatch: pytest.MonkeyPatch, tmp
     gpumon_agent.watch(model)
     assert in_torch() != before
     model(torch.ones(2, 4))
-    agent = agents._agent
+    agent = agents.REGISTRY.agent
     assert agent is not None
     assert agent.transport.wait_ready(60)
     gpumon_agent.stop()
     assert in_torch() == before
     assert all(model.__dict__[name] is value and not value for name, value in dicts.items())
-    assert agents._agent is None
+    assert agents.REGISTRY.agent is None
     until = time.monotonic() + 10
     while list((tmp_path / "gpumon").glob("[!o]*")) and time.monotonic() < until:
         time.sleep(0.05)  # the helper removes them as it ends
@@ -316,21 +316,21 @@ gpumon_agent.watch(model)
 model(torch.ones(2, 4))
 pid = os.fork()
 if pid == 0:
-    last = agent._agent.recorder.last_seq
+    last = agent.REGISTRY.agent.recorder.last_seq
     model(torch.ones(2, 4))
-    assert agent._agent.recorder.last_seq == last
+    assert agent.REGISTRY.agent.recorder.last_seq == last
     gpumon_agent.watch(model)
-    assert agent._agent.pid == os.getpid()
-    assert agent._agent.transport.wait_ready(5)
+    assert agent.REGISTRY.agent.pid == os.getpid()
+    assert agent.REGISTRY.agent.transport.wait_ready(5)
     model(torch.ones(2, 4))
-    assert agent._agent.recorder.last_seq > 0
+    assert agent.REGISTRY.agent.recorder.last_seq > 0
     sys.stdout.flush()
     gpumon_agent.stop()
     assert type(model._forward_hooks) is not dict and not model._forward_hooks
     os._exit(0)
 assert os.waitpid(pid, 0)[1] == 0
 model(torch.ones(2, 4))
-assert not [f for f in agent._agent.guard.failures.values() if f]
+assert not [f for f in agent.REGISTRY.agent.guard.failures.values() if f]
 """
     python(script, tmp_path)
 
@@ -345,7 +345,7 @@ class Data(torch.utils.data.Dataset):
     def __len__(self):
         return 4
     def __getitem__(self, i):
-        assert not agent._agent.hooks.fires
+        assert not agent.REGISTRY.agent.hooks.fires
         assert not [t for t in threading.enumerate() if "gpumon" in t.name]
         assert not torch.cuda.is_initialized()
         return torch.ones(4)

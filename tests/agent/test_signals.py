@@ -152,7 +152,7 @@ for at in range(1, total, max(1, total // int(sys.argv[1]))):
         step()
 print(tried > 100, lost)
 from gpumon_agent import agent, guard
-print(guard.guard.failures, agent._agent.phases._thread.busy)
+print(guard.guard.failures, agent.REGISTRY.agent.phases._thread.busy)
 """
 ASYNCHRONOUS = """
 class Stopped(Exception):
@@ -228,13 +228,11 @@ def test_an_exception_that_another_thread_sets_is_caught_by_the_loop(tmp_path: P
 
 
 FOLDER = Path(gpumon_agent.__file__).parent
-IN_THE_HELPER = tuple(
-    f"transport/{name}.py" for name in ("auth", "control", "endpoint", "helper", "process", "publisher")
-)
-NOT_THE_TRAINING = (*IN_THE_HELPER, "oom/last_known.py", "shim/", "wire/codec.py", "__main__.py")
+IN_THE_HELPER = tuple(f"transport/{name}.py" for name in ("auth", "control", "helper", "process", "publisher"))
+NOT_THE_TRAINING = (*IN_THE_HELPER, "endpoint.py", "oom/last_known.py", "shim/", "wire/codec.py", "__main__.py")
 """Of which the helper, a viewer or the launcher runs all, or all that catches something."""
 OURS = {"StopIteration", "TooLarge", "NotOurs", "blocks.TooDear"}
-READ_BY_VIEWERS = {"blackbox.load"}
+READ_BY_VIEWERS = {"report_file.load"}
 
 
 def test_whatever_the_training_thread_catches_it_asks_whose_it_is() -> None:

@@ -27,7 +27,7 @@ def step():
 def watched():
     "Whether a viewer can attach by now."
     import gpumon_agent.agent
-    return gpumon_agent.agent._agent.transport.wait_ready(60)
+    return gpumon_agent.agent.REGISTRY.agent.transport.wait_ready(60)
 
 if os.environ.get("WATCHED"):
     import gpumon_agent

@@ -75,7 +75,7 @@ def recording(device: str, watched: bool) -> None:
 
         tracker = StorageTracker() if device == "cpu" else None
         agent = agents.Agent(publish=False, tracker=tracker)
-        agents._agent = agent
+        agents.REGISTRY.agent = agent
         if tracker is not None:
             tracker.start()
         agents.on_outlook(lambda outlook: None)
@@ -105,7 +105,7 @@ def recording(device: str, watched: bool) -> None:
             if agent is not None and step == 5:
                 assert agent.ask_census() is None
         if agent is not None:
-            newest = agent.evidence.census.newest
+            newest = agent.leaks.census.newest
             assert newest is not None
             assert newest.groups
             assert agent.accounts.ledgers or device == "cpu"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpumon_agent.ledger.variables import ENTRIES_MAX, Held, Variables
+from gpumon_agent.attribution.variables import ENTRIES_MAX, Held, Variables
 
 CPU = -1
 

@@ -13,7 +13,7 @@ from gpumon_agent import wire
 from gpumon_agent.allocator import Reading
 from gpumon_agent.governor import Governor
 from gpumon_agent.hooks.phases import Phases
-from gpumon_agent.transport.recorder import Recorder
+from gpumon_agent.hooks.recorder import Recorder
 
 ROOT = 1
 _OPTIMIZERS = [type("Optimizer", (), {})() for _ in range(2)]

@@ -103,6 +103,13 @@ def test_what_is_held_grows_with_the_steps():
     assert [held(1000, 9).at(step) for step in (-1, 0, 9, 19)] == [0, 100, 1000, 2000]
 
 
+def test_a_census_that_came_by_too_early_to_count_them_all_means_all_that_has_grown():
+    parts = ((CACHE, 900, 9),)
+    assert Held(0, parts, per_step=100.0).at(9) == 1000
+    assert Held(0, parts, per_step=130.0).at(9) == 900  # something else grows too
+    assert Held(0, parts, per_step=80.0).at(9) == 900
+
+
 def test_no_more_is_named_than_has_no_owner():
     lines = Lines(weights=50, unexplained=40, rounding=10, allocated=100)
     named = ledger.with_held(lines, held(30, 9), 9)

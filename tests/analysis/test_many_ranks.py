@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpumon.analysis import Reporter
-from gpumon.analysis.learnt import LEARNT_STEPS, SPARSELY
+from gpumon.analysis.learnt import SPARSELY
 from gpumon.analysis.lines import Forecast
 from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore
@@ -84,9 +84,9 @@ def test_a_rank_that_nobody_looks_at_is_learnt_from_some_steps_and_wholly_once_i
     shown = _forecast(some, frame, "r1", "r1")  # no step came meanwhile
     met = _forecast(Reporter(), frame, "r1", None)
     assert shown == met
-    assert shown.learnt_from == LEARNT_STEPS
+    assert shown.learnt_from == 10 * TURN
     frame = job.turn()
-    assert _forecast(some, frame, "r1", "r1").learnt_from == LEARNT_STEPS + TURN
+    assert _forecast(some, frame, "r1", "r1").learnt_from == 11 * TURN
 
 
 def test_growth_is_followed_in_every_step() -> None:

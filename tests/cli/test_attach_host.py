@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpumon.cli.attach import seen_here
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint
 
 
 def test_a_pid_of_another_namespace_is_not_looked_up_here() -> None:

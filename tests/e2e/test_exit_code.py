@@ -98,7 +98,7 @@ def test_a_viewer_reports_how_a_process_ended(
 
 def test_nothing_is_left_behind_where_nobody_listens(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    ready = "import gpumon_agent.agent as own; own._agent.transport.wait_ready(60)"
+    ready = "import gpumon_agent.agent as own; own.REGISTRY.agent.transport.wait_ready(60)"
     script.write_text(SCRIPT.format(ending=f"train(); {ready}; sys.exit(3)"))
     (tmp_path / "stop").touch()
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}

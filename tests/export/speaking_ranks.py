@@ -7,10 +7,9 @@ import sys
 import threading
 import time
 
-from gpumon_agent import wire
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint, wire
+from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.transport.publisher import Publisher
-from gpumon_agent.transport.recorder import Recorder
 
 STEPS_A_SECOND = 10
 MIB = 1 << 20

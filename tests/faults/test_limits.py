@@ -90,7 +90,7 @@ train(1)
 if WATCHED:
     import gpumon_agent.agent, gpumon_agent.transport.trainer
     memory = torch.empty(0)
-    import gpumon_agent.leaks.evidence, gpumon_agent.hooks.torch_hooks, gpumon_agent.ledger.describe
+    import gpumon_agent.leaks.leak_monitor, gpumon_agent.hooks.torch_hooks, gpumon_agent.attribution.describe
 size = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
 if WATCHED:
     resource.setrlimit(resource.RLIMIT_AS, (size + {more}, resource.RLIM_INFINITY))

@@ -40,7 +40,7 @@ if WATCHED:
 
 def transport():
     "None where nothing is watched."
-    return gpumon_agent.agent._agent and gpumon_agent.agent._agent.transport
+    return gpumon_agent.agent.REGISTRY.agent and gpumon_agent.agent.REGISTRY.agent.transport
 
 def watch(awaited=True):
     "Begins to watch; returns as soon as viewers can attach, if asked to wait."

@@ -27,7 +27,7 @@ def main() -> None:
     import _report
     import torch
 
-    agent = agents._agent = agents.Agent(publish=False)
+    agent = agents.REGISTRY.agent = agents.Agent(publish=False)
     model_discovery.install(shim._ToAgent())
 
     def look(report: _report.Report, phase: str, **_: Any) -> None:

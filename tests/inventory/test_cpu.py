@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gpumon_agent.allocator.cpu import CpuProbe, StorageTracker, resident_bytes
-from gpumon_agent.ledger.inventory import Inventory
+from gpumon_agent.attribution.inventory import Inventory
 
 
 @pytest.fixture

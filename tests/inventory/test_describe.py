@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from gpumon_agent.ledger import describe
+from gpumon_agent.attribution import describe
 
 
 def said(model, *optimizers):

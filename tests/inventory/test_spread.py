@@ -25,8 +25,8 @@ def rank_of_many() -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
     from torch.nn.parallel import DistributedDataParallel
 
-    from gpumon_agent.ledger import describe
-    from gpumon_agent.ledger.inventory import Inventory
+    from gpumon_agent.attribution import describe
+    from gpumon_agent.attribution.inventory import Inventory
 
     try:
         from torch.distributed.fsdp import fully_shard

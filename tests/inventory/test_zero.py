@@ -27,9 +27,9 @@ def rank_of_eight(stage: int) -> None:
     dist.init_process_group("nccl", rank=0, world_size=8, store=dist.HashStore())
     import deepspeed
 
-    from gpumon_agent.ledger import describe
-    from gpumon_agent.ledger.callers import engine_of
-    from gpumon_agent.ledger.inventory import Inventory
+    from gpumon_agent.attribution import describe
+    from gpumon_agent.attribution.caller_frames import engine_of
+    from gpumon_agent.attribution.inventory import Inventory
 
     network = nn.Sequential(*(nn.Sequential(nn.Linear(512, 2048), nn.Linear(2048, 512)) for _ in range(6)))
     optimizer = torch.optim.AdamW(network.parameters())

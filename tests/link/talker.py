@@ -14,11 +14,10 @@ import time
 import warnings
 from pathlib import Path
 
-from gpumon_agent import wire
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint, wire
+from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.transport.control import Control
 from gpumon_agent.transport.publisher import Publisher
-from gpumon_agent.transport.recorder import Recorder
 
 GIB = 1 << 30
 

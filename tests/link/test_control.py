@@ -15,8 +15,7 @@ import pytest
 import zmq
 
 from gpumon import link
-from gpumon_agent import wire
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint, wire
 from gpumon_agent.transport.control import REQUEST_BYTES_MAX, REQUESTS_A_SECOND
 
 from .test_gate import as_nobody, open_wide

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from gpumon import link
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint
 
 Start = Callable[..., Any]
 

@@ -18,7 +18,7 @@ from gpumon import link
 BECOMES = """
 import ctypes, json, os, sys, time
 from gpumon_agent import wire
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint
 from gpumon_agent.transport.publisher import Publisher
 
 times, fixed, last = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -140,7 +140,7 @@ def test_a_forked_child_and_a_changed_title_are_no_exec(begin: Callable[..., Pro
     code = """
 import ctypes, os, sys
 from gpumon.link import discovery
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint
 told = endpoint.describe("x")
 pid = os.fork()
 if pid == 0:

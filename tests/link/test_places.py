@@ -16,16 +16,17 @@ from typing import Any
 import pytest
 
 from gpumon import link
-from gpumon_agent.oom import blackbox
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint
+from gpumon_agent.oom import report_file
 
 OTHER = 65534
 AS_OTHER = f"""
 import json, os, stat, sys, tempfile
 import gpumon.link
 from gpumon.link import discovery, glancing
-import gpumon_agent.transport.publisher, gpumon_agent.oom.blackbox as blackbox, gpumon_agent.wire as wire
-from gpumon_agent.transport import endpoint, publisher
+import gpumon_agent.transport.publisher, gpumon_agent.oom.report_file as blackbox, gpumon_agent.wire as wire
+from gpumon_agent.transport import publisher
+from gpumon_agent import endpoint
 os.setgroups([]); os.setgid({OTHER}); os.setuid({OTHER})
 """
 SPEAKS = """
@@ -114,10 +115,10 @@ def test_agent_and_viewer_meet_though_another_user_was_first(
 @needs_root
 def test_the_reports_of_an_out_of_memory_go_there_too(shared: Path) -> None:
     taken(shared / f"gpumon-{os.geteuid()}", OTHER, "directory")
-    place, fd = blackbox.BlackBox({}).directory()
+    place, fd = report_file.ReportFile({}).directory()
     os.close(fd)
-    assert place in blackbox.directories()
-    assert blackbox.BlackBox({}).directory()[0] == place
+    assert place in report_file.directories()
+    assert report_file.ReportFile({}).directory()[0] == place
     assert place.stat().st_uid == os.geteuid()
 
 
@@ -141,8 +142,8 @@ def test_a_user_without_roots_rights_is_found_whatever_the_umask(shared: Path, u
 def test_a_report_can_be_read_whatever_the_umask(shared: Path, umask: str) -> None:
     code = """
 os.umask(int(sys.argv[1], 8))
-place, fd = blackbox.BlackBox({}).directory()
-blackbox.put(fd, "oom-1.json", b"{}")
+place, fd = report_file.ReportFile({}).directory()
+report_file.put(fd, "oom-1.json", b"{}")
 print(json.dumps((place / "oom-1.json").read_text()))
 """
     assert as_other(code, umask) == ("{}", "")
@@ -169,7 +170,7 @@ os.environ.pop("XDG_RUNTIME_DIR", None)
 for name in ("TMPDIR", "TEMP", "TMP"):
     os.environ.pop(name, None)
 tempfile.tempdir = os.getcwd()  # what gettempdir() finds then
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint
 try:
     endpoint.claim(endpoint.describe("x"))
 except endpoint.Unavailable as reason:
@@ -185,7 +186,7 @@ except endpoint.Unavailable as reason:
 def test_a_mount_that_is_noexec_or_read_only(shared: Path, option: str, works: bool) -> None:
     code = """
 import tempfile; tempfile.tempdir = None
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint
 try:
     print(endpoint.claim(endpoint.describe("x")).socket.parent)
 except endpoint.Unavailable as reason:

@@ -22,8 +22,7 @@ import zmq
 from gpumon import link
 from gpumon.link import subscription
 from gpumon.session.heard import singly
-from gpumon_agent import wire
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint, wire
 from gpumon_agent.wire import Received
 
 Start = Callable[..., Any]

@@ -21,7 +21,7 @@ from gpumon.analysis.oom.report import OomReport
 from gpumon.analysis.oom.walk import peak, recipe_of
 from gpumon.analysis.oom.weighing import Foreseen, Growth
 from gpumon.analysis.oom.words import text
-from gpumon_agent.oom.blackbox import shown
+from gpumon_agent.units import torch_size as shown
 
 DATA = Path(__file__).parents[1] / "data"
 GIB = 1 << 30

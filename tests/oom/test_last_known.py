@@ -17,9 +17,9 @@ import pytest
 from click.testing import CliRunner
 
 from gpumon.cli import main
-from gpumon_agent.oom import blackbox, last_known
+from gpumon_agent import endpoint
+from gpumon_agent.oom import last_known, report_file
 from gpumon_agent.oom.last_known import File, LastKnown
-from gpumon_agent.transport import endpoint
 
 TRAINS = Path(__file__).parents[1] / "transport" / "trains.py"
 HARM = "".join(hostile.HARM)
@@ -32,12 +32,12 @@ GONE = LastKnown(
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(blackbox.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(report_file.VARIABLE, str(tmp_path))
     return tmp_path
 
 
 def file(folder: Path, second: int = 0) -> File:
-    return File(blackbox.BlackBox({blackbox.VARIABLE: str(folder)}), second * 10**9, 4711)
+    return File(report_file.ReportFile({report_file.VARIABLE: str(folder)}), second * 10**9, 4711)
 
 
 def test_what_is_written_is_read_back_until_it_is_removed(folder: Path) -> None:

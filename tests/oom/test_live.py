@@ -14,7 +14,7 @@ from synthetic import GIB, Run, rank_of
 from gpumon.analysis.oom.live import of_rank
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
-from gpumon_agent.oom import blackbox
+from gpumon_agent.oom import report_file
 
 from .conftest import SCENARIO, Place
 
@@ -55,7 +55,7 @@ def test_the_last_words_reach_a_viewer_and_the_disk(place: Place, where: str) ->
     said = oom["message"].split(" Of the allocated")[1]
     assert said in raised
     assert Path(oom["report"]).parent == place.reports
-    kept = blackbox.load(Path(oom["report"]))
+    kept = report_file.load(Path(oom["report"]))
     assert kept is not None
     assert (kept.phase, kept.requested, kept.where) == (where, mebibytes * MIB, line_of(call))
     (weight,) = kept.parameters.values()
@@ -101,7 +101,7 @@ def test_where_the_training_is_process_1_the_report_is_written_before_all_else_i
     )
     assert "OutOfMemoryError" in done.stderr
     (written,) = place.reports.glob("*.json")
-    report = blackbox.load(written)
+    report = report_file.load(written)
     assert report is not None
     assert (report.pid, report.phase) == (1, "optimizer")
 
@@ -134,10 +134,10 @@ def test_who_catches_it_trains_on_with_the_same_bytes(place: Place) -> None:
     assert watched.stdout == plain.stdout
     assert "gpumon" not in watched.stderr
     kept = sorted(place.reports.glob("*.json"))
-    assert len(kept) == blackbox.OF_ONE_PROCESS_MAX
+    assert len(kept) == report_file.OF_ONE_PROCESS_MAX
     numbers = [int(path.stem.rsplit("-", 1)[1]) for path in kept]
-    assert numbers == [*range(blackbox.OF_ONE_PROCESS_MAX - 1), 19]  # the first ones, and always the last
-    reports = [report for path in kept if (report := blackbox.load(path)) is not None]
+    assert numbers == [*range(report_file.OF_ONE_PROCESS_MAX - 1), 19]  # the first ones, and always the last
+    reports = [report for path in kept if (report := report_file.load(path)) is not None]
     assert reports[-1].step == 19
     assert {name: each.group for name, each in reports[-1].parameters.items()} == {
         "bias": 0,
@@ -149,7 +149,7 @@ def test_who_catches_it_trains_on_with_the_same_bytes(place: Place) -> None:
 def test_a_folder_the_user_names_is_used_and_off_writes_none(place: Place, tmp_path: Path) -> None:
     mine = tmp_path / "mine" / "reports"
     place.train(SCENARIO, "--where", "forward", "--device", "cuda", GPUMON_OOM_DIR=str(mine))
-    assert {path.suffix for path in mine.iterdir()} - {blackbox.RECORDING} == {".json", ".txt"}
+    assert {path.suffix for path in mine.iterdir()} - {report_file.RECORDING} == {".json", ".txt"}
     assert not place.reports.exists()
     place.train(SCENARIO, "--where", "forward", "--device", "cuda", GPUMON_OOM_DIR="off")
     assert not place.reports.exists()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpumon.analysis.oom.figures import known, read
 from gpumon.analysis.oom.wording import Message, find, find_all
-from gpumon_agent.oom.blackbox import shown
+from gpumon_agent.units import torch_size as shown
 
 NEW = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 996.00 MiB. GPU 1 has a total capacity of 44.43 GiB "

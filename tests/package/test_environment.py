@@ -76,7 +76,7 @@ for _ in range(3):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
 from gpumon_agent import agent
-assert agent._agent.recorder.now[0] == 3
+assert agent.REGISTRY.agent.recorder.now[0] == 3
 print("trained")
 """
 WRONG = {name: "nonsense" for name, takes in environment.TAKES.items() if not takes.startswith(("TEXT", "FOLDER"))}

@@ -93,8 +93,8 @@ def run():
 
 
 def tell_what_worked(path):
-    agents = sys.modules.get("gpumon_agent.agent")
-    agent = getattr(agents, "_agent", None)
+    registry = sys.modules.get("gpumon_agent.registry")
+    agent = registry.REGISTRY.agent if registry is not None else None
     worked = {} if agent is None else {"events": agent.recorder.last_seq + 1, "off": list(agent.guard.off)}
     with open(path, "w") as file:
         json.dump(worked, file)

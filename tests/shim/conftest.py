@@ -19,7 +19,7 @@ def seen():
     'What the agent of this process knows, from inside it.'
     import sys
     agent = sys.modules.get("gpumon_agent.agent")
-    running = agent and agent._agent
+    running = agent and agent.REGISTRY.agent
     models = [m.kind for m in running.picture() if type(m).__name__ == "Model"] if running else []
     return "watched " + ",".join(models) if running else "unwatched"
 """

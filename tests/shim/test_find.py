@@ -54,7 +54,7 @@ def seen():
     seen = Seen()
     finder = model_discovery.install(seen)
     yield seen
-    finder.uninstall()
+    finder.stop()
 
 
 class Net(nn.Sequential):
@@ -246,7 +246,7 @@ def test_uninstall_leaves_torch_as_it_was():
     init, setstate = torch.optim.Optimizer.__init__, nn.Module.__setstate__
     finder = model_discovery.install(Seen())
     assert torch.optim.Optimizer.__init__ is not init
-    finder.uninstall()
+    finder.stop()
     assert torch.optim.Optimizer.__init__ is init
     assert nn.Module.__setstate__ is setstate
     assert not module._global_module_registration_hooks

@@ -66,7 +66,7 @@ ddp = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
 optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
 ddp(torch.randn(2, 4)).sum().backward()
 optimizer.step()
-agent = sys.modules["gpumon_agent.agent"]._agent
+agent = sys.modules["gpumon_agent.registry"].REGISTRY.agent
 model = next(m for m in agent.picture() if type(m).__name__ == "Model")
 agent.transport.wait_ready(60)
 dist.barrier()
@@ -168,7 +168,8 @@ class Rows(torch.utils.data.Dataset):
         inner = nn.Sequential(nn.Linear(2, 2))
         torch.optim.SGD(inner.parameters(), 0.1)  # even one that builds an optimizer
         agent = __import__("sys").modules.get("gpumon_agent.agent")
-        mine = agent is not None and agent._agent is not None and agent._agent.pid == __import__("os").getpid()
+        running = agent and agent.REGISTRY.agent
+        mine = running is not None and running.pid == __import__("os").getpid()
         return int(mine)
 
 if __name__ == "__main__":
@@ -191,7 +192,7 @@ def test_a_fork_of_the_training_says_nothing_and_training_goes_on(commands):
 import os, sys
 _, model = train()
 pid = os.fork()
-agent = sys.modules["gpumon_agent.agent"]._agent
+agent = sys.modules["gpumon_agent.registry"].REGISTRY.agent
 before = agent.recorder.last_seq
 if pid == 0:
     model(torch.randn(2, 4)).sum().backward()

@@ -14,7 +14,8 @@ import atexit, dis, linecache, os, signal, sys, time
 from trains import Trains
 import gpumon_agent
 from gpumon_agent import wire
-from gpumon_agent.transport import endpoint, messages
+from gpumon_agent.transport import messages
+from gpumon_agent import endpoint
 from gpumon_agent.transport.memory import ANSWER
 from gpumon_agent.transport.pages import Pages
 
@@ -22,7 +23,7 @@ class Late(Exception):
     pass
 
 FOLDER = os.path.dirname(gpumon_agent.__file__)
-NOT = ("transport/spawn.py", "wire/masking.py", "transport/endpoint.py")  # test_spawn.py does the first
+NOT = ("transport/spawn.py", "wire/masking.py", "endpoint.py")  # test_spawn.py does the first
 RUNS_HANDLERS = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")  # of the interpreter: after these
 left = 0
 after = {}

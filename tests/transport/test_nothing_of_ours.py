@@ -55,7 +55,7 @@ if watched:
 for _ in range(5):
     step()
 if watched:
-    assert gpumon_agent.agent._agent.transport.wait_ready(60)
+    assert gpumon_agent.agent.REGISTRY.agent.transport.wait_ready(60)
 found = [look()]
 for _ in range(5):
     step()

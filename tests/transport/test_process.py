@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint
 from gpumon_agent.transport.process import Trainer
 
 WITHIN_S = 2.0
@@ -51,7 +51,7 @@ TRAINER = f"""
 import os, signal, subprocess, sys, time
 from pathlib import Path
 from gpumon_agent.transport import spawn
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint
 
 memory = os.memfd_create("ours")
 

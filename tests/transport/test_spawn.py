@@ -230,13 +230,13 @@ def test_process_1_starts_helpers_again_and_again(run: Run, as_init: list[str]) 
         for _ in range(20):
             ended(start("pass"))
         start()
-        listed, lasting = children()[0].split(), len(spawn._lasting)
+        listed, lasting = children()[0].split(), len(spawn.REGISTRY.clone_contexts)
         for _ in range(20):
             try:
                 start(descriptor=-1)
             except spawn.CannotStart as error:
                 failed = str(error)
-        assert children()[0].split() == listed and len(spawn._lasting) == lasting
+        assert children()[0].split() == listed and len(spawn.REGISTRY.clone_contexts) == lasting
         print(json.dumps([len(listed), lasting, failed, called, wait()]))
         """,
         *as_init,

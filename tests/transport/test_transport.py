@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from gpumon import link
-from gpumon_agent import wire
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint, wire
 from gpumon_agent.transport.trainer import RESTARTS_MAX
 
 SCRIPT = Path(__file__).with_name("trains.py")

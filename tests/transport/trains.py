@@ -12,9 +12,9 @@ import resource
 import sys
 import time
 
-from gpumon_agent import wire
-from gpumon_agent.transport import endpoint, messages
-from gpumon_agent.transport.recorder import Recorder
+from gpumon_agent import endpoint, wire
+from gpumon_agent.hooks.recorder import Recorder
+from gpumon_agent.transport import messages
 from gpumon_agent.transport.trainer import Transport
 
 GIB = 1 << 30

@@ -6,7 +6,8 @@ import pytest
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.comparison import HELD, Compared, compare, remarks
-from gpumon.analysis.lines import DeviceReport, Estimate, Lines, Peak
+from gpumon.analysis.lines import Estimate, Lines, Peak
+from gpumon.analysis.reports import DeviceReport
 from gpumon.tui.glossary import TERMS
 from gpumon.tui.ink import ASCII, UNICODE
 from gpumon.tui.spans import plain, width
@@ -89,9 +90,9 @@ def test_owners_are_those_of_the_newest_step_that_was_sampled_and_their_step_is_
 def test_the_page_keeps_its_width(store_of, new_run, glyphs):
     shown = estimated(view_of(store_of(new_run().usual(20))))
     for room in (20, 40, 80, 120, 200):
-        lines, chosen = page_lines(shown, 3, room, glyphs)
+        lines, at = page_lines(shown, 3, room, glyphs)
         assert all(width(line) <= room for line in lines)
-        assert glyphs.now in plain(lines[chosen : chosen + 1])
+        assert glyphs.now in plain(lines[at[3] : at[3] + 1])
 
 
 def test_every_line_of_the_ledger_has_its_word_in_the_glossary():

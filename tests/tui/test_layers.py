@@ -10,7 +10,7 @@ import pytest
 from gpumon.analysis.layers import FIGURES, Figures, Layer, Tree, trees
 from gpumon.tui.ink import ASCII, UNICODE
 from gpumon.tui.spans import plain, width
-from gpumon.tui.widgets.layer_lines import Layers, column_at, layer_lines
+from gpumon.tui.widgets.layer_lines import Layers, layer_lines, order_at
 from gpumon.tui.widgets.layer_rows import Choice, all_keys, opened_at_first, rows_of
 from gpumon.tui.widgets.layer_table import LayerTable
 
@@ -95,7 +95,7 @@ def test_lines_keep_their_room_and_tied_weights_are_marked(glyphs):
 
 
 def test_a_click_on_a_heading_finds_its_column():
-    found = [column_at(x, 120, "model") for x in range(120)]
+    found = [order_at(x, 120, "model") for x in range(120)]
     assert [name for name in dict.fromkeys(found) if name != "model"] == [
         "parameters", "weights", "gradients", "optimizer", "activations", "total",
     ]  # fmt: skip
@@ -172,7 +172,7 @@ async def test_a_click_sorts_and_chooses(app_of, a_run, settled) -> None:
         await pilot.press("3")
         await settled(pilot)
         table = app.screen.query_one(LayerTable)
-        x = next(x for x in range(120) if column_at(x, 120, "model") == "total")
+        x = next(x for x in range(120) if order_at(x, 120, "model") == "total")
         await pilot.click(LayerTable, offset=(x, 1))
         assert table.choice.order == "total"
         await pilot.click(LayerTable, offset=(5, 4))

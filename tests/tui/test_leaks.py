@@ -15,8 +15,7 @@ from gpumon.tui.ink import ASCII, UNICODE
 from gpumon.tui.spans import plain, width
 from gpumon.tui.widgets.findings_strip import FindingsStrip
 from gpumon.tui.widgets.growth_plot import Grown, growth_lines
-from gpumon.tui.widgets.leak_lines import Leaks, column_at, leak_lines
-from gpumon.tui.widgets.leak_table import LeakTable
+from gpumon.tui.widgets.leak_table import Leaks, LeakTable, leak_lines, order_at
 from gpumon_agent import wire
 
 LARGE = (120, 40)
@@ -76,7 +75,7 @@ def test_what_grows_is_told_with_its_interval_and_what_does_not_is_named() -> No
 
 
 def test_a_click_on_a_heading_finds_its_column() -> None:
-    found = [column_at(x, 120, "bytes") for x in range(120)]
+    found = [order_at(x, 120, "bytes") for x in range(120)]
     assert [name for name in dict.fromkeys(found) if name] == ["step", "grown", "count", "bytes"]
 
 

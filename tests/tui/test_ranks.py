@@ -22,6 +22,7 @@ from gpumon.tui.view import View, choose, first_death
 from gpumon.tui.widgets.header import heading
 from gpumon.tui.widgets.rank_lines import rank_lines
 from gpumon.tui.widgets.rank_rows import Peaks, ordered, rank_page
+from gpumon.tui.widgets.rank_table import RankTable
 from gpumon_agent import wire
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -286,3 +287,21 @@ def test_the_grid_says_what_it_is_sorted_by() -> None:
     page = page_of([rank(number, 48, steps=2) for number in range(48)], "slack", True)
     assert "by slack, reversed" in plain(rank_lines(page, 0, 120, 36, UNICODE).lines[:1])
     assert "by " not in plain(rank_lines(replace(page, order="rank", reverse=False), 0, 120, 36, UNICODE).lines[:1])
+
+
+async def test_a_click_goes_to_a_rank_and_once_more_opens_it(app_of, settled) -> None:
+    app = app_of(*[rank(number, 8) for number in range(8)])
+    async with app.run_test(size=LARGE) as pilot:
+        await settled(pilot)
+        await pilot.press("2")
+        await settled(pilot)
+        table = app.screen.query_one(RankTable)
+        at = next(y for y, row in enumerate(table._lines_rows) if row == 3)
+        await pilot.click(RankTable, offset=(5, at))
+        assert table.page.rows[table._at].rank == 3
+        await pilot.press("o", "o")
+        assert table.page.rows[table._at].rank == 3  # wherever another order puts it
+        at = next(y for y, row in enumerate(table._lines_rows) if row == table._at)
+        await pilot.click(RankTable, offset=(5, at))
+        assert app.current_mode == "overview"
+        assert app.view.rank.hello.rank == 3

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_no_place_at_all_names_each_reason_in_one_line(monkeypatch: pytest.Monke
 def test_where_nothing_can_be_written_there_is_no_place() -> None:
     code = """
 import os, resource
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint
 os.environ.pop("XDG_RUNTIME_DIR", None)
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 try:

@@ -1,44 +1,205 @@
-"""The recent past: whole, in order, and bounded."""
+"""The run's past: its beginning, a thinned rest, and all of its newest steps; bounded, the same whoever thins it."""
 
 from __future__ import annotations
 
+import random
+from itertools import pairwise
+
+import pytest
+
+from gpumon.session.frame import RankFrame
+from gpumon.session.store import SessionStore
 from gpumon_agent import wire
-from gpumon_agent.transport.history import History
+from gpumon_agent.transport.history import (
+    BYTES_MAX,
+    OLD_BYTES_MAX,
+    OLD_STEPS_MAX,
+    STEPS_MAX,
+    THIN_EVERY,
+    History,
+)
+from gpumon_agent.wire.thinning import ALIKE_STEPS, BEGINNING_STEPS, Facts, kept
+
+SOURCE = "nonce"
+HELLO = wire.Hello((1, 1), "0", SOURCE, "job", "host", 1, 0, "boot", (), "3", wire.Clock(0, 0))
 
 
-def fill(history: History, steps: int, phases: int = 5) -> None:
-    for step in range(steps):
-        for index in range(phases):
-            event = wire.Phase(step, "forward", index, 0, step, 1, 1 << 35, 1 << 35, 1 << 36, 1 << 36)
-            history.extend([(history.newest + 1, wire.encode_event(event))])
-        history.extend([(history.newest + 1, wire.encode_event(wire.Step(step, step, 1)))])
+class Run:
+    """A helper's history, and what each of its viewers has heard of it."""
+
+    def __init__(self, limit_bytes: int = BYTES_MAX) -> None:
+        self.history = History(limit_bytes)
+        self.sent: list[tuple[int, wire.Event]] = []
+        self.thinned = 0
+
+    def step(self, step: int, phases: int = 5, *, peak: int = 1 << 35, sampled: bool = False, rows: int = 8) -> None:
+        events: list[wire.Event] = [
+            wire.Phase(step, "forward", index, 0, step, 1, 1 << 35, peak, 1 << 36, 1 << 36) for index in range(phases)
+        ]
+        if sampled:
+            events.append(wire.Ledger(step, "forward", 0, 0, 1 << 35, 1 << 35, 1 << 36, weights=1 << 20))
+        events.append(wire.Step(step, step, 1, input_bytes=rows * 4, input_shapes=((rows, 1),), phases=phases))
+        self._send(events)
+        told = self.history.thin()
+        if told is not None:
+            self.thinned += 1
+            self._send([told])
+
+    def _send(self, events: list[wire.Event]) -> None:
+        for event in events:
+            seq = self.history.newest + 1
+            self.history.extend([(seq, wire.encode_event(event))])
+            self.sent.append((seq, event))
+
+    def late(self) -> RankFrame:
+        """Of a viewer that comes now."""
+        store = SessionStore()
+        store.apply(wire.Received(SOURCE, 1, HELLO))
+        for raw in self.history.past():
+            store.apply(wire.Received(SOURCE, 1, wire.decode_event(raw), -1, True))
+        for packet in self.history.packets():
+            said = wire.decode_frame(wire.LIVE + packet)
+            assert said.replayed
+            store.apply_run(SOURCE, 1, said.events, said.seq, True)
+        return store.frame(2).ranks[0]
+
+    def early(self) -> RankFrame:
+        """Of one that was there from the start."""
+        store = SessionStore()
+        store.apply(wire.Received(SOURCE, 1, HELLO))
+        for seq, event in self.sent:
+            store.apply(wire.Received(SOURCE, 1, event, seq))
+        return store.frame(2).ranks[0]
 
 
-def numbers(history: History) -> list[int]:
-    packets = [wire.decode_frame(wire.LIVE + packet) for packet in history.packets()]
-    assert all(packet.replayed for packet in packets)
-    return [packet.seq + i for packet in packets for i in range(len(packet.events))]
+def told(frame: RankFrame) -> list[tuple[object, ...]]:
+    return [
+        (each.step, each.closed, each.phases, each.ledgers, each.whole, each.highest)
+        for each in (*frame.older, *frame.steps)
+    ]
 
 
 def test_a_short_past_is_whole() -> None:
-    history = History()
-    fill(history, 100)
-    assert numbers(history) == list(range(600))
+    run = Run()
+    for step in range(100):
+        run.step(step)
+    assert [each.step for each in run.late().steps] == list(range(100))
+    assert run.late().older == ()
 
 
-def test_a_long_past_is_the_newest_two_thousand_steps_and_less_than_a_page_more() -> None:
-    history = History()
-    fill(history, 5000)
-    seen = numbers(history)
-    assert seen == list(range(seen[0], 30_000))
-    assert 2000 * 6 <= len(seen) <= 2000 * 6 + 1000
-    assert abs(history.steps - len(seen) / 6) < 1
+@pytest.mark.parametrize("steps", [THIN_EVERY, THIN_EVERY + 1, STEPS_MAX - 1, STEPS_MAX, 3_000, 9_000])
+def test_a_viewer_that_comes_late_has_what_one_from_the_start_has(steps: int) -> None:
+    draw = random.Random(steps)
+    run = Run()
+    for step in range(steps):
+        run.step(step, peak=(1 << 35) + draw.randrange(1 << 20), sampled=step % 7 == 3, rows=draw.choice((8, 8, 9)))
+    early, late = run.early(), run.late()
+    assert told(late) == told(early)
+    assert late.thinned == early.thinned
+    assert late.lost_events == 0
+    assert late.steps[-1].step == steps - 1
+    assert len(late.steps) >= min(steps, STEPS_MAX - THIN_EVERY)
+    assert len(late.steps) < STEPS_MAX + 1000 // 6
 
 
-def test_four_mebibytes_are_never_exceeded() -> None:
-    history = History()
-    fill(history, 2000, phases=100)
-    assert 3.8 * 2**20 < history.nbytes <= 4 * 2**20
-    assert sum(map(len, history.packets())) <= 4 * 2**20
-    assert numbers(history)[-1] == 2000 * 101 - 1
-    assert max(map(len, history.packets())) + 9 <= wire.FRAME_BYTES_MAX
+def test_what_is_kept_is_the_beginning_the_highest_peak_and_every_nth_step_with_owners() -> None:
+    run = Run()
+    for step in range(20_000):
+        run.step(step, peak=(1 << 36) + (step == 777), sampled=step % 10 == 9)
+    late = run.late()
+    assert late.thinned is not None
+    stride, until = late.thinned.stride, late.thinned.until
+    assert stride > 1
+    old = [each.step for each in late.older]
+    assert old[:BEGINNING_STEPS] == list(range(BEGINNING_STEPS))
+    assert 777 in old
+    assert {step // stride for step in old} == set(range(until // stride + 1))
+    assert sum(bool(each.ledgers) for each in late.older) > len(old) - BEGINNING_STEPS - 2
+    assert late.steps[0].step == until + 1
+
+
+def test_memory_is_bounded_however_long_the_run_and_however_large_its_steps() -> None:
+    run = Run()
+    for step in range(6_000):
+        run.step(step, phases=100)
+        assert run.history.nbytes <= BYTES_MAX + OLD_BYTES_MAX + 64 * 1024
+        run.sent.clear()
+    assert run.history.nbytes > BYTES_MAX / 2
+    assert len(run.late().older) <= OLD_STEPS_MAX + BEGINNING_STEPS + ALIKE_STEPS + 2
+    assert max(map(len, run.history.packets())) + 9 <= wire.FRAME_BYTES_MAX
+
+
+def test_the_past_is_thinned_no_oftener_than_it_says() -> None:
+    run = Run()
+    for step in range(5 * THIN_EVERY):
+        run.step(step)
+    assert run.thinned == 5
+
+
+def test_notices_and_an_out_of_memory_outlast_their_steps() -> None:
+    run = Run()
+    run.step(0)
+    run._send([wire.Notice(5, "a hook was switched off"), wire.Oom(0, "forward", 0, 5, 1 << 30)])
+    for step in range(1, 4_000):
+        run.step(step)
+    late = run.late()
+    assert [notice.text for notice in late.notices] == ["a hook was switched off"]
+    assert late.oom is not None
+    assert told(late) == told(run.early())
+
+
+def test_who_missed_steps_has_them_after_it_asked_again() -> None:
+    run = Run()
+    store = SessionStore()
+    store.apply(wire.Received(SOURCE, 1, HELLO))
+    heard = 0
+
+    def hear() -> None:
+        nonlocal heard
+        for seq, event in run.sent[heard:]:
+            store.apply(wire.Received(SOURCE, 1, event, seq))
+        heard = len(run.sent)
+
+    for step in range(1_000):
+        run.step(step)
+    hear()
+    for step in range(1_000, 6_000):
+        run.step(step)
+    for raw in run.history.past():
+        store.apply(wire.Received(SOURCE, 1, wire.decode_event(raw), -1, True))
+    for packet in run.history.packets():
+        said = wire.decode_frame(wire.LIVE + packet)
+        for number, event in enumerate(said.events, said.seq):
+            store.apply(wire.Received(SOURCE, 1, event, number, True))
+    assert told(store.frame(2).ranks[0]) == told(run.late())
+
+
+def about(step: int, draw: random.Random) -> Facts:
+    kind = ((draw.randrange(3),), (draw.choice((2, 2, 3)),))
+    size = draw.choice((None, 8, 8, 8, 9))
+    return Facts(step, kind, size, draw.random() < 0.05, draw.random() < 0.3, 7, ((0, draw.randrange(1000)),))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_thinning_what_was_thinned_is_thinning_everything(seed: int) -> None:
+    draw = random.Random(seed)
+    steps = [about(step, draw) for step in range(2_000)]
+    left: list[Facts] = []
+    cuts = sorted(draw.sample(range(1, 2_000), 6))
+    strides = sorted(draw.choice((1, 2, 4, 8, 16)) for _ in range(7))
+    for stride, (begin, end) in zip(strides, pairwise([0, *cuts, 2_000]), strict=True):
+        left += steps[begin:end]
+        chosen = kept(left, stride)
+        left = [each for each in left if each.step in chosen]
+    assert {each.step for each in left} == kept(steps, strides[-1])
+
+
+def test_a_step_of_more_phases_than_a_frame_may_hold_is_not_kept() -> None:
+    few = Facts(0, ((), ()), None, False, False, 256, ())
+    assert kept([few, few._replace(step=1, phases=257)], 1) == {0}
+
+
+def test_the_first_steps_of_each_kind_are_kept_and_the_first_of_another_size() -> None:
+    steps = [Facts(step, ((step >= 5_000,), ()), 8 + (step == 7_777), False, False, 1, ()) for step in range(9_000)]
+    chosen = kept(steps, 1 << 40)
+    assert chosen == {*range(BEGINNING_STEPS), 5_000, 5_001, 5_002, 7_777, 8_999}

@@ -14,6 +14,7 @@ from typing import Any
 from gpumon_agent.allocator import Reading
 from gpumon_agent.guard import pass_on
 from gpumon_agent.patching import Patches
+from gpumon_agent.registry import REGISTRY
 from gpumon_agent.unseen import unseen
 from gpumon_agent.wire import Device
 
@@ -105,7 +106,7 @@ class StorageTracker:
         from torch.utils._python_dispatch import TorchDispatchMode
         from torch.utils.data import _utils
 
-        from gpumon_agent.ledger.storages import plain
+        from gpumon_agent.storages import plain
 
         self._tensor, self._plain = Tensor, plain
         see = self._see
@@ -127,13 +128,18 @@ class StorageTracker:
         self._mode = TrackStorages()
         self._mode.__enter__()
         self._patches.observe(torch, "compile", lambda *_, **__: self.stop(), lambda *_: None)
-        os.register_at_fork(after_in_child=self.stop)
+        REGISTRY.trackers.append(self)
+
+    def in_child(self) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """Sees nothing more. The mode itself can be taken off only where no other has been put on above it."""
         from torch.utils._python_dispatch import _get_current_dispatch_mode
 
         self.off = True
+        if self in REGISTRY.trackers:
+            REGISTRY.trackers.remove(self)
         self._patches.restore()
         if self._mode is not None and _get_current_dispatch_mode() is self._mode:
             self._mode.__exit__(None, None, None)

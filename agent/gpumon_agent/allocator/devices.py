@@ -136,7 +136,7 @@ class Devices:
 
 def _places(models: Iterable[Module], seen: set[tuple[str, int]]) -> Iterator[None]:
     """Adds to `seen` on which devices the models' tensors are. Yields where the rest may wait for the next step."""
-    from gpumon_agent.ledger.tree import tree
+    from gpumon_agent.module_tree import tree
 
     looked = 0
     modules = tree(models)

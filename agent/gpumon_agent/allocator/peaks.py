@@ -20,6 +20,7 @@ from threading import Lock
 from typing import Any
 
 from gpumon_agent.patching import Patches
+from gpumon_agent.registry import REGISTRY
 from gpumon_agent.wire import BOUND
 
 Stats = dict[str, Any]
@@ -146,10 +147,6 @@ def _never() -> bool:
     return False
 
 
-_lingering: list[Peaks] = []
-"""The one that has stopped and is not gone yet."""
-
-
 class Peaks:
     """Reads the CUDA (or ROCm) allocator at boundaries. Wraps torch's readers unless `bounds`: then it never resets."""
 
@@ -164,7 +161,7 @@ class Peaks:
         self._patches = Patches()
         self._installed = False
         self._leaving = False
-        for before in _lingering[:]:  # watched, stopped, and watched again: the older peaks are still the user's
+        for before in REGISTRY.lingering[:]:  # watched again after stop(): the older peaks are still the user's
             self._shadows.update(before._shadows)
             before._shadows.clear()
             before._uninstall()
@@ -192,7 +189,7 @@ class Peaks:
         self._leaving = True
         self._fold()
         if self._installed:
-            _lingering[:] = [self]
+            REGISTRY.lingering[:] = [self]
             self._forget(None)
 
     def _forget(self, device: int | None) -> None:
@@ -204,8 +201,8 @@ class Peaks:
     def _uninstall(self) -> None:
         self._patches.restore()
         self._installed = False
-        if self in _lingering:
-            _lingering.remove(self)
+        if self in REGISTRY.lingering:
+            REGISTRY.lingering.remove(self)
 
     def _read(self, device: int, stats: Stats, error: BaseException | None) -> None:
         shadow = self._shadows.get(device)

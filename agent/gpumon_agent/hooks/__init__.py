@@ -1,1 +1,1 @@
-"""Where phases and iterations begin and end, and whose they are."""
+"""Where phases and iterations begin and end, and which model they belong to."""

@@ -38,12 +38,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from gpumon_agent.guard import guard
 from gpumon_agent.hooks.wrappers import is_wrapper, unwrapped
 from gpumon_agent.patching import Patches, hook
+from gpumon_agent.registry import REGISTRY
 
 _SIBLINGS_MAX = 4
 _LEVELS_MAX = 6
 _FORWARD_MISSING = Module.forward
 _TRACERS = ("torch._dynamo.", "torch._export.", "torch.export._", "torch.onnx.")
-_installed: weakref.WeakSet[Finder] = weakref.WeakSet()
 
 
 class Watcher(Protocol):
@@ -130,7 +130,8 @@ class Finder:
         self._searches: weakref.WeakKeyDictionary[Optimizer, list[_Search]] = weakref.WeakKeyDictionary()
         self._handles.append(register_optimizer_step_pre_hook(hook(guard.protect("find", self._first_steps))))
 
-    def uninstall(self) -> None:
+    def stop(self) -> None:
+        """Hooks nothing any more and keeps nothing."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -138,7 +139,8 @@ class Finder:
         self._searches.clear()
         self._noted.clear()
         self._entries.clear()
-        _installed.discard(self)
+        if self in REGISTRY.finders:
+            REGISTRY.finders.remove(self)
 
     # --------------------------------------------------------------------------------------------------- construction
 
@@ -249,18 +251,18 @@ class Finder:
 def install(watcher: Watcher) -> Finder:
     """From here on `watcher` is told of every root and optimizer that turn up."""
     finder = Finder(watcher)
-    _installed.add(finder)
+    REGISTRY.finders.append(finder)
     return finder
 
 
 def tops() -> list[Module] | None:
     """The modules of this process that are no other's child, as far as they were seen built. None: nobody looks."""
-    return [top for finder in _installed for top in finder.tops()] if _installed else None
+    return [top for finder in REGISTRY.finders for top in finder.tops()] if REGISTRY.finders else None
 
 
 def copied() -> None:
     """A watched model is copied or pickled."""
-    for finder in _installed:
+    for finder in REGISTRY.finders:
         finder.look_again()
 
 

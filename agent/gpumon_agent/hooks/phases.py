@@ -1,4 +1,4 @@
-"""Where one phase ends and the next begins: turns what the hooks saw into windows that tile the step.
+"""Turns what the hooks saw into windows that tile the step. Long: one state machine, whose events belong together.
 
 A pure state machine: it knows no torch. Each event closes the open window under the label that the event gives it,
 reads every device of the watched models once, and opens the next.
@@ -33,7 +33,7 @@ import msgspec
 
 from gpumon_agent.allocator import Read, Reader, Reading, reading, stood
 from gpumon_agent.governor import Governor
-from gpumon_agent.transport.recorder import Recorder
+from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.wire import (
     ABORTED,
     BACKWARD,

@@ -1,4 +1,4 @@
-"""Where the phases' events come from: the few places in torch that are hooked or wrapped, and how each is undone.
+"""Hooks and wraps the few places in torch that phases start from. Long: what is hooked is undone in the same file.
 
 Every hook asks `torch.compiler.is_compiling()` first (patching.hook): under a compiler that call is a constant, so what
 it traces is `return None` and neither graphs nor guards change.
@@ -25,15 +25,15 @@ from torch.utils import checkpoint
 from torch.utils.hooks import RemovableHandle
 
 from gpumon_agent import frames, patching
-from gpumon_agent.forecast.outlook import Outlooks
 from gpumon_agent.guard import Guard, leave_no_frame, tries_at_once
 from gpumon_agent.hooks import model_discovery
+from gpumon_agent.hooks.backward_roots import leads_to
 from gpumon_agent.hooks.cuda_graphs import MAKES_GRAPHS, Graphs
 from gpumon_agent.hooks.phases import Inputs, Phases
 from gpumon_agent.hooks.tracebacks import as_without_hooks
-from gpumon_agent.ledger.graph import leads_to
-from gpumon_agent.ledger.inventory import INPUT_DEPTH_MAX, tensors_in
 from gpumon_agent.patching import Patches, around
+from gpumon_agent.shape_model.outlook import Outlooks
+from gpumon_agent.storages import tensors_in
 
 # `-1` outside any engine call; the engine's own threads run hooks and recomputed forwards under the call's id
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -488,7 +488,7 @@ class _Root:
         module = self._module()
         graph = None
         if gradients and module is not None and not module.training:
-            made = (each for each in tensors_in(output, INPUT_DEPTH_MAX) if each.grad_fn is not None)
+            made = (each for each in tensors_in(output) if each.grad_fn is not None)
             graph = next(map(weakref.ref, made), None)
         phases.forward_ends(
             self._key,

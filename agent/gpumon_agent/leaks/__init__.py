@@ -1,1 +1,1 @@
-"""What stays: live tensors that nobody owns, who holds them, and checkpoints that were loaded."""
+"""Tensors that stay without an owner, the variables that hold them, and checkpoints that were loaded."""

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 import torch
 
 from gpumon_agent import wire
-from gpumon_agent.leaks.clock import Clock
-from gpumon_agent.leaks.holders import Files
-from gpumon_agent.ledger.history import History
-from gpumon_agent.ledger.workspaces import reads_traces_alone, snapshot, user_records
+from gpumon_agent.attribution.history import History
+from gpumon_agent.attribution.workspaces import reads_traces_alone, snapshot, user_records
+from gpumon_agent.leaks.object_children import Files
+from gpumon_agent.thread_clock import ThreadClock
 
 STEPS = 2
 STEPS_MAX = 16
@@ -128,7 +128,7 @@ class Allocations:
         """Whether so many steps went by since that what is alive of it stays."""
         return not self._left and self._closed >= STEPS_AFTER
 
-    def read(self, addresses: Collection[int], known: tuple[Collection[int], ...], clock: Clock) -> bool:
+    def read(self, addresses: Collection[int], known: tuple[Collection[int], ...], clock: ThreadClock) -> bool:
         """Finds the `lines` of those that were made while stacks were kept; and of the others that were made then and
         are in none of `known`, by line, what is `unclaimed`. True: it is complete."""
         if self._blocks is None:

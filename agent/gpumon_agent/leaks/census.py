@@ -1,10 +1,12 @@
-"""Live tensors that no owner of the ledger claims, and who holds them: begun by suspicion or on request, in slices.
+"""Finds live tensors without an owner, and their holders. Long: it runs in slices, so all of its state is in one class.
 
-Model. First the storages of the ledger's owners are gone through (owners.py), then objects from names downward
-(walk.py), in rounds: the user's variables to six levels, to twelve, to 24, then to the bottom, last what installed
+A census is begun by growth or on request.
+
+Model. First the storages of the ledger's owners are gone through (owned_storages), then objects from names downward
+(heap_walker), in rounds: the user's variables to six levels, to twelve, to 24, then to the bottom, last what installed
 packages' modules hold. A round that has explained the growth ends a census that growth began. What is found is grouped
 by shape, type, device and whether it holds a graph; a storage counts once, for the name that leads to it first. What
-no name leads to any more is looked at once more, as a reference cycle (cycles.py).
+no name leads to any more is looked at once more, as a reference cycle (cycles).
 
 Slices run as a step closes, in the training thread. They have a quarter of the governor's budget, saved up for
 `CREDIT_STEPS` steps at most; until what was spent is saved up again, the agent's other work has half of the budget. One
@@ -13,7 +15,7 @@ graph capture, under a compiler, or (before Python 3.13, where it would change w
 function.
 Between slices only ids, counts and texts are kept: nothing that keeps an object alive.
 Cost: benchmarks/census.py.
-Known limitations: walk.py's, and: identities of storages that went between two slices may be taken again by others,
+Known limitations: heap_walker's, and: identities of storages that went between two slices may be taken again by others,
 which are then missed until the next census.
 """
 
@@ -34,21 +36,21 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from gpumon_agent import wire
+from gpumon_agent.attribution.history import History
+from gpumon_agent.attribution.inventory import Inventory
 from gpumon_agent.governor import Governor
-from gpumon_agent.leaks import roots
+from gpumon_agent.leaks import gc_roots
 from gpumon_agent.leaks.allocations import Allocations
-from gpumon_agent.leaks.clock import Clock
 from gpumon_agent.leaks.cycles import Cycles, InCycle
-from gpumon_agent.leaks.holders import Files, Name
+from gpumon_agent.leaks.graph_retention import Looks, Retained, reaches, retained
+from gpumon_agent.leaks.growth_trigger import GrowthTrigger
+from gpumon_agent.leaks.heap_walker import DEPTH_MAX, HeapWalker, Root
 from gpumon_agent.leaks.loads import Load, Loads
 from gpumon_agent.leaks.names import together
-from gpumon_agent.leaks.owners import Owners
-from gpumon_agent.leaks.retained import Looks, Retained, reaches, retained
-from gpumon_agent.leaks.suspicion import Suspicion
-from gpumon_agent.leaks.walk import DEPTH_MAX, Root, Walk
-from gpumon_agent.ledger.history import History
-from gpumon_agent.ledger.inventory import Inventory
-from gpumon_agent.ledger.storages import plain
+from gpumon_agent.leaks.object_children import Files, Name
+from gpumon_agent.leaks.owned_storages import OwnedStorages
+from gpumon_agent.storages import plain
+from gpumon_agent.thread_clock import ThreadClock
 
 SLICE_NS = 500_000  # a slice ends at the first look at the clock after it
 PAUSE_NS = 70_000_000
@@ -119,7 +121,7 @@ class Census:
     ) -> None:
         self.loads = loads
         self.newest: wire.Census | None = None
-        self.suspicion = Suspicion()
+        self.growth_trigger = GrowthTrigger()
         self._inventory = inventory
         self._governor = governor
         self._models = models
@@ -157,7 +159,7 @@ class Census:
         the one that has just closed: only then is anything done."""
         figures = tuple(figures)
         self.blocks = {device: count for device, _, count in figures if count is not None}
-        suspected = self._suspected = self.suspicion.step_closed(step, figures) or self._suspected
+        suspected = self._suspected = self.growth_trigger.step_closed(step, figures) or self._suspected
         self._earn()
         if not newest:
             return
@@ -172,10 +174,10 @@ class Census:
                 if self._taking is None or self._taking.searches:
                     self._begin(step, "asked", figures)
                 left = PAUSE_NS - (monotonic_ns() - began)
-                complete = self._slice(step, Clock(left, wall_ns=left))
+                complete = self._slice(step, ThreadClock(left, wall_ns=left))
                 if not complete and self._taking is not None:
                     self._taking.tell_early()
-                    complete = self._slice(step, Clock(TELLING_NS, wall_ns=TELLING_NS))
+                    complete = self._slice(step, ThreadClock(TELLING_NS, wall_ns=TELLING_NS))
                 self._tell(_paused(monotonic_ns() - began, complete))
             return
         if suspected and self._taking is None:
@@ -205,7 +207,7 @@ class Census:
     def _begin(self, step: int, reason: str, figures: tuple[tuple[int, int | None, int | None], ...]) -> None:
         self._governor.give_way(True)
         blocks = {device: count for device, _, count in figures if count is not None}
-        before = self._blocks or self.suspicion.blocks_at_first()
+        before = self._blocks or self.growth_trigger.blocks_at_first()
         added = {device: count - before.get(device, count) for device, count in blocks.items()}
         self._taking = _Taking(self, step, reason, added)
         if reason != "checkpoint":
@@ -228,7 +230,7 @@ class Census:
         left = self._credit_ns if self._limited else SLICE_NS
         if left < _LEAST_NS or _why_not() is not None:
             return
-        clock = Clock(min(left, SLICE_NS))
+        clock = ThreadClock(min(left, SLICE_NS))
         taking = self._taking
         assert taking is not None
         self._turn = (self._turn + 1) % _TURNS
@@ -238,7 +240,7 @@ class Census:
             self._slice(step, clock)
         self._credit_ns -= clock.spent_ns
 
-    def _slice(self, step: int, clock: Clock) -> bool:
+    def _slice(self, step: int, clock: ThreadClock) -> bool:
         taking = self._taking
         assert taking is not None
         self._taking = None  # one that fails is not gone on with
@@ -270,7 +272,7 @@ class _Taking:
         self._reason = reason
         self._added = added
         self._files = census._files
-        self._owners = Owners(census._inventory, census._others, census._buffers)
+        self._owners = OwnedStorages(census._inventory, census._others, census._buffers)
         self._claimed = self._owners.claimed
         self._inputs: set[int] = set()
         self._seen: set[int] = set()
@@ -280,7 +282,7 @@ class _Taking:
         self._tensors: Counter[int] = Counter()  # by device
         self._heaped: Counter[int] = Counter()  # those with others beside them
         self._largest = 0  # group
-        self._walk = Walk(self._found, self._files, roots.of_module)
+        self._walk = HeapWalker(self._found, self._files, gc_roots.of_module)
         self._wanted: dict[int, tuple[Load, int]] = {}  # storages that loads have left: whose, and on which device
         self._holders: dict[Load, dict[int, Counter[Name]]] = {}
         for load in census.loads.loads:
@@ -307,12 +309,12 @@ class _Taking:
         self._cycles = Cycles()
         self._heap: list[_One] = []  # what a heap's name led to, at first
         self._alive: list[_One] = []  # of them, while they are looked at again
-        self._clock = Clock(0)
+        self._clock = ThreadClock(0)
         self._stages = [self._tell, self._read_lines, self._go_round, self._owners.run]
         self._long: dict[str, tuple[_Tally, int, Looks]] = {}  # by name: graphs too long to be measured in passing
         self._follow: set[str] = set()  # names of tensors whose graph is another variable's doing
 
-    def run(self, step: int, clock: Clock) -> bool:
+    def run(self, step: int, clock: ThreadClock) -> bool:
         """One slice. True: the census is complete, and published."""
         self._step, self._clock = step, clock
         enabled = self._collects = gc.isenabled()
@@ -332,7 +334,7 @@ class _Taking:
         self._publish(step)
         return True
 
-    def _sort_modules(self, clock: Clock) -> bool:
+    def _sort_modules(self, clock: ThreadClock) -> bool:
         names = self._names
         if not names and not self._modules[False]:
             names = self._names = list(sys.modules)
@@ -345,7 +347,7 @@ class _Taking:
                 return not names
         return True
 
-    def _go_round(self, clock: Clock) -> bool:
+    def _go_round(self, clock: ThreadClock) -> bool:
         """Round by round, until one has explained the growth."""
         while self._walk.run(clock, self._explains):
             if not self._rounds or self._explains():
@@ -367,9 +369,9 @@ class _Taking:
             which, levels, again = self._rounds.pop()
             found: list[Root | str] = []
             if "user" in which:
-                found += roots.of_the_user(self._files, self._modules[True][::-1])
+                found += gc_roots.of_the_user(self._files, self._modules[True][::-1])
             if "beside" in which:
-                found += roots.beside(self._files, self._watched())
+                found += gc_roots.beside(self._files, self._watched())
             if "packages" in which:
                 found += self._modules[False]
             self._walk.begin(found, limit=levels, installed="packages" in which, again=again)
@@ -390,7 +392,7 @@ class _Taking:
     def _seems_explained(self) -> bool:
         added = {device: count for device, count in self._added.items() if count > 0}
         if not added:
-            few = not self._census.suspicion.blocks_grow and len(self._rounds) <= _ROUNDS_AFTER_TWELVE_LEVELS
+            few = not self._census.growth_trigger.blocks_grow and len(self._rounds) <= _ROUNDS_AFTER_TWELVE_LEVELS
             return self._largest >= _FIRST_HEAP or few
         before = self._census._heaped_before
         return all(self._heaped[device] - before[device] >= _EXPLAINED * count for device, count in added.items())
@@ -414,7 +416,7 @@ class _Taking:
         self._heap, self._alive = self._alive, []
         return True
 
-    def _found(self, tensor: Any, walk: Walk) -> bool:
+    def _found(self, tensor: Any, walk: HeapWalker) -> bool:
         kind = type(tensor)
         if kind is Tensor or kind is Parameter:
             if tensor.is_meta or tensor.layout is not _STRIDED:
@@ -426,7 +428,7 @@ class _Taking:
                 found |= self._count(part, tensor, walk)
         return found
 
-    def _count(self, part: Tensor, tensor: Tensor, walk: Walk) -> bool:
+    def _count(self, part: Tensor, tensor: Tensor, walk: HeapWalker) -> bool:
         storage = part.untyped_storage()
         identity = storage._cdata
         wanted = self._wanted.get(identity)
@@ -492,10 +494,10 @@ class _Taking:
             self._largest = max(self._largest, tally.count)
         return True
 
-    def _time_for_graph(self, walk: Walk) -> int:
+    def _time_for_graph(self, walk: HeapWalker) -> int:
         return max(_GRAPH_NS, min(_LONG_GRAPH_NS, _SLICE_NS_MAX - walk.spent_ns))
 
-    def _measure(self, tensor: Any, name: str, walk: Walk) -> None:
+    def _measure(self, tensor: Any, name: str, walk: HeapWalker) -> None:
         """A graph that was too long for the time that was left: again, and the most that was seen counts. It is another
         variable's doing, if it leads through that one's, and that one's reaches back as well."""
         tally, at, looks = self._long[name]
@@ -520,7 +522,7 @@ class _Taking:
         """Everything was looked at, and what was found does not explain the growth."""
         return self._reason == "growth" and not self._rounds and not self._explains()
 
-    def _read_lines(self, clock: Clock) -> bool:
+    def _read_lines(self, clock: ThreadClock) -> bool:
         """Once stacks have been kept for as long as they are to be; in a slice of its own."""
         allocations = self._census.allocations
         if not allocations.reading:
@@ -538,7 +540,7 @@ class _Taking:
         self._lines, self._unclaimed = allocations.lines, allocations.unclaimed
         return True
 
-    def _tell(self, clock: Clock) -> bool:
+    def _tell(self, clock: ThreadClock) -> bool:
         """Makes the message's groups, most bytes first."""
         if not self._to_tell and not self._told:
             if not self._forget_dead():
@@ -604,7 +606,7 @@ class _Taking:
             self._early = True
             self._stages += [self._tell_so_far, self._read_lines]
 
-    def _tell_so_far(self, clock: Clock) -> bool:
+    def _tell_so_far(self, clock: ThreadClock) -> bool:
         if not self._tell(clock) and (self._to_tell or not self._told):
             return False
         self._publish(self._step, complete=False)

@@ -21,7 +21,7 @@ from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 from gpumon_agent.guard import pass_on
-from gpumon_agent.leaks.holders import Name
+from gpumon_agent.leaks.object_children import Name
 
 OBJECTS_MAX = 400
 NOTED_MAX = 24

@@ -33,8 +33,9 @@ from torch.utils.hooks import RemovableHandle
 
 from gpumon_agent import frames
 from gpumon_agent.guard import protect
-from gpumon_agent.ledger.storages import plain
 from gpumon_agent.patching import Patches
+from gpumon_agent.registry import REGISTRY
+from gpumon_agent.storages import plain
 
 TENSORS_MAX = 200_000
 LOADS_MAX = 64  # followed at one time; the oldest is given up
@@ -134,7 +135,13 @@ class Loads:
             self._safetensors = True
             self._observe_load(module, "load_file", "safetensors.torch.load_file", _safetensors_arguments)
 
-    def remove(self) -> None:
+    def in_child(self) -> None:
+        self.fires = False
+
+    def stop(self) -> None:
+        """Nothing is replaced any more, nothing followed."""
+        if REGISTRY.loads is self:
+            REGISTRY.loads = None
         self.fires = False
         self._patches.restore()
         for handle in self._optimizers.values():
@@ -288,27 +295,9 @@ def _name(file: Any) -> str | None:
     return Path(name).name if isinstance(name, str) else None
 
 
-_running: Loads | None = None
-
-
 def install() -> Loads:
     """From here on loads are followed; the one of this process."""
-    global _running
-    if _running is None:
-        _running = Loads()
-    return _running
-
-
-def uninstall() -> None:
-    global _running
-    if _running is not None:
-        _running.remove()
-        _running = None
-
-
-def _in_child() -> None:
-    if _running is not None:
-        _running.fires = False
-
-
-os.register_at_fork(after_in_child=_in_child)
+    if REGISTRY.loads is None:
+        REGISTRY.loads = Loads()
+    running: Loads = REGISTRY.loads
+    return running

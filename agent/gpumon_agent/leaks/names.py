@@ -1,11 +1,11 @@
-"""Holders put together where only the keys of one dict tell them apart."""
+"""Merges names of holders that differ only in the keys of one dict."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 
-from gpumon_agent.leaks.holders import Name
+from gpumon_agent.leaks.object_children import Name
 
 KEYS_TOLD = 4
 _LAST_KEY = re.compile(r"\['[^']*'\](?=[^\[]*$)")

@@ -1,1 +1,1 @@
-"""What is said as memory runs out."""
+"""Explains an out-of-memory while it happens: before the exception, in the thread that asked for memory."""

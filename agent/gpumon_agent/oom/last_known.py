@@ -1,7 +1,7 @@
 """What was last known of a training, on disk: for who looks after it was killed, and its helper with it.
 
 The helper writes it every few seconds, and once more when the training is gone without a word. It removes it when the
-training says goodbye. One file a process, in the folder of the reports of out-of-memory (`blackbox`), at most
+training says goodbye. One file a process, in the folder of the reports of out-of-memory (`report_file`), at most
 `FILES_MAX` of all processes together. `gpumon explain --last` reads the newest of a process that is no more.
 """
 
@@ -17,8 +17,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gpumon_agent.oom import blackbox
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint
+from gpumon_agent.oom import report_file
 from gpumon_agent.wire.base import Bytes, Count, Few, Ordinal, Pid, RankNumber, StepNumber, Text
 
 EVERY_S = 5.0
@@ -51,7 +51,7 @@ class LastKnown(msgspec.Struct, frozen=True):
 class File:
     """One process's. Raises OSError or Unavailable."""
 
-    def __init__(self, box: blackbox.BlackBox, began_unix_ns: int, pid: int, *, written: bool = False) -> None:
+    def __init__(self, box: report_file.ReportFile, began_unix_ns: int, pid: int, *, written: bool = False) -> None:
         """`written`: by another helper, which died."""
         self._box = box
         self._name = f"last-{began_unix_ns // 1_000_000:013d}-{pid}.json"
@@ -62,9 +62,9 @@ class File:
             return
         _, fd = self._box.directory()
         try:
-            blackbox.put(fd, self._name, msgspec.json.encode(known))
+            report_file.put(fd, self._name, msgspec.json.encode(known))
             if not self._written:
-                blackbox.tidy(fd, _NAME, FILES_MAX)
+                report_file.tidy(fd, _NAME, FILES_MAX)
             self._written = True
         finally:
             os.close(fd)
@@ -82,7 +82,7 @@ class File:
 def newest(places: Iterable[Path] | None = None) -> LastKnown | None:
     """The newest of a process of this machine that is no more, and said no goodbye."""
     found = []
-    for place in places if places is not None else blackbox.directories():
+    for place in places if places is not None else report_file.directories():
         with contextlib.suppress(OSError):
             found += [path for path in place.glob("last-*.json") if _NAME.fullmatch(path.name)]
     known = [each for path in found if (each := _load(path)) is not None and not _runs(each)]
@@ -95,7 +95,7 @@ def _runs(known: LastKnown) -> bool:
 
 def _load(path: Path) -> LastKnown | None:
     try:
-        known = msgspec.json.decode(blackbox.own(path, _BYTES_MAX), type=LastKnown)
-        return msgspec.convert(blackbox.printable(msgspec.to_builtins(known)), type=LastKnown)
-    except (OSError, blackbox.NotOurs, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        known = msgspec.json.decode(report_file.own(path, _BYTES_MAX), type=LastKnown)
+        return msgspec.convert(report_file.printable(msgspec.to_builtins(known)), type=LastKnown)
+    except (OSError, report_file.NotOurs, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

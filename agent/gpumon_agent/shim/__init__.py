@@ -6,39 +6,22 @@ initialized): launchers, compilers, DataLoader workers and package managers do n
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from gpumon_agent import environment
 from gpumon_agent.guard import protect
+from gpumon_agent.registry import REGISTRY
 
 if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
     from gpumon_agent.agent import Agent
-    from gpumon_agent.allocator.cpu import StorageTracker
-    from gpumon_agent.hooks.model_discovery import Finder
-
-
-_trackers: list[StorageTracker] = []
-_finders: list[Finder] = []
 
 
 def begin() -> None:
     """Called once in a launched process, when `import torch` is complete. The agent itself wakes later, if at all."""
     protect("shim", _begin)()
-
-
-def end() -> None:
-    """The search for a model is over, and so is the tracking: `gpumon_agent.stop()` was called."""
-    while _finders:
-        _finders.pop().uninstall()
-    while _trackers:
-        _trackers.pop().stop()
-    loads = sys.modules.get("gpumon_agent.leaks.loads")
-    if loads is not None:
-        loads.uninstall()
 
 
 def _begin() -> None:
@@ -52,9 +35,8 @@ def _begin() -> None:
     if environment.value("GPUMON_TRACK_CPU") == "1":
         from gpumon_agent.allocator.cpu import StorageTracker
 
-        _trackers.append(StorageTracker())
-        _trackers[0].start()  # now, not with the agent: what is made before it starts is not seen
-    _finders.append(model_discovery.install(_ToAgent()))
+        StorageTracker().start()  # now, not with the agent: what is made before it starts is not seen
+    model_discovery.install(_ToAgent())
     if hasattr(cuda, "_lazy_call"):
         cuda._lazy_call(protect("shim", _device_taken))
 
@@ -63,13 +45,13 @@ def safetensors() -> None:
     """`import safetensors.torch` is complete."""
     from gpumon_agent.leaks import loads
 
-    if _finders:
+    if REGISTRY.finders:
         protect("shim", loads.install().wrap_safetensors)()
 
 
 def _device_taken() -> None:
     """CUDA has just been initialized: whoever looks for the process now finds it, long before it trains."""
-    if _finders and not _is_loader_worker():
+    if REGISTRY.finders and not _is_loader_worker():
         _agent().device_taken()
 
 
@@ -82,7 +64,7 @@ def _is_loader_worker() -> bool:
 def _agent() -> Agent:
     from gpumon_agent import agent  # zmq and msgspec are imported here, not in every process that has torch
 
-    return agent.running(tracker=_trackers[0] if _trackers else None)
+    return agent.running(tracker=REGISTRY.trackers[0] if REGISTRY.trackers else None)
 
 
 class _ToAgent:

@@ -44,7 +44,7 @@ def read(limit: int = BLOCKS_MAX) -> Raw:
     """
     import torch
 
-    from gpumon_agent.ledger import workspaces
+    from gpumon_agent.attribution import workspaces
 
     enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     if enabled is not None and enabled():

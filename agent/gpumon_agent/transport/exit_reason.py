@@ -17,7 +17,7 @@ Leave = Callable[[str, str], None]
 """reason, detail"""
 
 
-class Farewell:
+class ExitReason:
     """Calls `leave` once, at exit. Signals keep their default action: who dies of one is found gone by its viewers."""
 
     def __init__(self, leave: Leave) -> None:

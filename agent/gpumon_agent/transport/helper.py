@@ -13,24 +13,23 @@ from pathlib import Path
 
 import msgspec
 
-from gpumon_agent import wire
+from gpumon_agent import endpoint, wire
 from gpumon_agent.guard import guard, protect
 from gpumon_agent.oom import last_known
-from gpumon_agent.oom.blackbox import BlackBox
-from gpumon_agent.transport import endpoint, exit_code, messages, process
+from gpumon_agent.oom.memory_viz import Written
+from gpumon_agent.oom.report_file import ReportFile
+from gpumon_agent.transport import exit_code, messages, process
 from gpumon_agent.transport.control import Control
 from gpumon_agent.transport.memory import ANSWER, START, Memory
 from gpumon_agent.transport.pages import Current, Pages, Status
 from gpumon_agent.transport.picture import Picture
 from gpumon_agent.transport.publisher import Publisher
 from gpumon_agent.transport.ring import LongReader, Reader
-from gpumon_agent.transport.snapshots import Written
 from gpumon_agent.wire.recording import recorded
 
 DESCRIPTOR = 3  # of the memory, as `spawn.start` hands it over
 WAITS = "at the next phase boundary"
 _NO_CUDA = "PyTorch's allocator has no segments here: CUDA was not used"
-_PAST_BYTES = 1 << 20  # of events beside a report: some 2,000 steps
 _ANSWER_EVERY_NS = 1_000_000_000
 _KEPT = 8  # requests and lines that the training process may not have seen yet
 _LINE_CHARS = 400  # so that all of them fit an answer
@@ -59,7 +58,7 @@ class Helper:
         self._answered = messages.Answer()
         self._answered_ns = 0
         self._begins = True
-        self._box = BlackBox()
+        self._box = ReportFile()
         self._file: Written | None = None
         self._goodbye: wire.Goodbye | None = None
         self._goodbye_ns = 0
@@ -92,6 +91,10 @@ class Helper:
             process.lower_priority()  # to start at the lowest takes many seconds beside a busy training
         self._take_long()
         events: list[tuple[int, bytes]] = []
+        thinned = self.publisher.history.thin()
+        if thinned is not None:
+            events.append((self._seq, wire.encode_event(thinned)))
+            self._seq += 1
         for _, payload in self._reader.take():
             try:
                 kind = wire.kind(payload)
@@ -222,8 +225,7 @@ class Helper:
         hello = self._picture.hello
         if hello is not None and failed.report is not None:
             described = [(-1, raw) for raw in self._picture.events()]
-            past = self.publisher.history.newest_events(_PAST_BYTES)
-            events = [*described, *past, *newest]
+            events = [*described, *self.publisher.history.events(), *newest]
             self._box.write_past(failed.report, recorded(hello.nonce, time.time_ns(), events))
 
     def _write_last(self, *, ended: bool) -> None:

@@ -1,32 +1,65 @@
-"""The recent past of a run, encoded, so that a viewer who comes late is answered at once."""
+"""The run's past, encoded: its newest steps whole, its beginning and every nth step between (wire.thinning).
+
+Viewers that come late get it, and so do the file beside an out-of-memory's report and every viewer that missed
+something. Viewers that were there from the start hear when the past is thinned, and thin theirs alike.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from gpumon_agent import wire
+from gpumon_agent.wire.thinning import Facts, facts, kept
 
-STEPS_MAX = 2_000
-BYTES_MAX = 4 * 1024 * 1024
-_PAGE_BYTES = 32 * 1024  # half a frame: whole pages are dropped, so the past is short by at most one of them
+STEPS_MAX = 2_048
+THIN_EVERY = 512
+"""Steps after which the oldest are thinned. Between two times the newest 1,536 to 2,048 steps are whole."""
+
+BYTES_MAX = 3 * 1024 * 1024  # of the newest steps; thinned to three quarters of it
+OLD_STEPS_MAX = 512  # one of every `stride` steps
+OLD_BYTES_MAX = 1024 * 1024
+SAID_MAX = 64  # notices and outs of memory of steps that were thinned
+_PAGE_BYTES = 32 * 1024
+_LEDGERS_MAX = 64
+
+
+class _Page(NamedTuple):
+    """Events up to the end of a step."""
+
+    packets: list[bytes]
+    nbytes: int
+    steps: int
+
+
+class _Old(NamedTuple):
+    facts: Facts
+    raw: bytes  # a wire.PastStep
 
 
 class History:
-    """The newest `steps` steps, fewer where they fill `limit_bytes` of encoded events.
+    """Bounded by bytes and by steps.
 
-    Events are kept in pages that are finished packets: a snapshot costs a copy of bytes and nothing else. Memory is the
-    encoded bytes plus a few hundred bytes a page. (As Structs the same steps take between four and
-    five times as much.)
+    The newest events lie in pages that are finished packets: a snapshot costs a copy of bytes and nothing else. Memory
+    is the encoded bytes plus a few hundred bytes a page. (As Structs they would take between four and five times as
+    much.) `thin` decodes the events of the steps that it drops, once.
     """
 
-    def __init__(self, steps: int = STEPS_MAX, limit_bytes: int = BYTES_MAX) -> None:
-        self._steps_max = steps
+    def __init__(self, limit_bytes: int = BYTES_MAX) -> None:
         self._bytes_max = limit_bytes
-        self._pages: deque[tuple[list[bytes], int, int]] = deque()  # packets, their bytes, the steps they close
+        self._pages: deque[_Page] = deque()
         self._pages_bytes = 0
         self._pages_steps = 0
         self._open: list[tuple[int, bytes]] = []
         self._open_bytes = 0
+        self._open_steps = 0
+        self._steps_since = 0  # closed since the past was thinned
+        self._closed: bytes | None = None  # the newest wire.Step
+        self._old: dict[int, _Old] = {}
+        self._said: deque[bytes] = deque(maxlen=SAID_MAX)
+        self._loose: dict[int, tuple[list[wire.Phase], list[wire.Ledger]]] = {}  # of thinned events: not closed yet
+        self._thinned: wire.Thinned | None = None
         self.newest = -1
 
     def extend(self, events: list[tuple[int, bytes]]) -> None:
@@ -34,51 +67,104 @@ class History:
         for seq, encoded in events:
             self._open.append((seq, encoded))
             self._open_bytes += len(encoded)
-            if self._open_bytes >= _PAGE_BYTES:
-                self._seal()
             self.newest = seq
+            closes = wire.kind(encoded) == "step"
+            if closes:
+                self._open_steps += 1
+                self._steps_since += 1
+                self._closed = encoded
+            if self._open_bytes >= _PAGE_BYTES and (closes or self._open_bytes >= 4 * _PAGE_BYTES):
+                self._seal()
+
+    def thin(self) -> wire.Thinned | None:
+        """Thins the past where it is time to; what viewers have to hear then."""
+        too_large = self._pages_bytes + self._open_bytes > self._bytes_max
+        if self._closed is None or (self._steps_since < THIN_EVERY and not too_large):
+            return None
+        closed = wire.decode_event(self._closed)
+        assert isinstance(closed, wire.Step)
+        limit = 3 * self._bytes_max // 4 if too_large else self._bytes_max
+        known = self._thinned
+        until, stride = (known.until, known.stride) if known is not None else (-1, 1)
+        dropped: list[wire.PastStep] = []
+        while self._pages and (
+            self._pages_bytes + self._open_bytes > limit or self.steps - self._pages[0].steps >= STEPS_MAX - THIN_EVERY
+        ):
+            page = self._pages.popleft()
+            self._pages_bytes -= page.nbytes
+            self._pages_steps -= page.steps
+            dropped += self._take_apart(page)
+        if dropped:
+            until = max(until, *(each.closed.step for each in dropped))
+            stride = self._keep(dropped, stride)
+            self._loose = {step: parts for step, parts in self._loose.items() if step > until}
+        self._steps_since = 0
+        self._thinned = wire.Thinned(until, closed.step, stride)
+        return self._thinned
+
+    def _take_apart(self, page: _Page) -> Iterator[wire.PastStep]:
+        """Its steps; what was said beside them is kept."""
+        for packet in page.packets:
+            for _, raw in wire.unpack(packet):
+                event = wire.decode_event(raw)
+                if isinstance(event, wire.Phase):
+                    self._loose.setdefault(event.step, ([], []))[0].append(event)
+                elif isinstance(event, wire.Ledger):
+                    self._loose.setdefault(event.step, ([], []))[1].append(event)
+                elif isinstance(event, wire.Step):
+                    phases, ledgers = self._loose.pop(event.step, ([], []))
+                    yield wire.PastStep(event, tuple(phases), tuple(ledgers[-_LEDGERS_MAX:]))
+                elif isinstance(event, (wire.Notice, wire.Oom)):
+                    self._said.append(raw)
+
+    def _keep(self, dropped: Iterable[wire.PastStep], stride: int) -> int:
+        """Keeps of them and of what is old already what the rule says; the stride it took."""
+        fresh = {each.closed.step: each for each in dropped}
+        told = {step: old.facts for step, old in self._old.items()}
+        told |= {step: facts(each.closed, each.phases, each.ledgers) for step, each in fresh.items()}
+        in_order = [told[step] for step in sorted(told)]
+        while True:
+            chosen = kept(in_order, stride)
+            for step in chosen & fresh.keys():
+                self._old[step] = _Old(told[step], wire.encode_event(fresh.pop(step)))
+            self._old = {step: self._old[step] for step in sorted(chosen)}
+            parts = len({step // stride for step in chosen})
+            if parts <= OLD_STEPS_MAX and (self._old_bytes() <= OLD_BYTES_MAX or parts < 2):
+                return stride
+            in_order = [each for each in in_order if each.step in chosen]
+            stride *= 2
+
+    def _old_bytes(self) -> int:
+        return sum(len(old.raw) for old in self._old.values())
+
+    def past(self) -> list[bytes]:
+        """Of what was thinned: whole steps, what was said, and how it was thinned. None of it has a number."""
+        thinned = [] if self._thinned is None else [wire.encode_event(self._thinned)]
+        return [*(old.raw for old in self._old.values()), *self._said, *thinned]
 
     def packets(self) -> list[bytes]:
-        """Oldest first, as it stands now."""
-        sealed = [packet for packets, _, _ in self._pages for packet in packets]
+        """Everything since, oldest first, as it stands now."""
+        sealed = [packet for page in self._pages for packet in page.packets]
         return sealed + list(wire.pack(self._open, replayed=True))
 
-    def newest_events(self, limit_bytes: int) -> list[tuple[int, bytes]]:
-        """Encoded events with their numbers, oldest first: as many of the newest whole pages as fit."""
-        pages: list[list[bytes]] = []
-        left = limit_bytes - self._open_bytes
-        for packets, size, _ in reversed(self._pages):
-            left -= size
-            if left < 0:
-                break
-            pages.append(packets)
-        past = [event for packets in reversed(pages) for packet in packets for event in wire.unpack(packet)]
-        return [*past, *self._open]
+    def events(self) -> list[tuple[int, bytes]]:
+        """The whole history, as `past` and `packets` have it, with its numbers (-1: none)."""
+        sealed = [event for page in self._pages for packet in page.packets for event in wire.unpack(packet)]
+        return [*((-1, raw) for raw in self.past()), *sealed, *self._open]
 
     @property
     def nbytes(self) -> int:
-        return self._pages_bytes + self._open_bytes
+        return self._pages_bytes + self._open_bytes + self._old_bytes()
 
     @property
     def steps(self) -> int:
-        return self._pages_steps + _steps(self._open)
+        """Those of which everything is kept."""
+        return self._pages_steps + self._open_steps
 
     def _seal(self) -> None:
         packets = list(wire.pack(self._open, replayed=True))
         size = sum(map(len, packets))
-        steps = _steps(self._open)
-        self._pages.append((packets, size, steps))
+        self._pages.append(_Page(packets, size, self._open_steps))
         self._pages_bytes += size
-        self._pages_steps += steps
-        self._open, self._open_bytes = [], 0
-        while self._pages and (
-            self._pages_bytes > self._bytes_max - 2 * _PAGE_BYTES
-            or self._pages_steps - self._pages[0][2] >= self._steps_max
-        ):
-            _, size, steps = self._pages.popleft()
-            self._pages_bytes -= size
-            self._pages_steps -= steps
-
-
-def _steps(events: list[tuple[int, bytes]]) -> int:
-    return sum(wire.kind(encoded) == "step" for _, encoded in events)
+        self._pages_steps += self._open_steps
+        self._open, self._open_bytes, self._open_steps = [], 0, 0

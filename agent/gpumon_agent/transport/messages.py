@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpumon_agent import wire
-from gpumon_agent.transport import endpoint
+from gpumon_agent import endpoint, wire
 
 LONG, STATE, PIECE = range(3)
 """Kinds of long messages: events of the picture, a `State`, a `Piece` of a file."""

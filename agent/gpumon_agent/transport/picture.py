@@ -33,7 +33,9 @@ class Picture:
                     self._drop("layers", event.model, event.device)
                 kept["layers", event.model, event.device, event.part] = raw
             case wire.Census():
-                kept["census",] = raw
+                kept["census", event.number] = raw
+                for key in [key for key in kept if key[0] == "census"][: -wire.CENSUSES_KEPT]:
+                    del kept[key]
             case wire.Checkpoint():
                 kept["checkpoint", event.number, event.device] = raw
                 known = [key for key in kept if key[0] == "checkpoint"]

@@ -81,7 +81,7 @@ class Trainer:
     """
 
     def __init__(self, pid: int, start_time: int, program: str = "") -> None:
-        from gpumon_agent.transport import endpoint  # it imports much: not before `prepare`
+        from gpumon_agent import endpoint  # it imports much: not before `prepare`
 
         self._endpoint = endpoint
         self._pid = pid

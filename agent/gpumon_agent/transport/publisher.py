@@ -1,7 +1,6 @@
 """Owns the sockets, encodes what its source hands over, and answers viewers: in the helper, on its main thread.
 
-ZeroMQ drops for a viewer that does not keep up; the gap in `seq` tells it so. Events are kept encoded: 2,000 steps of
-them fit 4 MiB, as Structs they would take between four and five times as much.
+ZeroMQ drops for a viewer that does not keep up; the gap in `seq` tells it so.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import os
 import signal
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
@@ -22,9 +20,10 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from gpumon_agent import wire
+from gpumon_agent import endpoint, wire
 from gpumon_agent.guard import protect, say
-from gpumon_agent.transport import auth, endpoint
+from gpumon_agent.registry import REGISTRY
+from gpumon_agent.transport import auth
 from gpumon_agent.transport.control import Control
 from gpumon_agent.transport.history import History
 
@@ -35,7 +34,6 @@ CLOSE_S = 0.22  # the promise is 250 ms; the rest is for being woken on a busy m
 _GOODBYE_S = 0.15  # of CLOSE_S: how long viewers are given to take the last words
 _SNAPSHOT_FRAMES_A_TURN = 8  # then the thread polls again: the interpreter's lock is never held for long
 _REQUESTS_MAX = 64  # snapshots owed at one time; a viewer whose request was dropped asks again
-_alive: weakref.WeakSet[Publisher] = weakref.WeakSet()
 
 
 class Source(Protocol):
@@ -93,7 +91,7 @@ class Publisher:
 
     def start(self) -> None:
         self._bell = os.pipe()
-        _alive.add(self)
+        REGISTRY.publishers.add(self)
         # Not a threading.Thread: a program that joins all of threading.enumerate() would wait for it for ever.
         # It takes no signal: one that the user's threads block must stay pending until they ask for it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -144,6 +142,10 @@ class Publisher:
     def say(self, events: tuple[wire.Event | bytes, ...]) -> None:
         """This part of the static picture changed: viewers get it with the next flush. Bytes: an encoded event."""
         self._says.append(events)
+
+    def in_child(self) -> None:
+        """A forked child has no publisher thread: its copy answers nothing and removes nothing."""
+        self._started = False
 
     def close(self, goodbye: wire.Goodbye | None = None) -> None:
         """Sends what is left and `goodbye`, removes socket and descriptor. Takes at most 250 ms; then lets go."""
@@ -341,10 +343,10 @@ class Publisher:
     def _answer(self, topic: bytes) -> Iterator[bytes]:
         """Frames for one asker. History and its newest seq are taken at the same moment: what is newer goes LIVE."""
         glance = topic[:1] == wire.GLANCE
-        packets = [] if glance else self.history.packets()
+        past, packets = ([], []) if glance else (self.history.past(), self.history.packets())
         newest = self.history.newest
         picture = (self._picture() or [])[: 1 if glance else None]  # the Hello stands first
-        for packet in wire.pack(self._encoded((-1, event) for event in picture), replayed=True):
+        for packet in wire.pack(self._encoded((-1, event) for event in (*picture, *past)), replayed=True):
             yield wire.frame(packet, topic)
         for packet in packets:
             yield wire.frame(packet, topic)
@@ -382,16 +384,8 @@ class Publisher:
 
 
 def _close_all() -> None:
-    for publisher in list(_alive):
+    for publisher in list(REGISTRY.publishers):
         publisher.close()
 
 
-def _forget_in_child() -> None:
-    """A forked child has no publisher thread: its copies of the publishers answer nothing and remove nothing."""
-    for publisher in list(_alive):
-        publisher._started = False
-    _alive.clear()
-
-
 atexit.register(_close_all)
-os.register_at_fork(after_in_child=_forget_in_child)

@@ -13,7 +13,8 @@ from itertools import count
 
 from gpumon_agent import wire
 from gpumon_agent.guard import Guard
-from gpumon_agent.transport import blocks, snapshots
+from gpumon_agent.oom import memory_viz
+from gpumon_agent.transport import blocks
 
 PROMISED_NS = 100_000_000
 OOM_AGAIN_NS = 10_000_000_000  # a script that catches one out-of-memory after the other is read this often
@@ -120,7 +121,7 @@ class Requests:
         self._dear(raw)
         # the page offers the devices that have a trace, be it an empty one
         rest = {**raw.rest, "device_traces": [[] for _ in range(raw.devices)]}
-        self._write_file(snapshots.pieces(raw.segments, rest), step, t_ns)
+        self._write_file(memory_viz.pieces(raw.segments, rest), step, t_ns)
 
     def _dear(self, raw: blocks.Raw) -> None:
         if raw.spent_ns > PROMISED_NS:

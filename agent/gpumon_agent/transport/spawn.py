@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpumon_agent.guard import pass_on
+from gpumon_agent.registry import REGISTRY
 from gpumon_agent.transport.process import DESCRIPTOR
 
 KEPT = {"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TEMP", "TMP", "TMPDIR", "TZ", "USER", "XDG_RUNTIME_DIR"}
@@ -73,9 +74,6 @@ class _Machine(NamedTuple):
 
 
 _MACHINES = {"x86_64": _Machine(296, 104, 60, 247), "aarch64": _Machine(40, 184, 93, 95)}
-
-_lasting: list[_Contexts] = []
-"""On these a thread of a middle process runs, in process 1."""
 
 
 def start(bootstrap: str, descriptor: int, *, environment: Mapping[str, str] = os.environ) -> int:
@@ -113,7 +111,7 @@ def _spawn(libc: Any, machine: _Machine, argv: list[str], environment: list[str]
     here = contexts.take()
     if own == 1:
         _give_back(libc)
-        _lasting.append(contexts)
+        REGISTRY.clone_contexts.append(contexts)
         flags |= _CLONE_FILES  # no copy of the trainer's descriptors lasts
         waits = contexts.chain((libc.syscall, machine.waitid, _P_ALL, 0, 0, _WEXITED, 0), then=ends)
         thread = _CLONE_VM | _CLONE_FS | _CLONE_FILES | _CLONE_SIGHAND | _CLONE_THREAD
@@ -134,7 +132,7 @@ def _spawn(libc: Any, machine: _Machine, argv: list[str], environment: list[str]
     if not pid.value:
         if own == 1:
             libc.waitpid(middle, None, _WCLONE)
-            _lasting.remove(contexts)
+            REGISTRY.clone_contexts.remove(contexts)
         raise OSError(error.value, os.strerror(error.value))
     return pid.value
 
@@ -179,9 +177,9 @@ class _Contexts:
 
 def _give_back(libc: Any) -> None:
     """Buries the middle processes of helpers that have ended."""
-    for each in list(_lasting):
+    for each in list(REGISTRY.clone_contexts):
         if libc.waitpid(each.middle, None, ctypes.c_uint(_WNOHANG | _WCLONE)) == each.middle.value:
-            _lasting.remove(each)
+            REGISTRY.clone_contexts.remove(each)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,11 +18,12 @@ from typing import Any
 
 import msgspec
 
-from gpumon_agent import environment, wire
+from gpumon_agent import endpoint, environment, wire
 from gpumon_agent.guard import is_the_users, pass_on, say
-from gpumon_agent.leaks.clock import Clock
-from gpumon_agent.oom import blackbox
-from gpumon_agent.transport import endpoint, exit_code, messages, spawn
+from gpumon_agent.oom import report_file
+from gpumon_agent.registry import REGISTRY
+from gpumon_agent.thread_clock import ThreadClock
+from gpumon_agent.transport import exit_code, messages, spawn
 from gpumon_agent.transport.memory import ANSWER, START, Memory
 from gpumon_agent.transport.pages import Pages, Status
 from gpumon_agent.transport.ring import LongWriter, Writer, one_thread_at_a_time
@@ -50,8 +50,6 @@ _BATCH_BYTES = 8 * 1024
 _CHUNKS = 8  # of 16 KiB, at one boundary
 _VIEWER_AWAITED_S = 30.0  # where GPUMON_AWAIT_VIEWER is 1: a dry run may be over before anybody could attach
 _LAST_WORDS_S = 0.04
-
-_open: weakref.WeakSet[Transport] = weakref.WeakSet()
 
 
 class Transport:
@@ -112,9 +110,9 @@ class Transport:
             say(f"no viewer can attach to this process: no memory to share with the helper ({error.strerror})")
             return
         if self._begin(memory):
-            _open.add(self)
+            REGISTRY.transports.add(self)
             self._say_all()
-            self.pump(Clock(_PUMP_NS * 100))
+            self.pump(ThreadClock(_PUMP_NS * 100))
             if environment.value("GPUMON_AWAIT_VIEWER") == "1":
                 self._await_viewer()
 
@@ -165,16 +163,19 @@ class Transport:
         self.flush()
         until = time.monotonic() + _LAST_WORDS_S
         while self._waiting or (self._long is not None and self._long.waiting_bytes):
-            self.pump(Clock(int(_LAST_WORDS_S * 1e9)))
+            self.pump(ThreadClock(int(_LAST_WORDS_S * 1e9)))
             if time.monotonic() > until:
                 break
             time.sleep(0.002)
-        _open.discard(self)
+        REGISTRY.transports.discard(self)
         self._memory = None
         if exits:
             exit_code.write_at_exit(memory)  # which stays mapped for it
         else:
             self._forget(memory)
+
+    def in_child(self) -> None:
+        self.disown()
 
     def disown(self) -> None:
         """In a forked child: the memory is the parent's."""
@@ -223,7 +224,7 @@ class Transport:
         known = 0 if pinned is None else pinned + 1
         self._status.write(step, phase, since, rate, cost_ns, self._request, cuda, known)
         if self._waiting or long.waiting_bytes:
-            self._pump(Clock(min(max(_PUMP_NS, (since - self._flushed_ns) // _PUMP_SHARE), _PUMP_MAX_NS)))
+            self._pump(ThreadClock(min(max(_PUMP_NS, (since - self._flushed_ns) // _PUMP_SHARE), _PUMP_MAX_NS)))
         self._flushed_ns = since
         told = self._back.read()
         if told is not None:
@@ -312,7 +313,7 @@ class Transport:
             self._waiting.append((kind, made))
 
     @one_thread_at_a_time
-    def pump(self, clock: Clock) -> None:
+    def pump(self, clock: ThreadClock) -> None:
         """As much of what waits as may take that time."""
         if self._busy:
             return
@@ -323,7 +324,7 @@ class Transport:
         finally:
             self._busy = False
 
-    def _pump(self, clock: Clock) -> None:
+    def _pump(self, clock: ThreadClock) -> None:
         long = self._long
         assert long is not None
         try:
@@ -349,9 +350,9 @@ def _path() -> list[str]:
 
 def _environment() -> dict[str, str]:
     known = dict(os.environ)
-    folder = known.get(blackbox.VARIABLE)
-    if folder and folder != blackbox.OFF:
-        known[blackbox.VARIABLE] = os.path.abspath(folder)  # noqa: PTH100
+    folder = known.get(report_file.VARIABLE)
+    if folder and folder != report_file.OFF:
+        known[report_file.VARIABLE] = os.path.abspath(folder)  # noqa: PTH100
     return known
 
 
@@ -378,12 +379,3 @@ def _pieces(pieces: Iterator[bytes | None], step: int, t_ns: int) -> Iterator[by
     for piece in pieces:
         yield None if piece is None else messages.encode(messages.Piece(step, t_ns, piece))
     yield messages.encode(messages.Piece(step, t_ns, b""))
-
-
-def _silence_in_child() -> None:
-    for transport in list(_open):
-        transport.disown()
-    _open.clear()
-
-
-os.register_at_fork(after_in_child=_silence_in_child)

@@ -59,6 +59,7 @@ from .evidence import ALLOCATED as ALLOCATED
 from .evidence import BLOCKS as BLOCKS
 from .evidence import BLOCKS_PER_PART as BLOCKS_PER_PART
 from .evidence import CENSUS as CENSUS
+from .evidence import CENSUSES_KEPT as CENSUSES_KEPT
 from .evidence import CYCLE as CYCLE
 from .evidence import GROUPS_MAX as GROUPS_MAX
 from .evidence import HOLDERS_MAX as HOLDERS_MAX
@@ -117,8 +118,10 @@ from .stream import Ledger as Ledger
 from .stream import Notice as Notice
 from .stream import Oom as Oom
 from .stream import Outlook as Outlook
+from .stream import PastStep as PastStep
 from .stream import Phase as Phase
 from .stream import Step as Step
+from .stream import Thinned as Thinned
 from .stream import tallest as tallest
 from .trained import LAYERS_PER_PART as LAYERS_PER_PART
 from .trained import Layer as Layer

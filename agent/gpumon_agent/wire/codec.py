@@ -12,13 +12,13 @@ from .base import NAME_CHARS_MAX, TEXT_CHARS_MAX, Message, Nanoseconds, Seq, Tex
 from .evidence import Census, Checkpoint, Reply, Request, Segments, Snapshot
 from .host import Host
 from .speaking import Heartbeat, Hello, Synced
-from .stream import Goodbye, Ledger, Notice, Oom, Outlook, Phase, Step
+from .stream import Goodbye, Ledger, Notice, Oom, Outlook, PastStep, Phase, Step, Thinned
 from .trained import Layers, Model, Module
 
 _T = TypeVar("_T")
 
 PROTOCOL_MAJOR = 1  # tests/data/wire-1.0.json holds its layout
-PROTOCOL_MINOR = 0
+PROTOCOL_MINOR = 1
 
 LIVE = b"d"
 SNAPSHOT = b"s"  # asks for picture, history, Synced. No topic is a prefix of another: ZeroMQ matches by prefix
@@ -42,7 +42,7 @@ class Unread(Message, frozen=True, tag="unread"):
         clean_fields(self, "why", limit=TEXT_CHARS_MAX)
 
 
-NumberedEvent = Phase | Step | Ledger | Oom | Notice | Goodbye | Outlook
+NumberedEvent = Phase | Step | Ledger | Oom | Notice | Goodbye | Outlook | Thinned
 Event = (
     Hello
     | Model
@@ -62,6 +62,8 @@ Event = (
     | Checkpoint
     | Segments
     | Snapshot
+    | PastStep
+    | Thinned
     | Unread
 )
 

@@ -26,6 +26,7 @@ from .base import (
     clean_fields,
 )
 
+CENSUSES_KEPT = 4  # newest ones: one that was cut short explains less than the one before it
 GROUPS_MAX = 48  # of a census; the rest is one figure
 HOLDERS_MAX = 8  # named of a group
 BLOCKS_PER_PART = 2_048  # 18 bytes each at most: still within a frame

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -42,8 +43,7 @@ TRAINS = 512  # the step's first forward without a graph was of a model in train
 
 PHASES_PER_STEP_MAX = 256
 
-_NAMES_KEPT = 256
-_names: dict[str, str] = {}  # of phases, cleaned; a user's may be endless, so no more than these are remembered
+_cleaned = lru_cache(maxsize=256)(clean)  # names of phases: one string for all that are alike; a user's may be endless
 _set = msgspec.structs.force_setattr  # looked up once
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER, BETWEEN, EVAL = "load", "forward", "backward", "optimizer", "between", "eval"
@@ -78,11 +78,7 @@ class Phase(Message, frozen=True, tag="phase"):
 
     def __post_init__(self) -> None:
         phase = self.phase
-        known = _names.get(phase)  # made at every boundary, and read as often: one string for all that are alike
-        if known is None:
-            known = clean(phase)
-            if len(_names) < _NAMES_KEPT:
-                known = _names.setdefault(known, known)
+        known = _cleaned(phase)  # made at every boundary, and read as often
         if known is not phase:
             _set(self, "phase", known)
 
@@ -154,6 +150,22 @@ class Ledger(Message, frozen=True, tag="ledger"):
         clean_fields(self, "phase", "module")
         if self.hidden:
             msgspec.structs.force_setattr(self, "hidden", tuple(clean(name) for name in self.hidden))
+
+
+class PastStep(Message, frozen=True, tag="past"):
+    """A step of long ago, whole. It has no number: the numbers of what was dropped around it say nothing."""
+
+    closed: Step
+    phases: Annotated[tuple[Phase, ...], Meta(max_length=PHASES_PER_STEP_MAX)] = ()
+    ledgers: Annotated[tuple[Ledger, ...], Meta(max_length=64)] = ()
+
+
+class Thinned(Message, frozen=True, tag="thinned"):
+    """The past up to a step was thinned (wire.thinning). Who has heard it keeps of the run what the helper keeps."""
+
+    until: StepNumber  # older steps are thinned; of newer ones everything is kept. -1: none is
+    newest: StepNumber  # that had closed then
+    stride: Annotated[int, Meta(ge=1, le=1 << 62)] = 1
 
 
 class Oom(Message, frozen=True, tag="oom"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpumon.analysis import units
 from gpumon.analysis.findings.look import Evidence, Look
-from gpumon.analysis.lines import Forecast
+from gpumon.analysis.lines import KEPT, Forecast
 from gpumon.analysis.rules import FRAGMENTATION, NEAR_CAPACITY, OOM_AHEAD, OTHER_PROCESS
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
@@ -35,22 +35,14 @@ def oom_ahead(look: Look) -> Evidence | None:
     if forecast is None or forecast.headroom is None or forecast.learnt_from < rule.least_steps_learnt:
         return None
     steps = forecast.steps_to_oom
-    kept = forecast.growth == "kept"
-    far = rule.steps_to_oom if kept else rule.steps_to_oom_by_batch
-    if not kept and forecast.learnt_from >= rule.steps_a_batch_grew:
-        far = rule.steps_to_oom_by_batch_that_long
-    fits_as_before = forecast.next_peak <= rule.as_before * forecast.highest and forecast.headroom >= 0
-    if not kept and fits_as_before:
-        return None  # batches that large were there before: sorted by length, an epoch is begun again
-    if steps is not None and steps <= far:
+    if forecast.growth == KEPT and steps is not None and steps <= rule.steps_to_oom:
         return Evidence(
             f"the peak grows by {units.size(forecast.bytes_per_step)} a step{look.where} and will soon not fit",
             forecast.headroom,
-            "find what is kept from step to step: a loss or an output stored with its graph, a growing list"
-            if kept
-            else _smaller_peak(forecast),
+            "find what is kept from step to step: a loss or an output stored with its graph, a growing list",
             bytes_per_step=forecast.bytes_per_step,
         )
+    fits_as_before = forecast.next_peak <= rule.as_before * forecast.highest and forecast.headroom >= 0
     if fits_as_before or forecast.p_oom is None or forecast.p_oom < rule.p_oom:
         return None
     return Evidence(
@@ -77,6 +69,7 @@ def _said_of_now(look: Look) -> Evidence | None:
         f"({units.size(outlook.low)}–{units.size(outlook.high)}) in {outlook.phase}{look.where}{missing}",
         headroom,
         "skip or cut such a batch: gpumon_agent.on_outlook(function) is called before its forward",
+        since=outlook.step,
         at_once=True,
     )
 
@@ -168,4 +161,5 @@ def fragmentation(look: Look) -> Evidence | None:
         unused,
         sizes if _expandable(look) else f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; {sizes}",
         bytes_per_step=round(slack.per_step) if slack and slack.per_step else None,
+        since=found.step,
     )

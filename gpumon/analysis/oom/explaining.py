@@ -17,7 +17,7 @@ from gpumon.analysis.oom.walk import RECIPES, WAYS_IN_WORDS, Recipe, recipe_of, 
 from gpumon.analysis.oom.weighing import Foreseen, Growth, weigh
 from gpumon.analysis.oom.wording import Message
 from gpumon_agent import wire
-from gpumon_agent.oom.blackbox import shown
+from gpumon_agent.units import torch_size as shown
 
 DEFAULT_OPTIMIZER = "adamw"
 """Assumed, and said to be, where a model is given and no optimizer."""

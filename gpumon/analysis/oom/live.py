@@ -25,7 +25,7 @@ from gpumon.analysis.oom.weighing import Foreseen, Growth
 from gpumon.analysis.oom.wording import Message
 from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
-from gpumon_agent.oom.blackbox import Report
+from gpumon_agent.oom.report_file import Report
 
 MORE = "The report on the trainer's disk knows every parameter's shape: gpumon explain --last, on that machine."
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from gpumon.analysis.changes import BATCH, BF16, BUCKET_VIEWS, EXPANDABLE, Held, saves
 from gpumon.analysis.estimate.model import Tensor
 from gpumon.analysis.oom.case import Case, room
 from gpumon.analysis.oom.report import Remedy
@@ -17,7 +18,7 @@ from gpumon.analysis.oom.stepping import stepping
 from gpumon.analysis.oom.walk import standing, states
 from gpumon_agent import wire
 
-EXPANDABLE = "expandable_segments:True"
+SETTING = "expandable_segments:True"
 
 
 def remedies(case: Case) -> tuple[Remedy, ...]:
@@ -62,7 +63,7 @@ def _capacity(case: Case) -> Iterator[Remedy]:
 def _loading(case: Case) -> Iterator[Remedy]:
     whole = sum(t.bytes for t in case.tensors)
     space = room(case.message)
-    half = whole // 2 if whole and all(t.width == 4 for t in case.tensors) else None
+    half = saves(BF16, Held(weights=whole)) if whole and all(t.width == 4 for t in case.tensors) else None
     enough = None if half is None or space is None else whole - half <= space
     yield Remedy("bf16", "weights in bfloat16 (model.bfloat16(), or torch_dtype as it is loaded)", half, enough)
     yield Remedy("map-location", 'torch.load(..., map_location="cpu"): no second copy of a checkpoint on the device')
@@ -71,7 +72,7 @@ def _loading(case: Case) -> Iterator[Remedy]:
 
 def _activations(case: Case) -> Iterator[Remedy]:
     activations = _beside_owners(case)
-    half = activations // 2 if activations else None
+    half = saves(BATCH, Held(activations=activations)) if activations else None
     short = _short(case)
     enough = None if half is None or short is None else half >= short
     yield Remedy(
@@ -114,9 +115,9 @@ def _beside_owners(case: Case) -> int | None:
 
 def _views(case: Case) -> Iterator[Remedy]:
     if case.settings.bucket_views is False:
-        trained = sum(t.bytes for t in case.tensors if t.trainable) or None
+        trained = saves(BUCKET_VIEWS, Held(gradients=sum(t.bytes for t in case.tensors if t.trainable))) or None
         text = "DistributedDataParallel(..., gradient_as_bucket_view=True): gradients live in the buckets, once"
-        yield Remedy("bucket-view", text, trained)
+        yield Remedy(BUCKET_VIEWS, text, trained)
 
 
 def _fragmentation(case: Case) -> Iterator[Remedy]:
@@ -129,8 +130,8 @@ def _fragmentation(case: Case) -> Iterator[Remedy]:
     if not case.settings.expandable and not case.message.expandable:
         value = _variable(case)
         old = "" if case.message.new else " (PyTorch 2.1 or newer; before it, max_split_size_mb:128)"
-        saves = slack.middle if slack is not None else None
-        yield Remedy("expandable-segments", f"{value}{old}: segments that grow, so that gaps join", saves, enough)
+        joined = saves(EXPANDABLE, Held(slack=slack.middle)) if slack is not None else None
+        yield Remedy("expandable-segments", f"{value}{old}: segments that grow, so that gaps join", joined, enough)
     yield Remedy("shapes", "batches of one shape, padded to a few lengths: blocks of one size can be used again")
     yield Remedy("order", "the largest batch first: its blocks then hold every smaller one")
     yield Remedy("batch", "a smaller batch, if the peak itself is near the device's size")
@@ -139,7 +140,7 @@ def _fragmentation(case: Case) -> Iterator[Remedy]:
 def _variable(case: Case) -> str:
     """What to set, beside what is set."""
     name = "PYTORCH_HIP_ALLOC_CONF" if case.message.backend == "hip" else "PYTORCH_CUDA_ALLOC_CONF"
-    return f"{name}={case.settings.set},{EXPANDABLE}" if case.settings.set else f"{name}={EXPANDABLE}"
+    return f"{name}={case.settings.set},{SETTING}" if case.settings.set else f"{name}={SETTING}"
 
 
 def _other(case: Case) -> Iterator[Remedy]:

@@ -29,7 +29,7 @@ from gpumon.analysis import units
 from gpumon.analysis.lines import Finding
 from gpumon.analysis.oom.figures import Figure, known
 from gpumon.analysis.oom.wording import Message
-from gpumon_agent.oom.blackbox import shown
+from gpumon_agent.units import torch_size as shown
 
 CONTEXT_MAX = 2 << 30
 """A CUDA context with its libraries takes 0.3 to 1.8 GiB; more than this outside PyTorch is not ours alone."""

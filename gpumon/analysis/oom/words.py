@@ -11,7 +11,7 @@ from gpumon.analysis.oom.report import OomReport, Suspect
 from gpumon.analysis.oom.suspects import SAME_SIZE_MAX
 from gpumon.analysis.oom.wording import SEGMENT_STEP, SMALL_MAX
 from gpumon.analysis.units import size
-from gpumon_agent.oom.blackbox import shown
+from gpumon_agent.units import torch_size as shown
 
 WIDTH = 80
 

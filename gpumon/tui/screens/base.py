@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar, cast
 
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
+from gpumon.tui.monitor import Monitor
 from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
-
-if TYPE_CHECKING:
-    from gpumon.tui.app import MonitorApp
 
 
 class MonitorScreen(Screen[None]):
@@ -27,8 +25,8 @@ class MonitorScreen(Screen[None]):
     ]  # fmt: skip
 
     @property
-    def monitor(self) -> MonitorApp:
-        return cast("MonitorApp", self.app)
+    def monitor(self) -> Monitor:
+        return cast("Monitor", self.app)
 
     def show(self, view: View, *, calm: bool) -> None:
         """Hand the view on; tables only when `calm` (at half the rate)."""

@@ -12,13 +12,13 @@ from textual.binding import Binding, BindingType
 
 from gpumon.analysis.comparison import Compared, Comparison, remarks
 from gpumon.analysis.lines import Forecast
-from gpumon.analysis.units import NOT_KNOWN, Unit, exact, in_unit, percent, size, unit_for
+from gpumon.analysis.units import Unit, exact, in_unit, percent, size, unit_for
 from gpumon.tui.ink import Glyphs, line_role
-from gpumon.tui.spans import EMPTY, Line, Span, fit, left, right, width, words
+from gpumon.tui.spans import EMPTY, Line, Span, fit, left, width, words
+from gpumon.tui.table import Columns, TablePanel, heads, moves, place, row_cells, used
 from gpumon.tui.view import View, device_name, device_of
 from gpumon.tui.widgets.device_bar import LABELS, VERDICTS, word_of
-from gpumon.tui.widgets.estimate_table import compared
-from gpumon.tui.widgets.panel import Panel
+from gpumon.tui.widgets.estimate_table import Written, compared, figures
 
 SOURCES = {
     "exact": "in closed form, from the model's and the optimizer's description",
@@ -62,23 +62,18 @@ def _why_not(view: View) -> str:
     return "known once the model is described and a step has closed"
 
 
-class EstimatePage(Panel):
+class EstimatePage(TablePanel):
     """The table with a chosen line."""
 
     NAME = "Estimate"
-    CALM = True
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "Up", show=False, id="estimate.up", tooltip="The line above"),
-        Binding("down,j", "move(1)", "Down", show=False, id="estimate.down", tooltip="The line below"),
-        Binding("home,g", "move(-1000)", "First", show=False, id="estimate.first", tooltip="The first line"),
-        Binding("end,G", "move(1000)", "Last", show=False, id="estimate.last", tooltip="The last line"),
+        *moves("estimate", "line"),
         Binding("enter", "screen.explain", "Explain", show=False, id="estimate.explain", tooltip="Like e"),
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._at = 0
-        self._top = 0
+        self._lines_rows: list[int] = []
 
     def pick(self, view: View) -> Estimated:
         return estimated(view)
@@ -87,6 +82,10 @@ class EstimatePage(Panel):
     def rows(self) -> list[Compared]:
         slice_: Estimated | None = self._slice
         return rows_of(slice_.found) if slice_ is not None and slice_.found is not None else []
+
+    def keys(self) -> list[tuple[str, bool]]:
+        phases = self._slice.found.phases if self._slice is not None and self._slice.found is not None else ()
+        return [(row.line, row in phases) for row in self.rows]
 
     def terms(self) -> tuple[str, ...]:
         found: Comparison | None = self._slice.found if self._slice is not None else None
@@ -103,9 +102,12 @@ class EstimatePage(Panel):
         return explanation(rows[self._at]) if self._at < len(rows) else []
 
     def draw(self, slice_: Estimated, width: int, height: int, glyphs: Glyphs) -> list[Line]:
-        self._at = max(0, min(self._at, len(self.rows) - 1))
-        page, chosen = page_lines(slice_, self._at, width, glyphs)
+        self.find_row()
+        page, at = page_lines(slice_, self._at, width, glyphs)
+        chosen = at[self._at] if at else 0
+        self._lines_rows, self._space = at, height
         if len(page) <= height:
+            self._top = 0
             return page
         # what follows the table counts too: at its last line the page's end is shown
         aim = len(page) - 1 if self._at == len(self.rows) - 1 else chosen
@@ -113,9 +115,8 @@ class EstimatePage(Panel):
         self._top = max(self._top, min(aim, chosen + height - 3) - height + 1)
         return page[self._top : self._top + height]
 
-    def action_move(self, by: int) -> None:
-        self._at = max(0, min(self._at + by, len(self.rows) - 1))
-        self._redraw()
+    def row_at(self, y: int) -> int | None:
+        return self._lines_rows.index(self._top + y) if self._top + y in self._lines_rows else None
 
 
 def rows_of(found: Comparison) -> list[Compared]:
@@ -123,16 +124,15 @@ def rows_of(found: Comparison) -> list[Compared]:
     return [*found.owners, *([found.allocated] if found.allocated else []), *found.added, *found.phases]
 
 
-def page_lines(e: Estimated, chosen: int, room: int, glyphs: Glyphs) -> tuple[list[Line], int]:
-    """All lines, and which of them has the chosen row."""
+def page_lines(e: Estimated, chosen: int, room: int, glyphs: Glyphs) -> tuple[list[Line], list[int]]:
+    """All lines, and which of them have the rows."""
     found = e.found
     if found is None:
-        return [((" Estimate", "title"),), ((f"   {e.why_not}", "dim"),)], 0
+        return [((" Estimate", "title"),), ((f"   {e.why_not}", "dim"),)], []
     lines: list[Line] = [_title(e, found, room), *_verdict(e, room, glyphs), EMPTY]
     unit = unit_for(*(v for row in rows_of(found) for v in (row.estimate, row.measured)))
     largest = max((v or 0 for row in rows_of(found) for v in (row.estimate, row.measured)), default=0)
-    at = 0
-    where = 0
+    where: list[int] = []
     sections = (
         (f"As a step ends, {unit.name}", (*found.owners, *((found.allocated,) if found.allocated else ()))),
         ("What a step adds", found.added),
@@ -141,15 +141,12 @@ def page_lines(e: Estimated, chosen: int, room: int, glyphs: Glyphs) -> tuple[li
     for name, rows in sections:
         if not rows:
             continue
-        heads = ("estimate", "measured", "difference") if name is sections[0][0] else ("", "", "")
-        lines.append(_heads(name, heads, room))
+        lines.append(_heads(name, rows is sections[0][1], room))
         for row in rows:
-            if at == chosen:
-                where = len(lines)
             phase = rows is found.phases
-            line = _row(row, unit, at == chosen, phase, phase and row.line == found.peak_phase, room, glyphs)
+            line = _row(row, unit, len(where) == chosen, phase, phase and row.line == found.peak_phase, room, glyphs)
+            where.append(len(lines))
             lines.append((*line, *_bar(row, phase, largest, room - width(line), room, glyphs)))
-            at += 1
         lines.append(EMPTY)
     for text in e.remarks:
         lines += [((" ", ""), *row) for row in words(text, "text", room - 2)]
@@ -200,43 +197,34 @@ def _verdict(e: Estimated, room: int, glyphs: Glyphs) -> list[Line]:
     return [fit(line, room), *([fit(second, room)] if second else [])]
 
 
-_NAME, _NUMBER, _NUMBER_SMALL = 20, 12, 9
+_NAME, _NUMBER, _NUMBER_SMALL, _SOURCE_LEAST = 20, 12, 9, 14
 
 
-def _numbers(room: int) -> tuple[int, int, bool]:
-    """Cells of a number, how many numbers, whether the source has room."""
+def _placed(room: int) -> tuple[Columns[Compared, Written], int]:
+    """The figures that fit, and the cells left of the source."""
     number = _NUMBER if room >= 78 else _NUMBER_SMALL
-    fits = max(1, min(3, (room - _NAME) // number))
-    return number, fits, room - _NAME - fits * number >= 14
+    columns = place(figures(number), max(number, room - _NAME))
+    return columns, _NAME + used(columns)
 
 
-def _heads(name: str, heads: tuple[str, str, str], room: int) -> Line:
-    number, fits, source = _numbers(room)
-    short = tuple("diff" if head == "difference" and number < 11 else head for head in heads)
+def _heads(name: str, first: bool, room: int) -> Line:
+    columns, start = _placed(room)
     line: list[Span] = [(left(f" {name}", _NAME), "strong")]
-    line += [(right(head, number), "dim") for head in short[3 - fits :]]
-    if source and heads[0]:
-        line.append(("   source", "dim"))
+    if first:
+        line += [*heads(columns), *([("   source", "dim")] if room - start >= _SOURCE_LEAST else [])]
     return fit(line, room)
 
 
 def _row(row: Compared, unit: Unit, here: bool, phase: bool, top: bool, room: int, glyphs: Glyphs) -> Line:
-    number, fits, source = _numbers(room)
+    columns, start = _placed(room)
     glyph = " " if phase else glyphs.lines.get(row.line, " ") if row.line != "allocated" else " "
     strong = top or row.line == "allocated"
     role = "cursor" if here else "strong" if strong else "text"
     name = left(row.line if phase else LABELS.get(row.line, row.line), _NAME - 6)
     line: list[Span] = [(f" {glyphs.now if here else ' '} ", "key"), (f"{glyph} ", line_role(row.line)), (name, role)]
     line.append((" ", ""))
-    figures = (
-        (in_unit(row.estimate, unit), "text"),
-        (in_unit(row.measured, unit), "strong" if strong else "text"),
-        (in_unit(row.difference, unit, sign=True), "warn" if row.off else "dim"),
-    )
-    none = "–" if glyphs.braille else "-"
-    for text, said in figures[3 - fits :]:
-        line.append((right(none, number), "dim") if text == NOT_KNOWN else (right(text, number), said))
-    if source:
+    line += row_cells(columns, row, Written(unit, strong, "–" if glyphs.braille else "-"))
+    if room - start >= _SOURCE_LEAST:
         line.append((f"   {row.source}", "dim"))
         if top:
             line.append((" · peak" if glyphs.braille else ", peak", "strong"))
@@ -249,8 +237,7 @@ _SOURCE = 25
 
 def _bar(row: Compared, phase: bool, largest: int, left_over: int, room: int, glyphs: Glyphs) -> Line:
     """What both have, then what is measured beyond the estimate, or estimated and not there."""
-    number, fits, _ = _numbers(room)
-    start = _NAME + fits * number + _SOURCE
+    start = _placed(room)[1] + _SOURCE
     cells = min(40, room - start - 1)
     if cells < 12 or largest <= 0 or row.measured is None:
         return EMPTY

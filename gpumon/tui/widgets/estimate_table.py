@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumon.analysis.comparison import OTHER, Compared, Comparison, compare
-from gpumon.analysis.units import NOT_KNOWN, in_unit, unit_for
+from gpumon.analysis.units import NOT_KNOWN, Unit, in_unit, unit_for
 from gpumon.tui.ink import Glyphs, line_role
-from gpumon.tui.spans import Line, Span, left, right
+from gpumon.tui.spans import Line, Span, left
+from gpumon.tui.table import Column, Columns, heads, place, row_cells, used
 from gpumon.tui.view import View, newest_read
 from gpumon.tui.widgets.device_bar import LABELS
 from gpumon.tui.widgets.panel import Panel
@@ -65,6 +66,29 @@ def summed(found: Comparison, most: int = ROWS_MAX) -> tuple[Compared, ...]:
     return (*rows, *other, total, *last)
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How a row's figures are written."""
+
+    unit: Unit
+    strong: bool
+    none: str = NOT_KNOWN
+
+    def figure(self, value: int | None, role: str, *, sign: bool = False) -> Span:
+        return (self.none, "dim") if value is None else (in_unit(value, self.unit, sign=sign), role)
+
+
+def figures(number: int) -> Columns[Compared, Written]:
+    """Estimate, measured and their difference, `number` cells each; the estimate is given up first."""
+    return (
+        Column("estimate", "estimate", number, 2, lambda row, how: how.figure(row.estimate, "text")),
+        Column("measured", "measured", number, 1,
+               lambda row, how: how.figure(row.measured, "strong" if how.strong else "text")),
+        Column("difference", "difference" if number >= 11 else "diff", number, 0,
+               lambda row, how: how.figure(row.difference, "warn" if row.off else "dim", sign=True)),
+    )  # fmt: skip
+
+
 class EstimateTable(Panel):
     """Estimate against measurement, line by line."""
 
@@ -88,12 +112,9 @@ def estimate_lines(c: Comparisons, room: int, height: int, glyphs: Glyphs, title
     unit = unit_for(*(v for r in rows for v in (r.estimate, r.measured)))
     name = 14
     number = 9 if room >= 42 else 8
-    heads = ["estimate", "measured", "diff"]
-    fits = max(1, min(3, (room - name) // number))
-    shown = {3: (0, 1, 2), 2: (1, 2), 1: (2,)}[fits]
-    with_source = room - name - number * fits >= 10
-    head: list[Span] = [(left(f" Estimate {unit.name}", name), title)]
-    head += [(right(heads[i], number), "dim") for i in shown]
+    columns = place(figures(number), max(number, room - name))
+    with_source = room - name - used(columns) >= 10
+    head: list[Span] = [(left(f" Estimate {unit.name}", name), title), *heads(columns)]
     if with_source:
         head.append(("  source", "dim"))
     lines: list[Line] = [tuple(head)]
@@ -104,12 +125,7 @@ def estimate_lines(c: Comparisons, room: int, height: int, glyphs: Glyphs, title
             (f" {glyph} ", line_role(r.line)),
             (left(LABELS.get(r.line, r.line), name - 3), "strong" if strong else "text"),
         ]
-        cells = (
-            (in_unit(r.estimate, unit), "text"),
-            (in_unit(r.measured, unit), "strong" if strong else "text"),
-            (in_unit(r.difference, unit, sign=True), "warn" if r.off else "dim"),
-        )
-        line += [(right(cells[i][0], number), "dim" if cells[i][0] == NOT_KNOWN else cells[i][1]) for i in shown]
+        line += row_cells(columns, r, Written(unit, strong))
         if with_source:
             line.append((f"  {r.source}", "dim"))
         lines.append(tuple(line))

@@ -15,7 +15,7 @@ from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
-    from gpumon.analysis.whatif import Answer
+    from gpumon.analysis.changes import Answer
 
 _ROLE = {"fits": "good", "tight": "warn", "oom-ahead": "bad"}
 _SHORT = {
@@ -194,9 +194,8 @@ def _whatif(answers: tuple[Answer, ...], room: int, glyphs: Glyphs) -> list[Span
         if len(text) > left:
             continue
         left -= len(text)
-        spans.append(
-            (text, {True: "text", None: "warn", False: "bad"}[each.fits] if each.headroom is not None else "text")
-        )
+        role = {True: "text", None: "warn", False: "bad"}[each.fits] if each.headroom is not None else "text"
+        spans.append((text, "warn" if role == "text" and each.full_in is not None else role))
     return spans if len(spans) > 1 else []
 
 

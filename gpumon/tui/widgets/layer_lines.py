@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpumon.analysis.layers import FIGURES, Figures, Layer, Tree
 from gpumon.analysis.units import Unit, count, in_unit, percent, size, unit_for
 from gpumon.tui.ink import Glyphs, line_role
-from gpumon.tui.spans import Line, Span, cells, clip, fit, left, right, spread, width
+from gpumon.tui.spans import Line, Span, cells, clip, fit, left, spread, width
+from gpumon.tui.table import Column, column_at, heads, mark, place, row_cells, used
 from gpumon.tui.widgets.device_bar import bar
 from gpumon.tui.widgets.layer_rows import ORDERS, OUTSIDE, Choice, Row, Rows
 
@@ -20,20 +22,8 @@ ROOM_FOR_MOMENT = 110
 FOOT = 2
 """Lines below them: the chosen module in words."""
 
-_COLUMNS = (
-    # figure, heading, cells, rank: the highest is given up first
-    ("parameters", "parameters", 14, 5),
-    ("weights", "weights", 10, 1),
-    ("buffers", "buffers", 9, 7),
-    ("gradients", "gradients", 10, 3),
-    ("optimizer", "optimizer", 10, 2),
-    ("activations", "activations", 13, 1),
-    ("total", "total", 10, 0),
-    ("share", "share", 8, 4),
-    ("bar", "", 14, 4),
-    ("kind", "kind", 20, 6),
-)
 _NAME = 26
+_WIDEST = 14  # one column is always shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,37 +35,69 @@ class Layers:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Cells of the name; name, heading and cells of every column that has room."""
+class _Scale:
+    """What all rows are written in: the unit, the largest row of a bar, the bytes of all."""
 
-    name: int
-    columns: tuple[tuple[str, str, int], ...]
+    unit: Unit
+    largest: int
+    whole: int
+    flat: bool
+    glyphs: Glyphs
 
-
-def place(room: int, order: str) -> _Place:
-    """The sorted column always, then by rank; the name gets what is left."""
-    left_over = room - _NAME
-    kept: set[str] = set()
-    for name, _, wide, _ in sorted(_COLUMNS, key=lambda column: (column[0] != order, column[3])):
-        if wide > left_over and kept:
-            break
-        kept.add(name)
-        left_over -= wide
-    columns = tuple((name, heading, wide) for name, heading, wide, _ in _COLUMNS if name in kept)
-    return _Place(max(1, room - sum(wide for _, _, wide in columns)), columns)
+    @property
+    def none(self) -> Span:
+        return ("–" if self.glyphs.braille else "-", "dim")
 
 
-def column_at(x: int, room: int, order: str) -> str | None:
-    """By what a click at a cell of the headings sorts; left of all columns stands the model's order."""
-    p = place(room, order)
-    at = p.name
-    if x < at:
-        return "model"
-    for name, _, wide in p.columns:
-        at += wide
-        if x < at:
-            return name if name in ORDERS else "total"
-    return None
+def _bytes(name: str) -> Callable[[Row, _Scale], Span]:
+    def cell(row: Row, scale: _Scale) -> Span:
+        value = getattr(row.figures, name)
+        if value is None:
+            return scale.none
+        return (in_unit(value, scale.unit), "strong" if name == "total" else "text") if value else ("0", "dim")
+
+    return cell
+
+
+def _parameters(row: Row, scale: _Scale) -> Span:
+    return (count(row.parameters), "text") if row.parameters else scale.none
+
+
+def _share(row: Row, scale: _Scale) -> Span:
+    return (percent(row.figures.total / scale.whole), "dim") if scale.whole else scale.none
+
+
+def _bar(row: Row, scale: _Scale) -> tuple[Line, str]:
+    """Of an open row none: it is the sum of those below it."""
+    shown = [(each, value) for each in FIGURES if (value := getattr(row.figures, each))]
+    return () if row.open and not scale.flat else tuple(bar(shown, scale.largest, 11, scale.glyphs)), ""
+
+
+COLUMNS: tuple[Column[Row, _Scale], ...] = (
+    Column("parameters", "parameters", 14, 5, _parameters),
+    Column("weights", "weights", 10, 1, _bytes("weights")),
+    Column("buffers", "buffers", 9, 7, _bytes("buffers")),
+    Column("gradients", "gradients", 10, 3, _bytes("gradients")),
+    Column("optimizer", "optimizer", 10, 2, _bytes("optimizer")),
+    Column("activations", "activations", 13, 1, _bytes("activations")),
+    Column("total", "total", 10, 0, _bytes("total")),
+    Column("share", "share", 8, 4, _share),
+    Column("bar", "", 14, 4, _bar),
+    Column("kind", "kind", 20, 6, lambda row, scale: (row.layer.kind or "", "dim"), to_left=True),
+)
+
+
+def _placed(room: int, order: str) -> tuple[int, Sequence[Column[Row, _Scale]]]:
+    """Cells of the name, and the columns that have room beside it."""
+    columns = place(COLUMNS, max(_WIDEST, room - _NAME), order)
+    return max(1, room - used(columns)), columns
+
+
+def order_at(x: int, room: int, order: str) -> str | None:
+    """By what a click at a cell of the headings sorts; left of all columns is the model's order."""
+    name, columns = _placed(room, order)
+    found = "model" if x < name else column_at(columns, x - name)
+    return found if found is None or found in ORDERS else "total"
 
 
 def layer_lines(
@@ -88,12 +110,17 @@ def layer_lines(
     largest = max((row.figures.total for row in parts), default=0)
     unit = unit_for(largest // 8)  # most modules are far smaller than the largest
     whole = sum(tree.root.whole.total + (tree.elsewhere or 0) for tree in layers.trees)
-    p = place(room, choice.order)
-    lines = [_title(layers, rows, choice, room, glyphs), fit(_heads(p, choice, unit, glyphs), room)]
+    scale = _Scale(unit, largest, whole, choice.flat, glyphs)
+    name, columns = _placed(room, choice.order)
+    sign = mark(glyphs, choice.upwards)
+    first = (_name_head(name, choice, unit, sign), "dim")
+    head = fit([first, *heads(columns, choice.order, sign)], room)
+    lines = [_title(layers, rows, choice, room, glyphs), head]
     foot = FOOT if height >= 12 else 0
     for at in range(top, min(len(rows.rows), top + max(1, height - HEADS - foot))):
         row = rows.rows[at]
-        lines.append(fit(_row(row, p, choice, unit, largest, whole, at == cursor, glyphs), room))
+        figures = row_cells(columns, row, scale, None if row.matched else "dim")
+        lines.append(fit([*_named(row, name, choice, at == cursor, glyphs), *figures], room))
     if foot and cursor < len(rows.rows):
         lines += [((" ", ""),)] * (height - foot - len(lines))
         lines += _foot(rows.rows[cursor], room, glyphs)
@@ -118,56 +145,23 @@ def _title(layers: Layers, rows: Rows, choice: Choice, room: int, glyphs: Glyphs
     return spread(start, [(read, "dim")], room)
 
 
-def _heads(p: _Place, choice: Choice, unit: Unit, glyphs: Glyphs) -> Line:
-    mark = ("▴" if choice.upwards else "▾") if glyphs.braille else ("^" if choice.upwards else "v")
+def _name_head(room: int, choice: Choice, unit: Unit, sign: str) -> str:
     name = f"   {unit.name}, each by itself" if choice.flat else f"   {unit.name}, with what is below"
-    chosen = choice.order == "model"
-    line: list[Span] = [(left(f"{clip(name, p.name - 2)} {mark if chosen else ''}", p.name), "dim")]
-    for column, heading, wide in p.columns:
-        chosen = column == choice.order
-        text = f"{heading}{mark}" if chosen else heading
-        written = f"  {left(text, wide - 2)}" if column == "kind" else right(text, wide)
-        line.append((written, "key" if chosen else "dim"))
-    return tuple(line)
+    return left(f"{clip(name, room - 2)} {sign if choice.order == 'model' else ''}", room)
 
 
-def _row(row: Row, p: _Place, choice: Choice, unit: Unit, largest: int, whole: int, here: bool, glyphs: Glyphs) -> Line:
+def _named(row: Row, room: int, choice: Choice, here: bool, glyphs: Glyphs) -> list[Span]:
     layer = row.layer
     opens, closed = ("▾", "▸") if glyphs.braille else ("-", "+")
     sign = " " if row.leaf or choice.flat else opens if row.open else closed
     lead = f" {'' if choice.flat else '  ' * min(row.depth, 12)}{sign} "
     tied = f" = {layer.shared_with or 'the root'}" if layer.shared_with is not None else ""
-    room = max(1, p.name - len(lead) - 1)
+    room = max(1, room - len(lead) - 1)
     in_full = choice.flat and layer.path not in ("", OUTSIDE)
     name = _tail(layer.path, room) if in_full else clip(layer.name, room)
     tied = clip(tied, room - cells(name))
     blank = " " * (room + 1 - cells(name) - cells(tied))
-    role = "cursor" if here else "text" if row.matched else "dim"
-    line: list[Span] = [(lead, "dim"), (name, role), (tied, "warn"), (blank, "")]
-    for column, _, wide in p.columns:
-        if column == "kind":
-            line.append((f"  {left(layer.kind or '', wide - 2)}", "dim"))
-        elif column == "bar":
-            shown = [(each, value) for each in FIGURES if (value := getattr(row.figures, each))]
-            drawn = bar(shown, largest, wide - 3, glyphs) if not row.open or choice.flat else ()
-            line += [("  ", ""), *drawn, (" " * (wide - 2 - width(drawn)), "")]
-        else:
-            text, said = _figure(row, column, unit, whole, glyphs)
-            line.append((right(text, wide), said if row.matched else "dim"))
-    return tuple(line)
-
-
-def _figure(row: Row, column: str, unit: Unit, whole: int, glyphs: Glyphs) -> tuple[str, str]:
-    """As it is written, and its role."""
-    none = "–" if glyphs.braille else "-"
-    if column == "parameters":
-        return (count(row.parameters), "text") if row.parameters else (none, "dim")
-    if column == "share":
-        return (percent(row.figures.total / whole) if whole else none, "dim")
-    value = getattr(row.figures, column)
-    if value is None:
-        return none, "dim"
-    return (in_unit(value, unit), "strong" if column == "total" else "text") if value else ("0", "dim")
+    return [(lead, "dim"), (name, "cursor" if here else "text" if row.matched else "dim"), (tied, "warn"), (blank, "")]
 
 
 def _tail(path: str, room: int) -> str:

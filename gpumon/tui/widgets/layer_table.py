@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from textual import events
 from textual.binding import Binding, BindingType
 
 from gpumon.analysis.layers import Tree
@@ -13,26 +12,20 @@ from gpumon.analysis.layers import trees as trees_of
 from gpumon.session.frame import LayersRecord, ModelRecord
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.spans import Line
+from gpumon.tui.table import TablePanel, moves, next_of
 from gpumon.tui.view import View
-from gpumon.tui.widgets.layer_lines import FOOT, HEADS, Layers, column_at, explanation, layer_lines
+from gpumon.tui.widgets.layer_lines import FOOT, HEADS, Layers, explanation, layer_lines, order_at
 from gpumon.tui.widgets.layer_rows import ORDERS, Choice, Key, Row, Rows, all_keys, opened_at_first, rows_of
-from gpumon.tui.widgets.panel import Panel
 
 
-class LayerTable(Panel):
+class LayerTable(TablePanel):
     """Modules, one a line, with a cursor."""
 
     NAME = "Layers"
     TERMS = ("module", "parameters", "weights", "buffers", "gradients", "optimizer", "activations", "total", "share",
              "tied", "sampled")  # fmt: skip
-    CALM = True
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "Up", show=False, id="layers.up", tooltip="The module above"),
-        Binding("down,j", "move(1)", "Down", show=False, id="layers.down", tooltip="The module below"),
-        Binding("pageup", "page(-1)", "Page up", show=False, id="layers.page_up", tooltip="One page up"),
-        Binding("pagedown", "page(1)", "Page down", show=False, id="layers.page_down", tooltip="One page down"),
-        Binding("home,g", "move(-1000000)", "First", show=False, id="layers.first", tooltip="The first module"),
-        Binding("end,G", "move(1000000)", "Last", show=False, id="layers.last", tooltip="The last module"),
+        *moves("layers", "module"),
         Binding("enter", "turn_over", "Open", id="layers.toggle", tooltip="Open the module, or close it"),
         Binding("right,l", "open", "Open", show=False, id="layers.open", tooltip="Open the module"),
         Binding("left,h", "close", "Close", show=False, id="layers.close",
@@ -55,9 +48,6 @@ class LayerTable(Panel):
         self._choice: Choice | None = None
         self._rows: Rows | None = None
         self._made_of: tuple[object, object] | None = None
-        self._cursor: Key | None = None
-        self._at = 0
-        self._top = 0
 
     # ----------------------------------------------------------------------------------------------------- what it is
 
@@ -88,7 +78,7 @@ class LayerTable(Panel):
     def choose(self, choice: Choice) -> None:
         """Show it so. In another order, or with others left out, one looks from the top on."""
         if replace(choice, opened=self.choice.opened) != self.choice:
-            self._cursor, self._at = None, 0
+            self.from_top()
         self._choice = choice
         self._redraw()
 
@@ -108,56 +98,25 @@ class LayerTable(Panel):
 
     # ----------------------------------------------------------------------------------------------- how it looks
 
+    def keys(self) -> list[Key]:
+        return [row.key for row in self.rows.rows]
+
     def draw(self, slice_: Layers, width: int, height: int, glyphs: Glyphs) -> list[Line]:
-        rows = self.rows
-        keys = [row.key for row in rows.rows]
-        if self._cursor in keys:
-            self._at = keys.index(self._cursor)
-        self._at = max(0, min(self._at, len(keys) - 1))
-        self._cursor = keys[self._at] if keys else None
-        foot = FOOT if height >= 12 else 0
-        room = max(1, height - HEADS - foot)
-        self._top = max(0, min(self._top, len(keys) - room))
-        self._top = min(max(self._top, self._at - room + 1), self._at)
-        return layer_lines(slice_, rows, self.choice, self._at, self._top, width, height, glyphs)
+        self.scroll(height - HEADS - (FOOT if height >= 12 else 0), HEADS)
+        return layer_lines(slice_, self.rows, self.choice, self._at, self._top, width, height, glyphs)
 
-    def on_click(self, event: events.Click) -> None:
-        """On a heading: sort by it; on a module: go there, and on the chosen one: open or close it."""
-        at = event.get_content_offset(self)
-        if at is None:
-            return
-        if at.y == 1:
-            order = column_at(at.x, self.size.width, self.choice.order)
-            if order is not None:
-                again = self.choice.order == order
-                self.choose(replace(self.choice, order=order, upwards=again and not self.choice.upwards))
-        elif at.y >= HEADS and self._top + at.y - HEADS < len(self.rows.rows):
-            chosen = self._top + at.y - HEADS
-            if chosen == self._at:
-                self.action_turn_over()
-            else:
-                self._go(chosen)
+    def heading_at(self, x: int) -> str | None:
+        return order_at(x, self.size.width, self.choice.order)
 
-    def on_mouse_scroll_down(self) -> None:
-        self.action_move(3)
-
-    def on_mouse_scroll_up(self) -> None:
-        self.action_move(-3)
+    def sort(self, order: str) -> None:
+        """By this column; once more: the other way round."""
+        again = self.choice.order == order
+        self.choose(replace(self.choice, order=order, upwards=again and not self.choice.upwards))
 
     # ------------------------------------------------------------------------------------------------------------ keys
 
-    def _go(self, at: int) -> None:
-        rows = self.rows.rows
-        if rows:
-            self._at = max(0, min(at, len(rows) - 1))
-            self._cursor = rows[self._at].key
-            self._redraw()
-
-    def action_move(self, by: int) -> None:
-        self._go(self._at + by)
-
-    def action_page(self, by: int) -> None:
-        self._go(self._at + by * max(1, self.size.height - HEADS - FOOT - 1))
+    def press(self) -> None:
+        self.action_turn_over()
 
     def action_turn_over(self) -> None:
         here = self.here
@@ -179,7 +138,7 @@ class LayerTable(Panel):
         if here.open and not self.choice.wanted:
             self.choose(replace(self.choice, opened=self.choice.opened - {here.key}))
             return
-        self._go(next((at for at in range(self._at - 1, -1, -1) if rows[at].depth < here.depth), self._at))
+        self.go(next((at for at in range(self._at - 1, -1, -1) if rows[at].depth < here.depth), self._at))
 
     def action_open_all(self) -> None:
         every = all_keys(self._trees)
@@ -187,8 +146,7 @@ class LayerTable(Panel):
         self.choose(replace(self.choice, opened=roots if self.choice.opened >= every else every))
 
     def action_order(self, by: int) -> None:
-        at = ORDERS.index(self.choice.order) + by
-        self.choose(replace(self.choice, order=ORDERS[at % len(ORDERS)], upwards=False))
+        self.choose(replace(self.choice, order=next_of(ORDERS, self.choice.order, by), upwards=False))
 
     def action_turn(self) -> None:
         self.choose(replace(self.choice, upwards=not self.choice.upwards))

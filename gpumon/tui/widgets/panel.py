@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from rich.segment import Segment
 from rich.style import Style
@@ -11,11 +11,9 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from gpumon.tui.ink import Glyphs, Ink, ink
+from gpumon.tui.monitor import Monitor
 from gpumon.tui.spans import EMPTY, Line, fit, width
 from gpumon.tui.view import View
-
-if TYPE_CHECKING:
-    from gpumon.tui.app import MonitorApp
 
 
 class Panel(Widget, can_focus=True):
@@ -58,8 +56,8 @@ class Panel(Widget, can_focus=True):
         return []
 
     @property
-    def monitor(self) -> MonitorApp:
-        return cast("MonitorApp", self.app)
+    def monitor(self) -> Monitor:
+        return cast("Monitor", self.app)
 
     @property
     def title_role(self) -> str:

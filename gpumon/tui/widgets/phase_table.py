@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from gpumon.analysis.units import NOT_KNOWN, Unit, duration, in_unit, unit_for
 from gpumon.session.frame import RankFrame, StepRecord
 from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import EMPTY, Line, Span, left, right
+from gpumon.tui.spans import EMPTY, Line, Span, left
+from gpumon.tui.table import Column, Columns, heads, place, row_cells, used
 from gpumon.tui.view import View, newest_read
 from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire
@@ -155,27 +156,53 @@ class PhaseTable(Panel):
 _NUMBER = 8
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """How a row's figures are written."""
+
+    unit: Unit
+    role: str
+    highest: bool
+    glyphs: Glyphs
+
+    def figure(self, value: int | None, role: str = "", lead: str = "", *, sign: bool = False) -> Span:
+        return (NOT_KNOWN, "dim") if value is None else (lead + in_unit(value, self.unit, sign=sign), role or self.role)
+
+
+def _peak(row: Row, how: _Written) -> Span:
+    bound = "≤" if row.flags & wire.BOUND and how.glyphs.braille else ""
+    return how.figure(row.peak, "strong" if how.highest else "", bound)
+
+
+def _columns(glyphs: Glyphs) -> Columns[Row, _Written]:
+    return (
+        Column("start", "start", _NUMBER, 3, lambda row, how: how.figure(row.start)),
+        Column("peak", "peak", _NUMBER, 1, _peak),
+        Column("end", "end", _NUMBER, 2, lambda row, how: how.figure(row.end)),
+        Column("delta", "Δ" if glyphs.braille else "diff", _NUMBER, 4,
+               lambda row, how: how.figure(row.delta, sign=True)),
+        Column("time", "time", _NUMBER, 5, lambda row, how: (duration(row.duration_ns / 1e9), "dim")),
+    )  # fmt: skip
+
+
 def phase_lines(p: Phases, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
     rows = p.rows if len(p.rows) <= height - 2 else fold(p.rows)
     unit = unit_for(*(v for r in rows for v in (r.start, r.peak, r.end)))
-    wanted = [("start", 1), ("peak", 3), ("end", 2), ("Δ" if glyphs.braille else "diff", 0), ("time", 0)]
     name_room = max([11, *(len(_name(r, rows)) + 3 for r in rows)])
     name_room = min(name_room, max(8, room - 3 * _NUMBER))
-    fits = max(1, (room - name_room - 1) // _NUMBER)
-    dropped = sorted(range(5), key=lambda i: -wanted[i][1])[:fits] if fits < 5 else range(5)
-    shown = sorted(dropped)
+    columns = place(_columns(glyphs), max(_NUMBER, room - name_room - 1))
     where = f"step {p.step:,}{' …' if p.running and glyphs.braille else ''}" if p.step is not None else ""
     head: list[Span] = [
         (left(f" Phases {unit.name if any(r.end is not None for r in rows) else ''}", name_room), title)
     ]
-    head += [(right(wanted[i][0], _NUMBER), "dim") for i in shown]
+    head += heads(columns)
     lines: list[Line] = [tuple(head)]
     if not rows:
         doing = f" {glyphs.now} {p.live}" if p.live else " none closed yet"
         return [((" Phases", title),), ((doing, "text" if p.live else "dim"),)]
     highest = max((r.peak for r in rows if r.peak is not None and not r.past), default=None)
     known = {r.phase for r in rows}
-    lines += [_row(r, rows, p, unit, name_room, shown, highest, room, glyphs) for r in rows]
+    lines += [_row(r, rows, p, unit, name_room, columns, highest, room, glyphs) for r in rows]
     if p.live and p.live not in known:
         since = f" for {p.live_s} s" if p.live_s else ""
         lines.append(((f" {glyphs.now} ", "good"), (p.live, "strong"), (f" now{since}", "dim")))
@@ -223,28 +250,16 @@ def _row(
     p: Phases,
     unit: Unit,
     name_room: int,
-    shown: list[int],
+    columns: Columns[Row, _Written],
     highest: int | None,
     room: int,
     glyphs: Glyphs,
 ) -> Line:
     live = p.live == r.phase and (r.index == max(x.index for x in rows if x.phase == r.phase))
     role = "dim" if r.past else "text"
-    bound = "≤" if r.flags & wire.BOUND and glyphs.braille else ""
-    peak = in_unit(r.peak, unit)
-    cells = (
-        (in_unit(r.start, unit), role),
-        (bound + peak if r.peak is not None else peak, "strong" if r.peak == highest and not r.past else role),
-        (in_unit(r.end, unit), role),
-        (in_unit(r.delta, unit, sign=True), role),
-        (duration(r.duration_ns / 1e9), "dim"),
-    )
     line: list[Span] = [(f" {glyphs.now if live else ' '} ", "good")]
     line.append((left(_name(r, rows), name_room - 3), "strong" if live else role))
-    for i in shown:
-        text, text_role = cells[i]
-        line.append((right(text, _NUMBER), "dim" if text == NOT_KNOWN else text_role))
-    used = name_room + _NUMBER * len(shown)
-    if r.notes and room - used > 6:
+    line += row_cells(columns, r, _Written(unit, role, r.peak == highest and not r.past, glyphs))
+    if r.notes and room - name_room - used(columns) > 6:
         line.append((f"  {r.notes}", "warn" if r.flags & (wire.ABORTED | wire.OVERLAPPED) else "dim"))
     return tuple(line)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from gpumon.analysis.job import spread
 from gpumon.analysis.units import NOT_KNOWN, Unit, duration, in_unit, percent, ranges, size, unit_for
 from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import Line, Span, cells, fit, flow, left, right
+from gpumon.tui.spans import Line, Span, fit, flow, left, width
+from gpumon.tui.table import Column, heads, place, row_cells, used
 from gpumon.tui.view import MANY
 from gpumon.tui.widgets.rank_heat import strips
 from gpumon.tui.widgets.rank_rows import RankPage, RankRow, reading, trouble
@@ -27,49 +28,41 @@ _STATES = {
 _WORDS = {"fits": "good", "tight": "warn", "oom-ahead": "bad"}
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A figure of the table; `rank` says how soon it goes where there is no room: the lowest stay."""
-
-    title: str
-    width: int
-    rank: int
-    text: Callable[[RankRow, Unit], str]
-    role: Callable[[RankRow], str] = lambda row: "text"
-
-
 def _far(value: int | None, unit: Unit) -> str:
     """Where a figure is so much larger than the others that their unit makes a number nobody reads: in its own."""
     text = in_unit(value, unit)
     return text if len(text) <= _READABLE else size(value)
 
 
-COLUMNS = (
-    Column("rank", 5, 0, lambda row, unit: row.label, lambda row: "strong"),
-    Column("device", 7, 12, lambda row, unit: row.name or "", lambda row: "dim"),
-    Column("step", 8, 3, lambda row, unit: NOT_KNOWN if row.step is None else f"{row.step:,}"),
-    Column("peak in", 10, 4, lambda row, unit: row.phase, lambda row: "dim"),
-    Column("peak", 8, 1, lambda row, unit: in_unit(row.peak, unit), lambda row: "strong"),
-    Column("spread", 8, 2, lambda row, unit: in_unit(row.spread, unit, sign=True)),
-    Column("reserved", 9, 8, lambda row, unit: in_unit(row.reserved, unit)),
-    Column("slack", 7, 10, lambda row, unit: in_unit(row.slack, unit)),
-    Column("buckets", 8, 11, lambda row, unit: in_unit(row.buckets, unit), lambda row: "dim"),
-    Column("headroom", 10, 5, lambda row, unit: _far(row.headroom, unit)),
-    Column("next", 10, 6, lambda row, unit: row.word, lambda row: _WORDS.get(row.word, "dim")),
-    Column("s/step", 7, 9, lambda row, unit: duration(row.step_s), lambda row: "dim"),
-    Column("findings", 9, 7, lambda row, unit: str(row.findings) if row.findings else "",
-           lambda row: "bad" if row.critical else "warn"),
-    Column("pid", 8, 13, lambda row, unit: NOT_KNOWN if row.pid is None else str(row.pid), lambda row: "dim"),
-    Column("host", 12, 14, lambda row, unit: row.host, lambda row: "dim"),
+COLUMNS: tuple[Column[RankRow, Unit], ...] = (
+    Column("rank", "rank", 5, 0, lambda row, unit: (row.label, "strong")),
+    Column("device", "device", 7, 12, lambda row, unit: (row.name or "", "dim")),
+    Column("step", "step", 8, 3, lambda row, unit: (NOT_KNOWN if row.step is None else f"{row.step:,}", "text")),
+    Column("peak in", "peak in", 10, 4, lambda row, unit: (row.phase, "dim")),
+    Column("peak", "peak", 8, 1, lambda row, unit: (in_unit(row.peak, unit), "strong")),
+    Column("spread", "spread", 8, 2, lambda row, unit: (in_unit(row.spread, unit, sign=True), "text")),
+    Column("reserved", "reserved", 9, 8, lambda row, unit: (in_unit(row.reserved, unit), "text")),
+    Column("slack", "slack", 7, 10, lambda row, unit: (in_unit(row.slack, unit), "text")),
+    Column("buckets", "buckets", 8, 11, lambda row, unit: (in_unit(row.buckets, unit), "dim")),
+    Column("headroom", "headroom", 10, 5, lambda row, unit: (_far(row.headroom, unit), "text")),
+    Column("next", "next", 10, 6, lambda row, unit: (row.word, _WORDS.get(row.word, "dim"))),
+    Column("s/step", "s/step", 7, 9, lambda row, unit: (duration(row.step_s), "dim")),
+    Column("findings", "findings", 9, 7,
+           lambda row, unit: (str(row.findings) if row.findings else "", "bad" if row.critical else "warn")),
+    Column("pid", "pid", 8, 13, lambda row, unit: (NOT_KNOWN if row.pid is None else str(row.pid), "dim")),
+    Column("host", "host", 12, 14, lambda row, unit: (row.host, "dim")),
 )  # fmt: skip
+UNHEARD = (COLUMNS[0],)
+"""All that is written of a rank that was never heard."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The lines, and how many rows one column of a grid holds (1 in a table)."""
+    """The lines, how many rows one column of a grid holds (1 in a table), and in a table the row of each line."""
 
     lines: list[Line]
     stride: int = 1
+    rows: tuple[int, ...] = ()
 
 
 def rank_lines(page: RankPage, cursor: int, room: int, height: int, glyphs: Glyphs) -> Drawn:
@@ -77,7 +70,7 @@ def rank_lines(page: RankPage, cursor: int, room: int, height: int, glyphs: Glyp
     top = summary(page, unit, room)[: max(1, min(4, height // 6))]
     entries = _entries(page)
     if len(entries) + len(top) + 1 <= height or room < 2 * CELL:
-        return Drawn(_table(page, entries, top, cursor, unit, room, height, glyphs))
+        return _table(page, entries, top, cursor, unit, room, height, glyphs)
     return _grid(page, entries, top, cursor, unit, room, height, glyphs)
 
 
@@ -140,14 +133,10 @@ def _heading(page: RankPage, node: str, unit: Unit) -> Line:
 def _table(
     page: RankPage, entries: list[Entry], top: list[Line], cursor: int, unit: Unit, room: int, height: int,
     glyphs: Glyphs,
-) -> list[Line]:  # fmt: skip
-    shown = _fitting(room - _LEAD - _STATE_WIDTH)
-    head: list[Span] = [(" " * _LEAD, "")]
-    for column in shown:
-        sorted_by = column.title == page.order
-        head.append((" " + right(column.title, column.width - 1), "key" if sorted_by else "dim"))
-    head.append(("  state", "dim"))
-    lines = [*top, tuple(head)]
+) -> Drawn:  # fmt: skip
+    shown = place(COLUMNS, room - _LEAD - _STATE_WIDTH)
+    head = [(" " * _LEAD, ""), *heads(shown, page.order), ("  state", "dim")]
+    lines = [*top, fit(head, room)]
     space = max(1, height - len(lines))
     at = next((i for i, (_, index) in enumerate(entries) if index == cursor), 0)
     first = max(0, min(at - space // 2, len(entries) - space))
@@ -160,28 +149,18 @@ def _table(
         row = page.rows[cursor]
         lines.append(fit(((f"  rank {row.label}: ", _STATES[row.state]), (said, "text")), room))
     lines += _heat(page, room, height - len(lines), glyphs)
-    return lines
+    shown_rows = (*[-1] * (len(top) + 1), *(index for _, index in entries[first : first + space]))
+    return Drawn(lines, rows=shown_rows)
 
 
-def _fitting(room: int) -> list[Column]:
-    """The columns for which there is room, in their own order."""
-    chosen: list[Column] = []
-    for column in sorted(COLUMNS, key=lambda column: column.rank):
-        if column.width > room:
-            break
-        chosen.append(column)
-        room -= column.width
-    return [column for column in COLUMNS if column in chosen]
-
-
-def _line(row: RankRow, here: bool, shown: list[Column], unit: Unit, room: int, glyphs: Glyphs) -> Line:
+def _line(
+    row: RankRow, here: bool, shown: Sequence[Column[RankRow, Unit]], unit: Unit, room: int, glyphs: Glyphs
+) -> Line:
     line: list[Span] = [(f"{glyphs.now if here else ' '} ", "key")]
-    for column in shown:
-        text = column.text(row, unit) if row.source or column.title == "rank" else ""
-        line.append((" " + right(text, column.width - 1), "cursor" if here else column.role(row)))
-    used = sum(cells(text) for text, _ in line)
-    line.append((f"  {left(_state(row, glyphs), max(0, min(_STATE_WIDTH, room - used) - 2))}", _STATES[row.state]))
-    return tuple(line)
+    line += row_cells(shown if row.source else UNHEARD, row, unit, "cursor" if here else None)
+    line.append((" " * (_LEAD + used(shown) - width(line)), ""))
+    state = left(_state(row, glyphs), max(0, min(_STATE_WIDTH, room - width(line)) - 2))
+    return (*line, (f"  {state}", _STATES[row.state]))
 
 
 def _state(row: RankRow, glyphs: Glyphs) -> str:
@@ -241,7 +220,7 @@ def _grid(
                     if index < 0
                     else _cell(page.rows[index], heat[index], index == cursor, unit, glyphs)
                 )
-                line += [*cell, (" " * (CELL - sum(cells(text) for text, _ in cell)), "")]
+                line += [*cell, (" " * (CELL - width(cell)), "")]
         lines.append(tuple(line))
     if cursor < len(page.rows):
         lines.append(fit(_detail(page.rows[cursor], unit, glyphs), room))
@@ -280,7 +259,7 @@ def _detail(row: RankRow, unit: Unit, glyphs: Glyphs) -> Sequence[Span]:
     if row.source is None:
         return parts
     for column in COLUMNS[1:]:
-        text = column.text(row, unit)
-        if text and text != NOT_KNOWN and column.title not in ("peak", "spread"):
-            parts += [(f"  {column.title} ", "dim"), (text, column.role(row))]
+        text, role = column.cell(row, unit)
+        if text not in ("", NOT_KNOWN) and column.name not in ("peak", "spread"):
+            parts += [(f"  {column.heading} ", "dim"), (str(text), role)]
     return parts

@@ -9,7 +9,7 @@ import msgspec
 
 from gpumon.analysis import buckets
 from gpumon.analysis.job import Job, Standing, State, ending, job
-from gpumon.analysis.lines import DeviceReport, RankReport
+from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.robust import median
 from gpumon.session.frame import RankFrame
 from gpumon.tui.view import MANY, View, device_name

@@ -9,21 +9,19 @@ from textual.message import Message
 
 from gpumon.tui.ink import Glyphs
 from gpumon.tui.spans import Line
+from gpumon.tui.table import TablePanel, moves, next_of
 from gpumon.tui.view import View
-from gpumon.tui.widgets.panel import Panel
 from gpumon.tui.widgets.rank_lines import rank_lines
 from gpumon.tui.widgets.rank_rows import ORDERS, Peaks, RankPage, rank_page
 
 
-class RankTable(Panel):
+class RankTable(TablePanel):
     """Ranks; the cursor's one opens on the Overview."""
 
     NAME = "Ranks"
     TERMS = ("step", "it/s", "peak", "spread", "reserved", "slack", "buckets", "headroom", "device")
-    CALM = True
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "Up", show=False, id="ranks.up", tooltip="The rank above"),
-        Binding("down,j", "move(1)", "Down", show=False, id="ranks.down", tooltip="The rank below"),
+        *moves("ranks", "rank"),
         Binding("left,h", "across(-1)", "Left", show=False, id="ranks.left", tooltip="The column of ranks to the left"),
         Binding("right,l", "across(1)", "Right", show=False, id="ranks.right",
                 tooltip="The column of ranks to the right"),
@@ -43,8 +41,8 @@ class RankTable(Panel):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._cursor = 0
         self._stride = 1
+        self._lines_rows: tuple[int, ...] = ()
         self._order = "rank"
         self._reverse = False
         self._peaks = Peaks()
@@ -52,23 +50,35 @@ class RankTable(Panel):
     def pick(self, view: View) -> RankPage:
         return rank_page(view, self._peaks, self._order, self._reverse)
 
+    @property
+    def page(self) -> RankPage:
+        return self._slice or RankPage()
+
+    def keys(self) -> list[tuple[str | None, int | None, int | None]]:
+        return [(row.source, row.device, row.rank) for row in self.page.rows]
+
     def draw(self, slice_: RankPage, width: int, height: int, glyphs: Glyphs) -> list[Line]:
-        self._cursor = max(0, min(self._cursor, len(slice_.rows) - 1))
-        drawn = rank_lines(slice_, self._cursor, width, height, glyphs)
-        self._stride = drawn.stride
+        self.find_row()
+        drawn = rank_lines(slice_, self._at, width, height, glyphs)
+        self._stride, self._lines_rows, self._space = drawn.stride, drawn.rows, height // 2
         return drawn.lines
 
-    def action_move(self, by: int) -> None:
-        self._cursor += by
-        self._redraw()
+    def row_at(self, y: int) -> int | None:
+        row = self._lines_rows[y] if y < len(self._lines_rows) else -1
+        return row if row >= 0 else None
+
+    def press(self) -> None:
+        self.action_open()
 
     def action_across(self, by: int) -> None:
         if self._stride > 1:
             self.action_move(by * self._stride)
 
     def action_order(self, by: int) -> None:
-        names = list(ORDERS)
-        self._order = names[(names.index(self._order) + by) % len(names)]
+        self.sort(next_of(ORDERS, self._order, by))
+
+    def sort(self, order: str) -> None:
+        self._order = order
         self._again()
 
     def action_reverse(self) -> None:
@@ -76,17 +86,10 @@ class RankTable(Panel):
         self._again()
 
     def _again(self) -> None:
-        """The same rank stays under the cursor."""
-        page: RankPage = self._slice or RankPage()
-        here = page.rows[self._cursor] if page.rows else None
         self.show(self.monitor.view)
-        fresh: RankPage = self._slice or RankPage()
-        for at, row in enumerate(fresh.rows):
-            if here is not None and (row.source, row.device, row.rank) == (here.source, here.device, here.rank):
-                self._cursor = at
         self._redraw()
 
     def action_open(self) -> None:
-        page: RankPage = self._slice or RankPage()
-        if page.rows and (row := page.rows[self._cursor]).source is not None:
+        rows = self.page.rows
+        if rows and (row := rows[self._at]).source is not None:
             self.post_message(self.Opened(row.source, row.device))

@@ -1,0 +1,391 @@
+"""Reads everything that a sampled step is read for: owners, activations, workspaces, layers, the peak's breakdown.
+
+The order of one step: `begin_step`; walks of the graph as forward ends and backward begins; `boundary` as each phase
+closes; `close_step` before its Step is told. With the governor on a sampled step has one task beside its ledger: to
+compose the peak, to tell the layers (at most once a second), or, where neither is due, none. They take turns; the
+first sampled step has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gpumon_agent import wire
+from gpumon_agent.allocator import Reading
+from gpumon_agent.attribution.activations import Activations
+from gpumon_agent.attribution.block_owners import BlockOwners
+from gpumon_agent.attribution.caller_frames import made
+from gpumon_agent.attribution.cost_accounting import NO_COLLECTION, Booked, Cost
+from gpumon_agent.attribution.graph import Places
+from gpumon_agent.attribution.history import History
+from gpumon_agent.attribution.inventory import Inventory, claim
+from gpumon_agent.attribution.layers import Layers
+from gpumon_agent.attribution.peak_breakdown import PeakBreakdowns
+from gpumon_agent.attribution.rolling import Rolling
+from gpumon_agent.attribution.unwatched_models import UnwatchedModels
+from gpumon_agent.attribution.variables import NOTHING, Variables
+from gpumon_agent.attribution.workspaces import Workspaces, tracks_blocks
+from gpumon_agent.governor import SAMPLED_STEP_NS
+from gpumon_agent.guard import pass_on
+from gpumon_agent.hooks.recorder import Recorder
+from gpumon_agent.module_tree import tree
+from gpumon_agent.storages import tensors_in
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+LAYERS_EVERY_NS = 1_000_000_000
+COMPOSED_EVERY = 2
+"""Sampled steps, with the governor on: every so many a peak is composed."""
+REST_FIRST, REST_MAX = 2, 64
+"""Where composing takes a sampled step over its limit: so many times are left out, twice as many after each."""
+PLACES_EVERY_STEPS = 64
+TENSORS_AT_ONCE = 3_000
+"""Parameters, buffers and modules: of models with more, and the governor on, a step looks at a slice, as it ends."""
+_LOOKS = 8  # steps at whose end workspaces are looked for; later only with the layers
+_CPU = -1
+
+
+class Loads(Protocol):
+    """The checkpoints that were loaded, as far as their bytes are counted here."""
+
+    loads: list[Any]
+
+    def claim(self, device: int, claimed: set[int]) -> int: ...
+
+
+class Accounts:
+    """The books of one process. Called in the training thread, under the guard."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        cost: Cost,
+        models: Callable[[], Iterable[tuple[int, Module]]],
+        *,
+        say: Callable[[tuple[wire.Event, ...]], None],
+        tell: Callable[[str], None],
+        loads: Loads,
+        limited: bool,
+    ) -> None:
+        self.inventory = Inventory()
+        self.many = False
+        """whether the models have too many tensors to look at all of them in one step"""
+        self.ledgers: dict[int, wire.Ledger] = {}
+        """the newest of each device"""
+        self._recorder = recorder
+        self._cost = cost
+        self._booked = Booked(cost, clock=True)
+        self._booked_by_thread = Booked(cost, clock=False)
+        self._models = models
+        self._limited = limited
+        self._tell = tell
+        self._untracked = False  # that an allocator knows no blocks was told
+        self._places = Places()
+        self._places_left = 0
+        self._activations = Activations(self._current_places, tell, limited=limited)
+        self._others = self.others = UnwatchedModels(models, tell)
+        self._rolling = Rolling(self.inventory.models, self.inventory.optimizers, self.others.in_slices)
+        self._rolled_step = -1
+        self._told_unreadable = False
+        self._variables = Variables()
+        self._workspaces = Workspaces()
+        self._loads = loads
+        self._layers = Layers(self.inventory, self._current_places, models, say)
+        self._layers_due_ns = 0
+        self._layers_wanted = not limited  # in this step
+        block_owners = BlockOwners(self.inventory, self._others, self._workspaces)
+        self._block_owners = block_owners
+        self._peak = PeakBreakdowns(block_owners, self._activations, self._current_places)
+        self._peak.wanted = not limited
+        self._sampled = 0
+        self._last_ns = SAMPLED_STEP_NS  # that a sampled step took
+        self._rest = 0  # turns that composing leaves out
+        self._resting = 0
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether backward runs parts of the forward again, as the graph that was last walked tells."""
+        return self._activations.recomputes
+
+    @property
+    def layers(self) -> dict[tuple[int, int], tuple[wire.Layers, ...]]:
+        """The newest of each model and device."""
+        return self._layers.newest
+
+    @property
+    def history(self) -> History:
+        """The one switch of PyTorch's history of allocations."""
+        return self._peak.history
+
+    def changed(self) -> None:
+        """A model was added, or wrapped."""
+        self._rolling.restart()
+        self._others.changed()
+        self._activations.forget_models()
+        self._places_left = 0
+
+    def measure(self) -> None:
+        """Counts the models' tensors, as far as it matters: it tells what a ledger will cost before one was read."""
+        tensors = 0
+        for _, reference in tree([model for _, model in self._models()]):
+            module = reference()
+            if module is not None:
+                tensors += 1 + len(module._parameters) + len(module._buffers)
+            if tensors > TENSORS_AT_ONCE:
+                break
+        self.many = self._limited and tensors > TENSORS_AT_ONCE
+        self._cost.at_end_only = self.many
+        self._cost.ledger_at_end_only |= self.many
+        self._cost.hurries = self.many and self._rolling.hurries
+
+    def begin_step(self) -> None:
+        if not self._cost.ledger:
+            return
+        if self.many:
+            self._layers_wanted = self._peak.wanted = False
+            self._activations.begin_step(walks=False)
+            return
+        self._places_left -= 1
+        walks = not self._cost.ledger_at_end_only
+        self._layers_wanted = monotonic_ns() >= self._layers_due_ns
+        if self._limited:
+            self._sampled += 1
+            self._peak.wanted = False
+            turn = walks and not self._sampled % COMPOSED_EVERY
+            if turn:
+                # a walk first, and composing alone the next time, where both together would be too much
+                self._peak.wanted = not self._resting and (
+                    self._peak.alone or self._peak.moved or self._last_ns < SAMPLED_STEP_NS // 3
+                )
+                self._resting -= self._resting > 0
+            self._layers_wanted = self._layers_wanted and not turn
+            walks = walks and not (self._peak.wanted and self._peak.alone)
+            walks = walks and not (self._layers_wanted and self._layers.stale)
+        self._activations.begin_step(walks=walks)
+        self._layers.begin_step(walks=self._activations.known)
+
+    def inputs(self, args: object, kwargs: object) -> tuple[int, list[tuple[int, ...]]]:
+        """A root's forward begins with these."""
+        found = self.inventory.inputs(args, kwargs)
+        if self._cost.ledger:
+            with NO_COLLECTION, self._booked:
+                self.inventory.beside()
+        return found
+
+    # ------------------------------------------------------------------------------------------------------ the graph
+
+    def forward_ends(self, output: object, model: Module | None) -> None:
+        """A root returns `output`: it is noted, and what autograd saved for it."""
+        if not self._cost.ledger:
+            return
+        self._walk(list(tensors_in(output)))
+        if model is None or torch.is_grad_enabled() or self.many or _nothing_is_real():
+            return
+        if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):  # else its cache is empty by now
+            with NO_COLLECTION, self._booked:
+                self._activations.evaluated(model.parameters())
+
+    def backward_begins(self, roots: Iterable[object]) -> None:
+        """`roots`: also the gradients that it starts from, which are there until `loss.backward()` returns."""
+        if self._cost.ledger:
+            self._walk(list(roots), look=made, backward=True)
+
+    def backward_returns(self, gradients: Iterable[object]) -> None:
+        """With `create_graph` they have a graph of their own, made in the engine's threads."""
+        with_graph = [each for each in gradients if getattr(each, "grad_fn", None) is not None]
+        if with_graph:
+            self._walk(with_graph, whole=True, backward=True)
+
+    def _walk(
+        self,
+        roots: list[object],
+        *,
+        look: Callable[[], Iterable[Tensor]] = tuple,
+        whole: bool = False,
+        backward: bool = False,
+    ) -> None:
+        if not self._cost.ledger or self.many or not self._activations.known or _nothing_is_real():
+            return
+        with NO_COLLECTION, self._booked:
+            self._activations.walk(roots, self.inventory.weights, made=look(), whole=whole)
+            if self._activations.known:
+                self._peak.graph_walked(backward=backward)
+
+    def _current_places(self) -> Places:
+        if self._places_left <= 0:
+            self._places_left = PLACES_EVERY_STEPS
+            self._places = Places()
+            for index, model in self._models():
+                self._places.add(index, model)
+        return self._places
+
+    # ------------------------------------------------------------------------------------------------------ boundaries
+
+    def boundary(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
+        """A phase closed on a device: its ledger."""
+        if not _nothing_is_real():
+            with NO_COLLECTION, self._booked_by_thread:
+                if self.many:
+                    self._boundary_of_many(step, phase, index, where, reading)
+                else:
+                    self._boundary(step, phase, index, where, reading)
+
+    def _boundary_of_many(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
+        """A slice, and the ledger if all slices are known and agree: at the same moment of each step."""
+        if phase != wire.OPTIMIZER or index:
+            return
+        rolling = self._rolling
+        if step and self._rolled_step != step:  # the first has enough to do
+            self._rolled_step = step
+            rolling.look()
+            self.inventory.know_ddp(module for module, _ in rolling.ddp)
+            self._cost.hurries = rolling.hurries
+            if rolling.unreadable is not None and not self._told_unreadable:
+                self._told_unreadable = True
+                self._tell(f"a model of so many tensors has no ledger here: {rolling.unreadable}")
+        sums = rolling.sums(_index(where))
+        if sums is None:
+            return
+        owners = self.inventory.rolled(where, sums)
+        tracked = where.type != "cuda" or tracks_blocks()
+        other_models = sums["other_models"] if rolling.knows_others else None
+        if reading.requested is not None and tracked and sum(owners) + (other_models or 0) > reading.requested:
+            rolling.restart()
+            return
+        ledger = wire.Ledger(
+            step,
+            phase,
+            index,
+            where.index or 0,
+            reading.allocated,
+            reading.requested if tracked else None,
+            reading.reserved,
+            *owners,
+            checkpoints=None if self._loads.loads else 0,
+            other_models=other_models,
+        )
+        self.ledgers[ledger.device] = ledger
+        self._recorder.append(ledger)
+
+    def _boundary(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
+        device = _index(where)
+        # what rarely changes is summed again at each step's end, but not in a step that composes its peak
+        fresh = step == 0 or (phase == wire.OPTIMIZER and not (self._limited and self._peak.wanted))
+        owners = self.inventory.owners(where, fresh=fresh)
+        others = self._others.tensors(look=fresh)
+        other_models = None if others is None else claim(others, self.inventory.claimed, device)
+        checkpoints = self._loads.claim(device, self.inventory.claimed)
+        saved = self._activations.alive(device, self.inventory.claimed)
+        held = NOTHING
+        if device != _CPU:
+            graphs = self._activations.known
+            held = self._variables.held(self.inventory.claimed, device, fresh=fresh, graphs=graphs)
+        if self._activations.known:
+            self._layers.note(device, saved)
+        tracked = where.type != "cuda" or tracks_blocks()
+        if not tracked and not self._untracked and reading.allocated is not None:
+            self._untracked = True
+            self._tell("cudaMallocAsync knows no blocks: workspaces and what a peak was made of stay unknown")
+        if where.type == "cuda" and tracked and self._looks_for_workspaces(step, phase):
+            self._workspaces.look(device, lambda: self._block_owners.addresses(saved))
+        workspaces = self._workspaces.bytes(device)
+        activations = sum(each.nbytes for each in saved)
+        casting = _casts_weights(where.type)
+        if casting and reading.requested is not None:  # as far as there is room: a cache cannot be looked into
+            named = (
+                activations
+                + sum(owners)
+                + sum(each or 0 for each in (checkpoints, other_models, workspaces, held.nbytes))
+            )
+            activations += min(self._activations.cast_bytes(device), max(0, reading.requested - named))
+        elif not casting:
+            self._activations.forget_casts()
+        ledger = wire.Ledger(
+            step,
+            phase,
+            index,
+            where.index or 0,
+            reading.allocated,
+            reading.requested if tracked else None,
+            reading.reserved,
+            *owners,
+            activations=activations if self._activations.known else None,
+            workspaces=workspaces,
+            checkpoints=checkpoints,
+            other_models=other_models,
+            hidden=(*self._activations.hidden, *(("autocast's copies of weights",) if casting else ()))[:16],
+            variables=None if device == _CPU else held.nbytes,
+            held_by=held.holders,
+        )
+        self.ledgers[ledger.device] = ledger
+        self._recorder.append(ledger)
+        if phase == wire.OPTIMIZER and self._layers_wanted:
+            self._layers.take()
+        if phase == wire.OPTIMIZER and self._limited and not (self._layers_wanted or self._peak.wanted):
+            self._block_owners.prepare(ledger, device)
+        if tracked:
+            self._peak.phase_ended(ledger, reading, device, saved)
+
+    def _looks_for_workspaces(self, step: int, phase: str) -> bool:
+        """They are known at the second look: within the first step, so that its end can tell them."""
+        if phase != wire.OPTIMIZER:
+            return step == 0 and (phase == wire.BACKWARD or not self._limited)
+        return self._layers_wanted or step < (1 if self._limited else _LOOKS)
+
+    def close_step(self, step: int) -> None:
+        """Before the step is told."""
+        if self._cost.ledger:
+            with NO_COLLECTION, self._booked:
+                composed = self._close_step(step)
+            self._last_ns = self._cost.ledger_thread_ns
+            if composed:
+                dear = self._limited and self._last_ns > SAMPLED_STEP_NS
+                self._rest = self._resting = min(max(REST_FIRST, self._rest * 2), REST_MAX) if dear else 0
+
+    def _close_step(self, step: int) -> bool:
+        """Whether a peak was composed."""
+        composed = self._peak.step_ended()
+        for each in composed:
+            self._recorder.append(each)
+        if self._layers.tell(step, self.ledgers):
+            self._layers_due_ns = monotonic_ns() + LAYERS_EVERY_NS
+        return bool(composed)
+
+    def stop(self) -> None:
+        """Leaves nothing switched on and nothing replaced."""
+        self._peak.stop()
+        self._peak.history.remove()
+        self._activations.stop()
+
+    def disown(self) -> None:
+        """In a forked child: what is switched on is the parent's."""
+        self._peak.history.disown()
+        self._activations.stop()
+
+
+def _index(where: torch.device) -> int:
+    """As Tensor.get_device() has it."""
+    return _CPU if where.type == "cpu" else where.index or 0
+
+
+def _casts_weights(kind: str) -> bool:
+    """Within autocast, which keeps copies of weights: what no gradient needs (a first layer's) only its cache holds."""
+    try:
+        return bool(torch.is_autocast_enabled(kind) and torch.is_autocast_cache_enabled())
+    except RuntimeError as error:  # no autocast on this kind of device
+        pass_on(error)
+        return False
+
+
+def _nothing_is_real() -> bool:
+    """Within torch.func's transforms and under fake tensors a model's own tensors stand for others, or for none."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    )

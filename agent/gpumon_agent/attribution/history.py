@@ -1,0 +1,239 @@
+"""PyTorch's history of allocations, switched on for one phase or a few steps, and never seen by the user's code.
+
+Model. Torch has one history for everybody. Ours is on without stacks for a phase of a sampled step (`begin`, `end`),
+and with stacks for the steps in which a leak is looked for (`begin_stacks`, `stop_stacks`). Switching it off empties
+torch's ring of events, but a block that was made with a stack keeps it until it is freed. So what a user reads is
+cleaned:
+
+- while ours is on, `device_traces` and `external_annotations` are empty and `_cuda_isHistoryEnabled` says False;
+- stacks of blocks and segments are taken out of every snapshot, for as long as the process lives;
+- once the user records, only those stacks are taken out that blocks and segments had when the user began. The user's
+  events can show them too: torch gives a free the stack of the allocation, unless `context="all"` (the default) asks
+  for one of its own.
+
+Once the user has recorded, ours is never switched on again.
+
+Known limitations. A block had a stack of ours when the user began, was freed, and was made again at the same address by
+the same lines: its stack is the user's, but looks like ours. An `alloc` event in the user's history, or C++ frames
+(torch's default), tell them apart; with `stacks="python"` and without events the stack is taken out. Since torch 2.15
+`torch.cuda.memory._allocation_traceback` reads one block's stack; it is not cleaned.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from gpumon_agent.attribution.workspaces import snapshot, tracks_blocks
+from gpumon_agent.guard import leave_no_frame, pass_on, protect
+from gpumon_agent.patching import Patches
+
+ENTRIES_MAX = 100_000
+"""of the trace: a phase with more events is given up"""
+_COUNTED = frozenset({"alloc", "free_requested"})
+_SKIPPED = ["free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap"]
+_MORE: tuple[tuple[Any, ...], ...] = (
+    (True, False, False, _SKIPPED, False, True),  # clear the history, two we leave off, skip, pinned memory, CUDA: 2.15
+    (True, False, False, _SKIPPED),
+    (True, False, False),
+    (True, False),
+    (True,),
+    (),  # torch 2.4
+)
+"""What follows the four arguments that every version takes, newest first."""
+_MAKES = frozenset({"alloc", "segment_alloc", "segment_map"})
+_Stacks = dict[tuple[str, int], list[Any]]
+"""By "block" or "segment" and its address."""
+
+
+class History:
+    """The one switch of it."""
+
+    def __init__(self) -> None:
+        self.recording = False
+        self.stacks = False  # instead of the events, the stacks of a few steps' allocations are kept
+        self._inherited = False  # by a forked child: ours is on there, and cannot be switched off
+        self._kept_stacks = False  # blocks may have stacks of ours
+        self._standing: _Stacks | None = None  # ours, as the user began to record
+        self._own_stacks = False  # each event of the user's has one
+        self._record = getattr(torch._C, "_cuda_record_memory_history", None)
+        self._enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+        self._theirs = self._is_theirs()
+        self._give_way = protect("history", self._leave_it_to_the_user, stays_on=True)
+        self._clean = protect("snapshots", _clean, stays_on=True)
+        self._patches = Patches()
+        self._replace("_cuda_record_memory_history", self._records)
+        self._replace("_cuda_record_memory_history_legacy", self._records)
+        self._replace("_cuda_memorySnapshot", self._reads)
+        self._replace("_cuda_isHistoryEnabled", self._asks)
+
+    def begin(self) -> bool:
+        """False where this torch has no such history, or the user records or has recorded."""
+        if not self._is_free():
+            return False
+        self.recording = True  # first: another thread may read at any moment
+        self._switch("all", None, ENTRIES_MAX)
+        return True
+
+    def begin_stacks(self, entries: int = 1) -> bool:
+        """With every block that is made from here on its stack is kept; and so many of the newest allocations as
+        events, without stacks, if it is more than 1. False as above."""
+        if not torch.cuda.is_initialized() or not self._is_free():
+            return False
+        self.stacks = self._kept_stacks = True
+        if entries > 1:
+            self._switch("all", "state", entries, only="alloc")
+        else:
+            self._switch("state", "state", 1)
+        return True
+
+    def newest(self) -> list[list[dict[str, Any]]]:
+        """By device the events that `begin_stacks` was to keep."""
+        traces: list[list[dict[str, Any]]] = snapshot(segments=False)["device_traces"] if self.stacks else []
+        return traces
+
+    def stop_stacks(self) -> None:
+        if self.stacks:
+            self._switch(None, None, 1)
+            self.stacks = False
+
+    def end(self) -> list[list[dict[str, Any]]] | None:
+        """The events since `begin` by device, oldest first.
+
+        None where the user took over, or there were too many.
+        """
+        if not self.recording:
+            return None
+        traces: list[list[dict[str, Any]]] = snapshot(segments=False)["device_traces"]
+        self.stop()
+        return None if any(len(trace) >= ENTRIES_MAX for trace in traces) else traces
+
+    def stop(self) -> None:
+        """Switches it off; no event of ours stays recorded."""
+        if self.recording:
+            self._switch(None, None, ENTRIES_MAX)
+            self.recording = False
+
+    def remove(self) -> None:
+        """Puts back what was replaced, unless there may be something of ours left to hide."""
+        if not (self._kept_stacks or self._inherited):
+            self._patches.restore()
+
+    def disown(self) -> None:
+        """In a forked child: what is on cannot be switched off there, and is still hidden."""
+        self._inherited = self.on()
+        self.recording = self.stacks = False
+
+    def on(self) -> bool:
+        """Whether ours is. For a phase or some steps: then there is a better moment to read blocks."""
+        return self.recording or self.stacks or self._inherited
+
+    def _is_theirs(self) -> bool:
+        """Whether the user records already, or has recorded: then stacks in blocks are the user's."""
+        if self._record is None or self._enabled is None or not torch.cuda.is_initialized() or not tracks_blocks():
+            return False
+        return bool(self._enabled()) or any(_with_stack(torch.cuda.memory._snapshot()))
+
+    def _is_free(self) -> bool:
+        if self._record is None or self._enabled is None or self.on() or self._theirs or not tracks_blocks():
+            return False
+        return not self._enabled()
+
+    def _switch(self, kept: str | None, stacks: str | None, entries: int, *, only: str | None = None) -> None:
+        assert self._record is not None
+        arguments: list[Any] = [kept, stacks, "python", entries]
+        for more in _MORE:
+            if only is not None and _SKIPPED in more:
+                more = tuple([*_SKIPPED, *_COUNTED - {only}] if each is _SKIPPED else each for each in more)
+            try:
+                self._record(*arguments, *more)
+            except TypeError as error:  # another version's arguments
+                pass_on(error)
+                continue
+            return
+        self.recording = self.stacks = False
+        raise RuntimeError("this torch's history of allocations takes arguments that are not known here")
+
+    # ------------------------------------------------------------------------------------------- what the user calls
+
+    def _replace(self, name: str, instead: Callable[..., Any]) -> None:
+        original = getattr(torch._C, name, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return instead(original, *args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                leave_no_frame(error)  # that of `instead`
+                raise
+
+        self._patches.replace(torch._C, name, replaced)
+
+    def _records(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        enabled, context = (*args, *kwargs.values(), None, None)[:2]
+        self._give_way(enabled, context)
+        return original(*args, **kwargs)
+
+    def _leave_it_to_the_user(self, enabled: object, context: object) -> None:
+        self.stop()
+        self.stop_stacks()
+        self._own_stacks = context == "all"
+        if enabled and not self._theirs:
+            self._theirs = True
+            if self._kept_stacks:
+                self._standing = {}
+                for of, each in _with_stack(snapshot(traces=False)):
+                    self._standing[of, each["address"]] = each["frames"]
+
+    def _reads(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        on = self.on()
+        read = original(*args, **kwargs)
+        if on or self.on():
+            read["device_traces"] = [[] for _ in read["device_traces"]]
+            if "external_annotations" in read:  # newer torch: where each optimizer's step began and ended
+                read["external_annotations"] = []
+        if self._kept_stacks:
+            self._clean(read, self._standing, self._own_stacks)
+        return read
+
+    def _asks(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        enabled = original(*args, **kwargs)
+        return False if self.on() else enabled
+
+
+def _with_stack(read: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The segments and blocks of a snapshot that have one."""
+    for segment in read["segments"]:
+        if segment.get("frames"):
+            yield "segment", segment
+        for block in segment["blocks"]:
+            if block.get("frames"):
+                yield "block", block
+
+
+def _clean(read: dict[str, Any], standing: _Stacks | None, own_stacks: bool) -> None:
+    """Takes our stacks out: all that there are, or those of `standing`; of events only if they may have any."""
+    nothing: list[Any] = []
+    if standing is None:
+        for _, each in _with_stack(read):
+            each["frames"] = nothing
+        return
+    made: set[tuple[str, int]] = set()
+    for trace in read["device_traces"] if standing else ():
+        for event in trace:
+            action = event["action"]
+            key = ("segment" if action.startswith("segment") else "block", event.get("addr", 0))
+            if action in _MAKES:
+                made.add(key)
+            elif not own_stacks and key not in made and key in standing and event.get("frames") == standing[key]:
+                del event["frames"]
+    for of, each in _with_stack(read):
+        key = of, each["address"]
+        if key not in made and each["frames"] == standing.get(key):
+            each["frames"] = nothing

@@ -1,0 +1,427 @@
+"""Bytes by owner on one device. Long, because DDP, FSDP and ZeRO each keep tensors where plain torch keeps none.
+
+Owners: weights, buffers, gradients, optimizer state, buckets, the current inputs.
+
+Model: each storage is counted once, whole and unrounded, by the first that claims it in that order. With DDP's
+gradient_as_bucket_view the gradients are views of the buckets: the buckets hold the bytes, the gradients none. FSDP2's
+and ZeRO 3's unsharded parameters, while they are gathered, count as buckets, and so does what a communication hook of
+DDP keeps. Of ZeRO, the weights are partitions and master copies, the gradients those it has reduced.
+Gradients and what FSDP gathers are read at every call. The list of parameters and the sums of weights and buffers are
+kept until a call says `fresh`, that of optimizer state over 16 of those too, unless a mark has moved: a state object,
+its size, where its first entry and the first parameter are stored. State that holds more than tensors (LBFGS) is never
+kept. The list of modules is made anew every 64 fresh calls.
+Cost for 1,000 parameters with AdamW: benchmarks/inventory.py.
+Known limitations: of a state kept over 16 fresh calls, a change in its middle is seen when they are over; a module
+added late without an optimizer of its own, at the next list; master copies kept outside `state` are not found.
+Nothing here keeps a tensor alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+
+from gpumon_agent.attribution import zero
+from gpumon_agent.attribution.caller_frames import beside
+from gpumon_agent.attribution.describe import state_tensors, stepping
+from gpumon_agent.attribution.spread import bucket_sizes, ddp_logging, flat_parameter, fsdp_parameters, hook_tensors
+from gpumon_agent.storages import INPUT_DEPTH_MAX, has_storage, storages, tensors_in, tensors_within, untransformed
+
+_LIST_EVERY_FRESH = 64
+_STATE_EVERY_FRESH = 16
+_BUCKETS_SETTLE_LOOKS = 64  # DDP rebuilds its buckets in its second forward and logs it in the third
+_PLAIN = (Tensor, Parameter)
+_CPU = -1  # as Tensor.get_device() has it
+
+
+class Owners(NamedTuple):
+    """Storage bytes on one device, each counted once. Fields as in wire.Ledger."""
+
+    weights: int = 0
+    buffers: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    buckets: int = 0
+    inputs: int = 0
+
+
+class _Kept(NamedTuple):
+    """A sum on one device, the storages it claimed, and the mark under which both hold."""
+
+    mark: tuple[object, ...]
+    claimed: frozenset[int]
+    weights: int = 0
+    buffers: int = 0
+    state: int = 0
+
+
+class Inventory:
+    """What the models and optimizers that the agent watches hold. They are known by weak reference only."""
+
+    def __init__(self) -> None:
+        self._models: list[weakref.ref[Module]] = []
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._inputs: list[weakref.ref[Tensor]] = []
+        self._handed = 0  # so many of them were arguments of the forward
+        self._model_sums: dict[int, _Kept] = {}
+        self._state_sums: dict[int, _Kept] = {}
+        self._state_uses = 0
+        self._buckets: dict[int, int] = {}
+        self._bucket_looks = 0
+        self._until_list = 0
+        self._modules: list[weakref.ref[Module]] = []  # those with parameters or buffers of their own
+        self._known: list[weakref.ref[Tensor]] = []  # parameters, as they were looked at last
+        self._strays: list[weakref.ref[Tensor]] = []  # parameters of optimizers that are in no watched model
+        self._ddp: list[weakref.ref[Module]] = []
+        self._sharded: list[weakref.ref[Any]] = []  # FSDP2's own record of a parameter
+        self._flat: list[weakref.ref[Any]] = []  # FSDP1's parameters, each those of a unit
+        self._zero: list[weakref.ref[Any]] = []  # DeepSpeed's optimizers
+        self._partitioned = False  # some parameter is one of ZeRO 3's
+        self.views: set[int] = set()
+        """ids of parameters whose gradients are views of DDP buckets"""
+        self.claimed: set[int] = set()
+        """Identities of the storages that the newest call of `owners` counted."""
+
+    def watch(self, model: Module, optimizers: Iterable[Optimizer] = ()) -> None:
+        """Counts `model` and `optimizers` too, each once however often it is given."""
+        if all(known() is not model for known in self._models):
+            self._models.append(weakref.ref(model))
+        for optimizer in optimizers:
+            if all(known() is not optimizer for known in self._optimizers):
+                self._optimizers.append(weakref.ref(optimizer))
+        self._model_sums.clear()
+        self._until_list = self._bucket_looks = 0
+
+    def forget(self, model: Module) -> None:
+        """No longer counts `model`: another that holds it took its place."""
+        self._models = [known for known in self._models if known() is not model]
+        self._model_sums.clear()
+        self._until_list = 0
+
+    def inputs(self, *batch: object) -> tuple[int, list[tuple[int, ...]]]:
+        """Notes, weakly, the tensors handed to a root's forward; their bytes (of a view its own) and their shapes."""
+        shapes: list[tuple[int, ...]] = []
+        noted: list[weakref.ref[Tensor]] = []
+        sizes: dict[int, int] = {}  # of each tensor once
+        for part in batch:  # arguments, and those with names: mostly plain tensors, at every forward
+            for value in part.values() if type(part) is dict else part if type(part) is tuple else (part,):
+                if type(value) is Tensor and has_storage(value):
+                    noted.append(weakref.ref(value))
+                    shapes.append(tuple(value.shape))
+                    if not value.is_meta:
+                        sizes[id(value)] = value.nbytes
+                else:
+                    for tensor in map(untransformed, tensors_in(value, INPUT_DEPTH_MAX - 2)):
+                        noted.append(weakref.ref(tensor))
+                        shapes.append(tuple(tensor.shape))
+                        held = sum(nbytes for _, nbytes, _ in storages(tensor))
+                        sizes[id(tensor)] = min(held, tensor.nbytes) if tensor.layout is torch.strided else held
+        self._inputs = noted
+        self._handed = len(noted)
+        return sum(sizes.values()), shapes
+
+    def beside(self) -> None:
+        """Notes, weakly, what else of the batch the callers of the forward that has begun have in their variables."""
+        self._inputs += [weakref.ref(tensor) for tensor in beside(list(_alive(self._inputs)))]
+
+    def owners(self, device: torch.device, *, fresh: bool = True) -> Owners:
+        """What each owner holds on `device` now. `fresh=False` may reuse the sums of what rarely changes."""
+        index = _CPU if device.type == "cpu" else device.index or 0
+        if self._until_list <= 0:
+            self._list()
+            self._until_list = _LIST_EVERY_FRESH
+        self._until_list -= fresh
+        parameters = self._parameters(fresh=fresh)
+        gathered: set[int] = set()  # while FSDP2 has a parameter gathered, it stands in the module in its shard's place
+        gathered_bytes = claim(self.gathered(), gathered, index)
+        model = self._model_sum(parameters, gathered, index, fresh)
+        state = self._state_sum(model.claimed, index, fresh)
+        claimed = gathered.union(model.claimed, state.claimed)
+        beside = claim(self._of_hooks_and_zero(), claimed, index)
+        gradients, viewed = self._gradients(parameters, claimed, index)
+        self.claimed = claimed
+        return Owners(
+            weights=model.weights,
+            buffers=model.buffers,
+            gradients=gradients,
+            optimizer=state.state,
+            buckets=gathered_bytes + beside + max(self._bucket_bytes(index), viewed),
+            inputs=claim(_alive(self._inputs), claimed, index),
+        )
+
+    def rolled(self, device: torch.device, sums: dict[str, int]) -> Owners:
+        """The same of a model with too many tensors to be looked at in one step, from what `Rolling` has summed up."""
+        index = _CPU if device.type == "cpu" else device.index or 0
+        inputs = [each for each in _alive(self._inputs) if not isinstance(each, Parameter)]
+        claimed: set[int] = set()
+        self.claimed = claimed
+        gradients = claim((g for each in inputs if each.is_leaf and (g := each.grad) is not None), claimed, index)
+        return Owners(
+            weights=sums["weights"],
+            buffers=sums["buffers"],
+            gradients=sums["gradients"] + gradients,
+            optimizer=sums["optimizer"],
+            buckets=sums["gathered"] + max(self._bucket_bytes(index), sums["views"]),
+            inputs=claim(inputs, claimed, index),
+        )
+
+    def models(self) -> Iterator[Module]:
+        """Those that are counted and still there."""
+        return _alive(self._models)
+
+    def optimizers(self) -> Iterator[Optimizer]:
+        return _alive(self._optimizers)
+
+    def know_ddp(self, modules: Iterable[weakref.ref[Module]]) -> None:
+        """DistributedDataParallel's modules, as somebody else has found them."""
+        self._ddp = list(modules)
+
+    def held(self, *, lasting: bool = True, fleeting: bool = True) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+        """(line of the ledger, tensor, the parameter it is a gradient of) in the order in which storages are claimed.
+
+        `lasting`: what stays where it is from step to step (weights, buffers, optimizer state); `fleeting`: the rest.
+        """
+        if fleeting:
+            yield from (("buckets", tensor, None) for tensor in self.gathered())
+        parameters = self._parameters(fresh=lasting)
+        if lasting:
+            yield from (("weights", parameter, None) for parameter in parameters)
+            yield from (("buffers", buffer, None) for buffer in self._each_buffer())
+            for optimizer in _alive(self._optimizers):
+                yield from (("optimizer", tensor, None) for tensor in state_tensors(optimizer))
+            yield from (("buckets", tensor, None) for tensor in self._of_hooks_and_zero())
+        if not fleeting:
+            return
+        views = self.views
+        for parameter in parameters:
+            if (gradient := parameter.grad) is not None:
+                yield ("buckets" if id(parameter) in views else "gradients"), gradient, parameter
+        for each in _alive(self._inputs):
+            if each.is_leaf and (gradient := each.grad) is not None:
+                yield "gradients", gradient, None
+        yield from (("inputs", tensor, None) for tensor in _alive(self._inputs))
+
+    def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(parameter, its gradient)"""
+        for parameter in self._parameters():
+            if (gradient := parameter.grad) is not None:
+                yield parameter, gradient
+
+    def states(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(parameter, tensor of an optimizer's state for it)"""
+        for optimizer in _alive(self._optimizers):
+            for parameter, state in stepping(optimizer).state.items():
+                if isinstance(parameter, Tensor):
+                    for tensor in tensors_within(state):
+                        yield parameter, tensor
+
+    def groups(self) -> dict[int, int]:
+        """id of each parameter that an optimizer updates → the number of its group."""
+        return {
+            id(parameter): at
+            for optimizer in _alive(self._optimizers)
+            for at, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+        }
+
+    def state_mark(self) -> object:
+        """Equal from call to call while the optimizers' state is what it was. None: that cannot be told."""
+        marks = tuple((index, kept.mark, kept.state) for index, kept in sorted(self._state_sums.items()))
+        return None if any(None in mark for _, mark, _ in marks) else marks
+
+    @property
+    def weights(self) -> frozenset[int]:
+        """Identities of the storages of weights and buffers, as the newest calls of `owners` counted them."""
+        kept = list(self._model_sums.values())
+        return kept[0].claimed if len(kept) == 1 else frozenset().union(*(each.claimed for each in kept))
+
+    def references(self) -> tuple[_Refs[Module], _Refs[Tensor], _Refs[Any], _Refs[Optimizer]]:
+        """Modules that own something, tensors of optimizers that are in none of them, FSDP2's records, optimizers."""
+        if not self._modules and not self._strays:
+            self._list()
+        return self._modules, self._strays, self._sharded, self._optimizers
+
+    def input_storages(self) -> set[int]:
+        """Identities of what was handed to the newest forward and is still alive. Not of what stands beside it in the
+        callers' variables: one that gets larger with each step would pass for a part of the batch."""
+        return {identity for tensor in _alive(self._inputs[: self._handed]) for identity, _, _ in storages(tensor)}
+
+    def _each_buffer(self) -> Iterator[Tensor]:
+        for module in _alive(self._modules):
+            yield from (buffer for buffer in module._buffers.values() if buffer is not None)
+
+    def _model_sum(self, parameters: list[Tensor], gathered: set[int], index: int, fresh: bool) -> _Kept:
+        kept = self._model_sums.get(index)
+        mark = (_place(parameters[0]) if parameters else None, len(parameters))
+        if kept is None or fresh or kept.mark != mark:
+            claimed = gathered.copy()
+            weights = claim(parameters, claimed, index)
+            buffer_bytes = claim(self._each_buffer(), claimed, index)
+            kept = _Kept(mark, frozenset(claimed - gathered), weights, buffer_bytes)
+            self._model_sums[index] = kept
+        return kept
+
+    def _state_sum(self, claimed_before: frozenset[int], index: int, fresh: bool) -> _Kept:
+        kept = self._state_sums.get(index)
+        optimizers = list(_alive(self._optimizers))
+        mark = tuple(_state_mark(optimizer) for optimizer in optimizers)
+        self._state_uses += fresh
+        if kept is None or kept.mark != mark or None in mark or self._state_uses >= _STATE_EVERY_FRESH:
+            self._state_uses = 0
+            claimed = set(claimed_before)
+            total = sum(claim(state_tensors(optimizer), claimed, index) for optimizer in optimizers)
+            kept = self._state_sums[index] = _Kept(mark, frozenset(claimed - claimed_before), state=total)
+        return kept
+
+    def _list(self) -> None:
+        """Goes through the whole tree of every model: what the calls after it go through in a straight line."""
+        self._modules, self._strays, self._ddp, self._sharded, self._flat, self._zero = [], [], [], [], [], []
+        self.views = set()
+        seen: set[int] = set()
+        for model in _alive(self._models):
+            for module in model.modules():
+                if id(module) in seen:
+                    continue
+                seen.add(id(module))
+                if module._parameters or module._buffers:
+                    self._modules.append(weakref.ref(module))
+                if type(module).__name__ == "DistributedDataParallel":
+                    self._ddp.append(weakref.ref(module))
+                    if getattr(module, "gradient_as_bucket_view", False):
+                        self.views.update(id(parameter) for parameter in module.parameters())
+                elif (keeper := zero.keeper(module)) is not None:
+                    self._zero.append(weakref.ref(keeper))
+                self._sharded += [weakref.ref(each) for each in fsdp_parameters(module)]
+                flat = flat_parameter(module)
+                if flat is not None:
+                    self._flat.append(weakref.ref(flat))
+        self._partitioned = False
+        parameters = self._parameters()
+        self._partitioned = any(zero.partition(parameter) is not None for parameter in parameters)
+        owned = {id(parameter) for parameter in parameters}
+        for optimizer in _alive(self._optimizers):
+            for group in optimizer.param_groups:
+                self._strays += [weakref.ref(p) for p in group["params"] if id(p) not in owned]
+        self._known = []
+
+    def _parameters(self, *, fresh: bool = True) -> list[Tensor]:
+        """Every parameter. Without `fresh` as they were, if they are still there; what FSDP swaps is looked at anew."""
+        if not fresh and self._known and not self._sharded and not self._flat and not self._zero:
+            known = [parameter() for parameter in self._known]
+            if all(parameter is not None for parameter in known):
+                return known
+        found: list[Tensor] = [
+            parameter
+            for reference in self._modules
+            if (module := reference()) is not None
+            for parameter in module._parameters.values()
+            if parameter is not None
+        ]
+        found += [sharded.sharded_param for sharded in _alive(self._sharded)]
+        found += [flat._local_shard for flat in _alive(self._flat) if hasattr(flat, "_local_shard")]
+        found += _alive(self._strays)
+        if self._partitioned:
+            found += [part for parameter in found if (part := zero.partition(parameter)) is not None]
+        for optimizer in _alive(self._zero):
+            found += zero.masters(optimizer)
+        self._known = [weakref.ref(parameter) for parameter in found]
+        return found
+
+    def _gradients(self, parameters: list[Tensor], claimed: set[int], index: int) -> tuple[int, int]:
+        """Bytes of gradients that own their storage, and of the storages in which the others are views."""
+        views = self.views
+        if views:
+            owned = [g for p in parameters if id(p) not in views and (g := p.grad) is not None]
+            viewed = [g for p in parameters if id(p) in views and (g := p.grad) is not None]
+        else:
+            owned = [g for p in parameters if (g := p.grad) is not None]
+            viewed = []
+        for sharded in _alive(self._sharded):
+            gradient = getattr(sharded, "unsharded_accumulated_grad", None)  # no_sync: not yet reduced
+            if gradient is not None:
+                owned.append(gradient)
+        for flat in _alive(self._flat):  # kept until the next forward, whatever zero_grad did to the views of it
+            owned += [g for g in (flat.grad, getattr(flat, "_saved_grad_shard", None)) if g is not None]
+        for optimizer in _alive(self._zero):
+            owned += zero.gradients(optimizer)
+        owned += [g for each in _alive(self._inputs) if each.is_leaf and (g := each.grad) is not None]
+        return claim(owned, claimed, index), claim(viewed, claimed, index)
+
+    def _bucket_bytes(self, index: int) -> int:
+        """DDP's own figures. Where gradients are views of the buckets, those views may show more in the meantime."""
+        if self._ddp and self._bucket_looks < _BUCKETS_SETTLE_LOOKS:
+            self._bucket_looks += 1
+            self._buckets = {}
+            for module in _alive(self._ddp):
+                parameter = next(module.parameters(), None)
+                if parameter is not None:
+                    where = parameter.get_device()
+                    size = sum(bucket_sizes(ddp_logging(module)))
+                    self._buckets[where] = self._buckets.get(where, 0) + size
+        return self._buckets.get(index, 0)
+
+    def _of_hooks_and_zero(self) -> Iterator[Tensor]:
+        for module in _alive(self._ddp):
+            yield from hook_tensors(module)
+        for optimizer in _alive(self._zero):
+            yield from zero.buckets(optimizer)
+
+    def gathered(self) -> Iterator[Tensor]:
+        for sharded in _alive(self._sharded):
+            yield from sharded.all_gather_outputs
+        for flat in _alive(self._flat):
+            if hasattr(flat, "_full_param_padded"):  # from the first forward on; no storage while it is not gathered
+                yield flat._full_param_padded
+        if self._partitioned:
+            known = [parameter for known in self._known if (parameter := known()) is not None]
+            yield from (parameter for parameter in known if zero.gathered(parameter))
+
+
+T = TypeVar("T")
+_Refs = list[weakref.ref[T]]
+
+
+def _alive(references: Iterable[weakref.ref[T]]) -> Iterator[T]:
+    return (target for reference in references if (target := reference()) is not None)
+
+
+def claim(tensors: Iterable[Tensor], claimed: set[int], index: int) -> int:
+    """Bytes of the storages behind `tensors`, on one device, that nobody has claimed yet; claims them.
+
+    Not the empty ones: FSDP1 drops those with every gathering, and another storage may then be found where one was.
+    """
+    total = 0
+    for tensor in tensors:
+        if type(tensor) in _PLAIN and has_storage(tensor):
+            if tensor.get_device() == index and (index >= 0 or not tensor.is_meta):
+                storage = tensor.untyped_storage()
+                identity = storage._cdata
+                if identity not in claimed and (nbytes := storage.nbytes()):
+                    claimed.add(identity)
+                    total += nbytes
+        else:
+            for identity, nbytes, device in storages(tensor):
+                if nbytes and identity not in claimed and (_CPU if device.type == "cpu" else device.index) == index:
+                    claimed.add(identity)
+                    total += nbytes
+    return total
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    return tuple(storages(tensor))
+
+
+def _state_mark(optimizer: Optimizer) -> object:
+    """What moves when `optimizer`'s state gains an entry, is loaded or is moved. None: its size cannot be told so."""
+    state: Any = stepping(optimizer).state
+    first: Any = next(iter(state.values()), {}) if state else {}
+    if not isinstance(first, dict) or any(isinstance(value, (dict, list, tuple)) for value in first.values()):
+        return None
+    places = tuple(_place(value) if isinstance(value, Tensor) else None for value in first.values())
+    return (id(state), len(state), places)

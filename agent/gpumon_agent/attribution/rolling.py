@@ -1,0 +1,342 @@
+"""Bytes by owner of a model with too many tensors for one step: read a chunk at a time, over many steps, in a circle.
+
+A chunk is told by its position. What it holds is compared with what it held in the circle before; once every chunk has
+read the same twice, the sums are known, and as soon as one reads otherwise, they are not. So a model whose gradients
+differ from step to step (experts that are not always chosen) gets no ledger rather than one mixed from several steps.
+Every reading is taken as the optimizer ends.
+
+Model. Storages count once, by identity. A gradient, a state, or a small weight that nothing else shares its storage
+with counts by its own size (storages.py, `small`).
+Cost: 0.5 µs a tensor. Memory: 90 bytes a parameter while a circle lasts.
+Known limitations. FSDP1 and DeepSpeed's ZeRO are not read: there are no sums. Nor where an optimizer keeps state under
+other keys than its parameters.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+
+from gpumon_agent.attribution import zero
+from gpumon_agent.attribution.describe import stepping
+from gpumon_agent.attribution.spread import flat_parameter, fsdp_parameters, hook_tensors
+from gpumon_agent.module_tree import parameter_names, tree
+from gpumon_agent.storages import (
+    Pieces,
+    alone,
+    has_storage,
+    held_once,
+    shared,
+    small,
+    storages,
+    tensors_within,
+)
+from gpumon_agent.thread_clock import ThreadClock
+
+CHUNK_TENSORS = 128
+CHUNKS_AT_ONCE = 64
+SLICE_NS = 1_000_000
+"""Of one step, of the thread's own time, after the first chunk: then the next step goes on."""
+HURRIED_CIRCLES = 3
+"""So many circles, from the beginning or a change on, go on with each step; later ones with each sampled step."""
+LINES = ("weights", "buffers", "gradients", "optimizer", "gathered", "views", "other_models")
+_CPU = -1
+_MODULE = 8  # tensors are looked at in the time of a module
+_PLAIN = (Tensor, Parameter)
+_Sums = dict[tuple[int, str], int]
+"""(device, line) → bytes"""
+
+
+class Rolling:
+    """The sums of all models and optimizers. `others` goes through the models that nobody watches, in slices."""
+
+    def __init__(
+        self,
+        models: Callable[[], Iterable[Module]],
+        optimizers: Callable[[], Iterable[Optimizer]],
+        others: Callable[[], Iterator[weakref.ref[Module] | None] | None],
+    ) -> None:
+        self.unreadable: str | None = None
+        """why there will be no sums"""
+        self.looked = 0
+        """tensors looked at by the newest call of `look`"""
+        self._models = models
+        self._optimizers = optimizers
+        self._others = others
+        self.ddp: list[tuple[weakref.ref[Module], str | None]] = []
+        """DistributedDataParallel's, with the path below which gradients are views of its buckets"""
+        self.restart()
+
+    def restart(self) -> None:
+        """Nothing of what was read holds any more."""
+        self._circle: Iterator[None] | None = None
+        self._before: list[_Sums] = []
+        self._now: list[_Sums] = []
+        self._alike = 0  # chunks in a row that read as in the circle before
+        self._circles = 0
+        self._mark: object = None
+        self._chunk: _Sums = {}
+        self._sums: _Sums | None = None
+        self._others_known = False
+
+    @property
+    def hurries(self) -> bool:
+        """Whether the next slice should not wait for a step that is sampled."""
+        return self._sums is None and self.unreadable is None and self._circles < HURRIED_CIRCLES
+
+    def look(self) -> None:
+        """The next slice."""
+        self.looked = 0
+        if self.unreadable is not None:
+            return
+        mark = self._marks()
+        if mark != self._mark:
+            self.restart()
+            self._mark = mark
+        clock = None
+        for _ in range(CHUNKS_AT_ONCE):
+            self._next_chunk()
+            clock = clock or ThreadClock(SLICE_NS)
+            if clock.over() or self.unreadable is not None:
+                break
+
+    def sums(self, device: int) -> dict[str, int] | None:
+        """The lines of one device, if they are known: as the newest two circles agree on them."""
+        if self._sums is None or self._marks() != self._mark:
+            return None
+        return {line: self._sums.get((device, line), 0) for line in LINES}
+
+    @property
+    def knows_others(self) -> bool:
+        return self._others_known
+
+    def _marks(self) -> object:
+        """What moves when optimizer state appears or is loaded, or a model is moved."""
+        states = tuple((id(state), len(state)) for each in self._optimizers() for state in (stepping(each).state,))
+        first = tuple(
+            (parameter.get_device(), parameter.dtype)
+            for each in self._optimizers()
+            for parameter in each.param_groups[0]["params"][:1]
+        )
+        return states, first
+
+    def _next_chunk(self) -> None:
+        if self._circle is None:
+            self._circle = self._go_round()
+        ended = next(self._circle, self) is self
+        chunk, self._chunk = self._chunk, {}
+        at = len(self._now)
+        self._now.append(chunk)
+        if at < len(self._before) and self._before[at] == chunk:
+            self._alike += 1
+        else:
+            self._alike, self._sums = 0, None
+        if not ended:
+            return
+        if len(self._before) != len(self._now):
+            self._alike, self._sums = 0, None
+        self._circle = None
+        self._circles += 1
+        self._before, self._now = self._now, []
+        if self._sums is None and self._alike >= len(self._before):
+            self._circles = 0
+            self._sums = {}
+            for each in self._before:
+                for key, nbytes in each.items():
+                    self._sums[key] = self._sums.get(key, 0) + nbytes
+
+    def _go_round(self) -> Iterator[None]:
+        """Yields as a chunk is complete."""
+        claimed: Pieces[bool] = Pieces()  # ids of parameters, and identities of storages that several tensors share
+        states = 0
+        looked = 0
+        self.ddp = []
+        for path, reference in tree(self._models()):
+            start: int | None = 0
+            self._note_ddp(path, reference())
+            names = parameter_names(reference())  # from 100,000, the next ones are found at once
+            while start is not None:
+                count, met, start = self._take(path, reference(), names, start, claimed)
+                states += met
+                looked += count
+                if looked >= CHUNK_TENSORS:
+                    looked = 0
+                    yield
+                    if self.unreadable is not None:
+                        return
+        for optimizer in [weakref.ref(each) for each in self._optimizers()]:
+            at: tuple[int, int] | None = (0, 0)
+            while at is not None:
+                met, at = self._take_strays(optimizer(), at, claimed)
+                states += met
+                yield
+        if states != sum(len(stepping(each).state) for each in self._optimizers()):
+            self.unreadable = "an optimizer keeps state under other keys than its parameters"
+            return
+        others = self._others()
+        self._others_known = others is not None
+        for other in others or ():
+            start = 0
+            while other is not None and start is not None:
+                start = self._take_other(other(), start, claimed)
+                yield
+            if other is None:
+                yield
+        for _ in claimed.clear():
+            yield
+
+    def _note_ddp(self, path: str, module: Module | None) -> None:
+        if type(module).__name__ == "DistributedDataParallel" and module is not None:
+            viewed = getattr(module, "gradient_as_bucket_view", False)
+            self.ddp.append((weakref.ref(module), (f"{path}." if path else "") if viewed else None))
+
+    def _take_other(self, module: Module | None, start: int, claimed: Pieces[bool]) -> int | None:
+        if module is None:
+            return None
+        size = max(CHUNK_TENSORS, len(module._parameters) // 200)
+        tensors = list(islice(chain(module._parameters.values(), module._buffers.values()), start, start + size))
+        for tensor in tensors:
+            if tensor is not None and id(tensor) not in claimed:
+                claimed[id(tensor)] = True
+                self._claim("other_models", tensor, claimed)
+        self.looked += len(tensors)
+        return start + size if len(tensors) == size else None
+
+    def _take_strays(
+        self, optimizer: Optimizer | None, at: tuple[int, int], claimed: Pieces[bool]
+    ) -> tuple[int, tuple[int, int] | None]:
+        """Parameters of an optimizer that are in no watched model: (states met, group and place where to go on)."""
+        group, start = at
+        if optimizer is None:
+            return 0, None
+        if group == len(optimizer.param_groups):
+            for each in optimizer.param_groups:  # settings that are tensors: a capturable rate
+                for key, value in each.items():
+                    for tensor in () if key == "params" else tensors_within(value):
+                        self._claim("optimizer", tensor, claimed)
+            return 0, None
+        known = optimizer.param_groups[group]["params"][start : start + CHUNK_TENSORS * 4]
+        strays = [parameter for parameter in known if id(parameter) not in claimed][: CHUNK_TENSORS // 2]
+        met = self._take_parameters(strays, "gradients", claimed)[1]
+        self.looked += len(known)
+        if len(strays) == CHUNK_TENSORS // 2:
+            return met, at  # there may be more among them: those that were taken are claimed by now
+        return met, (group, start + len(known)) if len(known) == CHUNK_TENSORS * 4 else (group + 1, 0)
+
+    def _take(
+        self, path: str, module: Module | None, names: list[str], start: int, claimed: Pieces[bool]
+    ) -> tuple[int, int, int | None]:
+        """Of one module from its parameter number `start` on: (tensors looked at, states met, where to go on)."""
+        if module is None:
+            return 0, 0, None
+        looked = _MODULE
+        size = CHUNK_TENSORS // 2
+        parameters: list[Any] = [module._parameters.get(name) for name in names[start : start + size]]
+        more = start + size if len(parameters) == size else None
+        if not start:
+            if flat_parameter(module) is not None or zero.keeper(module) is not None:
+                self.unreadable = f"{type(module).__name__} shards them"
+                return 0, 0, None
+            for record in fsdp_parameters(module):
+                looked += 2
+                for tensor in record.all_gather_outputs:
+                    self._claim("gathered", tensor, claimed)
+                parameters.append(record.sharded_param)
+                gradient = getattr(record, "unsharded_accumulated_grad", None)
+                if gradient is not None:
+                    self._add("gradients", gradient, claimed)
+            for tensor in hook_tensors(module) if type(module).__name__ == "DistributedDataParallel" else ():
+                looked += 1
+                self._claim("gathered", tensor, claimed)
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    looked += 1
+                    if id(buffer) not in claimed:
+                        claimed[id(buffer)] = True
+                        self._claim("buffers", buffer, claimed)
+        viewed = any(prefix is not None and path.startswith(prefix) for _, prefix in self.ddp)
+        more_looked, met = self._take_parameters(parameters, "views" if viewed else "gradients", claimed)
+        self.looked += looked + more_looked
+        return looked + more_looked, met, more
+
+    def _take_parameters(self, parameters: Iterable[Any], gradients: str, claimed: Pieces[bool]) -> tuple[int, int]:
+        """(tensors looked at, states met)"""
+        looked = met = 0
+        optimizers = [stepping(each).state for each in self._optimizers()]
+        for parameter in parameters:
+            looked += 1
+            if parameter is None or not self._claim_parameter(parameter, claimed):
+                continue
+            gradient = parameter.grad
+            if gradient is not None:
+                looked += 1
+                self._add(gradients, gradient, claimed)
+            for states in optimizers:
+                state = states.get(parameter)
+                if state is not None:
+                    met += 1
+                    looked += self._take_state(state, claimed)
+        return looked, met
+
+    def _take_state(self, state: Any, claimed: Pieces[bool]) -> int:
+        looked = 0
+        values = list(state.values()) if type(state) is dict else [state]
+        for value, once in zip(values, held_once(values), strict=True):
+            if once and type(value) is Tensor and alone(value):
+                looked += 1
+                key = value.get_device(), "optimizer"
+                self._chunk[key] = self._chunk.get(key, 0) + value.nbytes
+            else:
+                for tensor in tensors_within(value):
+                    looked += 1
+                    if id(tensor) not in claimed:
+                        claimed[id(tensor)] = True
+                        self._claim("optimizer", tensor, claimed)
+        return looked
+
+    def _claim_parameter(self, parameter: Tensor, claimed: Pieces[bool]) -> bool:
+        """False: this very parameter was met before."""
+        if id(parameter) in claimed:  # nothing else is at the address of a Python object, no storage either
+            return False
+        claimed[id(parameter)] = True
+        self._claim("weights", parameter, claimed)
+        return True
+
+    def _claim(self, line: str, tensor: Tensor, claimed: Pieces[bool]) -> None:
+        """By the storage itself, which may be larger than the tensor."""
+        chunk = self._chunk
+        if type(tensor) in _PLAIN and has_storage(tensor):
+            device = tensor.get_device()
+            if device == _CPU and tensor.is_meta:
+                return
+            if small(tensor):
+                chunk[device, line] = chunk.get((device, line), 0) + tensor.nbytes
+                return
+            storage = tensor.untyped_storage()
+            if not shared(storage._cdata):
+                chunk[device, line] = chunk.get((device, line), 0) + storage.nbytes()
+                return
+            each: Iterable[tuple[int, int, int]] = ((storage._cdata, storage.nbytes(), device),)
+        else:
+            each = [
+                (identity, nbytes, _CPU if where.type == "cpu" else where.index or 0)
+                for identity, nbytes, where in storages(tensor)
+            ]
+        for identity, nbytes, device in each:
+            if nbytes and identity not in claimed:
+                claimed[identity] = True
+                chunk[device, line] = chunk.get((device, line), 0) + nbytes
+
+    def _add(self, line: str, tensor: Tensor, claimed: Pieces[bool]) -> None:
+        """What nothing else shares its storage with needs no note of it."""
+        if type(tensor) is Tensor and alone(tensor):
+            key = tensor.get_device(), line
+            self._chunk[key] = self._chunk.get(key, 0) + tensor.nbytes
+        else:
+            self._claim(line, tensor, claimed)

@@ -1,1 +1,0 @@
-"""Whether the batch that comes will fit."""

@@ -1,0 +1,30 @@
+"""Whether a backward concerns a watched model: its graph is followed from the roots, for a bounded number of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_Leaf: Any = torch._C._functions.AccumulateGrad
+_LED_MAX = 1000  # nodes
+
+
+def leads_to(roots: Iterable[Any], parameters: Container[int]) -> bool:
+    """Whether the graph has one of the parameters, by their ids, among the first thousand nodes or has more of them."""
+    waiting = [node for root in roots if (node := node_of(root)) is not None]
+    seen = set(waiting)
+    while waiting and len(seen) < _LED_MAX:
+        node = waiting.pop()
+        if type(node) is _Leaf and id(node.variable) in parameters:
+            return True
+        below = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= below
+        waiting += below
+    return bool(waiting)
+
+
+def node_of(root: object) -> Any:
+    return root.grad_fn if isinstance(root, Tensor) else getattr(root, "node", None)

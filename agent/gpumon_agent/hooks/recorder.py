@@ -1,0 +1,72 @@
+"""The bounded queue of events. Hooks append to it, the transport drains it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from gpumon_agent.allocator import reading
+from gpumon_agent.guard import pass_on
+from gpumon_agent.registry import REGISTRY
+from gpumon_agent.wire import LOAD, NumberedEvent, Phase
+
+EVENTS_MAX = 16_384  # some 5 MiB; emptied at each boundary
+
+
+class Recorder:
+    """Numbers events and keeps them until drained. Never blocks: when full, the oldest goes and is counted.
+
+    A forked child inherits this object, and its `append` does nothing there.
+    """
+
+    __slots__ = ("__weakref__", "_drained", "_events", "_inert", "_newest", "now", "numbers", "put")
+
+    def __init__(self, limit: int = EVENTS_MAX) -> None:
+        self.now: tuple[int, str, int] = (0, LOAD, 0)
+        """Step, phase and its beginning (monotonic ns). Swapped whole, so that any thread may read it."""
+        self._inert = False  # in a forked child; a flag, for asking the kernel who we are costs a system call
+        self._events: deque[tuple[Any, ...]] = deque(maxlen=limit)
+        self._drained = 0  # events so far
+        self._newest = -1  # number of those
+        # What `append` is made of, for who cannot afford a call more: `put((next(numbers), *the fields of a Phase up to
+        # its figures, what was read))`. Muted in a fork by who calls them. The number is atomic: two training threads
+        # never share one.
+        self.numbers = count()
+        self.put: Callable[[tuple[Any, ...]], None] = self._events.append
+        REGISTRY.recorders.add(self)
+
+    def in_child(self) -> None:
+        self._inert = True
+
+    def append(self, event: NumberedEvent) -> None:
+        if not self._inert:
+            self.put((next(self.numbers), event))
+
+    def drain(self) -> list[tuple[int, NumberedEvent]]:
+        """Everything put since the last call, in order. One thread drains at a time; it makes the Phases."""
+        drained: list[tuple[int, NumberedEvent]] = []
+        pop = self._events.popleft
+        for _ in range(len(self._events)):  # no other thread takes any; what comes meanwhile is for the next call
+            seq, *window, last = pop()
+            figures: tuple[Any, ...] = reading(last) if window else ()
+            drained.append((seq, Phase(*window, *figures) if window else last))
+        self._drained += len(drained)
+        self._newest = max((seq for seq, _ in drained), default=self._newest)
+        return drained
+
+    @property
+    def dropped(self) -> int:
+        """Events that had to go before they were drained, as the drained ones' numbers tell."""
+        return self._newest + 1 - self._drained
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the newest event."""
+        try:
+            newest: int = self._events[-1][0]
+        except IndexError as error:
+            pass_on(error)
+            return self._newest
+        return max(newest, self._newest)

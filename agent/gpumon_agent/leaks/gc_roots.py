@@ -1,0 +1,212 @@
+"""The roots of a census: running functions, modules, models, hooks, other threads. The user's own names come first."""
+
+from __future__ import annotations
+
+import builtins
+import contextvars
+import functools
+import re
+import sys
+import threading
+import weakref
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+from gpumon_agent.guard import pass_on
+from gpumon_agent.leaks.heap_walker import Root
+from gpumon_agent.leaks.object_children import Files, ours
+from gpumon_agent.naming import place, stored_at
+
+_SOURCE_BYTES_MAX = 1 << 17  # reading and searching one is a single piece of work
+_FRAMES_MAX = 400
+_FINALIZERS_MAX = 200  # the newest: making a list of them is a single piece of work
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
+    "_global_module_registration_hooks", "_global_parameter_registration_hooks", "_global_buffer_registration_hooks",
+)  # fmt: skip
+
+
+def of_the_user(files: Files, modules: Iterable[str]) -> list[Root]:
+    """The functions that run in this thread (outermost first), the main module, then the user's other modules.
+
+    `modules`: those known by name; the walk meets more.
+    """
+    stack = [frame for frame in _stack(None) if files.users_file(frame.f_code.co_filename)][::-1]
+    main = sys.modules.get("__main__")
+    namespaces: dict[int, Root] = {}
+    if main is not None:
+        namespaces[id(vars(main))] = of_module("__main__")
+    frames = []
+    for frame in stack:
+        code = frame.f_code
+        key = id(frame.f_globals)
+        if key not in namespaces:
+            name = frame.f_globals.get("__name__")
+            if isinstance(name, str) and vars(sys.modules.get(name, _EMPTY)) is frame.f_globals:
+                namespaces[key] = of_module(name)
+            else:  # run by exec or runpy: no module has these names
+                namespaces[key] = Root(
+                    functools.partial(_globals_of, None, id(frame), code), named=True, where=_line_in_module(None, code)
+                )
+        if code.co_name != "<module>":
+            frames.append(of_frame(frame, None))
+    others = [
+        of_module(name)
+        for name in modules
+        if name != "__main__" and (space := _namespace(name)) is not None and id(space) not in namespaces
+    ]
+    del stack
+    return [*frames, *namespaces.values(), *others]
+
+
+def beside(files: Files, objects: Iterable[tuple[str, Any]]) -> list[Root]:
+    """What the watched models and optimizers hold (by weak reference), the frames of other threads and of installed
+    packages, hooks for all modules, exceptions that wait, what threads run, and arguments of finalizers."""
+    found = [Root(reference, prefix=name, kind="attribute") for name, reference in objects]
+    for ident in sys._current_frames():
+        own = ident == threading.get_ident()
+        # no loop over frames here: its variable would end as this very frame, a cycle that keeps every caller's tensors
+        found += [
+            of_frame(frame, None if own else ident)
+            for frame in list(_stack(None if own else ident))[::-1]
+            if not ours(frame.f_code)
+            and not (own and files.users_file(frame.f_code.co_filename))
+            and frame.f_code.co_name != "<module>"
+        ]
+    hooks = sys.modules.get("torch.nn.modules.module")
+    return [
+        *found,
+        *(
+            Root(functools.partial(getattr, sys, name, None), prefix=f"sys.{name}", kind="traceback")
+            for name in ("last_exc", "last_value", "last_traceback")
+        ),
+        Root(_handled, prefix="the exception being handled", kind="traceback"),
+        *(Root(functools.partial(getattr, hooks, name, None), prefix=name, kind="hook") for name in _GLOBAL_HOOKS),
+        *(
+            Root(functools.partial(_in_context, variable.name), prefix=f"{variable.name}.get()")
+            for variable in contextvars.copy_context()
+        ),
+        Root(lambda: vars(builtins), prefix="builtins.", named=True),
+        Root(lambda: threading._active, prefix="threads", kind="attribute"),  # type: ignore[attr-defined]
+        *_finalizers(files),
+    ]
+
+
+def _finalizers(files: Files) -> list[Root]:
+    """The newest finalizers of the user's, and of no function that is known. A script that passes tensors as arguments
+    to `weakref.finalize` leaks with them, and no variable leads there (tests/scenarios/leaks, `finalizer_arguments`).
+    """
+    found = []
+    registry: dict[Any, Any] = weakref.finalize._registry  # type: ignore[attr-defined]
+    for key in list(islice(reversed(registry.copy()), _FINALIZERS_MAX)):
+        code = getattr(getattr(registry.get(key), "func", None), "__code__", None)
+        if code is None or files.users_file(code.co_filename):  # the key holds nothing: what it stands for is asked for
+            found.append(Root(functools.partial(registry.get, key), prefix="weakref.finalize._registry[*]"))
+    return found
+
+
+def of_module(name: str) -> Root:
+    main = name == "__main__"
+    code = None
+    if main:
+        frame = next((f for f in list(_stack(None)) if f.f_code.co_name == "<module>"), None)
+        if frame is not None and frame.f_globals is vars(sys.modules["__main__"]):
+            code = frame.f_code
+    return Root(
+        functools.partial(_namespace, name),
+        prefix="" if main else f"{name.rpartition('.')[2]}.",
+        named=True,
+        module=name,
+        where=_line_in_module(name, code),
+    )
+
+
+def of_frame(frame: FrameType, ident: int | None) -> Root:
+    code = frame.f_code
+    own = ""
+    if code.co_varnames[:1] == ("self",):
+        own = str(getattr(code, "co_qualname", "self")).rpartition(".")[0]  # since Python 3.11
+
+    def where(name: str) -> str:
+        return place(code, stored_at(code, name))
+
+    return Root(
+        functools.partial(_frame, ident, id(frame), code),
+        function=code.co_name,
+        kind="local",
+        own=own or "self",
+        where=where,
+    )
+
+
+# ------------------------------------------------------------------------------------- found again, slice after slice
+
+
+_EMPTY = ModuleType("empty")
+
+
+def _in_context(name: str) -> Any:
+    """What a context variable of this thread holds: no object leads to it, only the thread does."""
+    return next((value for variable, value in contextvars.copy_context().items() if variable.name == name), None)
+
+
+def _namespace(name: str) -> dict[str, Any] | None:
+    module = sys.modules.get(name)
+    return vars(module) if isinstance(module, ModuleType) else None
+
+
+def _globals_of(ident: int | None, identity: int, code: CodeType) -> dict[str, Any] | None:
+    frame = _frame(ident, identity, code)
+    return None if frame is None else frame.f_globals
+
+
+def _frame(ident: int | None, identity: int, code: CodeType) -> FrameType | None:
+    """Where a frame has ended another may lie by now, this very one even: taken for it, it would be held by whom it
+    runs for, a cycle that keeps every caller's tensors until the collector comes."""
+    return next((frame for frame in _stack(ident) if id(frame) == identity and frame.f_code is code), None)
+
+
+def _stack(ident: int | None) -> Iterable[FrameType]:
+    """Innermost first. `ident`: of another thread."""
+    frame = sys._getframe(1) if ident is None else sys._current_frames().get(ident)
+    for _ in range(_FRAMES_MAX):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
+
+
+def _handled() -> BaseException | None:
+    return sys.exc_info()[1]
+
+
+def _line_in_module(name: str | None, code: CodeType | None) -> Any:
+    """From a variable of a module to the line that first gives it a value: in the code that runs, or in the source."""
+
+    def where(variable: str) -> str | None:
+        if code is not None:
+            line = stored_at(code, variable)
+            if line is not None:
+                return place(code, line)
+        file = getattr(sys.modules.get(name or ""), "__file__", None)
+        return _in_source(file, variable) if isinstance(file, str) else None
+
+    return where
+
+
+def _in_source(file: str, variable: str) -> str | None:
+    path = Path(file)
+    try:
+        if path.stat().st_size > _SOURCE_BYTES_MAX:
+            return None
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        pass_on(error)
+        return None
+    found = re.search(rf"^{re.escape(variable)}[ \t]*(:[^=\n]+)?=", text, re.MULTILINE)
+    if found is None:
+        found = re.search(rf"^(?:def|class)[ \t]+{re.escape(variable)}\b", text, re.MULTILINE)
+    return None if found is None else f"{path.name}:{text.count(chr(10), 0, found.start()) + 1}"

@@ -1,0 +1,853 @@
+"""Walks from named roots to the tensors they hold. Long: it stops and resumes anywhere, so its cursor is one class.
+
+It walks a slice at a time and keeps no object alive in between.
+
+Model. Depth first from roots (a module's globals, a frame's locals, an object). Where the walk stands is a stack of
+levels. Within a slice a level holds its object; between slices it holds the object's id and the way to it from the
+level above (a position, a key), so that it is found again, or is not: then the walk goes on above it. Containers are
+read in chunks by position, never expanded; an object to which only one reference leads is not noted as visited, for
+no second way can lead to it. With a limit of levels an object that is met again closer to a root is looked into again,
+so that walks with growing limits give the shortest name first. What lies within the limit to its end, and leads to no
+tensor that counts, is not looked into again by a later round.
+
+Never asked: the collector's list of objects, or who refers to something. `gc.get_referents` of one object is, where no
+other way tells what it holds.
+
+Cost: 0.3 to 1 µs an object; benchmarks/census.py.
+Known limitations. An object whose references are in C and not told to the collector is opaque. A large set is read up
+to `SET_MAX`. What changes between two slices may be missed, and is then found by the next census.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import gc
+import sys
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby, islice
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from gpumon_agent import naming
+from gpumon_agent.guard import pass_on
+from gpumon_agent.leaks import bounded_containers, object_children
+from gpumon_agent.leaks.object_children import (
+    ATOM,
+    BUILTIN,
+    CLASS,
+    DEQUE,
+    DICT,
+    FUNCTION,
+    MODULE,
+    PAIRS,
+    REFERENTS,
+    ROWS,
+    SEQUENCE,
+    SET,
+    TENSOR,
+)
+from gpumon_agent.thread_clock import ThreadClock
+
+CHUNK = 16  # children between two looks at the clock
+DEPTH_MAX = 160  # the way back takes 1 µs a level
+BIG = 4_096  # entries: a dict of more is read by the interpreter's own cursor; a position in it costs time to return to
+SET_MAX = 10_000
+AGAIN_MAX = 8
+GLANCE = 512  # entries of a large container that a shallow walk reads, its newest
+_KEY = object()
+_ITEM, _NAMED, _BARE = range(3)  # how a dict's keys are told: ['key'], .key, not at all
+
+_next: Any = ctypes.pythonapi.PyDict_Next
+_next.restype = ctypes.c_int
+_next.argtypes = [
+    ctypes.py_object,
+    ctypes.POINTER(ctypes.c_ssize_t),
+    ctypes.POINTER(ctypes.py_object),
+    ctypes.POINTER(ctypes.py_object),
+]
+
+
+class Root(NamedTuple):
+    """Where a walk begins: an object that can be asked for again, and what it is called."""
+
+    find: Callable[[], Any]
+    prefix: str = ""  # before the first label: "metrics."
+    function: str | None = None  # whose variables these are
+    kind: str = "global"
+    named: bool = False  # a namespace: its dict's keys are variables
+    own: str = ""  # what `self` stands for
+    module: str | None = None  # whose globals these are
+    where: Callable[[str], str | None] = lambda _: None  # the line that first gave the variable a value
+
+
+class _Level:
+    """One object on the way down. What is set in a slice only is None between slices."""
+
+    cursor = 0  # of the next chunk
+    end = -1  # of a sequence: where to stop; -1: at its end
+    glances = False  # only the newest entries of a large one are read, the others if those hold finds
+    full = False
+    attributed = False
+    again_later = False  # a deeper round has something to look for in it
+    began = 0  # objects that were looked at before it
+    again = 0  # times that an entry was gone into anew, for another object had taken its place
+    chunk: Any = None  # in a slice
+    edges: Any = None  # in a slice: keys, or labels and tags
+    places: Any = None  # in a slice: cursors of a big dict's entries
+    items: Any = None  # in a slice: an iterator
+    index = 0  # next within the chunk
+    base = 0  # cursor of the chunk's first entry
+    alike: Any = None  # what of its place goes into its name
+    holder: object_children.Name | None = None  # of tensors that are direct elements: the same for all of them
+
+    def __init__(self, obj: Any, how: int, at: int, key: Any, label: str | None, tag: str, style: int) -> None:
+        self.obj = obj  # in a slice
+        self.identity = id(obj)
+        self.how = how
+        self.at = at  # position in the level above
+        self.key = key  # or its key there, if a string or an int; _KEY: it is itself a key
+        self.label = label  # None: to be told from the level above
+        self.tag = tag
+        self.style = style
+
+
+class HeapWalker:
+    """One census's way through the objects. `found` is told of every tensor that is met, with this walk to ask for its
+    name; it returns whether the tensor counts as a find."""
+
+    def __init__(
+        self, found: Callable[[Any, HeapWalker], bool], files: object_children.Files, of_module: Callable[[str], Root]
+    ) -> None:
+        self.objects = 0
+        self._of_module = of_module
+        self._spaces: set[int] = set()  # namespaces that are roots, by id
+        self._met: set[object] = set()  # modules of the user's that are roots, by name
+        self._found = found
+        self._files = files
+        self._roots: list[Root | str] = []  # a name: of a module
+        self._root: Root = Root(lambda: None)
+        self._levels: list[_Level] = []
+        self._visited: dict[int, int] = {}
+        self._done: set[int] = set()  # larger ones that hold nothing, to their ends
+        self._cut: set[int] = set()  # visited, and a deeper round has something to look for in them
+        self._modules: list[str] = []  # of the user's that something led to, in any round
+        self._how: dict[type, int] = {}  # of types that are not the user's
+        self._users_how: dict[int, tuple[weakref.ref[type], int]] = {}
+        self._clock = ThreadClock(0)
+        self._once_more = False
+        self._holders: dict[Any, object_children.Name] = {}  # of containers, by id, or by id and the way on
+        self._named: dict[Any, object_children.Name] = {}  # of places that are told alike, below one root
+        self._sources: dict[str, list[str]] = {}  # by file
+        self._stems: dict[int, Counter[str]] = {}  # of namespaces, by id: names without their numbers
+        self._lines: dict[tuple[str, int, str], int | None] = {}
+        self._limit = DEPTH_MAX
+        self._installed = False
+        self._tensor_label: str | None = None
+        self._tensor_tag = ""
+        self._tensor_edge: Any = None
+
+    def begin(self, roots: list[Root | str], *, limit: int, installed: bool = False, again: bool = True) -> None:
+        """Another round from `roots`. `limit`: of levels. `installed`: installed packages' classes too.
+
+        `again` False: what earlier rounds have visited is not looked into again.
+        """
+        self._met = {root.module for root in roots if isinstance(root, Root)} | (set() if again else self._met)
+        self._spaces |= {id(root.find()) for root in roots if isinstance(root, Root) and root.named}
+        if installed and not self._installed:
+            self._done.clear()
+        met = [name for name in self._modules if name not in self._met and name not in roots] if again else []
+        self._met.update(met)
+        self._roots = [*met, *roots[::-1]]
+        self._levels = []
+        self._stems = {}
+        self._limit = limit
+        self._installed = installed
+        if again:
+            self._visited = {}
+            self._cut = set()
+
+    def run(self, clock: ThreadClock, enough: Callable[[], bool]) -> bool:
+        """Walks on until the clock says so. True: this round is complete. `enough` is asked before each root."""
+        levels = self._levels
+        self._clock, self._once_more = clock, False
+        self._resume()
+        try:
+            while levels or self._roots:
+                if levels:
+                    self._advance(levels[-1])
+                elif enough():
+                    self._roots.clear()
+                else:
+                    self._enter()
+                if self._once_more or clock.over():  # asked last: finding the way back may take all of a short slice
+                    break
+            return not levels and not self._roots
+        finally:
+            self._suspend()
+
+    # ------------------------------------------------------------------------------------------------------ the stack
+
+    def _enter(self) -> None:
+        next_ = self._roots.pop()
+        self._named.clear()
+        self._root = root = self._of_module(next_) if isinstance(next_, str) else next_
+        obj = root.find()
+        if obj is None:
+            return
+        kind = PAIRS if type(obj) in object_children.PAIRED else self._kind(type(obj))
+        self._visited[_BUILTINS] = 0
+        if kind in (ATOM, TENSOR):
+            return
+        style = _NAMED if root.named else _ITEM
+        self._levels.append(_Level(obj, kind, 0, None, "", "", style))
+        self._visited[id(obj)] = 0
+
+    def _suspend(self) -> None:
+        self._tensor_edge = None
+        for level in self._levels:
+            level.cursor = self._position(level)
+            level.obj = level.chunk = level.edges = level.items = level.places = None
+            level.index = 0
+
+    @staticmethod
+    def _position(level: _Level) -> int:
+        """The cursor of the entry that is next."""
+        if level.chunk is None:
+            return level.cursor
+        if level.places is not None:
+            return int(level.places[level.index]) if level.index < len(level.places) else level.cursor
+        return level.base + level.index if level.index < len(level.chunk) else level.cursor
+
+    def _resume(self) -> None:
+        levels = self._levels
+        if not levels:
+            return
+        above: _Level | None = None
+        for depth, level in enumerate(levels):
+            obj = self._root.find() if above is None else self._again(above, level)
+            if obj is None or id(obj) != level.identity:
+                if above is not None and levels[depth - 1].again < AGAIN_MAX and level.at >= 0:
+                    levels[depth - 1].again += 1  # a variable that is given a new value in each step
+                    levels[depth - 1].cursor = level.at
+                if above is not None:
+                    levels[depth - 1].again_later = True
+                for lost in levels[depth:]:  # not looked at to its end: another way may lead there
+                    self._visited.pop(lost.identity, None)
+                del levels[depth:]
+                return
+            level.obj = obj
+            above = level
+
+    def _again(self, above: _Level, level: _Level) -> Any:
+        """The object of `level`, by the way that led to it."""
+        obj, at = above.obj, level.at
+        try:
+            if at == _ATTRIBUTES:
+                return naming.instance_dict(obj)
+            if above.how == DICT:
+                if type(level.key) in (str, int):
+                    return dict.get(obj, level.key)
+                entry = _entry(obj, at) if len(obj) > BIG else next(islice(dict.items(obj), at, None), None)
+                return None if entry is None else entry[level.key is not _KEY]
+            if above.how == ROWS:
+                return object_children.row_entries(obj, at, at + 1)[0]
+            if above.how == SEQUENCE:
+                return list.__getitem__(obj, at) if isinstance(obj, list) else tuple.__getitem__(obj, at)
+            if above.how == DEQUE:
+                return obj[at]
+            if above.how == SET:
+                return next(islice(obj, at, None), None)
+            known = object_children.again(obj, at, level.identity) if above.how in (PAIRS, CLASS) else None
+            if known is not None:
+                return known
+            children = self._children(above)[0]
+            if at < len(children) and id(children[at]) == level.identity:
+                return children[at]
+            return next((each for each in children if id(each) == level.identity), None)
+        except (IndexError, RuntimeError, KeyError) as error:
+            pass_on(error)
+            return None
+
+    # --------------------------------------------------------------------------------------------------- one chunk on
+
+    def _advance(self, level: _Level) -> None:
+        """Looks at the level's next children, until one of them is a level of its own."""
+        if level.chunk is None or level.index >= len(level.chunk):
+            try:
+                more = self._fill(level)
+            except (RuntimeError, IndexError) as error:  # it changed under our eyes
+                pass_on(error)
+                more = False
+            if not more:
+                if not self._attributes(level):
+                    self._leave()
+                return
+        chunk, edges = level.chunk, level.edges
+        kinds = self._how
+        visited = self._visited
+        depth = len(self._levels)
+        index = start = level.index
+        count = min(len(chunk), index + _AT_ONCE)
+        shallow = self._limit < DEPTH_MAX
+        while index < count:
+            child = chunk[index]
+            index += 1
+            kind = kinds.get(type(child))
+            if kind is None:
+                kind = self._kind(type(child))
+            if kind == ATOM:
+                continue
+            level.index = index
+            if kind == TENSOR:
+                self._tensor(child, level, None if edges is None else edges[index - 1])
+                if self._once_more:
+                    index -= 1
+                    break
+                if self._levels[-1] is not level or self._clock.over():
+                    break
+                continue
+            if kind >= FUNCTION:
+                if kind == MODULE:
+                    self._meet(vars(child).get("__name__"))
+                    continue
+                if kind == BUILTIN:
+                    held = child.__self__
+                    if held is None or type(held) is ModuleType:
+                        continue
+                elif self._files.users_file(child.__code__.co_filename):
+                    self._meet(child.__globals__.get("__name__"))
+                    bare = child.__closure__ is child.__defaults__ is child.__kwdefaults__ is None
+                    if bare and not object_children.has_attributes(child):
+                        continue
+                elif child.__closure__ is child.__defaults__ is child.__kwdefaults__ is None:
+                    continue
+                kind = PAIRS
+            elif kind != CLASS and self._holds_nothing(child, kind):
+                continue
+            if depth >= self._limit:
+                level.again_later = True
+                continue
+            if id(child) in self._done:
+                continue
+            if sys.getrefcount(child) > _SINGLE:
+                before = visited.get(id(child))
+                if before is not None and before <= depth:
+                    level.again_later = level.again_later or id(child) in self._cut
+                    continue
+                visited[id(child)] = depth if shallow else 0
+            if self._push(child, kind, level, index - 1):
+                break
+        level.index = index
+        self.objects += index - start
+
+    def _leave(self) -> None:
+        """The innermost level is looked at to its end, as far as the limit allows."""
+        level = self._levels.pop()
+        if level.again_later or level.glances:
+            self._cut.add(level.identity)
+            if self._levels:
+                self._levels[-1].again_later = True
+            return
+        self._cut.discard(level.identity)
+        if self._levels and self.objects - level.began >= _LARGER and level.at >= 0:
+            self._done.add(level.identity)
+
+    def _attributes(self, level: _Level) -> bool:
+        """A container of the user's own class may have attributes too: they come after what it contains."""
+        if (
+            level.attributed
+            or level.how not in (SEQUENCE, DICT, DEQUE, SET, ROWS)
+            or type(level.obj) in object_children.PLAIN
+        ):
+            return False
+        level.attributed = True
+        values = naming.instance_dict(level.obj)
+        if not values or len(self._levels) >= self._limit:
+            level.again_later = level.again_later or bool(values)
+            return False
+        self._levels.append(_Level(values, DICT, _ATTRIBUTES, None, "", "", _NAMED))
+        return True
+
+    def _fill(self, level: _Level) -> bool:
+        """The next chunk. False: there is none."""
+        obj, kind = level.obj, level.how
+        if level.chunk is not None and (kind in (PAIRS, REFERENTS, CLASS, TENSOR)):
+            return False
+        if kind in (SEQUENCE, DEQUE, ROWS):
+            return self._fill_from_sequence(level)
+        if kind == DICT:
+            return self._fill_from_dict(level)
+        if kind == SET:
+            if level.items is None:
+                level.items = iter(obj)
+                if level.cursor:
+                    next(islice(level.items, level.cursor - 1, None), None)
+            level.chunk, level.edges = list(islice(level.items, CHUNK)), None
+            level.base, level.cursor = level.cursor, level.cursor + len(level.chunk)
+            if level.cursor > SET_MAX:
+                return False
+        else:
+            level.chunk, level.edges = self._children(level)
+            level.base, level.index, level.cursor = 0, level.cursor, len(level.chunk)
+            return bool(level.index < len(level.chunk))
+        level.index = 0
+        return bool(level.chunk)
+
+    def _fill_from_sequence(self, level: _Level) -> bool:
+        obj = level.obj
+        rows = level.how == ROWS
+        kind: Any = list if isinstance(obj, list) else tuple if isinstance(obj, tuple) else deque
+        size = obj.size if rows else kind.__len__(obj)
+        if level.end < 0 and size > 2 * GLANCE and self._limit < DEPTH_MAX:
+            level.glances = True
+            level.cursor = level.end = size - GLANCE
+        begin = level.cursor
+        end = min(begin + CHUNK, size if level.glances or level.end < 0 else level.end)
+        if begin >= end and level.glances and level.full:
+            level.glances = False
+            begin, end = 0, min(CHUNK, level.end)
+        if begin >= end:
+            return False
+        part = slice(begin, end)
+        if rows:
+            level.chunk = object_children.row_entries(obj, begin, end)
+        else:
+            level.chunk = [obj[at] for at in range(begin, end)] if kind is deque else kind.__getitem__(obj, part)
+        level.base, level.cursor, level.edges, level.index = begin, end, None, 0
+        return True
+
+    def _fill_from_dict(self, level: _Level) -> bool:
+        obj = level.obj
+        if len(obj) > BIG and self._limit < DEPTH_MAX and not level.full:
+            level.full = self._kind(type(next(reversed(dict.values(obj)), None))) == TENSOR
+            if not level.full:
+                level.again_later = True
+                return False
+        keys: list[Any] = []
+        values: list[Any] = []
+        if len(obj) > BIG:
+            places: list[int] = []
+            cursor = ctypes.c_ssize_t(level.cursor)
+            key, value = ctypes.py_object(), ctypes.py_object()
+            to_cursor, to_key, to_value = ctypes.byref(cursor), ctypes.byref(key), ctypes.byref(value)
+            while len(places) < CHUNK:
+                place = cursor.value
+                if not _next(obj, to_cursor, to_key, to_value):
+                    break
+                places.append(place)
+                keys.append(key.value)
+                values.append(value.value)
+            level.base, level.cursor, level.places = level.cursor, cursor.value, places
+        else:
+            if level.items is None:
+                level.items = iter(dict.items(obj))
+                if level.cursor:
+                    next(islice(level.items, level.cursor - 1, None), None)
+            for name, held in islice(level.items, CHUNK):
+                keys.append(name)
+                values.append(held)
+            level.base, level.cursor, level.places = level.cursor, level.cursor + len(keys), None
+        level.index = 0
+        if not keys:
+            level.chunk = values
+            return False
+        self._keys(level, keys)
+        level.chunk, level.edges = values, keys
+        return True
+
+    def _keys(self, level: _Level, keys: list[Any]) -> None:
+        """Tensors among a dict's keys, alone or in a tuple (as a cache has its arguments)."""
+        for key in keys:
+            kind = type(key)
+            if kind is str or kind is int:
+                continue
+            for each in key[:16] if issubclass(kind, tuple) else (key,):
+                if self._kind(type(each)) == TENSOR:
+                    self._tensor(each, level, _KEY)
+
+    def _children(self, level: _Level) -> tuple[list[Any], list[Any] | None]:
+        """Of a level that is no container: its children, and (label, tag) of each where that is known.
+
+        Of a class, which may have a thousand, only the names: no text is made for each."""
+        obj = level.obj
+        if level.how == REFERENTS:
+            return gc.get_referents(obj), None
+        if type(obj) is object_children.CACHE:
+            return object_children.cached(obj)
+        if level.how == CLASS:
+            return [*vars(obj).values()], [*vars(obj)]
+        told = object_children.tensor_children(obj) if level.how == TENSOR else object_children.children(obj)
+        return [child for _, _, child in told], [(label, tag) for label, tag, _ in told]
+
+    def _kind(self, kind: type) -> int:
+        known = self._users_how.get(id(kind))
+        if known is not None and known[0]() is kind:
+            return known[1]
+        found = object_children.how(kind)
+        module = getattr(kind, "__module__", None)
+        if kind.__flags__ & _HEAP_TYPE == 0 or (isinstance(module, str) and not self._files.users_module(module)):
+            self._how[kind] = found
+        else:  # a class can go like any other object
+            self._users_how[id(kind)] = weakref.ref(kind), found
+        return found
+
+    def _meet(self, name: Any) -> None:
+        """A module of the user's that something leads to: what is imported is found so, without going through all."""
+        if name not in self._met and self._files.users_module(name):
+            self._met.add(name)
+            if name not in self._modules:
+                self._modules.append(name)
+            self._roots.append(self._of_module(name))
+
+    def _holds_nothing(self, child: Any, kind: int) -> bool:
+        """Whether a small object has only such children as have none themselves: then it needs no level of its own."""
+        if kind == REFERENTS:
+            held: Any = gc.get_referents(child)
+        elif kind == SEQUENCE:
+            held = child
+        elif kind == DICT:
+            if not gc.is_tracked(child):
+                return True
+            held = dict.values(child)
+            if len(held) <= _SMALL:
+                held = [*held, *dict.keys(child)]
+        else:
+            return False
+        if len(held) > _SMALL:
+            return False
+        kinds = self._how
+        for each in held:
+            known = kinds.get(type(each))
+            if known is None:
+                known = self._kind(type(each))
+            own = known == CLASS and each is type(child) and (each in kinds or id(each) in self._visited)
+            if not (own or known == ATOM):
+                return False
+        self.objects += len(held)
+        return True
+
+    def _push(self, child: Any, kind: int, level: _Level, index: int) -> bool:
+        if kind == CLASS:
+            module = getattr(child, "__module__", None)
+            if self._files.users_module(module):
+                self._meet(module)
+            elif not self._installed:
+                return False
+        elif type(child) in _UNTRACKED_IF_EMPTY and not gc.is_tracked(child):
+            return False  # nothing in it could hold anything
+        elif kind == ROWS and not child.dtype.hasobject:
+            return False
+        elif kind == DICT and id(child) in self._spaces:
+            return False  # globals() in a variable: its own names are what a person knows
+        edge = None if level.edges is None else level.edges[index]
+        label: str | None = None
+        tag = ""
+        style = _ITEM
+        key = None
+        how = level.how
+        if how == CLASS:
+            label, tag = f".{edge}", "class"
+        elif how in (PAIRS, TENSOR):
+            assert edge is not None
+            label, tag = edge
+            if label == "" and kind == DICT:  # an exception's own attributes
+                style = _NAMED
+        elif how == DICT:
+            key = edge if type(edge) in (str, int) else None
+            if level.style == _NAMED and type(edge) is str:
+                above = self._levels[-2].obj if len(self._levels) > 1 else None
+                label, tag = naming.dict_words(above, edge)
+                if above is None:
+                    tag = ""  # a variable
+                if kind == DICT and tag == "hook":
+                    style = _BARE
+                elif kind == DICT and label == "":
+                    style = _NAMED
+            elif level.style == _BARE:
+                label = object_children.among(len(level.obj))
+        elif how == REFERENTS and kind == DICT and type(child) is dict and naming.instance_dict(level.obj) is child:
+            label, style = "", _NAMED
+        at = level.base + index if level.places is None else level.places[index]
+        new = _Level(child, kind, at, key, label, tag, style)
+        starred = _starred(level)
+        place = None if starred else (at, key)
+        new.began = self.objects
+        new.alike = kind, place, label, type(child) if kind == REFERENTS else None
+        self._levels.append(new)
+        return True
+
+    def _tensor(self, tensor: Any, level: _Level, edge: Any) -> None:
+        self._tensor_edge = edge
+        self._tensor_label = None
+        if self._found(tensor, self):
+            for each in self._levels:  # it holds finds: it is read whole
+                each.full = each.full or each.glances
+            level.again_later = True
+        depth = len(self._levels)
+        level.again_later = level.again_later or depth >= self._limit
+        if edge is _KEY or depth >= self._limit:
+            return
+        if self._visited.get(id(tensor), DEPTH_MAX) <= depth:
+            level.again_later = level.again_later or id(tensor) in self._cut
+            return
+        hooked = tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)
+        if hooked or object_children.attributes(tensor):
+            self._visited[id(tensor)] = depth
+            self._push(tensor, TENSOR, level, level.index - 1)
+
+    # ---------------------------------------------------------------------------------------------------------- names
+
+    def name(self) -> object_children.Name:
+        """Of what holds the tensor that `found` is being told of."""
+        level = self._levels[-1]
+        steady = level.how in _CONTAINERS or (level.how == DICT and len(level.obj) > _NAMED_KEYS_MAX)
+        if steady and _fixed(level.obj):
+            steady = False  # each entry has a name of its own
+        if steady:
+            known = level.holder or self._holders.get(level.identity)
+            if known is not None:  # what came into it since another way led there is held by the same
+                level.holder = known
+                return known
+        edge = self._tensor_edge
+        if type(edge) not in (str, int):
+            edge = edge[0] if level.edges is not None and level.how in (PAIRS, TENSOR) else edge is _KEY
+        entry = None if _starred(level) else (level.base + level.index - 1, edge)
+        alike = (*(each.alike for each in self._levels), entry or edge is True)
+        told = self._named.get(alike)
+        if told is None:
+            within = self._within(entry)
+            told = self._holders.get(within) or self._tell()
+            if len(self._named) < _HOLDERS_MAX:
+                self._named[alike] = told
+            if within is not None and len(self._holders) < _HOLDERS_MAX:
+                self._holders[within] = told
+        if steady:
+            level.holder = told
+            if len(self._holders) < _HOLDERS_MAX:
+                self._holders[level.identity] = told
+        return told
+
+    def _within(self, entry: object) -> object:
+        """The innermost container whose entries are told alike, and the way on from there: another name that leads to
+        it leads to the same holder."""
+        way: list[object] = [entry]
+        for each in reversed(self._levels):
+            if each.how in _CONTAINERS and not _fixed(each.obj):
+                return each.identity, *way
+            way.append(each.alike)
+        return None
+
+    def _tell(self) -> object_children.Name:
+        level = self._levels[-1]
+        labels: list[str] = []
+        tags: set[str] = set()
+        where: str | None = None
+        told_class = False
+        for above, each in zip(self._levels, self._levels[1:], strict=False):
+            label, tag = self._label(above, each.label, each.tag, each.key, each.obj, each.at)
+            labels.append(label)
+            tags.add(tag)
+            where = self._line_within(above, label) or where
+            if each.how == CLASS:
+                labels, told_class = [each.obj.__qualname__], True
+                tags.clear()
+                where = object_children.class_line(each.obj)
+        label, tag = self._label(level, None, "", self._tensor_edge, None, level.base + level.index - 1)
+        labels.append(label)
+        tags.add(tag)
+        where = self._line_within(level, label) or where
+        root = self._root
+        variable = next((each for each in labels if each), "").lstrip(".")
+        text = "".join(_shortened(labels))
+        if not told_class:
+            if root.named or root.function:
+                text = text.removeprefix(".")
+                if variable == "self" and root.own:
+                    text = root.own + text[4:]
+            text = root.prefix + text
+        kind = next((each for each in _PRIORITY if each in tags), root.kind)
+        if kind not in ("bounded", "cache") and self._shortened_by_its_own():
+            kind = "trimmed"
+        text = text.replace("hook.closure", "hook closure").replace(".cache.keys()", ".cache")
+        where = where or root.where(variable) or self._users_class()
+        return object_children.Name(text, kind, where, None if told_class else root.function)
+
+    @property
+    def spent_ns(self) -> int:
+        return self._clock.spent_ns
+
+    def once_more(self) -> None:
+        """Ends this slice: the next one begins where the tensor is that `found` is being told of."""
+        self._once_more = True
+
+    def beside(self) -> Iterator[Any]:
+        """The other variables of the function or object that `found` is being told a tensor of."""
+        level = self._levels[-1]
+        return iter(()) if level.how in _CONTAINERS else iter(level.chunk)
+
+    def way(self) -> Iterator[Any]:
+        """The objects that lead to the tensor that `found` is being told of, the innermost first."""
+        return (level.obj for level in reversed(self._levels))
+
+    def _users_class(self) -> str | None:
+        """Where the class of the innermost object of the user's begins: better than no line."""
+        for each in reversed(self._levels):
+            if each.how == REFERENTS and self._files.users_module(type(each.obj).__module__):
+                return object_children.class_line(type(each.obj))
+        return None
+
+    def _shortened_by_its_own(self) -> bool:
+        """Whether the outermost container that grows is shorter than what its own code lets it become."""
+        grows = next(
+            (at for at, each in enumerate(self._levels) if at and each.how in _CONTAINERS and _starred(each)), 0
+        )
+        name = self._levels[grows].key if grows else None
+        if not grows or len(self._levels[grows].obj) < _LEAST_TRIMMED:
+            return False
+        held_by = self._levels[grows - 1]
+        owner: Any = None
+        if held_by.how == DICT and held_by.style == _NAMED:
+            above = self._levels[grows - 2].obj if grows > 1 else None
+            owner = above if grows > 1 else held_by.obj
+        elif held_by.how == REFERENTS:
+            owner, name = held_by.obj, object_children.attribute(held_by.obj, self._levels[grows].obj)
+        elif type(held_by.obj) in object_children.FRAMES:
+            owner, name = held_by.obj, (self._levels[grows].label or "").lstrip(".")
+        if owner is None or not isinstance(name, str) or not name.isidentifier():
+            return False
+        file, value = object_children.code_around(owner)
+        if file is None or not self._files.users_file(file):
+            return False
+        if file not in self._sources:
+            self._sources[file] = bounded_containers.source(file)
+        most = bounded_containers.limit(self._sources[file], name, value)
+        return most is not None and len(self._levels[grows].obj) <= most + 1 < _NO_BOUND
+
+    def _label(self, above: _Level, label: str | None, tag: str, edge: Any, child: Any, at: int) -> tuple[str, str]:
+        if label is not None:
+            return label, tag
+        if above.how in _CONTAINERS:
+            if _fixed(above.obj):
+                return _entry_of(above.obj, at), ""
+            bounded = above.how == DEQUE and above.obj is not None and (above.obj.maxlen or _NO_BOUND) < _NO_BOUND
+            return "[*]", "bounded" if bounded else ""
+        if above.how == DICT:
+            if edge is _KEY:
+                return ".keys()[*]", ""
+            if above.style == _NAMED and type(edge) is str:
+                return f".{self._stem(above, edge)}", "" if above is self._levels[0] else "attribute"
+            if above.style == _BARE:
+                return "", ""
+            if type(edge) is str and len(above.obj) <= _NAMED_KEYS_MAX and len(edge) <= 40:
+                return f"[{edge!r}]", ""
+            return "[*]", ""
+        if above.how == REFERENTS:
+            if child is None:
+                child = above.chunk[above.index - 1]
+            name = object_children.attribute(above.obj, child)
+            return (f".{name}", "attribute") if name is not None else (f".<{type(above.obj).__name__}>", "attribute")
+        if above.how == CLASS:
+            return f".{edge}", "class"
+        if isinstance(edge, tuple):
+            return edge[0], edge[1]
+        return "", ""
+
+    def _stem(self, above: _Level, name: str) -> str:
+        """`seen*` for seen17, where the newest names of a namespace are many that differ in their number only."""
+        stem = name.rstrip(_DIGITS)
+        if stem == name:
+            return name
+        stems = self._stems.get(above.identity)
+        if stems is None:
+            newest = (key for key in islice(reversed(above.obj), GLANCE) if type(key) is str)
+            stems = self._stems[above.identity] = Counter(key.rstrip(_DIGITS) for key in newest)
+        return f"{stem}*" if stems[stem] >= _NUMBERED else name
+
+    def _line_within(self, above: _Level, label: str) -> str | None:
+        """Where a function's own variable, closure or default stands; the innermost one tells."""
+        code = object_children.code_of(above.obj)
+        if code is None or above is self._levels[0]:
+            return None
+        line = self.line(code, label.lstrip(".")) if type(above.obj) in object_children.FRAMES else None
+        return naming.place(code, line)
+
+    def line(self, code: Any, name: str) -> int | None:
+        """Where `code` first gives the variable `name` a value."""
+        key = code.co_filename, code.co_firstlineno, name
+        if key not in self._lines:
+            self._lines[key] = naming.stored_at(code, name)
+        return self._lines[key]
+
+
+def _shortened(labels: Iterable[str]) -> Iterator[str]:
+    """A linked list's `.next.next.next` is `.next…`."""
+    for label, run in groupby(each for each in labels if each):
+        times = len(list(run))
+        few = times == 1 or label == "[*]" or (times == 2 and label.endswith("]"))
+        yield label * times if few else f"{label}…"
+
+
+def _starred(level: _Level) -> bool:
+    """Whether what is in it is told alike, as "[*]"."""
+    if level.how in _CONTAINERS:
+        return not _fixed(level.obj)
+    if type(level.obj) in object_children.TEES:
+        return True
+    return level.how == DICT and level.style == _ITEM and len(level.obj) > _NAMED_KEYS_MAX
+
+
+def _fixed(container: Any) -> bool:
+    """Whether a container's entries are told by their place: a record's, a small tuple's, the only one."""
+    if isinstance(container, tuple):
+        return tuple.__len__(container) <= _PLACES_MAX
+    return isinstance(container, list) and list.__len__(container) == 1
+
+
+def _entry_of(container: Any, at: int) -> str:
+    names = getattr(type(container), "_fields", None)  # a named tuple's
+    if isinstance(names, tuple) and at < len(names):
+        return f".{names[at]}"
+    return f"[{at}]"
+
+
+_PRIORITY = (
+    "tee", "link", "bounded", "hook", "cache", "traceback", "generator", "closure", "default", "class", "module",
+    "attribute",
+)  # fmt: skip
+_UNTRACKED_IF_EMPTY = (tuple, dict)  # those made in C may be untracked, and hold tensors all the same
+_CONTAINERS = (SEQUENCE, DEQUE, SET, ROWS)
+_NAMED_KEYS_MAX = 32
+_PLACES_MAX = 8
+_DIGITS = "0123456789"
+_NUMBERED = 8  # names alike but for their number: made in a loop
+_LEAST_TRIMMED = 5  # entries: what holds fewer grows no more, or has only begun
+_NO_BOUND = 10_000_000  # entries: as many blocks, the smallest there are, take 5 GB
+_HEAP_TYPE = 1 << 9
+_SMALL = 24
+_LARGER = 12  # objects: to note what holds less costs more than to look again
+_HOLDERS_MAX = 10_000
+_BUILTINS = id(vars(builtins))  # every namespace leads there
+_ATTRIBUTES = -1  # in place of a position
+_AT_ONCE = 16  # children of one object between two looks at the clock
+
+
+def _entry(mapping: dict[Any, Any], cursor: int) -> tuple[Any, Any] | None:
+    at = ctypes.c_ssize_t(cursor)
+    key, value = ctypes.py_object(), ctypes.py_object()
+    if not _next(mapping, ctypes.byref(at), ctypes.byref(key), ctypes.byref(value)):
+        return None
+    return key.value, value.value
+
+
+def _references_of_a_single() -> int:
+    """What sys.getrefcount says, in the place where it is asked above, of an object that one container holds."""
+    held: list[list[object]] = [[]]
+    chunk = held[0:1]
+    child = chunk[0]
+    return sys.getrefcount(child)
+
+
+_SINGLE = _references_of_a_single()

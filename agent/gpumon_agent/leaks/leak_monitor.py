@@ -1,0 +1,107 @@
+"""Runs the leak detective: passes each closed step to the census and to the followed checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from gpumon_agent import wire
+from gpumon_agent.allocator import Read, reading
+from gpumon_agent.governor import Governor
+from gpumon_agent.guard import Guard
+from gpumon_agent.leaks.census import Census
+from gpumon_agent.leaks.checkpoints import Checkpoints
+from gpumon_agent.leaks.loads import Loads
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from gpumon_agent.attribution.accounts import Accounts
+
+
+TOGETHER = 4
+"""Steps that are looked at in one go while there is nothing to be done: the first of them pays for cold caches."""
+_HOST = -1  # as Tensor.get_device() has it
+_RESIDENT_UNIT_BYTES = 4 << 20  # it has to rise by that much to be suspected: resident memory creeps anyway
+
+
+class LeakMonitor:
+    """One process's. Made and called in the training thread, except `picture`."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        governor: Governor,
+        accounts: Accounts,
+        loads: Loads,
+        *,
+        models: Callable[[], Iterable[tuple[int, Module]]],
+        say: Callable[[tuple[wire.Event, ...]], None],
+        tell: Callable[[str], None],
+        now: Callable[[], tuple[int, str, int]],
+        devices: Callable[[], Iterable[tuple[str, int]]],
+        limited: bool,
+    ) -> None:
+        self._loads = loads
+        self._loads.step = lambda: now()[0]
+        self.census = Census(
+            accounts.inventory,
+            governor,
+            models=models,
+            others=accounts.others.modules,
+            say=say,
+            tell=tell,
+            limited=limited,
+            loads=self._loads,
+            history=accounts.history,
+        )
+        self.checkpoints = Checkpoints(
+            self._loads, governor, devices=devices, say=say, search=self.census.search, searching=self.census.searching
+        )
+        self._follow = guard.protect("checkpoints", self.checkpoints.step_closed)
+        self.ask = guard.protect("census", self.census.ask)
+        self._waiting: list[tuple[int, dict[int, Read]]] = []
+        self._take = guard.protect("census", self.census.step_closed)
+        self.resident_bytes: int | None = None  # of this process, read once a second
+        self._resident_before: int | None = None
+
+    def follow(self, optimizer: Any) -> None:
+        """A state dict that this optimizer is given uses the load that it came from."""
+        self._loads.follow_optimizer(optimizer)
+
+    def step_closed(self, step: int, reads: Iterable[tuple[int, Read]]) -> None:
+        """(device, reading) of the step's windows: the last of each tells what is allocated as the optimizer ends."""
+        waiting = self._waiting
+        waiting.append((step, dict(reads)))
+        if len(waiting) >= TOGETHER or self.census.at_work or self._loads.loads:
+            self._waiting = []
+            for each in waiting:
+                self._look(*each, newest=each is waiting[-1])
+            if self._loads.loads:
+                self._follow(step)
+
+    def _look(self, step: int, reads: dict[int, Read], *, newest: bool) -> None:
+        figures: list[tuple[int, int | None, int | None]] = []
+        for device, read in reads.items():
+            last = reading(read)
+            figures.append((device, last.allocated, last.allocations))
+        resident = self.resident_bytes
+        if resident is not None and resident != self._resident_before:
+            self._resident_before = resident
+            figures.append((_HOST, resident // _RESIDENT_UNIT_BYTES, None))
+        self._take(step, figures, newest)
+
+    def picture(self) -> list[wire.Event]:
+        """What a viewer that comes late is shown."""
+        newest = self.census.newest
+        told = self.checkpoints.picture()
+        return told if newest is None else [newest, *told]
+
+    def stop(self) -> None:
+        """Leaves nothing switched on and nothing replaced."""
+        self.census.stop()
+        self._loads.stop()
+
+    def disown(self) -> None:
+        """In a forked child: what PyTorch keeps is the parent's, and its device."""
+        self._loads.stop()

@@ -1,1 +1,0 @@
-"""Whose the bytes of a device are: at the end of a phase, and at the peak."""

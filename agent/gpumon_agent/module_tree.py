@@ -1,0 +1,38 @@
+"""The modules of a model in the order of `named_modules`, read over as many steps as it takes. Keeps none alive."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+
+from torch.nn import Module
+
+
+def tree(roots: Iterable[Module]) -> Iterator[tuple[str, weakref.ref[Module]]]:
+    """Each module once, with its path. A model that changes meanwhile is followed as far as it can be."""
+    waiting = [("", weakref.ref(root)) for root in roots]
+    waiting.reverse()
+    seen: set[int] = set()
+    while waiting:
+        path, reference = waiting.pop()
+        module = reference()
+        if module is None or id(module) in seen:
+            continue
+        seen.add(id(module))
+        below = [
+            (f"{path}.{name}" if path else name, weakref.ref(child))
+            for name, child in module._modules.items()
+            if child is not None
+        ]
+        waiting += reversed(below)
+        del module, below
+        yield path, reference
+
+
+def parameter_names(module: Module | None) -> list[str]:
+    """By which each is found at once, however many come before it; a list of the parameters would keep them alive."""
+    return [] if module is None else list(module._parameters)
+
+
+def buffer_names(module: Module | None) -> list[str]:
+    return [] if module is None else list(module._buffers)

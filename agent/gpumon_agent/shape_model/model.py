@@ -1,0 +1,344 @@
+"""Predicts one device's next peak for a batch of known shapes: the phase's excess on top of what is allocated.
+
+Model. As a batch arrives, `start` bytes are allocated. Forward peaks at start plus its excess, backward at that plus a
+difference; both depend on the batch (see shape_regression). Later micro-batches of a step begin with the gradients of
+the earlier ones, so they are learned separately. Phases after them (optimizer, clipping, a user's phase) have an excess
+over the step's start, or over another baseline if that is steadier (see periodicity). The forecast is the highest of
+these and of what the step has reached already.
+
+A residual far outside its interval widens the next interval at once. A second one on the same side means that the run
+has changed: everything learned is dropped, and the interval is as wide as in the first steps.
+
+Used twice: in the agent and in the viewer. Cost: see shape_regression; a step of known shapes and known figures needs
+no update. Memory is constant.
+
+Known limitations. The first step does not show the optimizer state of the second, so its figures are dropped. Of
+several micro-batches only the current one is known. Later ones are taken to be like it if the newest step's were alike,
+else as high as usual.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from gpumon_agent.shape_model.periodicity import ABOVE_END, ABOVE_START, PERIOD, ROUNDS, Seen, coming, steadiest
+from gpumon_agent.shape_model.residuals import FIRST_WIDTH, Residuals
+from gpumon_agent.shape_model.shape_regression import AFTER, BEYOND, KNOWN, Features, ShapeRegression, Shapes, features
+from gpumon_agent.wire import ABORTED, BACKWARD, BOUND, FORWARD, LOAD, Phase
+
+LABELS_MAX = 32  # names a user gives to phases may be endless
+KINDS_MAX = 16  # models in turn, micro-batches
+SURPRISE = 0.01  # of the peak: less is none
+STEADY_STEPS = 32  # from which on one step more hardly changes what is said of a batch
+ENOUGH_BATCHES = 4  # different ones, before what a new one needed tells how well others are foreseen
+FEW_APART, BEYOND_APART = 0.25, 0.1  # share of what is beyond the largest batch known, to each side: with few known
+TRUSTED_AFTER = (0, 3, 3, 0)
+"""Residuals of each sort, from which on the forecast itself decides."""
+CLEARLY, LEADS_STEPS = 1.02, 16
+"""Backward's excess has been higher by this factor for so many steps: within the batches known forward's is not looked
+at."""
+_LATER = "\0later"  # no phase is called so
+
+Kind = tuple[bool, tuple[int, ...]]
+"""a later micro-batch of its step; how many dimensions each of its inputs has"""
+
+
+class _Batch:
+    """One forward of a step and the backward after it."""
+
+    __slots__ = ("backward", "features", "forward", "kind", "start")
+
+    def __init__(self, start: int, forward: int, kind: Kind, batch: Features) -> None:
+        self.start, self.forward, self.kind, self.features = start, forward, kind, batch
+        self.backward: int | None = None
+
+
+class _Kind:
+    """What is known of batches of one kind."""
+
+    __slots__ = ("backward", "direct", "forward", "higher", "leads", "more", "offset", "seen_at")
+
+    def __init__(self) -> None:
+        self.forward = ShapeRegression()
+        self.backward: ShapeRegression | None = None
+        self.direct = False  # enough batches differed to foresee backward by itself
+        self.higher = 0  # steps in a row whose backward peaked clearly higher than their forward
+        self.leads = False  # so many that forward needs no look for a batch within those known
+        self.more = ShapeRegression(fixed=True)  # what backward needs beyond forward: until enough batches differed
+        self.offset = 0.0  # of its start above the step's
+        self.seen_at = 0
+
+    def at(self, batch: Features) -> tuple[float, str]:
+        forward, later = self.both(batch)
+        return (later, BACKWARD) if later is not None and later > forward else (forward, FORWARD)
+
+    def both(self, batch: Features) -> tuple[float, float | None]:
+        forward, backward = self.forward.at(batch), self.backward
+        if backward is None:
+            return forward, None
+        if not self.direct and backward.sort_of(batch) != KNOWN:
+            return forward, forward + self.more.at(batch)
+        return forward, backward.at(batch)
+
+
+class ShapeModel:
+    """One device of one process."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._began = 0  # at which of them the regime began
+        self.changed = 0  # how often another regime was seen to begin
+        self.changes: deque[int] = deque(maxlen=16)
+        """steps at which another regime was seen to begin"""
+        self.residuals = (Residuals(), Residuals(), Residuals(), Residuals())
+        self.start: int | None = None  # of the newest step
+        self._end = 0  # of the newest step; 0: none was seen
+        self._kinds: dict[Kind, _Kind] = {}
+        self._after: dict[str, deque[Seen]] = {}
+        self.newest = -1  # the step that was learnt last
+        # of the next step, the one after it …, or of any: the highest of what follows the batches, above what it is
+        # meant (see periodicity), and, above the step's start, what later micro-batches are expected to need
+        self._rest: list[tuple[float, str, int] | None] = [None]
+        self._later: list[float | None] = []
+        self._surprise: float | None = None
+        self._later_alike = False  # the newest step's micro-batches were all alike
+
+    @property
+    def steady(self) -> bool:
+        """From one step to the next a batch is foreseen the same, but for what residuals tell of the interval."""
+        return len(self._rest) == 1 and not self._later and self._surprise is None and self.steps >= STEADY_STEPS
+
+    # -------------------------------------------------------------------------------------------------- predicting
+
+    def peak(
+        self, batch: Features, kind: Kind, start: int, first: int | None = None, lag: int = 0
+    ) -> tuple[int, str, int] | None:
+        """(peak of the step from here on, its phase, sort of batch). `first`: where a later one's step started.
+
+        `lag`: steps that closed and are not learnt yet, for short ones follow each other faster than they are drained.
+        """
+        known = self._kinds.get(kind)
+        if known is None:
+            return None
+        sort = known.forward.sort_of(batch)
+        if known.leads and sort != BEYOND and known.backward is not None:
+            peak, phase = start + known.backward.at(batch), BACKWARD
+        else:
+            excess, phase = known.at(batch)
+            peak = start + excess
+        begun = start if first is None else first
+        rests = self._rest
+        rest = rests[lag if lag < len(rests) else -1]
+        if rest is not None:
+            after, name, above = rest
+            after += begun if above == ABOVE_START else self._end if above == ABOVE_END else 0
+            if after > peak:
+                peak, phase, sort = after, name, AFTER
+        if first is None and (self._later_alike or self._later):
+            later = self._later_peak(batch, kind, lag)
+            if later is not None and begun + later[0] > peak:
+                peak, phase, sort = begun + later[0], BACKWARD, later[1] if later[1] is not None else sort
+        return round(peak) if peak > 0 else 0, phase, sort
+
+    def _later_peak(self, batch: Features, kind: Kind, lag: int) -> tuple[float, int | None] | None:
+        """Of a step's later micro-batches, above its start: like the first one where they were, else as usual."""
+        if self._later_alike:
+            like = self._kinds.get((True, kind[1]))
+            if like is not None:
+                return like.offset + like.at(batch)[0], None
+        laters = self._later
+        later = laters[lag if lag < len(laters) else -1] if laters else None
+        return None if later is None else (later, AFTER)
+
+    def interval(self, peak: int, sort: int, batch: Features, kind: Kind) -> tuple[int, int, bool]:
+        """95 % of such batches peak in here; and whether the forecast itself decides, not only its lower end."""
+        residuals = self.residuals[sort]
+        below, above = residuals.below, residuals.above
+        if sort == BEYOND:  # the further beyond, the less is known
+            needs = self._kinds[kind].forward
+            largest = needs.largest()
+            if largest is not None and batch[0] > largest[0]:
+                excess = needs.at(batch) / max(peak, 1)
+                apart = (1 - largest[0] / batch[0]) * excess * (FEW_APART if needs.batches < 3 else BEYOND_APART)
+                below, above = below - apart, above + apart
+        surprise = self._surprise
+        if surprise is not None:
+            below, above = min(below, surprise), max(above, surprise)
+        low = int(peak * (1 + below))
+        return low if low > 0 else 0, int(peak * (1 + above)) + 1, residuals.seen >= TRUSTED_AFTER[sort]
+
+    # ---------------------------------------------------------------------------------------------------- learning
+
+    def learn(self, step: int, phases: Sequence[Phase], groups: Sequence[Shapes]) -> bool:
+        """One closed step's phases on this device, in order; shapes forward by forward. False: it could not be read."""
+        batches: list[_Batch] = []
+        after: dict[str, int] = {}
+        stood: int | None = None
+        before = forwards = 0
+        for phase in phases:
+            peak, name = phase.allocated_peak, phase.phase
+            if peak is None or phase.allocated is None:
+                return False
+            if name == FORWARD:
+                at, forwards = forwards, forwards + 1
+                if stood is None or at >= len(groups):
+                    return False
+                if phase.flags & ABORTED:
+                    stood = phase.allocated
+                    continue
+                batch = features(groups[at])
+                if batch is None:
+                    return False
+                batches.append(_Batch(stood, peak, (bool(batches), tuple(map(len, groups[at]))), batch))
+            elif name == BACKWARD and batches and phase.flags & ABORTED:
+                batches.pop()  # given up: memory ran out, say, and the script went on
+            elif name == BACKWARD and batches:
+                batches[-1].backward = max(peak, batches[-1].backward or 0)
+            elif batches and phase.index == 0:
+                after[name] = peak
+            elif batches:
+                after[name] = max(peak, after.get(name, 0))
+            elif name != LOAD:
+                before = max(before, peak)
+            stood = phase.allocated
+        if not batches:
+            return False
+        first = batches[0]
+        self.start = first.start
+        if self.steps == 1:
+            self._forget()  # in the second step there is optimizer state, and buckets were made anew
+        self._score(step, first, batches, after)
+        self.steps += 1
+        self.newest = step
+        for each in batches:
+            self._learn_batch(each, first.start)
+        self._later_alike = len(batches) > 1 and all(
+            each.features == first.features and each.kind[1] == first.kind[1] for each in batches
+        )
+        if len(batches) > 1:
+            after[_LATER] = max(max(each.forward, each.backward or 0) for each in batches[1:])
+        self._learn_after(after, first.start, self._end or first.start)
+        if stood is not None:
+            self._end = stood
+        return True
+
+    def carry(self, last: Phase, groups: Sequence[Shapes]) -> None:
+        """A step that was read at its end only: what batches find has moved by as much as what stands there.
+
+        How high it went is known too, and so how well it was foreseen from what the steps before had left.
+        """
+        if last.allocated is None or not self._end or self.start is None:
+            return
+        batch = features(groups[0]) if groups else None
+        if batch is not None and last.allocated_peak is not None and last.flags & BOUND:
+            predicted = self.peak(batch, (False, tuple(map(len, groups[0]))), self.start)
+            if predicted is not None and predicted[0]:
+                residual, residuals = last.allocated_peak / predicted[0] - 1, self.residuals[predicted[2]]
+                surprise, self._surprise = self._surprise, None
+                if surprise is not None:
+                    residuals.learn(surprise)
+                if abs(residual) > SURPRISE and residuals.is_far(residual):
+                    self._surprise = residual  # a second one in a step that is read whole is another regime
+                else:
+                    residuals.learn(residual)
+        self.start += last.allocated - self._end
+        self._end = last.allocated
+
+    def _learn_batch(self, batch: _Batch, start: int) -> None:
+        known = self._kinds.get(batch.kind)
+        if known is None:
+            if len(self._kinds) >= KINDS_MAX:
+                del self._kinds[min(self._kinds, key=lambda kind: self._kinds[kind].seen_at)]
+            known = self._kinds[batch.kind] = _Kind()
+        excess = batch.forward - batch.start
+        known.forward.learn(batch.features, excess)
+        if batch.backward is not None:
+            if known.backward is None:
+                known.backward = ShapeRegression()
+            known.backward.learn(batch.features, batch.backward - batch.start)
+            known.direct = known.backward.batches >= ENOUGH_BATCHES
+            clearly = batch.backward - batch.start > CLEARLY * excess
+            known.higher = known.higher + 1 if clearly else 0
+            known.leads = known.direct and known.higher >= LEADS_STEPS
+            if not known.direct:
+                known.more.learn(batch.features, batch.backward - batch.forward)
+        known.offset = float(batch.start - start)
+        known.seen_at = self.steps
+
+    def _learn_after(self, after: dict[str, int], start: int, end: int) -> None:
+        """`end`: of the step before."""
+        series = self._after
+        for name in after:
+            if name not in series and len(series) < LABELS_MAX:
+                series[name] = deque(maxlen=ROUNDS * PERIOD)
+        for name, peak in after.items():
+            if name in series:
+                series[name].append((self.steps, peak - start, peak - end, peak))
+        rests: list[tuple[float, str, int] | None] = [None]
+        laters: list[float | None] = [None]
+        stood, gone = (0, start, end, 0), None
+        for name, values in series.items():
+            if not values:
+                continue
+            if self.steps - values[-1][0] > ROUNDS * PERIOD:
+                gone = name
+                continue
+            of = steadiest(values) if name in after and name != _LATER else ABOVE_START
+            following = coming(values, self.steps, self.steps - self._began, of)
+            if len(following) > len(rests):
+                rests, laters = rests * len(following), laters * len(following)
+            for ahead in range(len(rests)):
+                expected = following[ahead if len(following) > 1 else 0]
+                rest = rests[ahead]
+                if name == _LATER:
+                    laters[ahead] = expected
+                elif expected is not None and (rest is None or expected + stood[of] > rest[0] + stood[rest[2]]):
+                    rests[ahead] = expected, name, of
+        if gone is not None:
+            del series[gone]
+        # what the first optimizer step peaked at is the state that it made, which stands below the second one's peaks
+        self._rest = rests if self.steps > 1 else [None]
+        self._later = laters if any(later is not None for later in laters) else []
+
+    def _score(self, step: int, first: _Batch, batches: list[_Batch], after: dict[str, int]) -> None:
+        predicted = self.peak(first.features, first.kind, first.start)
+        if predicted is None:
+            return
+        actual = max(max(each.forward, each.backward or 0) for each in batches)
+        actual = max(actual, max(after.values(), default=0))
+        peak, _, sort = predicted
+        residual = actual / peak - 1 if peak else 0.0
+        residuals = self.residuals[sort]
+        surprise, self._surprise = self._surprise, None
+        if sort != BEYOND and abs(residual) > SURPRISE and residuals.is_far(residual):
+            if surprise is not None and surprise * residual > 0:
+                self._forget(max(FIRST_WIDTH, abs(residual)))
+                self.changes.append(step)
+                self.changed += 1
+                return
+            self._surprise = residual
+        elif surprise is not None:
+            residuals.learn(surprise)  # it stood alone
+        if self._surprise is None and (
+            sort in (KNOWN, AFTER) or self._kinds[first.kind].forward.batches >= ENOUGH_BATCHES
+        ):
+            residuals.learn(residual)
+
+    def _forget(self, width: float = FIRST_WIDTH) -> None:
+        self._began = self.steps
+        self._kinds.clear()
+        self._after.clear()
+        self._rest = [None]
+        self._later = []
+        self._later_alike = False
+        self._surprise = None
+        for residuals in self.residuals:
+            residuals.forget(width)
+
+    # --------------------------------------------------------------------------------------------------- answering
+
+    def needs(self, kind: Kind, batch: Features) -> tuple[float, float | None, ShapeRegression] | None:
+        """Forward's and backward's excess for a batch, and what the former was learnt from."""
+        known = self._kinds.get(kind)
+        return None if known is None else (*known.both(batch), known.forward)

@@ -1,0 +1,248 @@
+"""Says whether the batch that is about to enter forward will fit, before anything is allocated for it.
+
+The training thread asks with the batch's shapes and what the allocator holds at that moment. The shape model has
+learned from the events of earlier steps. Nothing here may ask the driver how much memory the process can have: a viewer
+sends it, or an out-of-memory that the training survived shows it. The device's total, and the fraction of it that the
+user set, are limits in any case: a peak above them cannot fit. If nothing is known there is no headroom and no warning
+but that one; only `tight`, if the allocator had to free its cache recently.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic_ns as _now_ns
+from typing import Any
+
+from gpumon_agent import environment, wire
+from gpumon_agent.guard import say
+from gpumon_agent.shape_model.model import ShapeModel
+from gpumon_agent.shape_model.shape_regression import Features, Shapes, features
+from gpumon_agent.shape_model.verdict import Fragments, verdict
+from gpumon_agent.units import torch_size
+from gpumon_agent.wire import BETWEEN, FITS, OOM_AHEAD
+
+VARIABLE = "GPUMON_OUTLOOK"
+_REPEATS = 3  # steps whose batch finds all as the one before did, and that are told the same without a look
+_SHAPES_MAX = 64
+Fields = list[Any]
+
+
+def judged(
+    shape_model: ShapeModel,
+    step: int,
+    device: int,
+    t_ns: int,
+    shapes: Shapes,
+    nbytes: int | None,
+    start: int,
+    so_far: int,
+    room: int | None,
+    fragments: Fragments,
+) -> wire.Outlook | None:
+    """The outlook of a step's first batch; None where nothing is known of such batches."""
+    batch = features(shapes)
+    if batch is None:
+        return None
+    kind = (False, tuple(map(len, shapes)))
+    predicted = shape_model.peak(batch, kind, start)
+    if predicted is None:
+        return None
+    peak, phase, sort = predicted
+    low, high, trusted = shape_model.interval(peak, sort, batch, kind)
+    low = max(low, start)
+    word, headroom = verdict(peak, low, high, trusted, room, None, fragments)
+    if so_far > peak:
+        peak, phase, low, high = so_far, BETWEEN, so_far, max(high, so_far)
+    told = tuple(tuple(shape) for shape in shapes[:_SHAPES_MAX])
+    return wire.Outlook(step, device, t_ns, peak, low, high, phase, word, headroom, nbytes, told)
+
+
+class _Device:
+    """All that is asked of a device as a batch comes, at one place."""
+
+    __slots__ = ("first", "fragments", "said", "shape_model")
+
+    def __init__(self, shape_model: ShapeModel, fragments: Fragments) -> None:
+        self.shape_model, self.fragments = shape_model, fragments
+        self.first: int | None = None  # allocated as the step's first batch came
+        self.said = 0  # the peak
+
+
+class Outlooks:
+    """What the agent of one process says of coming batches."""
+
+    def __init__(
+        self,
+        append: Callable[[Any], None],
+        room: dict[int, int],
+        *,
+        expandable: bool = False,
+        functions: list[Callable[[wire.Outlook], object]] | None = None,
+    ) -> None:
+        self.room = room
+        """bytes the process can have on a device, those it has reserved included"""
+        self.limits: dict[int, int] = {}
+        """no more than these, certainly: the device's total, or the share of it that the user allows"""
+        self._functions = functions if functions is not None else []
+        self.waiting: wire.Outlook | None = None  # for the user's functions
+        self._append = append
+        self._prints = environment.value(VARIABLE) == "print"
+        self._expandable = expandable
+        self._devices: dict[int, _Device] = {}
+        self._newest: tuple[Shapes, Features | None, tuple[int, ...]] = (), None, ()
+        self._groups: deque[tuple[int, Sequence[tuple[int, ...]]]] = deque(maxlen=4096)
+        self._open: list[wire.Phase] = []
+        self._repeated: tuple[int, int, int | None, Fields] | None = None  # how often the newest shapes, and what else
+
+    def batch(
+        self, step: int, index: int, shapes: Sequence[tuple[int, ...]], nbytes: int, now: Sequence[tuple[int, Any, int]]
+    ) -> None:
+        """The `index`-th batch of `step` comes. `now`: device, allocated, the step's highest peak so far."""
+        self._groups.append((step, shapes))
+        devices = self._devices
+        if not devices:
+            return
+        newest = self._newest
+        again = newest[0] == shapes
+        if not again:
+            newest = self._newest = shapes, features(shapes), tuple(map(len, shapes))
+            self._repeated = None
+        elif self._repeated is not None and self._repeats(step, index, nbytes, now):
+            return
+        _, batch, ranks = newest
+        if batch is None:
+            return
+        kind = index > 0, ranks
+        for device, allocated, so_far in now:
+            known = devices.get(device)
+            if known is None:
+                continue
+            shape_model = known.shape_model
+            start = allocated if allocated is not None else shape_model.start
+            if start is None:
+                continue
+            lag = step - shape_model.newest - 1
+            if index:
+                first = known.first
+            else:
+                first = None
+                known.first = start
+            predicted = shape_model.peak(batch, kind, start, first, lag if lag > 0 else 0)
+            if predicted is None:
+                continue
+            peak, phase, sort = predicted
+            low, high, trusted = shape_model.interval(peak, sort, batch, kind)
+            low = low if low > start else start  # that stands already
+            room = self.room.get(device)
+            word, headroom = verdict(peak, low, high, trusted, room, self.limits.get(device), known.fragments)
+            if so_far > peak:
+                peak, phase, low, high = so_far, BETWEEN, so_far, max(high, so_far)
+            if index and word != OOM_AHEAD and 100 * abs(peak - known.said) <= peak:
+                continue  # a later micro-batch says what its step's first one said
+            known.said = peak
+            fields: Fields = [
+                step, device, _now_ns(), peak, low, high, phase, word, headroom, nbytes,
+                tuple(shapes[:_SHAPES_MAX]),
+            ]  # fmt: skip
+            self._append(fields)
+            if again and not index and len(now) == 1 and shape_model.steady and word == FITS and phase != BETWEEN:
+                self._repeated = 0, start, room, fields
+            if self._functions:
+                self.waiting = wire.Outlook(*fields)
+            if self._prints and word == OOM_AHEAD:
+                say(sentence(wire.Outlook(*fields)))
+
+    def _repeats(self, step: int, index: int, nbytes: int, now: Sequence[tuple[int, Any, int]]) -> bool:
+        """A batch like the last one, that finds what that found: told so, for a few steps. Else the next one is new."""
+        if index:
+            return False
+        again, self._repeated = self._repeated, None
+        if again is None or len(now) != 1:
+            return False
+        times, start, room, fields = again
+        device, allocated, so_far = now[0]
+        shape_model = self._devices[fields[1]].shape_model
+        if times == _REPEATS or device != fields[1] or so_far > fields[3] or not shape_model.steady:
+            return False
+        stands = shape_model.start if allocated is None else allocated
+        if stands != start or room != self.room.get(device) or self._functions:
+            return False
+        fields = fields.copy()
+        fields[0], fields[2], fields[9] = step, _now_ns(), nbytes
+        self._append(fields)
+        self._repeated = times + 1, start, room, fields
+        return True
+
+    def tell(self) -> None:
+        """The user's functions hear the newest outlook; what they raise is theirs."""
+        outlook, self.waiting = self.waiting, None
+        if outlook is not None:
+            for function in tuple(self._functions):
+                function(outlook)
+
+    def follow(self, event: wire.NumberedEvent) -> None:
+        """Each drained event, in order."""
+        if isinstance(event, wire.Phase):
+            self._open.append(event)
+            if len(self._open) > 4 * wire.PHASES_PER_STEP_MAX:
+                del self._open[: wire.PHASES_PER_STEP_MAX]
+        elif isinstance(event, wire.Step):
+            self._step_closed(event.step)
+        elif isinstance(event, wire.Oom) and event.free is not None and event.reserved is not None:
+            can_have = event.free + event.reserved
+            self.room[event.device] = can_have if event.total is None else min(can_have, event.total)
+
+    def _step_closed(self, step: int) -> None:
+        phases, self._open = self._open, []
+        groups: list[Shapes] = []
+        while self._groups and self._groups[0][0] <= step:
+            at, shapes = self._groups.popleft()
+            if at == step:
+                groups.append(shapes)
+        for device in {phase.device for phase in phases}:
+            here = [phase for phase in phases if phase.device == device and phase.step == step]
+            if not here:
+                continue
+            known = self._devices.get(device)
+            shape_model = ShapeModel() if known is None else known.shape_model
+            if not shape_model.learn(step, here, groups):
+                if here[-1].phase == wire.OPTIMIZER:
+                    shape_model.carry(here[-1], groups)
+            else:
+                fragments = Fragments(self._expandable) if known is None else known.fragments
+                fragments.learn(here)
+                if known is None:
+                    self._devices[device] = _Device(shape_model, fragments)
+
+    def drained(self, events: list[tuple[int, wire.NumberedEvent]]) -> None:
+        for _, event in events:
+            self.follow(event)
+
+
+def sentence(outlook: wire.Outlook) -> str:
+    """One line for a terminal."""
+    where = f"on device {outlook.device}"
+    text = f"step {outlook.step} will not fit: {outlook.phase} needs {torch_size(outlook.next_peak)} {where}"
+    if outlook.headroom is not None and outlook.headroom < 0:
+        text += f", {torch_size(-outlook.headroom)} more than there is"
+    return text
+
+
+class Followed:
+    """A recorder whose drained events are followed too, once the outlooks among them, until then lists, are made."""
+
+    def __init__(
+        self,
+        drain: Callable[[], list[tuple[int, Any]]],
+        follow: Callable[[list[tuple[int, wire.NumberedEvent]]], object],
+    ) -> None:
+        self._drain = drain
+        self._follow = follow
+
+    def drain(self) -> list[tuple[int, wire.NumberedEvent]]:
+        events: list[tuple[int, wire.NumberedEvent]] = [
+            (seq, wire.Outlook(*event) if isinstance(event, list) else event) for seq, event in self._drain()
+        ]
+        self._follow(events)
+        return events

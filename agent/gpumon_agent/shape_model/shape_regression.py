@@ -1,0 +1,338 @@
+"""Learns step by step how many bytes a phase needs for a batch of given shapes: a regression with few coefficients.
+
+Model. A phase's excess (its peak above what was allocated as the batch arrived) is linear in the elements of the first
+input, the elements of the others, and the squares of its lengths (attention). To that the residuals of the nearest
+known batches are added, interpolated. For batches with two lengths the maximum of two planes (see max_affine) is used
+instead if it was closer lately. For shapes that were seen before, the answer is what they needed then.
+
+Sources. Recursive least squares (Plackett 1950) with Huber's weights (Huber 1964). A peak is the maximum over moments
+that are each linear in the batch, so it is piecewise linear: hence the residuals of neighbours.
+Cost. `at`: a few multiplications; `learn`: one update of a 4 × 4 matrix, and planes now and then. Memory: `POINTS_MAX`
+batches.
+
+Known limitations. The length is dimension 1 of inputs with two or three dimensions, and the product of the last two of
+inputs with four; no other square is looked for. Beyond the largest batch seen the line is extrapolated.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from gpumon_agent.shape_model.max_affine import Plane, fitted, highest
+
+Shapes = Sequence[Sequence[int]]
+Features = tuple[int, int, int, int, int]
+"""elements of the first input, of the further ones; batch · length² of the first, and of the further ones; and the
+lengths' product"""
+
+_Columns = tuple[list[Features], "array[float]", "array[float]", "array[float]", "array[float]"]
+"""Batches by size; of each its first three features and what it comes to, side by side in memory: they are looked up
+after a whole step of training, when nothing of them is in the processor's caches."""
+
+POINTS_MAX = 64
+KNOWN, NEW, BEYOND, AFTER = range(4)
+"""sorts of predictions: a batch seen before; a new one; one larger than any seen; what follows it peaks higher"""
+SURE_BATCHES = 12
+SQUARE_BATCHES = 6
+SQUARE_BETTER = 0.6
+SQUARE_LEAST = 0.002
+"""The square of the length counts once so many batches differed, if it leaves less than this share of the plain line's
+error, and that is no rounding."""
+PLANES_BETTER = 0.8
+"""Planes count if they were off by less than this share of what the line and its neighbours were."""
+COMPARED = 16  # batches, over which both are
+_REFIT_SHARE, _REFIT_MOST = 4, 16  # planes are fitted again after a quarter as many new batches, 16 at most
+_SAME = 0.001
+
+
+def features(shapes: Shapes) -> Features | None:
+    """None for a batch without tensors."""
+    if len(shapes) == 1 and len(shapes[0]) == 2:  # as most are
+        rows, length = shapes[0]
+        return (rows * length, 0, rows * length * length, 0, 0) if rows and length else None
+    if len(shapes) == 2 and len(shapes[0]) == len(shapes[1]) == 2:  # an encoder's and a decoder's
+        (rows, length), (others, other) = shapes
+        first = rows * length
+        if first:
+            if others == other:
+                return first, 0, first * length, 0, 0
+            further = others * other
+            return first, further, first * length, further * other, further * length
+    first = further = square = other = product = length = 0
+    for shape in shapes:
+        rank = len(shape)
+        elements = math.prod(shape)
+        if not first:
+            first = elements
+            if rank in (2, 3):
+                length = shape[1]
+            elif rank == 4:
+                length = shape[2] * shape[3]
+            if rank in (2, 3, 4):
+                square = shape[0] * length * length
+        elif not (rank >= 2 and shape[-1] == shape[-2]):  # an attention mask is a square already
+            further += elements
+            if rank == 2 and length:  # a decoder's: attention to itself, and to the first one's
+                other += shape[0] * shape[1] * shape[1]
+                product += shape[0] * shape[1] * length
+    return (first, further, square, other, product) if first else None
+
+
+class _Line:
+    """Coefficients of 1 and some features, by recursive least squares; and how far off it was lately."""
+
+    __slots__ = ("coefficients", "covariance", "off")
+
+    def __init__(self, prior: Sequence[float]) -> None:
+        self.coefficients: tuple[float, ...] = (0.0,) * len(prior)
+        self.covariance = [[p if i == j else 0.0 for j in range(len(prior))] for i, p in enumerate(prior)]
+        self.off = 0.0
+
+    def at(self, x: Sequence[float]) -> float:
+        return sum([c * v for c, v in zip(self.coefficients, x, strict=False)])
+
+    def learn(self, x: Sequence[float], y: float, weight: float, robust: bool, size: float, share: float) -> None:
+        error = y - self.at(x)
+        if robust:
+            reach = 3 * max(self.off, 0.005 * size)
+            if abs(error) > reach:
+                weight *= reach / abs(error)
+        self.off += (min(abs(error) / size, 0.5) - self.off) * share
+        covariance, count = self.covariance, len(self.coefficients)
+        px = [sum([p * v for p, v in zip(row, x, strict=False)]) for row in covariance]
+        gain = 1 / (1 / weight + sum([p * v for p, v in zip(px, x, strict=False)]))
+        step = gain * error
+        self.coefficients = tuple([c + step * p for c, p in zip(self.coefficients, px, strict=True)])
+        for i in range(count):
+            row, part = covariance[i], gain * px[i]
+            for k in range(count):
+                row[k] -= part * px[k]
+
+
+class ShapeRegression:
+    """One phase's excess over the batch. `fixed`: with one batch known, take its excess as independent of the batch."""
+
+    __slots__ = (
+        "_columns", "_compared", "_faces", "_furthest", "_keys", "_largest", "_now", "_off", "_plain", "_planes",
+        "_planes_off", "_points", "_refit_at", "_scale", "_settled", "_square", "_two", "_unit", "fixed", "seen",
+        "squares",
+    )  # fmt: skip
+
+    def __init__(self, *, fixed: bool = False) -> None:
+        self.fixed = fixed
+        self.forget()
+
+    def forget(self) -> None:
+        """Another regime: nothing learnt so far holds."""
+        self.seen = 0
+        self.squares = False  # the square of the length tells more than it costs
+        self._unit: tuple[float, float, float] = (1.0, 1.0, 1.0)
+        self._scale = 1.0
+        sure, open_ = 1e2, 1e6
+        prior = (open_, sure, sure, sure) if self.fixed else (sure, open_, 1e4, 1e4)
+        self._plain, self._square = _Line(prior[:3]), _Line(prior)
+        self._now = (0.0, 0.0, 0.0, 0.0)  # the line that counts, in bytes an element
+        self._points: dict[Features, list[float]] = {}  # the last three excesses of each batch
+        self._settled: dict[Features, float] = {}  # what they come to
+        self._keys: list[Features] = []
+        self._columns: _Columns = self._keys, array("d"), array("d"), array("d"), array("d")
+        # replaced, and nothing but what a batch comes to is changed: another thread may read
+        self._largest, self._furthest = -1, 0  # elements of the first input and of further ones, in any batch
+        self._planes: tuple[Plane, ...] = ()  # of batches of two lengths, over `_unit`
+        self._faces: tuple[Plane, ...] = ()  # the same in bytes an element, while they tell more than the line
+        self._off = self._planes_off = 0.0  # bytes, lately: line with neighbours, and planes
+        self._compared = 0
+        self._two = False  # lengths that differ each for itself
+        self._refit_at = 0  # at so many batches
+
+    @property
+    def batches(self) -> int:
+        """How many different batches are known."""
+        return len(self._keys)
+
+    def largest(self) -> Features | None:
+        return self._keys[-1] if self._keys else None
+
+    def sort_of(self, batch: Features) -> int:
+        if batch in self._settled:
+            return KNOWN
+        return NEW if batch[0] <= self._largest and batch[1] <= self._furthest else BEYOND
+
+    def line(self, batch: Features) -> float:
+        """By the coefficients alone."""
+        a, b, c, d = self._now
+        return a + b * batch[0] + c * batch[1] + d * batch[2]
+
+    def at(self, batch: Features) -> float:
+        """The excess to expect."""
+        known = self._settled.get(batch)
+        if known is not None:
+            return known
+        if batch[0] > self._largest:
+            return self._beyond(batch, self._keys[-1]) if self._keys else 0.0
+        if self._faces and batch[1]:
+            return highest(self._faces, (1.0, *batch))
+        return self._between(batch)
+
+    def _between(self, batch: Features) -> float:
+        """By the line and by what the batches to both sides differ from it."""
+        keys, xs, ys, zs, settled = self._columns
+        x, y, z, _, _ = batch
+        right = bisect_left(xs, x)
+        if right < len(xs) and xs[right] == x:
+            right = bisect_left(keys, batch)  # several with as many elements
+        if right == 0 or right == len(xs):
+            return self.line(batch) + self._beside(keys[0 if right == 0 else -1])
+        left = right - 1
+        # the line, and by how much both differ from it, in shares: what is linear in the elements cancels out
+        x1, low = xs[left], settled[left]
+        apart = xs[right] - x1
+        share = (x - x1) / apart if apart else 0.5
+        between = low + share * (settled[right] - low)
+        _, _, c, d = self._now
+        if y:
+            y1 = ys[left]
+            between += c * (y - y1 - share * (ys[right] - y1))
+        if d:
+            z1 = zs[left]
+            between += d * (z - z1 - share * (zs[right] - z1))
+        return between
+
+    def _beyond(self, batch: Features, largest: Features) -> float:
+        """Carried on from the largest batch known. A maximum of moments does not bend down: nor does this."""
+        _, b, c, d = self._now
+        square: float = batch[2] - largest[2]
+        if d < 0:
+            square = 2 * largest[2] * (batch[0] / largest[0] - 1)
+        more = b * (batch[0] - largest[0]) + c * (batch[1] - largest[1]) + d * square
+        return self.line(largest) + self._beside(largest) + max(0.0, more)
+
+    def _beside(self, batch: Features) -> float:
+        known = self._settled.get(batch)
+        return 0.0 if known is None else known - self.line(batch)
+
+    def learn(self, batch: Features, excess: float) -> None:
+        """One step's excess. Of the same batch, the same again costs next to nothing."""
+        self.seen += 1
+        points = self._points
+        known = points.get(batch)
+        if known is not None:
+            known.append(excess)
+            if len(known) > 3:
+                del known[0]
+            if abs(excess - known[-2]) <= _SAME * abs(excess):
+                self._settle(batch, excess)
+                return
+            self._settle(batch, _settled(known))
+        else:
+            if not points:
+                self._unit = (1 / batch[0], 1 / batch[1] if batch[1] else 0.0, 1 / batch[2] if batch[2] else 0.0)
+                self._scale = max(abs(excess), 1.0)
+            sure = len(points) >= SURE_BATCHES and abs(excess - self.at(batch)) <= _SAME * abs(excess)
+            if self._planes:
+                self._compare(batch, excess)
+            if len(points) >= POINTS_MAX:
+                self._drop()
+            points[batch] = [excess]
+            keys = self._place(batch, excess)
+            if batch[1]:
+                self._furthest = max(self._furthest, batch[1])
+                one = keys[0]  # a mask's elements, or labels', follow the first input's: they tell nothing more
+                self._two = self._two or (batch[1] != one[1] and batch[1] * one[0] != one[1] * batch[0])
+            if self._two:
+                self._refit_at -= 1
+                if self._refit_at <= 0:
+                    self._fit()
+            if sure:
+                return  # nothing to be learnt from it
+        self._update(batch, excess)
+
+    def _settle(self, batch: Features, excess: float) -> None:
+        self._settled[batch] = excess
+        keys, *_, settled = self._columns
+        settled[bisect_left(keys, batch)] = excess
+
+    def _place(self, batch: Features, excess: float) -> list[Features]:
+        """A new batch among the others by size."""
+        at = bisect_left(self._keys, batch)
+        columns = keys, xs, ys, zs, settled = _copied(self._columns)
+        keys.insert(at, batch)
+        for column, value in ((xs, batch[0]), (ys, batch[1]), (zs, batch[2]), (settled, excess)):
+            column.insert(at, value)
+        self._settled[batch] = excess
+        self._keys, self._columns, self._largest = keys, columns, keys[-1][0]
+        return keys
+
+    def _compare(self, batch: Features, excess: float) -> None:
+        """Which of both ways was nearer to a new batch of two lengths: that one is gone by from now on."""
+        self._compared += 1
+        share = 1 / min(self._compared, COMPARED)
+        said = highest(self._planes, self._over(batch)) * self._scale
+        self._off += (abs(excess - self._between(batch)) - self._off) * share
+        self._planes_off += (abs(excess - said) - self._planes_off) * share
+        self._face()
+
+    def _over(self, batch: Features) -> Plane:
+        u, v, w = self._unit
+        return 1.0, batch[0] * u, batch[1] * v, batch[2] * w, batch[3] * w, batch[4] * w
+
+    def _fit(self) -> None:
+        points = [(self._over(batch), excess / self._scale) for batch, excess in self._settled.items()]
+        self._planes = fitted(points, self._planes)
+        self._refit_at = min(max(1, len(points) // _REFIT_SHARE), _REFIT_MOST)
+        self._face()
+
+    def _face(self) -> None:
+        faces: list[Plane] = []
+        if self._planes_off < PLANES_BETTER * self._off:
+            (u, v, w), scale = self._unit, self._scale
+            w *= scale
+            faces = [
+                (a * scale, b * u * scale, c * v * scale, d * w, e * w, f * w) for a, b, c, d, e, f in self._planes
+            ]
+        self._faces = tuple(faces)
+
+    def _drop(self) -> None:
+        """The batch known longest, unless it is the smallest or the largest."""
+        keys = self._keys
+        oldest = next((key for key in self._points if key not in (keys[0], keys[-1])), keys[0])
+        at = bisect_left(keys, oldest)
+        columns = _copied(self._columns)
+        for column in columns:
+            del column[at]
+        self._keys, self._columns = columns[0], columns
+        del self._points[oldest], self._settled[oldest]
+
+    def _update(self, batch: Features, excess: float) -> None:
+        u, v, w = self._unit
+        x = (1.0, batch[0] * u, batch[1] * v, batch[2] * w)
+        y = excess / self._scale
+        size = max(x[1], 1e-3)
+        weight = min(size * size, 1e4)  # large batches decide whether memory suffices; below, the differences tell
+        robust, share = len(self._keys) > 5, 1 / min(self.seen, 20)
+        self._plain.learn(x, y, weight, robust, size, share)
+        if batch[2]:
+            self._square.learn(x, y, weight, robust, size, share)
+            if len(self._keys) >= SQUARE_BATCHES:
+                self.squares = self._square.off < SQUARE_BETTER * self._plain.off and self._plain.off > SQUARE_LEAST
+        scale = self._scale
+        if self.squares:
+            a, b, c, d = self._square.coefficients
+        else:
+            (a, b, c), d = self._plain.coefficients, 0.0
+        self._now = a * scale, b * u * scale, c * v * scale, d * w * scale
+
+
+def _copied(columns: _Columns) -> _Columns:
+    keys, xs, ys, zs, settled = columns
+    return keys[:], xs[:], ys[:], zs[:], settled[:]
+
+
+def _settled(values: list[float]) -> float:
+    """Of the last three: the newest where the last two agree, else the middle one."""
+    if len(values) < 3 or abs(values[-1] - values[-2]) <= _SAME * abs(values[-1]):
+        return values[-1]
+    return sorted(values)[1]

@@ -1,0 +1,140 @@
+"""The changes that help, what each saves of the bytes that its owners hold, and what what-if answers of each.
+
+Model. A change takes bytes away from owners: `saves` is that function, one for each change. What-if, the explanation of
+an out-of-memory and the findings ask it, so the same change saves the same everywhere. `gpumon estimate` traces the
+changed run instead; tests/analysis/test_changes.py holds that it comes to the same figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes by owner, at the moment that a change is about; 0 where an owner holds none or is not asked for."""
+
+    weights: float = 0
+    gradients: float = 0
+    state: float = 0  # the optimizer's
+    temporaries: float = 0  # of the optimizer's step
+    activations: float = 0
+    slack: float = 0  # reserved and not allocated
+
+
+FUSED, BUCKET_VIEWS, SET_TO_NONE, BATCH, BF16, EXPANDABLE = (
+    "fused", "bucket-views", "set-to-none", "batch", "bf16", "expandable-segments"
+)  # fmt: skip
+
+_SAVES: dict[str, Callable[[Held], float]] = {
+    FUSED: lambda held: held.temporaries,
+    BUCKET_VIEWS: lambda held: held.gradients,  # they live in the buckets, once
+    SET_TO_NONE: lambda held: held.gradients,
+    BATCH: lambda held: held.activations / 2,  # half of it, twice the accumulation steps
+    BF16: lambda held: (held.weights + held.gradients + held.state + held.temporaries) / 2,  # of fp32
+    EXPANDABLE: lambda held: held.slack,
+}
+
+_SHARDED = {1: ("state", "temporaries"), 2: ("state", "temporaries", "gradients")}
+_SHARDED[3] = (*_SHARDED[2], "weights")
+
+
+def saves(change: str, held: Held) -> int:
+    """Bytes that a change takes away from what is held."""
+    return round(_SAVES[change](held))
+
+
+def sharded(held: Held, stage: int, ranks: int) -> Held:
+    """What ZeRO's stage takes away from each owner on each of `ranks`."""
+    spared = 1 - 1 / ranks
+    return Held(**{owner: getattr(held, owner) * spared for owner in _SHARDED[stage]})
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes: at least, expected, at most."""
+
+    low: float
+    expected: float
+    high: float
+
+    def __add__(self, other: Span | float) -> Span:
+        o = other if isinstance(other, Span) else Span(other, other, other)
+        return Span(self.low + o.low, self.expected + o.expected, self.high + o.high)
+
+    def times(self, factor: float) -> Span:
+        return Span(self.low * factor, self.expected * factor, self.high * factor)
+
+
+def exactly(count: float) -> Span:
+    return Span(count, count, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is asked for; together they are one answer."""
+
+    batch: float = 1.0
+    sequence: float = 1.0
+    accumulate: int = 1
+    checkpointing: bool = False
+    bf16: bool = False
+    fused: bool = False
+    bucket_views: bool = False
+    zero: int = 0  # stage
+    ranks: int | None = None  # over which; the run's own number where None
+
+    def name(self) -> str:
+        parts = []
+        if self.batch != 1:
+            parts.append(f"batch × {self.batch:g}")
+        if self.sequence != 1:
+            parts.append(f"sequence × {self.sequence:g}")
+        if self.accumulate > 1:
+            parts.append(f"{self.accumulate} micro-batches, same batch")
+        parts += [
+            text
+            for on, text in (
+                (self.checkpointing, "activation checkpointing"),
+                (self.bf16, "bf16 autocast"),
+                (self.fused, "fused optimizer"),
+                (self.bucket_views, "gradients as bucket views"),
+                (self.zero, f"ZeRO stage {self.zero}" + (f" over {self.ranks}" if self.ranks else "")),
+            )
+            if on
+        ]
+        return ", ".join(parts) or "as it is"
+
+
+USUAL = (
+    Change(),
+    Change(batch=2),
+    Change(batch=0.5),
+    Change(sequence=2),
+    Change(accumulate=2),
+    Change(checkpointing=True),
+    Change(bf16=True),
+    Change(fused=True),
+    Change(bucket_views=True),
+    Change(zero=1),
+    Change(zero=2),
+    Change(zero=3),
+)
+
+SHORT = tuple(USUAL[at] for at in (1, 3, 4, 5, 6, 7))
+"""Those of which a screen has room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One change's peak, or why it cannot be told."""
+
+    change: Change
+    peak: Span | None = None
+    phase: str | None = None
+    why_not: str | None = None
+    headroom: int | None = None  # at the expected peak
+    fits: bool | None = None  # None: it depends on where in the span it falls, or the room is not known
+    notes: tuple[str, ...] = ()
+    full_in: int | None = None  # steps until a leak fills the device all the same; None: nothing grows

@@ -1,0 +1,70 @@
+"""What gpumon states about a device and about a rank: what `report` makes, and every outlet shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpumon.analysis.lines import Estimate, Finding, Forecast, Growth, Held, Highest, Lines, Peak, Read
+
+if TYPE_CHECKING:  # the first screen needs neither
+    from gpumon.analysis.changes import Answer
+    from gpumon.analysis.oom.report import OomReport
+
+
+class DeviceReport(msgspec.Struct, frozen=True):
+    """Everything gpumon states about one device of one rank.
+
+    What only somebody who looks at it needs is made when it is asked for: most reports are of ranks nobody looks at.
+    """
+
+    device: int
+    ledging: Lines | Callable[[], Lines | None] | None  # or how the ledger is made
+    aging: Callable[[], float | None] | None
+    peak: Peak | None  # of the newest closed step
+    estimating: Estimate | Callable[[], Estimate | None] | None  # or how it is made
+    forecast: Forecast | None
+    capacity: int | None  # the device's total
+    device_used: int | None  # the driver's figure now, all processes
+    read: Read | None = None  # the newest ledger with owners
+    composed: Peak | None = None  # the newest peak that was taken apart
+    growth: tuple[Growth, ...] = ()  # of allocated, blocks, unexplained, slack: those that are known
+    regimes: tuple[int, ...] = ()  # steps with which peaks were seen to follow another rule, the newest last
+    asking: Callable[[DeviceReport], tuple[Answer, ...]] | None = None
+    highest: Highest | None = None  # peak of allocated so far
+    held: Held | None = None  # what grows, and who holds it; in `ledger`, `peak`, `read` and `composed` already
+
+    @property
+    def ledger(self) -> Lines | None:
+        """At the end of the newest step's optimizer phase."""
+        made = self.ledging
+        return made if made is None or isinstance(made, Lines) else made()
+
+    @property
+    def ledger_age_s(self) -> float | None:
+        """How old the driver's lines in it are."""
+        return self.aging() if self.aging is not None else None
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """By closed form."""
+        made = self.estimating
+        return made if made is None or isinstance(made, Estimate) else made()
+
+    @property
+    def whatif(self) -> tuple[Answer, ...]:
+        """What the usual changes would need, as of some steps ago."""
+        return self.asking(self) if self.asking is not None else ()
+
+
+class RankReport(msgspec.Struct, frozen=True):
+    """Everything gpumon states about one rank. `devices` is empty until the first phase closed."""
+
+    source: str
+    devices: tuple[DeviceReport, ...]
+    findings: tuple[Finding, ...]
+    steps_per_s: float | None
+    oom: OomReport | None = None  # the newest out-of-memory, explained
+    host_growth: tuple[Growth, ...] = ()  # of rss, of what is pinned, and of each child process

@@ -1,0 +1,29 @@
+"""The app as its panels and screens know it: what they read of it, and what they may ask it to do."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from textual.binding import Binding
+
+from gpumon.tui.feed import Choice
+from gpumon.tui.ink import Glyphs, Palette
+from gpumon.tui.view import View
+
+
+class Monitor(Protocol):
+    """`gpumon.tui.app.MonitorApp`; a protocol, so that no widget imports the app that holds it."""
+
+    view: View
+    glyphs: Glyphs
+    palette: Palette
+
+    def redraw(self) -> None: ...
+    def zoom(self, by: int) -> None: ...
+    def next_rank(self, by: int) -> None: ...
+    def next_device(self) -> None: ...
+    def open_rank(self, source: str, device: int | None, mode: str = "overview") -> None: ...
+    def ask(self, what: str) -> None: ...
+    def take(self, chosen: Choice) -> None: ...
+    def action_mode(self, name: str) -> None: ...
+    def get_key_display(self, binding: Binding) -> str: ...

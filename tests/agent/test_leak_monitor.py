@@ -1,0 +1,186 @@
+"""On a device: where leaked tensors were made, checkpoints from torch.load to the last tensor, nothing in a capture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def on_a_device(folder: str) -> None:
+
+    import inspect
+    import pickle
+    import sys
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+
+    from gpumon_agent import agent as agents
+    from gpumon_agent import wire
+    from gpumon_agent.leaks import allocations
+
+    originals = torch.load, nn.Module.load_state_dict, torch.optim.Optimizer.load_state_dict
+    model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 1)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    agent = agents.Agent(publish=False)
+    agents.REGISTRY.agent = agent
+    said: list[wire.Event] = []
+    agent.transport.say = said.extend  # type: ignore[method-assign,assignment]
+    agent.adopt(model, optimizer)
+
+    def step() -> torch.Tensor:
+        loss = model(torch.ones(4, 256, device="cuda")).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            step()
+
+    def checkpoints(number: int) -> list[wire.Checkpoint]:
+        return [each for each in said if isinstance(each, wire.Checkpoint) and each.number == number]
+
+    # a wrapper that nobody notices
+    assert pickle.loads(pickle.dumps(torch.load)) is torch.load is torch.serialization.load
+    assert inspect.signature(torch.load) == inspect.signature(originals[0])
+    assert torch.load.__doc__ == originals[0].__doc__
+    steps(3)
+    path = Path(folder) / "model.pt"
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    nbytes = sum(each.nbytes for each in model.state_dict().values())
+
+    def resume() -> None:
+        checkpoint = torch.load(path, weights_only=True)
+        line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+        model.load_state_dict(checkpoint["model"])
+        del checkpoint["optimizer"]
+        steps(20)
+        last = checkpoints(0)[-1]
+        assert (last.alive, last.tensors, last.mapped, last.foreign) == (nbytes, 4, False, False), last
+        assert last.where == f"{Path(__file__).name}:{line}", last
+        assert last.file == "model.pt"
+        assert last.used_step == 3
+        assert last.holders[0].text == "checkpoint['model'][*] in resume()", last
+        assert agent.accounts.ledgers[0].checkpoints == nbytes
+        # who holds it is known still while a census looks for something else, and after it
+        known = len(checkpoints(0))
+        agent.leaks.census._begin(agent.phases.step, "growth", ())
+        assert not agent.leaks.census.searching()
+        steps(64)
+        assert {each.holders for each in checkpoints(0)[known:]} <= {last.holders}, checkpoints(0)[known:]
+        assert any(checkpoints(0)[-1].holders)
+        del checkpoint
+        steps(3)
+        assert checkpoints(0)[-1].alive == 0
+        assert agent.accounts.ledgers[0].checkpoints == 0
+
+    resume()
+
+    def taken_over() -> None:
+        """With assign=True the model owns what was loaded, and the optimizer the state that it is given."""
+        checkpoint = torch.load(path, map_location={"cuda:0": "cuda:0"}, weights_only=True)
+        other = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 1)).cuda()
+        other.load_state_dict(checkpoint["model"], assign=True)
+        again = torch.optim.AdamW(other.parameters())
+        again.load_state_dict(checkpoint["optimizer"])
+        agent.adopt(other, again)
+        for _ in range(8):
+            other(torch.ones(4, 256, device="cuda")).sum().backward()
+            again.step()
+            again.zero_grad()
+            steps(1)
+        last = checkpoints(1)[-1]
+        assert last.mapped
+        assert last.alive == 0, last
+        del checkpoint
+
+    taken_over()
+
+    def beside_a_library(number: int = 2) -> None:
+        """A library reads the file again, for itself: the script's own copy is just kept, but an average of weights
+        that is written to and a second model are not."""
+        torch.save(nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 1)).cuda(), Path(folder) / "teacher.pt")
+        mine = torch.load(path, weights_only=True)
+        average = torch.load(path, weights_only=True)["model"]
+        teacher = torch.load(Path(folder) / "teacher.pt", weights_only=False)
+        model.load_state_dict(torch.load(path, weights_only=True)["model"])
+        for _ in range(200):  # until somebody was found, or nobody
+            steps(1)
+            if checkpoints(number)[-1].used_step is not None and not agent.leaks.census.searching():
+                break
+            for name, weight in model.state_dict().items():
+                average[name].lerp_(weight, 0.1)
+            teacher(torch.ones(4, 256, device="cuda"))
+        kept, averaged, taught = (checkpoints(each)[-1] for each in range(number, number + 3))
+        assert kept.used_step is not None, kept
+        assert kept.alive >= 3 * nbytes, kept
+        assert kept.holders[0].name.startswith("mine["), kept
+        assert averaged.used_step is None or not averaged.alive, averaged
+        assert taught.used_step is None or not taught.alive, taught
+        del mine, average, teacher
+        steps(3)
+
+    beside_a_library()
+
+    # a leak of one block a step: suspected, held by whom, made where
+    losses = []
+
+    def leak(count: int) -> int:
+        for _ in range(count):
+            loss = step()
+            losses.append(loss * 2)
+        return inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+
+    history = agent.accounts.history
+    line = leak(60)
+    censuses = [each for each in said if isinstance(each, wire.Census)]
+    assert len(censuses) >= 2
+    kept = max(censuses[-1].groups, key=lambda group: group.count)
+    assert kept.where == f"{Path(__file__).name}:{line}", kept
+    assert kept.grown
+    assert kept.has_graph
+    assert "losses[*]" in kept.holders[0].name
+    assert not torch._C._cuda_isHistoryEnabled()
+    assert not history.stacks
+
+    # more blocks than one slice could read: each is asked for its line; by an older torch in the pause of a census
+    many = [torch.empty(1, device="cuda") for _ in range(allocations.BLOCKS_MAX + 100)]
+    agent.leaks.census.growth_trigger._not_before = sys.maxsize  # or growth may begin one while stacks are being kept
+    ask = allocations._ask
+    for asks in (ask, None) if ask is not None else (None,):
+        allocations._ask = asks
+        agent.leaks.census._taking = None
+        said.clear()
+        assert agent.ask_census() is None
+        line = leak(12)
+        census = next(each for each in said if isinstance(each, wire.Census))
+        kept = max((each for each in census.groups if each.has_graph), key=lambda group: group.count)
+        assert census.reason == "asked"
+        assert kept.where == f"{Path(__file__).name}:{line}", (asks, kept)
+        assert not history.stacks
+    allocations._ask = ask
+    assert len(many) > allocations.BLOCKS_MAX
+
+    # who records history has it alone
+    torch.cuda.memory._record_memory_history(max_entries=100)
+    assert not history.begin_stacks()
+    torch.cuda.memory._record_memory_history(None)
+
+    # nothing during a capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        refused = agent.ask_census()
+    assert refused == "a CUDA graph is being captured"
+    assert agent.ask_census() is None
+
+    agent.leave("stopped")
+    assert originals == (torch.load, nn.Module.load_state_dict, torch.optim.Optimizer.load_state_dict)
+    assert torch.serialization.load is torch.load
+    assert not [failed for failed in agent.guard.failures.items() if failed[1]]
+
+
+def test_on_a_device(virtual_gpu: Any, tmp_path: Path) -> None:
+    virtual_gpu().run(on_a_device, str(tmp_path), env={"GPUMON_GOVERNOR": "off"})
