@@ -40,6 +40,7 @@ class RankRow(msgspec.Struct, frozen=True, gc=False):
     slack: int | None = None
     buckets: int | None = None
     headroom: int | None = None
+    headroom_at_most: bool = False
     word: str = ""
     findings: int = 0  # open ones that warn
     critical: bool = False
@@ -158,6 +159,7 @@ def _row(standing: Standing, rank: RankFrame, report: RankReport | None, device:
         slack=lines.slack if lines else None,
         buckets=buckets.of_rank(rank, device.device if device else None),
         headroom=forecast.headroom if forecast else None,
+        headroom_at_most=forecast is not None and forecast.headroom_at_most,
         word=(forecast.verdict or "") if forecast else "",
         findings=len(warning),
         critical=any(f.severity == "critical" for f in warning),
