@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpumon.analysis.lines import Estimate, Finding, Forecast, Growth, Held, Lines, Peak, Read
+from gpumon.analysis.lines import Estimate, Finding, Forecast, Growth, Held, Highest, Lines, Peak, Read
 
 if TYPE_CHECKING:  # the first screen needs neither
     from gpumon.analysis.changes import Answer
@@ -34,6 +34,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
     growth: tuple[Growth, ...] = ()  # of allocated, blocks, unexplained, slack: those that are known
     regimes: tuple[int, ...] = ()  # steps with which peaks were seen to follow another rule, the newest last
     asking: Callable[[DeviceReport], tuple[Answer, ...]] | None = None
+    highest: Highest | None = None  # peak of allocated so far
     held: Held | None = None  # what grows, and who holds it; in `ledger`, `peak`, `read` and `composed` already
 
     @property

@@ -194,7 +194,7 @@ def _device(families: _Families, labels: tuple[str, ...], rank: RankFrame, devic
         families.add("gpumon_forecast_peak_bytes", labels, forecast.next_peak)
         families.add("gpumon_forecast_peak_low_bytes", labels, forecast.low)
         families.add("gpumon_forecast_peak_high_bytes", labels, forecast.high)
-        families.add("gpumon_headroom_bytes", labels, forecast.headroom)
+        families.add("gpumon_headroom_bytes", labels, None if forecast.headroom_at_most else forecast.headroom)
         families.add("gpumon_oom_probability_ratio", labels, forecast.p_oom)
         families.add("gpumon_steps_to_oom", labels, forecast.steps_to_oom)
     newest = rank.steps[-1].on(device.device) if rank.steps else ()

@@ -23,7 +23,8 @@ OF_VIEWERS = ("t", "unix", "seconds", "replayed", "device_age_s")
 EXPLAINED = ("verdict", "sentence", "reasons", "requested", "missing", "where", "remedies", "saves", "enough")
 OF_THE_DEVICE = (
     "context", "free", "other_processes", "total",
-    "headroom", "p_oom", "steps_to_oom", "steps_to_oom_low", "steps_to_oom_high", "max_batch_factor", "verdict",
+    "headroom", "headroom_at_most", "p_oom", "steps_to_oom", "steps_to_oom_low", "steps_to_oom_high",
+    "max_batch_factor", "verdict",
 )  # fmt: skip
 """Fields that a stream cannot know of the step that closed last before its viewer had read the device."""
 

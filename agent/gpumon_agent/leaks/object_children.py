@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from torch import Size, Tensor, device, dtype
 
-from gpumon_agent import frames
+from gpumon_agent import frames, wire
 from gpumon_agent.guard import pass_on
 from gpumon_agent.naming import instance_dict, place
 
@@ -380,6 +380,15 @@ class Name(NamedTuple):
     text: str
     kind: str
     where: str | None
+    function: str | None = None  # whose variable it begins with
+
+    @property
+    def key(self) -> str:
+        """Tells apart variables of one name in two functions."""
+        return f"{self.text}@{self.function}"
+
+    def holder(self, count: int) -> wire.Holder:
+        return wire.Holder(self.text, self.kind, self.where, count, self.function)
 
 
 PAIRED = frozenset(kind for kind, told in _EXACT.items() if told in (PAIRS, FUNCTION, BUILTIN))
