@@ -1,14 +1,12 @@
-"""How well forecasts hold: runs on the virtual GPU, every scenario, long clean synthetic runs, what-if; what they cost.
+"""How well forecasts hold: runs on the virtual GPU, every scenario, clean synthetic runs, what-if; what they cost.
 
-    python benchmarks/forecast.py [--scores] [--scarce] [--whatif] [--cost] [--memory] [--write]
-                                  [--runs] [--held] [--leaks] [--scenarios] [--clean]
-                                  [--keep FOLDER [--kept] [--older FOLDER]]
+    python benchmarks/forecast.py [--runs] [--held] [--scenarios] [--clean] [--whatif] [--cost] [--write]
+                                  [--keep FOLDER [--kept]]
 
-Without a choice: all of them; `--scores` are the five of the second line. Runs that end out of memory are recorded with
-`gpumon record` beside the training, the others by forks (forecasting/recording.py); all are scored by
-forecasting/backtest.py, which plays them message by message. `--write` writes docs/forecast-accuracy.md, of a choice
-its sections. Costs are CPU time of one thread, beside what measuring nothing takes in the same loop: the agent's batch
-and its learning in turns, as in a training process; the viewer's in a loop of its own, for it is another process.
+Without a choice: all of them. Runs that end out of memory are recorded with `gpumon record` beside the training, the
+others by forks (forecasting/recording.py); all are scored by forecasting/backtest.py, which plays them message by
+message. `--write` puts the tables that were made into docs/forecast-accuracy.md, the other ones stay. Costs are CPU
+time of one thread.
 """
 
 from __future__ import annotations
@@ -16,9 +14,10 @@ from __future__ import annotations
 import argparse
 import heapq
 import random
+import re
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -26,24 +25,8 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "_shared")]
 
 from forecasting.backtest import Backtest, backtest, outlook_of  # noqa: E402
 from forecasting.cost import costs  # noqa: E402
-from forecasting.memory import keeping  # noqa: E402
-from forecasting.page import Checked, Result, Scored, checked_row, page, percent, replaced  # noqa: E402
 from forecasting.recording import SMALL, Recordings  # noqa: E402
-from forecasting.runs import (  # noqa: E402
-    HELD,
-    HELD_LEAKS,
-    HELD_OUTLIERS,
-    LARGE,
-    LARGE_SEED,
-    LEAKS,
-    NOISY,
-    OUTLIERS,
-    PAIRS,
-    SEEDS,
-    SHAPES,
-    seeded,
-)
-from forecasting.scarce import EVERY, scarce  # noqa: E402
+from forecasting.runs import HELD, HELD_LEAKS, HELD_OUTLIERS, LEAKS, OUTLIERS, PAIRS, SHAPES  # noqa: E402
 from scenarios.catalogue import SCENARIOS  # noqa: E402
 from synthetic import MIB, Run, rank_of  # noqa: E402
 
@@ -63,107 +46,111 @@ RUN, HELD_RUN, WHATIF_RUN = (
     str(ROOT / "benchmarks" / "forecasting" / f"{name}.py") for name in ("run", "held", "changed")
 )
 SCENARIO_STEPS = 60
-SCORES = ("runs", "held", "leaks", "scenarios", "clean")
+HEAD = """| run | steps | outlook, median | 95th | exact | held | next, median | held | last peak | largest | ended |
+|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
-def runs(result: Result, recordings: Recordings) -> None:
+def runs(recordings: Recordings) -> Iterator[str]:
+    yield f"\n## Shapes\n\nWhat forecasting was made with.\n\n{HEAD}"
     for name, args in SHAPES.items():
-        score(result, name, "shapes", recordings.told(name, None, [RUN, *args]), recordings.older)
-    for kind, chosen in (("shape", OUTLIERS), ("leak", LEAKS)):
+        yield from scored(name, recordings.told(name, None, [RUN, *args]))
+    yield f"\n## Out of memory\n\nBy one batch forty times as large as the largest, half-way; by a leak.\n\n{HEAD}"
+    for chosen in (OUTLIERS, LEAKS):
         for name, args in chosen.items():
-            recorded = recordings.beside(name, SMALL, [RUN, *args], governed=kind == "shape")
-            score(result, name, kind, recorded, recordings.older)
+            yield from scored(name, recordings.beside(name, SMALL, [RUN, *args], governed=chosen is OUTLIERS))
 
 
-def held(result: Result, recordings: Recordings) -> None:
-    for kind, chosen, memory in (
-        ("held", HELD, None), ("held shape", HELD_OUTLIERS, SMALL), ("held leak", HELD_LEAKS, SMALL)
-    ):  # fmt: skip
+def held(recordings: Recordings) -> Iterator[str]:
+    yield f"\n## Other models, other batches\n\nWritten when forecasting was done.\n\n{HEAD}"
+    for chosen, memory in ((HELD, None), (HELD_OUTLIERS, SMALL), (HELD_LEAKS, SMALL)):
         for name, args in chosen.items():
-            score(result, name, kind, recordings.told(name, memory, [HELD_RUN, *args]), recordings.older)
+            yield from scored(name, recordings.told(name, memory, [HELD_RUN, *args]))
 
 
-def leaks(result: Result, recordings: Recordings) -> None:
-    """Random leaks again: with other seeds, and on a large device."""
-    for name in NOISY:
-        script = RUN if name in LEAKS else HELD_RUN
-        for seed in SEEDS:
-            files = recordings.told(f"{name}, seed {seed}", SMALL, [script, *seeded(name, seed, 700, "0.004")])
-            score(result, f"{name}, seed {seed}", "leak again", files, recordings.older)
-        files = recordings.told(f"{name}, 8 GiB", LARGE, [script, *seeded(name, LARGE_SEED, 8000, "0")])
-        score(result, f"{name}, 8 GiB", "long leak", files, recordings.older)
-
-
-def scarcely(result: Result, recordings: Recordings) -> None:
-    """Runs of varying shapes, and those that end out of memory by shape, with fewer steps read whole."""
-    files: list[Path] = []
-    for script, chosen in ((RUN, OUTLIERS), (HELD_RUN, HELD_OUTLIERS)):
-        for name, args in chosen.items():
-            files += recordings.beside(name, SMALL, [script, *args], governed=True)
-    for script, shapes in ((RUN, SHAPES), (HELD_RUN, HELD)):
-        for name, args in shapes.items():
-            if "random" in name or "pool" in name or "tail" in name:
-                files += recordings.told(name, None, [script, *args])
-    for every in EVERY:
-        result.scarce.append(scarce(files, every))
-        print(result.scarce[-1].row(), flush=True)
-
-
-def scenarios(result: Result, recordings: Recordings, only: Sequence[str]) -> None:
+def scenarios(recordings: Recordings) -> Iterator[str]:
+    yield f"\n## Scenarios\n\nEvery one of the catalogue, {SCENARIO_STEPS} steps, each rank.\n\n{HEAD}"
     for scenario in SCENARIOS:
-        if only and scenario.name not in only:
-            continue
         memory = f"{scenario.memory_mib}MiB" if scenario.memory_mib else None
         command = [str(scenario.path), *scenario.args, "--steps", str(SCENARIO_STEPS), "--sleep", "0.01"]
-        files = recordings.told(scenario.name, memory, command, scenario.ranks)
-        score(result, scenario.name, "scenario", files, recordings.older)
+        yield from scored(scenario.name, recordings.told(scenario.name, memory, command, scenario.ranks))
 
 
-def score(result: Result, name: str, kind: str, files: Sequence[Path], older: Path | None) -> None:
-    """Several files are those of several ranks. Those from `older` by outlooks made now, not by what was said then."""
-    again = bool(files) and files[0].parent == older
+def scored(name: str, files: Sequence[Path]) -> Iterator[str]:
+    """Several files are those of several ranks."""
     told = heapq.merge(*(link.replay(file) for file in files), key=lambda received: received.unix_ns)
-    scores = backtest(told, again=again) if files else []
-    if not scores:
-        result.failed.append(name)
-    else:
-        result.scored.append(Scored(name, scores, kind, again))
-    print(f"{name:<44}", *(brief(each) for each in scores) if scores else ("no step could be scored",), flush=True)
+    found = backtest(told) if files else []
+    for score in found:
+        yield row(f"{name}, rank {score.rank}" if len(found) > 1 else name, score)
 
 
-def whatif(result: Result, recordings: Recordings) -> None:
+def row(name: str, score: Backtest) -> str:
+    outlook, following, naive = score.outlook, score.next, score.naive
+    exact = outlook.exact / outlook.judged if outlook.judged else None
+    cells = (
+        outlook.median, outlook.ninety_fifth, exact, outlook.coverage, following.median, following.coverage,
+        naive["last peak"].median, naive["largest so far"].median,
+    )  # fmt: skip
+    return f"| {name} | {score.steps:,} | {' | '.join(map(percent, cells))} | {ended(score)} |"
+
+
+def ended(score: Backtest) -> str:
+    parts = []
+    for each in score.ended[:1]:
+        said = "outlook did not say so" if each.by_shape is None else f"outlook {each.by_shape / 1e6:.2f} ms before"
+        found = "" if each.steps_ahead is None else f", finding {each.steps_ahead} steps before"
+        parts.append(f"step {each.step}: {said}{found}")
+    if errors := score.steps_to_oom_errors():
+        within = sum(each <= 0.1 for each in errors) / len(errors)
+        parts.append(
+            f"steps to OOM {percent(score.steps_to_oom_error())} off, within 10 % at {within:.0%} of steps, "
+            f"interval held {score.steps_to_oom_coverage():.0%}"
+        )
+    if not score.ended and score.false_outlooks + score.false_findings:
+        parts.append(f"false: {score.false_outlooks} outlooks, {score.false_findings} findings")
+    return "; ".join(parts)
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f} %"
+
+
+def whatif(recordings: Recordings) -> Iterator[str]:
     """Each pair's first run is asked, its second one answers."""
+    yield """
+## What if
+
+Each run once as it was and once changed, the answer given from the first. MiB at the peak.
+
+| run | change | before | said | needed | off | in the span |
+|---|---|---|---|---|---|---|"""
     for pair in PAIRS:
-        found = []
-        for args, ranks in zip((pair.before, pair.after), pair.ranks, strict=True):
-            files = recordings.told(f"whatif {ranks} {' '.join(args)}", None, [WHATIF_RUN, *args], ranks)
-            found.append(asked_of(link.replay(files[0]), (pair.change,)) if files else None)
-            found.append(_highest(files[0]) if files else None)
-        asked, before, _, needed = found
-        if asked is None or not isinstance(before, int) or not isinstance(needed, int):
-            result.failed.append(f"what if {pair.change.name()} ({pair.name})")
+        before, after = (
+            recordings.told(f"whatif {ranks} {' '.join(args)}", None, [WHATIF_RUN, *args], ranks)
+            for args, ranks in zip((pair.before, pair.after), pair.ranks, strict=True)
+        )
+        asked = asked_of(link.replay(before[0]), (pair.change,)) if before else None
+        if asked is None or not after:
             continue
-        assert isinstance(asked, tuple)
-        result.checked.append(Checked(pair, asked[1][0], before, needed))
-        print(" | ".join(checked_row(result.checked[-1])), flush=True)
+        answer, needed = asked[1][0], highest(after[0])
+        cells: tuple[str, ...] = (f"not told: {answer.why_not}", f"{needed / MIB:,.0f}", "", "")
+        if (span := answer.peak) is not None:
+            holds = span.low * 0.995 <= needed <= span.high * 1.005  # half a percent let go for rounding
+            cells = (
+                f"{span.expected / MIB:,.0f} ({span.low / MIB:,.0f}–{span.high / MIB:,.0f})", f"{needed / MIB:,.0f}",
+                f"{100 * (span.expected / needed - 1):+.1f} %", "yes" if holds else "no",
+            )  # fmt: skip
+        yield f"| {pair.name} | {pair.change.name()} | {highest(before[0]) / MIB:,.0f} | {' | '.join(cells)} |"
 
 
-def _highest(file: Path) -> int | None:
+def highest(file: Path) -> int:
     """The highest peak of a recording's settled steps."""
     phases = [r.event for r in link.replay(file) if isinstance(r.event, wire.Phase)]
-    return max((p.allocated_peak or 0 for p in phases if p.step >= 2), default=None)
+    return max((p.allocated_peak or 0 for p in phases if p.step >= 2), default=0)
 
 
-def brief(score: Backtest) -> str:
-    return (
-        f"outlook {percent(score.outlook.median)} held {percent(score.outlook.coverage)} "
-        f"next {percent(score.next.median)} "
-        f"ooms {[(e.by_shape, e.steps_ahead) for e in score.ended]} false {score.false_outlooks}+{score.false_findings}"
-    )
-
-
-def clean(result: Result, steps: int) -> None:
+def clean(steps: int) -> Iterator[str]:
     """Long runs that fit, the largest batch with 3 % to spare: every warning is false."""
+    yield f"\n## Clean runs, synthetic\n\nThe largest batch with 3 % to spare.\n\n{HEAD}"
     rng = random.Random(8)
     kinds: dict[str, Callable[[], int]] = {
         "same": lambda: 256,
@@ -187,8 +174,7 @@ def clean(result: Result, steps: int) -> None:
         highest = max(needs(step) for step in range(steps))
         run = Run(activations=needs, input_bytes=lambda step, lengths=lengths: 64 * lengths[min(step, steps - 1)])
         room = round(1.03 * (highest + 5 * run.weights))
-        result.scored.append(Scored(f"clean, {name}", [played(run, steps, room)], "clean"))
-        print(f"{'clean, ' + name:<44}", brief(result.scored[-1].scores[0]), flush=True)
+        yield row(f"clean, {name}", played(run, steps, room))
 
 
 def played(run: Run, steps: int, room: int) -> Backtest:
@@ -225,60 +211,54 @@ def played(run: Run, steps: int, room: int) -> Backtest:
     return score
 
 
-def cost(result: Result) -> None:
-    for name, text in costs():
-        result.costs.append((name, text))
-        print(f"{name:<56} {text}", flush=True)
+def cost() -> Iterator[str]:
+    yield "\n## Cost\n\nCPU time of one thread, a batch or a step, in the quickest and slowest of three rounds.\n"
+    yield "| what | |\n|---|---|"
+    yield from (f"| {name} | {text} |" for name, text in costs())
 
 
-def memory(result: Result, steps: int) -> None:
-    for step, blocks, kib in keeping(steps):
-        result.memory.append((step, blocks, kib))
-        print(f"after {step:>12,} steps {blocks:>10,} blocks {kib / 1024:>8.1f} MiB resident", flush=True)
+def replaced(page: str, made: Sequence[str]) -> str:
+    """The page with those of its sections that were made anew."""
+
+    def sections(text: str) -> dict[str, str]:
+        parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+        return {part.partition("\n")[0]: part.strip() for part in parts if part.strip()}
+
+    return "\n\n".join({**sections(page), **sections("\n".join(made))}.values()) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = (*SCORES, "scarce", "whatif", "cost", "memory")
-    for name in (*names, "scores", "write"):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    names = ("runs", "held", "scenarios", "clean", "whatif", "cost")
+    for name in (*names, "write"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--steps", type=int, default=6000, help="of each clean synthetic run (6000)")
-    parser.add_argument("--memory-steps", type=int, default=1_000_000, help="that memory is watched over (10^6)")
-    parser.add_argument("--only", nargs="*", default=(), metavar="SCENARIO", help="of the scenarios these")
-    parser.add_argument(
-        "--older", type=Path, help="recordings by an older state: what is not in --keep, scored by now's"
-    )
     parser.add_argument("--kept", action="store_true", help="make no recordings: only those in --keep")
     parser.add_argument("--keep", type=Path, help="where recordings stay, and are taken from")
     args = parser.parse_args()
-    chosen = {name for name in names if getattr(args, name)} | (set(SCORES) if args.scores else set())
-    if args.write and chosen & set(SCORES) and not chosen.issuperset(SCORES):
-        parser.error("--write: the page sums up all --scores")
-    result = Result()
+    chosen = [name for name in names if getattr(args, name)] or list(names)
+    made: list[str] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        recordings = Recordings(folder, args.older, only_kept=args.kept)
-        parts: dict[str, Callable[[], None]] = {
-            "runs": lambda: runs(result, recordings),
-            "held": lambda: held(result, recordings),
-            "leaks": lambda: leaks(result, recordings),
-            "scarce": lambda: scarcely(result, recordings),
-            "scenarios": lambda: scenarios(result, recordings, args.only),
-            "whatif": lambda: whatif(result, recordings),
-            "clean": lambda: clean(result, args.steps),
-            "cost": lambda: cost(result),
-            "memory": lambda: memory(result, args.memory_steps),
+        recordings = Recordings(folder, only_kept=args.kept)
+        parts: dict[str, Callable[[], Iterator[str]]] = {
+            "runs": lambda: runs(recordings),
+            "held": lambda: held(recordings),
+            "scenarios": lambda: scenarios(recordings),
+            "clean": lambda: clean(args.steps),
+            "whatif": lambda: whatif(recordings),
+            "cost": cost,
         }
         try:
-            for name, part in parts.items():
-                if not chosen or name in chosen:
-                    part()
+            for name in chosen:
+                for line in parts[name]():
+                    print(line, flush=True)
+                    made.append(line)
         finally:
             recordings.close()
     if args.write:
-        text = "\n".join(page(result))
-        PAGE.write_text(replaced(PAGE.read_text(), text) if chosen else f"{text}\n")
+        PAGE.write_text(replaced(PAGE.read_text(), made))
 
 
 if __name__ == "__main__":

@@ -28,11 +28,10 @@ LONGEST_S = 240
 
 
 class Recordings:
-    """In a folder; those that are there already are taken as they are, and then those of an older folder."""
+    """In a folder; those that are there already are taken as they are."""
 
-    def __init__(self, folder: Path, older: Path | None = None, *, only_kept: bool = False) -> None:
+    def __init__(self, folder: Path, *, only_kept: bool = False) -> None:
         self._folder = folder
-        self.older = older
         self._only_kept = only_kept
         self._forks = Forks(sys.executable)
 
@@ -44,10 +43,6 @@ class Recordings:
         stem = "".join(c if c.isalnum() else "-" for c in name)
         names = [f"{stem}.gpumon"] if ranks == 1 else [f"{stem}.{rank}.gpumon" for rank in range(ranks)]
         files = [self._folder / name for name in names]
-        if self.older is not None and not all(file.exists() for file in files):
-            kept = [self.older / name for name in names]
-            if all(file.exists() for file in kept):
-                return kept, True
         return files, self._only_kept or all(file.exists() for file in files)
 
     def beside(self, name: str, memory: str | None, command: Sequence[str], governed: bool) -> list[Path]:

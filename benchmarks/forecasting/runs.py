@@ -109,21 +109,6 @@ HELD_LEAKS: dict[str, Args] = {
         "pairs, random, leak 6 ± 4 MiB": "--model pairs --least 8 --most 64 --leak 6 --noise 4",
     }.items()
 }
-NOISY = [name for name in (*LEAKS, *HELD_LEAKS) if "±" in name]
-SEEDS = (21, 22, 23, 24)
-LARGE, LARGE_SEED = "8192MiB", 31
-"""Eight times the small device: the same leaks take some ten times as many steps."""
-
-
-def seeded(name: str, seed: int, steps: int, sleep: str) -> Args:
-    """A leak once more, with other batches and other noise."""
-    return *(LEAKS.get(name) or HELD_LEAKS[name]), *f"--seed {seed} --steps {steps} --sleep {sleep}".split()
-
-
-def leaks_since(name: str) -> int:
-    """The first step at whose end all that is no leak stands."""
-    args = LEAKS.get(name) or HELD_LEAKS[name]
-    return 2 + (int(args[args.index("--leak-from") + 1]) if "--leak-from" in args else 0)
 
 
 @dataclass(frozen=True, slots=True)

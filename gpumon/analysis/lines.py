@@ -119,8 +119,8 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
     steps_to_oom: int | None  # None: no trend upwards
     max_batch_factor: float | None  # largest batch, as a multiple of the present one, that still fits
     learnt_from: int  # iterations
-    bytes_per_step: int | None = None  # how fast what stays from step to step grows; None: it does not
-    growth: str | None = None  # `KEPT` where it does
+    bytes_per_step: int | None = None  # how fast it grows; None: it does not
+    growth: str | None = None  # `KEPT`: what stays from step to step grows; `BATCH`: what a step needs
     highest: int = 0  # peak before the steps that this was learnt from: that much there was room for
     steps_to_oom_low: int | None = None  # the 95 % interval of `steps_to_oom`
     steps_to_oom_high: int | None = None  # None where there are `steps_to_oom`: it may never come to that
@@ -130,6 +130,9 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
 
 KEPT = "kept"
 """`Forecast.growth` of a leak: bytes stay allocated from step to step."""
+
+BATCH = "batch"
+"""`Forecast.growth` of batches that get larger step by step."""
 
 SEVERITIES = ("info", "warning", "critical")
 

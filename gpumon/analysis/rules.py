@@ -23,6 +23,7 @@ class Rule(msgspec.Struct, frozen=True):
     p_oom: float = 0
     critical_steps_to_oom: int = 0
     steps_to_oom: int = 0  # where what is kept from step to step grows
+    steps_to_oom_by_batch: int = 0  # where what a step needs grows
     as_before: float = 0  # of a peak that there was room for
     alone_steps: int = 0  # of growth, before it is stated without a holder
     least_share_of_growth: float = 0  # below, another suspect is the leak, and this one is information
@@ -42,8 +43,8 @@ NEAR_CAPACITY = Rule(
     "near-capacity", "warning", opens_after=5, closes_after=10, headroom_share_of_device=0.05, least_steps_learnt=5
 )
 OOM_AHEAD = Rule(
-    "oom-ahead", "critical", opens_after=2, closes_after=10, p_oom=0.2, steps_to_oom=500, as_before=1.01,
-    least_steps_learnt=3,
+    "oom-ahead", "critical", opens_after=2, closes_after=10, p_oom=0.2, steps_to_oom=500, steps_to_oom_by_batch=20,
+    as_before=1.01, least_steps_learnt=3,
 )  # fmt: skip
 ALLOCATOR_RETRIES = Rule("allocator-retries", "warning", closes_after=200)
 BUCKET_COPY = Rule("bucket-copy", "info", least_bytes=MIB)

@@ -260,12 +260,16 @@ def test_steps_of_two_optimizers_in_turn_are_foreseen_though_none_is_like_anothe
             assert abs(forecast.next_peak - run.peak(k + 1)) <= 0.01 * run.peak(k + 1)
 
 
-def test_of_a_batch_that_grows_the_interval_reaches_as_far_as_it_grows() -> None:
-    """The usual batch is that of some steps ago: the forecast lags, and the interval knows by how much."""
-    run = Run(activations=lambda step: (100 + 30 * step) * MIB, input_bytes=lambda step: (100 + 30 * step) << 10)
+def test_a_batch_that_grows_is_carried_on_and_its_end_foreseen() -> None:
+    run = Run(activations=lambda step: (100 + 30 * step) * MIB, total=4 * GIB)
     said = forecasts(run, 80, host_every=1)
-    assert sum(misses(run, said, 12)) <= 4
-    assert all(forecast.growth is None for forecast in said)
+    fails_at = next(step for step in range(500) if run.peak(step) > run.total - run.context)
+    for k, forecast in enumerate(said[:fails_at]):
+        if k >= 12:
+            assert abs(forecast.next_peak - run.peak(k + 1)) <= 0.005 * run.peak(k + 1)
+            assert forecast.growth == "batch"
+            assert forecast.steps_to_oom is not None
+            assert abs(forecast.steps_to_oom - (fails_at - k)) <= 2
 
 
 def test_a_reading_from_before_the_allocator_s_growth_promises_nothing() -> None:

@@ -223,6 +223,16 @@ class ShapeModel:
             self._end = stood
         return True
 
+    def again(self, step: int) -> bool:
+        """A step that was the newest one once more: there is nothing to learn but that it came. False: there is."""
+        if not self.steady or any(values[-1][0] != self.steps for values in self._after.values()):
+            return False
+        self.steps += 1
+        self.newest = step
+        for values in self._after.values():
+            values.append((self.steps, *values[-1][1:]))
+        return True
+
     def carry(self, last: Phase, groups: Sequence[Shapes]) -> None:
         """A step that was read at its end only: what batches find has moved by as much as what stands there.
 

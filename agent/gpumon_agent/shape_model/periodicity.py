@@ -22,7 +22,7 @@ ABOVE_START, ABOVE_END, AS_HIGH = 1, 2, 3
 STEADIER = 0.75
 """What follows the batches is taken above the end of the step before if that leaves this share of its spread: where
 inputs are given back before it, a step's start, which holds them, says less. Where batches leave their mark in both, it
-is as high as it was."""
+is as high as it was. Without it outlooks of heavy models are 0.1 to 0.3 % off instead of 0 (benchmarks/forecast.py)."""
 _ALIKE = 0.001
 
 Seen = tuple[int, int, int, int]

@@ -5,8 +5,8 @@ input, the elements of the others, and the squares of its lengths (attention). T
 known batches are added, interpolated. For batches with two lengths the maximum of two planes (see max_affine) is used
 instead if it was closer lately. For shapes that were seen before, the answer is what they needed then.
 
-Sources. Recursive least squares (Plackett 1950) with Huber's weights (Huber 1964). A peak is the maximum over moments
-that are each linear in the batch, so it is piecewise linear: hence the residuals of neighbours.
+Source. Recursive least squares (Plackett 1950). A peak is the maximum over moments that are each linear in the batch,
+so it is piecewise linear: hence the residuals of neighbours.
 Cost. `at`: a few multiplications; `learn`: one update of a 4 × 4 matrix, and planes now and then. Memory: `POINTS_MAX`
 batches.
 
@@ -40,7 +40,7 @@ SQUARE_BATCHES = 6
 SQUARE_BETTER = 0.6
 SQUARE_LEAST = 0.002
 """The square of the length counts once so many batches differed, if it leaves less than this share of the plain line's
-error, and that is no rounding."""
+error, and that is no rounding. Always taken, it costs the outlooks of images 0.05 to 0.22 % (hourglass, seed 5)."""
 PLANES_BETTER = 0.8
 """Planes count if they were off by less than this share of what the line and its neighbours were."""
 COMPARED = 16  # batches, over which both are
@@ -94,12 +94,8 @@ class _Line:
     def at(self, x: Sequence[float]) -> float:
         return sum([c * v for c, v in zip(self.coefficients, x, strict=False)])
 
-    def learn(self, x: Sequence[float], y: float, weight: float, robust: bool, size: float, share: float) -> None:
+    def learn(self, x: Sequence[float], y: float, weight: float, size: float, share: float) -> None:
         error = y - self.at(x)
-        if robust:
-            reach = 3 * max(self.off, 0.005 * size)
-            if abs(error) > reach:
-                weight *= reach / abs(error)
         self.off += (min(abs(error) / size, 0.5) - self.off) * share
         covariance, count = self.covariance, len(self.coefficients)
         px = [sum([p * v for p, v in zip(row, x, strict=False)]) for row in covariance]
@@ -312,10 +308,10 @@ class ShapeRegression:
         y = excess / self._scale
         size = max(x[1], 1e-3)
         weight = min(size * size, 1e4)  # large batches decide whether memory suffices; below, the differences tell
-        robust, share = len(self._keys) > 5, 1 / min(self.seen, 20)
-        self._plain.learn(x, y, weight, robust, size, share)
+        share = 1 / min(self.seen, 20)
+        self._plain.learn(x, y, weight, size, share)
         if batch[2]:
-            self._square.learn(x, y, weight, robust, size, share)
+            self._square.learn(x, y, weight, size, share)
             if len(self._keys) >= SQUARE_BATCHES:
                 self.squares = self._square.off < SQUARE_BETTER * self._plain.off and self._plain.off > SQUARE_LEAST
         scale = self._scale

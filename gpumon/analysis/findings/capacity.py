@@ -35,14 +35,18 @@ def oom_ahead(look: Look) -> Evidence | None:
     if forecast is None or forecast.headroom is None or forecast.learnt_from < rule.least_steps_learnt:
         return None
     steps = forecast.steps_to_oom
-    if forecast.growth == KEPT and steps is not None and steps <= rule.steps_to_oom:
+    kept = forecast.growth == KEPT
+    far = rule.steps_to_oom if kept else rule.steps_to_oom_by_batch
+    fits_as_before = forecast.next_peak <= rule.as_before * forecast.highest and forecast.headroom >= 0
+    if forecast.growth is not None and steps is not None and steps <= far and (kept or not fits_as_before):
         return Evidence(
             f"the peak grows by {units.size(forecast.bytes_per_step)} a step{look.where} and will soon not fit",
             forecast.headroom,
-            "find what is kept from step to step: a loss or an output stored with its graph, a growing list",
+            "find what is kept from step to step: a loss or an output stored with its graph, a growing list"
+            if kept
+            else _smaller_peak(forecast),
             bytes_per_step=forecast.bytes_per_step,
         )
-    fits_as_before = forecast.next_peak <= rule.as_before * forecast.highest and forecast.headroom >= 0
     if fits_as_before or forecast.p_oom is None or forecast.p_oom < rule.p_oom:
         return None
     return Evidence(

@@ -1,11 +1,12 @@
 """What the next iteration's peak will be while its batch is not known yet: the shape model asked about the usual batch.
 
 Model. The next step starts with the bytes that the newest one ended with, plus what recent steps found beyond that
-(inputs, what a leak adds). The usual batch is the newest one where the last three steps needed the same; else the one
-in the middle of the recent ones. Where the last three rounds of 2 to `PERIOD` steps needed the same, it is the batch
-of one round before; where optimizers take turns, only steps of the same optimizers count. The shape model
-(gpumon_agent.shape_model.model) says what that batch needs and what follows it. What runs before a step's first
-forward every so many steps (an evaluation) is added when it is due.
+(inputs, what a leak adds). The usual batch is the newest one where the last three steps needed the same, or where the
+recent ones rise or fall (sorted by length); else the one in the middle of the recent ones, of those with the same
+optimizers where these take turns. The shape model (gpumon_agent.shape_model.model) says what that batch needs and what
+follows it. Peaks that rise by the same amount step by step are carried on; where the last three rounds of steps peaked
+alike, the next peak is that of one round before. What runs before a step's first forward every so many steps (an
+evaluation) is added when it is due.
 
 Interval. The residuals of this forecast itself, kept as the shape model keeps its own (see its `residuals`): wide
 in the first steps and after a change of regime. A residual far outside widens the next interval at once.
@@ -20,26 +21,27 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from gpumon.analysis.forecast.headroom import Room, Taken, room_over_growth
 from gpumon.analysis.history import StepPeaks
-from gpumon.analysis.lines import KEPT, Forecast, Growth
+from gpumon.analysis.lines import BATCH, KEPT, Forecast, Growth
 from gpumon.analysis.robust import exceedance, median
 from gpumon_agent import wire
 from gpumon_agent.shape_model.model import Kind, ShapeModel
 from gpumon_agent.shape_model.periodicity import ABOVE_END, Seen, coming
 from gpumon_agent.shape_model.residuals import FIRST_WIDTH, Residuals
-from gpumon_agent.shape_model.shape_regression import Features, features
+from gpumon_agent.shape_model.shape_regression import KNOWN, Features, features
 from gpumon_agent.shape_model.verdict import Fragments
 
+SAME = 0.001  # share of a peak by which those of two rounds may differ
 WINDOW = 64  # steps that say how batches differ
 RECENT = 9  # of them, whose middle is the usual one
 TYPICAL_STEPS = 16
-PERIOD = 16  # steps of the longest round that is recognized
 TURNS = 3  # steps of the same optimizers whose middle is taken
-SAME = 0.001  # share of the peak by which two that are alike may differ
-LABELS_MAX = 32  # names a user gives to phases may be endless
+SAME_PACE_STEPS = 8  # steps whose peaks rise by the same amount: they are carried on
+SAME_PACE_APART = 0.05  # share by which those amounts may differ
 NEW_BATCHES = 3  # different ones, from which on the shape model scales a batch
 END_ANCHORED = (wire.OPTIMIZER, wire.BETWEEN)  # their peaks stand on what the optimizer's end holds
 BATCH_PHASES = (wire.FORWARD, wire.BACKWARD)
@@ -51,6 +53,7 @@ class _Step(NamedTuple):
     """What is kept of a step."""
 
     peak: int
+    end: int
     excess: int  # of the peak above the start
     phase: str
     by_batch: int  # excess of forward and backward
@@ -70,6 +73,8 @@ class Forecaster:
         self._between: deque[int] = deque(maxlen=RECENT)  # a step's start above the end of the one before
         self._early: dict[str, deque[Seen]] = {}  # what ran before a step's first forward, by phase
         self._newest: StepPeaks | None = None
+        self._pace: float | None = None  # by which each of the newest peaks rose
+        self._alike = 0  # steps until the newest that were the same in all
         self._highest = 0  # peak of the steps before those
         self._taken = Taken()
         self._residuals = Residuals()
@@ -84,7 +89,9 @@ class Forecaster:
         """Learns one closed step. `gradient_bytes`: what zero_grad will give back, asked for after the first step."""
         before, changed = self._newest, self.shape_model.changed
         groups = shared_out(step.input_shapes, phases)
-        if self.shape_model.learn(step.step, phases, groups):
+        same = before is not None and step.step == before.step + 1 and step[1:] == before[1:]
+        self._alike = self._alike + 1 if same else 0
+        if (same and self.shape_model.again(step.step)) or self.shape_model.learn(step.step, phases, groups):
             self.fragments.learn(phases)
         elif phases:
             self.shape_model.carry(phases[-1], groups)
@@ -104,17 +111,21 @@ class Forecaster:
         batch = features(shapes) if len(groups) == 1 else None  # what several need together was measured
         kind = False, tuple(map(len, shapes))
         by_batch = max([p for name, p in step.phases if name in BATCH_PHASES], default=step.peak) - step.start
-        self._recent.append(_Step(step.peak, peak - step.start, phase, by_batch, step.optimizers, batch, kind))
+        self._recent.append(
+            _Step(step.peak, step.end, peak - step.start, phase, by_batch, step.optimizers, batch, kind)
+        )
         self._newest = step
         if step.reserved_peak is not None:
             self._taken.observe(step.step, step.reserved_peak, step.end)
         end = before.end if before is not None else step.start
         for name, peak in early.items():
-            if name not in self._early and len(self._early) == LABELS_MAX:
-                del self._early[min(self._early, key=lambda known: self._early[known][-1][0])]
+            if name not in self._early:  # names may be endless: what has not come for long goes
+                oldest = self.seen - 2 * WINDOW
+                self._early = {known: series for known, series in self._early.items() if series[-1][0] >= oldest}
             series = self._early.setdefault(name, deque(maxlen=2 * WINDOW))
             series.append((self.seen, peak - step.start, peak - end, peak))
-        self._next = self._predict(gradient_bytes)
+        if self._next is None or self._alike <= RECENT or len(self._early) > 1:  # else the same is said again
+            self._next = self._predict(gradient_bytes)
 
     def skip(self, highest: int) -> None:
         """Steps were left out, which peaked at `highest`: the next one says nothing of how well it was foreseen."""
@@ -155,8 +166,17 @@ class Forecaster:
             moved = start - newest.start
             return max((peak + moved * (name not in END_ANCHORED), name) for name, peak in newest.phases)
         self._start = start
+        recent = list(self._recent)
+        self._pace = _same_pace([each.peak for each in recent[-SAME_PACE_STEPS:]])
+        if self._pace is not None:
+            return newest.peak + self._pace, newest.peak_phase
+        if (length := _round(recent)) is not None:
+            before = recent[-length]
+            return float(before.peak + newest.end - recent[-1 - length].end), before.phase
         found = None if usual.batch is None else self.shape_model.peak(usual.batch, usual.kind, round(start))
-        peak, phase = (start + usual.excess, usual.phase) if found is None else (float(found[0]), found[1])
+        peak, phase = (
+            (start + usual.excess, usual.phase) if found is None or found[2] == KNOWN else (float(found[0]), found[1])
+        )
         for name, seen in self._early.items():
             above = coming(seen, self.seen, self.seen, ABOVE_END)[0]
             if above is not None and newest.end + above > peak:
@@ -168,10 +188,10 @@ class Forecaster:
         newest = recent[-1]
         if len(recent) < 3 or (newest.excess == recent[-2].excess == recent[-3].excess):
             return newest if len(recent) < 2 else max(recent[-2:], key=lambda each: each.excess)
-        round_ = _round(recent)
-        if round_ is not None:
-            return recent[-round_]._replace(batch=None)
         turn = _turn(recent)
+        needs = [each.excess for each in recent[-RECENT:]]
+        if turn is None and len(needs) == RECENT and needs in (sorted(needs), sorted(needs, reverse=True)):
+            return newest  # batches sorted by length
         alike = recent[-RECENT:] if turn is None else recent[-turn : -TURNS * turn - 1 : -turn]
         usual = sorted(alike, key=lambda each: each.excess)[len(alike) // 2]
         return usual if turn is None else usual._replace(batch=None)
@@ -196,11 +216,17 @@ class Forecaster:
         low = max(min(self._newest.start, self._newest.end), math.floor(predicted + below * self._unit))
         headroom = None if room is None else room.above(peak)
         differ = [each.excess - (predicted - self._start) for each in self._recent]
+        if kept is None and self._pace is not None:  # a device may be full before growth is confirmed
+            steps = self._recent[-SAME_PACE_STEPS].end, self._newest.end
+            stays = 2 * (steps[1] - steps[0]) >= (SAME_PACE_STEPS - 1) * self._pace
+            kept = Growth(KEPT if stays else BATCH, True, per_step=self._pace, low=self._pace, high=self._pace)
         p_oom = left = None
         if headroom is not None and room is not None:
             p_oom = 1.0 if headroom < 0 else exceedance(differ, headroom + 0.5, max(high - low, 1e-3 * peak) / 2)
             last = self._taken.last_standing(room.available)
-            end = None if last is None else (last[0] - self._newest.end, last[1])
+            end = (
+                None if last is None or kept is None or kept.figure == BATCH else (last[0] - self._newest.end, last[1])
+            )
             left = room_over_growth(headroom, kept, differ, room.shrinks_per_step, end)
         return Forecast(
             next_peak=peak,
@@ -213,7 +239,7 @@ class Forecaster:
             max_batch_factor=None if room is None else self._batch_factor(room),
             learnt_from=self.seen,
             bytes_per_step=None if kept is None else round(kept.per_step or 0),
-            growth=None if kept is None else KEPT,
+            growth=None if kept is None else BATCH if kept.figure == BATCH else KEPT,
             highest=self._highest,
             steps_to_oom_low=left[1] if left is not None else None,
             steps_to_oom_high=left[2] if left is not None else None,
@@ -271,15 +297,23 @@ def _level(values: Sequence[int]) -> float:
     return median(values)
 
 
+def _same_pace(peaks: Sequence[int]) -> float | None:
+    pace = (peaks[-1] - peaks[0]) / (SAME_PACE_STEPS - 1)
+    if len(peaks) < SAME_PACE_STEPS or pace < 1:
+        return None
+    return pace if all(abs(b - a - pace) <= SAME_PACE_APART * pace for a, b in pairwise(peaks)) else None
+
+
 def _round(steps: Sequence[_Step]) -> int | None:
-    """After how many steps, 2 to `PERIOD`, needs repeat: seen in the last three rounds. None: they do not."""
-    newest = steps[-1].excess
-    for length in range(2, min(PERIOD, len(steps) // 3) + 1):
-        if abs(steps[-1 - length].excess - newest) > SAME * steps[-1].peak:
-            continue
-        if all(
-            abs(left.excess - right.excess) <= SAME * left.peak
-            for left, right in zip(steps[-2 * length :], steps[-3 * length : -length], strict=True)
+    """After how many steps peaks repeat: seen in the last three rounds. None: they do not, or are all the same."""
+    peaks = [each.peak for each in steps]
+    newest = peaks[-1]
+    if len(peaks) < 6 or newest == peaks[-2] == peaks[-3]:
+        return None
+    for length in range(2, len(peaks) // 3 + 1):
+        if abs(peaks[-1 - length] - newest) <= SAME * newest and all(
+            abs(left - right) <= SAME * left
+            for left, right in zip(peaks[-2 * length :], peaks[-3 * length : -length], strict=True)
         ):
             return length
     return None
@@ -291,7 +325,7 @@ def _turn(steps: Sequence[_Step]) -> int | None:
     if all(each.optimizers == newest for each in steps):
         return None
     stepped = [each.optimizers for each in steps]
-    for turn in range(2, min(PERIOD, len(stepped) // 2) + 1):
+    for turn in range(2, len(stepped) // 2 + 1):
         if stepped[-turn:] == stepped[-2 * turn : -turn] and len(set(stepped[-turn:])) > 1:
             return turn
     return None

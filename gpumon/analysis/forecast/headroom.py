@@ -81,7 +81,7 @@ class Others:
         if readings and t_s <= readings[-1][0]:
             return
         readings.append((t_s, float(available)))
-        if len(readings) < 8 or readings[0][1] == available:
+        if readings[0][1] == available:
             self._slope = 0.0
             return
         trend = theil_sen(list(readings))
@@ -211,7 +211,8 @@ def room_over_growth(
         return (0, 0, 0) if steps == 0 else None
     if seen is None and growth is not None:  # Sen's interval of the slope
         low, high = shrinks + (growth.low or 0.0), max(pace, shrinks + (growth.high or 0.0))
-        return steps, math.floor(steps * pace / high), math.ceil(steps * pace / low) if low > 0 else None
+        most = math.ceil(steps * pace / low) + 1 if low > 0 else None
+        return steps, max(0, math.floor(steps * pace / high) - 1), most
     # what is kept is a sum of amounts: known from n of them, k more vary by their variance times k + k² / n
     apart = NORMAL_95 * math.sqrt(varies * (steps + steps * steps / (seen or 1)) + ends_apart**2) / pace
     return steps, max(0, math.floor(steps - apart) - 1), math.ceil(steps + apart) + 1
