@@ -204,11 +204,8 @@ def grows(leak: Finding) -> str:
 
 def _named(who: Who, leak: Finding) -> Who:
     """With the variable that holds what leaks: "cache[*] in main()", "train.py:31"."""
-    variable, _, function = (leak.holder or "").partition(" in ")
-    return _at(
-        Who(who.rank, who.pid, variable or None, function.removesuffix("()") or None),
-        leak.where,
-    )
+    by = leak.by
+    return _at(Who(who.rank, who.pid, by.name if by else None, by.function if by else None), leak.where)
 
 
 def _at(who: Who, where: str | None) -> Who:
@@ -249,7 +246,8 @@ def _room(forecast: Forecast | None, otherwise: str) -> str:
     if forecast is None or forecast.headroom is None:
         return otherwise
     needs = f"the next iteration needs {units.size(forecast.next_peak)} in {forecast.phase}"
-    return f"{needs}, {units.size(max(0, forecast.headroom))} is left"
+    bound = "at most " if forecast.headroom_at_most else ""
+    return f"{needs}, {bound}{units.size(max(0, forecast.headroom))} is left"
 
 
 def _full(forecast: Forecast | None, steps_per_s: float | None, unix_ns: int) -> When | None:

@@ -32,7 +32,7 @@ class Row:
     def key(self) -> tuple[object, ...]:
         """The same group in another census."""
         g = self.group
-        one = g.holders[0].name if g.count == 1 and g.holders else None  # of which there may be others alike
+        one = g.holders[0].text if g.count == 1 and g.holders else None  # of which there may be others alike
         return (g.shape, g.dtype, g.device, g.has_graph, g.where, one)
 
 

@@ -1,7 +1,8 @@
 """A step beside its estimate: line by line, phase by phase, and what the difference means in words.
 
-Model. Owners are measured as the step ends. Activations and temporaries are measured as the estimate defines them: what
-forward or backward added to what stood as forward began, and what the optimizer added to what stands at its end. A line
+Model. Owners are measured as the step ends, and add up to `allocated`. What a step adds is another thing, and has names
+of its own: how far forward or backward rose above what was allocated as forward began (activations, gradients and
+temporaries together), and how far the optimizer rose above what was allocated as it ended. A line
 whose figure was read, not derived (`measured`), has no estimate; it is listed because the sum needs it.
 
 Cost: O(phases of one step).
@@ -29,6 +30,12 @@ OFF_BYTES = 1 << 20
 ADDED = ("activations", "temporaries")
 """Lines that a step adds for a while; the others stand as it ends."""
 
+
+STEP_ADDS, UPDATE_ADDS = "step_adds", "update_adds"
+"""Lines of what forward or backward adds for a while, and of what the optimizer does."""
+
+OTHER = "other"
+"""Line of what is allocated beside the lines that are shown."""
 
 HELD = "held"
 """Line of what a step leaves of its activations: somebody still holds them."""
@@ -127,8 +134,8 @@ def _added(report: DeviceReport, peaks: StepPeaks | None, sources: dict[str, str
                     default=None)  # fmt: skip
         brief = next((p.peak - peaks.end for p in peaks.phases if p.phase == wire.OPTIMIZER), None)
     found = (
-        Compared("activations", lines.activations if lines else None, above, sources.get("activations", "")),
-        Compared("temporaries", lines.temporaries if lines else None, brief, sources.get("temporaries", "")),
+        Compared(STEP_ADDS, lines.activations if lines else None, above, sources.get("activations", "")),
+        Compared(UPDATE_ADDS, lines.temporaries if lines else None, brief, sources.get("temporaries", "")),
     )
     return tuple(row for row in found if row.estimate or row.measured)
 
@@ -170,7 +177,7 @@ def _on_the_peak(found: Comparison) -> str:
         text += f" and not in {found.expected_in}"
     parts = [("activations still held" if row.line == HELD else row.line, row.difference or 0)
              for row in found.owners if row.off]  # fmt: skip
-    parts += [(row.line, row.difference or 0) for row in found.added if row.off]
+    parts += [(row.line.replace("_adds", " adds"), row.difference or 0) for row in found.added if row.off]
     if not parts:
         return f"{text}; every line stands as it should at the step's end, so it came and went within the phase."
     widest = sorted(parts, key=lambda part: -abs(part[1]))[:3]
@@ -183,7 +190,7 @@ def _on_the_rest(report: DeviceReport) -> str:
         return ""
     if lines.unexplained is not None:
         held_by = report.read.held_by if report.read is not None else ()
-        named = ", ".join(each.name + (f" ({each.where})" if each.where else "") for each in held_by)
+        named = ", ".join(each.text + (f" ({each.where})" if each.where else "") for each in held_by)
         held = f" {size(lines.variables)} are in variables: {named}." if lines.variables and named else ""
         if not lines.unexplained:
             return f"Every byte that is allocated as the step ends has an owner.{held}"

@@ -18,9 +18,9 @@ CHILDREN = 64
 WARMING_READINGS = 30
 """The first readings of a child: a worker of a DataLoader imports, decodes its first images, and fills its queue."""
 
-NAMED = ("weights", "buffers", "gradients", "optimizer", "buckets", "workspaces")
-"""Owners that may rightly grow for a while, as with parameters that are trained for the first time. Not `variables`:
-a list that is appended to is one, so of these the growth of what is unexplained is told together with it."""
+NAMED = tuple(line for line in wire.LASTING if line != "other_models")
+"""Owners that may rightly grow for a while, as with parameters that are trained for the first time. Not other models,
+of which a script may keep ever more; nor `variables`, for a list that is appended to is one."""
 
 GROWING_RIGHTLY = tuple(name for name in NAMED if name != "buffers")
 """A buffer that is concatenated to is a leak like any other."""

@@ -7,6 +7,7 @@ from functools import partial
 from math import prod
 from typing import NamedTuple
 
+from gpumon.analysis.lines import Highest
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 
@@ -148,6 +149,11 @@ def _largest_batch(closed: wire.Step, here: Sequence[wire.Phase]) -> int | None:
     each = len(shapes) // forwards
     sizes = [sum(map(prod, shapes[at : at + each])) for at in range(0, len(shapes), each)]
     return total * max(sizes) // sum(sizes) if any(sizes) else total
+
+
+def higher(known: Highest | None, step: int, seen: Looked) -> Highest | None:
+    """The highest peak so far, this step's included; of equal ones the first."""
+    return Highest(step, seen.highest) if seen.highest > (known.allocated if known is not None else 0) else known
 
 
 def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:

@@ -134,8 +134,13 @@ def _layer(path: str, name: str, node: _Node) -> Layer:
     children = tuple(_layer(f"{path}.{part}" if path else part, part, child) for part, child in node.children.items())
     own = Figures(node.weights, node.buffers, *node.kept)
     below = [own, *(child.whole for child in children)]
-    whole = Figures(*(_sum([getattr(figures, name) for figures in below]) for name in FIGURES))
+    whole = together(below)
     return Layer(path, name, node.kind, node.elements, own, whole, node.shared_with, children)
+
+
+def together(all_: Sequence[Figures]) -> Figures:
+    """The sum of each figure, of those that know it."""
+    return Figures(*(_sum([getattr(figures, name) for figures in all_]) for name in FIGURES))
 
 
 def _sum(values: list[int | None]) -> int | None:

@@ -22,8 +22,8 @@ from gpumon.analysis.estimate.closed_form import LEARNING_STEPS, Owned
 from gpumon.analysis.findings import tables
 from gpumon.analysis.followed import DeviceGrowth, HostGrowth
 from gpumon.analysis.forecast import Forecaster, Others
-from gpumon.analysis.history import StepPeaks, carried, look
-from gpumon.analysis.lines import Peak, Read
+from gpumon.analysis.history import StepPeaks, carried, higher, look
+from gpumon.analysis.lines import Highest, Peak, Read
 from gpumon.analysis.named import Named
 from gpumon.analysis.reports import RankReport
 from gpumon.analysis.standing import Standing
@@ -82,6 +82,7 @@ class Device:
     standing: Standing = field(default_factory=Standing)
     named: Named = field(default_factory=Named)
     skipped: bool = False  # the forecaster did not see every step
+    highest: Highest | None = None  # peak so far
 
     @property
     def replays(self) -> bool:
@@ -142,6 +143,8 @@ class Device:
             self.forecaster.skip(max([peaks.peak for peaks, _ in figures]))
         for peaks, _ in figures:
             self.batches.observe(peaks)
+        for (record, _), each in zip(steps, seen, strict=True):
+            self.highest = higher(self.highest, record.step, each)
         for (record, _), each in zip(steps, seen, strict=True):
             self.standing.observe(record, self.index, each)
         for (record, _), each in zip(steps, seen, strict=True):

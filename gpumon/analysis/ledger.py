@@ -41,11 +41,8 @@ from gpumon.analysis.units import size
 from gpumon.session.frame import HostSample, RankFrame, StepRecord
 from gpumon_agent import wire
 
-LASTING = ("weights", "buffers", "gradients", "optimizer", "buckets", "workspaces", "other_models")
-"""Owners that hold the same bytes at the same boundary of the next step."""
-
-AT_FAILURE = ("weights", "buffers", "optimizer", "buckets", "checkpoints", "other_models")
-"""Owners that stand from a boundary to the failure after it; the rest may have come or gone."""
+AT_FAILURE = (*(line for line in wire.LASTING if line not in ("gradients", "workspaces")), "checkpoints")
+"""Owners that last from a boundary to a failure within the next step: gradients and workspaces come and go in it."""
 
 READINGS_LOOKED_AT = 16
 """Newest host readings that are tried for the driver's lines."""
@@ -126,25 +123,18 @@ def lines(
 
 def peak(record: StepRecord, device: int) -> Peak | None:
     """The step's highest moment on a device: the phase with the largest `allocated_peak` (the first of equals)."""
-    highest: wire.Phase | None = None
-    allocated, unread = -1, False
-    for phase in record.phases:
-        if phase.device != device:
-            continue
-        if phase.phase == wire.GRAPH_REPLAY:
-            return None  # the step's highest moment may lie in what nobody saw
-        unread = unread or phase.allocated is None
-        if phase.allocated_peak is not None and phase.allocated_peak > allocated:
-            highest, allocated = phase, phase.allocated_peak
-    if highest is None:
-        return None
+    here = record.on(device)
+    highest = wire.tallest(here)
+    if highest is None or highest.allocated_peak is None or any(each.phase == wire.GRAPH_REPLAY for each in here):
+        return None  # of a CUDA graph's replay nobody saw the highest moment
+    unread = any(each.allocated is None for each in here)
     composition = next((entry for entry in reversed(record.ledgers) if entry.peak and entry.device == device), None)
     once = unread and bool(highest.flags & wire.BOUND)  # the peak is that of all windows since the reading before
     return Peak(
         step=record.step,
         phase=None if once else highest.phase,
         index=highest.index,
-        allocated=allocated,
+        allocated=highest.allocated_peak,
         lines=None if composition is None else peak_lines(composition),
         module=None if composition is None else composition.module,
     )
@@ -377,7 +367,7 @@ def _named(ledger: wire.Ledger, names: Sequence[str]) -> dict[str, int]:
 def _carried(phase: wire.Phase, lasting: wire.Ledger | None) -> dict[str, int]:
     if lasting is None:
         return {}
-    carried = _named(lasting, LASTING)
+    carried = _named(lasting, wire.LASTING)
     requested = requested_of(phase)
     limit = requested if requested is not None else phase.allocated
     return carried if limit is None or sum(carried.values()) <= limit else {}

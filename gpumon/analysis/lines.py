@@ -89,6 +89,14 @@ class Peak(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
+class Highest:
+    """The highest peak of all steps that were heard, and the first step that had it."""
+
+    step: int
+    allocated: int
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """What a step should need by closed form. `sources` says per line: exact, learnt, measured."""
 
@@ -116,9 +124,8 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
     highest: int = 0  # peak before the steps that this was learnt from: that much there was room for
     steps_to_oom_low: int | None = None  # the 95 % interval of `steps_to_oom`
     steps_to_oom_high: int | None = None  # None where there are `steps_to_oom`: it may never come to that
-    verdict: str | None = (
-        None  # fits, tight or oom-ahead (gpumon_agent.shape_model.verdict); None: the room is not known
-    )
+    verdict: str | None = None  # fits, tight or oom-ahead (shape_model.verdict); None: the room is not known
+    headroom_at_most: bool = False  # no driver's reading: `headroom` is what the whole device could give
 
 
 KEPT = "kept"
@@ -145,22 +152,31 @@ class Finding:
     remedy: str = ""
     state: str = "open"  # open | gone
     subject: str = ""  # tells two findings of one code apart
+    by: wire.Holder | None = None  # `holder`, in fields
+
+
+NEARLY_ALL = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """What a census found that grows from step to step, by who holds it: a part of the line `variables`.
 
-    Counted as a census found it at one step; before and after that, in proportion to the steps that it has grown for.
+    Counted as a census found it at one step; before and after that, in proportion to the steps that it has grown for. A
+    census takes several steps, and counts what was there as it came by: where it has found `NEARLY_ALL` of what has
+    grown, all of that is meant.
     """
 
     since: int
     parts: tuple[tuple[wire.Holder, int, int], ...]  # most bytes first: holder, bytes, the step they were counted at
+    per_step: float = 0.0  # bytes that the device's growth is
 
     def at(self, step: int) -> int:
         """Bytes at the end of a step."""
         steps = max(0, step - self.since + 1)
-        return sum(nbytes * steps // max(1, counted - self.since + 1) for _, nbytes, counted in self.parts)
+        found = sum(nbytes * steps // max(1, counted - self.since + 1) for _, nbytes, counted in self.parts)
+        grown = round(self.per_step * steps)
+        return grown if NEARLY_ALL * grown <= found < grown else found
 
     @property
     def by(self) -> tuple[wire.Holder, ...]:

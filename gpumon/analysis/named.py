@@ -38,8 +38,8 @@ class Leak:
     @property
     def held(self) -> Held | None:
         """Who holds it, in bytes; None where nobody was found."""
-        parts = tuple((each.holder, each.held, step) for each, step in self.found if each.holder is not None)
-        return Held(self.since, parts) if parts else None
+        parts = tuple((by, each.held, step) for each, step in self.found if (by := each.by) is not None)
+        return Held(self.since, parts, self.per_step) if parts else None
 
 
 _Key = tuple[bool, object]
@@ -149,4 +149,4 @@ def _alike(one: Suspect, other: Suspect) -> bool:
 
 
 def _attribute(suspect: Suspect) -> str:
-    return suspect.name.partition(" in ")[0].rpartition(".")[2]
+    return suspect.by.attribute if suspect.by is not None else ""

@@ -297,6 +297,7 @@ def _device_report(rank: RankFrame, index: int, state: Rank, leak: Leak | None) 
         composed=ledger.peak_with_held(learnt.composed, held) if learnt else None,
         growth=learnt.growth.growth() if learnt else (),
         regimes=tuple(learnt.forecaster.shape_model.changes) if learnt else (),
+        highest=learnt.highest if learnt else None,
         asking=None if learnt is None or forecast is None else partial(_asked, rank, learnt),
         held=held,
     )
@@ -306,12 +307,24 @@ def _forecast(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None
     """The next iteration's, with the one verdict and the one time to full that every outlet states."""
     budget = _room(rank, learnt, driver)
     forecast = learnt.forecaster.forecast(budget, learnt.growth.kept())
-    if forecast is None or budget is None:
+    if forecast is None or forecast.headroom is None:
+        return _at_most(forecast, room.most(rank, learnt.index)) if forecast and rank.status != "ended" else forecast
+    if budget is None:
         return forecast
     fragments = learnt.forecaster.fragments
     fragments.fitted = max(fragments.fitted, forecast.highest)
     word, _ = verdict(forecast.next_peak, forecast.low, forecast.high, True, budget.available, None, fragments)
     return msgspec.structs.replace(forecast, verdict=word)
+
+
+def _at_most(forecast: Forecast, most: int | None) -> Forecast:
+    """Without a reading of the driver: what is left can only be stated as a bound, and that something does not fit."""
+    if most is None:
+        return forecast
+    word = wire.OOM_AHEAD if forecast.low > most else None
+    return msgspec.structs.replace(
+        forecast, headroom=most - forecast.next_peak, headroom_at_most=True, verdict=word
+    )  # fmt: skip
 
 
 def _asked(rank: RankFrame, learnt: Device, report: DeviceReport) -> tuple[Answer, ...]:

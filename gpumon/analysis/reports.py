@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpumon.analysis.lines import Estimate, Finding, Forecast, Growth, Held, Lines, Peak, Read
+from gpumon.analysis.lines import Estimate, Finding, Forecast, Growth, Held, Highest, Lines, Peak, Read
 
 if TYPE_CHECKING:  # the first screen needs neither
     from gpumon.analysis.changes import Answer
     from gpumon.analysis.oom.report import OomReport
+    from gpumon.session.frame import Frame
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
@@ -33,6 +34,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
     growth: tuple[Growth, ...] = ()  # of allocated, blocks, unexplained, slack: those that are known
     regimes: tuple[int, ...] = ()  # steps with which peaks were seen to follow another rule, the newest last
     asking: Callable[[DeviceReport], tuple[Answer, ...]] | None = None
+    highest: Highest | None = None  # peak of allocated so far
     held: Held | None = None  # what grows, and who holds it; in `ledger`, `peak`, `read` and `composed` already
 
     @property
@@ -67,3 +69,14 @@ class RankReport(msgspec.Struct, frozen=True):
     steps_per_s: float | None
     oom: OomReport | None = None  # the newest out-of-memory, explained
     host_growth: tuple[Growth, ...] = ()  # of rss, of what is pinned, and of each child process
+
+
+ROOM_PATIENCE_S = 2.0
+"""How long an outlet that speaks once waits for that: a reading of the device is placed with the next phase."""
+
+
+def room_known(frame: Frame, reports: Iterable[RankReport]) -> bool:
+    """Whether it is known of every rank that goes on what its devices have free, as far as they forecast at all."""
+    going_on = {rank.source for rank in frame.ranks if rank.goodbye is None}
+    devices = [device for report in reports if report.source in going_on for device in report.devices]
+    return all(device.forecast is None or device.forecast.headroom is not None for device in devices)

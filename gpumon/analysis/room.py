@@ -28,6 +28,15 @@ def limit(rank: RankFrame, device: int) -> int | None:
         return None
 
 
+def most(rank: RankFrame, device: int) -> int | None:
+    """What the process can have at most, without a reading of the driver: the whole device, or the share that the user
+    has set. What other processes and CUDA's own context take is not known."""
+    described = ledger.device_of(rank, device)
+    total = described.total_bytes if described is not None and described.kind != "cpu" else None
+    allowed = limit(rank, device)
+    return total if allowed is None or total is None else min(total, allowed)
+
+
 def available(rank: RankFrame, device: int) -> int | None:
     """Bytes the process can have, those it has reserved included; None where no reading can be placed.
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gpumon.analysis import units
 from gpumon_agent import wire
 
@@ -49,14 +51,11 @@ class Suspect:
     phase: str | None = None
 
     @property
-    def name(self) -> str:
-        """The holder's, of several that lead through one variable the variable's."""
-        if self.holder is None:
-            return ""
-        if len(self.names) == 1:
-            return self.holder.name
-        path, inside, function = self.holder.name.partition(" in ")
-        return f"{path.partition('[')[0]}[*]{inside}{function}"
+    def by(self) -> wire.Holder | None:
+        """The holder, of several that lead through one variable the variable."""
+        if self.holder is None or len(self.names) == 1:
+            return self.holder
+        return msgspec.structs.replace(self.holder, name=f"{self.holder.variable}[*]")
 
     def add(self, other: Suspect) -> None:
         """Counts another's tensors here; the name stays."""
@@ -111,7 +110,7 @@ def suspects(census: wire.Census, device: int) -> list[Suspect]:
                 suspect = found[key] = Suspect(holder, group.has_graph)
             _add(suspect, group, count)
             if holder is not None:
-                suspect.names[holder.name] = suspect.names.get(holder.name, 0) + count
+                suspect.names[holder.text] = suspect.names.get(holder.text, 0) + count
     return sorted(found.values(), key=lambda suspect: -suspect.held)
 
 
@@ -162,7 +161,7 @@ def _of_one_name(known: list[Suspect]) -> list[Suspect]:
     alike: dict[tuple[str, bool], Suspect] = {}
     left = []
     for each in known:
-        attribute = each.holder.name.partition(" in ")[0].rpartition(".")[2] if each.holder is not None else ""
+        attribute = each.holder.attribute if each.holder is not None else ""
         if each.count > 1 or not attribute or "[" in attribute:
             left.append(each)
             continue
@@ -189,25 +188,9 @@ def _explains(suspect: Suspect, cut: bool, steps: int, blocks: float, grown: flo
     return bool(grown) and BYTES_SHARE * grown <= suspect.held <= TOO_MANY_TIMES * grown
 
 
-def root(holder: wire.Holder) -> tuple[str, str]:
+def root(holder: wire.Holder) -> tuple[str, str | None]:
     """The variable that leads to it, and in which function."""
-    path, _, function = holder.name.partition(" in ")
-    return path.partition("[")[0], function
-
-
-def container(name: str) -> str:
-    """What grows, by a holder's name: "log.handlers[*].records" of "log.handlers[*].records[*].args[0] in main()"."""
-    path = name.partition(" in ")[0]
-    within, grows, _ = path.rpartition("[*]")
-    path = within if grows else path
-    while path.endswith("[*]"):
-        path = path.removesuffix("[*]")
-    return path
-
-
-def variable(name: str) -> str:
-    """A holder's name without what lies within it and where it is: "losses" of "losses[*][0] in main()"."""
-    return name.partition(" in ")[0].partition("[")[0]
+    return holder.variable, holder.function
 
 
 def _elements(shape: tuple[int, ...]) -> int:

@@ -88,6 +88,7 @@ class Tracker:
                 bytes=evidence.bytes,
                 bytes_per_step=evidence.bytes_per_step,
                 holder=evidence.holder,
+                by=evidence.by,
                 where=evidence.where,
                 remedy=evidence.remedy,
                 subject=evidence.subject or look.where.strip(),

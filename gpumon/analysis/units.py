@@ -59,24 +59,6 @@ def size(value: int | None, *, sign: bool = False) -> str:
     return f"{in_unit(value, unit, sign=sign)} {unit.name}"
 
 
-def signed(value: int | None) -> str:
-    """A difference: "+4.00 MiB", "−11.8 GiB", "0 B"."""
-    return size(value, sign=True)
-
-
-COLUMN = 11  # "1,023.9 MiB"
-
-
-def column(value: int | None, width: int = COLUMN, *, sign: bool = False) -> str:
-    """`size` right-aligned for a table."""
-    return size(value, sign=sign).rjust(width)
-
-
-def number_column(value: int | None, unit: Unit, width: int = 7, *, sign: bool = False) -> str:
-    """`in_unit` right-aligned for a table whose heading names the unit."""
-    return in_unit(value, unit, sign=sign).rjust(width)
-
-
 def exact(value: int | None) -> str:
     """Every byte: "65,712,160,768 B"."""
     return NOT_KNOWN if value is None else f"{_signed(value, f'{abs(value):,}', False)} B"

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpumon.analysis.reports import ROOM_PATIENCE_S
 from gpumon.cli.printing import say
 from gpumon.export import jsonl
 from gpumon.export.objects import Objects, Stated
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _WAITING_MAX = 1024  # messages that were read and not yet looked at
 _LINES_WAITING_MAX = 50_000  # objects for a reader that pauses; beyond it agents are not read either
-_HOST_S = 2.0  # how long the first step waits for the host's first reading
 _ONCE = ("hello", "model", "answer", "finding", "oom", "step", "goodbye")
 
 
@@ -184,8 +184,8 @@ async def _print(stream: AsyncIterator[wire.Received], objects: Objects, until: 
     while not ended and not (until.reached and (not until.once or objects.room_known)):
         left = None if began is None or until.seconds is None else began + until.seconds - time.monotonic()
         if until.reached:
-            until_room = until_room or time.monotonic() + _HOST_S
-            left = min(until_room - time.monotonic(), _HOST_S if left is None else left)
+            until_room = until_room or time.monotonic() + ROOM_PATIENCE_S
+            left = min(until_room - time.monotonic(), ROOM_PATIENCE_S if left is None else left)
         try:
             received = await asyncio.wait_for(anext(stream), left)
         except (asyncio.TimeoutError, StopAsyncIteration):
@@ -277,7 +277,7 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
                 rooms.take(received)
                 if received.seq >= 0 and not read.is_set():  # without it nobody knows what the device has free
                     with contextlib.suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(read.wait(), _HOST_S)
+                        await asyncio.wait_for(read.wait(), ROOM_PATIENCE_S)
                     read.set()
                 await pass_on(received)
 

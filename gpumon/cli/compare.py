@@ -172,11 +172,11 @@ def _lines(found: Comparison) -> Iterator[str]:
 
 
 def _row(each: Difference) -> str:
-    from gpumon.analysis.units import column, signed
+    from gpumon.analysis.units import size
 
     name = each.name.replace("_", " ") if each.kind == "category" else each.name
     short = name if len(name) <= NAME - 3 else "…" + name[-(NAME - 4) :]
-    figures = f"{column(each.before, FIGURE)}{column(each.after, FIGURE)}{signed(each.bytes):>{FIGURE}}"
+    figures = f"{size(each.before):>{FIGURE}}{size(each.after):>{FIGURE}}{size(each.bytes, sign=True):>{FIGURE}}"
     return f"  {short:<{NAME - 2}}{figures}"
 
 

@@ -144,9 +144,11 @@ def _driver() -> Iterator[Seen]:
 
 
 def _device(device: wire.DeviceReading) -> Seen:
-    size = f"{device.total / 2**30:.1f} GiB" if device.total is not None else "size not told"
+    from gpumon.analysis.units import size
+
+    total = size(device.total) if device.total is not None else "size not told"
     silent = "; ".join(f"no {field}: {why}" for field, why in device.why.items())
-    text = f"{device.uuid}  {device.name or 'unnamed'}, {size}"
+    text = f"{device.uuid}  {device.name or 'unnamed'}, {total}"
     return Seen("note" if silent else "ok", "device", f"{text}; {silent}" if silent else text)
 
 

@@ -12,7 +12,7 @@ from gpumon.analysis.estimate.report import EstimateReport
 from gpumon.analysis.estimate.sharding import Share
 from gpumon.analysis.estimate.workload import Workload
 from gpumon.analysis.lines import OWNERS
-from gpumon.analysis.units import MINUS, Unit, count, in_unit, percent, signed, size, unit_for
+from gpumon.analysis.units import MINUS, Unit, count, in_unit, percent, size, unit_for
 
 NAME, FIGURE = 13, 11
 TITLE = 46
@@ -164,7 +164,7 @@ def _remedies(done: EstimateReport) -> Iterator[str]:
     for remedy in helping:
         fits = "" if remedy.fits is None else "fits" if remedy.fits else "does not fit"
         title = remedy.title if len(remedy.title) < TITLE - 2 else remedy.title[: TITLE - 4] + "…"
-        yield f"  {title:<{TITLE - 2}}{size(remedy.peak):>10}{signed(-remedy.saves):>12}  {fits}".rstrip()
+        yield f"  {title:<{TITLE - 2}}{size(remedy.peak):>10}{size(-remedy.saves, sign=True):>12}  {fits}".rstrip()
     idle = [remedy.title for remedy in done.remedies if remedy not in helping]
     if idle:
         yield from _wrapped(f"no help here: {'; '.join(idle)}")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from gpumon import link
 from gpumon.analysis import Reporter
+from gpumon.analysis.reports import ROOM_PATIENCE_S, room_known
 from gpumon.cli.printing import say
 from gpumon.export.prometheus import Jobs, Watched
 from gpumon.export.serving import Scrapes, removed_at_the_end
@@ -205,7 +206,11 @@ def print_once() -> int:
         await asyncio.sleep(0.3)
         while not exporter.complete and time.monotonic() < end:
             await asyncio.sleep(0.05)
+        end = time.monotonic() + ROOM_PATIENCE_S
         exporter.look()
+        while not all(room_known(each.frame, each.reports) for each in exporter.watched) and time.monotonic() < end:
+            await asyncio.sleep(0.1)
+            exporter.look()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 

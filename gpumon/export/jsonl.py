@@ -147,6 +147,7 @@ def step(rank: RankFrame, record: StepRecord, report: DeviceReport) -> Object:
         "forecast": _forecast(report.forecast),
         "hidden": None if owners is None else list(owners.hidden),
         "held_by": _held_by(report.held, owners),
+        "highest": None if report.highest is None else msgspec.to_builtins(report.highest),
     }
 
 
@@ -158,7 +159,7 @@ def _held_by(held: Held | None, owners: wire.Ledger | None) -> list[Object] | No
 
 
 def _variable(holder: wire.Holder) -> Object:
-    return {"name": holder.name, "kind": holder.kind, "where": holder.where, "tensors": holder.count}
+    return {"name": holder.text, "kind": holder.kind, "where": holder.where, "tensors": holder.count}
 
 
 def _phase(record: StepRecord, phase: wire.Phase, held: Held | None) -> Object:
@@ -408,6 +409,7 @@ def _forecast(forecast: Forecast | None) -> Object | None:
         "low": forecast.low,
         "high": forecast.high,
         "headroom": forecast.headroom,
+        "headroom_at_most": forecast.headroom_at_most,
         "p_oom": forecast.p_oom,
         "steps_to_oom": forecast.steps_to_oom,
         "steps_to_oom_low": forecast.steps_to_oom_low,

@@ -13,6 +13,7 @@ from gpumon.analysis.answer import Answer, of_rank, worst
 from gpumon.analysis.job import job
 from gpumon.analysis.layers import trees
 from gpumon.analysis.lines import Finding
+from gpumon.analysis.reports import room_known
 from gpumon.export import jsonl
 from gpumon.session.frame import HostSample, LayersRecord, RankFrame, StepRecord
 from gpumon.session.store import SessionStore
@@ -113,10 +114,8 @@ class Objects:
     @property
     def room_known(self) -> bool:
         """Of every rank that goes on, what its devices have free."""
-        ranks = self._store.frame(time.time_ns()).ranks
-        reports = [self._reporter.rank(rank) for rank in ranks if rank.goodbye is None]
-        forecasts = [device.forecast for report in reports for device in report.devices]
-        return all(forecast is None or forecast.headroom is not None for forecast in forecasts)
+        frame = self._store.frame(time.time_ns())
+        return room_known(frame, [self._reporter.rank(rank) for rank in frame.ranks])
 
     def now(self, unix_ns: int) -> Iterator[Stated]:
         """The newest step, the open findings and the answer as they are now, whatever was stated before."""

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from gpumon.analysis import buckets
 from gpumon.analysis.job import GONE, job
+from gpumon.analysis.ledger import device_of
 from gpumon.analysis.lines import DRIVER, OWNERS, REST
 from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.session.frame import Frame, RankFrame
@@ -172,7 +173,7 @@ def _rank(families: _Families, labels: tuple[str, str, str], rank: RankFrame, re
 
 
 def _name(rank: RankFrame, index: int) -> str:
-    described = next((device for device in rank.hello.devices if device.index == index), None)
+    described = device_of(rank, index)
     kind = described.kind if described is not None else rank.hello.backend or "device"
     return kind if kind == "cpu" else f"{kind}:{index}"
 
@@ -193,7 +194,7 @@ def _device(families: _Families, labels: tuple[str, ...], rank: RankFrame, devic
         families.add("gpumon_forecast_peak_bytes", labels, forecast.next_peak)
         families.add("gpumon_forecast_peak_low_bytes", labels, forecast.low)
         families.add("gpumon_forecast_peak_high_bytes", labels, forecast.high)
-        families.add("gpumon_headroom_bytes", labels, forecast.headroom)
+        families.add("gpumon_headroom_bytes", labels, None if forecast.headroom_at_most else forecast.headroom)
         families.add("gpumon_oom_probability_ratio", labels, forecast.p_oom)
         families.add("gpumon_steps_to_oom", labels, forecast.steps_to_oom)
     newest = rank.steps[-1].on(device.device) if rank.steps else ()

@@ -41,6 +41,13 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
             return self.phases
         return tuple([phase for phase in self.phases if phase.device == device])
 
+    def peak(self, device: int) -> int | None:
+        """The highest that was allocated on a device; None where no phase's peak was read."""
+        if self.alone == device:
+            return self.highest if self.highest >= 0 else None
+        highest = wire.tallest(self.on(device))
+        return None if highest is None else highest.allocated_peak
+
     def devices(self) -> set[int]:
         """Those that its phases are on."""
         return {phase.device for phase in self.phases} if self.alone is None else {self.alone}

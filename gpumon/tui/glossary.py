@@ -34,6 +34,9 @@ _TERMS = (
     Term("inputs", "Tensors handed to the model's forward."),
     Term("activations", "Saved for backward by autograd. Read on sampled steps only."),
     Term("still held", "What a step leaves of its activations as it ends: outputs in a variable, in a list, in a log."),
+    Term("step adds", "How far forward and backward rise above what was allocated as forward began: activations, the"
+                      " gradients so far and temporaries together."),
+    Term("update adds", "How far the optimizer's step rises above what is allocated as it ends: its temporaries."),
     Term("temporaries", "Alive at the peak only: intermediate results of the operation that was running."),
     Term("workspaces", "Scratch space of libraries (cuBLAS, cuDNN)."),
     Term("checkpoints", "Tensors of a loaded checkpoint that are still alive."),

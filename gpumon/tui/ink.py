@@ -69,7 +69,6 @@ class Glyphs:
     ended: str
     paused: str
     now: str
-    focus: str
     warning: str
     info: str
     gone: str
@@ -84,9 +83,9 @@ UNICODE: Final = Glyphs(
         "activations": "▚", "temporaries": "▞", "workspaces": "╳", "checkpoints": "▤", "unexplained": "?",
         "unattributed": "╱", "rounding": "∷", "slack": "░", "context": "◆", "other_processes": "◇", "free": "·",
         "allocated": "⣿", "reserved": "⠤", "device": "⠄", "capacity": "╌", "other_models": "▦",
-        "variables": "◫", "held": "▚",
+        "variables": "◫", "held": "▨",
     },
-    live="●", silent="◌", ended="■", paused="‖", now="▸", focus="▌", warning="▲", info="•", gone="✓", fits="✓",
+    live="●", silent="◌", ended="■", paused="‖", now="▸", warning="▲", info="•", gone="✓", fits="✓",
     rule="─", braille=True,
 )  # fmt: skip
 ASCII: Final = Glyphs(
@@ -95,9 +94,9 @@ ASCII: Final = Glyphs(
         "activations": "A", "temporaries": "T", "workspaces": "K", "checkpoints": "C", "unexplained": "?",
         "unattributed": "U", "rounding": "r", "slack": "s", "context": "x", "other_processes": "o", "free": ".",
         "allocated": "#", "reserved": "-", "device": "=", "capacity": "~", "other_models": "M",
-        "variables": "V", "held": "A",
+        "variables": "V", "held": "H",
     },
-    live="*", silent="?", ended="#", paused="=", now=">", focus="|", warning="!", info="-", gone="+", fits="+",
+    live="*", silent="?", ended="#", paused="=", now=">", warning="!", info="-", gone="+", fits="+",
     rule="-", braille=False,
 )  # fmt: skip
 

@@ -13,6 +13,7 @@ import click
 
 from gpumon.analysis import report
 from gpumon.analysis.answer import answer, line
+from gpumon.analysis.reports import ROOM_PATIENCE_S, room_known
 from gpumon.link.errors import LinkError
 from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore
@@ -104,6 +105,7 @@ def print_replay(recording: Iterable[wire.Received], look: Options) -> int:
 async def _gather(events: AsyncIterator[wire.Received], store: SessionStore, host: HostFeed) -> None:
     reading = asyncio.create_task(_read_host(host, store))
     deadline = time.monotonic() + PATIENCE_S
+    complete = False
     try:
         async with closing(events) as heard:
             while True:
@@ -122,7 +124,12 @@ async def _gather(events: AsyncIterator[wire.Received], store: SessionStore, hos
                 except StopAsyncIteration:
                     return
                 ranks = store.frame(time.time_ns()).ranks if reading.done() else ()
-                if ranks and all(rank.synced and (rank.steps or rank.goodbye) for rank in ranks):
+                if not ranks or not all(rank.synced and (rank.steps or rank.goodbye) for rank in ranks):
+                    continue
+                if not complete:
+                    complete, deadline = True, time.monotonic() + ROOM_PATIENCE_S
+                frame = store.frame(time.time_ns())
+                if room_known(frame, report(frame)):
                     return
     finally:
         reading.cancel()

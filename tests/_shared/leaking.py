@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from synthetic import Run
 
 from gpumon_agent import wire
@@ -15,7 +16,7 @@ def group(count: int, holder: wire.Holder | None = LOSSES, **more: object) -> wi
         "shape": (), "dtype": "float32", "device": 0, "count": count, "bytes": 512 * count, "where": "train.py:57",
         **more,
     }  # fmt: skip
-    named = () if holder is None else (wire.Holder(holder.name, holder.kind, holder.where, count),)
+    named = () if holder is None else (msgspec.structs.replace(holder, count=count),)
     return wire.Group(holders=named, **fields)  # type: ignore[arg-type]
 
 

@@ -70,7 +70,7 @@ def test_every_way_of_keeping_tensors_is_named(watch: Any, monkeypatch: pytest.M
     for key, length in zoo.LENGTHS.items():
         name, kind = zoo.EXPECTED[key]
         group = by_length.get(length)
-        told = [(holder.name, holder.kind, holder.where) for holder in group.holders] if group is not None else []
+        told = [(holder.text, holder.kind, holder.where) for holder in group.holders] if group is not None else []
         # the optimizer leads there too, and this test's own variables
         kinds = (kind, "closure", "module") if key == "attribute of a parameter" else (kind,)
         if not any(name in said and what in kinds for said, what, _ in told):

@@ -118,7 +118,7 @@ def test_a_census_names_what_the_cycle_was_called(watch: Any) -> None:
     assert found
     (holder,) = found[0].holders
     assert (found[0].shape, found[0].device, holder.kind) == ((7,), 0, "cycle")
-    assert holder.name == "reference cycle of node.kept in train()"
+    assert holder.text == "reference cycle of node.kept in train()"
     gc.collect()
     assert not [each for each in references if each() is not None]
 

@@ -63,7 +63,7 @@ def on_a_device(folder: str) -> None:
         assert last.where == f"{Path(__file__).name}:{line}", last
         assert last.file == "model.pt"
         assert last.used_step == 3
-        assert last.holders[0].name == "checkpoint['model'][*] in resume()", last
+        assert last.holders[0].text == "checkpoint['model'][*] in resume()", last
         assert agent.accounts.ledgers[0].checkpoints == nbytes
         # who holds it is known still while a census looks for something else, and after it
         known = len(checkpoints(0))

@@ -26,8 +26,7 @@ def look(claimed: set[int], variables: Variables | None = None, *, fresh: bool =
 
 def of(held: Held, function: str) -> dict[str, int]:
     """Names of variables of one function → tensors."""
-    end = f" in {function}()"
-    return {each.name.removesuffix(end): each.count for each in held.holders if each.name.endswith(end)}
+    return {each.name: each.count for each in held.holders if each.function == function}
 
 
 class Average:
@@ -85,7 +84,7 @@ def test_a_variable_an_entry_and_an_attribute_are_counted_once_and_named() -> No
 
     held = train()
     assert of(held, "train") == {"alias": 1, "data": 3, "average.shadow_params": 50, "batch": 1}
-    at = {each.name.split()[0]: each.where for each in held.holders}
+    at = {each.name: each.where for each in held.holders}
     line = train.__code__.co_firstlineno
     assert at["data"] == f"test_variables.py:{line + 2}"
     assert {each.kind for each in held.holders} == {"local"}

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
+import virtual
+from synthetic import Run, frame_of
 from told import told
 
 from gpumon.analysis import Reporter, comparison, ledger
+from gpumon.analysis.comparison import Compared
 from gpumon.analysis.lines import DRIVER, OWNERS, REST, Held, Lines
 from gpumon.export.objects import Objects
 from gpumon.session.store import SessionStore
+from gpumon.tui.ink import UNICODE
+from gpumon.tui.spans import plain
 from gpumon.tui.view import choose
-from gpumon.tui.widgets.device_bar import bars, parts
+from gpumon.tui.widgets.device_bar import bars, device_lines, parts, word_of
+from gpumon.tui.widgets.estimate_table import LEAST_WITH_ADDED, summed
 from gpumon_agent import wire
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
@@ -23,11 +31,8 @@ STEP_BYTES = 32 << 10  # what tensor_leak.py keeps
 
 @pytest.fixture(scope="module")
 def messages(forks, tmp_path_factory):
-    import virtual
-    from conftest import PYTHON, VirtualGpu
-
     folder = tmp_path_factory.mktemp("breakdown")
-    gpu = VirtualGpu(virtual.environment(PYTHON), folder, PYTHON, forks)
+    gpu = SimpleNamespace(environment=virtual.environment(forks.python), forks=forks)
     return list(told(gpu, folder, SCENARIOS / "tensor_leak.py", "--steps", "60", "--holder", "attribute"))
 
 
@@ -84,10 +89,10 @@ def test_a_leak_is_named_with_one_figure_on_every_outlet(messages):
     left = (device.ledger.unexplained or 0) + (device.ledger.unattributed or 0) + (device.ledger.activations or 0)
     assert left < 0.1 * kept + (1 << 16)
     assert step["ledger"]["variables"] == device.ledger.variables
-    assert [each["name"] for each in step["held_by"]][:1] == [device.held.by[0].name]
+    assert [each["name"] for each in step["held_by"]][:1] == [device.held.by[0].text]
     assert "values" in bars(view).holders[0]
     newest = next(finding for finding in view.report.findings if finding.code == "tensor-leak")
-    assert newest.holder == device.held.by[0].name
+    assert newest.holder == device.held.by[0].text
 
 
 def held(nbytes: int, counted: int, since: int = 0) -> Held:
@@ -96,6 +101,13 @@ def held(nbytes: int, counted: int, since: int = 0) -> Held:
 
 def test_what_is_held_grows_with_the_steps():
     assert [held(1000, 9).at(step) for step in (-1, 0, 9, 19)] == [0, 100, 1000, 2000]
+
+
+def test_a_census_that_came_by_too_early_to_count_them_all_means_all_that_has_grown():
+    parts = ((CACHE, 900, 9),)
+    assert Held(0, parts, per_step=100.0).at(9) == 1000
+    assert Held(0, parts, per_step=130.0).at(9) == 900  # something else grows too
+    assert Held(0, parts, per_step=80.0).at(9) == 900
 
 
 def test_no_more_is_named_than_has_no_owner():
@@ -125,3 +137,61 @@ def test_an_out_of_memory_has_the_same_line():
     lines = ledger.at_failure(event, {"weights": 300, "gradients": 100}, None, held(500, 9))
     assert (lines.weights, lines.gradients, lines.variables, lines.unattributed) == (300, None, 500, 100)
     assert adds_up(lines)
+
+
+def test_the_compact_table_adds_up_however_few_rows_it_has():
+    rows = (
+        Compared("weights", 100, 100, "exact"), Compared("gradients", 90, 90, "exact"),
+        Compared("optimizer", 200, 210, "exact"), Compared("variables", None, 500, "measured"),
+        Compared("rounding", None, 1, "measured"),
+    )  # fmt: skip
+    total, adds = Compared("allocated", 400, 901, "exact"), Compared("step_adds", 50, 60, "learnt")
+    found = comparison.Comparison(7, 7, rows, total, (adds,), (), Compared("peak", 450, 961, ""), "forward", "forward")
+    for most in range(5, 12):
+        shown = summed(found, most)
+        at = shown.index(total)
+        assert len(shown) <= most
+        if at:
+            assert sum(row.measured or 0 for row in shown[:at]) == 901
+            assert sum(row.estimate or 0 for row in shown[:at]) == 400
+        assert shown[-1].line == "peak"
+        assert ("step_adds" in [row.line for row in shown]) == (most >= LEAST_WITH_ADDED)
+    assert "variables" in [row.line for row in summed(found, 12)]
+
+
+def test_the_highest_peak_so_far_stays(messages):
+    highest, peaks = None, []
+    objects = Objects()
+    for received in messages:
+        for stated in objects.take(received):
+            if stated.kind == "step":
+                read = [p["allocated_peak"] for p in stated.object["phases"] if p["allocated_peak"] is not None]
+                peaks.append((max(read, default=0), -stated.object["step"]))
+                most, step = max(peaks)
+                assert stated.object["highest"] == {"step": -step, "allocated": most}
+                highest = stated.object["highest"]
+    assert highest is not None
+
+
+def test_the_bar_states_the_highest_peak_beside_the_steps():
+    frame = frame_of(Run(activations=lambda step: (600 if step == 3 else 300) << 20), 20)
+    view = choose(frame, Reporter().report(frame), None, None)
+    text = plain(device_lines(bars(view), 120, 8, UNICODE, ""))
+    assert ", highest " in text
+    assert "at step 3" in text
+
+
+def test_the_bar_says_leak_and_not_fits_beside_a_leak(messages):
+    store, reporter = SessionStore(), Reporter()
+    for received in messages:
+        store.apply(received)
+    frame = store.frame(0)
+    reports = reporter.report(frame)
+    device = reports[0].devices[0]
+    forecast = msgspec.structs.replace(device.forecast, verdict=wire.FITS)
+    device = msgspec.structs.replace(device, forecast=forecast)
+    leaking = msgspec.structs.replace(reports[0], devices=(device,))
+    frame = replace(frame, ranks=tuple(replace(rank, goodbye=None, status="live") for rank in frame.ranks))
+    assert word_of(choose(frame, (leaking,), None, None)) == "leak"
+    steady = msgspec.structs.replace(leaking, findings=())
+    assert word_of(choose(frame, (steady,), None, None)) == wire.FITS

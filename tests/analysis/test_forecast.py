@@ -133,9 +133,18 @@ def test_headroom_is_what_the_process_can_have_above_the_peak() -> None:
     assert forecast.steps_to_oom is None
 
 
-def test_without_a_device_reading_headroom_is_not_known() -> None:
-    forecast = forecasts(Run(), 20)[-1]
-    assert (forecast.headroom, forecast.p_oom, forecast.max_batch_factor) == (None, None, None)
+def test_without_a_device_reading_headroom_is_what_the_device_could_give_at_most() -> None:
+    run = Run()
+    forecast = forecasts(run, 20)[-1]
+    assert (forecast.headroom, forecast.headroom_at_most) == (run.total - run.peak(20), True)
+    assert (forecast.verdict, forecast.p_oom, forecast.max_batch_factor) == (None, None, None)
+
+
+def test_what_the_whole_device_could_not_give_will_not_fit_without_a_reading_either() -> None:
+    forecast = forecasts(Run(total=1 * GIB, activations=lambda step: 2 * GIB), 20)[-1]
+    assert forecast.headroom is not None
+    assert forecast.headroom < 0
+    assert forecast.verdict == wire.OOM_AHEAD
 
 
 @pytest.mark.parametrize("noise", [0, MIB // 2])
@@ -273,7 +282,8 @@ def test_a_reading_from_before_the_allocator_s_growth_promises_nothing() -> None
     store = apply(run.picture(), [host], *(run.step(k) for k in range(9)))
     forecast = Reporter().report(store.frame(run.unix_ns(8)))[0].devices[0].forecast
     assert forecast is not None
-    assert forecast.headroom is None
+    assert forecast.headroom_at_most
+    assert forecast.verdict is None
 
 
 def test_headroom_stands_while_a_long_phase_lets_no_reading_be_placed() -> None:

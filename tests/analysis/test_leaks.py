@@ -55,7 +55,7 @@ def test_where_it_ends_out_of_memory_who_held_it_is_what_to_do(begun: int, batch
     report = reporter.rank(replace(rank, oom=failed)).oom
     assert report is not None
     assert report.verdict == "leak"
-    assert report.sentence.endswith(f"held by `{OUTPUTS.name}`.")
+    assert report.sentence.endswith(f"held by `{OUTPUTS.text}`.")
     since = only(reporter.rank(rank).findings, "tensor-leak").step
     assert since in (begun + 1, begun + 2)
     assert report.reasons[1].startswith(f"Over {last - since} steps that is")  # not over all that it ran
@@ -70,7 +70,7 @@ def test_outputs_of_many_lengths_are_one_finding_and_what_lives_anyway_is_none()
     batch = group(1, wire.Holder("logits", "local"), shape=(8, 512, 32000), bytes=500 * MIB)
     said = history(leaking(32 * 512, census(42, *kept, dataset, batch)), steps=60)
     found = only(said[-1], "tensor-leak")
-    assert found.holder == OUTPUTS.name
+    assert found.holder == OUTPUTS.text
     assert found.title.startswith("40 tensors of 20 shapes, such as [8, 500] float32")
     assert ".cpu()" in found.remedy
 
@@ -131,7 +131,7 @@ def test_a_cycle_that_was_proven_is_a_sample_of_what_grows() -> None:
     holder = wire.Holder("reference cycle of node.kept in main()", "cycle", "train.py:12")
     said = history(leaking(512, census(30, group(1, holder, cyclic=1, shape=(8, 16)))), steps=50)[-1]
     found = only(said, "tensor-leak")
-    assert (found.holder, found.where) == (holder.name, "train.py:57")
+    assert (found.holder, found.where) == (holder.text, "train.py:57")
     assert found.title.startswith("tensors such as [8, 16] float32 stay in reference cycles since step 2, made at")
     assert found.bytes == 42 * 512  # of what grew, not of the sample
     assert "gc.collect()" in found.remedy
@@ -158,7 +158,7 @@ def test_one_tensor_in_each_of_a_few_layers_gets_longer() -> None:
 def test_a_graph_that_reaches_back_over_steps_names_its_tensor() -> None:
     hidden = wire.Holder("hidden in main()", "local", "train.py:8")
     back = group(1, hidden, has_graph=True, graph_bytes=4 * 512)
-    assert only(history(leaking(512, census(25, back)), steps=50)[-1], "retained-graph").holder == hidden.name
+    assert only(history(leaking(512, census(25, back)), steps=50)[-1], "retained-graph").holder == hidden.text
     this_step = group(1, hidden, has_graph=True, graph_bytes=512)
     assert codes(history(leaking(512, census(25, this_step)), steps=60)[-1]) == {"tensor-leak"}
 
@@ -173,7 +173,7 @@ def test_a_leak_keeps_the_name_that_it_was_first_given() -> None:
 
     again = [cut(25 + 16 * at, group(24 + 16 * at, (other, first)[at % 2 == 0], where=None)) for at in range(8)]
     said = history(leaking(512, *again), steps=150)
-    assert {only(each, "tensor-leak").holder for each in said[40:]} == {first.name}
+    assert {only(each, "tensor-leak").holder for each in said[40:]} == {first.text}
     assert not codes(said[-1], "gone")
 
     def both(step: int, *held: wire.Holder) -> tuple[wire.Group, ...]:
@@ -186,8 +186,8 @@ def test_a_leak_keeps_the_name_that_it_was_first_given() -> None:
     run.blocks = lambda step: 100 + 2 * step
     said = history(run, steps=200)
     for at in (60, 100, 160):  # what a census that ended early did not list is still there
-        assert {each.holder for each in said[at] if each.state == "open"} == {LOSSES.name, part.name}
-    assert {each.holder for each in said[-1] if each.state == "open"} == {part.name}  # a whole one has refuted it
+        assert {each.holder for each in said[at] if each.state == "open"} == {LOSSES.text, part.text}
+    assert {each.holder for each in said[-1] if each.state == "open"} == {part.text}  # a whole one has refuted it
 
 
 def test_a_linked_list_that_was_not_followed_to_its_end_is_still_the_leak() -> None:
@@ -198,7 +198,7 @@ def test_a_linked_list_that_was_not_followed_to_its_end_is_still_the_leak() -> N
         return wire.Census(step, step * 1000, 0, "growth", (found,), cut=True)
 
     said = history(leaking(512, early(25, 20), early(40, 19, -1)), steps=80)
-    assert {(each.code, each.holder) for each in said[-1] if each.state == "open"} == {("retained-graph", links.name)}
+    assert {(each.code, each.holder) for each in said[-1] if each.state == "open"} == {("retained-graph", links.text)}
     refuted = census(60, group(2, links, has_graph=True, grown=-17), number=1)
     said = history(leaking(512, early(25, 20), refuted), steps=80)
     assert "retained-graph" not in {each.code for each in said[-1] if each.state == "open"}

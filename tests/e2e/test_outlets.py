@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -15,13 +16,15 @@ from typing import Any
 
 import pytest
 
-MOMENTS = (60, 700, 5_400)
+MOMENTS = (60, 5_400)
 OF_VIEWERS = ("t", "unix", "seconds", "replayed", "device_age_s")
 """Fields that tell when a viewer looked, or what it read of its own."""
 
+EXPLAINED = ("verdict", "sentence", "reasons", "requested", "missing", "where", "remedies", "saves", "enough")
 OF_THE_DEVICE = (
     "context", "free", "other_processes", "total",
-    "headroom", "p_oom", "steps_to_oom", "steps_to_oom_low", "steps_to_oom_high", "max_batch_factor", "verdict",
+    "headroom", "headroom_at_most", "p_oom", "steps_to_oom", "steps_to_oom_low", "steps_to_oom_high",
+    "max_batch_factor", "verdict",
 )  # fmt: skip
 """Fields that a stream cannot know of the step that closed last before its viewer had read the device."""
 
@@ -94,6 +97,16 @@ class Job:
     def objects(self, *arguments: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.printed(*arguments).splitlines()]
 
+    def dry_run(self) -> list[dict[str, Any]]:
+        command = ["dryrun", "--device", "a100-40", "--json", str(self.folder / "train.py")]
+        environment = {**os.environ, "XDG_RUNTIME_DIR": str(self.folder / "run"), "GPUMON_GOVERNOR": "off"}
+        done = subprocess.run(
+            [sys.executable, "-m", "gpumon", *command],
+            env=environment, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
     def at(self, moment: int) -> None:
         self._wait(lambda: (self.folder / f"at-{moment}").exists())
         time.sleep(1.5)  # what the training wrote has gone through the helper, and been read by whoever is there
@@ -164,8 +177,10 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def test_every_outlet_states_the_same_at_every_moment(job: Job) -> None:
     pid = str(job.training.pid)
-    job.beside("early", "attach", pid, "--json")
-    job.beside("recorded", "record", str(job.folder / "early.gpumon"), pid)
+    viewers = [
+        job.beside("early", "attach", pid, "--json"),
+        job.beside("recorded", "record", str(job.folder / "early.gpumon"), pid),
+    ]
     time.sleep(2)
     for moment in MOMENTS:
         job.at(moment)
@@ -179,14 +194,89 @@ def test_every_outlet_states_the_same_at_every_moment(job: Job) -> None:
             for what, here in once.items():
                 assert told[what] == here, f"{what}, by {who}, at step {moment}"
         streams = {
-            "an early --json": state(read(job.folder / "early.out")),
-            "a late --json": state(job.objects("attach", pid, "--json", "--for", "2")),
+            "an early --json": streamed(job.folder / "early.out", moment),
+            "a late --json": late_stream(job, pid, moment),
         }
         for who, told in streams.items():
             here, there = (without(each["step"], *OF_THE_DEVICE) for each in (once, told))
             assert there == here, f"the step, by {who}, at step {moment}"
             assert lasting(told) == lasting(once), f"what stays, by {who}, at step {moment}"
+        told = exported(job)
+        for name, here in of_a_step(once["step"]).items():
+            assert told[name] == here, f"{name}, by the exporter, at step {moment}"
+        picture = " ".join(job.printed("attach", pid, "--once").split())
+        assert once["answer"]["what"] in picture[:400], picture[:600]
+        if moment == MOMENTS[-1]:
+            viewers.append(job.beside("late", "record", str(job.folder / "late.gpumon"), pid))
+            time.sleep(3)
         job.go_on(moment)
+    assert job.training.wait(120) == 1
+    for viewer in viewers:
+        assert viewer.wait(120) == 0  # it ends as the job does
+    explained = {
+        "from the disk": job.objects("explain", "--last", "--json")[0],
+        "from an early recording": job.objects("explain", "--session", str(job.folder / "early.gpumon"), "--json")[0],
+        "from a late recording": job.objects("explain", "--session", str(job.folder / "late.gpumon"), "--json")[0],
+    }
+    answers = {
+        "an early --json": answer(read(job.folder / "early.out")),
+        "an early recording": answer(job.objects("replay", str(job.folder / "early.gpumon"), "--json", "--once")),
+        "a late recording": answer(job.objects("replay", str(job.folder / "late.gpumon"), "--json", "--once")),
+        "a dry run": answer(job.dry_run()),
+    }
+    said = [{name: each[name] for name in EXPLAINED} for each in explained.values()]
+    for who, told in zip(explained, said, strict=True):
+        assert told == said[0], who
+    for who, told in answers.items():
+        assert told == answers["an early --json"], who
+        assert told["what"] == said[0]["sentence"], who
+    assert f"in step {MOMENTS[-1]}, the last that fitted, it was" in said[0]["reasons"][0]
+    assert "`kept[*] in train()` grows" in said[0]["reasons"][1]
+
+
+def answer(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    """The last one, without the process, which is another one in a dry run."""
+    told = next(each for each in reversed(objects) if each["type"] == "answer")
+    return {**{name: told[name] for name in ("state", "what", "do")}, "who": without(told["who"], "pid")}
+
+
+def streamed(path: Path, moment: int) -> dict[str, Any]:
+    """What a stream has stated once it has come to a step."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        objects = read(path)
+        steps = [each["step"] for each in objects if each["type"] == "step"]
+        if steps and steps[-1] == moment - 1:
+            time.sleep(0.5)  # what is stated with it
+            return state(read(path))
+        time.sleep(0.2)
+    raise AssertionError(f"{path.name} did not come to step {moment}")
+
+
+def late_stream(job: Job, pid: str, moment: int) -> dict[str, Any]:
+    viewer = job.beside(f"stream-{moment}", "attach", pid, "--json")
+    told = streamed(job.folder / f"stream-{moment}.out", moment)
+    viewer.terminate()
+    return told
+
+
+def exported(job: Job) -> dict[str, float]:
+    lines = [line.split() for line in job.printed("export", "prometheus", "--once").splitlines() if line[:1] != "#"]
+    return {line[0].partition("{")[0]: float(line[-1]) for line in lines if line}
+
+
+def of_a_step(step: dict[str, Any]) -> dict[str, float]:
+    forecast = step["forecast"]
+    return {
+        "gpumon_steps_total": step["step"] + 1,
+        "gpumon_allocated_bytes": step["ledger"]["allocated"],
+        "gpumon_reserved_bytes": step["ledger"]["reserved"],
+        "gpumon_forecast_peak_bytes": forecast["next_peak"],
+        "gpumon_forecast_peak_low_bytes": forecast["low"],
+        "gpumon_forecast_peak_high_bytes": forecast["high"],
+        "gpumon_headroom_bytes": forecast["headroom"],
+        "gpumon_steps_to_oom": forecast["steps_to_oom"],
+    }
 
 
 def recorded(job: Job, pid: str, moment: int) -> Path:

@@ -222,3 +222,30 @@ def test_a_signal_ends_it_cleanly(exporter) -> None:
     assert process.stderr.read() == ""
     with pytest.raises(OSError, match="refused"):
         get(url)
+
+
+@pytest.mark.parametrize(("later_s", "counts"), [(55, True), (65, False)])
+def test_a_phase_s_peak_is_that_of_the_last_minute(later_s: int, counts: bool) -> None:
+    from prometheus_client import CollectorRegistry, generate_latest
+    from watched import Run
+
+    from gpumon.analysis import Reporter
+    from gpumon.export.prometheus import Jobs, Watched
+    from gpumon.session.store import SessionStore
+
+    run = Run(extra=1 << 30).hello().model().steps(0, 3)
+    run.t_ns += later_s * 1_000_000_000
+    run.extra = 0
+    store = SessionStore()
+    for received in run.steps(3, 1).synced().events:
+        store.apply(received)
+    frame = store.frame(run.events[-1].unix_ns)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Jobs(lambda: (Watched("bench", "0", frame, Reporter().report(frame)),)))
+    told = samples(generate_latest(registry).decode())["gpumon_peak_bytes"]
+    peaks = {labels["phase"]: value for labels, value in told}
+    *before, last = [
+        next(p.allocated_peak for p in record.phases if p.phase == "backward") for record in frame.ranks[0].steps
+    ]
+    assert min(before) > last
+    assert peaks["backward"] == (max(before) if counts else last)

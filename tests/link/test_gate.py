@@ -24,7 +24,7 @@ def as_nobody(code: str, *arguments: str) -> str:
     """What `code` prints, run as uid 65534 in a process that imports first: the interpreter may be root's alone."""
     preamble = (
         "import asyncio, json, os, sys, tempfile, time, zmq\nfrom gpumon import link\n"
-        "from gpumon_agent import wire\nfrom gpumon_agent.transport import endpoint\n"
+        "from gpumon_agent import wire\nfrom gpumon_agent import endpoint\n"
     )
     preamble += "link.subscribe, link.discover\nos.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
     command = [sys.executable, "-c", preamble + textwrap.dedent(code), *arguments]
@@ -118,7 +118,7 @@ def test_without_a_writable_directory_training_goes_on_unwatched_with_one_line(r
     print(json.dumps([publisher.wait_ready(5), publisher.descriptor.endpoint]))
     publisher.close()
     """
-    preamble = "import asyncio, json, os, sys, time\nfrom gpumon_agent.transport import endpoint\n"
+    preamble = "import asyncio, json, os, sys, time\nfrom gpumon_agent import endpoint\n"
     command = [sys.executable, "-c", preamble + textwrap.dedent(code)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert json.loads(done.stdout)[1] == ""

@@ -24,7 +24,7 @@ AS_OTHER = f"""
 import json, os, stat, sys, tempfile
 import gpumon.link
 from gpumon.link import discovery, glancing
-import gpumon_agent.transport.publisher, gpumon_agent.oom.report_file as blackbox, gpumon_agent.wire as wire
+import gpumon_agent.transport.publisher, gpumon_agent.oom.report_file as report_file, gpumon_agent.wire as wire
 from gpumon_agent.transport import publisher
 from gpumon_agent import endpoint
 os.setgroups([]); os.setgid({OTHER}); os.setuid({OTHER})

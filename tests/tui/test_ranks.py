@@ -207,7 +207,13 @@ def test_where_only_some_ranks_copy_their_gradients_those_are_named() -> None:
 
 def test_figures_side_by_side_do_not_touch_however_large() -> None:
     runs = [rank(number, 2, local=2) for number in range(2)]
-    figures = {"peak": 60 * MIB, "reserved": 70 * MIB, "slack": 9 * MIB, "headroom": 18_723 * MIB}
+    figures = {
+        "peak": 60 * MIB,
+        "reserved": 70 * MIB,
+        "slack": 9 * MIB,
+        "headroom": 18_723 * MIB,
+        "headroom_at_most": False,
+    }
     page = page_of(runs)
     page = replace(page, rows=tuple(msgspec.structs.replace(row, **figures) for row in page.rows))
     lines = plain(rank_lines(page, 0, 120, 40, UNICODE).lines)

@@ -7,11 +7,12 @@ after `LASTING_USES`; `prepare` does that ahead, in a step that has time for it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.nn import Parameter
 
+from gpumon_agent import wire
 from gpumon_agent.attribution import variables
 from gpumon_agent.attribution.activations import Alive
 from gpumon_agent.attribution.graph import Place, Places
@@ -20,11 +21,10 @@ from gpumon_agent.attribution.unwatched_models import UnwatchedModels
 from gpumon_agent.attribution.workspaces import Workspaces
 from gpumon_agent.storages import addresses, has_storage
 
-if TYPE_CHECKING:
-    from gpumon_agent import wire
-
 LASTING_USES = 32
-_LASTING = ("weights", "buffers", "optimizer")
+_ELSEWHERE = ("gradients", "buckets", "workspaces", "other_models")
+_LASTING = tuple(line for line in wire.LASTING if line not in _ELSEWHERE)
+"""Tensors that stay at one address: gradients and buckets are made anew, the others are looked at each time."""
 _CPU = -1
 _PLAIN = (Tensor, Parameter)
 

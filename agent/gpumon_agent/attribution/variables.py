@@ -116,10 +116,11 @@ def _holder(found: _Found) -> wire.Holder:
     code, name = found.code, found.name
     script = code.co_name == "<module>"
     return wire.Holder(
-        f"{name}{found.attribute}" + ("" if script else f" in {code.co_name}()"),
+        f"{name}{found.attribute}",
         "global" if script else "local",
         place(code, stored_at(code, name)),
         count=len(found.tensors),
+        function=None if script else code.co_name,
     )
 
 

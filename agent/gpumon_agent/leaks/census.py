@@ -443,7 +443,7 @@ class _Taking:
         if identity in self._inputs or self._owners.claim(identity):
             return False
         if identity in self._seen:  # or its place was taken again by a newer one
-            if self._long and (told := walk.name().text) in self._long:
+            if self._long and (told := walk.name().key) in self._long:
                 self._measure(tensor, told, walk)
             return True
         nbytes = storage.nbytes()
@@ -456,16 +456,16 @@ class _Taking:
                 graph = tensor.requires_grad and not tensor.is_leaf
                 key = (tensor.shape, tensor.dtype, part.get_device(), graph, "")
                 self._cycles.note(walk.way(), name, key, storage, self._step)
-            if name.text in self._single:
-                if name.text in self._long:
-                    self._measure(tensor, name.text, walk)
+            if name.key in self._single:
+                if name.key in self._long:
+                    self._measure(tensor, name.key, walk)
                 return True
-            self._single.add(name.text)
+            self._single.add(name.key)
         self._seen.add(identity)
         self._known.add(storage.data_ptr())
         device = part.get_device()
         graph = tensor.requires_grad and not tensor.is_leaf
-        key = (tensor.shape, tensor.dtype, device, graph, name.text if graph and not several else "")
+        key = (tensor.shape, tensor.dtype, device, graph, name.key if graph and not several else "")
         tally = self._tallies.get(key)
         if tally is None:
             if len(self._tallies) >= _TALLIES_MAX:
@@ -480,7 +480,7 @@ class _Taking:
             tally.graphs.append(None if measured is None else measured.bytes)
             if measured is not None and measured.cut and not several and len(self._long) < _LONG_MAX:
                 self._reaches_back = True
-                self._long[name.text] = tally, len(tally.graphs) - 1, looks
+                self._long[name.key] = tally, len(tally.graphs) - 1, looks
                 if self._reason == "growth":
                     walk.once_more()  # in a slice that has only just begun: then there is time for several steps' graph
         if name in tally.holders or len(tally.holders) < _NAMES_MAX:
@@ -594,7 +594,7 @@ class _Taking:
                 bytes=sum(one.bytes for one in each),
                 has_graph=has_graph,
                 where=next((self._lines[one.address] for one in each if one.address in self._lines), None),
-                holders=(wire.Holder(f"reference cycle of {name.text}", "cycle", name.where, len(each)),),
+                holders=(name._replace(kind=wire.CYCLE).holder(len(each)),),
                 cyclic=len(each),
             )
             for ((shape, dtype, device, has_graph, _), name), each in found.items()
@@ -668,10 +668,7 @@ class _Taking:
             graph_bytes=tally.graph_bytes,
             where=made.most_common(1)[0][0] if made else None,
             grown=None if before is None else tally.count - before[key],
-            holders=tuple(
-                wire.Holder(name.text, name.kind, name.where, count)
-                for name, count in together(+tally.holders).most_common(wire.HOLDERS_MAX)
-            ),
+            holders=tuple(name.holder(count) for name, count in together(+tally.holders).most_common(wire.HOLDERS_MAX)),
         )
 
 

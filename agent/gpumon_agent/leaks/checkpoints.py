@@ -102,8 +102,7 @@ class Checkpoints:
             mapped=load.mapped,
             foreign=device != _HOST and all(index != device for kind, index in devices if kind != "cpu"),
             holders=tuple(
-                wire.Holder(name.text, name.kind, name.where, count)
-                for name, count in together(load.holders[device], 1).most_common(wire.HOLDERS_MAX)
+                name.holder(count) for name, count in together(load.holders[device], 1).most_common(wire.HOLDERS_MAX)
             )
             if alive and device in load.holders
             else (),

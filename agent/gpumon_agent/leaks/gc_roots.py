@@ -135,7 +135,7 @@ def of_frame(frame: FrameType, ident: int | None) -> Root:
 
     return Root(
         functools.partial(_frame, ident, id(frame), code),
-        suffix=f" in {code.co_name}()",
+        function=code.co_name,
         kind="local",
         own=own or "self",
         where=where,

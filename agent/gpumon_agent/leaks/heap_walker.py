@@ -75,7 +75,7 @@ class Root(NamedTuple):
 
     find: Callable[[], Any]
     prefix: str = ""  # before the first label: "metrics."
-    suffix: str = ""  # after the last: " in main()"
+    function: str | None = None  # whose variables these are
     kind: str = "global"
     named: bool = False  # a namespace: its dict's keys are variables
     own: str = ""  # what `self` stands for
@@ -663,16 +663,17 @@ class HeapWalker:
         variable = next((each for each in labels if each), "").lstrip(".")
         text = "".join(_shortened(labels))
         if not told_class:
-            if root.named or root.suffix:
+            if root.named or root.function:
                 text = text.removeprefix(".")
                 if variable == "self" and root.own:
                     text = root.own + text[4:]
-            text = root.prefix + text + root.suffix
+            text = root.prefix + text
         kind = next((each for each in _PRIORITY if each in tags), root.kind)
         if kind not in ("bounded", "cache") and self._shortened_by_its_own():
             kind = "trimmed"
         text = text.replace("hook.closure", "hook closure").replace(".cache.keys()", ".cache")
-        return object_children.Name(text, kind, where or root.where(variable) or self._users_class())
+        where = where or root.where(variable) or self._users_class()
+        return object_children.Name(text, kind, where, None if told_class else root.function)
 
     @property
     def spent_ns(self) -> int:

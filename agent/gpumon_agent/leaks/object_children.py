@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from torch import Size, Tensor, device, dtype
 
-from gpumon_agent import frames
+from gpumon_agent import frames, wire
 from gpumon_agent.guard import pass_on
 from gpumon_agent.naming import instance_dict, place
 
@@ -32,7 +32,7 @@ Child = tuple[str, str, Any]
 """label ("[*]", ".values", ".closure(kept)"), what kind of holder that makes (or ""), the object"""
 
 _FUNCTIONS = (types.FunctionType,)
-_FRAMES = (types.FrameType,)
+FRAMES = (types.FrameType,)
 CACHE = type(functools.lru_cache(lambda: None))
 _LINK: Any = getattr(itertools, "_tee_dataobject", None)  # undocumented
 TEES: tuple[Any, ...] = (type(itertools.tee(())[0]), *((_LINK,) if _LINK is not None else ()))
@@ -143,7 +143,7 @@ def children(thing: Any) -> list[Child]:
     kind = type(thing)
     if kind in _FUNCTIONS:
         return _of_function(thing)
-    if kind in _FRAMES:
+    if kind in FRAMES:
         return _of_frame(thing)
     if kind is types.MethodType:
         return [(".__self__", "", thing.__self__), ("", "", thing.__func__)]
@@ -380,10 +380,18 @@ class Name(NamedTuple):
     text: str
     kind: str
     where: str | None
+    function: str | None = None  # whose variable it begins with
+
+    @property
+    def key(self) -> str:
+        """Tells apart variables of one name in two functions."""
+        return f"{self.text}@{self.function}"
+
+    def holder(self, count: int) -> wire.Holder:
+        return wire.Holder(self.text, self.kind, self.where, count, self.function)
 
 
 PAIRED = frozenset(kind for kind, told in _EXACT.items() if told in (PAIRS, FUNCTION, BUILTIN))
-FRAMES = _FRAMES
 
 
 def code_of(thing: Any) -> types.CodeType | None:
@@ -392,4 +400,4 @@ def code_of(thing: Any) -> types.CodeType | None:
     if kind in _FUNCTIONS:
         code: types.CodeType = thing.__code__
         return code
-    return thing.f_code if kind in _FRAMES else None
+    return thing.f_code if kind in FRAMES else None

@@ -43,12 +43,8 @@ class Fragments:
     def learn(self, phases: Sequence[wire.Phase]) -> None:
         if not phases:
             return
-        tallest, peak = phases[0], -1
-        for phase in phases:
-            reached = phase.allocated_peak
-            if reached is not None and reached > peak:
-                tallest, peak = phase, reached
-        peak = max(peak, 0)
+        tallest = wire.tallest(phases) or phases[0]
+        peak = tallest.allocated_peak or 0
         retries = phases[-1].retries
         if retries is not None:
             self._compact = (

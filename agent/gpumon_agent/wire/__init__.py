@@ -60,6 +60,7 @@ from .evidence import BLOCKS as BLOCKS
 from .evidence import BLOCKS_PER_PART as BLOCKS_PER_PART
 from .evidence import CENSUS as CENSUS
 from .evidence import CENSUSES_KEPT as CENSUSES_KEPT
+from .evidence import CYCLE as CYCLE
 from .evidence import GROUPS_MAX as GROUPS_MAX
 from .evidence import HOLDERS_MAX as HOLDERS_MAX
 from .evidence import INACTIVE as INACTIVE
@@ -99,6 +100,7 @@ from .stream import FITS as FITS
 from .stream import FORWARD as FORWARD
 from .stream import GRAPH_REPLAY as GRAPH_REPLAY
 from .stream import INFERRED as INFERRED
+from .stream import LASTING as LASTING
 from .stream import LOAD as LOAD
 from .stream import MERGED as MERGED
 from .stream import OOM_AHEAD as OOM_AHEAD
@@ -120,6 +122,7 @@ from .stream import PastStep as PastStep
 from .stream import Phase as Phase
 from .stream import Step as Step
 from .stream import Thinned as Thinned
+from .stream import tallest as tallest
 from .trained import LAYERS_PER_PART as LAYERS_PER_PART
 from .trained import Layer as Layer
 from .trained import Layers as Layers

@@ -33,18 +33,54 @@ BLOCKS_PER_PART = 2_048  # 18 bytes each at most: still within a frame
 SEGMENTS_PER_PART = 256
 
 
-class Holder(Message, frozen=True):
-    """Who keeps tensors alive, by a name a person knows."""
+CYCLE = "cycle"
+_CYCLE_OF, _IN = "reference cycle of ", " in "
 
-    name: Text  # "losses[*]", "Trainer.history['loss'][*]", "main.<locals>.hook(kept)[*]"
+
+class Holder(Message, frozen=True):
+    """Who keeps tensors alive, by a name a person knows. `text` is the one sentence that is made of it."""
+
+    name: Text  # the way from the variable: "losses[*]", "Trainer.history['loss'][*]", "main.<locals>.hook(kept)[*]"
     kind: Text  # global | local | attribute | class | closure | default | cache | generator | traceback | hook | module
     # or bounded: a deque with maxlen; trimmed: a container that its own code shortens at a length;
     # cycle: nothing but a reference cycle, of which the name once led to one
     where: Text | None = None  # file.py:LINE of the function whose frame, closure or default it is
     count: Count = 0  # tensors of the group that are reached through it
+    function: Text | None = None  # whose variable it is: "main"; None for a global, an attribute of a class, …
 
     def __post_init__(self) -> None:
-        clean_fields(self, "name", "kind", "where")
+        name, inside, function = self.name.rpartition(_IN)
+        if inside and self.function is None and function.endswith("()"):  # so did agents before they had the field
+            msgspec.structs.force_setattr(self, "name", name)
+            msgspec.structs.force_setattr(self, "function", function.removesuffix("()"))
+        if self.kind == CYCLE and self.name.startswith(_CYCLE_OF):
+            msgspec.structs.force_setattr(self, "name", self.name.removeprefix(_CYCLE_OF))
+        clean_fields(self, "name", "kind", "where", "function")
+
+    @property
+    def text(self) -> str:
+        """ "losses[*] in main()"."""
+        cycle = _CYCLE_OF if self.kind == CYCLE else ""
+        return f"{cycle}{self.name}{f'{_IN}{self.function}()' if self.function else ''}"
+
+    @property
+    def variable(self) -> str:
+        """Without what lies within it: "losses" of "losses[*][0]"."""
+        return self.name.partition("[")[0]
+
+    @property
+    def container(self) -> str:
+        """What grows: "log.handlers[*].records" of "log.handlers[*].records[*].args[0]"."""
+        within, grows, _ = self.name.rpartition("[*]")
+        path = within if grows else self.name
+        while path.endswith("[*]"):
+            path = path.removesuffix("[*]")
+        return path
+
+    @property
+    def attribute(self) -> str:
+        """ "k_cache" of "model.3.k_cache"; empty where there is none."""
+        return self.name.rpartition(".")[2]
 
 
 class Group(Message, frozen=True):

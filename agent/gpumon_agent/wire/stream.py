@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Annotated
 
@@ -98,6 +99,21 @@ class Step(Message, frozen=True, tag="step"):
     """Of the first of them: the module's class, and the user's line that called it: "Net, called at train.py:31"."""
     optimizers: Annotated[tuple[Index, ...], Meta(max_length=64)] = ()
     """Which of the process's optimizers stepped, by a number each of them keeps for its life; none twice."""
+
+
+def tallest(phases: Iterable[Phase]) -> Phase | None:
+    """The phase with the highest peak of allocated, of equal ones the first: a step's peak. None: none was read."""
+    highest, allocated = None, -1
+    for phase in phases:
+        peak = phase.allocated_peak
+        if peak is not None and peak > allocated:
+            highest, allocated = phase, peak
+    return highest
+
+
+LASTING = ("weights", "buffers", "gradients", "optimizer", "buckets", "workspaces", "other_models")
+"""Lines of a `Ledger` that have the same bytes at the same boundary of the next step. Who needs other ones derives
+them from these, with the reason."""
 
 
 class Ledger(Message, frozen=True, tag="ledger"):

@@ -288,7 +288,7 @@ def shared(traced: Sequence[PhaseBytes], model: Model, plain: Workload, work: Wo
     buffer that the newest layer was gathered into, which lives until the next one's.
     """
     gathered = sum(model.units()) if work.zero == 3 and plain.zero != 3 else 0
-    before = {name: max(getattr(phase.at_end, name) or 0 for phase in traced) for name in _LASTING}
+    before = {name: max(getattr(phase.at_end, name) or 0 for phase in traced) for name in _SHARED_OUT}
     after = _lasting(model, plain, work, before)
     phases = []
     for phase in traced:
@@ -303,7 +303,8 @@ def shared(traced: Sequence[PhaseBytes], model: Model, plain: Workload, work: Wo
     return tuple(phases)
 
 
-_LASTING = ("weights", "gradients", "optimizer", "buckets")
+_SHARED_OUT = tuple(line for line in wire.LASTING if line not in ("buffers", "workspaces", "other_models"))
+"""Of what lasts, the lines that sharing a model out over ranks changes."""
 
 
 def _lasting(model: Model, plain: Workload, work: Workload, before: dict[str, int]) -> dict[str, int]:
@@ -335,7 +336,7 @@ def _with_buckets(lines: Lines, nbytes: int) -> Lines:
 def _exchanged(phase: PhaseBytes, lines: Lines, before: dict[str, int], after: dict[str, int]) -> Lines:
     """`after` in place of `before`, in proportion where only a part stood (gradients in the middle of backward)."""
     changed = {}
-    for name in _LASTING:
+    for name in _SHARED_OUT:
         mine = getattr(lines, name) or 0
         added = 0 if phase.phase == wire.LOAD else after[name]
         changed[name] = round(mine * after[name] / before[name]) if before[name] else mine + added

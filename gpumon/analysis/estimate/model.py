@@ -133,8 +133,3 @@ def from_shapes(shapes: Mapping[str, Sequence[int]], name: str = "parameters") -
     if not tensors:
         raise NotAModel("no parameter is described: write {name: [rows, columns]}")
     return Model(name, tuple(tensors))
-
-
-def of_count(count: int) -> Model:
-    """A model of which only the number of parameters is known."""
-    return Model(f"{count:,} parameters", (Tensor("parameters", (count,)),))

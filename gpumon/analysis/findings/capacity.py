@@ -19,7 +19,8 @@ def near_capacity(look: Look) -> Evidence | None:
     if forecast.headroom >= rule.headroom_share_of_device * look.capacity:
         return None
     return Evidence(
-        f"{units.size(max(0, forecast.headroom))} left at the next peak{look.where}, "
+        f"{'at most ' if forecast.headroom_at_most else ''}{units.size(max(0, forecast.headroom))} left at the next "
+        f"peak{look.where}, "
         f"of {units.size(look.capacity)} on the device",
         max(0, forecast.headroom),
         _smaller_peak(forecast),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from gpumon.analysis import units
 from gpumon.analysis.findings.look import Evidence, Look, models
 from gpumon.analysis.rules import CHECKPOINT_DEVICE, RETAINED_CHECKPOINT
-from gpumon.analysis.suspects import variable
 from gpumon_agent import wire
 
 GIVEN = "load_state_dict"
@@ -37,8 +36,8 @@ def _retained(look: Look, loaded: wire.Checkpoint) -> Evidence:
         like = ", as much as the weights"
     elif weights and loaded.alive > weights:
         like = f", {loaded.alive / weights:.1f} times the weights"
-    by = f"held by `{holder.name}`" if holder else "who holds them was not found"
-    name = variable(holder.name) if holder else "the loaded dict"
+    by = f"held by `{holder.text}`" if holder else "who holds them was not found"
+    name = holder.variable if holder else "the loaded dict"
     on_host = ON_HOST.get(loaded.source.partition(".")[0], "a load to the host")
     since = f"of what was given to {GIVEN}" if loaded.source == GIVEN else f"since {loaded.source}"
     return Evidence(
@@ -46,7 +45,8 @@ def _retained(look: Look, loaded: wire.Checkpoint) -> Evidence:
         f"{_at(loaded)}{like}: {units.count(loaded.tensors)} tensors, {by}",
         loaded.alive,
         f"del {name} after load_state_dict, or {on_host}: load_state_dict copies it to where the weights are",
-        holder=holder.name if holder else None,
+        holder=holder.text if holder else None,
+        by=holder,
         where=loaded.where or (holder.where if holder else None),
         subject=f"load {loaded.number}",
         since=loaded.step,
@@ -70,13 +70,14 @@ def _elsewhere(look: Look, loaded: wire.Checkpoint) -> Evidence:
     holder = loaded.holders[0] if loaded.holders else None
     still = f"{units.size(loaded.alive)} of it alive" if loaded.alive else "freed since, the context stays"
     how = "map_location says so" if loaded.mapped else "without map_location it goes back to where it was saved from"
-    after = f"; del {variable(holder.name)} afterwards" if holder else ""
+    after = f"; del {holder.variable} afterwards" if holder else ""
     return Evidence(
         f"{loaded.source}{_file(loaded)}{_at(loaded)} put {units.size(loaded.loaded)} on {backend}:{loaded.device}, "
         f"where {look.rank.label} trains nothing ({still}): {how}",
         loaded.alive or loaded.loaded,
         f'map_location="cpu", or map_location="{ours}"{after}',
-        holder=holder.name if holder else None,
+        holder=holder.text if holder else None,
+        by=holder,
         where=loaded.where,
         subject=f"load {loaded.number} {loaded.device}",
         since=loaded.step,

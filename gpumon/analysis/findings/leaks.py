@@ -12,7 +12,7 @@ from gpumon.analysis.findings.look import Evidence, Look
 from gpumon.analysis.followed import PINNED
 from gpumon.analysis.lines import Growth
 from gpumon.analysis.rules import HOST_LEAK, TENSOR_LEAK
-from gpumon.analysis.suspects import Suspect, container, explaining, variable
+from gpumon.analysis.suspects import Suspect, explaining
 
 NAMED_MAX = 4
 WHOLE = 0.995  # share of the growth from which on one suspect is said to make all of it
@@ -104,7 +104,8 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, grown: float,
         bytes_per_step=per_step,
         holder=_holder(suspect),
         where=where,
-        subject=variable(suspect.name) or f"{suspect.where or ''}{list(suspect.kinds)[:1]}",
+        by=suspect.by,
+        subject=suspect.by.variable if suspect.by is not None else f"{suspect.where or ''}{list(suspect.kinds)[:1]}",
         since=main.since,
         severity=severity,
     )
@@ -197,7 +198,7 @@ def _holder(suspect: Suspect) -> str | None:
     holder = suspect.holder
     if holder is None:
         return "a reference cycle" if 2 * suspect.cyclic > suspect.count else None
-    return suspect.name
+    return suspect.by.text if suspect.by is not None else None
 
 
 def _held_by(suspect: Suspect) -> str:
@@ -208,7 +209,7 @@ def _held_by(suspect: Suspect) -> str:
         return "who holds them was not found"
     kind = HOW_HELD.get(holder.kind, holder.kind)
     where = f", {holder.where}" if holder.where else ""
-    return f"held by `{suspect.name}` ({kind}{where})"
+    return f"held by `{_holder(suspect)}` ({kind}{where})"
 
 
 def _remedy(suspect: Suspect) -> str:
@@ -230,7 +231,7 @@ def _remedy(suspect: Suspect) -> str:
 
 
 def _in_ticks(suspect: Suspect) -> str:
-    return f"`{container(suspect.holder.name)}`" if suspect.holder else "the list"
+    return f"`{suspect.holder.container}`" if suspect.holder else "the list"
 
 
 # --------------------------------------------------------------------------------------------------------- the host
@@ -286,6 +287,7 @@ def _host(look: Look, growth: Growth) -> Evidence:
         remedy,
         bytes_per_step=per_step,
         holder=_holder(held) if held is not None else None,
+        by=held.by if held is not None else None,
         where=(held.where or (held.holder.where if held.holder else None)) if held is not None else None,
         subject=growth.figure,
         since=growth.since,

@@ -27,6 +27,7 @@ class Evidence:
     subject: str = ""  # tells two findings of one rule on one device apart
     since: int | None = None  # the step it began with, where the evidence itself tells
     severity: str | None = None  # where it is another than the rule's
+    by: wire.Holder | None = None  # `holder`, in fields
     at_once: bool = False  # it cannot wait for another look
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpumon.analysis.estimate.model import Tensor
-from gpumon.analysis.ledger import at_failure, owned
+from gpumon.analysis.ledger import at_failure, device_of, owned, reading_of
 from gpumon.analysis.lines import Finding, Held
 from gpumon.analysis.oom.case import Settings
 from gpumon.analysis.oom.changed import changed
@@ -39,7 +39,8 @@ def of_rank(
     if event is None:
         return None
     hello = rank.hello
-    total = next((device.total_bytes for device in hello.devices if device.index == event.device), None)
+    described = device_of(rank, event.device)
+    total = described.total_bytes if described is not None else None
     message = replace(
         _message(event, total, hello.backend),
         others=_others(rank, event.device),
@@ -141,10 +142,8 @@ def _known(count: int | None) -> Figure | None:
 
 def _others(rank: RankFrame, device: int) -> tuple[tuple[int, Figure], ...]:
     """Other processes on the device, at the newest reading of the host."""
-    described = next((each for each in rank.hello.devices if each.index == device), None)
-    if described is None or described.uuid is None or rank.host is None:
-        return ()
-    reading = next((each for each in rank.host.devices if each.uuid == described.uuid), None)
+    described = device_of(rank, device)
+    reading = reading_of(rank.host, described.uuid if described is not None else None)
     if reading is None or reading.processes is None or all(p.pid != rank.hello.pid for p in reading.processes):
         return ()  # in a container the driver's pids are not ours: whose bytes they are cannot be told
     return tuple((p.pid, known(p.bytes)) for p in reading.processes if p.pid != rank.hello.pid and p.bytes)

@@ -44,7 +44,7 @@ def checkpoint_lines(found: tuple[wire.Checkpoint, ...], room: int, glyphs: Glyp
     total = sum(each.alive for each in found)
     lines: list[Line] = [fit([(" Checkpoints", title), (f"  {size(total)} still alive", "dim")], room)]
     for each in found:
-        holder = f" by {each.holders[0].name}" if each.holders else ""
+        holder = f" by {each.holders[0].text}" if each.holders else ""
         where = f" at {each.where}" if each.where else ""
         name = f" {each.file}" if each.file else ""
         used = "" if each.used_step is not None else ", no load_state_dict since"

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpumon.analysis.lines import DRIVER, OWNERS, REST, Forecast, Lines, Peak
-from gpumon.analysis.suspects import container
+from gpumon.analysis.answer import of_rank
+from gpumon.analysis.lines import DRIVER, OWNERS, REST, Forecast, Highest, Lines, Peak
 from gpumon.analysis.units import Unit, in_unit, size, unit_for
 from gpumon.tui.ink import Glyphs, line_role
 from gpumon.tui.spans import Line, Span, fit, flow, left, spread
 from gpumon.tui.view import View, age, device_name, device_of
 from gpumon.tui.widgets.panel import Panel
+from gpumon_agent import wire
 
 ORDER = (*OWNERS, *REST, *DRIVER)
-LABELS = {"other_processes": "other processes", "other_models": "other models", "held": "still held"}
+LABELS = {
+    "other_processes": "other processes", "other_models": "other models", "held": "still held",
+    "step_adds": "step adds", "update_adds": "update adds",
+}  # fmt: skip
 SMALL = 4096
 """A line below 1/4096 of what is reserved is left out of the legend (the explanation has it, to the byte)."""
 
@@ -22,6 +26,9 @@ LITTLE_OF_PEAK = 500
 
 LITTLE = 0.25
 """A device filled less than this is not drawn to its whole scale: the free part is cut, and says so."""
+
+HIGHER = 1.01
+"""The highest peak so far is stated where it is more than a hundredth above the newest."""
 
 HOLDER_CELLS = 32
 """No name in the legend is longer: Leaks and the explanation have it whole."""
@@ -40,9 +47,11 @@ class Bars:
     peak: Peak | None
     composed: Peak | None  # the newest that was taken apart
     forecast: Forecast | None
+    word: str | None  # the job's state, or of what fits and is no finding the forecast's verdict
     capacity: int | None
     rss: int | None  # where the allocator counts nothing (CPU)
     learning: bool
+    highest: Highest | None = None  # peak so far
     holders: tuple[str, ...] = ()  # what `variables` are held in, the most bytes first
 
 
@@ -51,16 +60,17 @@ def bars(view: View) -> Bars:
     name = device_name(device_of(view)) if rank else "device"
     rss = rank.heartbeat.rss if rank and rank.heartbeat else None
     if device is None:
-        return Bars(name, None, None, None, None, None, None, rss, rank is not None)
+        return Bars(name, None, None, None, None, None, None, None, rss, rank is not None)
     old = device.ledger_age_s
     failed = view.report is not None and view.report.oom is not None
     forecast = None if failed else device.forecast  # what comes next is no question any more
     stale = int(old) if old is not None and old > STALE_S else None
     read_by = device.read.held_by if device.read is not None else ()
-    holders = tuple(dict.fromkeys(container(each.name) for each in read_by or (device.held.by if device.held else ())))
+    holders = tuple(dict.fromkeys(each.container for each in read_by or (device.held.by if device.held else ())))
     return Bars(
-        name, device.ledger, stale, device.peak, device.composed, forecast, device.capacity, rss, device.ledger is None,
-        holders,
+        name, device.ledger, stale, device.peak, device.composed, forecast, word_of(view), device.capacity, rss,
+        device.ledger is None,
+        device.highest, holders,
     )  # fmt: skip
 
 
@@ -159,7 +169,15 @@ def _holders(names: tuple[str, ...]) -> Line:
     return ((f" in {name}{more}", "dim"),)
 
 
-_VERDICTS = {"fits": "good", "tight": "warn", "oom-ahead": "bad"}
+VERDICTS = {"fits": "good", "tight": "warn", "oom-ahead": "bad", "leak": "bad"}
+
+
+def word_of(view: View) -> str | None:
+    """What follows for the shown device: the forecast's verdict, or "leak" where what fits now is going to be full."""
+    word = view.device.forecast.verdict if view.device is not None and view.device.forecast is not None else None
+    if word not in (wire.FITS, wire.TIGHT) or view.rank is None or view.report is None:
+        return word
+    return "leak" if of_rank(view.rank, view.report, view.frame.unix_ns).state == "leak" else word
 
 
 def device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
@@ -183,7 +201,10 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
         of = f" of {size(b.capacity)}" if b.capacity else f" {unit.name}"
         where = f"{of} at the peak ({b.peak.phase or 'of the step'})"
         summary += [(_shared(peak, unit, b.capacity), "strong"), (where, "text")]
-        if b.peak.module and not short:
+        if b.highest is not None and b.highest.allocated > HIGHER * peak:
+            highest = _shared(b.highest.allocated, unit, b.capacity)
+            summary.append((f", highest {highest} at step {b.highest.step:,}", "text"))
+        elif b.peak.module and not short:
             summary.append((f" in {b.peak.module}", "dim"))
     elif held is not None:
         counts = b.now is not None and b.now.allocated is not None
@@ -202,8 +223,8 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
         fate += [("forecast ", "dim"), (f"{in_unit(f.next_peak, its)} {its.name}", "text")]
         dash = "–" if glyphs.braille else "-"
         fate.append((f" ({in_unit(f.low, its)}{dash}{in_unit(f.high, its)})", "dim"))
-        if word := f.verdict:
-            fate += [(" │ " if glyphs.braille else " | ", "rule"), (word, _VERDICTS[word])]
+        if b.word:
+            fate += [(" │ " if glyphs.braille else " | ", "rule"), (b.word, VERDICTS[b.word])]
         fate.append((" ", ""))
     lines = [spread([(" " + left(b.name, label), title), *summary], fate, room)]
     inner = room - label - 2

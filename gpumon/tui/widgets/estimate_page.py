@@ -17,7 +17,7 @@ from gpumon.tui.ink import Glyphs, line_role
 from gpumon.tui.spans import EMPTY, Line, Span, fit, left, width, words
 from gpumon.tui.table import Columns, TablePanel, heads, moves, place, row_cells, used
 from gpumon.tui.view import View, device_name, device_of
-from gpumon.tui.widgets.device_bar import LABELS
+from gpumon.tui.widgets.device_bar import LABELS, VERDICTS, word_of
 from gpumon.tui.widgets.estimate_table import Written, compared, figures
 
 SOURCES = {
@@ -26,8 +26,7 @@ SOURCES = {
     "measured": "read, not derived",
     "bound": "an upper bound in closed form",
 }
-_ROLE = {"fits": "good", "tight": "warn", "oom-ahead": "bad"}
-_WORD = {"fits": "fits", "tight": "tight", "oom-ahead": "OOM ahead"}
+_WORD = {"fits": "fits", "tight": "tight", "oom-ahead": "OOM ahead", "leak": "leak"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ def estimated(view: View) -> Estimated:
     found = compared(view)
     if device is None or found is None:
         return Estimated(None, (), None, None, None, "", _why_not(view))
-    word = device.forecast.verdict if device.forecast else None
+    word = word_of(view)
     name = device_name(device_of(view))
     ended = view.rank is not None and view.rank.status == "ended"
     return Estimated(found, remarks(found, device), device.forecast, device.capacity, word, name, "", ended)
@@ -181,11 +180,12 @@ def _verdict(e: Estimated, room: int, glyphs: Glyphs) -> list[Line]:
     line: list[Span] = []
     if e.word:
         mark = glyphs.fits if e.word == "fits" else glyphs.warning
-        line.append((f" {mark} {_WORD[e.word]}  ", _ROLE[e.word]))
+        line.append((f" {mark} {_WORD[e.word]}  ", VERDICTS[e.word]))
     line.append((f"the next iteration peaks at {in_unit(f.next_peak, unit)} {unit.name} ({span}) in {f.phase}", "text"))
     second: list[Span] = []
     if e.capacity is not None and f.headroom is not None:
-        second.append((f" {size(f.headroom)} of {size(e.capacity)} stay above it", "text"))
+        bound = "at most " if f.headroom_at_most else ""
+        second.append((f" {bound}{size(f.headroom)} of {size(e.capacity)} stay above it", "text"))
         if f.max_batch_factor is not None:
             times = "×" if glyphs.braille else "x"
             way = "can grow" if f.max_batch_factor >= 1 else "must shrink"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpumon.analysis.comparison import Compared, Comparison, compare
+from gpumon.analysis.comparison import OTHER, Compared, Comparison, compare
 from gpumon.analysis.units import NOT_KNOWN, Unit, in_unit, unit_for
 from gpumon.tui.ink import Glyphs, line_role
 from gpumon.tui.spans import Line, Span, left
@@ -13,12 +13,19 @@ from gpumon.tui.view import View, newest_read
 from gpumon.tui.widgets.device_bar import LABELS
 from gpumon.tui.widgets.panel import Panel
 
+ROWS_MAX = 12
+LEAST_WITH_ADDED = 8
+"""Rows, below which what a step adds is left out."""
+
+LITTLE_OF_ALLOCATED = 50
+"""A line without an estimate is shown from a 50th of what is allocated."""
+
 
 @dataclass(frozen=True, slots=True)
 class Comparisons:
     """What the table shows."""
 
-    rows: tuple[Compared, ...]
+    found: Comparison | None
     waiting: bool
 
 
@@ -32,12 +39,31 @@ def compared(view: View) -> Comparison | None:
 
 
 def comparisons(view: View) -> Comparisons:
-    """The lines that have an estimate, the peak last."""
+    """The lines that have an estimate, what is beside them, and their sum; then what a step adds, and the peak."""
     found = compared(view)
     if found is None:
-        return Comparisons((), True)
-    rows = [row for row in (*found.owners, *found.added) if row.estimate]
-    return Comparisons((*rows, *([found.peak] if found.peak else ())), False)
+        return Comparisons(None, True)
+    return Comparisons(found, False)
+
+
+def summed(found: Comparison, most: int = ROWS_MAX) -> tuple[Compared, ...]:
+    """At most so many rows. What has no room, or no estimate, is one line: `allocated` is the sum of those above it."""
+    added = found.added if most >= LEAST_WITH_ADDED else ()
+    total, last = found.allocated, [row for row in (*added, found.peak) if row is not None]
+    room = max(0, most - len(last) - 2)
+    little = (total.measured or 0) // LITTLE_OF_ALLOCATED if total is not None else 0
+    shown = [row for row in found.owners if row.estimate or abs(row.measured or 0) > little]
+    largest = sorted(shown, key=lambda row: -max(row.estimate or 0, abs(row.measured or 0)))[:room]
+    rows = [row for row in shown if row in largest]
+    if total is None or not rows:
+        return (*rows, *last)
+    measured = estimated = None
+    if total.measured is not None:
+        measured = total.measured - sum(row.measured or 0 for row in rows)
+    if total.estimate is not None:
+        estimated = total.estimate - sum(row.estimate or 0 for row in rows)
+    other = (Compared(OTHER, estimated, measured, "measured"),) if measured or estimated else ()
+    return (*rows, *other, total, *last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +94,7 @@ class EstimateTable(Panel):
 
     NAME = "Estimate vs measured"
     TERMS = ("estimate", "measured", "difference", "source", "weights", "gradients", "optimizer", "still held",
-             "activations", "peak")  # fmt: skip
+             "step adds", "update adds", "allocated", "peak")  # fmt: skip
     CALM = True
 
     def pick(self, view: View) -> Comparisons:
@@ -79,10 +105,11 @@ class EstimateTable(Panel):
 
 
 def estimate_lines(c: Comparisons, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
-    if not c.rows:
+    rows = summed(c.found, height - 1) if c.found is not None else ()
+    if not rows:
         text = "   known once the model is described and a step has closed" if c.waiting else "   nothing to compare"
         return [((" Estimate vs measured", title),), ((text, "dim"),)]
-    unit = unit_for(*(v for r in c.rows for v in (r.estimate, r.measured)))
+    unit = unit_for(*(v for r in rows for v in (r.estimate, r.measured)))
     name = 14
     number = 9 if room >= 42 else 8
     columns = place(figures(number), max(number, room - name))
@@ -91,12 +118,8 @@ def estimate_lines(c: Comparisons, room: int, height: int, glyphs: Glyphs, title
     if with_source:
         head.append(("  source", "dim"))
     lines: list[Line] = [tuple(head)]
-    rows = c.rows
-    if len(rows) > height - 1 > 0:  # the peak last is worth more than a small line
-        order = sorted(rows[:-1], key=lambda r: -(r.estimate or 0))[: max(0, height - 2)]
-        rows = (*(r for r in rows[:-1] if r in order), rows[-1])
     for r in rows:
-        strong = r.line == "peak"
+        strong = r.line in ("peak", "allocated")
         glyph = " " if strong else glyphs.lines.get(r.line, " ")
         line: list[Span] = [
             (f" {glyph} ", line_role(r.line)),

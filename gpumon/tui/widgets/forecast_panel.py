@@ -112,6 +112,8 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
         peak.append((f"  in {f.phase}", "dim"))
     lines.append(fit(peak, room))
     left_over = size(f.headroom) if f.headroom is not None else "n/a (no matching reading of the driver)"
+    if f.headroom_at_most:
+        left_over = f"at most {left_over} (no reading of the driver)"
     lines.append(
         fit(
             [

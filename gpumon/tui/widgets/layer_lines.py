@@ -16,6 +16,9 @@ from gpumon.tui.widgets.layer_rows import ORDERS, OUTSIDE, Choice, Row, Rows
 HEADS = 2
 """Lines above the rows: the title, the columns."""
 
+ROOM_FOR_MOMENT = 110
+"""Cells from which on the title has room for the moment that activations were read at; the explanation says it too."""
+
 FOOT = 2
 """Lines below them: the chosen module in words."""
 
@@ -134,7 +137,11 @@ def _title(layers: Layers, rows: Rows, choice: Choice, room: int, glyphs: Glyphs
         start.append((f"  {rows.modules:,} modules, ", "dim"))
     start += [(f"{rows.parameters:,}", "text"), (" parameters, ", "dim"), (size(rows.total.total), "text")]
     steps = [tree.step for tree in layers.trees if tree.step is not None]
-    read = f"read at step {max(steps):,} " if steps else "gradients, state, activations: not read yet "
+    read = (
+        f"read at step {max(steps):,}{', activations as its forward ended' if room >= ROOM_FOR_MOMENT else ''} "
+        if steps
+        else "gradients, state, activations: not read yet "
+    )
     return spread(start, [(read, "dim")], room)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from gpumon.analysis.layers import FIGURES, Figures, Layer, Tree
+from gpumon.analysis.layers import FIGURES, Figures, Layer, Tree, together
 
 Key = tuple[int, str]
 """Which tree, and the module's path in it."""
@@ -85,7 +85,7 @@ def rows_of(trees: Sequence[Tree], choice: Choice) -> Rows:
         rows=tuple(rows),
         modules=sum(1 for _, path in counts if path != OUTSIDE),
         matches=sum(1 for _, path in matched if path != OUTSIDE),
-        total=_together([row.figures for row in tops]),
+        total=together([row.figures for row in tops]),
         parameters=sum(row.parameters for row in tops),
     )
 
@@ -129,7 +129,7 @@ def _with_outside(tree: Tree) -> Layer:
     figures = Figures(activations=tree.elsewhere)
     outside = Layer(OUTSIDE, "outside its modules", None, 0, figures, figures)
     root = tree.root
-    whole = Figures(*(_plus(getattr(root.whole, name), getattr(figures, name)) for name in FIGURES))
+    whole = together([root.whole, figures])
     return Layer(root.path, root.name, root.kind, root.elements, root.own, whole, root.shared_with,
                  (*root.children, outside))  # fmt: skip
 
@@ -182,16 +182,3 @@ def _by(choice: Choice) -> Callable[[Row], int]:
 
 def _down(choice: Choice) -> bool:
     return (choice.order != "model") != choice.upwards
-
-
-def _together(figures: Sequence[Figures]) -> Figures:
-    return Figures(*(_sum([getattr(each, name) for each in figures]) for name in FIGURES))
-
-
-def _sum(values: list[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _plus(one: int | None, other: int | None) -> int | None:
-    return other if one is None else one + (other or 0)

@@ -159,7 +159,7 @@ def leak_lines(
 
 def _row(row: Row, wide: int, columns: Sequence[Column[Row, Glyphs]], here: bool, glyphs: Glyphs) -> list[Span]:
     g = row.group
-    name = g.holders[0].name if g.holders else "not found"
+    name = g.holders[0].text if g.holders else "not found"
     more = f" +{len(g.holders) - 1}" if len(g.holders) > 1 else ""
     role = "cursor" if here else "text" if g.holders else "dim"
     line = [(f"{glyphs.now if here else ' '} ", "key"), *row_cells(columns, row, glyphs)]
@@ -185,7 +185,7 @@ def holders(row: Row, room: int, height: int, glyphs: Glyphs) -> list[Line]:
     for holder in g.holders[:HOLDERS_SHOWN]:
         about = ", ".join(part for part in (holder.kind, holder.where) if part)
         count = f" · {holder.count:,} tensor{'s' * (holder.count != 1)}" if holder.count else ""
-        lines.append(fit([("   held by ", "dim"), (holder.name, "key"), (f"  {about}{count}", "dim")], room))
+        lines.append(fit([("   held by ", "dim"), (holder.text, "key"), (f"  {about}{count}", "dim")], room))
     if not g.holders and g.cyclic < g.count:
         lines.append((("   who holds them was not found", "dim"),))
     if g.cyclic:
@@ -216,7 +216,7 @@ def explanation(row: Row, census: wire.Census) -> list[str]:
         said.append(
             f"bytes/step {row.per_step:,} = grown {g.grown:,} × {row.total // g.count:,} B / steps between two censuses"
         )
-    said += [f"{h.name}: {h.kind}{f', {h.where}' if h.where else ''}, {h.count:,} of them" for h in g.holders]
+    said += [f"{h.text}: {h.kind}{f', {h.where}' if h.where else ''}, {h.count:,} of them" for h in g.holders]
     said.append(
         f"census {census.number + 1:,}: {census.objects:,} objects in {census.slices:,} slices, {census.spent_ns:,} ns "
         f"of the training's time, steps {census.began_step:,} to {census.step:,}"

@@ -34,6 +34,12 @@ def _far(value: int | None, unit: Unit) -> str:
     return text if len(text) <= _READABLE else size(value)
 
 
+def _headroom(row: RankRow, unit: Unit) -> tuple[str, str]:
+    """A bound, where no driver tells what is free, is dim and has a sign."""
+    text = _far(row.headroom, unit)
+    return (f"<{text}", "dim") if row.headroom_at_most else (text, "text")
+
+
 COLUMNS: tuple[Column[RankRow, Unit], ...] = (
     Column("rank", "rank", 5, 0, lambda row, unit: (row.label, "strong")),
     Column("device", "device", 7, 12, lambda row, unit: (row.name or "", "dim")),
@@ -44,7 +50,7 @@ COLUMNS: tuple[Column[RankRow, Unit], ...] = (
     Column("reserved", "reserved", 9, 8, lambda row, unit: (in_unit(row.reserved, unit), "text")),
     Column("slack", "slack", 7, 10, lambda row, unit: (in_unit(row.slack, unit), "text")),
     Column("buckets", "buckets", 8, 11, lambda row, unit: (in_unit(row.buckets, unit), "dim")),
-    Column("headroom", "headroom", 10, 5, lambda row, unit: (_far(row.headroom, unit), "text")),
+    Column("headroom", "headroom", 10, 5, _headroom),
     Column("next", "next", 10, 6, lambda row, unit: (row.word, _WORDS.get(row.word, "dim"))),
     Column("s/step", "s/step", 7, 9, lambda row, unit: (duration(row.step_s), "dim")),
     Column("findings", "findings", 9, 7,

@@ -9,6 +9,7 @@ import msgspec
 
 from gpumon.analysis import buckets
 from gpumon.analysis.job import Job, Standing, State, ending, job
+from gpumon.analysis.ledger import device_of
 from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.robust import median
 from gpumon.session.frame import RankFrame
@@ -40,6 +41,7 @@ class RankRow(msgspec.Struct, frozen=True, gc=False):
     slack: int | None = None
     buckets: int | None = None
     headroom: int | None = None
+    headroom_at_most: bool = False
     word: str = ""
     findings: int = 0  # open ones that warn
     critical: bool = False
@@ -92,11 +94,8 @@ class Peaks:
         for record in steps[-min(HEAT_STEPS, steps[-1].step - newest) :] if steps and steps[-1].step > newest else ():
             if record.step <= newest:  # numbers that were left out
                 continue
-            if record.alone == device:
-                peak = record.highest
-            else:
-                peak = max([p.allocated_peak for p in record.on(device) if p.allocated_peak is not None], default=-1)
-            if peak >= 0:
+            peak = record.peak(device)
+            if peak is not None:
                 known[record.step] = peak
         while len(known) > HEAT_STEPS:
             del known[next(iter(known))]
@@ -139,7 +138,7 @@ def ordered(rows: Sequence[RankRow], order: str, reverse: bool = False) -> list[
 def _row(standing: Standing, rank: RankFrame, report: RankReport | None, device: DeviceReport | None) -> RankRow:
     pace = report.steps_per_s if report else None
     warning = [f for f in report.findings if f.state == "open" and f.severity != "info"] if report else []
-    described = next((x for x in rank.hello.devices if device and x.index == device.device), None)
+    described = device_of(rank, device.device) if device else None
     forecast = device.forecast if device else None
     lines = device.ledger if device else None
     return RankRow(
@@ -161,6 +160,7 @@ def _row(standing: Standing, rank: RankFrame, report: RankReport | None, device:
         slack=lines.slack if lines else None,
         buckets=buckets.of_rank(rank, device.device if device else None),
         headroom=forecast.headroom if forecast else None,
+        headroom_at_most=forecast is not None and forecast.headroom_at_most,
         word=(forecast.verdict or "") if forecast else "",
         findings=len(warning),
         critical=any(f.severity == "critical" for f in warning),

@@ -58,9 +58,8 @@ class History:
 
 def point(record: StepRecord, device: int, used: int | None) -> Point:
     phases = record.on(device)
-    peaks = [p.allocated_peak for p in phases if p.allocated_peak is not None]
     reserved = [r for p in phases if (r := p.reserved_peak if p.reserved_peak is not None else p.reserved) is not None]
-    return Point(record.step, max(peaks, default=None), max(reserved, default=None), used)
+    return Point(record.step, record.peak(device), max(reserved, default=None), used)
 
 
 class Series:
