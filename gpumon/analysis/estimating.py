@@ -14,11 +14,11 @@ from gpumon.analysis import ledger
 from gpumon.analysis.estimate import closed_form
 from gpumon.analysis.estimate.closed_form import Owned
 from gpumon.analysis.history import StepPeaks
-from gpumon.analysis.lines import Estimate, Held, Lines
+from gpumon.analysis.types import Breakdown, Estimate, Held
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
-    from gpumon.analysis.learnt import Device
+    from gpumon.analysis.rank_state import DeviceState
     from gpumon.session.frame import RankFrame
 
 
@@ -39,9 +39,9 @@ class Ledging:
     ) -> None:
         self._rank, self._step, self._end, self._owners = rank, step, end, owners
         self._lasting, self._driver, self._held = lasting, driver, held
-        self._made: tuple[Lines | None] | None = None
+        self._made: tuple[Breakdown | None] | None = None
 
-    def __call__(self) -> Lines | None:
+    def __call__(self) -> Breakdown | None:
         if self._made is None:
             lines = ledger.lines(self._end, self._owners, self._lasting, self._driver)
             if lines is not None:
@@ -65,7 +65,7 @@ class Estimating:
     owners: Owned
     first: tuple[StepPeaks, ...] | None
     input_bytes: int | None
-    ledging: Callable[[], Lines | None] | None
+    ledging: Callable[[], Breakdown | None] | None
 
     def __call__(self) -> Estimate:
         lines = self.ledging() if self.ledging is not None else None
@@ -74,7 +74,7 @@ class Estimating:
         return closed_form.estimate(owners, shown, lines)
 
 
-def estimating(owners: Owned | None, learnt: Device | None, ledging: Ledging | None) -> Estimating | None:
+def estimating(owners: Owned | None, learnt: DeviceState | None, ledging: Ledging | None) -> Estimating | None:
     if owners is None:
         return None
     size = learnt.newest.input_bytes if learnt is not None and learnt.newest is not None else None

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpumon.analysis.lines import Estimate, Finding, Forecast, Growth, Held, Highest, Lines, Peak, Read
+from gpumon.analysis.types import Breakdown, Estimate, Finding, Forecast, Growth, Held, Highest, Peak, Read
 
 if TYPE_CHECKING:  # the first screen needs neither
     from gpumon.analysis.changes import Answer
-    from gpumon.analysis.oom.report import OomReport
+    from gpumon.analysis.diagnosis.oom_report import OomReport
     from gpumon.session.frame import Frame
 
 
@@ -22,7 +22,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
     """
 
     device: int
-    ledging: Lines | Callable[[], Lines | None] | None  # or how the ledger is made
+    ledging: Breakdown | Callable[[], Breakdown | None] | None  # or how the ledger is made
     aging: Callable[[], float | None] | None
     peak: Peak | None  # of the newest closed step
     estimating: Estimate | Callable[[], Estimate | None] | None  # or how it is made
@@ -38,10 +38,10 @@ class DeviceReport(msgspec.Struct, frozen=True):
     held: Held | None = None  # what grows, and who holds it; in `ledger`, `peak`, `read` and `composed` already
 
     @property
-    def ledger(self) -> Lines | None:
+    def ledger(self) -> Breakdown | None:
         """At the end of the newest step's optimizer phase."""
         made = self.ledging
-        return made if made is None or isinstance(made, Lines) else made()
+        return made if made is None or isinstance(made, Breakdown) else made()
 
     @property
     def ledger_age_s(self) -> float | None:

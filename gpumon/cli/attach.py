@@ -95,10 +95,10 @@ def command(
         raise click.exceptions.Exit(print_live(descriptors, look, this_machine))
     need_a_terminal(NO_TERMINAL)
     gc.disable()  # until everything is imported: none of it is garbage
-    from gpumon.cli.rooms import Rooms
+    from gpumon.cli.budget_sender import BudgetSender
     from gpumon.tui.app import MonitorApp
 
-    rooms = Rooms(descriptors)
+    rooms = BudgetSender(descriptors)
     known = [*descriptors, *(descriptor for job in choices for descriptor in job.descriptors)]
     feed = (lambda: link.subscribe_batches(descriptors, follow=True)) if descriptors else None
     app = MonitorApp(

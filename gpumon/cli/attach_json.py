@@ -253,11 +253,11 @@ class _Writer:
 async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
     """What the agents say and what the host shows, until the agents have ended. Raises LinkError."""
     from gpumon import link
-    from gpumon.cli.rooms import Rooms
+    from gpumon.cli.budget_sender import BudgetSender
     from gpumon.host import Sampler
     from gpumon_agent.endpoint import pid_namespace
 
-    rooms = Rooms(targets)
+    rooms = BudgetSender(targets)
     here = pid_namespace()
     foreign = {target.nonce for target in targets if target.pid_ns not in ("", here)}  # there a pid is another process
     pids = {target.pid for target in targets if target.nonce not in foreign}

@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from gpumon.analysis.answer import line, of_oom
-from gpumon.analysis.oom.figures import Figure
-from gpumon.analysis.oom.report import OomReport, Suspect
-from gpumon.analysis.oom.suspects import SAME_SIZE_MAX
-from gpumon.analysis.oom.wording import SEGMENT_STEP, SMALL_MAX
+from gpumon.analysis.diagnosis.figures import Figure
+from gpumon.analysis.diagnosis.message_parser import SEGMENT_STEP, SMALL_MAX
+from gpumon.analysis.diagnosis.oom_report import Candidate, OomReport
+from gpumon.analysis.diagnosis.tensor_match import SAME_SIZE_MAX
 from gpumon.analysis.units import size
 from gpumon_agent.units import torch_size as shown
 
@@ -59,14 +59,14 @@ def _what(report: OomReport) -> Iterator[str]:
         yield f"The module that ran: {report.module}"
 
 
-def name(suspect: Suspect) -> str:
+def name(suspect: Candidate) -> str:
     """ "word_embeddings (867,813 × 832, fp32, 2.69 GiB)"."""
     shape = " × ".join(f"{size:,}" for size in suspect.tensor.shape) or "one element"
     dtype = DTYPES.get(suspect.tensor.width, f"{suspect.tensor.width} bytes each")
     return f"{suspect.tensor.name} ({shape}, {dtype}, {shown(suspect.bytes)})"
 
 
-def _explained(explained: Sequence[Suspect], report: OomReport) -> Iterator[str]:
+def _explained(explained: Sequence[Candidate], report: OomReport) -> Iterator[str]:
     suspect = explained[0]
     which = "a later" if suspect.later else "the first"
     if suspect.phase == "optimizer" and len(explained) > 1:

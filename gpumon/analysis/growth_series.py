@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from gpumon.analysis.growth import BLOCKS, BYTES, RESIDENT, SETTLING_STEPS, SLACK, WORKER, Follower
-from gpumon.analysis.lines import Growth
+from gpumon.analysis.types import Growth
 from gpumon.session.frame import RankFrame, StepRecord
 from gpumon_agent import wire
 

@@ -32,7 +32,7 @@ class Fragmented:
     highest: int  # peak of allocated so far
 
 
-class Standing:
+class PersistentConditions:
     """Follows one device of one rank."""
 
     def __init__(self) -> None:

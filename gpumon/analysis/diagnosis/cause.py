@@ -12,9 +12,9 @@ and not allocated then (slack) lies in segments that are partly in use. With r r
     S + F + others ≥ r           other-process: theirs is what is missing
     else                         capacity: r − S − F is missing even without fragmentation
 
-Each figure is an interval (gpumon.analysis.oom.figures); a verdict that depends on where inside it the truth lies says
-so. Old messages do not name other processes: what is neither free nor reserved is a CUDA context up to CONTEXT_MAX, and
-somebody else's beyond it.
+Each figure is an interval (gpumon.analysis.diagnosis.figures). The sentence says so where the verdict depends on which
+value inside the interval is the true one. Old messages do not name other processes: bytes that are neither free nor
+reserved count as this process's CUDA context up to CONTEXT_MAX, and as another process's above it.
 What a step was to need is known of a watched run alone: what the agent said as its batch entered forward; its lower end
 counts, and whether other processes hold what is missing of it is asked first. A leak needs more than one message: what
 stays with every step, from a recording or the live run. It goes before the last three where all that stayed so far is
@@ -26,9 +26,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumon.analysis import units
-from gpumon.analysis.lines import Finding
-from gpumon.analysis.oom.figures import Figure, known
-from gpumon.analysis.oom.wording import Message
+from gpumon.analysis.diagnosis.figures import Figure, known
+from gpumon.analysis.diagnosis.message_parser import Message
+from gpumon.analysis.types import Finding
 from gpumon_agent.units import torch_size as shown
 
 CONTEXT_MAX = 2 << 30
@@ -41,7 +41,7 @@ ZERO = known(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
+class Cause:
     """A verdict with both sides."""
 
     verdict: str
@@ -51,7 +51,7 @@ class Weighed:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class LeakEvidence:
     """A trend: bytes that stay allocated with every step, over so many steps; and who was found to hold them."""
 
     bytes_per_step: int
@@ -60,7 +60,7 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class PredictedPeak:
     """What the step was to need at its peak, as its batch entered forward: bytes, the interval's lower end too."""
 
     peak: int
@@ -69,15 +69,15 @@ class Foreseen:
     """shapes of that batch"""
 
 
-def weigh(message: Message, growth: Growth | None = None, foreseen: Foreseen | None = None) -> Weighed:
+def find_cause(message: Message, growth: LeakEvidence | None = None, foreseen: PredictedPeak | None = None) -> Cause:
     """The verdict on a message; `growth` where a trend is known, `foreseen` where the step's need was."""
     if message.kind != "allocator":
         return _without_figures(message)
     asked = message.requested
     if asked is None:
-        return Weighed("unknown", f"{_place(message)} is full; the message does not say how much was asked for.")
+        return Cause("unknown", f"{_place(message)} is full; the message does not say how much was asked for.")
     if "per_process_memory_fraction" in message.text:
-        return Weighed(
+        return Cause(
             "limit",
             f"This process's own limit: the {shown(asked.middle)} would exceed its memory fraction.",
             ("torch.cuda.set_per_process_memory_fraction sets it; the device may have more.",),
@@ -88,13 +88,13 @@ def weigh(message: Message, growth: Growth | None = None, foreseen: Foreseen | N
     if limited is not None:
         return limited
     if message.allocated is None or (message.free is None and message.slack is None):
-        return Weighed("unknown", f"{shown(asked.middle)} could not be had; the message is cut off before its figures.")
+        return Cause("unknown", f"{shown(asked.middle)} could not be had; the message is cut off before its figures.")
     return _by_room(message, asked, message.slack or ZERO, message.free or ZERO, growth, foreseen)
 
 
-def _oversized(message: Message, asked: Figure, total: Figure) -> Weighed:
+def _oversized(message: Message, asked: Figure, total: Figure) -> Cause:
     side = round((asked.middle / 4) ** 0.5)
-    return Weighed(
+    return Cause(
         "oversized",
         f"One request too large: {shown(asked.middle)} can never fit on {shown(total.middle)}.",
         (
@@ -106,13 +106,13 @@ def _oversized(message: Message, asked: Figure, total: Figure) -> Weighed:
     )
 
 
-def _limited(message: Message, asked: Figure) -> Weighed | None:
+def _limited(message: Message, asked: Figure) -> Cause | None:
     allowed = message.allowed
     if allowed is None:
         return None
     if message.backend == "mps" and message.process is not None:
         left = allowed - message.process
-        return Weighed(
+        return Cause(
             "limit" if left.low < asked.high else "fragmentation",
             f"The limit of the MPS backend: {shown(asked.middle)} asked for, {shown(left.middle)} left of "
             f"{shown(allowed.middle)}.",
@@ -122,7 +122,7 @@ def _limited(message: Message, asked: Figure) -> Weighed | None:
     slack, free = message.slack or ZERO, message.free or ZERO
     if free.high < asked.low or slack.low >= asked.high:
         return None
-    return Weighed(
+    return Cause(
         "limit",
         f"This process's own limit: {shown(allowed.middle)} allowed, {shown(free.middle)} free on the device.",
         (
@@ -135,12 +135,17 @@ def _limited(message: Message, asked: Figure) -> Weighed | None:
 
 
 def _by_room(
-    message: Message, asked: Figure, slack: Figure, free: Figure, growth: Growth | None, foreseen: Foreseen | None
-) -> Weighed:
+    message: Message,
+    asked: Figure,
+    slack: Figure,
+    free: Figure,
+    growth: LeakEvidence | None,
+    foreseen: PredictedPeak | None,
+) -> Cause:
     room = slack + free
     missing = asked - room
     if message.allowed is None and free.low >= asked.high:
-        return Weighed(
+        return Cause(
             "refused",
             f"Refused although free: {shown(asked.middle)} asked for, {shown(free.middle)} free as the driver counts.",
             (
@@ -159,7 +164,7 @@ def _by_room(
         full = message.total is not None and (room - asked).middle < CRUMBS * message.total.middle
         if not full or slack.high >= asked.low:
             return _fragmented(message, asked, slack, free, sure=room.low >= asked.high)
-        return Weighed(
+        return Cause(
             "capacity",
             f"Capacity: the device is full; {shown(room.middle)} is left, in pieces, for {shown(asked.middle)}.",
             (
@@ -168,7 +173,7 @@ def _by_room(
             ),
             missing,
         )
-    return _others(message, asked, room, missing) or Weighed(
+    return _others(message, asked, room, missing) or Cause(
         "capacity",
         f"Capacity: {shown(asked.middle)} asked for, {shown(room.middle)} left: {shown(missing.middle)} too little.",
         _capacity_reasons(message, slack, free, missing),
@@ -176,9 +181,9 @@ def _by_room(
     )
 
 
-def _leaked(growth: Growth, asked: Figure, room: Figure, missing: Figure) -> Weighed:
+def _leaked(growth: LeakEvidence, asked: Figure, room: Figure, missing: Figure) -> Cause:
     each, stayed = growth.bytes_per_step, growth.bytes_per_step * growth.steps
-    return Weighed(
+    return Cause(
         "leak",
         f"A leak: {shown(each)} more stay allocated with every step, "
         + (f"held by `{growth.named[0].holder}`." if growth.named else "until the device is full."),
@@ -197,10 +202,10 @@ def _held(finding: Finding) -> str:
     return f"`{finding.holder}` {held}{made}, growing since step {units.count(finding.step)}."
 
 
-def _foreseen(foreseen: Foreseen, whole: Figure, asked: Figure, room: Figure) -> Weighed:
+def _foreseen(foreseen: PredictedPeak, whole: Figure, asked: Figure, room: Figure) -> Cause:
     missing = known(foreseen.peak) - whole
     shapes = ", ".join("×".join(map(str, shape)) for shape in foreseen.inputs[:2])
-    return Weighed(
+    return Cause(
         "capacity",
         f"Capacity: this batch was to need {shown(foreseen.peak)}, and {shown(whole.middle)} is all there is: "
         f"{shown(missing.middle)} too little.",
@@ -225,7 +230,7 @@ def _capacity_reasons(message: Message, slack: Figure, free: Figure, missing: Fi
     return tuple(reasons)
 
 
-def _fragmented(message: Message, asked: Figure, slack: Figure, free: Figure, *, sure: bool) -> Weighed:
+def _fragmented(message: Message, asked: Figure, slack: Figure, free: Figure, *, sure: bool) -> Cause:
     unused = slack + free
     total, outside = message.total, _outside(message)
     speaks_for = (
@@ -245,7 +250,7 @@ def _fragmented(message: Message, asked: Figure, slack: Figure, free: Figure, *,
     else:
         against += "."
     doubt = () if sure else ("The figures are rounded: it is just about enough, or just about not.",)
-    return Weighed(
+    return Cause(
         "fragmentation",
         f"Fragmentation: {shown(unused.middle)} is unused, but in no piece of {shown(asked.middle)}.",
         (speaks_for, against, *doubt),
@@ -253,14 +258,14 @@ def _fragmented(message: Message, asked: Figure, slack: Figure, free: Figure, *,
     )
 
 
-def _others(message: Message, asked: Figure, room: Figure, missing: Figure) -> Weighed | None:
+def _others(message: Message, asked: Figure, room: Figure, missing: Figure) -> Cause | None:
     if message.others:
         held = ZERO
         for _, each in message.others:
             held = held + each
         if held.high >= missing.low:
             names = ", ".join(f"{pid} ({shown(each.middle)})" for pid, each in message.others)
-            return Weighed(
+            return Cause(
                 "other-process",
                 f"Another process: without its {shown(held.middle)} the {shown(asked.middle)} would fit.",
                 (f"On the same device: process {names}.", f"Left for this one: {shown(room.middle)}."),
@@ -270,7 +275,7 @@ def _others(message: Message, asked: Figure, room: Figure, missing: Figure) -> W
     outside = _outside(message)
     if outside is None or message.process is not None or outside.low - CONTEXT_MAX < missing.low:
         return None
-    return Weighed(
+    return Cause(
         "other-process",
         f"Another process: {shown(outside.middle)} of the device is neither free nor PyTorch's.",
         (
@@ -295,35 +300,35 @@ def _place(message: Message) -> str:
 # --------------------------------------------------------------------------------------- messages without figures
 
 
-def _without_figures(message: Message) -> Weighed:
+def _without_figures(message: Message) -> Cause:
     asked = shown(message.requested.middle) if message.requested is not None else "what it asked for"
     if message.kind == "overflow":
-        return Weighed(
+        return Cause(
             "oversized",
             "One request too large: more than 1 EiB, a size that was computed wrongly.",
             ("A negative or overflowed size: look at the shape that is computed at this line.",),
         )
     if message.kind == "host":
-        return Weighed(
+        return Cause(
             "host",
             f"The machine's memory, not the GPU's: {message.source} could not get {asked}.",
             ("Tensors on the CPU, a data set held in memory, or a checkpoint loaded there.",),
         )
     if message.kind == "shared":
-        return Weighed(
+        return Cause(
             "host",
             "Shared memory is full: DataLoader workers hand their batches over through /dev/shm.",
             ("A container has 64 MiB of it unless told otherwise.",),
         )
     if message.kind in ("worker", "killed"):
         who = "A DataLoader worker" if message.kind == "worker" else "The process"
-        return Weighed(
+        return Cause(
             "host",
             f"{who} was killed: the machine's memory, most likely, not the GPU's.",
             ("The kernel ends the largest process when memory runs out; `dmesg | grep -i oom` says so if it did.",),
         )
     if message.sure:
-        return Weighed(
+        return Cause(
             "unknown",
             f"{message.source} could not get device memory; its message names no figures.",
             (
@@ -331,7 +336,7 @@ def _without_figures(message: Message) -> Weighed:
                 "what PyTorch has reserved is not theirs to take.",
             ),
         )
-    return Weighed(
+    return Cause(
         "unknown",
         f"{message.source} failed in a way that often, not always, means that memory ran out.",
         ("If nvidia-smi shows the device nearly full at that moment, it did.",),

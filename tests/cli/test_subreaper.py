@@ -1,4 +1,4 @@
-"""The keeper: nothing that a command started outlives it or whoever asked for it, and its status comes through."""
+"""The subreaper: nothing that a command started outlives it or whoever asked for it, and its status comes through."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import time
 import psutil
 import pytest
 
-from gpumon.cli.tied import kept
+from gpumon.cli.subreaper import under_subreaper
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a command is started as it is")
 ORPHAN = "import subprocess, sys; p = subprocess.Popen(['sleep', '1000'], start_new_session=True); print(p.pid); "
 STARTS = f"""
 import subprocess, sys
-from gpumon.cli.tied import kept
-subprocess.Popen(kept([sys.executable, "-c", {ORPHAN + "sys.stdout.flush(); p.wait()"!r}])).wait()
+from gpumon.cli.subreaper import under_subreaper
+subprocess.Popen(under_subreaper([sys.executable, "-c", {ORPHAN + "sys.stdout.flush(); p.wait()"!r}])).wait()
 """
 
 
@@ -41,7 +41,7 @@ def ended(pid: int) -> bool:
 )
 def test_it_ends_as_the_command_did_and_takes_the_rest_along(code: str, status: int) -> None:
     command = [sys.executable, "-c", f"{ORPHAN} sys.stdout.flush(); {code}"]
-    done = subprocess.run(kept(command), stdout=subprocess.PIPE, text=True, timeout=300, check=False)
+    done = subprocess.run(under_subreaper(command), stdout=subprocess.PIPE, text=True, timeout=300, check=False)
     assert done.returncode == status
     assert ended(int(done.stdout))
 
@@ -59,15 +59,15 @@ def test_a_hard_end_of_who_asked_for_it_ends_the_whole_tree() -> None:
 def test_an_interrupt_is_the_commands() -> None:
     waits = "import time\ntry: print(flush=True), time.sleep(60)\nexcept KeyboardInterrupt: print('tidy'); raise"
     with subprocess.Popen(
-        kept([sys.executable, "-c", waits]), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as keeper:
-        assert keeper.stdout
-        keeper.stdout.readline()
-        keeper.send_signal(signal.SIGINT)
-        assert keeper.communicate(timeout=300)[0] == "tidy\n"
-    assert keeper.returncode == -signal.SIGINT
+        under_subreaper([sys.executable, "-c", waits]), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as subreaper:
+        assert subreaper.stdout
+        subreaper.stdout.readline()
+        subreaper.send_signal(signal.SIGINT)
+        assert subreaper.communicate(timeout=300)[0] == "tidy\n"
+    assert subreaper.returncode == -signal.SIGINT
 
 
 def test_a_command_that_is_not_there_is_one_sentence() -> None:
-    done = subprocess.run(kept(["nosuch"]), capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(under_subreaper(["nosuch"]), capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (1, "Error: nosuch could not be started: No such file or directory.\n")

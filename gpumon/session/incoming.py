@@ -9,7 +9,7 @@ from gpumon_agent import wire
 from gpumon_agent.wire import Received
 
 
-class Run(NamedTuple):
+class MessageRun(NamedTuple):
     """Numbered events of one agent that came together, none of them missing: as many Received, made at once."""
 
     source: str
@@ -19,13 +19,13 @@ class Run(NamedTuple):
     replayed: bool
 
 
-Heard = Received | Run
+Incoming = Received | MessageRun
 
 
-def singly(heard: Iterable[Heard]) -> Iterator[Received]:
+def singly(heard: Iterable[Incoming]) -> Iterator[Received]:
     """Each event for itself."""
     for each in heard:
-        if isinstance(each, Run):
+        if isinstance(each, MessageRun):
             for number, event in enumerate(each.events, each.seq):
                 yield Received(each.source, each.unix_ns, event, number, each.replayed)
         else:

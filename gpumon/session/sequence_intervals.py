@@ -6,7 +6,7 @@ from bisect import bisect_left
 from itertools import pairwise
 
 
-class Numbers:
+class SequenceIntervals:
     """Which event numbers were received: disjoint closed intervals in order, the newest last."""
 
     __slots__ = ("_limit", "forgotten", "spans")
@@ -61,7 +61,7 @@ class Numbers:
         return True
 
     def lost(self) -> int:
-        """Numbers missing between the lowest and the highest received."""
+        """SequenceIntervals missing between the lowest and the highest received."""
         gaps = sum(right[0] - left[1] - 1 for left, right in pairwise(self.spans))
         return gaps + self.forgotten
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from gpumon.analysis import units
 from gpumon.analysis.history import step_peaks
-from gpumon.analysis.lines import Finding
+from gpumon.analysis.types import Finding
 from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from gpumon.analysis.diagnosis.optimizer_events import Allocated, Event
 from gpumon.analysis.estimate.kernels import Hardware, reduction
 from gpumon.analysis.estimate.model import Tensor
 from gpumon.analysis.estimate.optimizers import eight_bit_states
-from gpumon.analysis.oom.standing import Event, Standing
 
 HALF = 2
 FOREACH = "foreach"
@@ -35,7 +35,7 @@ def factored(tensor: Tensor) -> list[tuple[str, int]]:
     return [("rows' squares (row_var)", tensor.bytes // columns), ("columns' squares (col_var)", tensor.bytes // rows)]
 
 
-def rprop(stands: Standing, group: Sequence[Tensor], way: str) -> Iterator[Event]:
+def rprop(stands: Allocated, group: Sequence[Tensor], way: str) -> Iterator[Event]:
     """Signs of the product with the gradient before, masks of them, and what is left of the gradient."""
     if way == FOREACH:
         yield from _rprop_lists(stands, group)
@@ -56,7 +56,7 @@ def rprop(stands: Standing, group: Sequence[Tensor], way: str) -> Iterator[Event
     stands.gone(*sign, *gradient)
 
 
-def _rprop_lists(stands: Standing, group: Sequence[Tensor]) -> Iterator[Event]:
+def _rprop_lists(stands: Allocated, group: Sequence[Tensor]) -> Iterator[Event]:
     """All signs of the products; one gradient after the other without what turned; all signs of the gradients."""
     for tensor in group:
         yield stands.asked("product with the gradient before", tensor, tensor.bytes)
@@ -73,7 +73,7 @@ def _rprop_lists(stands: Standing, group: Sequence[Tensor]) -> Iterator[Event]:
     stands.gone(last.bytes, *(tensor.bytes for tensor in group))
 
 
-def adafactor(stands: Standing, group: Sequence[Tensor], way: str) -> Iterator[Event]:
+def adafactor(stands: Allocated, group: Sequence[Tensor], way: str) -> Iterator[Event]:
     """Norms over the columns, then an estimate as large as the parameter, which becomes its update."""
     if way == FOREACH:
         matrices = [tensor for tensor in group if len(tensor.shape) > 1]
@@ -97,7 +97,7 @@ def adafactor(stands: Standing, group: Sequence[Tensor], way: str) -> Iterator[E
     stands.gone(*before)
 
 
-def _norm(stands: Standing, tensor: Tensor) -> Iterator[Event]:
+def _norm(stands: Allocated, tensor: Tensor) -> Iterator[Event]:
     rows, columns = tensor.shape[-2:]
     sizes = reduction(
         tensor.count // rows, rows, along_fastest=False, one_dimension=True, output_row=columns, hardware=_A100
@@ -107,13 +107,13 @@ def _norm(stands: Standing, tensor: Tensor) -> Iterator[Event]:
     stands.gone(*sizes)
 
 
-def _masks(stands: Standing, tensor: Tensor, names: Sequence[str]) -> Iterator[Event]:
+def _masks(stands: Allocated, tensor: Tensor, names: Sequence[str]) -> Iterator[Event]:
     for name in names:
         yield stands.asked(f"where it is {name}", tensor, tensor.count)
         stands.gone(tensor.count)
 
 
-def muon(stands: Standing, group: Sequence[Tensor], way: str) -> Iterator[Event]:
+def muon(stands: Allocated, group: Sequence[Tensor], way: str) -> Iterator[Event]:
     """Newton and Schulz's iterations on the update in bf16: two products of its smaller side, and the next update."""
     assert way
     before: list[int] = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from gpumon.analysis.oom.wording import Message, find_all, newest
+from gpumon.analysis.diagnosis.message_parser import Message, find_all, newest
 from gpumon_agent import wire
 
 TRACEBACK_CHARS = 20_000

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from gpumon.analysis.diagnosis.context import FailureContext, room
+from gpumon.analysis.diagnosis.oom_report import Remedy
+from gpumon.analysis.diagnosis.optimizer_step import FOREACH, FUSED, LOOP, REACH, RECIPES, Recipe, peak
 from gpumon.analysis.estimate.model import Tensor, per_row, vocabulary_of
-from gpumon.analysis.oom.case import Case, room
-from gpumon.analysis.oom.report import Remedy
-from gpumon.analysis.oom.walk import FOREACH, FUSED, LOOP, REACH, RECIPES, Recipe, peak
 
 
-def stepping(case: Case) -> Iterator[Remedy]:
+def stepping(case: FailureContext) -> Iterator[Remedy]:
     """Remedies of the optimizer's step, each walked again. Without a model only their names."""
     tensors, recipe, way = case.tensors, case.recipe, case.way or LOOP
     if recipe is None or not tensors:
@@ -50,7 +50,7 @@ TORCH = {"adam": "torch.optim.Adam", "adamw": "torch.optim.AdamW", "sgd": "torch
           "momentum": "torch.optim.SGD", "adagrad": "torch.optim.Adagrad"}  # fmt: skip
 
 
-def _vocabulary(case: Case, now: int, space: int | None, recipe: Recipe, way: str) -> Iterator[Remedy]:
+def _vocabulary(case: FailureContext, now: int, space: int | None, recipe: Recipe, way: str) -> Iterator[Remedy]:
     """Fewer rows of the largest table, found by halving the interval; and the table somewhere else."""
     tensors = case.tensors
     table = vocabulary_of(tensors)

@@ -1,9 +1,9 @@
 """Whose size it is: the tensors of a model that a failed request can have been a copy of, and at which event.
 
 Model. The request's size selects tensors; `already allocated` selects among the events of the optimizer's walk, of
-loading, and of the first backward (gpumon.analysis.oom.walk). An event *explains* the message where the walk stands at
-most `LEFT_MAX` below what the message says is allocated: that much may be inputs, workspaces and outputs. Gradients are
-asked for while activations live, so any rest explains them: they are named, but only as possible.
+loading, and of the first backward (gpumon.analysis.diagnosis.optimizer_step). An event *explains* the message if it has
+at most `LEFT_MAX` bytes less allocated than the message says: inputs, workspaces and outputs may account for that much.
+Gradients are allocated while activations live, so any difference is possible: they are named as possible only.
 With batch and sequence, logits and attention scores are tried too.
 """
 
@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from gpumon.analysis.diagnosis.figures import Figure
+from gpumon.analysis.diagnosis.message_parser import SEGMENT_STEP, Message
+from gpumon.analysis.diagnosis.oom_report import Candidate
+from gpumon.analysis.diagnosis.optimizer_events import Event
+from gpumon.analysis.diagnosis.optimizer_step import FOREACH, LOOP, REACH, Recipe, gradients, loading, step
 from gpumon.analysis.estimate.model import Tensor
-from gpumon.analysis.oom.figures import Figure
-from gpumon.analysis.oom.report import Suspect
-from gpumon.analysis.oom.standing import Event
-from gpumon.analysis.oom.walk import FOREACH, LOOP, REACH, Recipe, gradients, loading, step
-from gpumon.analysis.oom.wording import SEGMENT_STEP, Message
 from gpumon_agent import wire
 
 LEFT_SHARE = 0.02
@@ -36,7 +36,7 @@ def explaining(
     way: str | None,
     phase: str | None = None,
     later: bool | None = None,
-) -> list[Suspect]:
+) -> list[Candidate]:
     """Events whose size and whose standing both agree with the message, best first.
 
     `later`: whether it was a step after the first; None: not known, and both are tried.
@@ -44,7 +44,7 @@ def explaining(
     allocated = message.allocated
     if allocated is None or not tensors:
         return []
-    found: list[Suspect] = []
+    found: list[Candidate] = []
     if phase in (None, wire.OPTIMIZER):
         for each in (way,) if way else recipe.ways:
             for after in (False, True) if later is None else (later,):
@@ -61,19 +61,19 @@ def explaining(
     return found
 
 
-def _matching(message: Message, allocated: Figure, events: Iterable[Event], way: str | None) -> Iterator[Suspect]:
+def _matching(message: Message, allocated: Figure, events: Iterable[Event], way: str | None) -> Iterator[Candidate]:
     most = max(LEFT_LEAST, round(LEFT_SHARE * allocated.middle))
     for event in events:
         if not message.may_be(event.bytes):
             continue
         left = Figure(allocated.low - event.stands, allocated.high - event.stands)
         if left.high >= -SEGMENT_STEP and left.low <= most:
-            yield Suspect(
+            yield Candidate(
                 event.tensor, event.what, event.phase, event.bytes, event.stands, left, way, True, event.later
             )
 
 
-def same_size(message: Message, tensors: Sequence[Tensor]) -> list[Suspect]:
+def same_size(message: Message, tensors: Sequence[Tensor]) -> list[Candidate]:
     """Tensors of the request's size: a copy of each would be as large, and its gradient is."""
     allocated = message.allocated
     backward = {event.tensor.name: event for event in gradients(tensors)}
@@ -83,7 +83,7 @@ def same_size(message: Message, tensors: Sequence[Tensor]) -> list[Suspect]:
             event = backward.get(tensor.name)
             possible = event is not None and allocated is not None and event.stands <= allocated.high
             found.append(
-                Suspect(
+                Candidate(
                     tensor,
                     "gradient" if possible else "a copy",
                     wire.BACKWARD if possible else None,
@@ -96,7 +96,7 @@ def same_size(message: Message, tensors: Sequence[Tensor]) -> list[Suspect]:
 
 def of_batch(
     message: Message, batch: int | None, sequence: int | None, vocabulary: int | None, heads: int | None
-) -> list[Suspect]:
+) -> list[Candidate]:
     """Logits and attention scores of one batch, in fp32 and in 16 bits."""
     if batch is None or sequence is None:
         return []
@@ -111,5 +111,5 @@ def of_batch(
         for width in (4, 2):
             tensor = Tensor(name, shape, width)
             if message.may_be(tensor.bytes):
-                found.append(Suspect(tensor, ACTIVATION, None, tensor.bytes, explains=True))
+                found.append(Candidate(tensor, ACTIVATION, None, tensor.bytes, explains=True))
     return found

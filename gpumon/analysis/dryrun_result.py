@@ -1,6 +1,6 @@
 """What a dry run showed: whether the script fits the device, where it peaked, and what was alive there.
 
-A `Trial` is fed every message of the run, in the order `link` yields them, and keeps what the verdict needs: the
+A `DryRunResult` is fed every message of the run, in the order `link` yields them, and keeps what the verdict needs: the
 highest moment of each rank and device, the lines of the ledger nearest to it, and every allocation that failed. How
 much of a device was in use at most (all processes and contexts together) comes from the device itself at the end, so
 
@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpumon.analysis import ledger
-from gpumon.analysis.lines import Finding, Forecast, Lines, Peak
-from gpumon.analysis.oom.report import OomReport
+from gpumon.analysis.diagnosis.oom_report import OomReport
 from gpumon.analysis.report import Reporter
 from gpumon.analysis.rules import TENSOR_LEAK
+from gpumon.analysis.types import Breakdown, Finding, Forecast, Peak
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 
@@ -64,7 +64,7 @@ class Highest:
     allocated: int
     reserved: int | None  # the rank's highest, which may stand at another moment
     module: str | None = None
-    lines: Lines | None = None
+    lines: Breakdown | None = None
     lines_step: int | None = None
     lines_of: Literal["peak", "end", "failure"] | None = None  # the step's peak, its phase's end, or where it failed
     lines_phase: str | None = None
@@ -120,7 +120,7 @@ class _Followed:
     allocated: int = 0  # then
     reserved: int | None = None
     peak: Peak | None = None  # the highest with lines
-    end: tuple[int, str, Lines] | None = None  # newest ledger of a boundary: step, phase
+    end: tuple[int, str, Breakdown] | None = None  # newest ledger of a boundary: step, phase
     forecast: Forecast | None = None
     failure: OomReport | None = None  # of the newest top that was one
 
@@ -131,7 +131,7 @@ class _Followed:
             self.reserved = max(self.reserved or 0, reserved)
 
 
-class Trial:
+class DryRunResult:
     """Follows one run; see the module."""
 
     def __init__(self) -> None:

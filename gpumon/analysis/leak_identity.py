@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import is_
 
-from gpumon.analysis.lines import Growth, Held
 from gpumon.analysis.suspects import Suspect, explaining, root, suspects
+from gpumon.analysis.types import Growth, Held
 from gpumon_agent import wire
 
 TAKEN = ("allocated", "unexplained", "blocks")
@@ -46,7 +46,7 @@ _Key = tuple[bool, object]
 """Has a graph, and the variable that leads to it (or of what kind the tensors are, where nobody was found)."""
 
 
-class Named:
+class LeakNames:
     """One device's. `take` at each look while something grows, `forget` when nothing does."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpumon.analysis.oom.figures import SIZE, Figure, read
+from gpumon.analysis.diagnosis.figures import SIZE, Figure, read
 
 TAIL_CHARS = 2500
 """No message is longer."""

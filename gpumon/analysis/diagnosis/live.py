@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from gpumon.analysis.diagnosis.cause import LeakEvidence, PredictedPeak
+from gpumon.analysis.diagnosis.changed import changed
+from gpumon.analysis.diagnosis.context import Settings
+from gpumon.analysis.diagnosis.explaining import Known, explain
+from gpumon.analysis.diagnosis.figures import Figure, known
+from gpumon.analysis.diagnosis.log import Story
+from gpumon.analysis.diagnosis.message_parser import Message
+from gpumon.analysis.diagnosis.oom_report import Candidate, OomReport
+from gpumon.analysis.diagnosis.optimizer_step import FOREACH, FUSED, LOOP, RECIPES
 from gpumon.analysis.estimate.model import Tensor
 from gpumon.analysis.ledger import at_failure, device_of, owned, reading_of
-from gpumon.analysis.lines import Finding, Held
-from gpumon.analysis.oom.case import Settings
-from gpumon.analysis.oom.changed import changed
-from gpumon.analysis.oom.explaining import Known, explain
-from gpumon.analysis.oom.figures import Figure, known
-from gpumon.analysis.oom.log import Story
-from gpumon.analysis.oom.report import OomReport, Suspect
-from gpumon.analysis.oom.walk import FOREACH, FUSED, LOOP, RECIPES
-from gpumon.analysis.oom.weighing import Foreseen, Growth
-from gpumon.analysis.oom.wording import Message
+from gpumon.analysis.types import Finding, Held
 from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
 from gpumon_agent.oom.report_file import Report
@@ -31,7 +31,7 @@ MORE = "The report on the trainer's disk knows every parameter's shape: gpumon e
 
 
 def of_rank(
-    rank: RankFrame, growth: Growth | None = None, kept: Sequence[Finding] = (), held: Held | None = None
+    rank: RankFrame, growth: LeakEvidence | None = None, kept: Sequence[Finding] = (), held: Held | None = None
 ) -> OomReport | None:
     """The newest out-of-memory of a rank. `growth`: what stays with every step, where a trend was seen; `kept`:
     findings of what the device keeps for nothing, and who holds it; `held`: what of it is still growing, in bytes."""
@@ -56,7 +56,7 @@ def of_rank(
     )
     newest = _newest_ledger(rank, event.device)
     suspects = tuple(
-        Suspect(Tensor(each.path, each.shape, each.width, each.trainable), "a copy", event.phase, _bytes(each))
+        Candidate(Tensor(each.path, each.shape, each.width, each.trainable), "a copy", event.phase, _bytes(each))
         for each in event.same_size
     )
     return replace(
@@ -110,12 +110,12 @@ def of_file(report: Report, file: str | None = None, watched: OomReport | None =
     )
 
 
-def _foreseen(rank: RankFrame, event: wire.Oom) -> Foreseen | None:
+def _foreseen(rank: RankFrame, event: wire.Oom) -> PredictedPeak | None:
     """What was said of this very batch, on this device."""
     if event.phase not in (wire.FORWARD, wire.BACKWARD):
         return None
     said = next((each for each in rank.outlooks if (each.device, each.step) == (event.device, event.step)), None)
-    return None if said is None else Foreseen(said.next_peak, said.low, said.input_shapes)
+    return None if said is None else PredictedPeak(said.next_peak, said.low, said.input_shapes)
 
 
 def _message(event: wire.Oom, total: int | None, backend: str) -> Message:
@@ -160,7 +160,7 @@ def _settings(environment: dict[str, str], rank: RankFrame) -> Settings:
     )
 
 
-def _buckets(rank: RankFrame, message: Message, phase: str) -> Iterator[Suspect]:
+def _buckets(rank: RankFrame, message: Message, phase: str) -> Iterator[Candidate]:
     """DDP makes its buckets of gradients with itself, and once more in its second forward."""
     if phase not in (wire.LOAD, wire.FORWARD):
         return
@@ -171,7 +171,7 @@ def _buckets(rank: RankFrame, message: Message, phase: str) -> Iterator[Suspect]
             for at, count in enumerate(parallel.bucket_bytes):
                 if message.may_be(count):
                     bucket = Tensor(f"DDP's bucket {at}", (count // width,), width, False)
-                    yield Suspect(bucket, "a bucket of gradients", phase, count)
+                    yield Candidate(bucket, "a bucket of gradients", phase, count)
 
 
 def _optimizer(report: Report) -> str | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpumon.analysis.diagnosis.message_parser import LARGE_MIN, SEGMENT_STEP
 from gpumon.analysis.estimate.model import Tensor
-from gpumon.analysis.oom.wording import LARGE_MIN, SEGMENT_STEP
 from gpumon_agent import wire
 
 
@@ -22,7 +22,7 @@ class Event:
 
 
 @dataclass(slots=True)
-class Standing:
+class Allocated:
     """Bytes that stand, as the walk goes on."""
 
     bytes: int

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gpumon.analysis import units
+from gpumon.analysis.diagnosis.cause import LeakEvidence, PredictedPeak, find_cause
+from gpumon.analysis.diagnosis.context import FailureContext, Settings, room
+from gpumon.analysis.diagnosis.log import Story
+from gpumon.analysis.diagnosis.message_parser import Message
+from gpumon.analysis.diagnosis.oom_report import Candidate, OomReport
+from gpumon.analysis.diagnosis.optimizer_step import RECIPES, WAYS_IN_WORDS, Recipe, recipe_of, step, stepped
+from gpumon.analysis.diagnosis.remedies import remedies
+from gpumon.analysis.diagnosis.tensor_match import ACTIVATION, explaining, of_batch, same_size
 from gpumon.analysis.estimate.model import Tensor, per_row, vocabulary_of
-from gpumon.analysis.lines import Finding
-from gpumon.analysis.oom.case import Case, Settings, room
-from gpumon.analysis.oom.log import Story
-from gpumon.analysis.oom.remedies import remedies
-from gpumon.analysis.oom.report import OomReport, Suspect
-from gpumon.analysis.oom.suspects import ACTIVATION, explaining, of_batch, same_size
-from gpumon.analysis.oom.walk import RECIPES, WAYS_IN_WORDS, Recipe, recipe_of, step, stepped
-from gpumon.analysis.oom.weighing import Foreseen, Growth, weigh
-from gpumon.analysis.oom.wording import Message
+from gpumon.analysis.types import Finding
 from gpumon_agent import wire
 from gpumon_agent.units import torch_size as shown
 
@@ -37,8 +37,8 @@ class Known:
     heads: int | None = None
     later: bool | None = None  # whether the optimizer had stepped before; None: not known
     settings: Settings = field(default_factory=Settings)
-    growth: Growth | None = None
-    foreseen: Foreseen | None = None
+    growth: LeakEvidence | None = None
+    foreseen: PredictedPeak | None = None
     kept: tuple[Finding, ...] = ()  # of what the device keeps for nothing, most bytes first
 
 
@@ -49,12 +49,12 @@ def explain(story: Story, known: Known | None = None) -> OomReport:
     settings = known.settings
     if message.expandable is not None:
         settings = replace(settings, expandable=message.expandable)
-    weighed = weigh(message, known.growth, known.foreseen)
+    weighed = find_cause(message, known.growth, known.foreseen)
     recipe, way = recipe_of(known.optimizer or DEFAULT_OPTIMIZER)
     suspects, way = _suspects(message, known, recipe, way, story.phase)
     best = suspects[0] if suspects and suspects[0].explains else None
     phase = story.phase or (best.phase if best is not None else None)
-    case = Case(
+    case = FailureContext(
         message, weighed.verdict, phase, known.tensors,
         recipe if known.optimizer or (best is not None and best.phase == wire.OPTIMIZER) else None, way, settings,
         best.tensor if best is not None and best.what == ACTIVATION else None, known.kept,
@@ -81,7 +81,7 @@ def explain(story: Story, known: Known | None = None) -> OomReport:
 
 def _suspects(
     message: Message, known: Known, recipe: Recipe, way: str | None, phase: str | None
-) -> tuple[list[Suspect], str | None]:
+) -> tuple[list[Candidate], str | None]:
     if message.kind != "allocator" or message.requested is None:
         return [], way
     tensors = known.tensors
@@ -96,7 +96,7 @@ def _suspects(
     return same_size(message, tensors), way
 
 
-def _assumptions(known: Known, best: Suspect | None, recipe: Recipe) -> list[str]:
+def _assumptions(known: Known, best: Candidate | None, recipe: Recipe) -> list[str]:
     """What the walk takes for granted, and what another way of writing the optimizer would have shown instead."""
     if best is None or best.phase != wire.OPTIMIZER or best.way is None or best.stands is None:
         return []
@@ -117,7 +117,7 @@ def _assumptions(known: Known, best: Suspect | None, recipe: Recipe) -> list[str
     return said
 
 
-def _notes(message: Message, known: Known, best: Suspect | None, case: Case, story: Story) -> list[str]:
+def _notes(message: Message, known: Known, best: Candidate | None, case: FailureContext, story: Story) -> list[str]:
     said: list[str] = []
     optimizer = case.phase == wire.OPTIMIZER
     if best is not None and best.phase == wire.OPTIMIZER:
@@ -156,7 +156,7 @@ def _notes(message: Message, known: Known, best: Suspect | None, case: Case, sto
     return said
 
 
-def _grows_with(tensors: Sequence[Tensor], best: Suspect) -> list[str]:
+def _grows_with(tensors: Sequence[Tensor], best: Candidate) -> list[str]:
     table = vocabulary_of(tensors)
     if table is None or table.shape[0] not in best.tensor.shape:
         return []

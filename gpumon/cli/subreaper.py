@@ -1,10 +1,10 @@
-"""Run as a script: starts a command, and leaves nothing of it when it ends or when whoever asked for it dies.
+"""Commands that do not outlive the process that starts them.
 
-The kernel can kill one process with its parent, not a tree: torchrun's ranks would live on. So this process stands in
-between. It adopts what its descendants leave behind (PR_SET_CHILD_SUBREAPER), is told by a signal when its parent has
-ended, `kill -9` included (PR_SET_PDEATHSIG), and then kills everything below it. The command itself dies with it. It
-passes SIGINT on and ends as the command ended, by the same signal if by one. Only the standard library: it is started
-with -I -S, in a few milliseconds.
+`dies_with_parent` lets the kernel kill one process when its parent ends. That does not reach its children: torchrun's
+ranks would live on. So `under_subreaper` runs the command under this file, started as a script. The subreaper adopts
+orphaned descendants (PR_SET_CHILD_SUBREAPER). It gets a signal when its parent ends, `kill -9` included
+(PR_SET_PDEATHSIG), and then kills every descendant. It passes SIGINT on, and ends with the command's status or signal.
+Imports only the standard library: the script starts with -I -S, in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,7 +25,40 @@ HEARD = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, PARENT_ENDED)
 KILLING_S = 10.0
 """A process in the kernel's hands (a hung disk) dies later than one waits."""
 
-_prctl = ctypes.CDLL(None).prctl
+_TIE = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    try:
+        os.execvp(sys.argv[2], sys.argv[2:])
+    except OSError as error:
+        sys.exit(f"Error: {sys.argv[2]} could not be started: {error.strerror}.")
+"""
+
+
+def dies_with_parent(argv: Sequence[str]) -> list[str]:
+    """`argv` such that the kernel kills it when the thread that starts it ends, `kill -9` included.
+
+    Also where it is stopped, when nothing that it would have to do itself helps. It reaches this one process, not its
+    children. On Linux; elsewhere `argv` as it is. PR_SET_PDEATHSIG (1, prctl(2)) outlives exec.
+    """
+    if sys.platform != "linux":
+        return list(argv)
+    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *argv]
+
+
+def under_subreaper(argv: Sequence[str]) -> list[str]:
+    """`argv` under a process that ends with its status and leaves nothing of what it started.
+
+    On Linux; elsewhere `argv` as it is.
+    """
+    if sys.platform != "linux":
+        return list(argv)
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *argv]
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value)
 
 
 def main(parent: int, argv: list[str]) -> NoReturn:

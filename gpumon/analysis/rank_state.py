@@ -20,14 +20,14 @@ from gpumon.analysis.batches import Batches
 from gpumon.analysis.estimate import closed_form
 from gpumon.analysis.estimate.closed_form import LEARNING_STEPS, Owned
 from gpumon.analysis.findings import tables
-from gpumon.analysis.followed import DeviceGrowth, HostGrowth
 from gpumon.analysis.forecast import Forecaster, Others
+from gpumon.analysis.growth_series import DeviceGrowth, HostGrowth
 from gpumon.analysis.history import StepPeaks, carried, higher, look
-from gpumon.analysis.lines import Highest, Peak, Read
-from gpumon.analysis.named import Named
+from gpumon.analysis.leak_identity import LeakNames
+from gpumon.analysis.persistent_conditions import PersistentConditions
 from gpumon.analysis.reports import RankReport
-from gpumon.analysis.standing import Standing
 from gpumon.analysis.tracker import Tracker
+from gpumon.analysis.types import Highest, Peak, Read
 from gpumon.session.frame import ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
 
@@ -58,7 +58,7 @@ def kind(step: StepPeaks) -> Kind:
 
 
 @dataclass(slots=True)
-class Device:
+class DeviceState:
     """What was learnt of one device of one rank."""
 
     index: int
@@ -79,8 +79,8 @@ class Device:
     typical: float | None = None  # peak, at the newest look
     growth: DeviceGrowth = field(default_factory=DeviceGrowth)
     batches: Batches = field(default_factory=Batches)
-    standing: Standing = field(default_factory=Standing)
-    named: Named = field(default_factory=Named)
+    standing: PersistentConditions = field(default_factory=PersistentConditions)
+    named: LeakNames = field(default_factory=LeakNames)
     skipped: bool = False  # the forecaster did not see every step
     highest: Highest | None = None  # peak so far
 
@@ -89,9 +89,9 @@ class Device:
         """The newest step ran a CUDA graph, whose peaks nobody sees."""
         return self.record is not None and wire.GRAPH_REPLAY in [phase.phase for phase in self.record.phases]
 
-    def again(self) -> Device:
+    def again(self) -> DeviceState:
         """Knows nothing of the steps, and all that was learnt otherwise."""
-        return Device(
+        return DeviceState(
             self.index,
             retries=self.retries,
             available=self.available,
@@ -199,10 +199,10 @@ class Device:
 
 
 @dataclass(slots=True)
-class Rank:
+class RankState:
     """What was learnt of one rank, and the report that stands for it."""
 
-    devices: dict[int, Device] = field(default_factory=dict)
+    devices: dict[int, DeviceState] = field(default_factory=dict)
     first: int = 0  # step number of the oldest record of the frame that was learnt from
     newest: StepRecord | None = None
     thinned: wire.Thinned | None = None  # the history, when it was learnt again
@@ -278,10 +278,10 @@ class Rank:
         for index, found in by_device.items():
             self._device(index).observe(found, self.owned.get(index), forecast=forecast, sparsely=sparsely)
 
-    def _device(self, index: int) -> Device:
+    def _device(self, index: int) -> DeviceState:
         device = self.devices.get(index)
         if device is None:
-            device = self.devices[index] = Device(index)
+            device = self.devices[index] = DeviceState(index)
         return device
 
     def evidence(self, rank: RankFrame) -> bool:
@@ -310,7 +310,7 @@ def devices(rank: RankFrame) -> set[int]:
 
 
 def found(
-    record: StepRecord | None, index: int, learnt: Device | None
+    record: StepRecord | None, index: int, learnt: DeviceState | None
 ) -> tuple[wire.Phase | None, wire.Ledger | None, Peak | None]:
     """Where a step ends on a device, the owners read there (both as learnt, if it was), and its peak."""
     if record is None:

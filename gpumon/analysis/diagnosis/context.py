@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpumon.analysis.diagnosis.message_parser import Message
+from gpumon.analysis.diagnosis.optimizer_step import Recipe
 from gpumon.analysis.estimate.model import Tensor
-from gpumon.analysis.lines import Finding
-from gpumon.analysis.oom.walk import Recipe
-from gpumon.analysis.oom.wording import Message
+from gpumon.analysis.types import Finding
 
 VARIABLES = ("PYTORCH_HIP_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """The last since PyTorch 2.9."""
@@ -34,7 +34,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class FailureContext:
     """What is known of the failure."""
 
     message: Message

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpumon.analysis.diagnosis.figures import Figure
 from gpumon.analysis.estimate.model import Tensor
-from gpumon.analysis.lines import Lines
-from gpumon.analysis.oom.figures import Figure
+from gpumon.analysis.types import Breakdown
 
 VERDICTS = {
     "capacity": "what is alive and what is asked for do not fit",
@@ -22,7 +22,7 @@ VERDICTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class Candidate:
     """A tensor whose size it is."""
 
     tensor: Tensor
@@ -63,9 +63,9 @@ class OomReport:
     module: str | None = None  # path of the nn.Module that was running
     where: str | None = None  # file.py:LINE in the user's code
     code: str | None = None  # that line
-    suspects: tuple[Suspect, ...] = ()
+    suspects: tuple[Candidate, ...] = ()
     assumptions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what it grows with, and what has nothing to do with it
     remedies: tuple[Remedy, ...] = ()
-    lines: Lines | None = None  # the ledger at that moment
+    lines: Breakdown | None = None  # the ledger at that moment
     file: str | None = None  # the report on the trainer's disk

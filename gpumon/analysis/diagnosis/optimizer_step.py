@@ -10,7 +10,7 @@ states. What follows depends on how the optimizer is written:
     fused     all states of a group first, no temporaries
 
 Parameter groups are stepped one after another, each so. Optimizers whose temporaries have other shapes than their
-parameters are in uneven.py.
+parameters are in special_optimizers.py.
 Of a failed request, its size together with `already allocated` tells at which event of which walk it happened.
 Blocks count as the caching allocator counts them: sizes rounded up to 512 B; the rest of a segment of its own that is
 not split off (1 MiB or less) counts too.
@@ -30,12 +30,12 @@ import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
+from gpumon.analysis.diagnosis import special_optimizers
+from gpumon.analysis.diagnosis.optimizer_events import Allocated, Event, counted
 from gpumon.analysis.estimate.model import Tensor
-from gpumon.analysis.oom import uneven
-from gpumon.analysis.oom.standing import Event, Standing, counted
 from gpumon_agent import wire
 
-REACH, LOOP, FOREACH, FUSED = "reach", "loop", uneven.FOREACH, "fused"
+REACH, LOOP, FOREACH, FUSED = "reach", "loop", special_optimizers.FOREACH, "fused"
 WAYS = (REACH, LOOP, FOREACH, FUSED)
 
 WAYS_IN_WORDS = {
@@ -60,7 +60,7 @@ class Recipe:
     lists: int | None = 0  # lists of temporaries of a foreach step; None: not known
     ways: tuple[str, ...] = WAYS
     made: Callable[[Tensor], list[tuple[str, int]]] | None = None  # states that are not as large as their parameter
-    takes: Callable[[Standing, Sequence[Tensor], str], Iterator[Event]] | None = None  # temporaries likewise
+    takes: Callable[[Allocated, Sequence[Tensor], str], Iterator[Event]] | None = None  # temporaries likewise
     early: bool = False  # states are made with the optimizer, before the first forward
     kept: bool = True  # the last temporary lives until its successor exists
     together: bool = True  # lists of a foreach step stand at the same time
@@ -89,11 +89,11 @@ RECIPES = {
         Recipe("rmsprop", ("square average",), ("square root of the average",), 1, (REACH, LOOP, FOREACH)),
         Recipe("adagrad", ("sum of squares",), ("square root of the sum",), 2, (LOOP, FOREACH, FUSED), early=True),
         Recipe("asgd", ("average (ax)",), ("gap to the average",), 2, (LOOP, FOREACH), together=False, looped=False),
-        Recipe("rprop", ("gradient before (prev)", "step size"), ways=(LOOP, FOREACH), takes=uneven.rprop),
-        Recipe("adafactor", ways=(LOOP, FOREACH), made=uneven.factored, takes=uneven.adafactor),
-        Recipe("muon", ("momentum buffer",), ways=(LOOP,), takes=uneven.muon),
+        Recipe("rprop", ("gradient before (prev)", "step size"), ways=(LOOP, FOREACH), takes=special_optimizers.rprop),
+        Recipe("adafactor", ways=(LOOP, FOREACH), made=special_optimizers.factored, takes=special_optimizers.adafactor),
+        Recipe("muon", ("momentum buffer",), ways=(LOOP,), takes=special_optimizers.muon),
         Recipe("sparseadam", _ADAM, ways=(LOOP,), gradients=False),
-        Recipe("adamw8bit", ways=(REACH,), made=uneven.eight_bit),
+        Recipe("adamw8bit", ways=(REACH,), made=special_optimizers.eight_bit),
     )
 }
 """By torch's names in lower case; `momentum` is SGD with momentum."""
@@ -136,7 +136,7 @@ def states(tensors: Sequence[Tensor], recipe: Recipe) -> int:
 def step(tensors: Sequence[Tensor], recipe: Recipe, way: str, *, later: bool = False) -> Iterator[Event]:
     """The requests of one `optimizer.step`, in order: of the first, or, `later`, of every other."""
     there = later or recipe.early
-    stands = Standing(standing(tensors, recipe) + (states(tensors, recipe) if there else 0), later)
+    stands = Allocated(standing(tensors, recipe) + (states(tensors, recipe) if there else 0), later)
     before: list[int] = []
     for group in stepped(tensors):
         if way == REACH:
@@ -154,13 +154,13 @@ def step(tensors: Sequence[Tensor], recipe: Recipe, way: str, *, later: bool = F
     stands.gone(*before)
 
 
-def _states(stands: Standing, recipe: Recipe, tensor: Tensor) -> Iterator[Event]:
+def _states(stands: Allocated, recipe: Recipe, tensor: Tensor) -> Iterator[Event]:
     for what, size in recipe.states_of(tensor):
         yield stands.asked(what, tensor, size)
 
 
 def _reaching(
-    stands: Standing, recipe: Recipe, group: Sequence[Tensor], there: bool, before: list[int]
+    stands: Allocated, recipe: Recipe, group: Sequence[Tensor], there: bool, before: list[int]
 ) -> Generator[Event, None, list[int]]:
     """`before`: the temporary of the parameter before, which lives on from one group to the next. Gives the last."""
     for tensor in group:
@@ -173,7 +173,7 @@ def _reaching(
     return before
 
 
-def _loop(stands: Standing, recipe: Recipe, group: Sequence[Tensor]) -> Iterator[Event]:
+def _loop(stands: Allocated, recipe: Recipe, group: Sequence[Tensor]) -> Iterator[Event]:
     before: list[int] = []
     for tensor in group:
         for what in recipe.temporaries:
@@ -185,7 +185,7 @@ def _loop(stands: Standing, recipe: Recipe, group: Sequence[Tensor]) -> Iterator
     stands.gone(*before)
 
 
-def _lists(stands: Standing, recipe: Recipe, group: Sequence[Tensor]) -> Iterator[Event]:
+def _lists(stands: Allocated, recipe: Recipe, group: Sequence[Tensor]) -> Iterator[Event]:
     taken: list[int] = []
     for _ in range(recipe.lists or 0):
         if not recipe.together:

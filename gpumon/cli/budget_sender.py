@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterable
 from typing import TYPE_CHECKING
 
-from gpumon.analysis.room import available
+from gpumon.analysis.device_budget import available
 from gpumon.session.frame import Frame, RankFrame
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import wire
@@ -25,7 +25,7 @@ _STEPS = 32  # in which a reading is placed
 WANTED_NS = 20_000_000_000  # from a rank's first step on; later a reading a second does
 
 
-class Rooms:
+class BudgetSender:
     """Sees what a viewer sees: each event (`take`) or, where a session is kept anyway, its frames (`seen`)."""
 
     def __init__(self, known: Iterable[Descriptor] = ()) -> None:

@@ -1,9 +1,9 @@
 """What to do about an out-of-memory, as data: what each remedy would save, never one that is on already.
 
 Model. In the optimizer's step everything follows from the model, so each remedy is computed: the peak of the first step
-is walked again with the remedy in place (gpumon.analysis.oom.walk). In forward and backward, what stands beside
-weights, gradients and state is activations, in proportion to the batch. Those that make it fit come first, then by
-bytes.
+is computed again with the remedy in place (`optimizer_step`). In forward and backward, everything
+beside weights, gradients and state counts as activations, in proportion to the batch. Remedies that make it fit come
+first, then those that save most bytes.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gpumon.analysis.changes import BATCH, BF16, BUCKET_VIEWS, EXPANDABLE, Held, saves
+from gpumon.analysis.diagnosis.context import FailureContext, room
+from gpumon.analysis.diagnosis.oom_report import Remedy
+from gpumon.analysis.diagnosis.optimizer_remedies import stepping
+from gpumon.analysis.diagnosis.optimizer_step import standing, states
 from gpumon.analysis.estimate.model import Tensor
-from gpumon.analysis.oom.case import Case, room
-from gpumon.analysis.oom.report import Remedy
-from gpumon.analysis.oom.stepping import stepping
-from gpumon.analysis.oom.walk import standing, states
 from gpumon_agent import wire
 
 SETTING = "expandable_segments:True"
 
 
-def remedies(case: Case) -> tuple[Remedy, ...]:
+def remedies(case: FailureContext) -> tuple[Remedy, ...]:
     """In order of what serves most."""
     return tuple(_ordered((*_let_go(case), *_FOR.get(case.verdict, _unknown)(case))))
 
@@ -30,7 +30,7 @@ def _ordered(found: Iterable[Remedy]) -> list[Remedy]:
     return sorted(found, key=lambda r: (not r.enough, -(r.saves or 0) if not r.enough else 0))
 
 
-def _let_go(case: Case) -> Iterator[Remedy]:
+def _let_go(case: FailureContext) -> Iterator[Remedy]:
     """Of what the device was seen to keep for nothing, whatever the verdict."""
     short = _short(case)
     for finding in case.kept:  # where nothing is short it lies in pieces, and so may what comes free
@@ -38,7 +38,7 @@ def _let_go(case: Case) -> Iterator[Remedy]:
         yield Remedy(finding.code, finding.remedy, finding.bytes, enough)
 
 
-def _short(case: Case) -> int | None:
+def _short(case: FailureContext) -> int | None:
     """Bytes of the request that what is unused does not hold, in whatever pieces it lies."""
     asked, free, slack = case.message.requested, case.message.free, case.message.slack
     if asked is None or free is None or slack is None:
@@ -49,7 +49,7 @@ def _short(case: Case) -> int | None:
 # -------------------------------------------------------------------------------------------------------- by verdict
 
 
-def _capacity(case: Case) -> Iterator[Remedy]:
+def _capacity(case: FailureContext) -> Iterator[Remedy]:
     if case.phase == wire.OPTIMIZER:
         yield from stepping(case)
         return
@@ -60,7 +60,7 @@ def _capacity(case: Case) -> Iterator[Remedy]:
     yield from _views(case)
 
 
-def _loading(case: Case) -> Iterator[Remedy]:
+def _loading(case: FailureContext) -> Iterator[Remedy]:
     whole = sum(t.bytes for t in case.tensors)
     space = room(case.message)
     half = saves(BF16, Held(weights=whole)) if whole and all(t.width == 4 for t in case.tensors) else None
@@ -70,7 +70,7 @@ def _loading(case: Case) -> Iterator[Remedy]:
     yield Remedy("shard", "the weights spread over several devices (FSDP, device_map), or over the CPU")
 
 
-def _activations(case: Case) -> Iterator[Remedy]:
+def _activations(case: FailureContext) -> Iterator[Remedy]:
     activations = _beside_owners(case)
     half = saves(BATCH, Held(activations=activations)) if activations else None
     short = _short(case)
@@ -99,7 +99,7 @@ def _instead(activation: Tensor) -> Remedy:
     return Remedy("sdpa", text, activation.bytes)
 
 
-def _beside_owners(case: Case) -> int | None:
+def _beside_owners(case: FailureContext) -> int | None:
     """Allocated beyond weights, gradients and states; the states only if they fit: in the first step there are none."""
     allocated = case.message.allocated
     if allocated is None or not case.tensors:
@@ -113,14 +113,14 @@ def _beside_owners(case: Case) -> int | None:
     return None
 
 
-def _views(case: Case) -> Iterator[Remedy]:
+def _views(case: FailureContext) -> Iterator[Remedy]:
     if case.settings.bucket_views is False:
         trained = saves(BUCKET_VIEWS, Held(gradients=sum(t.bytes for t in case.tensors if t.trainable))) or None
         text = "DistributedDataParallel(..., gradient_as_bucket_view=True): gradients live in the buckets, once"
         yield Remedy(BUCKET_VIEWS, text, trained)
 
 
-def _fragmentation(case: Case) -> Iterator[Remedy]:
+def _fragmentation(case: FailureContext) -> Iterator[Remedy]:
     slack = case.message.slack
     asked = case.message.requested
     enough = slack is not None and asked is not None and slack.middle >= asked.middle
@@ -137,13 +137,13 @@ def _fragmentation(case: Case) -> Iterator[Remedy]:
     yield Remedy("batch", "a smaller batch, if the peak itself is near the device's size")
 
 
-def _variable(case: Case) -> str:
+def _variable(case: FailureContext) -> str:
     """What to set, beside what is set."""
     name = "PYTORCH_HIP_ALLOC_CONF" if case.message.backend == "hip" else "PYTORCH_CUDA_ALLOC_CONF"
     return f"{name}={case.settings.set},{SETTING}" if case.settings.set else f"{name}={SETTING}"
 
 
-def _other(case: Case) -> Iterator[Remedy]:
+def _other(case: FailureContext) -> Iterator[Remedy]:
     held = sum(each.middle for _, each in case.message.others) or None
     yield Remedy(
         "end", "end the other process if it is yours (an old run, a notebook's kernel): nvidia-smi names it", held, True
@@ -151,7 +151,7 @@ def _other(case: Case) -> Iterator[Remedy]:
     yield Remedy("device", "another device: CUDA_VISIBLE_DEVICES, or LOCAL_RANK where every rank went to device 0")
 
 
-def _leak(case: Case) -> Iterator[Remedy]:
+def _leak(case: FailureContext) -> Iterator[Remedy]:
     if any(finding.bytes_per_step for finding in case.kept):
         return  # its own remedy is told
     yield Remedy("item", "loss.item() (or .detach()) for what is logged or summed: a kept loss keeps its graph")
@@ -161,13 +161,13 @@ def _leak(case: Case) -> Iterator[Remedy]:
     )
 
 
-def _oversized(case: Case) -> Iterator[Remedy]:
+def _oversized(case: FailureContext) -> Iterator[Remedy]:
     yield Remedy("shapes", "print the shapes at this line: two operands that broadcast, (N, 1) with (1, N), make N × N")
     yield Remedy("pieces", "the computation in pieces: chunked distances or attention, scaled_dot_product_attention")
     yield Remedy("batch", "a smaller batch or a shorter sequence, if the shape is what it should be")
 
 
-def _limit(case: Case) -> Iterator[Remedy]:
+def _limit(case: FailureContext) -> Iterator[Remedy]:
     message = case.message
     if message.backend == "mps":
         yield Remedy("watermark", "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 lifts the limit; macOS then swaps, or stalls")
@@ -178,14 +178,14 @@ def _limit(case: Case) -> Iterator[Remedy]:
     yield from _activations(case)
 
 
-def _refused(case: Case) -> Iterator[Remedy]:
+def _refused(case: FailureContext) -> Iterator[Remedy]:
     yield Remedy("again", "run once more with the device to yourself: nvidia-smi, or rocm-smi, tells who else is there")
     yield Remedy("limits", "the container's, the MIG slice's, or Windows' and WSL's share of the device: raise it")
     if not case.settings.expandable and not case.message.expandable:
         yield Remedy("expandable-segments", f"{_variable(case)}: asks the driver for small pieces")
 
 
-def _host(case: Case) -> Iterator[Remedy]:
+def _host(case: FailureContext) -> Iterator[Remedy]:
     if case.message.kind == "shared":
         yield Remedy(
             "shm", "docker run --shm-size=8g (or --ipc=host); in Kubernetes a memory-backed /dev/shm", None, True
@@ -201,7 +201,7 @@ def _host(case: Case) -> Iterator[Remedy]:
     yield Remedy("checkpoint", "torch.load(..., mmap=True): a checkpoint is then read as it is needed")
 
 
-def _unknown(case: Case) -> Iterator[Remedy]:
+def _unknown(case: FailureContext) -> Iterator[Remedy]:
     if case.message.backend == "mps":
         yield from _limit(case)
         return

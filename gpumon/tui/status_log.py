@@ -9,7 +9,7 @@ from gpumon.session.frame import Frame, RankFrame
 from gpumon_agent import wire
 
 
-class Changes:
+class StatusLog:
     """Follows the ranks' statuses from frame to frame."""
 
     def __init__(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 
-from gpumon.session.heard import Run
+from gpumon.session.incoming import MessageRun
 from gpumon.session.store import SessionStore
-from gpumon.tui.feed import Heard, HostFeed, closing
+from gpumon.tui.feed import HostFeed, Incoming, closing
 from gpumon_agent import wire
 
 APPLIED_A_TURN = 512
@@ -40,14 +40,14 @@ class Tasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def take_events(events: AsyncIterator[Heard], store: SessionStore, picture: Callable[[], None]) -> None:
+async def take_events(events: AsyncIterator[Incoming], store: SessionStore, picture: Callable[[], None]) -> None:
     """All events into the store. `picture`: there is something worth showing at once."""
     awaited: tuple[type, ...] = (wire.Hello, wire.Synced)  # of further ranks' pasts the next tick is early enough
     applied = 0
     apply = store.apply
     async for heard in events:
         for each in heard if isinstance(heard, list) else (heard,):
-            if isinstance(each, Run):
+            if isinstance(each, MessageRun):
                 store.apply_run(*each)
                 applied += len(each.events)
                 continue

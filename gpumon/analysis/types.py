@@ -34,7 +34,7 @@ DRIVER = ("context", "other_processes", "free")
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class Breakdown:
     """Bytes by line; None where not known.
 
     allocated = owners + unexplained (or unattributed, on steps that were not sampled) + rounding
@@ -84,7 +84,7 @@ class Peak(msgspec.Struct, frozen=True, gc=False):
     phase: str | None  # None: the step was read once, at its end, and any phase may have been the highest
     index: int
     allocated: int
-    lines: Lines | None = None
+    lines: Breakdown | None = None
     module: str | None = None
 
 
@@ -100,7 +100,7 @@ class Highest:
 class Estimate:
     """What a step should need by closed form. `sources` says per line: exact, learnt, measured."""
 
-    lines: Lines
+    lines: Breakdown
     peak: int | None
     peak_phase: str | None
     sources: tuple[tuple[str, str], ...] = ()
@@ -188,7 +188,7 @@ class Read:
     """The newest step whose owners were read, which is not always the newest step: fast ones are sampled."""
 
     step: int
-    lines: Lines  # at its end
+    lines: Breakdown  # at its end
     hidden: tuple[str, ...] = ()  # who keeps bytes where nobody can look, by name: part of `unexplained`
     held_by: tuple[wire.Holder, ...] = ()  # the variables behind the line `variables`, the largest first
 

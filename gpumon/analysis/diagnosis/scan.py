@@ -12,8 +12,8 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-from gpumon.analysis.oom import log
-from gpumon.analysis.oom.wording import Message, find_all, newest
+from gpumon.analysis.diagnosis import log
+from gpumon.analysis.diagnosis.message_parser import Message, find_all, newest
 
 CHUNK_BYTES = 1 << 20
 BEFORE_BYTES, AFTER_BYTES = 2 << 10, 8 << 10
