@@ -1,10 +1,10 @@
-"""What one process can have on a device: by the driver and the allocator at one moment, and by the limits the user set.
+"""The memory budget of one process on a device, in bytes: from driver and allocator readings, and from user limits.
 
-Model. A process's own allocations do not change reserved + free, so that sum, taken once in a state both sides agree
-on, stands until another process takes or returns something. A memory fraction limits what the allocator reserves, not
-what the context takes. Cost: a walk over a few readings.
-Known limitations. A driver that tells no free bytes leaves it unknown. What another process takes between two readings
-is seen with the next one.
+Model. A process's own allocations do not change reserved + free. So the sum is valid until another process allocates or
+frees. A memory fraction limits the bytes that the allocator reserves, not those of the CUDA context.
+Cost. A pass over a few readings.
+Known limitations. The budget is None if the driver reports no free bytes. Allocations of another process show with the
+next reading.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FRACTION = "memory_fraction:"
 
 
 def limit(rank: RankFrame, device: int) -> int | None:
-    """The most that the allocator may reserve, where the user set a fraction of the device."""
+    """The most bytes that the allocator may reserve, if the user set a fraction of the device."""
     described = ledger.device_of(rank, device)
     share = rank.hello.settings.get(f"{FRACTION}{device}")
     if share is None or described is None or described.total_bytes is None:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpumon.analysis import device_budget, ledger
-from gpumon.analysis.estimating import Ledging, estimating
 from gpumon.analysis.findings import Look, retries
 from gpumon.analysis.findings.agent import parts_off
 from gpumon.analysis.forecast import Room
+from gpumon.analysis.lazy_figures import LazyLedger, lazy_estimate
 from gpumon.analysis.leak_identity import TAKEN, Leak
 from gpumon.analysis.rank_state import DeviceState, RankState, found
 from gpumon.analysis.reports import DeviceReport, RankReport
@@ -199,7 +199,7 @@ class Reporter:
                 record=record,
                 figures=learnt.newest,
                 forecast=report.forecast,
-                lines=report.ledging,
+                lines=report.make_ledger,
                 reading=reading,
                 capacity=report.capacity,
                 our_pids=self._pids,
@@ -283,19 +283,19 @@ def _device_report(rank: RankFrame, index: int, state: RankState, leak: Leak | N
     driver = ledger.driver_lines(rank, index)
     described = ledger.device_of(rank, index)
     reading = ledger.reading_of(rank.host, described.uuid if described else None)
-    ledging = None
+    make_ledger = None
     held = leak.held if leak is not None else None
     if record is not None and end is not None:
-        ledging = Ledging(rank, record.step, end, owners, learnt.lasting if learnt else None, driver, held)
+        make_ledger = LazyLedger(rank, record.step, end, owners, learnt.lasting if learnt else None, driver, held)
     forecast = None
     if learnt is not None and not learnt.replays:  # no counter sees what runs in a CUDA graph
         forecast = _forecast(rank, learnt, driver)
     return DeviceReport(
         device=index,
-        ledging=ledging,
-        aging=None if ledging is None else ledging.age_s,
+        make_ledger=make_ledger,
+        make_ledger_age=None if make_ledger is None else make_ledger.age_s,
         peak=ledger.peak_with_held(peak, held),
-        estimating=estimating(state.owned.get(index), learnt, ledging),
+        make_estimate=lazy_estimate(state.owned.get(index), learnt, make_ledger),
         forecast=forecast,
         capacity=_capacity(described, reading),
         device_used=_used(reading),
@@ -304,7 +304,7 @@ def _device_report(rank: RankFrame, index: int, state: RankState, leak: Leak | N
         growth=learnt.growth.growth() if learnt else (),
         regimes=tuple(learnt.forecaster.shape_model.changes) if learnt else (),
         highest=learnt.highest if learnt else None,
-        asking=None if learnt is None or forecast is None else partial(_asked, rank, learnt),
+        make_whatif=None if learnt is None or forecast is None else partial(_asked, rank, learnt),
         held=held,
     )
 

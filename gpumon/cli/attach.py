@@ -98,14 +98,14 @@ def command(
     from gpumon.cli.budget_sender import BudgetSender
     from gpumon.tui.app import MonitorApp
 
-    rooms = BudgetSender(descriptors)
+    budgets = BudgetSender(descriptors)
     known = [*descriptors, *(descriptor for job in choices for descriptor in job.descriptors)]
     feed = (lambda: link.subscribe_batches(descriptors, follow=True)) if descriptors else None
     app = MonitorApp(
         feed,
         choices=_choices(choices),
-        host=lambda pids: rooms.beside(this_machine(seen_here(known, pids))),
-        seen=rooms.seen,
+        host=lambda pids: budgets.beside(this_machine(seen_here(known, pids))),
+        seen=budgets.seen,
         asker=link.Asker(descriptors),
         options=look,
         ranks=len(descriptors),

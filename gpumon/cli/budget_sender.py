@@ -1,6 +1,6 @@
-"""Tells each agent what its process can have on its device, so that it can say of a batch whether it will fit.
+"""Sends each agent its memory budget (reserved + free), which it needs to predict whether a batch fits.
 
-The agent asks no driver; whoever watches it reads one anyway. Said when it is first known, and when it changed.
+The agent makes no driver calls; the viewer reads the driver anyway. The budget is sent once known, and on each change.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class VirtualRun:
         self._ending: threading.Thread | None = None
         self._targets = (out, err)
         self._copies: list[threading.Thread] = []
-        self._rooms = BudgetSender()
+        self._budgets = BudgetSender()
         self._pids: set[int] = set()
 
     def __enter__(self) -> VirtualRun:
@@ -98,7 +98,7 @@ class VirtualRun:
         try:
             while (received := await waiting.get()) is not None:
                 self.trial.take(received)
-                self._rooms.take(received)
+                self._budgets.take(received)
                 yield received
                 if self._steps is not None and self.trial.steps >= self._steps:
                     self.end_soon("steps")
@@ -166,7 +166,7 @@ class VirtualRun:
 
         async with Sampler(pids) as sampler:
             async for received in sampler:
-                sampler.hurry(self._rooms.wanted(received.unix_ns))
+                sampler.hurry(self._budgets.wanted(received.unix_ns))
                 yield received
 
     # ----------------------------------------------------------------------------------------------------- the end

@@ -1,7 +1,7 @@
-"""A report's ledger and estimate, made when somebody asks: a report is made at every step, and seldom looked at.
+"""A report's ledger and estimate, computed on first use: a report is made every step and seldom read.
 
-Cost. Kept: what they are made from. Asked for: gpumon.analysis.ledger once, gpumon.analysis.estimate.closed_form each
-time.
+Cost. Until then, references to the inputs. On use, gpumon.analysis.ledger once, and
+gpumon.analysis.estimate.closed_form each time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from gpumon.session.frame import RankFrame
 
 
-class Ledging:
-    """The ledger where a step ends, once somebody asks for it."""
+class LazyLedger:
+    """The ledger at the end of a step, computed on the first call."""
 
     __slots__ = ("_driver", "_end", "_held", "_lasting", "_made", "_owners", "_rank", "_step")
 
@@ -51,7 +51,7 @@ class Ledging:
         return self._made[0]
 
     def age_s(self) -> float | None:
-        """How old the driver's lines in it are."""
+        """Age of the driver's figures in it, in seconds."""
         lines, driver = self(), self._driver
         if lines is None or lines.total is None or driver is None:
             return None
@@ -59,23 +59,25 @@ class Ledging:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimating:
-    """What an estimate is made from, once somebody asks for it."""
+class LazyEstimate:
+    """The inputs of a closed-form estimate, which a call computes."""
 
     owners: Owned
     first: tuple[StepPeaks, ...] | None
     input_bytes: int | None
-    ledging: Callable[[], Breakdown | None] | None
+    make_ledger: Callable[[], Breakdown | None] | None
 
     def __call__(self) -> Estimate:
-        lines = self.ledging() if self.ledging is not None else None
+        lines = self.make_ledger() if self.make_ledger is not None else None
         owners = closed_form.calibrated(self.owners, lines)
         shown = closed_form.learn(self.first, owners, self.input_bytes) if self.first is not None else None
         return closed_form.estimate(owners, shown, lines)
 
 
-def estimating(owners: Owned | None, learnt: DeviceState | None, ledging: Ledging | None) -> Estimating | None:
+def lazy_estimate(
+    owners: Owned | None, learnt: DeviceState | None, make_ledger: LazyLedger | None
+) -> LazyEstimate | None:
     if owners is None:
         return None
     size = learnt.newest.input_bytes if learnt is not None and learnt.newest is not None else None
-    return Estimating(owners, learnt.alike() if learnt is not None else None, size, ledging)
+    return LazyEstimate(owners, learnt.alike() if learnt is not None else None, size, make_ledger)
