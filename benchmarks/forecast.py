@@ -35,8 +35,8 @@ from gpumon.analysis.findings.capacity import oom_ahead  # noqa: E402
 from gpumon.analysis.findings.look import Look  # noqa: E402
 from gpumon.analysis.forecast import Forecaster, Room  # noqa: E402
 from gpumon.analysis.history import step_peaks  # noqa: E402
-from gpumon.analysis.lines import Forecast  # noqa: E402
 from gpumon.analysis.rules import OOM_AHEAD  # noqa: E402
+from gpumon.analysis.types import Forecast  # noqa: E402
 from gpumon.cli.whatif import asked_of  # noqa: E402
 from gpumon.session.frame import StepRecord  # noqa: E402
 from gpumon_agent import wire  # noqa: E402

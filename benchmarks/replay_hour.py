@@ -20,7 +20,7 @@ from session import STEPS_PER_S, UNIX_NS, step_events, stream
 from gpumon.analysis import Reporter
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon.tui.app import STEPS_AT_LEAST, STEPS_IN_ALL
-from gpumon.tui.ink import UNICODE
+from gpumon.tui.styles import UNICODE
 from gpumon.tui.view import choose
 from gpumon.tui.widgets.rank_lines import rank_lines
 from gpumon.tui.widgets.rank_rows import Peaks, rank_page

@@ -20,12 +20,12 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gpumon.analysis.device_budget import available
 from gpumon.analysis.forecast import Forecaster
 from gpumon.analysis.forecast.forecaster import shared_out
 from gpumon.analysis.history import step_peaks
 from gpumon.analysis.report import Reporter
 from gpumon.analysis.robust import median
-from gpumon.analysis.room import available
 from gpumon.session.frame import RankFrame, StepRecord
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import wire

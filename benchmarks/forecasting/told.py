@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from gpumon import link
-from gpumon.analysis.room import available
+from gpumon.analysis.device_budget import available
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import agent as agents
 from gpumon_agent import shim, wire

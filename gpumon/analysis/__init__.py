@@ -1,15 +1,15 @@
 """Pure functions from a frame to what gpumon states about it."""
 
-from gpumon.analysis.lines import Estimate, Finding, Forecast, Lines, Peak
 from gpumon.analysis.report import Reporter, report
 from gpumon.analysis.reports import DeviceReport, RankReport
+from gpumon.analysis.types import Breakdown, Estimate, Finding, Forecast, Peak
 
 __all__ = [
+    "Breakdown",
     "DeviceReport",
     "Estimate",
     "Finding",
     "Forecast",
-    "Lines",
     "Peak",
     "RankReport",
     "Reporter",

@@ -25,16 +25,16 @@ import msgspec
 
 from gpumon.analysis import units
 from gpumon.analysis.job import DIED, GONE, died_unix_ns, ending
-from gpumon.analysis.lines import KEPT, Finding, Forecast
 from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.rules import HOST_LEAK, NEAR_CAPACITY, OOM_AHEAD, RETAINED_GRAPH, TENSOR_LEAK
+from gpumon.analysis.types import KEPT, Finding, Forecast
 from gpumon.session.frame import Frame, RankFrame
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
+    from gpumon.analysis.diagnosis.oom_report import OomReport
+    from gpumon.analysis.dryrun_result import Outcome
     from gpumon.analysis.estimate.report import EstimateReport
-    from gpumon.analysis.oom.report import OomReport
-    from gpumon.analysis.trial import Outcome
 
 State = Literal["out-of-memory", "ended", "will-not-fit", "leak", "tight", "unknown", "ok"]
 STATES: tuple[State, ...] = ("out-of-memory", "ended", "will-not-fit", "leak", "tight", "unknown", "ok")

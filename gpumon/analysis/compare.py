@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gpumon.analysis.lines import OWNERS
+from gpumon.analysis.types import OWNERS
 
 Kind = Literal["peak", "category", "phase", "module"]
 CATEGORIES = (*OWNERS, "unexplained", "rounding")

@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumon.analysis.history import StepPeaks, step_peaks
-from gpumon.analysis.lines import OWNERS, Lines
 from gpumon.analysis.reports import DeviceReport
+from gpumon.analysis.types import OWNERS, Breakdown
 from gpumon.analysis.units import percent, size
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
@@ -116,7 +116,7 @@ def compare(report: DeviceReport, record: StepRecord | None) -> Comparison | Non
     )
 
 
-def _held(expected: Lines, measured: Lines | None, sources: dict[str, str]) -> int | None:
+def _held(expected: Breakdown, measured: Breakdown | None, sources: dict[str, str]) -> int | None:
     """What the first iterations held as a step ended, beyond every line that has a figure of its own."""
     if expected.allocated is None:
         return None

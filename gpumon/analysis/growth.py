@@ -34,8 +34,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpumon.analysis.lines import Growth
 from gpumon.analysis.robust import Trend, median, resistant_line, theil_sen
+from gpumon.analysis.types import Growth
 
 PARTS = 6
 Z = 4.5

@@ -7,7 +7,7 @@ from functools import partial
 from math import prod
 from typing import NamedTuple
 
-from gpumon.analysis.lines import Highest
+from gpumon.analysis.types import Highest
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 

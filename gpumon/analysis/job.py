@@ -39,7 +39,7 @@ GONE: dict[str, State] = {
 }  # fmt: skip
 
 
-class Standing(msgspec.Struct, frozen=True, gc=False):
+class RankStatus(msgspec.Struct, frozen=True, gc=False):
     """One rank, heard or not."""
 
     rank: int | None
@@ -55,7 +55,7 @@ class Standing(msgspec.Struct, frozen=True, gc=False):
 class Job:
     """All ranks in order: by node, then by rank."""
 
-    ranks: tuple[Standing, ...]
+    ranks: tuple[RankStatus, ...]
     world_size: int | None  # None where no process says
     elsewhere: int = 0  # ranks on other machines
     first_to_die: str | None = None  # its source; None where none died, or the job was started anew
@@ -89,17 +89,17 @@ def job(frame: Frame, paces: Sequence[float | None] = ()) -> Job:
     for rank in frame.ranks:
         newest[rank.hello.rank] = max(rank.hello.clock.unix_ns, newest.get(rank.hello.rank, 0))
     standings = [
-        _standing(rank, step, foremost, pace, newest[rank.hello.rank])
+        _status(rank, step, foremost, pace, newest[rank.hello.rank])
         for rank, step in zip(frame.ranks, steps, strict=True)
     ]
     sizes = [rank.hello.world_size for rank in frame.ranks if rank.hello.world_size]
     world = max(sizes, default=None)
-    absent: list[Standing] = []
+    absent: list[RankStatus] = []
     elsewhere = 0
     if world is not None and world > 1:
         heard = {rank.hello.rank for rank in frame.ranks}
         here = _expected(frame.ranks, world)
-        absent = [Standing(number, "missing", node=node) for number, node in here.items() if number not in heard]
+        absent = [RankStatus(number, "missing", node=node) for number, node in here.items() if number not in heard]
         elsewhere = world - len({number for number in heard if number is not None and number < world} | here.keys())
     ordered = sorted((*standings, *absent), key=_order)
     died = {each.source for each in standings if each.state in DIED and not each.replaced}
@@ -121,7 +121,7 @@ def spread(values: Iterable[int | None]) -> Spread | None:
     return Spread(middle, worst, at, worst / middle - 1 if middle else 0.0)
 
 
-def _standing(rank: RankFrame, step: int | None, foremost: int | None, pace: float | None, newest_ns: int) -> Standing:
+def _status(rank: RankFrame, step: int | None, foremost: int | None, pace: float | None, newest_ns: int) -> RankStatus:
     hello = rank.hello
     state: State = "live"
     behind = 0
@@ -133,7 +133,7 @@ def _standing(rank: RankFrame, step: int | None, foremost: int | None, pace: flo
         behind = max(0, foremost - (step or 0))
         if behind > LATE_STEPS and (step is None or pace is None or behind / pace > LATE_S):
             state = "late"
-    return Standing(
+    return RankStatus(
         hello.rank,
         state,
         rank.source,
@@ -203,5 +203,5 @@ def _newest(rank: RankFrame) -> int | None:
     return None
 
 
-def _order(standing: Standing) -> tuple[str, int, bool]:
+def _order(standing: RankStatus) -> tuple[str, int, bool]:
     return (standing.node or "", -1 if standing.rank is None else standing.rank, not standing.replaced)

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from gpumon.analysis.job import job
-from gpumon.analysis.lines import SEVERITIES, Finding
 from gpumon.analysis.reports import RankReport
 from gpumon.analysis.rules import RANK_SKEW, RETAINED_CHECKPOINT, RETAINED_GRAPH, STRAY_CONTEXT, TENSOR_LEAK
+from gpumon.analysis.types import SEVERITIES, Finding
 from gpumon.session.frame import Frame, RankFrame
 
 LEAKS = frozenset(rule.code for rule in (TENSOR_LEAK, RETAINED_GRAPH, RETAINED_CHECKPOINT))

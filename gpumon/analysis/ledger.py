@@ -35,8 +35,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from gpumon.analysis.lines import OWNERS, Held, Lines, Peak, Read
 from gpumon.analysis.suspects import root
+from gpumon.analysis.types import OWNERS, Breakdown, Held, Peak, Read
 from gpumon.analysis.units import size
 from gpumon.session.frame import HostSample, RankFrame, StepRecord
 from gpumon_agent import wire
@@ -90,7 +90,7 @@ def ledger_of(record: StepRecord, phase: wire.Phase) -> wire.Ledger | None:
 
 def lines(
     phase: wire.Phase, owners: wire.Ledger | None, lasting: wire.Ledger | None = None, driver: DriverLines | None = None
-) -> Lines | None:
+) -> Breakdown | None:
     """The ledger at the end of `phase`. `lasting`: the newest sampled ledger of this boundary, for unsampled steps.
 
     None where neither the allocator nor the owners are known.
@@ -106,7 +106,7 @@ def lines(
     sampled = owners is not None and owners.activations is not None
     if driver is not None and driver.reserved != phase.reserved:
         driver = None
-    return Lines(
+    return Breakdown(
         **known,
         unexplained=left if sampled else None,
         unattributed=None if sampled else left,
@@ -140,12 +140,12 @@ def peak(record: StepRecord, device: int) -> Peak | None:
     )
 
 
-def peak_lines(composition: wire.Ledger) -> Lines:
+def peak_lines(composition: wire.Ledger) -> Breakdown:
     """What was alive at a peak. No reserved, no slack, no driver: they were not read at that moment."""
     known = owned(composition)
     rest = composition.requested if composition.requested is not None else composition.allocated
     left = None if rest is None else rest - sum(known.values())
-    return Lines(
+    return Breakdown(
         **known,
         unexplained=left if composition.activations is not None else None,
         unattributed=None if composition.activations is not None else left,
@@ -164,7 +164,7 @@ def read(record: StepRecord, device: int) -> Read | None:
     return None if found is None or owners is None else Read(record.step, found, owners.hidden, owners.held_by)
 
 
-def with_held(lines: Lines, held: Held | None, step: int, variables: Sequence[wire.Holder] = ()) -> Lines:
+def with_held(lines: Breakdown, held: Held | None, step: int, variables: Sequence[wire.Holder] = ()) -> Breakdown:
     """With what a census has named counted as `variables`, at the end of `step`, as far as it has no owner yet.
 
     It comes out of what is left over, then out of the activations: an output that was kept was saved for backward once.
@@ -207,10 +207,10 @@ def holders(held: Held | None, variables: Sequence[wire.Holder]) -> tuple[wire.H
     return (*growing, *(each for each in variables if root(each) not in named))
 
 
-def at_failure(event: wire.Oom, owners: Mapping[str, int], total: int | None, held: Held | None = None) -> Lines:
+def at_failure(event: wire.Oom, owners: Mapping[str, int], total: int | None, held: Held | None = None) -> Breakdown:
     """As an allocation failed: `owners` as of the newest ledger, and the allocator's figures of the event."""
     owners = {name: nbytes for name, nbytes in owners.items() if name in AT_FAILURE}
-    lines = Lines(
+    lines = Breakdown(
         **owners,
         unattributed=None if event.allocated is None or not owners else event.allocated - sum(owners.values()),
         slack=_difference(event.reserved, event.allocated),

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpumon.analysis import ledger, room
-from gpumon.analysis.estimating import Ledging, estimating
+from gpumon.analysis import device_budget, ledger
 from gpumon.analysis.findings import Look, retries
 from gpumon.analysis.findings.agent import parts_off
 from gpumon.analysis.forecast import Room
-from gpumon.analysis.learnt import Device, Rank, found
-from gpumon.analysis.lines import Forecast
-from gpumon.analysis.named import TAKEN, Leak
+from gpumon.analysis.lazy_figures import LazyLedger, lazy_estimate
+from gpumon.analysis.leak_identity import TAKEN, Leak
+from gpumon.analysis.rank_state import DeviceState, RankState, found
 from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.rules import RANK_SKEW
 from gpumon.analysis.tracker import RULES
+from gpumon.analysis.types import Forecast
 from gpumon.session.frame import Frame, RankFrame, StepRecord
 from gpumon_agent import wire
 from gpumon_agent.shape_model.verdict import expandable, verdict
 
 if TYPE_CHECKING:
     from gpumon.analysis.changes import Answer
-    from gpumon.analysis.oom.report import OomReport
+    from gpumon.analysis.diagnosis.oom_report import OomReport
 
 PACE_STEPS = 20
 """Steps the pace is taken over."""
@@ -53,7 +53,7 @@ class Reporter:
     """Follows the ranks of a session; see the module."""
 
     def __init__(self) -> None:
-        self._ranks: dict[str, Rank] = {}
+        self._ranks: dict[str, RankState] = {}
         self._pids: frozenset[int] | None = frozenset()  # of all ranks; None: to be counted again
         self._medians = 0  # how often the typical peak of some rank changed
         self._typical: dict[str, dict[tuple[str, int], float]] = {}  # these, by job, then by source and device
@@ -92,10 +92,10 @@ class Reporter:
         """Who it is, before it has closed a step: to the others it is no stranger."""
         self._meet(rank)
 
-    def _meet(self, rank: RankFrame) -> Rank:
+    def _meet(self, rank: RankFrame) -> RankState:
         state = self._ranks.get(rank.source)
         if state is None:
-            state = self._ranks[rank.source] = Rank()
+            state = self._ranks[rank.source] = RankState()
         hello = rank.hello
         if state.hello is hello:
             return state
@@ -117,7 +117,7 @@ class Reporter:
                 self._rank(replace(rank, steps=rank.steps[:-back], open_step=None), state, sparsely=False)
         return self._rank(rank, state, sparsely=sparsely)
 
-    def _rank(self, rank: RankFrame, state: Rank, *, sparsely: bool) -> RankReport:
+    def _rank(self, rank: RankFrame, state: RankState, *, sparsely: bool) -> RankReport:
         newest = rank.steps[-1] if rank.steps else None
         key = (
             id(newest),
@@ -145,7 +145,7 @@ class Reporter:
             state.key = key
         return state.report
 
-    def _state(self, rank: RankFrame, state: Rank) -> RankReport:
+    def _state(self, rank: RankFrame, state: RankState) -> RankReport:
         seen = sorted(state.devices) or sorted({p.device for p in rank.open_step.phases} if rank.open_step else ())
         newest = rank.steps[-1] if rank.steps else None
         ahead = _ahead(rank)
@@ -167,7 +167,13 @@ class Reporter:
         )
 
     def _look(
-        self, rank: RankFrame, state: Rank, report: DeviceReport, leak: Leak | None, record: StepRecord, again: bool
+        self,
+        rank: RankFrame,
+        state: RankState,
+        report: DeviceReport,
+        leak: Leak | None,
+        record: StepRecord,
+        again: bool,
     ) -> None:
         learnt = state.devices.get(report.device)
         if learnt is None:
@@ -193,7 +199,7 @@ class Reporter:
                 record=record,
                 figures=learnt.newest,
                 forecast=report.forecast,
-                lines=report.ledging,
+                lines=report.make_ledger,
                 reading=reading,
                 capacity=report.capacity,
                 our_pids=self._pids,
@@ -226,11 +232,11 @@ class Reporter:
         medians = self._typical.get(job or "", {}).values()
         return usually_above - min(medians, default=usually_above) >= RANK_SKEW.least_bytes
 
-    def _note_typical(self, source: str, state: Rank, device: int, median: float | None) -> None:
+    def _note_typical(self, source: str, state: RankState, device: int, median: float | None) -> None:
         if state.job is not None and median is not None:
             self._typical.setdefault(state.job, {})[source, device] = median
 
-    def _forget_typical(self, source: str, state: Rank) -> None:
+    def _forget_typical(self, source: str, state: RankState) -> None:
         typical = self._typical.get(state.job or "", {})
         for key in [key for key in typical if key[0] == source]:
             del typical[key]
@@ -270,26 +276,26 @@ def report(frame: Frame) -> tuple[RankReport, ...]:
     return _reporter.report(frame)
 
 
-def _device_report(rank: RankFrame, index: int, state: Rank, leak: Leak | None) -> DeviceReport:
+def _device_report(rank: RankFrame, index: int, state: RankState, leak: Leak | None) -> DeviceReport:
     learnt = state.devices.get(index)
     record = rank.steps[-1] if rank.steps else rank.open_step
     end, owners, peak = found(record, index, learnt)
     driver = ledger.driver_lines(rank, index)
     described = ledger.device_of(rank, index)
     reading = ledger.reading_of(rank.host, described.uuid if described else None)
-    ledging = None
+    make_ledger = None
     held = leak.held if leak is not None else None
     if record is not None and end is not None:
-        ledging = Ledging(rank, record.step, end, owners, learnt.lasting if learnt else None, driver, held)
+        make_ledger = LazyLedger(rank, record.step, end, owners, learnt.lasting if learnt else None, driver, held)
     forecast = None
     if learnt is not None and not learnt.replays:  # no counter sees what runs in a CUDA graph
         forecast = _forecast(rank, learnt, driver)
     return DeviceReport(
         device=index,
-        ledging=ledging,
-        aging=None if ledging is None else ledging.age_s,
+        make_ledger=make_ledger,
+        make_ledger_age=None if make_ledger is None else make_ledger.age_s,
         peak=ledger.peak_with_held(peak, held),
-        estimating=estimating(state.owned.get(index), learnt, ledging),
+        make_estimate=lazy_estimate(state.owned.get(index), learnt, make_ledger),
         forecast=forecast,
         capacity=_capacity(described, reading),
         device_used=_used(reading),
@@ -298,17 +304,21 @@ def _device_report(rank: RankFrame, index: int, state: Rank, leak: Leak | None) 
         growth=learnt.growth.growth() if learnt else (),
         regimes=tuple(learnt.forecaster.shape_model.changes) if learnt else (),
         highest=learnt.highest if learnt else None,
-        asking=None if learnt is None or forecast is None else partial(_asked, rank, learnt),
+        make_whatif=None if learnt is None or forecast is None else partial(_asked, rank, learnt),
         held=held,
     )
 
 
-def _forecast(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None) -> Forecast | None:
+def _forecast(rank: RankFrame, learnt: DeviceState, driver: ledger.DriverLines | None) -> Forecast | None:
     """The next iteration's, with the one verdict and the one time to full that every outlet states."""
     budget = _room(rank, learnt, driver)
     forecast = learnt.forecaster.forecast(budget, learnt.growth.kept())
     if forecast is None or forecast.headroom is None:
-        return _at_most(forecast, room.most(rank, learnt.index)) if forecast and rank.status != "ended" else forecast
+        return (
+            _at_most(forecast, device_budget.most(rank, learnt.index))
+            if forecast and rank.status != "ended"
+            else forecast
+        )
     if budget is None:
         return forecast
     fragments = learnt.forecaster.fragments
@@ -327,7 +337,7 @@ def _at_most(forecast: Forecast, most: int | None) -> Forecast:
     )  # fmt: skip
 
 
-def _asked(rank: RankFrame, learnt: Device, report: DeviceReport) -> tuple[Answer, ...]:
+def _asked(rank: RankFrame, learnt: DeviceState, report: DeviceReport) -> tuple[Answer, ...]:
     """What the usual changes would need, as of the newest step. Made where somebody looks: it takes a millisecond."""
     newest = rank.steps[-1].step if rank.steps else 0
     if newest < WHATIF_FROM or learnt.newest is None:
@@ -341,11 +351,11 @@ def _asked(rank: RankFrame, learnt: Device, report: DeviceReport) -> tuple[Answe
     return learnt.whatif
 
 
-def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...], state: Rank) -> OomReport | None:
+def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...], state: RankState) -> OomReport | None:
     if rank.oom is None:
         return None
-    from gpumon.analysis.oom.live import of_rank  # when it happens is early enough
-    from gpumon.analysis.oom.weighing import Growth
+    from gpumon.analysis.diagnosis.cause import LeakEvidence
+    from gpumon.analysis.diagnosis.live import of_rank  # when it happens is early enough
 
     kept = state.tracker.keeping(rank.oom.device)
     named = tuple(finding for finding in kept if finding.bytes_per_step)
@@ -357,11 +367,11 @@ def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...], state: Rank) -> Oom
     if rate is None:  # batches that differ hide it in the peaks
         rate = sum(finding.bytes_per_step or 0 for finding in named)
     taken = [each.since for each in here.growth if each.figure in TAKEN and each.since is not None]
-    growth = Growth(rate, rank.oom.step - min(taken, default=0), named) if rate else None
+    growth = LeakEvidence(rate, rank.oom.step - min(taken, default=0), named) if rate else None
     return of_rank(rank, growth, kept, here.held)
 
 
-def _room(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None) -> Room | None:
+def _room(rank: RankFrame, learnt: DeviceState, driver: ledger.DriverLines | None) -> Room | None:
     """What the process can have: by a reading that fell into a steady state, else cautiously by the newest one.
 
     Its own allocations do not change the sum of reserved and free, so it stands until a later reading can be placed.
@@ -373,7 +383,7 @@ def _room(rank: RankFrame, learnt: Device, driver: ledger.DriverLines | None) ->
     described = ledger.device_of(rank, learnt.index)
     if described is not None and described.kind == "cpu" and rank.host and rank.host.memory_available is not None:
         return Room(min(newest.start, newest.end) + rank.host.memory_available)
-    found = room.by(driver, rank, learnt.index)
+    found = device_budget.by(driver, rank, learnt.index)
     if found is not None and rank.host_unix_ns is not None:
         learnt.available = found
         learnt.others.read((driver.unix_ns if driver is not None else rank.host_unix_ns) / 1e9, found)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpumon.analysis.lines import Estimate, Finding, Forecast, Growth, Held, Highest, Lines, Peak, Read
+from gpumon.analysis.types import Breakdown, Estimate, Finding, Forecast, Growth, Held, Highest, Peak, Read
 
 if TYPE_CHECKING:  # the first screen needs neither
     from gpumon.analysis.changes import Answer
-    from gpumon.analysis.oom.report import OomReport
+    from gpumon.analysis.diagnosis.oom_report import OomReport
     from gpumon.session.frame import Frame
 
 
@@ -22,42 +22,42 @@ class DeviceReport(msgspec.Struct, frozen=True):
     """
 
     device: int
-    ledging: Lines | Callable[[], Lines | None] | None  # or how the ledger is made
-    aging: Callable[[], float | None] | None
+    make_ledger: Breakdown | Callable[[], Breakdown | None] | None  # or a function that computes it
+    make_ledger_age: Callable[[], float | None] | None
     peak: Peak | None  # of the newest closed step
-    estimating: Estimate | Callable[[], Estimate | None] | None  # or how it is made
+    make_estimate: Estimate | Callable[[], Estimate | None] | None  # or a function that computes it
     forecast: Forecast | None
     capacity: int | None  # the device's total
     device_used: int | None  # the driver's figure now, all processes
     read: Read | None = None  # the newest ledger with owners
-    composed: Peak | None = None  # the newest peak that was taken apart
+    composed: Peak | None = None  # the newest peak with a breakdown
     growth: tuple[Growth, ...] = ()  # of allocated, blocks, unexplained, slack: those that are known
     regimes: tuple[int, ...] = ()  # steps with which peaks were seen to follow another rule, the newest last
-    asking: Callable[[DeviceReport], tuple[Answer, ...]] | None = None
+    make_whatif: Callable[[DeviceReport], tuple[Answer, ...]] | None = None
     highest: Highest | None = None  # peak of allocated so far
     held: Held | None = None  # what grows, and who holds it; in `ledger`, `peak`, `read` and `composed` already
 
     @property
-    def ledger(self) -> Lines | None:
+    def ledger(self) -> Breakdown | None:
         """At the end of the newest step's optimizer phase."""
-        made = self.ledging
-        return made if made is None or isinstance(made, Lines) else made()
+        made = self.make_ledger
+        return made if made is None or isinstance(made, Breakdown) else made()
 
     @property
     def ledger_age_s(self) -> float | None:
-        """How old the driver's lines in it are."""
-        return self.aging() if self.aging is not None else None
+        """Age of the driver's figures in it, in seconds."""
+        return self.make_ledger_age() if self.make_ledger_age is not None else None
 
     @property
     def estimate(self) -> Estimate | None:
         """By closed form."""
-        made = self.estimating
+        made = self.make_estimate
         return made if made is None or isinstance(made, Estimate) else made()
 
     @property
     def whatif(self) -> tuple[Answer, ...]:
-        """What the usual changes would need, as of some steps ago."""
-        return self.asking(self) if self.asking is not None else ()
+        """The peak with each of the usual changes, computed at most every few steps."""
+        return self.make_whatif(self) if self.make_whatif is not None else ()
 
 
 class RankReport(msgspec.Struct, frozen=True):

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
 from gpumon.analysis.findings import CATALOGUE, Evidence, Look
-from gpumon.analysis.lines import Finding
 from gpumon.analysis.rules import (
     NEAR_CAPACITY,
     OOM_AHEAD,
@@ -21,6 +20,7 @@ from gpumon.analysis.rules import (
     TENSOR_LEAK,
     Rule,
 )
+from gpumon.analysis.types import Finding
 
 GONE_KEPT = 32
 ORDER = {rule.code: at for at, (rule, _) in enumerate(CATALOGUE)}

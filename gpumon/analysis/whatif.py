@@ -39,8 +39,8 @@ from gpumon.analysis.findings.model import FUSED_STEP
 from gpumon.analysis.forecast.forecaster import NEW_BATCHES, shared_out
 from gpumon.analysis.history import StepPeaks, step_peaks
 from gpumon.analysis.layers import Layer, trees
-from gpumon.analysis.lines import KEPT, Forecast
 from gpumon.analysis.reports import DeviceReport
+from gpumon.analysis.types import KEPT, Forecast
 from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
 from gpumon_agent.shape_model.model import ShapeModel

@@ -95,17 +95,17 @@ def command(
         raise click.exceptions.Exit(print_live(descriptors, look, this_machine))
     need_a_terminal(NO_TERMINAL)
     gc.disable()  # until everything is imported: none of it is garbage
-    from gpumon.cli.rooms import Rooms
+    from gpumon.cli.budget_sender import BudgetSender
     from gpumon.tui.app import MonitorApp
 
-    rooms = Rooms(descriptors)
+    budgets = BudgetSender(descriptors)
     known = [*descriptors, *(descriptor for job in choices for descriptor in job.descriptors)]
     feed = (lambda: link.subscribe_batches(descriptors, follow=True)) if descriptors else None
     app = MonitorApp(
         feed,
         choices=_choices(choices),
-        host=lambda pids: rooms.beside(this_machine(seen_here(known, pids))),
-        seen=rooms.seen,
+        host=lambda pids: budgets.beside(this_machine(seen_here(known, pids))),
+        seen=budgets.seen,
         asker=link.Asker(descriptors),
         options=look,
         ranks=len(descriptors),

@@ -253,11 +253,11 @@ class _Writer:
 async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
     """What the agents say and what the host shows, until the agents have ended. Raises LinkError."""
     from gpumon import link
-    from gpumon.cli.rooms import Rooms
+    from gpumon.cli.budget_sender import BudgetSender
     from gpumon.host import Sampler
     from gpumon_agent.endpoint import pid_namespace
 
-    rooms = Rooms(targets)
+    budgets = BudgetSender(targets)
     here = pid_namespace()
     foreign = {target.nonce for target in targets if target.pid_ns not in ("", here)}  # there a pid is another process
     pids = {target.pid for target in targets if target.nonce not in foreign}
@@ -274,7 +274,7 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
             async for received in stream:
                 if isinstance(received.event, wire.Hello) and received.event.nonce not in foreign:
                     pids.add(received.event.pid)
-                rooms.take(received)
+                budgets.take(received)
                 if received.seq >= 0 and not read.is_set():  # without it nobody knows what the device has free
                     with contextlib.suppress(asyncio.TimeoutError):
                         await asyncio.wait_for(read.wait(), ROOM_PATIENCE_S)
@@ -284,8 +284,8 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
     async def look() -> None:
         async with Sampler(lambda: pids) as sampler:
             async for received in sampler:
-                rooms.take(received)
-                sampler.hurry(rooms.wanted(received.unix_ns))
+                budgets.take(received)
+                sampler.hurry(budgets.wanted(received.unix_ns))
                 await pass_on(received)
                 read.set()
 

@@ -16,7 +16,7 @@ from typing import IO
 import click
 
 from gpumon.cli.printing import say
-from gpumon.cli.tied import tied
+from gpumon.cli.subreaper import dies_with_parent
 from gpumon.host import read_driver
 from gpumon.virtual_gpu.building import Unavailable, find_torch
 from gpumon.virtual_gpu.profiles import DEVICES
@@ -80,7 +80,7 @@ def training(workload: str) -> Iterator[int]:
     own = ["--stop-with-input", "--workload", workload]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            tied([sys.executable, "-m", "gpumon", "run", *options, str(SCRIPT), *own]),
+            dies_with_parent([sys.executable, "-m", "gpumon", "run", *options, str(SCRIPT), *own]),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -21,7 +21,7 @@ from gpumon.virtual_gpu.profiles import DEVICES
 from gpumon_agent.shim import launch
 
 if TYPE_CHECKING:
-    from gpumon.analysis.trial import Outcome
+    from gpumon.analysis.dryrun_result import Outcome
     from gpumon.cli.virtual_run import VirtualRun
     from gpumon.tui.app import Options
 

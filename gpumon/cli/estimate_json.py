@@ -11,7 +11,7 @@ from gpumon.analysis.estimate.report import EstimateReport
 from gpumon.analysis.estimate.sharding import Share
 from gpumon.analysis.estimate.traced import PhaseBytes
 from gpumon.analysis.estimate.workload import Workload
-from gpumon.analysis.lines import OWNERS, Lines
+from gpumon.analysis.types import OWNERS, Breakdown
 
 LINES = (*OWNERS, "rounding", "allocated")
 
@@ -62,7 +62,7 @@ def _workload(work: Workload, has_tokens: bool = True, forward: bool = True) -> 
     }
 
 
-def _ledger(lines: Lines) -> dict[str, int]:
+def _ledger(lines: Breakdown) -> dict[str, int]:
     return {name: getattr(lines, name) or 0 for name in LINES}
 
 

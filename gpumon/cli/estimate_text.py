@@ -11,7 +11,7 @@ from gpumon.analysis.estimate.plan import Device
 from gpumon.analysis.estimate.report import EstimateReport
 from gpumon.analysis.estimate.sharding import Share
 from gpumon.analysis.estimate.workload import Workload
-from gpumon.analysis.lines import OWNERS
+from gpumon.analysis.types import OWNERS
 from gpumon.analysis.units import MINUS, Unit, count, in_unit, percent, size, unit_for
 
 NAME, FIGURE = 13, 11

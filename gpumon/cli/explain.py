@@ -16,10 +16,10 @@ import click
 from gpumon.cli.printing import say, say_json
 
 if TYPE_CHECKING:
+    from gpumon.analysis.diagnosis.explaining import Known
+    from gpumon.analysis.diagnosis.log import Story
+    from gpumon.analysis.diagnosis.oom_report import OomReport
     from gpumon.analysis.estimate.model import Tensor
-    from gpumon.analysis.oom.explaining import Known
-    from gpumon.analysis.oom.log import Story
-    from gpumon.analysis.oom.report import OomReport
 
 PIPE_BYTES_MAX = 1 << 30
 
@@ -74,7 +74,7 @@ def command(
         return
     if sum(each is not None for each in (parameters, config, model)) > 1:
         raise click.UsageError("one description of the model at a time: --parameters, --config or --model")
-    from gpumon.analysis.oom.explaining import Known
+    from gpumon.analysis.diagnosis.explaining import Known
 
     if last and _killed(as_json):
         return
@@ -95,7 +95,7 @@ def _reports(text: str | None, log: Path | None, session: Path | None, last: boo
     if log is not None:
         return [_of_log(log, known)]
     if text is None or text == "-":
-        from gpumon.analysis.oom.scan import scan
+        from gpumon.analysis.diagnosis.scan import scan
 
         with tempfile.TemporaryFile() as spool:
             _spool(sys.stdin.buffer, spool)
@@ -107,7 +107,7 @@ def _reports(text: str | None, log: Path | None, session: Path | None, last: boo
 
 
 def _of_log(path: Path, known: Known) -> OomReport:
-    from gpumon.analysis.oom.scan import scan
+    from gpumon.analysis.diagnosis.scan import scan
 
     try:
         with path.open("rb") as file:
@@ -132,13 +132,13 @@ def _spool(pipe: IO[bytes], spool: IO[bytes]) -> None:
 
 
 def _of_text(text: str, known: Known, otherwise: str) -> OomReport:
-    from gpumon.analysis.oom.log import read
+    from gpumon.analysis.diagnosis.log import read
 
     return _of_story(read(text), known, otherwise)
 
 
 def _of_story(story: Story | None, known: Known, otherwise: str) -> OomReport:
-    from gpumon.analysis.oom.explaining import explain
+    from gpumon.analysis.diagnosis.explaining import explain
 
     if story is None:
         raise click.ClickException(otherwise)
@@ -147,7 +147,7 @@ def _of_story(story: Story | None, known: Known, otherwise: str) -> OomReport:
 
 def _killed(as_json: bool) -> bool:
     """Tells of the newest training that was killed, if it is newer than the newest report of an out-of-memory."""
-    from gpumon.analysis.oom.killed import text
+    from gpumon.analysis.diagnosis.killed import text
     from gpumon_agent.oom import last_known, report_file
 
     known = last_known.newest()
@@ -164,7 +164,7 @@ def _killed(as_json: bool) -> bool:
 
 
 def _of_disk() -> OomReport:
-    from gpumon.analysis.oom.live import of_file
+    from gpumon.analysis.diagnosis.live import of_file
     from gpumon_agent.oom import report_file
 
     refused: list[str] = []
@@ -210,8 +210,8 @@ def _recorded(path: Path) -> list[OomReport]:
     """Raises LinkError."""
     from gpumon import link
     from gpumon.analysis import Reporter
-    from gpumon.analysis.oom.explaining import explain
-    from gpumon.analysis.oom.log import read
+    from gpumon.analysis.diagnosis.explaining import explain
+    from gpumon.analysis.diagnosis.log import read
     from gpumon.session.store import SessionStore
 
     store, heard = SessionStore(replaying=True), 0
@@ -262,7 +262,7 @@ def _print(reports: list[OomReport], as_json: bool) -> None:
         for report in reports:
             say_json(message(report))
         return
-    from gpumon.analysis.oom.words import text
+    from gpumon.analysis.diagnosis.render import text
 
     say("\n\n".join(text(report) for report in reports))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from gpumon import link
+from gpumon.cli.budget_sender import BudgetSender
 from gpumon.cli.printing import say
-from gpumon.cli.rooms import Rooms
 from gpumon_agent import wire
 from gpumon_agent.endpoint import Descriptor
 
@@ -39,14 +39,14 @@ def command(force: bool, file: Path, target: str | None) -> None:
 async def _record(descriptors: tuple[Descriptor, ...], recording: link.Recording) -> None:
     """Until the job ends or a signal asks to stop. Raises LinkError."""
     pids = {descriptor.pid for descriptor in descriptors}
-    rooms = Rooms(descriptors)
+    budgets = BudgetSender(descriptors)
     loop = asyncio.get_running_loop()
     enough = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, enough.set)
     say(f"recording {', '.join(str(pid) for pid in sorted(pids))}; ctrl-c ends it", err=True)
-    ends = [asyncio.create_task(_agents(descriptors, recording, pids, rooms)), asyncio.create_task(enough.wait())]
-    beside = [asyncio.create_task(_host(recording, pids, rooms)), asyncio.create_task(_flush(recording))]
+    ends = [asyncio.create_task(_agents(descriptors, recording, pids, budgets)), asyncio.create_task(enough.wait())]
+    beside = [asyncio.create_task(_host(recording, pids, budgets)), asyncio.create_task(_flush(recording))]
     try:
         done, _ = await asyncio.wait([*ends, *beside], return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -57,23 +57,25 @@ async def _record(descriptors: tuple[Descriptor, ...], recording: link.Recording
         await asyncio.gather(*ends, *beside, return_exceptions=True)
 
 
-async def _agents(descriptors: tuple[Descriptor, ...], recording: link.Recording, pids: set[int], rooms: Rooms) -> None:
+async def _agents(
+    descriptors: tuple[Descriptor, ...], recording: link.Recording, pids: set[int], budgets: BudgetSender
+) -> None:
     async with contextlib.aclosing(link.subscribe(descriptors)) as stream:
         async for received in stream:
             recording.write(received)
-            rooms.take(received)
+            budgets.take(received)
             if isinstance(received.event, wire.Hello):
                 pids.add(received.event.pid)
 
 
-async def _host(recording: link.Recording, pids: set[int], rooms: Rooms) -> None:
+async def _host(recording: link.Recording, pids: set[int], budgets: BudgetSender) -> None:
     from gpumon.host import Sampler
 
     async with Sampler(lambda: pids) as sampler:
         async for received in sampler:
             recording.write(received)
-            rooms.take(received)
-            sampler.hurry(rooms.wanted(received.unix_ns))
+            budgets.take(received)
+            sampler.hurry(budgets.wanted(received.unix_ns))
 
 
 async def _flush(recording: link.Recording) -> None:

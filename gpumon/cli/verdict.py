@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 
 from gpumon.analysis.answer import line, of_outcome
-from gpumon.analysis.lines import DRIVER, Lines
-from gpumon.analysis.trial import Failed, Highest, Outcome, Space
+from gpumon.analysis.dryrun_result import Failed, Highest, Outcome, Space
+from gpumon.analysis.types import DRIVER, Breakdown
 from gpumon.analysis.units import count, size
 
 WIDTH = 100
@@ -79,7 +79,7 @@ def _where(peak: Highest) -> str:
     return f"{size(peak.allocated)} allocated{reserved}: {who}step {peak.step}, {peak.phase}{inside}"
 
 
-def _alive(peak: Highest, alive: Lines) -> str:
+def _alive(peak: Highest, alive: Breakdown) -> str:
     named = ", ".join(
         f"{name.replace('_', ' ')} {size(value)}"
         for name, value in alive.known()

@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import IO
 
 from gpumon import link, virtual_gpu
-from gpumon.analysis.trial import Ended, Outcome, Space, Trial
-from gpumon.cli.rooms import Rooms
-from gpumon.cli.tied import kept
+from gpumon.analysis.dryrun_result import DryRunResult, Ended, Outcome, Space
+from gpumon.cli.budget_sender import BudgetSender
+from gpumon.cli.subreaper import under_subreaper
 from gpumon_agent import wire
 from gpumon_agent.endpoint import Descriptor
 
@@ -30,11 +30,11 @@ LAST_WORDS_S = 15.0
 POLITE_S = 10.0
 FIRM_S = 5.0
 FORCE_S = 15.0
-"""How long a command has to end after SIGINT, then after SIGTERM, and then its keeper to have killed it."""
+"""How long a command has to end after SIGINT, then after SIGTERM, and then for the subreaper to have killed it."""
 
 
 class VirtualRun:
-    """`argv` in a process group of its own, with every agent of its session followed by a `Trial`.
+    """`argv` in a process group of its own, with every agent of its session followed by a `DryRunResult`.
 
     `environment` is that of gpumon.virtual_gpu, with the agent on its way in. Its stdout and stderr are copied to the
     file descriptors `out` and `err`, until it is ended from here: what it has to say about that is nobody's concern.
@@ -44,7 +44,7 @@ class VirtualRun:
     def __init__(
         self, argv: Sequence[str], environment: Mapping[str, str], *, out: int, err: int, steps: int | None = None
     ) -> None:
-        self.trial = Trial()
+        self.trial = DryRunResult()
         self.notes: list[str] = []
         """What could not be listened to, and why."""
         self._argv = list(argv)
@@ -58,14 +58,14 @@ class VirtualRun:
         self._ending: threading.Thread | None = None
         self._targets = (out, err)
         self._copies: list[threading.Thread] = []
-        self._rooms = Rooms()
+        self._budgets = BudgetSender()
         self._pids: set[int] = set()
 
     def __enter__(self) -> VirtualRun:
         # started in a shell's background we are told to ignore Ctrl-C, but the command is to be ended by one
         previous = signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
-            kept(self._argv),
+            under_subreaper(self._argv),
             env=self._environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -98,7 +98,7 @@ class VirtualRun:
         try:
             while (received := await waiting.get()) is not None:
                 self.trial.take(received)
-                self._rooms.take(received)
+                self._budgets.take(received)
                 yield received
                 if self._steps is not None and self.trial.steps >= self._steps:
                     self.end_soon("steps")
@@ -166,7 +166,7 @@ class VirtualRun:
 
         async with Sampler(pids) as sampler:
             async for received in sampler:
-                sampler.hurry(self._rooms.wanted(received.unix_ns))
+                sampler.hurry(self._budgets.wanted(received.unix_ns))
                 yield received
 
     # ----------------------------------------------------------------------------------------------------- the end
@@ -192,7 +192,7 @@ class VirtualRun:
     def _end(self) -> None:
         """As Ctrl-C would, then firmly, then by force."""
         self.process.send_signal(signal.SIGINT)
-        # the last of them is for the keeper alone, which knows what is in no process group of ours: ranks
+        # the last of them is for the subreaper alone, which knows of processes in no process group of ours: ranks
         for patience, number in ((POLITE_S, signal.SIGTERM), (FIRM_S, signal.SIGHUP), (FORCE_S, signal.SIGKILL)):
             try:
                 self.process.wait(patience)

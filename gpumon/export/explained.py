@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpumon.analysis.oom.figures import Figure
-from gpumon.analysis.oom.report import OomReport, Suspect
+from gpumon.analysis.diagnosis.figures import Figure
+from gpumon.analysis.diagnosis.oom_report import Candidate, OomReport
 
 Object = dict[str, Any]
 
@@ -49,7 +49,7 @@ def _figure(figure: Figure | None) -> list[int] | None:
     return None if figure is None else [figure.low, figure.high]
 
 
-def _suspect(suspect: Suspect) -> Object:
+def _suspect(suspect: Candidate) -> Object:
     return {
         "name": suspect.tensor.name,
         "shape": list(suspect.tensor.shape),

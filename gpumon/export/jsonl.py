@@ -15,19 +15,19 @@ import msgspec
 
 from gpumon.analysis import ledger
 from gpumon.analysis.answer import Answer
+from gpumon.analysis.diagnosis.oom_report import OomReport
+from gpumon.analysis.dryrun_result import Highest, Outcome
 from gpumon.analysis.job import died_unix_ns
 from gpumon.analysis.layers import FIGURES, Layer, Tree
-from gpumon.analysis.lines import Estimate, Finding, Forecast, Held, Lines, Peak
-from gpumon.analysis.oom.report import OomReport
 from gpumon.analysis.reports import DeviceReport
-from gpumon.analysis.trial import Highest, Outcome
+from gpumon.analysis.types import Breakdown, Estimate, Finding, Forecast, Held, Peak
 from gpumon.export.explained import explained
 from gpumon.session.frame import HostSample, ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
 
 Object = dict[str, Any]
 
-_LINES = tuple(field.name for field in fields(Lines))
+_LINES = tuple(field.name for field in fields(Breakdown))
 _encoder = msgspec.json.Encoder()
 
 
@@ -386,7 +386,7 @@ def _seconds(nanoseconds: int) -> float:
     return round(nanoseconds / 1e9, 6)
 
 
-def _lines(lines: Lines | None) -> Object | None:
+def _lines(lines: Breakdown | None) -> Object | None:
     return None if lines is None else {name: getattr(lines, name) for name in _LINES}
 
 

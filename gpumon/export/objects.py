@@ -12,8 +12,8 @@ from gpumon.analysis import Reporter
 from gpumon.analysis.answer import Answer, of_rank, worst
 from gpumon.analysis.job import job
 from gpumon.analysis.layers import trees
-from gpumon.analysis.lines import Finding
 from gpumon.analysis.reports import room_known
+from gpumon.analysis.types import Finding
 from gpumon.export import jsonl
 from gpumon.session.frame import HostSample, LayersRecord, RankFrame, StepRecord
 from gpumon.session.store import SessionStore

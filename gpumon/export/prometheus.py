@@ -25,8 +25,8 @@ from prometheus_client.registry import Collector
 from gpumon.analysis import buckets
 from gpumon.analysis.job import GONE, job
 from gpumon.analysis.ledger import device_of
-from gpumon.analysis.lines import DRIVER, OWNERS, REST
 from gpumon.analysis.reports import DeviceReport, RankReport
+from gpumon.analysis.types import DRIVER, OWNERS, REST
 from gpumon.session.frame import Frame, RankFrame
 from gpumon_agent._version import __version__
 

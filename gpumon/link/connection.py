@@ -10,7 +10,7 @@ from typing import Protocol
 
 import zmq
 
-from gpumon.session.heard import Heard, Run
+from gpumon.session.incoming import Incoming, MessageRun
 from gpumon_agent import wire
 from gpumon_agent.endpoint import Descriptor
 from gpumon_agent.wire import Received
@@ -44,7 +44,7 @@ class Owner(Protocol):
     def answer_s(self) -> float: ...
     @property
     def sweeps(self) -> bool: ...
-    def put(self, heard: Sequence[Heard]) -> None: ...
+    def put(self, heard: Sequence[Incoming]) -> None: ...
     def wake(self) -> None: ...
     def know(self, hello: wire.Hello) -> None: ...
     def fail(self, agent: Connection, error: LinkError) -> None: ...
@@ -148,7 +148,7 @@ class Connection:
         came, goodbye = _before_goodbye(came)
         self._owner.put(came)
         for heard in came:
-            event = self._newest(heard.events) if isinstance(heard, Run) else heard.event
+            event = self._newest(heard.events) if isinstance(heard, MessageRun) else heard.event
             if isinstance(event, wire.Phase):
                 self._phase = event
             elif isinstance(event, _TURNS):
@@ -289,14 +289,14 @@ class Connection:
         return NotGpumon(f"what listens at {where} is no gpumon agent", "`gpumon ls` lists the jobs to attach to")
 
 
-def _before_goodbye(came: Iterable[Heard]) -> tuple[list[Heard], wire.Goodbye | None]:
+def _before_goodbye(came: Iterable[Incoming]) -> tuple[list[Incoming], wire.Goodbye | None]:
     """What came before the last word, and that word."""
-    before: list[Heard] = []
+    before: list[Incoming] = []
     for heard in came:
-        events = heard.events if isinstance(heard, Run) else (heard.event,)
+        events = heard.events if isinstance(heard, MessageRun) else (heard.event,)
         if wire.Goodbye in map(type, events):
             at, goodbye = next((at, each) for at, each in enumerate(events) if isinstance(each, wire.Goodbye))
-            if isinstance(heard, Run) and at:
+            if isinstance(heard, MessageRun) and at:
                 before.append(heard._replace(events=events[:at]))
             return before, goodbye
         before.append(heard)

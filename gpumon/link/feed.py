@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpumon.session.heard import Heard, Run
+from gpumon.session.incoming import Incoming, MessageRun
 from gpumon_agent import wire
 from gpumon_agent.wire import Packet, Received
 
@@ -39,25 +39,25 @@ class Feed:
         self.wants_snapshot = False
         self._holding = True
 
-    def take(self, packet: Packet, unix_ns: int, *, answer: bool) -> list[Heard]:
+    def take(self, packet: Packet, unix_ns: int, *, answer: bool) -> list[Incoming]:
         """What is now in order. `answer`: the packet belongs to the snapshot asked for. Raises ProtocolMismatch."""
         if self._holding and not answer:
             if len(self._held) < _HELD_PACKETS_MAX:
                 self._held.append(packet)
             return []
-        told: list[Heard] = []
+        told: list[Incoming] = []
         self._events(packet, unix_ns, answer, told)
         if self.missed != self._told:
             self._tell(unix_ns, told)
         return told
 
-    def go_on(self, unix_ns: int) -> list[Heard]:
+    def go_on(self, unix_ns: int) -> list[Incoming]:
         """Live again, first what was held meanwhile. Also called when the end of a snapshot did not come in time."""
-        told: list[Heard] = []
+        told: list[Incoming] = []
         self._let_go(unix_ns, told)
         return told
 
-    def _let_go(self, unix_ns: int, told: list[Heard]) -> None:
+    def _let_go(self, unix_ns: int, told: list[Incoming]) -> None:
         self._holding = False
         self.synced = True
         held, self._held = self._held, []
@@ -67,10 +67,10 @@ class Feed:
                 self._held.extend(held[index + 1 :])
                 return
 
-    def _events(self, packet: Packet, unix_ns: int, answer: bool, told: list[Heard]) -> None:
+    def _events(self, packet: Packet, unix_ns: int, answer: bool, told: list[Incoming]) -> None:
         seq, source, replayed = packet.seq, self.source, packet.replayed
         if seq >= 0 and seq == self._last + 1:  # as nearly always: the next of the run's stream, none of them missing
-            told.append(Run(source, unix_ns, packet.events, seq, replayed))
+            told.append(MessageRun(source, unix_ns, packet.events, seq, replayed))
             self._last += len(packet.events)
             return
         gap = seq - self._last - 1 if seq >= 0 and self._last >= 0 else 0
@@ -97,7 +97,7 @@ class Feed:
             if answer and isinstance(event, wire.Synced):
                 self._let_go(unix_ns, told)
 
-    def _tell(self, unix_ns: int, told: list[Heard]) -> None:
+    def _tell(self, unix_ns: int, told: list[Incoming]) -> None:
         lost = self.missed - self._told
         if lost and not self._holding and unix_ns - self._told_ns >= _PATIENCE_NS:
             self._told, self._told_ns = self.missed, unix_ns

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 
 import zmq
 
-from gpumon.session.heard import Heard, Run, singly
+from gpumon.session.incoming import Incoming, MessageRun, singly
 from gpumon_agent import endpoint, wire
 from gpumon_agent.endpoint import Descriptor
 from gpumon_agent.wire import Received
@@ -45,7 +45,7 @@ async def subscribe(
 
 async def subscribe_batches(
     descriptors: Iterable[Descriptor], *, follow: bool = False, answer_s: float = ANSWER_S
-) -> AsyncGenerator[list[Heard], None]:
+) -> AsyncGenerator[list[Incoming], None]:
     """As `subscribe`, in lists of what there is to take at once: with many ranks handing over is most of the work."""
     subscription = _Subscription(tuple(descriptors), follow, answer_s)
     try:
@@ -63,14 +63,14 @@ async def subscribe_batches(
         subscription.close()
 
 
-def _events(heard: Heard) -> int:
-    return len(heard.events) if isinstance(heard, Run) else 1
+def _events(heard: Incoming) -> int:
+    return len(heard.events) if isinstance(heard, MessageRun) else 1
 
 
 class _Subscription:
     def __init__(self, descriptors: tuple[Descriptor, ...], follow: bool, answer_s: float) -> None:
         self.backlog = 0  # events that nobody took yet
-        self._out: deque[Heard] = deque()
+        self._out: deque[Incoming] = deque()
         self.failure: LinkError | None = None
         self.context = zmq.Context()
         self.loop = asyncio.get_running_loop()
@@ -115,12 +115,12 @@ class _Subscription:
         for agent in self._agents:
             agent.sweep()
 
-    def put(self, heard: Sequence[Heard]) -> None:
+    def put(self, heard: Sequence[Incoming]) -> None:
         self._out.extend(heard)
         self.backlog += sum(map(_events, heard))
         self._something.set()
 
-    def take(self) -> list[Heard]:
+    def take(self) -> list[Incoming]:
         """What there is, at most so much that the loop gets its turn in time."""
         out, batch, events = self._out, [], 0
         while out and events < _BATCH_MAX:

@@ -26,7 +26,7 @@ from gpumon.session.frame import (
     StepRecord,
 )
 from gpumon.session.limits import StoreLimits
-from gpumon.session.numbers import Numbers
+from gpumon.session.sequence_intervals import SequenceIntervals
 from gpumon.session.steps import StepRing
 from gpumon_agent import wire
 from gpumon_agent.wire.thinning import Facts, facts, kept
@@ -64,7 +64,7 @@ class Rank:
         self.steps = StepRing(limits.steps)
         self.newest = NONE_YET  # number of the last of them
         self.open: dict[int, _OpenStep] = {}
-        self.numbers = Numbers(limits.gaps)
+        self.numbers = SequenceIntervals(limits.gaps)
         self.heartbeat: wire.Heartbeat | None = None
         self.heard_unix_ns = 0
         self.synced = False

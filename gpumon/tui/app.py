@@ -23,15 +23,15 @@ from gpumon.analysis import RankReport, Reporter
 from gpumon.link.errors import LinkError
 from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore, StoreLimits
-from gpumon.tui.changes import Changes
 from gpumon.tui.feed import Ask, Choice, Feed, HostFeed, Pace, closing
-from gpumon.tui.ink import ASCII, NONE, UNICODE, Glyphs, Palette
-from gpumon.tui.listening import Tasks, take_events, take_host
+from gpumon.tui.ingest import Tasks, take_events, take_host
 from gpumon.tui.modes import MODES
 from gpumon.tui.monitor import Monitor
 from gpumon.tui.screens.base import MonitorScreen
 from gpumon.tui.screens.choose import ChooseScreen
 from gpumon.tui.screens.overview import OverviewScreen
+from gpumon.tui.status_log import StatusLog
+from gpumon.tui.styles import ASCII, NONE, UNICODE, Glyphs, Palette
 from gpumon.tui.terminal import HUNG_UP, TerminalWatch, leave_by_force
 from gpumon.tui.themes import NAMES, PALETTES, THEMES
 from gpumon.tui.view import DEFAULT_SPAN, MANY, SPANS, Said, View, choose
@@ -146,7 +146,7 @@ class MonitorApp(App[int]):
         self._ticks = 0
         self._turn = 0
         self._timer: Timer | None = None
-        self._changes = Changes()
+        self._changes = StatusLog()
         self._seen = seen
         self._watch = TerminalWatch() if watch_terminal else None
         self._tasks = Tasks(lambda error: self.call_later(_raise, error))

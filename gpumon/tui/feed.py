@@ -8,16 +8,16 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, C
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gpumon.session.heard import Heard as One
-from gpumon.session.heard import singly
+from gpumon.session.incoming import Incoming as One
+from gpumon.session.incoming import singly
 from gpumon_agent import wire
 
 T = TypeVar("T")
 
-Heard = One | list[One]
+Incoming = One | list[One]
 """One message or run of messages, or what there was to take at once."""
 
-Feed = Callable[[], AsyncIterable[Heard]]
+Feed = Callable[[], AsyncIterable[Incoming]]
 """Begins to listen. Called once, inside the app's loop."""
 
 HostFeed = Callable[[Callable[[], Collection[int]]], AsyncIterable[wire.Received]]
@@ -70,7 +70,7 @@ class Pace:
         self.speed = 0.0
         self._changed.set()
 
-    async def play(self, events: AsyncIterator[Heard]) -> AsyncIterator[wire.Received]:
+    async def play(self, events: AsyncIterator[Incoming]) -> AsyncIterator[wire.Received]:
         last_ns: int | None = None
         async for heard in events:
             for received in singly(heard if isinstance(heard, list) else (heard,)):

@@ -7,7 +7,7 @@ from typing import Protocol
 from textual.binding import Binding
 
 from gpumon.tui.feed import Choice
-from gpumon.tui.ink import Glyphs, Palette
+from gpumon.tui.styles import Glyphs, Palette
 from gpumon.tui.view import View
 
 

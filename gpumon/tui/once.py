@@ -19,8 +19,8 @@ from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore
 from gpumon.tui.app import Options
 from gpumon.tui.feed import HostFeed, closing
-from gpumon.tui.ink import ASCII, UNICODE, Glyphs
-from gpumon.tui.spans import EMPTY, Line, plain, width
+from gpumon.tui.styles import ASCII, UNICODE, Glyphs
+from gpumon.tui.text_layout import EMPTY, Line, plain, width
 from gpumon.tui.view import View, choose
 from gpumon.tui.widgets.device_bar import bars, device_lines
 from gpumon.tui.widgets.estimate_table import comparisons, estimate_lines

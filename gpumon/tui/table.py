@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 from textual import events
 from textual.binding import Binding, BindingType
 
-from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import Line, Span, left, right, width
+from gpumon.tui.styles import Glyphs
+from gpumon.tui.text_layout import Line, Span, left, right, width
 from gpumon.tui.widgets.panel import Panel
 
 R = TypeVar("R")

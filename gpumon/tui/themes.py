@@ -6,7 +6,7 @@ from typing import Final
 
 from textual.theme import BUILTIN_THEMES, Theme
 
-from gpumon.tui.ink import ANSI, DARK, LIGHT, Palette
+from gpumon.tui.styles import ANSI, DARK, LIGHT, Palette
 
 NAMES: Final = ("gpumon-dark", "gpumon-light", "gpumon-ansi")
 

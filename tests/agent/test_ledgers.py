@@ -14,7 +14,7 @@ from scenarios.catalogue import BY_NAME, OLDER_TORCH, PLAIN, Scenario
 from scenarios.conftest import Runner
 
 from gpumon.analysis import ledger
-from gpumon.analysis.lines import OWNERS
+from gpumon.analysis.types import OWNERS
 from gpumon_agent import wire
 from gpumon_agent.attribution.saving import READABLE
 

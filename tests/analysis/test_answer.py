@@ -13,7 +13,7 @@ from synthetic import GIB, MIB, Run
 from gpumon.analysis import Reporter
 from gpumon.analysis.answer import NOBODY, Answer, When, Who, answer, line, worst
 from gpumon.analysis.forecast.headroom import room_over_growth
-from gpumon.analysis.lines import KEPT, Growth
+from gpumon.analysis.types import KEPT, Growth
 from gpumon.export.objects import Objects
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire

@@ -14,11 +14,11 @@ from told import told
 
 from gpumon.analysis import Reporter, comparison, ledger
 from gpumon.analysis.comparison import Compared
-from gpumon.analysis.lines import DRIVER, OWNERS, REST, Held, Lines
+from gpumon.analysis.types import DRIVER, OWNERS, REST, Breakdown, Held
 from gpumon.export.objects import Objects
 from gpumon.session.store import SessionStore
-from gpumon.tui.ink import UNICODE
-from gpumon.tui.spans import plain
+from gpumon.tui.styles import UNICODE
+from gpumon.tui.text_layout import plain
 from gpumon.tui.view import choose
 from gpumon.tui.widgets.device_bar import bars, device_lines, parts, word_of
 from gpumon.tui.widgets.estimate_table import LEAST_WITH_ADDED, summed
@@ -36,11 +36,11 @@ def messages(forks, tmp_path_factory):
     return list(told(gpu, folder, SCENARIOS / "tensor_leak.py", "--steps", "60", "--holder", "attribute"))
 
 
-def adds_up(lines: Lines | dict[str, int | None] | None) -> bool:
+def adds_up(lines: Breakdown | dict[str, int | None] | None) -> bool:
     """allocated = owners + what is left over + rounding; reserved = allocated + slack."""
     if lines is None:
         return True
-    known = lines if isinstance(lines, dict) else {name: getattr(lines, name) for name in Lines.__slots__}
+    known = lines if isinstance(lines, dict) else {name: getattr(lines, name) for name in Breakdown.__slots__}
     inner = sum(known[name] or 0 for name in (*OWNERS, *REST) if name != "slack")
     fits = known["allocated"] is None or inner == known["allocated"]
     return fits and (known["slack"] is None or known["allocated"] + known["slack"] == known["reserved"])
@@ -111,7 +111,7 @@ def test_a_census_that_came_by_too_early_to_count_them_all_means_all_that_has_gr
 
 
 def test_no_more_is_named_than_has_no_owner():
-    lines = Lines(weights=50, unexplained=40, rounding=10, allocated=100)
+    lines = Breakdown(weights=50, unexplained=40, rounding=10, allocated=100)
     named = ledger.with_held(lines, held(30, 9), 9)
     assert (named.variables, named.unexplained) == (30, 10)
     assert ledger.with_held(lines, held(3000, 9), 9) == replace(lines, variables=40, unexplained=0)
@@ -120,12 +120,12 @@ def test_no_more_is_named_than_has_no_owner():
 
 
 def test_an_output_that_is_kept_is_no_activation_any_more():
-    lines = Lines(activations=60, unexplained=10, allocated=70)
+    lines = Breakdown(activations=60, unexplained=10, allocated=70)
     assert ledger.with_held(lines, held(30, 9), 9) == replace(lines, activations=40, unexplained=0, variables=30)
 
 
 def test_what_the_ledger_has_seen_of_the_same_variable_is_not_counted_twice():
-    lines = Lines(variables=20, unexplained=40, allocated=60)
+    lines = Breakdown(variables=20, unexplained=40, allocated=60)
     seen = wire.Holder("cache in main()", "local", "train.py:9", 3)
     other = wire.Holder("batch in main()", "local", "train.py:12", 1)
     assert ledger.with_held(lines, held(30, 9), 9, (seen,)) == replace(lines, variables=30, unexplained=30)

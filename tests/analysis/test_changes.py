@@ -18,15 +18,15 @@ from gpumon.analysis.changes import (
     saves,
     sharded,
 )
+from gpumon.analysis.diagnosis.context import FailureContext, Settings
+from gpumon.analysis.diagnosis.figures import known
+from gpumon.analysis.diagnosis.message_parser import Message
+from gpumon.analysis.diagnosis.optimizer_step import FOREACH, recipe_of
+from gpumon.analysis.diagnosis.remedies import remedies as after_oom
 from gpumon.analysis.estimate.from_module import FromTensors
 from gpumon.analysis.estimate.model import Model, Tensor
 from gpumon.analysis.estimate.plan import expect, remedies
 from gpumon.analysis.estimate.workload import Optimizer, Workload
-from gpumon.analysis.oom.case import Case, Settings
-from gpumon.analysis.oom.figures import known
-from gpumon.analysis.oom.remedies import remedies as after_oom
-from gpumon.analysis.oom.walk import FOREACH, recipe_of
-from gpumon.analysis.oom.wording import Message
 from gpumon.analysis.whatif import answer
 from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
@@ -57,7 +57,9 @@ def failed(phase: str, *, views: bool | None = None) -> dict[str, int | None]:
         "CUDA out of memory", "allocator", "cuda", requested=known(64 * MIB), total=known(2 * held),
         free=known(MIB), allocated=known(held), reserved=known(held),
     )  # fmt: skip
-    case = Case(message, "capacity", phase, TENSORS, recipe_of("adamw")[0], FOREACH, Settings(bucket_views=views))
+    case = FailureContext(
+        message, "capacity", phase, TENSORS, recipe_of("adamw")[0], FOREACH, Settings(bucket_views=views)
+    )
     return {remedy.code: remedy.saves for remedy in after_oom(case)}
 
 

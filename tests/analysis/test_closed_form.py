@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from synthetic import GIB, MIB, Run, frame_of
 
-from gpumon.analysis import Estimate, Lines, Reporter, report
+from gpumon.analysis import Breakdown, Estimate, Reporter, report
 from gpumon.analysis.estimate.closed_form import Owned, calibrated
-from gpumon.analysis.learnt import KINDS_MAX
+from gpumon.analysis.rank_state import KINDS_MAX
 from gpumon_agent import wire
 
 
@@ -85,19 +85,19 @@ def test_batches_of_two_sizes_tell_a_third() -> None:
 
 def test_gradients_that_are_fewer_than_the_parameters_are_taken_as_measured() -> None:
     owners = Owned(100 * MIB, 0, 100 * MIB, 0, 0, 0, "exact", "exact")
-    sparse = calibrated(owners, Lines(gradients=MIB))
+    sparse = calibrated(owners, Breakdown(gradients=MIB))
     assert (sparse.gradients, sparse.gradients_source) == (MIB, "measured")
-    assert calibrated(owners, Lines(gradients=100 * MIB)) is calibrated(owners, None) is owners
+    assert calibrated(owners, Breakdown(gradients=100 * MIB)) is calibrated(owners, None) is owners
 
 
 def test_state_that_exists_counts_and_not_what_a_formula_expects() -> None:
     """Parameters that never get a gradient get no state: a frozen backbone, an unused head."""
     owners = Owned(100 * MIB, 0, 100 * MIB, 200 * MIB, 0, 100 * MIB, "exact", "exact")
-    known = calibrated(owners, Lines(gradients=40 * MIB, optimizer=80 * MIB))
+    known = calibrated(owners, Breakdown(gradients=40 * MIB, optimizer=80 * MIB))
     assert (known.gradients, known.optimizer, known.temporaries) == (40 * MIB, 80 * MIB, 40 * MIB)
     assert (known.gradients_source, known.state_source) == ("measured", "measured")
-    assert calibrated(owners, Lines(gradients=100 * MIB, optimizer=0)) is owners  # the first step was skipped
-    assert calibrated(owners, Lines(gradients=100 * MIB, optimizer=200 * MIB + 800)) is owners  # step counters
+    assert calibrated(owners, Breakdown(gradients=100 * MIB, optimizer=0)) is owners  # the first step was skipped
+    assert calibrated(owners, Breakdown(gradients=100 * MIB, optimizer=200 * MIB + 800)) is owners  # step counters
 
 
 @pytest.mark.parametrize("activations", [30, 300, 3000])

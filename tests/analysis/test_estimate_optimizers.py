@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from gpumon.analysis.diagnosis.optimizer_step import recipe_of
 from gpumon.analysis.estimate.model import Model, Tensor
 from gpumon.analysis.estimate.optimizers import eight_bit_states
 from gpumon.analysis.estimate.traced import PhaseBytes
 from gpumon.analysis.estimate.workload import FUSED, NO_FOREACH, OPTIMIZERS, Optimizer, Workload
-from gpumon.analysis.oom.walk import recipe_of
 
 SHAPES: list[tuple[int, ...]] = [(20_000, 300), (300,)]
 for _ in range(2):

@@ -11,7 +11,7 @@ from synthetic import GIB, MIB, Run
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.findings import RULES
-from gpumon.analysis.lines import SEVERITIES, Finding
+from gpumon.analysis.types import SEVERITIES, Finding
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 

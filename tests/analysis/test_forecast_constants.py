@@ -10,7 +10,7 @@ import pytest
 from gpumon.analysis.forecast import Forecaster, Others, Room
 from gpumon.analysis.forecast.headroom import Taken, room_over_growth
 from gpumon.analysis.history import step_peaks
-from gpumon.analysis.lines import Forecast, Growth
+from gpumon.analysis.types import Forecast, Growth
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 

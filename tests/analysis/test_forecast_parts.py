@@ -12,12 +12,12 @@ from synthetic import GIB, MIB, Run, apply, rank_of
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.changes import SHORT, Answer, Change
+from gpumon.analysis.device_budget import available
 from gpumon.analysis.forecast import Forecaster, Others, Room
 from gpumon.analysis.forecast.headroom import Taken, room_over_growth, steps_until
 from gpumon.analysis.history import step_peaks
-from gpumon.analysis.lines import Growth
 from gpumon.analysis.report import WAITING_STEPS
-from gpumon.analysis.room import available
+from gpumon.analysis.types import Growth
 from gpumon.analysis.whatif import answer
 from gpumon.cli.whatif import line, stated
 from gpumon.session.frame import RankFrame

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from synthetic import GIB, MIB, Run, apply, rank_of
 
-from gpumon.analysis import Lines, ledger, report, units
-from gpumon.analysis.lines import OWNERS
+from gpumon.analysis import Breakdown, ledger, report, units
+from gpumon.analysis.types import OWNERS
 from gpumon_agent import wire
 
 
-def accounted(lines: Lines) -> int:
+def accounted(lines: Breakdown) -> int:
     """Everything between nothing and `reserved`."""
     named = (*OWNERS, "unexplained", "unattributed", "rounding", "slack")
     return sum(getattr(lines, name) or 0 for name in named)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from gpumon.analysis import Reporter
-from gpumon.analysis.learnt import SPARSELY
-from gpumon.analysis.lines import Forecast
+from gpumon.analysis.rank_state import SPARSELY
+from gpumon.analysis.types import Forecast
 from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire

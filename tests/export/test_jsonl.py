@@ -14,8 +14,8 @@ import pytest
 from msgspec.structs import replace
 from synthetic import GIB, MIB, Run
 
-from gpumon.analysis import Lines
-from gpumon.analysis.lines import OWNERS
+from gpumon.analysis import Breakdown
+from gpumon.analysis.types import OWNERS
 from gpumon.export import jsonl
 from gpumon.export.objects import Objects
 from gpumon_agent import wire
@@ -101,7 +101,7 @@ def test_fields_come_in_the_documented_order() -> None:
     for each in every_kind():
         assert list(each) == list(SCHEMA["$defs"][each["type"]]["properties"])
     step = next(each for each in every_kind() if each["type"] == "step")
-    assert list(step["ledger"]) == [field.name for field in fields(Lines)]
+    assert list(step["ledger"]) == [field.name for field in fields(Breakdown)]
 
 
 def test_the_page_shows_real_output() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumon.link.feed import Feed
-from gpumon.session.heard import singly
+from gpumon.session.incoming import singly
 from gpumon_agent import wire
 from gpumon_agent.wire import Packet, Received
 

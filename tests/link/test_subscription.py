@@ -21,7 +21,7 @@ import zmq
 
 from gpumon import link
 from gpumon.link import subscription
-from gpumon.session.heard import singly
+from gpumon.session.incoming import singly
 from gpumon_agent import endpoint, wire
 from gpumon_agent.wire import Received
 

@@ -12,15 +12,15 @@ import tabformer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpumon.analysis.diagnosis import log
+from gpumon.analysis.diagnosis.cause import LeakEvidence, PredictedPeak
+from gpumon.analysis.diagnosis.context import Settings
+from gpumon.analysis.diagnosis.explaining import Known, explain
+from gpumon.analysis.diagnosis.oom_report import OomReport
+from gpumon.analysis.diagnosis.optimizer_step import peak, recipe_of
+from gpumon.analysis.diagnosis.render import text
 from gpumon.analysis.estimate.model import Tensor, from_shapes
-from gpumon.analysis.lines import Finding
-from gpumon.analysis.oom import log
-from gpumon.analysis.oom.case import Settings
-from gpumon.analysis.oom.explaining import Known, explain
-from gpumon.analysis.oom.report import OomReport
-from gpumon.analysis.oom.walk import peak, recipe_of
-from gpumon.analysis.oom.weighing import Foreseen, Growth
-from gpumon.analysis.oom.words import text
+from gpumon.analysis.types import Finding
 from gpumon_agent.units import torch_size as shown
 
 DATA = Path(__file__).parents[1] / "data"
@@ -185,12 +185,16 @@ def test_an_old_message_names_no_other_process_but_leaves_room_for_one() -> None
 
 
 def test_what_grows_with_every_step_is_a_leak() -> None:
-    report = of(TABFORMER, Known(growth=Growth(4 << 20, 500)))
+    report = of(TABFORMER, Known(growth=LeakEvidence(4 << 20, 500)))
     assert report.verdict == "leak"
     assert "4.00 MiB" in report.sentence
     assert "1.95 GiB" in report.reasons[0]
-    assert of(TABFORMER, Known(growth=Growth(4 << 20, 200))).verdict == "capacity"  # nor would it have fitted without
-    assert of(SECOND, Known(growth=Growth(4 << 20, 10))).verdict == "fragmentation"  # 40 MiB are not what is missing
+    assert (
+        of(TABFORMER, Known(growth=LeakEvidence(4 << 20, 200))).verdict == "capacity"
+    )  # nor would it have fitted without
+    assert (
+        of(SECOND, Known(growth=LeakEvidence(4 << 20, 10))).verdict == "fragmentation"
+    )  # 40 MiB are not what is missing
 
 
 def leaked(bytes_: int, per_step: int | None = 4 << 20) -> Finding:
@@ -202,7 +206,7 @@ def leaked(bytes_: int, per_step: int | None = 4 << 20) -> Finding:
 
 def test_a_leak_that_has_a_name_is_told_by_it_and_what_to_do_is_its_own_remedy() -> None:
     named = (leaked(2 << 30),)
-    report = of(TABFORMER, Known(growth=Growth(4 << 20, 500, named), kept=named))
+    report = of(TABFORMER, Known(growth=LeakEvidence(4 << 20, 500, named), kept=named))
     assert report.sentence.endswith("held by `kept[*] in main()`.")
     assert report.reasons[0] == (
         "`kept[*] in main()` held 2.00 GiB when last counted, made at train.py:7, growing since step 2."
@@ -230,8 +234,8 @@ def test_a_few_bytes_are_not_enough_where_what_is_unused_lies_in_pieces() -> Non
 
 def test_a_batch_that_was_to_need_more_than_there_is_is_capacity_s_however_it_lies_where_it_failed() -> None:
     """14.64 GiB are allocated, unallocated or free: 13.16 + 1.28 + 0.20."""
-    assert of(SECOND, Known(foreseen=Foreseen(15 * GIB, 14 * GIB))).verdict == "fragmentation"
-    report = of(SECOND, Known(foreseen=Foreseen(20 * GIB, 15 * GIB, ((8, 1024),))))
+    assert of(SECOND, Known(foreseen=PredictedPeak(15 * GIB, 14 * GIB))).verdict == "fragmentation"
+    report = of(SECOND, Known(foreseen=PredictedPeak(20 * GIB, 15 * GIB, ((8, 1024),))))
     assert report.verdict == "capacity"
     assert "20.00 GiB, and 14.6" in report.sentence
     assert "8×1024" in report.reasons[0]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from synthetic import GIB, Run, rank_of
 
-from gpumon.analysis.oom.live import of_rank
+from gpumon.analysis.diagnosis.live import of_rank
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 from gpumon_agent.oom import report_file

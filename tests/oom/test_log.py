@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumon.analysis.oom.log import FrameLine, phase_of, read
+from gpumon.analysis.diagnosis.log import FrameLine, phase_of, read
 
 MESSAGE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 148.00 MiB. GPU 0 has a total capacity of 2.00 GiB of "

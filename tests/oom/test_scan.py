@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumon.analysis.oom import scan as scanning
-from gpumon.analysis.oom.log import Story, read
-from gpumon.analysis.oom.scan import scan
+from gpumon.analysis.diagnosis import scan as scanning
+from gpumon.analysis.diagnosis.log import Story, read
+from gpumon.analysis.diagnosis.scan import scan
 
 MESSAGE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {}.00 GiB. GPU 0 has a total capacity of 39.49 GiB "

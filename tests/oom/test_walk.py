@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpumon.analysis.estimate.model import Tensor
-from gpumon.analysis.oom.walk import (
+from gpumon.analysis.diagnosis.optimizer_step import (
     FOREACH,
     FUSED,
     LOOP,
@@ -22,6 +21,7 @@ from gpumon.analysis.oom.walk import (
     recipe_of,
     step,
 )
+from gpumon.analysis.estimate.model import Tensor
 
 SHAPES = ((4096, 1024), (9000, 1024), (3000, 1024), (6001, 1000))
 """Large enough for segments of their own; the second and the last leave a remainder."""

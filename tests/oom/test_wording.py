@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumon.analysis.oom.figures import known, read
-from gpumon.analysis.oom.wording import Message, find, find_all
+from gpumon.analysis.diagnosis.figures import known, read
+from gpumon.analysis.diagnosis.message_parser import Message, find, find_all
 from gpumon_agent.units import torch_size as shown
 
 NEW = (

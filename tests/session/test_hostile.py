@@ -17,8 +17,8 @@ from gpumon.export import jsonl
 from gpumon.export.objects import Objects
 from gpumon.export.prometheus import Jobs, Watched
 from gpumon.session.store import SessionStore
-from gpumon.tui.ink import ASCII, UNICODE
 from gpumon.tui.once import picture
+from gpumon.tui.styles import ASCII, UNICODE
 from gpumon.tui.view import choose
 from gpumon_agent import wire
 

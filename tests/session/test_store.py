@@ -239,9 +239,9 @@ def test_events_that_came_together_tell_the_same_as_one_by_one(seed: int, drop: 
 
 @given(order=st.permutations(range(14)))
 def test_received_and_lost_numbers_always_add_up(order: list[int]) -> None:
-    from gpumon.session.numbers import Numbers
+    from gpumon.session.sequence_intervals import SequenceIntervals
 
-    numbers = Numbers(64)
+    numbers = SequenceIntervals(64)
     half = order[:7]
     assert all(numbers.take(seq) for seq in half)
     assert not any(numbers.take(seq) for seq in half)

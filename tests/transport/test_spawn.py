@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from seccomp import REFUSE, X86_64
 
-from gpumon.cli.tied import kept
+from gpumon.cli.subreaper import under_subreaper
 
 PRELUDE = (
     """
@@ -328,7 +328,9 @@ def test_a_pipe_ends_with_the_script(helpers: Path) -> None:
 
 def test_dryrun_does_not_wait_for_it(helpers: Path) -> None:
     """`gpumon dryrun` is a subreaper and leaves nothing of what it ran."""
-    done = subprocess.run(kept([sys.executable, "-c", PRELUDE + "start(); ready(); sys.exit(7)"]), timeout=240)
+    done = subprocess.run(
+        under_subreaper([sys.executable, "-c", PRELUDE + "start(); ready(); sys.exit(7)"]), timeout=240
+    )
     (pid,) = _pids(helpers)
     assert done.returncode == 7
     assert not _is_alive(pid)

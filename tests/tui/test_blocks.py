@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gpumon.analysis.blocks import allocator, cell_bytes, cells, largest_for, where
-from gpumon.tui.ink import ASCII, UNICODE
-from gpumon.tui.spans import width
+from gpumon.tui.styles import ASCII, UNICODE
+from gpumon.tui.text_layout import width
 from gpumon.tui.widgets.block_lines import Map, map_lines, mark
 from gpumon.tui.widgets.block_map import BlockMap
 from gpumon_agent import wire

@@ -10,11 +10,11 @@ import pytest
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.job import ending
-from gpumon.analysis.lines import Finding, Forecast, Lines
+from gpumon.analysis.types import Breakdown, Finding, Forecast
 from gpumon.tui.glossary import TERMS
-from gpumon.tui.ink import ANSI, ASCII, DARK, LIGHT, UNICODE
 from gpumon.tui.plot import Curve, columns, plot
-from gpumon.tui.spans import cells, clip, fit, flow, plain, spread, width
+from gpumon.tui.styles import ANSI, ASCII, DARK, LIGHT, UNICODE
+from gpumon.tui.text_layout import cells, clip, fit, flow, plain, spread, width
 from gpumon.tui.view import choose
 from gpumon.tui.widgets.device_bar import ORDER, bar, bars, device_lines, sums
 from gpumon.tui.widgets.findings_strip import finding_lines, findings
@@ -157,7 +157,7 @@ def test_the_equations_of_the_device_are_exact(store_of, new_run):
 
 
 def test_an_equation_that_does_not_add_up_is_not_written():
-    assert sums(Lines(weights=1, allocated=3, reserved=3)) == ["reserved 3 B = allocated 3"]
+    assert sums(Breakdown(weights=1, allocated=3, reserved=3)) == ["reserved 3 B = allocated 3"]
 
 
 @pytest.mark.parametrize("room", [20, 46, 80, 120])

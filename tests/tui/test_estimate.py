@@ -6,11 +6,11 @@ import pytest
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.comparison import HELD, Compared, compare, remarks
-from gpumon.analysis.lines import Estimate, Lines, Peak
 from gpumon.analysis.reports import DeviceReport
+from gpumon.analysis.types import Breakdown, Estimate, Peak
 from gpumon.tui.glossary import TERMS
-from gpumon.tui.ink import ASCII, UNICODE
-from gpumon.tui.spans import plain, width
+from gpumon.tui.styles import ASCII, UNICODE
+from gpumon.tui.text_layout import plain, width
 from gpumon.tui.view import choose
 from gpumon.tui.widgets.device_bar import LABELS, ORDER
 from gpumon.tui.widgets.estimate_page import EstimatePage, estimated, page_lines
@@ -25,7 +25,7 @@ def view_of(store):
     return choose(frame, Reporter().report(frame), None, None)
 
 
-def report(estimate: Estimate, ledger: Lines, peak: int, phase: str = "backward") -> DeviceReport:
+def report(estimate: Estimate, ledger: Breakdown, peak: int, phase: str = "backward") -> DeviceReport:
     return DeviceReport(0, ledger, None, Peak(9, phase, 0, peak), estimate, None, 40 * GIB, None)
 
 
@@ -39,16 +39,16 @@ def test_every_phase_is_beside_its_estimate(store_of, new_run):
 
 def test_what_was_only_read_has_no_estimate():
     estimate = Estimate(
-        Lines(weights=GIB, workspaces=5), None, None, (("weights", "exact"), ("workspaces", "measured"))
+        Breakdown(weights=GIB, workspaces=5), None, None, (("weights", "exact"), ("workspaces", "measured"))
     )
-    found = compare(report(estimate, Lines(weights=GIB, workspaces=5), GIB), None)
+    found = compare(report(estimate, Breakdown(weights=GIB, workspaces=5), GIB), None)
     assert found.owners == (Compared("weights", GIB, GIB, "exact"), Compared("workspaces", None, 5, "measured"))
 
 
 def test_a_peak_off_its_estimate_names_the_lines_that_make_it():
     sources = (("weights", "exact"), ("gradients", "exact"))
-    estimate = Estimate(Lines(weights=GIB, gradients=GIB), 4 * GIB, "forward", sources)
-    device = report(estimate, Lines(weights=GIB, gradients=3 * GIB, allocated=4 * GIB, unexplained=0), 6 * GIB)
+    estimate = Estimate(Breakdown(weights=GIB, gradients=GIB), 4 * GIB, "forward", sources)
+    device = report(estimate, Breakdown(weights=GIB, gradients=3 * GIB, allocated=4 * GIB, unexplained=0), 6 * GIB)
     said = remarks(compare(device, None), device)
     assert said[0] == (
         "The step peaks 2.00 GiB above the estimate, in backward and not in forward: gradients +2.00 GiB."
@@ -57,9 +57,9 @@ def test_a_peak_off_its_estimate_names_the_lines_that_make_it():
 
 
 def test_activations_that_outlive_their_step_stand_among_its_owners_beside_what_was_held_at_first():
-    lines = Lines(weights=GIB, activations=GIB, allocated=GIB + 32 * MIB)
+    lines = Breakdown(weights=GIB, activations=GIB, allocated=GIB + 32 * MIB)
     estimate = Estimate(lines, 2 * GIB, "forward", (("weights", "exact"), ("activations", "learnt")), (("forward", 2),))
-    device = report(estimate, Lines(weights=GIB, activations=3 * GIB, allocated=4 * GIB), 5 * GIB)
+    device = report(estimate, Breakdown(weights=GIB, activations=3 * GIB, allocated=4 * GIB), 5 * GIB)
     found = compare(device, None)
     assert Compared(HELD, 32 * MIB, 3 * GIB, "learnt") in found.owners
     assert "activations still held +2.97 GiB" in remarks(found, device)[0]

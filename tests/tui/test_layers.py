@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from gpumon.analysis.layers import FIGURES, Figures, Layer, Tree, trees
-from gpumon.tui.ink import ASCII, UNICODE
-from gpumon.tui.spans import plain, width
+from gpumon.tui.styles import ASCII, UNICODE
+from gpumon.tui.text_layout import plain, width
 from gpumon.tui.widgets.layer_lines import Layers, layer_lines, order_at
 from gpumon.tui.widgets.layer_rows import Choice, all_keys, opened_at_first, rows_of
 from gpumon.tui.widgets.layer_table import LayerTable

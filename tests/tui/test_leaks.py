@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from gpumon.analysis.census import ORDERS, alive, rows_of
-from gpumon.analysis.lines import Growth
+from gpumon.analysis.types import Growth
 from gpumon.link.errors import NotAnswering
 from gpumon.tui.feed import Pace
-from gpumon.tui.ink import ASCII, UNICODE
-from gpumon.tui.spans import plain, width
+from gpumon.tui.styles import ASCII, UNICODE
+from gpumon.tui.text_layout import plain, width
 from gpumon.tui.widgets.findings_strip import FindingsStrip
 from gpumon.tui.widgets.growth_plot import Grown, growth_lines
 from gpumon.tui.widgets.leak_table import Leaks, LeakTable, leak_lines, order_at

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpumon.analysis import Reporter
-from gpumon.tui.ink import ASCII, UNICODE
 from gpumon.tui.screens.help import OomScreen
-from gpumon.tui.spans import plain, width
+from gpumon.tui.styles import ASCII, UNICODE
+from gpumon.tui.text_layout import plain, width
 from gpumon.tui.view import choose
 from gpumon.tui.widgets.device_bar import bars
 from gpumon.tui.widgets.oom_panel import OomPanel, oom_lines

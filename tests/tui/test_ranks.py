@@ -16,8 +16,8 @@ from gpumon.analysis import Reporter
 from gpumon.analysis.job import job, spread
 from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore
-from gpumon.tui.ink import ASCII, UNICODE
-from gpumon.tui.spans import plain, width
+from gpumon.tui.styles import ASCII, UNICODE
+from gpumon.tui.text_layout import plain, width
 from gpumon.tui.view import View, choose, first_death
 from gpumon.tui.widgets.header import heading
 from gpumon.tui.widgets.rank_lines import rank_lines

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpumon.tui.spans import width
 from gpumon.tui.table import Column, column_at, heads, place, row_cells, used
+from gpumon.tui.text_layout import width
 
 COLUMNS: tuple[Column[int, str], ...] = (
     Column("first", "first", 10, 2, lambda row, unit: (f"{row} {unit}", "text")),

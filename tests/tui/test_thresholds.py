@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from gpumon.analysis import Reporter
-from gpumon.tui.ink import UNICODE
-from gpumon.tui.spans import plain
+from gpumon.tui.styles import UNICODE
+from gpumon.tui.text_layout import plain
 from gpumon.tui.view import choose
 from gpumon.tui.widgets.forecast_panel import outlook
 from gpumon.tui.widgets.phase_table import Phases, Row, phase_lines, phases

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 
 from gpumon.analysis.estimate.optimizers import needs, state_bytes, temporary_bytes
 from gpumon.analysis.history import StepPeaks
-from gpumon.analysis.lines import Estimate, Lines
+from gpumon.analysis.types import Breakdown, Estimate
 from gpumon.session.frame import ModelRecord
 from gpumon_agent import wire
 
@@ -98,7 +98,7 @@ def owned(models: Sequence[ModelRecord], device: int) -> Owned | None:
     return Owned(weights, buffers, gradients, state, buckets, temporaries, state_source, temporaries_source)
 
 
-def calibrated(owners: Owned, measured: Lines | None) -> Owned:
+def calibrated(owners: Owned, measured: Breakdown | None) -> Owned:
     """With what exists, once it does: gradients where they are fewer than the trainable parameters (sparse, or never
     computed), and optimizer state, which parameters without a gradient do not get. Temporaries shrink with it.
     """
@@ -177,7 +177,7 @@ def _between(size: int | None, points: Sequence[tuple[int | None, int]]) -> int:
     return _at(min(max(size, min(sizes)), max(sizes)), points, 0)
 
 
-def estimate(owners: Owned, learnt: Learnt | None, measured: Lines | None) -> Estimate:
+def estimate(owners: Owned, learnt: Learnt | None, measured: Breakdown | None) -> Estimate:
     """The estimate. `measured`: the ledger at the end of a step, for the lines no formula knows."""
     workspaces = measured.workspaces if measured is not None else None
     rounding = measured.rounding if measured is not None else None
@@ -209,7 +209,7 @@ def estimate(owners: Owned, learnt: Learnt | None, measured: Lines | None) -> Es
     if peak is not None:
         sources["peak"] = "exact and learnt"
     return Estimate(
-        lines=Lines(
+        lines=Breakdown(
             weights=owners.weights,
             buffers=owners.buffers,
             gradients=owners.gradients,

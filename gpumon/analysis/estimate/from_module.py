@@ -29,7 +29,7 @@ from gpumon.analysis.estimate.traced import (
     without_forward,
 )
 from gpumon.analysis.estimate.workload import EIGHT_BIT, HALF, NONE, PRECISIONS, Optimizer, Workload
-from gpumon.analysis.lines import Lines
+from gpumon.analysis.types import Breakdown
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
@@ -329,11 +329,11 @@ _STAGES = {"optimizer": 1, "gradients": 2, "weights": 3}
 """From which stage of ZeRO on a rank has its share only."""
 
 
-def _with_buckets(lines: Lines, nbytes: int) -> Lines:
+def _with_buckets(lines: Breakdown, nbytes: int) -> Breakdown:
     return replace(lines, buckets=(lines.buckets or 0) + nbytes, allocated=(lines.allocated or 0) + nbytes)
 
 
-def _exchanged(phase: PhaseBytes, lines: Lines, before: dict[str, int], after: dict[str, int]) -> Lines:
+def _exchanged(phase: PhaseBytes, lines: Breakdown, before: dict[str, int], after: dict[str, int]) -> Breakdown:
     """`after` in place of `before`, in proportion where only a part stood (gradients in the middle of backward)."""
     changed = {}
     for name in _SHARED_OUT:

@@ -28,7 +28,7 @@ from gpumon.analysis.estimate.kernels import Hardware, kept, temporaries, uses_c
 from gpumon.analysis.estimate.model import NotAModel
 from gpumon.analysis.estimate.simulator import Allocator, Block, OutOfMemory
 from gpumon.analysis.estimate.workload import EIGHT_BIT, NO_FOREACH, NONE, OPTIMIZERS, Workload
-from gpumon.analysis.lines import Lines
+from gpumon.analysis.types import Breakdown
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class PhaseBytes:
     iteration: int
     peak: int
     end: int
-    at_peak: Lines
-    at_end: Lines
+    at_peak: Breakdown
+    at_end: Breakdown
     reserved: int  # at its highest
 
 
@@ -181,12 +181,12 @@ class Recorder:
         self._highest, self._moment = now, self._clock
         self.allocator.reset_peaks()
 
-    def _lines(self, moment: int, allocated: int) -> Lines:
+    def _lines(self, moment: int, allocated: int) -> Breakdown:
         lines: dict[str, int] = {}
         for storage in (*self._alive.values(), *self._taken, *self._dead, *self._workspaces.values()):
             if storage.born <= moment < storage.died:
                 lines[storage.line] = lines.get(storage.line, 0) + storage.bytes
-        return Lines(**lines, rounding=allocated - sum(lines.values()), allocated=allocated)
+        return Breakdown(**lines, rounding=allocated - sum(lines.values()), allocated=allocated)
 
     def _take(self, size: int, line: str) -> _Storage:
         self._clock += 1

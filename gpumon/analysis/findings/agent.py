@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpumon.analysis.lines import Finding
 from gpumon.analysis.rules import AGENT_PART_OFF
+from gpumon.analysis.types import Finding
 from gpumon.session.frame import RankFrame
 
 MISSING = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpumon.analysis import units
 from gpumon.analysis.findings.look import Evidence, Look
-from gpumon.analysis.lines import KEPT, Forecast
 from gpumon.analysis.rules import FRAGMENTATION, NEAR_CAPACITY, OOM_AHEAD, OTHER_PROCESS
+from gpumon.analysis.types import KEPT, Forecast
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from gpumon.analysis import units
 from gpumon.analysis.findings.look import Evidence, Look
-from gpumon.analysis.followed import PINNED
-from gpumon.analysis.lines import Growth
+from gpumon.analysis.growth_series import PINNED
 from gpumon.analysis.rules import HOST_LEAK, TENSOR_LEAK
 from gpumon.analysis.suspects import Suspect, explaining
+from gpumon.analysis.types import Growth
 
 NAMED_MAX = 4
 WHOLE = 0.995  # share of the growth from which on one suspect is said to make all of it

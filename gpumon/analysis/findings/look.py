@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from gpumon.analysis.batches import Outlier
 from gpumon.analysis.history import StepPeaks
-from gpumon.analysis.lines import Forecast, Growth, Lines
-from gpumon.analysis.named import Leak
-from gpumon.analysis.standing import Standing
+from gpumon.analysis.leak_identity import Leak
+from gpumon.analysis.persistent_conditions import PersistentConditions
+from gpumon.analysis.types import Breakdown, Forecast, Growth
 from gpumon.session.frame import ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
 
@@ -40,7 +40,7 @@ class Look:
     record: StepRecord
     figures: StepPeaks | None
     forecast: Forecast | None
-    lines: Lines | Callable[[], Lines | None] | None  # the ledger, or how it is made
+    lines: Breakdown | Callable[[], Breakdown | None] | None  # the ledger, or how it is made
     reading: wire.DeviceReading | None
     capacity: int | None
     our_pids: Collection[int] = ()  # every watched process of the session
@@ -54,7 +54,7 @@ class Look:
     censuses: Sequence[wire.Census] = ()  # the newest last
     leak: Leak | None = None  # what grows of it, and who holds that
     outlier: Outlier | None = None  # the newest batch that stood out
-    standing: Standing = field(default_factory=Standing)
+    standing: PersistentConditions = field(default_factory=PersistentConditions)
     tables: Sequence[tuple[ModelRecord, tuple[wire.Module, ...]]] | None = None  # large embeddings, if known
 
     @property

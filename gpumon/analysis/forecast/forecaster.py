@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 from gpumon.analysis.forecast.headroom import Room, Taken, room_over_growth
 from gpumon.analysis.history import StepPeaks
-from gpumon.analysis.lines import BATCH, KEPT, Forecast, Growth
 from gpumon.analysis.robust import exceedance, median
+from gpumon.analysis.types import BATCH, KEPT, Forecast, Growth
 from gpumon_agent import wire
 from gpumon_agent.shape_model.model import Kind, ShapeModel
 from gpumon_agent.shape_model.periodicity import ABOVE_END, Seen, coming

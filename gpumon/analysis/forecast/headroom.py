@@ -20,8 +20,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gpumon.analysis.lines import Growth
 from gpumon.analysis.robust import NORMAL_95, theil_sen
+from gpumon.analysis.types import Growth
 
 SHRINKS_Z = 4.0
 """Kendall's S, in standard deviations: a room that shrinks less surely than this stands."""

@@ -10,9 +10,9 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from gpumon.tui.feed import Choice
-from gpumon.tui.ink import Glyphs
 from gpumon.tui.screens.base import MonitorScreen
-from gpumon.tui.spans import EMPTY, Line, fit, left
+from gpumon.tui.styles import Glyphs
+from gpumon.tui.text_layout import EMPTY, Line, fit, left
 from gpumon.tui.view import View
 from gpumon.tui.widgets.key_line import KeyLine
 from gpumon.tui.widgets.panel import Panel

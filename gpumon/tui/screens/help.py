@@ -10,14 +10,14 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 
 from gpumon.tui.glossary import TERMS, Term
-from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import EMPTY, Line, left, words
+from gpumon.tui.styles import Glyphs
+from gpumon.tui.text_layout import EMPTY, Line, left, words
 from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 from gpumon.tui.widgets.prose import Prose
 
 if TYPE_CHECKING:
-    from gpumon.analysis.oom.report import OomReport
+    from gpumon.analysis.diagnosis.oom_report import OomReport
 
 Key = tuple[str, str, str]
 """(group, key as written, what it does)"""
@@ -93,7 +93,7 @@ class OomPage(Page):
         self._slice = report
 
     def compose_lines(self, slice_: OomReport, width: int, glyphs: Glyphs) -> list[Line]:
-        from gpumon.analysis.oom.words import text
+        from gpumon.analysis.diagnosis.render import text
 
         first, *rest = text(slice_, max(24, width - 2)).splitlines()
         lines: list[Line] = [((" Out of memory", "title"),), EMPTY, ((f" {first}", "strong"),)]

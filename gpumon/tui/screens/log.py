@@ -9,10 +9,10 @@ from textual.app import ComposeResult
 
 from gpumon.analysis.job import ending
 from gpumon.analysis.units import size
-from gpumon.tui.changes import written
-from gpumon.tui.ink import Glyphs
 from gpumon.tui.screens.base import MonitorScreen
-from gpumon.tui.spans import Line, words
+from gpumon.tui.status_log import written
+from gpumon.tui.styles import Glyphs
+from gpumon.tui.text_layout import Line, words
 from gpumon.tui.view import View
 from gpumon.tui.widgets.header import Header
 from gpumon.tui.widgets.key_line import KeyLine

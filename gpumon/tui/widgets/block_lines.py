@@ -9,8 +9,8 @@ from gpumon.analysis import blocks
 from gpumon.analysis.blocks import ALLOCATED, SPLIT, UNUSED, WAITING, Allocator, Cell, Pool, Totals
 from gpumon.analysis.units import duration, percent, size
 from gpumon.session.frame import RankFrame, SegmentsRecord
-from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import EMPTY, Line, Span, fit, flow, spread, words
+from gpumon.tui.styles import Glyphs
+from gpumon.tui.text_layout import EMPTY, Line, Span, fit, flow, spread, words
 from gpumon_agent import wire
 
 FOOT = 3

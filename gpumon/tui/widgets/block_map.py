@@ -8,8 +8,8 @@ from textual.binding import Binding, BindingType
 
 from gpumon.analysis.blocks import Allocator, Pool, allocator
 from gpumon.session.frame import SegmentsRecord
-from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import Line
+from gpumon.tui.styles import Glyphs
+from gpumon.tui.text_layout import Line
 from gpumon.tui.view import View, device_name, device_of
 from gpumon.tui.widgets.block_lines import Map, map_lines, oom_of, sums
 from gpumon.tui.widgets.panel import Panel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpumon.analysis.census import alive
 from gpumon.analysis.units import size
-from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import Line, Span, fit
+from gpumon.tui.styles import Glyphs
+from gpumon.tui.text_layout import Line, Span, fit
 from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumon.analysis.answer import of_rank
-from gpumon.analysis.lines import DRIVER, OWNERS, REST, Forecast, Highest, Lines, Peak
+from gpumon.analysis.types import DRIVER, OWNERS, REST, Breakdown, Forecast, Highest, Peak
 from gpumon.analysis.units import Unit, in_unit, size, unit_for
-from gpumon.tui.ink import Glyphs, line_role
-from gpumon.tui.spans import Line, Span, fit, flow, left, spread
+from gpumon.tui.styles import Glyphs, line_role
+from gpumon.tui.text_layout import Line, Span, fit, flow, left, spread
 from gpumon.tui.view import View, age, device_name, device_of
 from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire
@@ -42,7 +42,7 @@ class Bars:
     """What the bar shows."""
 
     name: str
-    now: Lines | None
+    now: Breakdown | None
     stale_s: int | None
     peak: Peak | None
     composed: Peak | None  # the newest that was taken apart
@@ -95,7 +95,7 @@ class DeviceBar(Panel):
         return device_lines(slice_, width, height, glyphs, self.title_role)
 
 
-def sums(now: Lines | None) -> list[str]:
+def sums(now: Breakdown | None) -> list[str]:
     """The ledger's three equations, in bytes."""
     if now is None:
         return []
@@ -114,7 +114,7 @@ def sums(now: Lines | None) -> list[str]:
     return made
 
 
-def parts(lines: Lines, capacity: int | None) -> list[tuple[str, int]]:
+def parts(lines: Breakdown, capacity: int | None) -> list[tuple[str, int]]:
     """The known lines in the ledger's order. Bytes that only the total tells of stay blank: nothing is made up."""
     shown = [(name, value) for name in ORDER if (value := getattr(lines, name))]
     if not any(name in OWNERS or name in REST for name, _ in shown) and lines.allocated:

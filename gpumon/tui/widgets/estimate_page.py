@@ -11,11 +11,11 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from gpumon.analysis.comparison import Compared, Comparison, remarks
-from gpumon.analysis.lines import Forecast
+from gpumon.analysis.types import Forecast
 from gpumon.analysis.units import Unit, exact, in_unit, percent, size, unit_for
-from gpumon.tui.ink import Glyphs, line_role
-from gpumon.tui.spans import EMPTY, Line, Span, fit, left, width, words
+from gpumon.tui.styles import Glyphs, line_role
 from gpumon.tui.table import Columns, TablePanel, heads, moves, place, row_cells, used
+from gpumon.tui.text_layout import EMPTY, Line, Span, fit, left, width, words
 from gpumon.tui.view import View, device_name, device_of
 from gpumon.tui.widgets.device_bar import LABELS, VERDICTS, word_of
 from gpumon.tui.widgets.estimate_table import Written, compared, figures

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from gpumon.analysis.comparison import OTHER, Compared, Comparison, compare
 from gpumon.analysis.units import NOT_KNOWN, Unit, in_unit, unit_for
-from gpumon.tui.ink import Glyphs, line_role
-from gpumon.tui.spans import Line, Span, left
+from gpumon.tui.styles import Glyphs, line_role
 from gpumon.tui.table import Column, Columns, heads, place, row_cells, used
+from gpumon.tui.text_layout import Line, Span, left
 from gpumon.tui.view import View, newest_read
 from gpumon.tui.widgets.device_bar import LABELS
 from gpumon.tui.widgets.panel import Panel

@@ -9,8 +9,8 @@ from textual.binding import Binding, BindingType
 
 from gpumon.analysis.job_findings import JobFinding, job_findings
 from gpumon.analysis.units import size
-from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import Line, Span, cells, clip, fit
+from gpumon.tui.styles import Glyphs
+from gpumon.tui.text_layout import Line, Span, cells, clip, fit
 from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpumon.analysis import units
-from gpumon.analysis.lines import KEPT, Forecast
+from gpumon.analysis.types import KEPT, Forecast
 from gpumon.analysis.units import duration, in_unit, size, unit_for
-from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import Line, Span, fit
+from gpumon.tui.styles import Glyphs
+from gpumon.tui.text_layout import Line, Span, fit
 from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire

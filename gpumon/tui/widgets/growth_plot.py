@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumon.analysis import units
-from gpumon.analysis.followed import LASTING
-from gpumon.analysis.lines import KEPT, Growth
+from gpumon.analysis.growth_series import LASTING
+from gpumon.analysis.types import KEPT, Growth
 from gpumon.analysis.units import size
-from gpumon.tui.ink import Glyphs
 from gpumon.tui.plot import Curve, columns, plot
-from gpumon.tui.spans import EMPTY, Line, Span, fit, right, spread
+from gpumon.tui.styles import Glyphs
+from gpumon.tui.text_layout import EMPTY, Line, Span, fit, right, spread
 from gpumon.tui.view import View, device_name, device_of
 from gpumon.tui.widgets.panel import Panel
 

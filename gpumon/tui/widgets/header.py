@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from gpumon.analysis.job import ending
 from gpumon.analysis.units import pace
-from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import EMPTY, Line, Span, fit, spread
+from gpumon.tui.styles import Glyphs
+from gpumon.tui.text_layout import EMPTY, Line, Span, fit, spread
 from gpumon.tui.view import View, age, device_of, first_death, newest_step
 from gpumon.tui.widgets.panel import Panel
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumon.analysis.units import NOT_KNOWN, size
-from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import Line, Span, fit, flow
+from gpumon.tui.styles import Glyphs
+from gpumon.tui.text_layout import Line, Span, fit, flow
 from gpumon.tui.view import View, reading_of
 from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire

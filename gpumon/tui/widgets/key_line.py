@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from textual.binding import ActiveBinding, Binding
 
-from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import Line, flow
+from gpumon.tui.styles import Glyphs
+from gpumon.tui.text_layout import Line, flow
 from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from gpumon.analysis.layers import FIGURES, Figures, Layer, Tree
 from gpumon.analysis.units import Unit, count, in_unit, percent, size, unit_for
-from gpumon.tui.ink import Glyphs, line_role
-from gpumon.tui.spans import Line, Span, cells, clip, fit, left, spread, width
+from gpumon.tui.styles import Glyphs, line_role
 from gpumon.tui.table import Column, column_at, heads, mark, place, row_cells, used
+from gpumon.tui.text_layout import Line, Span, cells, clip, fit, left, spread, width
 from gpumon.tui.widgets.device_bar import bar
 from gpumon.tui.widgets.layer_rows import ORDERS, OUTSIDE, Choice, Row, Rows
 

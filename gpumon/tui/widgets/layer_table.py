@@ -10,9 +10,9 @@ from textual.binding import Binding, BindingType
 from gpumon.analysis.layers import Tree
 from gpumon.analysis.layers import trees as trees_of
 from gpumon.session.frame import LayersRecord, ModelRecord
-from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import Line
+from gpumon.tui.styles import Glyphs
 from gpumon.tui.table import TablePanel, moves, next_of
+from gpumon.tui.text_layout import Line
 from gpumon.tui.view import View
 from gpumon.tui.widgets.layer_lines import FOOT, HEADS, Layers, explanation, layer_lines, order_at
 from gpumon.tui.widgets.layer_rows import ORDERS, Choice, Key, Row, Rows, all_keys, opened_at_first, rows_of

@@ -10,9 +10,9 @@ from textual.binding import Binding, BindingType
 
 from gpumon.analysis.census import ORDERS, Row, rows_of
 from gpumon.analysis.units import duration, size
-from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import EMPTY, Line, Span, clip, fit, left, spread, words
+from gpumon.tui.styles import Glyphs
 from gpumon.tui.table import Column, TablePanel, column_at, heads, mark, moves, next_of, place, row_cells, used
+from gpumon.tui.text_layout import EMPTY, Line, Span, clip, fit, left, spread, words
 from gpumon.tui.view import View
 from gpumon_agent import wire
 

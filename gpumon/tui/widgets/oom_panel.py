@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpumon.analysis.lines import OWNERS, REST
+from gpumon.analysis.types import OWNERS, REST
 from gpumon.analysis.units import in_unit, size, unit_for
-from gpumon.tui.ink import Glyphs, line_role
-from gpumon.tui.spans import EMPTY, Line, Span, fit, flow, left, spread, words
+from gpumon.tui.styles import Glyphs, line_role
+from gpumon.tui.text_layout import EMPTY, Line, Span, fit, flow, left, spread, words
 from gpumon.tui.view import View
 from gpumon.tui.widgets.device_bar import LABELS
 from gpumon.tui.widgets.panel import Panel
 
 if TYPE_CHECKING:
-    from gpumon.analysis.oom.report import OomReport
+    from gpumon.analysis.diagnosis.oom_report import OomReport
 
 _LABEL = 9
 
@@ -32,7 +32,7 @@ class OomPanel(Panel):
         report: OomReport | None = self._slice
         if report is None:
             return []
-        from gpumon.analysis.oom.report import VERDICTS
+        from gpumon.analysis.diagnosis.oom_report import VERDICTS
 
         said = [report.message] if report.message else []
         if report.requested is not None:

@@ -10,9 +10,9 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gpumon.tui.ink import Glyphs, Ink, ink
 from gpumon.tui.monitor import Monitor
-from gpumon.tui.spans import EMPTY, Line, fit, width
+from gpumon.tui.styles import Glyphs, Ink, ink
+from gpumon.tui.text_layout import EMPTY, Line, fit, width
 from gpumon.tui.view import View
 
 

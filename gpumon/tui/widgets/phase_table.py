@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from gpumon.analysis.units import NOT_KNOWN, Unit, duration, in_unit, unit_for
 from gpumon.session.frame import RankFrame, StepRecord
-from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import EMPTY, Line, Span, left
+from gpumon.tui.styles import Glyphs
 from gpumon.tui.table import Column, Columns, heads, place, row_cells, used
+from gpumon.tui.text_layout import EMPTY, Line, Span, left
 from gpumon.tui.view import View, newest_read
 from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from textual.binding import Binding, BindingType
 
-from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import Line
+from gpumon.tui.styles import Glyphs
+from gpumon.tui.text_layout import Line
 from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpumon.analysis.robust import median
-from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import Line, Span
+from gpumon.tui.styles import Glyphs
+from gpumon.tui.text_layout import Line, Span
 
 LEVELS = "▁▂▃▄▅▆▇█"
 PLAIN_LEVELS = "12345678"

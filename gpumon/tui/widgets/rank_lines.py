@@ -8,9 +8,9 @@ from math import ceil
 
 from gpumon.analysis.job import spread
 from gpumon.analysis.units import NOT_KNOWN, Unit, duration, in_unit, percent, ranges, size, unit_for
-from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import Line, Span, fit, flow, left, width
+from gpumon.tui.styles import Glyphs
 from gpumon.tui.table import Column, heads, place, row_cells, used
+from gpumon.tui.text_layout import Line, Span, fit, flow, left, width
 from gpumon.tui.view import MANY
 from gpumon.tui.widgets.rank_heat import strips
 from gpumon.tui.widgets.rank_rows import RankPage, RankRow, reading, trouble

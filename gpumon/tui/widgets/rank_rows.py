@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gpumon.analysis import buckets
-from gpumon.analysis.job import Job, Standing, State, ending, job
+from gpumon.analysis.job import Job, RankStatus, State, ending, job
 from gpumon.analysis.ledger import device_of
 from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.robust import median
@@ -135,7 +135,7 @@ def ordered(rows: Sequence[RankRow], order: str, reverse: bool = False) -> list[
     return known + sorted((row for row in rows if key(row) is None), key=lambda row: row.source is None)
 
 
-def _row(standing: Standing, rank: RankFrame, report: RankReport | None, device: DeviceReport | None) -> RankRow:
+def _row(standing: RankStatus, rank: RankFrame, report: RankReport | None, device: DeviceReport | None) -> RankRow:
     pace = report.steps_per_s if report else None
     warning = [f for f in report.findings if f.state == "open" and f.severity != "info"] if report else []
     described = device_of(rank, device.device) if device else None

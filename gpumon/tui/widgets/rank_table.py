@@ -7,9 +7,9 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from gpumon.tui.ink import Glyphs
-from gpumon.tui.spans import Line
+from gpumon.tui.styles import Glyphs
 from gpumon.tui.table import TablePanel, moves, next_of
+from gpumon.tui.text_layout import Line
 from gpumon.tui.view import View
 from gpumon.tui.widgets.rank_lines import rank_lines
 from gpumon.tui.widgets.rank_rows import ORDERS, Peaks, RankPage, rank_page

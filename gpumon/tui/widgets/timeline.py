@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from gpumon.analysis import ledger
 from gpumon.analysis.units import in_unit, size, unit_for
 from gpumon.session.frame import RankFrame, StepRecord
-from gpumon.tui.ink import Glyphs
 from gpumon.tui.plot import UPRIGHT, Curve, columns, plot
-from gpumon.tui.spans import Line, Span, fit, right, spread, width
+from gpumon.tui.styles import Glyphs
+from gpumon.tui.text_layout import Line, Span, fit, right, spread, width
 from gpumon.tui.view import View, device_of
 from gpumon.tui.widgets.panel import Panel
 

@@ -1,0 +1,343 @@
+"""The verdict: capacity, fragmentation, another process, a limit, one oversized request, or a leak, from the figures.
+
+Model. Before PyTorch raises, it has given back every segment that is wholly free and tried again. So what is reserved
+and not allocated then (slack) lies in segments that are partly in use. With r requested, S slack and F free,
+
+    r > total                    oversized: no arrangement holds it
+    F ≥ r, under an own limit    limit: the driver would have given it
+    F ≥ r                        refused: a limit outside PyTorch, or F was read after somebody let go
+    S + F ≥ r                    fragmentation: enough is unused, in pieces that are too small; unless S < r and less
+                                 than `CRUMBS` of the device would be left: then it is full, whatever lies where; or
+                                 the step was to need more than allocated + S + F: it failed on its way there
+    S + F + others ≥ r           other-process: theirs is what is missing
+    else                         capacity: r − S − F is missing even without fragmentation
+
+Each figure is an interval (gpumon.analysis.diagnosis.figures). The sentence says so where the verdict depends on which
+value inside the interval is the true one. Old messages do not name other processes: bytes that are neither free nor
+reserved count as this process's CUDA context up to CONTEXT_MAX, and as another process's above it.
+What a step was to need is known of a watched run alone: what the agent said as its batch entered forward; its lower end
+counts, and whether other processes hold what is missing of it is asked first. A leak needs more than one message: what
+stays with every step, from a recording or the live run. It goes before the last three where all that stayed so far is
+more than the slack, and more than what is missing: without it the request would have fitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumon.analysis import units
+from gpumon.analysis.diagnosis.figures import Figure, known
+from gpumon.analysis.diagnosis.message_parser import Message
+from gpumon.analysis.types import Finding
+from gpumon_agent.units import torch_size as shown
+
+CONTEXT_MAX = 2 << 30
+"""A CUDA context with its libraries takes 0.3 to 1.8 GiB; more than this outside PyTorch is not ours alone."""
+
+CRUMBS = 0.02
+"""A share of the device: less than this left over is no room to speak of."""
+
+ZERO = known(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A verdict with both sides."""
+
+    verdict: str
+    sentence: str
+    reasons: tuple[str, ...] = ()
+    missing: Figure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeakEvidence:
+    """A trend: bytes that stay allocated with every step, over so many steps; and who was found to hold them."""
+
+    bytes_per_step: int
+    steps: int
+    named: tuple[Finding, ...] = ()  # most bytes first
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedPeak:
+    """What the step was to need at its peak, as its batch entered forward: bytes, the interval's lower end too."""
+
+    peak: int
+    low: int
+    inputs: tuple[tuple[int, ...], ...] = ()
+    """shapes of that batch"""
+
+
+def find_cause(message: Message, growth: LeakEvidence | None = None, foreseen: PredictedPeak | None = None) -> Cause:
+    """The verdict on a message; `growth` where a trend is known, `foreseen` where the step's need was."""
+    if message.kind != "allocator":
+        return _without_figures(message)
+    asked = message.requested
+    if asked is None:
+        return Cause("unknown", f"{_place(message)} is full; the message does not say how much was asked for.")
+    if "per_process_memory_fraction" in message.text:
+        return Cause(
+            "limit",
+            f"This process's own limit: the {shown(asked.middle)} would exceed its memory fraction.",
+            ("torch.cuda.set_per_process_memory_fraction sets it; the device may have more.",),
+        )
+    if message.total is not None and asked.low > message.total.high:
+        return _oversized(message, asked, message.total)
+    limited = _limited(message, asked)
+    if limited is not None:
+        return limited
+    if message.allocated is None or (message.free is None and message.slack is None):
+        return Cause("unknown", f"{shown(asked.middle)} could not be had; the message is cut off before its figures.")
+    return _by_room(message, asked, message.slack or ZERO, message.free or ZERO, growth, foreseen)
+
+
+def _oversized(message: Message, asked: Figure, total: Figure) -> Cause:
+    side = round((asked.middle / 4) ** 0.5)
+    return Cause(
+        "oversized",
+        f"One request too large: {shown(asked.middle)} can never fit on {shown(total.middle)}.",
+        (
+            f"In fp32 it is {asked.middle // 4:,} elements, as many as a square of {side:,} × {side:,}: two "
+            "shapes that were broadcast against each other, pairwise distances, an outer product, or a batch or length "
+            "that is not what it should be.",
+        ),
+        asked - total,
+    )
+
+
+def _limited(message: Message, asked: Figure) -> Cause | None:
+    allowed = message.allowed
+    if allowed is None:
+        return None
+    if message.backend == "mps" and message.process is not None:
+        left = allowed - message.process
+        return Cause(
+            "limit" if left.low < asked.high else "fragmentation",
+            f"The limit of the MPS backend: {shown(asked.middle)} asked for, {shown(left.middle)} left of "
+            f"{shown(allowed.middle)}.",
+            ("The limit is a share of what macOS recommends, not the whole memory of the machine.",),
+            asked - left,
+        )
+    slack, free = message.slack or ZERO, message.free or ZERO
+    if free.high < asked.low or slack.low >= asked.high:
+        return None
+    return Cause(
+        "limit",
+        f"This process's own limit: {shown(allowed.middle)} allowed, {shown(free.middle)} free on the device.",
+        (
+            f"Reserved and requested together are above the {shown(allowed.middle)} that "
+            "torch.cuda.set_per_process_memory_fraction leaves to this process.",
+            f"The device itself could still give {shown(free.middle)}.",
+        ),
+        asked - slack - (allowed - (message.reserved or ZERO)),
+    )
+
+
+def _by_room(
+    message: Message,
+    asked: Figure,
+    slack: Figure,
+    free: Figure,
+    growth: LeakEvidence | None,
+    foreseen: PredictedPeak | None,
+) -> Cause:
+    room = slack + free
+    missing = asked - room
+    if message.allowed is None and free.low >= asked.high:
+        return Cause(
+            "refused",
+            f"Refused although free: {shown(asked.middle)} asked for, {shown(free.middle)} free as the driver counts.",
+            (
+                "Either a limit outside PyTorch holds (a container, MIG, the share Windows or WSL gives a process, the "
+                "part of an APU's memory set aside for graphics), or another process let go between the failure and "
+                "the message.",
+            ),
+        )
+    stayed = 0 if growth is None else growth.bytes_per_step * growth.steps
+    if growth is not None and stayed > max(slack.middle, missing.middle, 1):
+        return _leaked(growth, asked, room, missing)
+    if room.high >= asked.low:
+        if foreseen is not None and message.allocated is not None and foreseen.low > (message.allocated + room).high:
+            whole, needed = message.allocated + room, known(foreseen.peak)
+            return _others(message, needed, whole, needed - whole) or _foreseen(foreseen, whole, asked, room)
+        full = message.total is not None and (room - asked).middle < CRUMBS * message.total.middle
+        if not full or slack.high >= asked.low:
+            return _fragmented(message, asked, slack, free, sure=room.low >= asked.high)
+        return Cause(
+            "capacity",
+            f"Capacity: the device is full; {shown(room.middle)} is left, in pieces, for {shown(asked.middle)}.",
+            (
+                f"Free on the device {shown(free.middle)}, reserved but unallocated {shown(slack.middle)}: in one "
+                f"piece just enough, with {shown((room - asked).middle)} left for everything after it.",
+            ),
+            missing,
+        )
+    return _others(message, asked, room, missing) or Cause(
+        "capacity",
+        f"Capacity: {shown(asked.middle)} asked for, {shown(room.middle)} left: {shown(missing.middle)} too little.",
+        _capacity_reasons(message, slack, free, missing),
+        missing,
+    )
+
+
+def _leaked(growth: LeakEvidence, asked: Figure, room: Figure, missing: Figure) -> Cause:
+    each, stayed = growth.bytes_per_step, growth.bytes_per_step * growth.steps
+    return Cause(
+        "leak",
+        f"A leak: {shown(each)} more stay allocated with every step, "
+        + (f"held by `{growth.named[0].holder}`." if growth.named else "until the device is full."),
+        (
+            *(_held(finding) for finding in growth.named),
+            f"Over {growth.steps:,} steps that is {shown(stayed)} which did not go away between one iteration and the "
+            f"next. {shown(asked.middle)} was asked for, {shown(room.middle)} was left.",
+        ),
+        missing,
+    )
+
+
+def _held(finding: Finding) -> str:
+    made = f", made at {finding.where}" if finding.where else ""
+    held = f"held {shown(finding.bytes or 0)} when last counted"
+    return f"`{finding.holder}` {held}{made}, growing since step {units.count(finding.step)}."
+
+
+def _foreseen(foreseen: PredictedPeak, whole: Figure, asked: Figure, room: Figure) -> Cause:
+    missing = known(foreseen.peak) - whole
+    shapes = ", ".join("×".join(map(str, shape)) for shape in foreseen.inputs[:2])
+    return Cause(
+        "capacity",
+        f"Capacity: this batch was to need {shown(foreseen.peak)}, and {shown(whole.middle)} is all there is: "
+        f"{shown(missing.middle)} too little.",
+        (
+            f"Foreseen as the batch{f' of {shapes}' if shapes else ''} entered forward, from the steps before. The "
+            f"{shown(asked.middle)} is only where it met the end: the {shown(room.middle)} that is unused, in pieces, "
+            "would not have carried it to its peak.",
+        ),
+        missing,
+    )
+
+
+def _capacity_reasons(message: Message, slack: Figure, free: Figure, missing: Figure) -> tuple[str, ...]:
+    reasons = [
+        f"Free on the device {shown(free.middle)}, reserved but unallocated {shown(slack.middle)}: even if all of it "
+        f"lay in one piece, {shown(missing.middle)} would be missing. Fragmentation is not the cause."
+    ]
+    outside = _outside(message)
+    if outside is not None and outside.middle > 0:
+        whose = "as a CUDA context takes" if outside.low <= CONTEXT_MAX else "contexts, libraries, other processes"
+        reasons.append(f"Outside PyTorch's allocator stand {shown(outside.middle)}: {whose}.")
+    return tuple(reasons)
+
+
+def _fragmented(message: Message, asked: Figure, slack: Figure, free: Figure, *, sure: bool) -> Cause:
+    unused = slack + free
+    total, outside = message.total, _outside(message)
+    speaks_for = (
+        f"For fragmentation: {shown(slack.middle)} is reserved but unallocated. PyTorch has given back every segment "
+        f"that was wholly free before it raised, so this lies between live tensors, in pieces smaller than "
+        f"{shown(asked.low)}. With the {shown(free.middle)} that the driver has free, "
+        f"{shown(unused.middle)} is unused, {unused.middle / max(1, asked.middle):.1f} times the request."
+    )
+    against = f"For plain capacity: the driver's {shown(free.middle)} alone is {shown((asked - free).middle)} short"
+    if message.allocated is not None and total is not None:
+        left = total - message.allocated - (outside or ZERO) - asked
+        against += (
+            f", and {shown(message.allocated.middle)} of {shown(total.middle)} is really allocated. With no gaps "
+            f"at all this request would leave {shown(left.middle)} for what comes after it; a peak that grows by more "
+            "than that is capacity's after all."
+        )
+    else:
+        against += "."
+    doubt = () if sure else ("The figures are rounded: it is just about enough, or just about not.",)
+    return Cause(
+        "fragmentation",
+        f"Fragmentation: {shown(unused.middle)} is unused, but in no piece of {shown(asked.middle)}.",
+        (speaks_for, against, *doubt),
+        ZERO,
+    )
+
+
+def _others(message: Message, asked: Figure, room: Figure, missing: Figure) -> Cause | None:
+    if message.others:
+        held = ZERO
+        for _, each in message.others:
+            held = held + each
+        if held.high >= missing.low:
+            names = ", ".join(f"{pid} ({shown(each.middle)})" for pid, each in message.others)
+            return Cause(
+                "other-process",
+                f"Another process: without its {shown(held.middle)} the {shown(asked.middle)} would fit.",
+                (f"On the same device: process {names}.", f"Left for this one: {shown(room.middle)}."),
+                missing,
+            )
+        return None
+    outside = _outside(message)
+    if outside is None or message.process is not None or outside.low - CONTEXT_MAX < missing.low:
+        return None
+    return Cause(
+        "other-process",
+        f"Another process: {shown(outside.middle)} of the device is neither free nor PyTorch's.",
+        (
+            f"A CUDA context takes up to {shown(CONTEXT_MAX)}; the rest belongs to another process (nvidia-smi names "
+            "it) or to a library in this one.",
+        ),
+        missing,
+    )
+
+
+def _outside(message: Message) -> Figure | None:
+    """Of the device, neither free nor reserved by PyTorch here."""
+    if message.total is None or message.free is None or message.reserved is None:
+        return None
+    return message.total - message.free - message.reserved
+
+
+def _place(message: Message) -> str:
+    return "The device" if message.device is None else f"Device {message.device}"
+
+
+# --------------------------------------------------------------------------------------- messages without figures
+
+
+def _without_figures(message: Message) -> Cause:
+    asked = shown(message.requested.middle) if message.requested is not None else "what it asked for"
+    if message.kind == "overflow":
+        return Cause(
+            "oversized",
+            "One request too large: more than 1 EiB, a size that was computed wrongly.",
+            ("A negative or overflowed size: look at the shape that is computed at this line.",),
+        )
+    if message.kind == "host":
+        return Cause(
+            "host",
+            f"The machine's memory, not the GPU's: {message.source} could not get {asked}.",
+            ("Tensors on the CPU, a data set held in memory, or a checkpoint loaded there.",),
+        )
+    if message.kind == "shared":
+        return Cause(
+            "host",
+            "Shared memory is full: DataLoader workers hand their batches over through /dev/shm.",
+            ("A container has 64 MiB of it unless told otherwise.",),
+        )
+    if message.kind in ("worker", "killed"):
+        who = "A DataLoader worker" if message.kind == "worker" else "The process"
+        return Cause(
+            "host",
+            f"{who} was killed: the machine's memory, most likely, not the GPU's.",
+            ("The kernel ends the largest process when memory runs out; `dmesg | grep -i oom` says so if it did.",),
+        )
+    if message.sure:
+        return Cause(
+            "unknown",
+            f"{message.source} could not get device memory; its message names no figures.",
+            (
+                "Libraries and the driver take memory beside PyTorch's allocator (handles, contexts, workspaces): "
+                "what PyTorch has reserved is not theirs to take.",
+            ),
+        )
+    return Cause(
+        "unknown",
+        f"{message.source} failed in a way that often, not always, means that memory ran out.",
+        ("If nvidia-smi shows the device nearly full at that moment, it did.",),
+    )

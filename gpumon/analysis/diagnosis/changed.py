@@ -1,0 +1,61 @@
+"""What changed between the last step that fitted and the one that ran out of memory: its batch, and what was allocated.
+
+Cost. A pass over the newest steps' phases.
+Known limitations. The failing batch is known where the agent said an outlook for it. Steps whose forward was not read
+tell nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpumon.analysis import units
+from gpumon.analysis.history import step_peaks
+from gpumon.analysis.types import Finding
+from gpumon.session.frame import RankFrame
+from gpumon_agent import wire
+
+SHAPES_SHOWN = 2
+
+
+def changed(rank: RankFrame, event: wire.Oom, kept: Sequence[Finding] = ()) -> tuple[str, ...]:
+    """Sentences, the batch first. `kept`: findings of what stays allocated, most bytes first."""
+    device = event.device
+    before = next(
+        (
+            figures
+            for record in reversed(rank.steps)
+            if record.step < event.step and (figures := step_peaks(record, device)) is not None
+        ),
+        None,
+    )
+    if before is None:
+        return ()
+    said: list[str] = []
+    outlook = next((each for each in rank.outlooks if (each.device, each.step) == (device, event.step)), None)
+    since = f"step {units.count(before.step)}, the last that fitted"
+    if outlook is not None and before.input_shapes and outlook.input_shapes != before.input_shapes:
+        said.append(f"The batch is {_shapes(outlook.input_shapes)}; in {since}, it was {_shapes(before.input_shapes)}.")
+    start = _start(rank, device)
+    if start is not None and start > before.start:
+        held = f" `{kept[0].holder}` grows." if kept and kept[0].holder and kept[0].bytes_per_step else ""
+        more = units.size(start - before.start)
+        said.append(f"As its forward began, {more} more was allocated than in {since}.{held}")
+    return tuple(said)
+
+
+def _start(rank: RankFrame, device: int) -> int | None:
+    """Allocated as the first forward of the step under way began."""
+    if rank.open_step is None:
+        return None
+    start: int | None = None
+    for phase in rank.open_step.on(device):
+        if phase.phase == wire.FORWARD:
+            return start
+        start = phase.allocated
+    return start
+
+
+def _shapes(shapes: Sequence[Sequence[int]]) -> str:
+    text = ", ".join("×".join(map(str, shape)) for shape in shapes[:SHAPES_SHOWN])
+    return text + (", …" if len(shapes) > SHAPES_SHOWN else "")

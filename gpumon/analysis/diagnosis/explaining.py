@@ -1,0 +1,170 @@
+"""From a message and what is known of the model to one explanation: verdict, tensor, moment, remedies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from gpumon.analysis import units
+from gpumon.analysis.diagnosis.cause import LeakEvidence, PredictedPeak, find_cause
+from gpumon.analysis.diagnosis.context import FailureContext, Settings, room
+from gpumon.analysis.diagnosis.log import Story
+from gpumon.analysis.diagnosis.message_parser import Message
+from gpumon.analysis.diagnosis.oom_report import Candidate, OomReport
+from gpumon.analysis.diagnosis.optimizer_step import RECIPES, WAYS_IN_WORDS, Recipe, recipe_of, step, stepped
+from gpumon.analysis.diagnosis.remedies import remedies
+from gpumon.analysis.diagnosis.tensor_match import ACTIVATION, explaining, of_batch, same_size
+from gpumon.analysis.estimate.model import Tensor, per_row, vocabulary_of
+from gpumon.analysis.types import Finding
+from gpumon_agent import wire
+from gpumon_agent.units import torch_size as shown
+
+DEFAULT_OPTIMIZER = "adamw"
+"""Assumed, and said to be, where a model is given and no optimizer."""
+
+SAME_BYTES = 8 << 20
+"""Ways whose figures differ by less are not told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What beside the message is known."""
+
+    tensors: Sequence[Tensor] = ()
+    optimizer: str | None = None  # "adamw", "adamw:fused"
+    batch: int | None = None
+    sequence: int | None = None
+    heads: int | None = None
+    later: bool | None = None  # whether the optimizer had stepped before; None: not known
+    settings: Settings = field(default_factory=Settings)
+    growth: LeakEvidence | None = None
+    foreseen: PredictedPeak | None = None
+    kept: tuple[Finding, ...] = ()  # of what the device keeps for nothing, most bytes first
+
+
+def explain(story: Story, known: Known | None = None) -> OomReport:
+    """The explanation of the last out-of-memory of a text. Raises ValueError for an optimizer that is not known."""
+    known = known or Known()
+    message = story.message
+    settings = known.settings
+    if message.expandable is not None:
+        settings = replace(settings, expandable=message.expandable)
+    weighed = find_cause(message, known.growth, known.foreseen)
+    recipe, way = recipe_of(known.optimizer or DEFAULT_OPTIMIZER)
+    suspects, way = _suspects(message, known, recipe, way, story.phase)
+    best = suspects[0] if suspects and suspects[0].explains else None
+    phase = story.phase or (best.phase if best is not None else None)
+    case = FailureContext(
+        message, weighed.verdict, phase, known.tensors,
+        recipe if known.optimizer or (best is not None and best.phase == wire.OPTIMIZER) else None, way, settings,
+        best.tensor if best is not None and best.what == ACTIVATION else None, known.kept,
+    )  # fmt: skip
+    return OomReport(
+        verdict=weighed.verdict,
+        sentence=weighed.sentence,
+        message=message.text,
+        reasons=weighed.reasons,
+        requested=message.requested,
+        tensor=message.asked,
+        missing=weighed.missing,
+        device=message.device,
+        step=None,
+        phase=phase,
+        where=story.where,
+        code=story.code,
+        suspects=tuple(suspects),
+        assumptions=tuple(_assumptions(known, best, recipe)),
+        notes=tuple(_notes(message, known, best, case, story)),
+        remedies=remedies(case),
+    )
+
+
+def _suspects(
+    message: Message, known: Known, recipe: Recipe, way: str | None, phase: str | None
+) -> tuple[list[Candidate], str | None]:
+    if message.kind != "allocator" or message.requested is None:
+        return [], way
+    tensors = known.tensors
+    table = vocabulary_of(tensors)
+    found = explaining(message, tensors, recipe, way, phase, known.later)
+    if phase not in (wire.OPTIMIZER, wire.LOAD):
+        rows = table.shape[0] if table is not None else None
+        found = of_batch(message, known.batch, known.sequence, rows, known.heads) + found
+    if found:
+        best = found[0]
+        return [e for e in found if (e.phase, e.way, e.later) == (best.phase, best.way, best.later)], best.way or way
+    return same_size(message, tensors), way
+
+
+def _assumptions(known: Known, best: Candidate | None, recipe: Recipe) -> list[str]:
+    """What the walk takes for granted, and what another way of writing the optimizer would have shown instead."""
+    if best is None or best.phase != wire.OPTIMIZER or best.way is None or best.stands is None:
+        return []
+    named = recipe.name if known.optimizer else f"{recipe.name} (none was given)"
+    said = [f"The optimizer is {named} and {WAYS_IN_WORDS[best.way]}."]
+    for way in recipe.ways:
+        events = step(known.tensors, recipe, way, later=best.later)
+        same = next((e for e in events if e.tensor == best.tensor and e.what == best.what), None)
+        if same is not None and abs(same.stands - best.stands) > SAME_BYTES:
+            said.append(
+                f"One that {WAYS_IN_WORDS[way]}, would ask for it at {shown(same.stands)}: "
+                f"{shown(abs(same.stands - best.stands))} {'more' if same.stands > best.stands else 'less'}."
+            )
+    if all(tensor.width == 4 for tensor in known.tensors):
+        groups = len(stepped(known.tensors))
+        in_groups = "in one group" if groups == 1 else f"in {groups} groups"
+        said.append(f"Parameters are in fp32, {in_groups}, in the order given.")
+    return said
+
+
+def _notes(message: Message, known: Known, best: Candidate | None, case: FailureContext, story: Story) -> list[str]:
+    said: list[str] = []
+    optimizer = case.phase == wire.OPTIMIZER
+    if best is not None and best.phase == wire.OPTIMIZER:
+        said.append(
+            "The batch has nothing to do with it: weights, gradients and states do not grow with it, and by the "
+            "optimizer's step the activations are gone. Batch 1 fails at the same place."
+        )
+    elif optimizer and not known.tensors:
+        said.append(
+            "In optimizer.step the activations are gone: a smaller batch does not help. With --parameters, --config or "
+            "--model it can be told which tensor it is."
+        )
+    if best is not None and best.phase in (wire.OPTIMIZER, wire.LOAD):
+        said += _grows_with(known.tensors, best)
+    space = room(message)
+    if optimizer and best is not None and case.recipe is not None and space is not None and best.way is not None:
+        events = step(known.tensors, RECIPES[case.recipe.name], best.way, later=best.later)
+        total = max(e.stands + e.bytes for e in events)
+        which = "A later" if best.later else "The first"
+        said.append(
+            f"{which} step peaks at {shown(total)} allocated; {shown(space)} is all that PyTorch can have here."
+        )
+    if case.phase is None and message.kind == "allocator":
+        said.append(
+            "The text has no traceback, so the phase is not known: with --log its frames tell it, and with "
+            "--parameters, --config or --model the size can tell the tensor."
+        )
+    if story.times > 1:
+        said.append(f"The text holds {story.times} such messages; this is the last.")
+    if story.progress is not None and story.progress[0] > 1 and case.verdict == "capacity" and not optimizer:
+        done = story.progress[0]
+        said.append(
+            f"It ran {units.count(done)} steps before: a longer batch than those, or something that "
+            "grows with every step."
+        )
+    return said
+
+
+def _grows_with(tensors: Sequence[Tensor], best: Candidate) -> list[str]:
+    table = vocabulary_of(tensors)
+    if table is None or table.shape[0] not in best.tensor.shape:
+        return []
+    rows = table.shape[0]
+    row = per_row(tensors, rows)
+    total = sum(t.count for t in tensors)
+    parts = " + ".join(f"{t.count // rows}" for t in sorted(tensors, key=lambda t: -t.count) if rows in t.shape)
+    return [
+        f"The vocabulary has: {row} parameters a row ({parts}), so its {rows:,} rows are "
+        f"{units.percent(row * rows / total)} of the {total:,} parameters. {total - row * rows:,} remain without it."
+    ]

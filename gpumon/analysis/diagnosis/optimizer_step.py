@@ -1,0 +1,221 @@
+"""The walk of an optimizer through a step: which bytes it asks for, one after another, and what stands by then.
+
+Model. As `optimizer.step` begins, weights and gradients of every parameter stand, and, in every step but the first, all
+states. What follows depends on how the optimizer is written:
+
+    reach     each parameter's states when it is reached, then its temporaries (transformers' AdamW, most by hand)
+    loop      all states of a group first, then the temporaries of one parameter at a time (torch.optim, foreach=False)
+    foreach   all states of a group first, then temporaries of all its parameters together (torch.optim's default on
+              CUDA since 2.0)
+    fused     all states of a group first, no temporaries
+
+Parameter groups are stepped one after another, each so. Optimizers whose temporaries have other shapes than their
+parameters are in special_optimizers.py.
+Of a failed request, its size together with `already allocated` tells at which event of which walk it happened.
+Blocks count as the caching allocator counts them: sizes rounded up to 512 B; the rest of a segment of its own that is
+not split off (1 MiB or less) counts too.
+
+Source. torch/optim (2.15), transformers' AdamW (to 4.x) and bitsandbytes' 8-bit Adam, the first two compared with the
+allocator's own record of first and third steps on the virtual GPU (tests/oom/test_walk.py).
+Cost. O(parameters).
+Known limitations. Ways that a recipe does not list are not known, nor is LBFGS, whose step runs forward and backward
+in turns with itself. SparseAdam's temporaries have as many rows as were looked up: its states are told, and of its
+gradients nothing. Tensors below 10 MiB are taken as split without a remainder. Counters of steps kept on the device
+(fused, 512 B each) are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpumon.analysis.diagnosis import special_optimizers
+from gpumon.analysis.diagnosis.optimizer_events import Allocated, Event, counted
+from gpumon.analysis.estimate.model import Tensor
+from gpumon_agent import wire
+
+REACH, LOOP, FOREACH, FUSED = "reach", "loop", special_optimizers.FOREACH, "fused"
+WAYS = (REACH, LOOP, FOREACH, FUSED)
+
+WAYS_IN_WORDS = {
+    REACH: "creates each parameter's states on reaching it, as transformers' own AdamW did",
+    LOOP: "creates all states first, then goes parameter by parameter, as torch.optim with foreach=False",
+    FOREACH: "creates all states first, then works on all parameters at once, as torch.optim does on CUDA since 2.0",
+    FUSED: "creates all states first and needs no temporaries, as torch.optim with fused=True",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """An optimizer as far as memory is concerned.
+
+    `temporaries` are those of one parameter, in the order in which they are asked for; all but the last are gone before
+    the next parameter, the last one when its successor exists (a local variable of the loop).
+    """
+
+    name: str
+    states: tuple[str, ...] = ()
+    temporaries: tuple[str, ...] = ()
+    lists: int | None = 0  # lists of temporaries of a foreach step; None: not known
+    ways: tuple[str, ...] = WAYS
+    made: Callable[[Tensor], list[tuple[str, int]]] | None = None  # states that are not as large as their parameter
+    takes: Callable[[Allocated, Sequence[Tensor], str], Iterator[Event]] | None = None  # temporaries likewise
+    early: bool = False  # states are made with the optimizer, before the first forward
+    kept: bool = True  # the last temporary lives until its successor exists
+    together: bool = True  # lists of a foreach step stand at the same time
+    looped: bool = True  # the temporaries are those of a loop, too
+    gradients: bool = True  # as large as their parameters; False: sparse
+
+    def states_of(self, tensor: Tensor) -> list[tuple[str, int]]:
+        """(what, bytes) of each, in the order in which they are made."""
+        return [(state, tensor.bytes) for state in self.states] if self.made is None else self.made(tensor)
+
+
+_ADAM = ("first moment (exp_avg)", "second moment (exp_avg_sq)")
+_ROOT = "second-moment square root"
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("adam", _ADAM, (_ROOT, "square root over the bias correction"), 1),
+        Recipe("adamw", _ADAM, (_ROOT, "square root over the bias correction"), 1),
+        Recipe("nadam", _ADAM, (_ROOT, "square root over the bias correction"), 1, (REACH, LOOP, FOREACH)),
+        Recipe("radam", _ADAM, (_ROOT,), 1, (FOREACH,)),
+        Recipe("adamax", ("first moment (exp_avg)", "infinity norm"), ("denominator",), 1, (LOOP, FOREACH), kept=False),
+        Recipe("adadelta", ("square average", "accumulated deltas"), ("square root",), 2, (FOREACH,)),
+        Recipe("sgd", ways=(LOOP, FOREACH, FUSED)),
+        Recipe("momentum", ("momentum buffer",), ways=(REACH, FOREACH, FUSED)),
+        Recipe("rmsprop", ("square average",), ("square root of the average",), 1, (REACH, LOOP, FOREACH)),
+        Recipe("adagrad", ("sum of squares",), ("square root of the sum",), 2, (LOOP, FOREACH, FUSED), early=True),
+        Recipe("asgd", ("average (ax)",), ("gap to the average",), 2, (LOOP, FOREACH), together=False, looped=False),
+        Recipe("rprop", ("gradient before (prev)", "step size"), ways=(LOOP, FOREACH), takes=special_optimizers.rprop),
+        Recipe("adafactor", ways=(LOOP, FOREACH), made=special_optimizers.factored, takes=special_optimizers.adafactor),
+        Recipe("muon", ("momentum buffer",), ways=(LOOP,), takes=special_optimizers.muon),
+        Recipe("sparseadam", _ADAM, ways=(LOOP,), gradients=False),
+        Recipe("adamw8bit", ways=(REACH,), made=special_optimizers.eight_bit),
+    )
+}
+"""By torch's names in lower case; `momentum` is SGD with momentum."""
+
+
+def recipe_of(text: str) -> tuple[Recipe, str | None]:
+    """ "adamw:fused" → its recipe and its way, None where none is named; "sgd,momentum=0.9" is `momentum`.
+
+    Raises ValueError with one sentence.
+    """
+    head, *settings = text.lower().replace(" ", "").split(",")
+    name, _, way = head.partition(":")
+    if name == "sgd" and any(re.fullmatch(r"momentum=0*\.?\d*[1-9]\d*", each) for each in settings):
+        name = "momentum"
+    recipe = RECIPES.get("adamw8bit" if name == "adam8bit" else name)
+    if recipe is None:
+        raise ValueError(f"the optimizer {name!r} is not known here; known are {', '.join(RECIPES)}")
+    if way and way not in recipe.ways:
+        raise ValueError(f"{name} has no way {way!r}; it has {', '.join(recipe.ways)}")
+    return recipe, way or None
+
+
+def standing(tensors: Sequence[Tensor], recipe: Recipe | None = None) -> int:
+    """Bytes of all weights and gradients."""
+    gradients = recipe is None or recipe.gradients
+    return sum(counted(t.bytes) * (2 if t.trainable and gradients else 1) for t in tensors)
+
+
+def stepped(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """What the optimizer updates, group by group."""
+    trained = [t for t in tensors if t.trainable and not t.tied_to and t.group is not None]
+    return [[t for t in trained if t.group == group] for group in sorted({t.group or 0 for t in trained})]
+
+
+def states(tensors: Sequence[Tensor], recipe: Recipe) -> int:
+    """Bytes of all states."""
+    return sum(counted(size) for group in stepped(tensors) for t in group for _, size in recipe.states_of(t))
+
+
+def step(tensors: Sequence[Tensor], recipe: Recipe, way: str, *, later: bool = False) -> Iterator[Event]:
+    """The requests of one `optimizer.step`, in order: of the first, or, `later`, of every other."""
+    there = later or recipe.early
+    stands = Allocated(standing(tensors, recipe) + (states(tensors, recipe) if there else 0), later)
+    before: list[int] = []
+    for group in stepped(tensors):
+        if way == REACH:
+            before = yield from _reaching(stands, recipe, group, there, before)
+            continue
+        if not there:
+            for tensor in group:
+                yield from _states(stands, recipe, tensor)
+        if recipe.takes is not None:
+            yield from recipe.takes(stands, group, way)
+        elif way == LOOP and recipe.looped:
+            yield from _loop(stands, recipe, group)
+        elif way == FOREACH:
+            yield from _lists(stands, recipe, group)
+    stands.gone(*before)
+
+
+def _states(stands: Allocated, recipe: Recipe, tensor: Tensor) -> Iterator[Event]:
+    for what, size in recipe.states_of(tensor):
+        yield stands.asked(what, tensor, size)
+
+
+def _reaching(
+    stands: Allocated, recipe: Recipe, group: Sequence[Tensor], there: bool, before: list[int]
+) -> Generator[Event, None, list[int]]:
+    """`before`: the temporary of the parameter before, which lives on from one group to the next. Gives the last."""
+    for tensor in group:
+        if not there:
+            yield from _states(stands, recipe, tensor)
+        for what in recipe.temporaries[:1]:
+            yield stands.asked(what, tensor, tensor.bytes)
+            stands.gone(*before)
+            before = [tensor.bytes]
+    return before
+
+
+def _loop(stands: Allocated, recipe: Recipe, group: Sequence[Tensor]) -> Iterator[Event]:
+    before: list[int] = []
+    for tensor in group:
+        for what in recipe.temporaries:
+            yield stands.asked(what, tensor, tensor.bytes)
+        stands.gone(*before)
+        fresh = [tensor.bytes] * len(recipe.temporaries)
+        before = fresh[-1:] if recipe.kept else []
+        stands.gone(*fresh[len(before) :])
+    stands.gone(*before)
+
+
+def _lists(stands: Allocated, recipe: Recipe, group: Sequence[Tensor]) -> Iterator[Event]:
+    taken: list[int] = []
+    for _ in range(recipe.lists or 0):
+        if not recipe.together:
+            stands.gone(*taken)
+            taken = []
+        for tensor in group:
+            for what in recipe.temporaries[:1]:
+                yield stands.asked(what, tensor, tensor.bytes)
+                taken.append(tensor.bytes)
+    stands.gone(*taken)
+
+
+def loading(tensors: Sequence[Tensor]) -> Iterator[Event]:
+    """The requests of `model.to(device)`, in order."""
+    stands = 0
+    for tensor in tensors:
+        if not tensor.tied_to:
+            yield Event(wire.LOAD, "weights", tensor, tensor.bytes, stands)
+            stands += counted(tensor.bytes)
+
+
+def gradients(tensors: Sequence[Tensor]) -> Iterator[Event]:
+    """The gradients of a first backward, last parameter first. What stands is the least: activations come on top."""
+    stands = sum(counted(t.bytes) for t in tensors)
+    for tensor in reversed([t for t in tensors if t.trainable and not t.tied_to]):
+        yield Event(wire.BACKWARD, "gradient", tensor, tensor.bytes, stands)
+        stands += counted(tensor.bytes)
+
+
+def peak(tensors: Sequence[Tensor], recipe: Recipe, way: str) -> int:
+    """The most that stands allocated during the first step: in later ones it is no more."""
+    events = step(tensors, recipe, way)
+    return max((event.stands + counted(event.bytes) for event in events), default=standing(tensors, recipe))

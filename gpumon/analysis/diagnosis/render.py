@@ -1,0 +1,123 @@
+"""An explanation as text, 80 columns wide: the verdict in the first line, then what, why, and what to do."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from gpumon.analysis.answer import line, of_oom
+from gpumon.analysis.diagnosis.figures import Figure
+from gpumon.analysis.diagnosis.message_parser import SEGMENT_STEP, SMALL_MAX
+from gpumon.analysis.diagnosis.oom_report import Candidate, OomReport
+from gpumon.analysis.diagnosis.tensor_match import SAME_SIZE_MAX
+from gpumon.analysis.units import size
+from gpumon_agent.units import torch_size as shown
+
+WIDTH = 80
+
+DTYPES = {4: "fp32", 2: "16-bit", 1: "8-bit", 8: "fp64"}
+
+
+def text(report: OomReport, width: int = WIDTH) -> str:
+    """The whole explanation."""
+    blocks = [_wrap(line(of_oom(report)), width)]
+    for heading, said in (
+        ("What was asked for", list(_what(report))),
+        ("Why", list(report.reasons)),
+        ("What it depends on", list(report.notes)),
+        ("Assumed", list(report.assumptions)),
+        ("What to do, most useful first", list(_remedies(report))),
+    ):
+        if said:
+            body = "\n".join(_wrap(each, width, "  ") for each in said)
+            blocks.append(f"{heading}\n{body}")
+    return "\n\n".join(blocks)
+
+
+def _wrap(line: str, width: int, indent: str = "") -> str:
+    hanging = indent + ("   " if line[:2].rstrip(".").isdigit() else "")
+    return textwrap.fill(
+        line, width, initial_indent=indent, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _what(report: OomReport) -> Iterator[str]:
+    explained = [s for s in report.suspects if s.explains]
+    if explained:
+        yield from _explained(explained, report)
+    elif report.suspects:
+        yield from _sized(report)
+    elif report.requested is not None:
+        when = f", in {report.phase}" if report.phase else ""
+        yield f"{shown(report.requested.middle)}{when}."
+    if not explained and report.tensor and report.requested is not None:
+        yield from _segment(report.tensor, report.requested)
+    if report.where is not None:
+        code = f"  {report.code}" if report.code else ""
+        yield f"Asked for at {report.where}{code}"
+    if report.module is not None:
+        yield f"The module that ran: {report.module}"
+
+
+def name(suspect: Candidate) -> str:
+    """ "word_embeddings (867,813 × 832, fp32, 2.69 GiB)"."""
+    shape = " × ".join(f"{size:,}" for size in suspect.tensor.shape) or "one element"
+    dtype = DTYPES.get(suspect.tensor.width, f"{suspect.tensor.width} bytes each")
+    return f"{suspect.tensor.name} ({shape}, {dtype}, {shown(suspect.bytes)})"
+
+
+def _explained(explained: Sequence[Candidate], report: OomReport) -> Iterator[str]:
+    suspect = explained[0]
+    which = "a later" if suspect.later else "the first"
+    if suspect.phase == "optimizer" and len(explained) > 1:
+        yield (
+            f"One of {len(explained)} requests of {which} optimizer.step that agree in size and place; the nearest: "
+            f"{name(suspect)}, its {suspect.what}."
+        )
+    elif suspect.phase == "optimizer":
+        yield f"One more copy of {name(suspect)}: its {suspect.what}, in {which} optimizer.step."
+    elif suspect.phase == "load":
+        yield f"The weights {name(suspect)}, as the model is put on the device."
+    else:
+        whose = {"backward": "a gradient of them", "forward": "themselves"}.get(report.phase or "", "them or a copy")
+        yield f"As large as the {name(suspect)}: {whose}."
+    if suspect.stands is not None and suspect.left is not None:
+        parts = (
+            f"weights, gradients and {'all states' if suspect.later else 'the states made so far'}"
+            if suspect.phase == "optimizer"
+            else "the weights before it"
+        )
+        agree = " Size and place both agree." if len(explained) == 1 else ""
+        yield (
+            f"By then {shown(suspect.stands)} stand ({parts}); the message says "
+            f"{shown(suspect.stands + suspect.left.middle)} is allocated.{agree}"
+        )
+
+
+def _segment(ranges: Sequence[Figure], requested: Figure) -> Iterator[str]:
+    """Small tensors share a segment, whose size is what the message names."""
+    first, *rest = ranges
+    if first.high > requested.high - SEGMENT_STEP and first.high > SMALL_MAX:
+        return
+    takes = f"at most {size(first.high)}" if first.low == 1 else f"{size(first.low)} to {size(first.high)}"
+    takes += "".join(f", or {size(each.low)} to {size(each.high)}" for each in rest)
+    yield f"That is the segment PyTorch asks the driver for; the tensor itself takes {takes}."
+
+
+def _sized(report: OomReport) -> Iterator[str]:
+    several = report.suspects
+    named = "; ".join(name(suspect) for suspect in several[:SAME_SIZE_MAX])
+    more = f"; and {len(several) - SAME_SIZE_MAX} more of that size" if len(several) > SAME_SIZE_MAX else ""
+    yield f"As large as {named}{more}."
+    if any(s.what == "gradient" for s in several):
+        yield "It can be its gradient in backward, or a copy; what stands allocated does not single out one moment."
+
+
+def _remedies(report: OomReport) -> Iterator[str]:
+    for number, remedy in enumerate(report.remedies, start=1):
+        gain = []
+        if remedy.saves:
+            gain.append(f"saves {shown(remedy.saves)}")
+        if remedy.enough is not None and remedy.saves:
+            gain.append("enough here" if remedy.enough else "not enough alone")
+        yield f"{number}. {remedy.text}{' [' + ', '.join(gain) + ']' if gain else ''}"

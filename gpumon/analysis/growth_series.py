@@ -1,0 +1,173 @@
+"""The figures of one rank that are followed for growth: of each device at the end of every step, of the host as read.
+
+Cost. See gpumon.analysis.growth; four figures a device, one a process.
+Known limitations. A reading of the host belongs to the step that was newest when it came in, not to the one it was
+taken in. Child processes beyond the first `CHILDREN` are not followed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from gpumon.analysis.growth import BLOCKS, BYTES, RESIDENT, SETTLING_STEPS, SLACK, WORKER, Follower
+from gpumon.analysis.types import Growth
+from gpumon.session.frame import RankFrame, StepRecord
+from gpumon_agent import wire
+
+CHILDREN = 64
+WARMING_READINGS = 30
+"""The first readings of a child: a worker of a DataLoader imports, decodes its first images, and fills its queue."""
+
+NAMED = tuple(line for line in wire.LASTING if line != "other_models")
+"""Owners that may rightly grow for a while, as with parameters that are trained for the first time. Not other models,
+of which a script may keep ever more; nor `variables`, for a list that is appended to is one."""
+
+GROWING_RIGHTLY = tuple(name for name in NAMED if name != "buffers")
+"""A buffer that is concatenated to is a leak like any other."""
+
+WAITING = 64
+"""Steps that are followed at once where nobody asks earlier."""
+
+PINNED = "pinned"
+"""A figure that tells of what the process's growth is made; no leak by itself."""
+
+LASTING = ("allocated", "unexplained")
+"""Figures whose growth takes room on the device."""
+
+
+class DeviceGrowth:
+    """Follows one device of one rank."""
+
+    def __init__(self) -> None:
+        self.allocated = Follower("allocated", BYTES, self._owned_since)
+        self.blocks = Follower("blocks", BLOCKS)
+        self.unexplained = Follower("unexplained", BYTES)
+        self.slack = Follower("slack", SLACK)
+        self._owned: deque[tuple[int, int]] = deque(maxlen=64)  # by step, where it changed
+        self._all = (self.allocated, self.blocks, self.unexplained, self.slack)
+        self._stated: tuple[Growth, ...] = ()
+        self._stated_of: tuple[int, ...] = ()  # how often each figure's words had changed
+        self._waiting: list[tuple[int, int, int | None, int | None, int | None]] = []  # observed, not yet followed
+
+    def observe(self, record: StepRecord, end: wire.Phase, owners: wire.Ledger | None, highest: int) -> None:
+        """One closed step. `end`: its last sample; `owners`: the ledger read there; `highest`: its peak."""
+        if record.step < SETTLING_STEPS or end.phase != wire.OPTIMIZER:
+            return
+        step = record.step
+        size = (record.closed.input_bytes or 0) if record.closed is not None else 0
+        if owners is not None and owners.weights is not None:
+            self._own(step, owners, size)
+        allocated, reserved = end.allocated, end.reserved
+        slack = None if allocated is None or reserved is None else reserved - max(allocated, highest)
+        self._waiting.append((step, size, allocated, end.allocations, slack))
+        if len(self._waiting) >= WAITING:
+            self._take()
+
+    def _take(self) -> None:
+        """Hands on what was observed: several steps at once cost less than one by one."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        steps, sizes, *figures = zip(*waiting, strict=True)
+        for follower, values in zip((self.allocated, self.blocks, self.slack), figures, strict=True):
+            if None not in values:
+                follower.extend(steps, values, sizes)
+                continue
+            for step, value, size in zip(steps, values, sizes, strict=True):
+                if value is not None:
+                    follower.observe(step, value, size)
+
+    def _own(self, step: int, owners: wire.Ledger, size: int) -> None:
+        owned = sum(getattr(owners, name) or 0 for name in NAMED)
+        rightly = sum(getattr(owners, name) or 0 for name in GROWING_RIGHTLY)
+        if not self._owned or self._owned[-1][1] != rightly:
+            self._take()  # what came before is judged by what was owned then
+            self._owned.append((step, rightly))
+        if owners.requested is not None:
+            self.unexplained.observe(step, owners.requested - owned, size)
+
+    def _owned_since(self, step: int) -> int:
+        """By how much what owners hold has grown since a step."""
+        if not self._owned:
+            return 0
+        before = self._owned[0][1]
+        for at, owned in self._owned:
+            if at > step:
+                break
+            before = owned
+        return self._owned[-1][1] - before
+
+    @property
+    def growing(self) -> bool:
+        self._take()
+        return self.allocated.growing or self.blocks.growing or self.unexplained.growing
+
+    def kept(self) -> Growth | None:
+        """The growth that takes room on the device; None where nothing of that kind grows."""
+        grown = {each.figure: each for each in self.growth() if each.growing and each.per_step and each.per_step > 0}
+        return next((grown[figure] for figure in LASTING if figure in grown), None)
+
+    def growth(self) -> tuple[Growth, ...]:
+        """Of each figure that is known."""
+        self._take()
+        first, second, third, fourth = self._all
+        changed = first.changed, second.changed, third.changed, fourth.changed
+        if changed != self._stated_of:
+            self._stated = tuple([figure.growth() for figure in self._all if figure.known])
+            self._stated_of = changed
+        return self._stated
+
+
+class HostGrowth:
+    """Follows the resident memory of one rank's process and of each of its children, and what torch has pinned."""
+
+    def __init__(self) -> None:
+        self._own = Follower("rss", RESIDENT)
+        self._pinned = Follower(PINNED, RESIDENT)
+        self._children: dict[int, Follower] = {}
+        self._warming: dict[int, int] = {}  # child → how many of its first readings were left out
+        self.names: dict[str, str] = {}  # figure → the child's name
+        self._heartbeat: wire.Heartbeat | None = None
+        self._read_unix_ns = 0
+
+    def observe(self, rank: RankFrame) -> None:
+        """What has come in since the frame before."""
+        newest = rank.steps[-1].step if rank.steps else 0
+        beat = rank.heartbeat
+        told = beat is not None and beat.rss is not None
+        if beat is not None and beat.rss is not None and beat is not self._heartbeat:
+            self._heartbeat = beat
+            if beat.step >= SETTLING_STEPS:
+                self._own.observe(beat.step, beat.rss)
+                if beat.pinned or self._pinned.known:
+                    self._pinned.observe(beat.step, beat.pinned or 0)
+        if rank.host_unix_ns is None or rank.host is None or rank.host_unix_ns == self._read_unix_ns:
+            return
+        self._read_unix_ns = rank.host_unix_ns
+        ours = next((p for p in rank.host.processes if p.pid == rank.hello.pid), None)
+        if ours is None or newest < SETTLING_STEPS:
+            return
+        if not told and ours.rss is not None:
+            self._own.observe(newest, ours.rss)
+        self._read_children(ours, newest)
+
+    def _read_children(self, ours: wire.ProcessReading, step: int) -> None:
+        alive = {child.pid: child for child in ours.children[:CHILDREN] if child.rss is not None}
+        for pid in self._children.keys() - alive.keys():
+            del self._children[pid]
+            self.names.pop(f"worker {pid}", None)
+        self._warming = {pid: self._warming.get(pid, 0) + 1 for pid in alive}
+        for pid, child in alive.items():
+            if self._warming[pid] <= WARMING_READINGS:
+                continue
+            follower = self._children.get(pid)
+            if follower is None:
+                follower = self._children[pid] = Follower(f"worker {pid}", WORKER)
+                self.names[follower.figure] = child.name
+            follower.observe(step, child.rss or 0)
+
+    def growth(self) -> tuple[Growth, ...]:
+        """Of the process, of what it has pinned, then of each child."""
+        if not self._children and not self._pinned.known:
+            return (self._own.growth(),) if self._own.known else ()
+        return tuple(f.growth() for f in (self._own, self._pinned, *self._children.values()) if f.known)

@@ -1,0 +1,152 @@
+"""Which names explain the growth on one device, over several censuses: a leak keeps the name that it was first given.
+
+Model. A tensor that several names lead to is counted for whichever led to it first, and a census that growth began ends
+as soon as it has seen enough. So the next census may name the same tensors otherwise, or only another part of them. A
+name that explained the growth stands until a census refutes it: one that lists it and holds too little under it, or a
+complete one that lists neither it nor tensors like its own. Only a complete one follows a linked list to its end.
+Tensors like its own under a name that is new, while it is not listed, are the same leak, and keep the name.
+Cost. That of `explaining`, for the newest census.
+Known limitations. Two leaks of tensors alike, of which no census ever lists both, are told as the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import is_
+
+from gpumon.analysis.suspects import Suspect, explaining, root, suspects
+from gpumon.analysis.types import Growth, Held
+from gpumon_agent import wire
+
+TAKEN = ("allocated", "unexplained", "blocks")
+"""Figures whose growth is a leak on the device."""
+
+BLOCK_BYTES = 512
+"""No block of the allocator is smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """What grows on one device from step to step, and what it is made of."""
+
+    main: Growth  # of the first of `TAKEN` that grows, since the first step that any of them grows since
+    since: int
+    per_step: float  # bytes
+    found: tuple[tuple[Suspect, int], ...]  # most bytes first, each with the step at which it was counted
+
+    @property
+    def held(self) -> Held | None:
+        """Who holds it, in bytes; None where nobody was found."""
+        parts = tuple((by, each.held, step) for each, step in self.found if (by := each.by) is not None)
+        return Held(self.since, parts, self.per_step) if parts else None
+
+
+_Key = tuple[bool, object]
+"""Has a graph, and the variable that leads to it (or of what kind the tensors are, where nobody was found)."""
+
+
+class LeakNames:
+    """One device's. `take` at each look while something grows, `forget` when nothing does."""
+
+    def __init__(self) -> None:
+        self._known: dict[_Key, tuple[Suspect, int]] = {}
+        self._newest: wire.Census | None = None
+        self._seen: tuple[wire.Census, ...] = ()  # the same question has the same answer
+        self._asked: tuple[object, ...] = ()
+        self._told: list[tuple[Suspect, int]] = []
+
+    def forget(self) -> None:
+        self._known.clear()
+        self._newest, self._seen, self._asked = None, (), ()
+
+    def leak(self, censuses: Sequence[wire.Census], device: int, growth: Sequence[Growth]) -> Leak | None:
+        """What grows by `growth`, the device's figures; None where nothing does."""
+        grown = {each.figure: each for each in growth if each.growing and each.figure in TAKEN}
+        main = next((grown[figure] for figure in TAKEN if figure in grown), None)
+        if main is None or main.per_step is None:
+            self.forget()
+            return None
+        since = min(each.since for each in grown.values() if each.since is not None)
+        blocks = grown.get("blocks")
+        per_step = BLOCK_BYTES * (blocks.per_step or 0.0) if blocks is not None else 0.0  # at least
+        per_step = next((g.per_step for f in TAKEN[:2] if (g := grown.get(f)) and g.per_step is not None), per_step)
+        found = self.take(
+            censuses,
+            device,
+            since=since,
+            blocks_per_step=blocks.per_step if blocks else None,
+            bytes_per_step=per_step,
+        )
+        return Leak(replace(main, since=since), since, per_step, tuple(found))
+
+    def take(
+        self,
+        censuses: Sequence[wire.Census],
+        device: int,
+        *,
+        since: int,
+        blocks_per_step: float | None,
+        bytes_per_step: float | None,
+    ) -> list[tuple[Suspect, int]]:
+        """The suspects, most bytes first, each with the step at which it was counted."""
+        asked = device, since, blocks_per_step, bytes_per_step
+        seen = tuple(censuses)
+        if asked == self._asked and len(seen) == len(self._seen) and all(map(is_, seen, self._seen)):
+            return self._told
+        newest = self._newest
+        for census in censuses:
+            fresh = newest is None or census.step > newest.step or (census.step == newest.step and census is not newest)
+            if census.step > since and (fresh or census is newest):
+                found = explaining(
+                    census, device, since=since, blocks_per_step=blocks_per_step, bytes_per_step=bytes_per_step
+                )
+                self._one(census, device, found, fresh)
+        self._seen, self._asked, self._told = seen, asked, sorted(self._known.values(), key=lambda each: -each[0].held)
+        return self._told
+
+    def _one(self, census: wire.Census, device: int, found: list[Suspect], fresh: bool) -> None:
+        known = self._known
+        present = suspects(census, device)
+        listed = {_key(each) for each in present}
+        told: set[_Key] = set()
+        for each in found:
+            key = _key(each)
+            if key not in known:
+                same = next((k for k, (old, _) in known.items() if k not in listed and _alike(old, each)), None)
+                if same is not None and known[same][0].holder is not None:
+                    key, old = same, known[same][0]
+                    each = replace(each, holder=old.holder, names=old.names)
+                elif same is not None:
+                    del known[same]  # it has a name now
+            if key in known and each.where is None:  # of what was made before stacks were kept there is no line
+                each = replace(each, where=known[key][0].where, phase=known[key][0].phase)
+            known[key] = each, census.step
+            told.add(key)
+        if fresh:
+            self._newest = census
+            for key in [key for key in known if key not in told]:
+                gone = not census.cut and not any(_alike(known[key][0], each) for each in present)
+                if (key in listed and not (census.cut and _is_linked(known[key][0]))) or gone:
+                    del known[key]
+
+
+def _key(suspect: Suspect) -> _Key:
+    return suspect.has_graph, root(suspect.holder) if suspect.holder is not None else tuple(suspect.kinds)
+
+
+def _is_linked(suspect: Suspect) -> bool:
+    return any("…" in name for name in suspect.names)
+
+
+def _alike(one: Suspect, other: Suspect) -> bool:
+    """Whether both may be the same tensors: of one kind, both with a graph or without, and made on one line."""
+    if one.has_graph != other.has_graph or (one.where and other.where and one.where != other.where):
+        return False
+    if one.kinds.keys() & other.kinds.keys():
+        return True
+    return one.count == other.count == 1 and _attribute(one) == _attribute(other)  # it gets longer
+
+
+def _attribute(suspect: Suspect) -> str:
+    return suspect.by.attribute if suspect.by is not None else ""

@@ -1,0 +1,212 @@
+"""The words of the ledger: one set of lines that measured, estimated and forecast bytes are all stated in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from gpumon_agent import wire
+
+OWNERS = (
+    "weights",
+    "buffers",
+    "gradients",
+    "optimizer",
+    "buckets",
+    "inputs",
+    "activations",
+    "temporaries",
+    "workspaces",
+    "checkpoints",
+    "other_models",
+    "variables",
+)
+"""Lines that name an owner."""
+
+REST = ("unexplained", "unattributed", "rounding", "slack")
+"""What is left between the owners and `reserved`."""
+
+DRIVER = ("context", "other_processes", "free")
+"""What is left between `reserved` and the device's total."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Bytes by line; None where not known.
+
+    allocated = owners + unexplained (or unattributed, on steps that were not sampled) + rounding
+    reserved  = allocated + slack
+    total     = reserved + context + other_processes + free
+    """
+
+    weights: int | None = None
+    buffers: int | None = None
+    gradients: int | None = None
+    optimizer: int | None = None
+    buckets: int | None = None
+    inputs: int | None = None
+    activations: int | None = None
+    temporaries: int | None = None
+    workspaces: int | None = None
+    checkpoints: int | None = None
+    other_models: int | None = None
+    variables: int | None = None
+    unexplained: int | None = None
+    unattributed: int | None = None
+    rounding: int | None = None
+    slack: int | None = None
+    allocated: int | None = None
+    reserved: int | None = None
+    context: int | None = None
+    other_processes: int | None = None
+    free: int | None = None
+    total: int | None = None
+
+    @property
+    def left_over(self) -> str | None:
+        """The line of what no owner has; None where neither is known."""
+        if self.unexplained is not None:
+            return "unexplained"
+        return "unattributed" if self.unattributed is not None else None
+
+    def known(self) -> tuple[tuple[str, int], ...]:
+        """(line, bytes) of every line that is known and not zero, in the ledger's order."""
+        return tuple((f.name, value) for f in fields(self) if (value := getattr(self, f.name)))
+
+
+class Peak(msgspec.Struct, frozen=True, gc=False):
+    """A step's highest moment: where it was, and what was alive (`lines`, on sampled steps)."""
+
+    step: int
+    phase: str | None  # None: the step was read once, at its end, and any phase may have been the highest
+    index: int
+    allocated: int
+    lines: Breakdown | None = None
+    module: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Highest:
+    """The highest peak of all steps that were heard, and the first step that had it."""
+
+    step: int
+    allocated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a step should need by closed form. `sources` says per line: exact, learnt, measured."""
+
+    lines: Breakdown
+    peak: int | None
+    peak_phase: str | None
+    sources: tuple[tuple[str, str], ...] = ()
+    phases: tuple[tuple[str, int], ...] = ()  # phase, its peak
+
+
+class Forecast(msgspec.Struct, frozen=True, gc=False):
+    """The next iteration's peak of allocated bytes with a 95 % interval, against what the device can give."""
+
+    next_peak: int
+    low: int
+    high: int
+    phase: str  # in which the peak is expected
+    headroom: int | None  # bytes above `next_peak` before an allocation fails; None without a device total
+    p_oom: float | None
+    steps_to_oom: int | None  # None: no trend upwards
+    max_batch_factor: float | None  # largest batch, as a multiple of the present one, that still fits
+    learnt_from: int  # iterations
+    bytes_per_step: int | None = None  # how fast it grows; None: it does not
+    growth: str | None = None  # `KEPT`: what stays from step to step grows; `BATCH`: what a step needs
+    highest: int = 0  # peak before the steps that this was learnt from: that much there was room for
+    steps_to_oom_low: int | None = None  # the 95 % interval of `steps_to_oom`
+    steps_to_oom_high: int | None = None  # None where there are `steps_to_oom`: it may never come to that
+    verdict: str | None = None  # fits, tight or oom-ahead (shape_model.verdict); None: the room is not known
+    headroom_at_most: bool = False  # no driver's reading: `headroom` is what the whole device could give
+
+
+KEPT = "kept"
+"""`Forecast.growth` of a leak: bytes stay allocated from step to step."""
+
+BATCH = "batch"
+"""`Forecast.growth` of batches that get larger step by step."""
+
+SEVERITIES = ("info", "warning", "critical")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One statement of the catalogue with its evidence."""
+
+    code: str
+    severity: str
+    step: int | None  # since which; None where the run's history does not tell
+    title: str
+    bytes: int | None = None
+    bytes_per_step: int | None = None
+    holder: str | None = None
+    where: str | None = None  # file.py:LINE
+    remedy: str = ""
+    state: str = "open"  # open | gone
+    subject: str = ""  # tells two findings of one code apart
+    by: wire.Holder | None = None  # `holder`, in fields
+
+
+NEARLY_ALL = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a census found that grows from step to step, by who holds it: a part of the line `variables`.
+
+    Counted as a census found it at one step; before and after that, in proportion to the steps that it has grown for. A
+    census takes several steps, and counts what was there as it came by: where it has found `NEARLY_ALL` of what has
+    grown, all of that is meant.
+    """
+
+    since: int
+    parts: tuple[tuple[wire.Holder, int, int], ...]  # most bytes first: holder, bytes, the step they were counted at
+    per_step: float = 0.0  # bytes that the device's growth is
+
+    def at(self, step: int) -> int:
+        """Bytes at the end of a step."""
+        steps = max(0, step - self.since + 1)
+        found = sum(nbytes * steps // max(1, counted - self.since + 1) for _, nbytes, counted in self.parts)
+        grown = round(self.per_step * steps)
+        return grown if NEARLY_ALL * grown <= found < grown else found
+
+    @property
+    def by(self) -> tuple[wire.Holder, ...]:
+        return tuple(holder for holder, _, _ in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The newest step whose owners were read, which is not always the newest step: fast ones are sampled."""
+
+    step: int
+    lines: Breakdown  # at its end
+    hidden: tuple[str, ...] = ()  # who keeps bytes where nobody can look, by name: part of `unexplained`
+    held_by: tuple[wire.Holder, ...] = ()  # the variables behind the line `variables`, the largest first
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What one figure does from step to step, taken where every step ends: the evidence of a leak, or of none.
+
+    `figure`: allocated, blocks (live ones, a count), unexplained, slack (reserved without allocated), rss, pinned (of
+    the host, by torch), or "worker PID" (of a child process). `so_far`, `per_step`, `low` and `high` are in the
+    figure's own unit.
+    """
+
+    figure: str
+    growing: bool = False
+    since: int | None = None  # the step it began with; None: it does not grow
+    per_step: float | None = None  # with its 95 % interval
+    low: float | None = None
+    high: float | None = None
+    so_far: int | None = None  # more than before `since`
+    points: tuple[tuple[int, int], ...] = ()  # (step, value), oldest first, thinned: for a plot

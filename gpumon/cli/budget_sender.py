@@ -1,0 +1,105 @@
+"""Sends each agent its memory budget (reserved + free), which it needs to predict whether a batch fits.
+
+The agent makes no driver calls; the viewer reads the driver anyway. The budget is sent once known, and on each change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterable
+from typing import TYPE_CHECKING
+
+from gpumon.analysis.device_budget import available
+from gpumon.session.frame import Frame, RankFrame
+from gpumon.session.store import SessionStore, StoreLimits
+from gpumon_agent import wire
+
+if TYPE_CHECKING:
+    from gpumon.host import Sampler
+    from gpumon_agent.endpoint import Descriptor
+
+CHANGED_BYTES = 1 << 20
+AGAIN_NS = 10_000_000_000  # an agent that was busy did not hear it
+_STEPS = 32  # in which a reading is placed
+WANTED_NS = 20_000_000_000  # from a rank's first step on; later a reading a second does
+
+
+class BudgetSender:
+    """Sees what a viewer sees: each event (`take`) or, where a session is kept anyway, its frames (`seen`)."""
+
+    def __init__(self, known: Iterable[Descriptor] = ()) -> None:
+        self._known = tuple(known)
+        self._store = SessionStore(StoreLimits(steps=_STEPS, host_samples=8))
+        self._told: dict[tuple[str, int], tuple[int, int]] = {}  # room and when it was told
+        self._open = False  # a reading came that may be placed with the next step
+        self._looked_at = 0  # the newest reading in the frame that was looked at
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._began: dict[str, int] = {}  # ranks whose room is not known yet, and when they were met
+
+    async def beside(self, sampler: Sampler) -> AsyncGenerator[wire.Received, None]:
+        """The host's readings, more of them while one is waited for."""
+        async with contextlib.aclosing(aiter(sampler)) as readings:
+            async for received in readings:
+                sampler.hurry(self.wanted(received.unix_ns))
+                yield received
+
+    def seen(self, frame: Frame) -> None:
+        """A few times a second. Needs the running loop, as `take` does."""
+        for rank in frame.ranks:
+            if rank.goodbye is not None:
+                self._began[rank.source] = 0
+            else:
+                self._began.setdefault(rank.source, frame.unix_ns)
+        newest = max((rank.host_unix_ns or 0 for rank in frame.ranks), default=0)
+        if newest > self._looked_at:
+            self._looked_at = newest
+            for rank in frame.ranks:
+                self._look(rank, frame.unix_ns)
+
+    def take(self, received: wire.Received) -> None:
+        """Needs the running loop: what is to be told is sent beside it."""
+        event = received.event
+        self._store.apply(received)
+        if isinstance(event, wire.Host):
+            self._open = True
+        elif isinstance(event, wire.Hello):
+            self._began.setdefault(received.source, received.unix_ns)
+        elif isinstance(event, wire.Goodbye):
+            self._began[received.source] = 0
+        elif self._open and isinstance(event, wire.Step) and not received.replayed:
+            self._open = False
+            for source in self._store.sources():
+                rank = self._store.rank(source, received.unix_ns)
+                if rank is not None:
+                    self._look(rank, received.unix_ns)
+
+    def wanted(self, unix_ns: int) -> bool:
+        """Whether a reading is waited for: somebody trains, and what it can have is not known."""
+        known = {source for source, _ in self._told}
+        return any(source not in known and unix_ns - met < WANTED_NS for source, met in self._began.items())
+
+    def _look(self, rank: RankFrame, unix_ns: int) -> None:
+        source = rank.source
+        if rank.goodbye is not None or rank.hello.backend not in ("cuda", "hip"):
+            return
+        for device in {phase.device for phase in rank.steps[-1].phases} if rank.steps else ():
+            room = available(rank, device)
+            if room is None:
+                continue
+            told = self._told.get((source, device))
+            if told is not None and abs(told[0] - room) < CHANGED_BYTES and unix_ns - told[1] < AGAIN_NS:
+                continue
+            self._told[source, device] = room, unix_ns
+            task = asyncio.get_running_loop().create_task(self._tell(source, device, room))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self, source: str, device: int, room: int) -> None:
+        from gpumon.link.control import Asker
+        from gpumon.link.errors import LinkError
+
+        try:
+            await Asker(self._known)(source, wire.ROOM, device, room)
+        except LinkError:  # an older agent, or one that ends: nothing is lost but its warning
+            return
