@@ -1,7 +1,7 @@
 """Runs the scenarios on a physical GPU and on a virtual one of its capacity, compares every figure, writes the page.
 
-`python tests/fidelity/compare.py` writes benchmarks/virtual-gpu-fidelity.md from tests/fidelity/measured.json; `pytest -m
-gpu` measures, on a machine with a GPU, then writes both. A scenario nobody measured says so.
+`python tests/fidelity/compare.py` writes benchmarks/virtual-gpu-fidelity.md from tests/fidelity/measured.json;
+`pytest -m gpu` measures, on a machine with a GPU, then writes both. A scenario nobody measured says so.
 """
 
 from __future__ import annotations
