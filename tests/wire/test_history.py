@@ -204,6 +204,14 @@ def test_old_steps_take_no_more_than_a_mib_however_large() -> None:
     assert 512 * 1024 < sum(map(len, run.history.past())) <= 1 << 20
 
 
+def test_a_page_of_small_steps_is_32_kib() -> None:
+    """The past is dropped page by page: the newest whole steps are too few by no more than one."""
+    run = Run()
+    for step in range(1_000):
+        run.step(step)
+    assert 32 * 1024 <= max(map(len, run.history.packets())) < 34 * 1024
+
+
 def test_of_notices_the_newest_64_are_kept() -> None:
     run = Run()
     for step in range(4_000):
