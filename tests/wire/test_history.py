@@ -218,7 +218,10 @@ def test_of_notices_the_newest_64_are_kept() -> None:
         if step < 100:
             run._send([wire.Notice(step, f"notice {step}")])
         run.step(step)
-    assert [notice.text for notice in run.late().notices] == [f"notice {step}" for step in range(36, 100)]
+    past = [wire.decode_event(raw) for raw in run.history.past()]
+    assert [each.text for each in past if isinstance(each, wire.Notice)] == [
+        f"notice {step}" for step in range(36, 100)
+    ]
 
 
 def test_of_a_step_with_more_ledgers_the_newest_64_are_kept() -> None:
