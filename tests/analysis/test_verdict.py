@@ -1,4 +1,4 @@
-"""Whether a peak fits: how near is tight, and what the allocator cannot use. Phases are written by hand."""
+"""Whether a peak fits: how near is tight, how wide an interval is, what the allocator cannot use. Phases are written by hand."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from gpumon_agent import wire
 from gpumon_agent.shape_model.max_affine import fitted
+from gpumon_agent.shape_model.residuals import Residuals
 from gpumon_agent.shape_model.verdict import Fragments, verdict
 
 MIB = 1 << 20
@@ -56,3 +57,22 @@ def test_two_planes_are_fitted_to_six_batches_each() -> None:
     assert fitted(points[:11]) == ()
     assert fitted(points[:12])
     assert len(fitted([*points[:6], *points[-6:]])) == 2
+
+
+@pytest.mark.parametrize(("off", "exact", "width"), [(0.0, 0, 0.10), (0.009, 150, 0.009), (0.011, 150, 0.0005)])
+def test_how_wide_an_interval_is(off: float, exact: int, width: float) -> None:
+    """A tenth to each side before anything is known. Where most are met to the byte, as wide as the others are off by,
+    an event of more than a hundredth left out; but at least as blocks are rounded.
+    """
+    residuals = Residuals()
+    for each in (*[off] * (exact > 0), *[0.0] * exact):
+        residuals.learn(each)
+    assert residuals.above == pytest.approx(width)
+
+
+@pytest.mark.parametrize(("since", "width"), [(199, 0.009), (200, 0.0005)])
+def test_the_newest_200_residuals_count(since: int, width: float) -> None:
+    residuals = Residuals()
+    for each in (0.009, *[0.0] * since):
+        residuals.learn(each)
+    assert residuals.above == pytest.approx(width)
