@@ -1,4 +1,4 @@
-"""Whether a peak fits: how near is tight, how wide an interval is, what the allocator cannot use. Phases are written by hand."""
+"""Whether a peak fits: how near is tight, how wide an interval, what cannot be used. Phases are written by hand."""
 
 from __future__ import annotations
 
