@@ -54,12 +54,12 @@ SETTLING_STEPS = 2  # the first of a run: gradients, optimizer state and workspa
 class Law:
     """How a figure is looked at."""
 
-    least: int  # growth over the window that counts, in the figure's unit
+    least: int = 0  # growth over the window that counts, in the figure's unit
     scales: tuple[int, ...] = (5, 10, 20, 40)  # steps (or readings) a part; each divides the next
 
 
 BYTES = Law(least=4 << 10)
-BLOCKS = Law(least=3)
+BLOCKS = Law()
 SLACK = Law(least=32 << 20)
 RESIDENT = Law(least=24 << 20, scales=(3, 6, 12, 24))
 WORKER = Law(least=48 << 20, scales=(3, 6, 12, 24))

@@ -11,9 +11,6 @@ from gpumon.analysis.types import Highest
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 
-SHAPES_MAX = 64
-"""So many shapes of a step are told; of those that have as many, some may be missing."""
-
 LOADING = (wire.LOAD,)
 """Windows that come once: what they peaked at says nothing about the next iteration."""
 
@@ -141,7 +138,7 @@ def look(record: StepRecord, here: Sequence[wire.Phase]) -> Looked:
 def _largest_batch(closed: wire.Step, here: Sequence[wire.Phase]) -> int | None:
     """The bytes of a step's inputs are told together, their shapes one by one: shared out by the forwards' elements."""
     shapes, total = closed.input_shapes, closed.input_bytes
-    if not total or not 1 < len(shapes) < SHAPES_MAX:
+    if not total or not 1 < len(shapes) < wire.SHAPES_MAX:
         return total
     forwards = sum([phase.phase == FORWARD for phase in here])
     if forwards < 2 or len(shapes) % forwards:

@@ -15,15 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import is_
 
-from gpumon.analysis.suspects import Suspect, explaining, root, suspects
+from gpumon.analysis.suspects import BLOCK_BYTES, Suspect, explaining, root, suspects
 from gpumon.analysis.types import Growth, Held
 from gpumon_agent import wire
 
 TAKEN = ("allocated", "unexplained", "blocks")
 """Figures whose growth is a leak on the device."""
-
-BLOCK_BYTES = 512
-"""No block of the allocator is smaller."""
 
 
 @dataclass(frozen=True, slots=True)

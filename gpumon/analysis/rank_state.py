@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from gpumon.analysis import ledger
 from gpumon.analysis.batches import Batches
 from gpumon.analysis.estimate import closed_form
-from gpumon.analysis.estimate.closed_form import LEARNING_STEPS, Owned
+from gpumon.analysis.estimate.closed_form import Owned
 from gpumon.analysis.findings import tables
 from gpumon.analysis.forecast import Forecaster, Others
 from gpumon.analysis.growth_series import DeviceGrowth, HostGrowth
@@ -30,6 +30,7 @@ from gpumon.analysis.tracker import Tracker
 from gpumon.analysis.types import Highest, Peak, Read
 from gpumon.session.frame import ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
+from gpumon_agent.wire.thinning import tells
 
 if TYPE_CHECKING:
     from gpumon.analysis.changes import Answer
@@ -41,12 +42,6 @@ SPARSELY = 16
 
 LEARNT_STEPS = 256
 """Newest steps the forecast is learnt from when a rank is learnt again; every model's own window is shorter."""
-
-UNTHINNED_STEPS = LEARNT_STEPS + 512
-"""The same of a rank whose agent does not say when it thins its history."""
-
-KINDS_MAX = 8
-"""Of steps that take turns (a GAN's discriminator and generator, an actor every other step), each with its estimate."""
 
 Kind = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -168,12 +163,8 @@ class DeviceState:
     def _tells(self, step: StepPeaks) -> bool:
         """Whether the estimate learns from it: one of its kind's first, or the first whose batch has another size."""
         first = self.first.get(kind(step))
-        if first is None:
-            return len(self.first) < KINDS_MAX
-        if len(first) != LEARNING_STEPS:
-            return len(first) < LEARNING_STEPS
-        sizes = {each.input_bytes for each in first}
-        return len(sizes) == 1 and None not in sizes and step.input_bytes not in (None, *sizes)
+        sizes = None if first is None else [each.input_bytes for each in first]
+        return tells(sizes, len(self.first), step.input_bytes)
 
     def alike(self) -> tuple[StepPeaks, ...]:
         """What the estimate of the newest step is learnt from: the first of its kind, or else of the first kind."""
@@ -263,7 +254,7 @@ class RankState:
     def _learn_again(self, rank: RankFrame) -> None:
         steps, self.thinned = rank.steps, rank.thinned
         self.devices = {index: device.again() for index, device in self.devices.items()}
-        newest = rank.thinned.newest - LEARNT_STEPS if rank.thinned else steps[-1].step - UNTHINNED_STEPS
+        newest = rank.thinned.newest - LEARNT_STEPS if rank.thinned else -1
         self.forecast_from = newest
         recent = after(steps, newest)
         self.observe([*rank.older, *steps[: len(steps) - len(recent)]], forecast=False)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from gpumon_agent.leaks.growth_trigger import PAUSE_STEPS, GrowthTrigger
+import pytest
+
+from gpumon_agent.leaks.growth_trigger import GrowthTrigger
 
 BLOCK = 512
 MIB = 1 << 20
@@ -42,8 +44,29 @@ def test_a_block_every_tenth_step() -> None:
 def test_while_growth_goes_on_censuses_become_rare() -> None:
     found = suspected([(MIB * at, 900 + at) for at in range(4_000)])
     apart = [b - a for a, b in pairwise(found)]
-    assert apart == [PAUSE_STEPS * 2**at for at in range(len(apart))]
+    assert apart == [16 * 2**at for at in range(len(apart))]
     assert len(found) <= 9
+
+
+def test_they_never_become_rarer_than_every_8_192_steps() -> None:
+    found = suspected([(MIB * at, 900 + at) for at in range(30_000)])
+    assert [b - a for a, b in pairwise(found)][-2:] == [8_192, 8_192]
+
+
+@pytest.mark.parametrize(("quiet", "pause"), [(2_000, 512), (2_200, 256)])
+def test_2_048_steps_without_growth_halve_the_pause_of_the_next(quiet: int, pause: int) -> None:
+    """A second leak is looked at twice soon, although the first one was looked at often."""
+    before = [(MIB * at, 900 + at) for at in range(200)]  # censuses with pauses of 16, 32, 64, 128 and 256 steps
+    after = [(MIB * (200 + at), 1_100 + at) for at in range(600)]
+    found = [at for at in suspected(before + [before[-1]] * quiet + after) if at >= 200 + quiet]
+    assert found[1] - found[0] == pause
+
+
+def test_blocks_are_counted_from_step_2_on_when_optimizer_state_and_buckets_are_there() -> None:
+    trigger = GrowthTrigger()
+    for step in range(6):
+        trigger.step_closed(step, ((0, 100 * MIB, 900 + step),))
+    assert trigger.blocks_at_first() == {0: 902}
 
 
 def test_clean_runs_are_hardly_ever_suspected() -> None:

@@ -274,3 +274,26 @@ model(torch.ones(2, 4))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     return done.stdout.splitlines(keepends=True)[-1]
+
+
+def ledgers(governor: Governor, steps: int, *, thread_ns: int, wall_ns: int, every: int = 1) -> list[int]:
+    """The steps whose ledger was read at every phase, of steps long enough to read it in each."""
+    read = []
+    for step in range(steps):
+        if governor.ledger and not governor.ledger_at_end_only:
+            read.append(step)
+            governor.ledger_thread_ns, governor.ledger_ns = thread_ns, wall_ns
+        governor.step_closed(10**12)
+    return read
+
+
+@pytest.mark.parametrize(
+    ("thread_ms", "wall_ms", "dear"),
+    [(9, 9, False), (11, 11, True), (1, 39, False), (1, 41, True)],  # its own time, or four times that by the clock
+)
+def test_a_ledger_of_more_than_10_ms_rests_after_eight_and_is_tried_again_by_two(
+    thread_ms: int, wall_ms: int, dear: bool
+) -> None:
+    read = ledgers(Governor(), 64, thread_ns=thread_ms * 10**6, wall_ns=wall_ms * 10**6)
+    expected = [*range(8), 16, 17, 34, 35] if dear else list(range(64))
+    assert read == expected, read

@@ -164,3 +164,9 @@ def test_json_states_it_once_and_again_when_it_changes() -> None:
     assert all(before != after for before, after in pairwise(states))
     assert states[-1][0] == "leak"
     assert len(states) < 8
+
+
+def test_four_findings_are_evidence_enough() -> None:
+    """It is a line of a screen and of a log; the findings themselves are all told beside it."""
+    off = tuple(wire.PartOff(part, "KeyError: 7", "phases.py:12", 3) for part in ("a", "b", "c", "d", "e"))
+    assert len(said_of(Run(), 5, wire.Heartbeat(1, 0, "forward", 0, off=off)).evidence) == 4

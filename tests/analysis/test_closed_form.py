@@ -8,8 +8,8 @@ from synthetic import GIB, MIB, Run, frame_of
 
 from gpumon.analysis import Breakdown, Estimate, Reporter, report
 from gpumon.analysis.estimate.closed_form import Owned, calibrated
-from gpumon.analysis.rank_state import KINDS_MAX
 from gpumon_agent import wire
+from gpumon_agent.wire.thinning import KINDS_MAX
 
 
 def estimate_after(run: Run, steps: int) -> Estimate:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpumon.analysis.growth import BLOCKS, BYTES, RESIDENT, SETTLING_STEPS, SLACK, Follower, Law
+from gpumon.analysis.growth import BLOCKS, BYTES, RESIDENT, SETTLING_STEPS, SLACK, WORKER, Follower, Law
 
 MIB = 1 << 20
 BASE = 1 << 30
@@ -115,6 +115,50 @@ def test_what_is_no_leak_does_not_grow(name: str, seed: int) -> None:
 def test_a_list_emptied_each_long_epoch_is_told_once_at_most() -> None:
     growing = follow(lambda step: BASE + 512 * (step % 300), 3000)[1]
     assert all(step < 320 for step in growing)
+
+
+def test_what_a_list_held_1_000_steps_ago_is_a_ceiling_no_more() -> None:
+    growing = follow(lambda step: BASE + 512 * (step % 1500), 3000)[1]
+    assert not any(1520 <= step < 2500 for step in growing)  # it was that high before
+    assert all(step in growing for step in range(2520, 3000))
+
+
+@pytest.mark.parametrize(
+    ("law", "steps", "least"),
+    [
+        (BYTES, 33, 4096 / 25),  # over six parts of five steps; less is a few tensors' rounding
+        (SLACK, 33, 32 * MIB / 25),  # a segment of the allocator is 20 MiB
+        (RESIDENT, 22, 24 * MIB / 15),  # by readings, three a part
+        (WORKER, 22, 48 * MIB / 15),
+    ],
+)
+def test_from_how_many_bytes_a_growth_counts(law: Law, steps: int, least: float) -> None:
+    assert follow(lambda step: BASE + round(1.05 * least) * step, steps, law=law)[1]
+    assert not follow(lambda step: BASE + round(0.95 * least) * step, steps, law=law)[1]
+
+
+def test_a_slope_is_fitted_anew_every_40_steps_to_the_newest_240() -> None:
+    follower, slopes = Follower("x", BYTES), {}
+    noise = random.Random(3)
+    for step in range(1, 701):
+        follower.observe(step, BASE + 4096 * step + 8192 * max(0, step - 400) + noise.randrange(512))
+        slopes[step] = follower.growth().per_step
+    assert [step for step in range(100, 401) if slopes[step] != slopes[step - 1]] == list(range(120, 401, 40))
+    assert slopes[520] == pytest.approx(8192, rel=0.1)  # half of them before it became three times as fast
+    assert slopes[640] == pytest.approx(3 * 4096, rel=0.01)
+
+
+@pytest.mark.parametrize(("share", "stops"), [(0.15, True), (0.25, False)])
+def test_a_growth_that_slows_to_a_fifth_has_settled(share: float, stops: bool) -> None:
+    _, growing = follow(lambda step: BASE + MIB * min(step, 100) + round(share * MIB) * max(0, step - 100), 130)
+    assert (len(growing) < 130 - growing[0]) == stops  # what goes on is found anew, at its new rate
+
+
+def test_batches_that_get_longer_beside_a_fifth_of_noise_explain_what_follows_their_mean() -> None:
+    rng = random.Random(0)
+    sizes = [512 * round(500 + 6 * step + rng.uniform(-100, 100)) for step in range(100)]
+    assert not follow(lambda step: 4096 * (500 + 6 * step), 100, sizes.__getitem__)[1]
+    assert follow(lambda step: 4096 * (500 + 6 * step), 100)[1]
 
 
 def test_what_owners_of_the_ledger_take_is_no_leak() -> None:

@@ -194,3 +194,9 @@ def test_layers_with_the_longest_names_fit_a_frame() -> None:
 def test_the_garbage_collector_does_not_look_at_what_is_kept_of_a_run() -> None:
     kept = (wire.Phase(1, "forward", 0, 0, 0, 1), wire.Step(1, 0, 1), wire.Ledger(1, "forward", 0, 0, 1, 1, 1))
     assert not any(gc.is_tracked(message) for message in kept)
+
+
+def test_a_step_tells_the_shapes_of_64_inputs_at_most() -> None:
+    fits, more = (wire.Step(0, 0, 1, 4, ((1,),) * count) for count in (64, 65))
+    assert wire.decode_event(wire.encode_event(fits)) == fits
+    assert isinstance(wire.decode_event(wire.encode_event(more)), wire.Unread)

@@ -10,15 +10,8 @@ import pytest
 from gpumon.session.frame import RankFrame
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
-from gpumon_agent.transport.history import (
-    BYTES_MAX,
-    OLD_BYTES_MAX,
-    OLD_STEPS_MAX,
-    STEPS_MAX,
-    THIN_EVERY,
-    History,
-)
-from gpumon_agent.wire.thinning import ALIKE_STEPS, BEGINNING_STEPS, Facts, kept
+from gpumon_agent.transport.history import BYTES_MAX, History
+from gpumon_agent.wire.thinning import Facts, kept
 
 SOURCE = "nonce"
 HELLO = wire.Hello((1, 1), "0", SOURCE, "job", "host", 1, 0, "boot", (), "3", wire.Clock(0, 0))
@@ -87,7 +80,7 @@ def test_a_short_past_is_whole() -> None:
     assert run.late().older == ()
 
 
-@pytest.mark.parametrize("steps", [THIN_EVERY, THIN_EVERY + 1, STEPS_MAX - 1, STEPS_MAX, 3_000, 9_000])
+@pytest.mark.parametrize("steps", [512, 513, 2_047, 2_048, 3_000, 9_000])
 def test_a_viewer_that_comes_late_has_what_one_from_the_start_has(steps: int) -> None:
     draw = random.Random(steps)
     run = Run()
@@ -98,8 +91,8 @@ def test_a_viewer_that_comes_late_has_what_one_from_the_start_has(steps: int) ->
     assert late.thinned == early.thinned
     assert late.lost_events == 0
     assert late.steps[-1].step == steps - 1
-    assert len(late.steps) >= min(steps, STEPS_MAX - THIN_EVERY)
-    assert len(late.steps) < STEPS_MAX + 1000 // 6
+    assert len(late.steps) >= min(steps, 1_536)
+    assert len(late.steps) < 2_048 + 1000 // 6
 
 
 def test_what_is_kept_is_the_beginning_the_highest_peak_and_every_nth_step_with_owners() -> None:
@@ -111,10 +104,10 @@ def test_what_is_kept_is_the_beginning_the_highest_peak_and_every_nth_step_with_
     stride, until = late.thinned.stride, late.thinned.until
     assert stride > 1
     old = [each.step for each in late.older]
-    assert old[:BEGINNING_STEPS] == list(range(BEGINNING_STEPS))
+    assert old[:16] == list(range(16))
     assert 777 in old
     assert {step // stride for step in old} == set(range(until // stride + 1))
-    assert sum(bool(each.ledgers) for each in late.older) > len(old) - BEGINNING_STEPS - 2
+    assert sum(bool(each.ledgers) for each in late.older) > len(old) - 18
     assert late.steps[0].step == until + 1
 
 
@@ -122,16 +115,16 @@ def test_memory_is_bounded_however_long_the_run_and_however_large_its_steps() ->
     run = Run()
     for step in range(6_000):
         run.step(step, phases=100)
-        assert run.history.nbytes <= BYTES_MAX + OLD_BYTES_MAX + 64 * 1024
+        assert run.history.nbytes <= (4 << 20) + 64 * 1024
         run.sent.clear()
-    assert run.history.nbytes > BYTES_MAX / 2
-    assert len(run.late().older) <= OLD_STEPS_MAX + BEGINNING_STEPS + ALIKE_STEPS + 2
+    assert run.history.nbytes > 2 << 20
+    assert len(run.late().older) <= 512 + 16 + 3 + 2
     assert max(map(len, run.history.packets())) + 9 <= wire.FRAME_BYTES_MAX
 
 
 def test_the_past_is_thinned_no_oftener_than_it_says() -> None:
     run = Run()
-    for step in range(5 * THIN_EVERY):
+    for step in range(5 * 512):
         run.step(step)
     assert run.thinned == 5
 
@@ -194,6 +187,60 @@ def test_thinning_what_was_thinned_is_thinning_everything(seed: int) -> None:
     assert {each.step for each in left} == kept(steps, strides[-1])
 
 
+def test_of_one_step_in_two_no_more_than_512_are_kept_however_small() -> None:
+    """They are a table's rows and a plot's points; a viewer that comes late decodes them all before it draws."""
+    run = Run()
+    for step in range(60_000):
+        run.step(step, phases=1)
+        run.sent.clear()
+    assert 256 < len(run.late().older) <= 512 + 16 + 3 + 2
+
+
+def test_old_steps_take_no_more_than_a_mib_however_large() -> None:
+    run = Run()
+    for step in range(3_000):
+        run.step(step, phases=200)
+        run.sent.clear()
+    assert 512 * 1024 < sum(map(len, run.history.past())) <= 1 << 20
+
+
+def test_a_page_of_small_steps_is_32_kib() -> None:
+    """The past is dropped page by page: the newest whole steps are too few by no more than one."""
+    run = Run()
+    for step in range(1_000):
+        run.step(step)
+    assert 32 * 1024 <= max(map(len, run.history.packets())) < 34 * 1024
+
+
+def test_of_notices_the_newest_64_are_kept() -> None:
+    run = Run()
+    for step in range(4_000):
+        if step < 100:
+            run._send([wire.Notice(step, f"notice {step}")])
+        run.step(step)
+    past = [wire.decode_event(raw) for raw in run.history.past()]
+    assert [each.text for each in past if isinstance(each, wire.Notice)] == [
+        f"notice {step}" for step in range(36, 100)
+    ]
+
+
+def test_of_a_step_with_more_ledgers_the_newest_64_are_kept() -> None:
+    run = Run()
+    for _ in range(100):
+        run._send([wire.Ledger(0, "forward", 0, 0, 1, 1, 1, weights=1)])
+    for step in range(4_000):
+        run.step(step)
+    assert len(run.late().older[0].ledgers) == 64
+
+
+def test_eight_kinds_of_steps_are_kept() -> None:
+    """Kinds are shapes' numbers of dimensions, and a script may have any number of those."""
+    steps = [Facts(step, ((step,), ()), 8, False, False, 1, ()) for step in range(100)]
+    assert kept(steps, 1 << 40) == {*range(16), 99}
+    late = [each._replace(kind=((max(0, each.step - 20),), ())) for each in steps]
+    assert kept(late, 1 << 40) == {*range(16), *range(21, 28), 99}
+
+
 def test_a_step_of_more_phases_than_a_frame_may_hold_is_not_kept() -> None:
     few = Facts(0, ((), ()), None, False, False, 256, ())
     assert kept([few, few._replace(step=1, phases=257)], 1) == {0}
@@ -202,4 +249,4 @@ def test_a_step_of_more_phases_than_a_frame_may_hold_is_not_kept() -> None:
 def test_the_first_steps_of_each_kind_are_kept_and_the_first_of_another_size() -> None:
     steps = [Facts(step, ((step >= 5_000,), ()), 8 + (step == 7_777), False, False, 1, ()) for step in range(9_000)]
     chosen = kept(steps, 1 << 40)
-    assert chosen == {*range(BEGINNING_STEPS), 5_000, 5_001, 5_002, 7_777, 8_999}
+    assert chosen == {*range(16), 5_000, 5_001, 5_002, 7_777, 8_999}

@@ -51,6 +51,7 @@ from gpumon_agent.wire import (
     RECOMPUTED,
     RECORDED,
     SAMPLED,
+    SHAPES_MAX,
     SKIPPED,
     TRAINS,
     Notice,
@@ -63,7 +64,6 @@ Inputs = tuple[int, Sequence[tuple[int, ...]]]
 
 _OVERLAP_WINDOWS = 64  # after two threads met, so many windows stay marked
 _MERGED_NS = 2_000_000_000  # a step that never closes (evaluation only) still shows its folded windows this often
-_SHAPES_MAX = 64
 _OPTIMIZERS_MAX = 64  # of which a step tells that they stepped
 _LAST = (OPTIMIZER, GRAPH_REPLAY)  # windows that may close a step
 _UNREAD = Reading()
@@ -234,8 +234,8 @@ class Phases:
         """The step is made from this input."""
         self._inputs_seen = True
         self._input_bytes += count
-        if len(self._input_shapes) < _SHAPES_MAX:
-            self._input_shapes += shapes[: _SHAPES_MAX - len(self._input_shapes)]
+        if len(self._input_shapes) < SHAPES_MAX:
+            self._input_shapes += shapes[: SHAPES_MAX - len(self._input_shapes)]
 
     def _used(self) -> None:
         """A backward begins: it uses the newest forward's graph, and those before whose output is still there."""

@@ -24,7 +24,6 @@ from gpumon_agent.wire import BETWEEN, FITS, OOM_AHEAD
 
 VARIABLE = "GPUMON_OUTLOOK"
 _REPEATS = 3  # steps whose batch finds all as the one before did, and that are told the same without a look
-_SHAPES_MAX = 64
 Fields = list[Any]
 
 
@@ -54,7 +53,7 @@ def judged(
     word, headroom = verdict(peak, low, high, trusted, room, None, fragments)
     if so_far > peak:
         peak, phase, low, high = so_far, BETWEEN, so_far, max(high, so_far)
-    told = tuple(tuple(shape) for shape in shapes[:_SHAPES_MAX])
+    told = tuple(tuple(shape) for shape in shapes[: wire.SHAPES_MAX])
     return wire.Outlook(step, device, t_ns, peak, low, high, phase, word, headroom, nbytes, told)
 
 
@@ -143,7 +142,7 @@ class Outlooks:
             known.said = peak
             fields: Fields = [
                 step, device, _now_ns(), peak, low, high, phase, word, headroom, nbytes,
-                tuple(shapes[:_SHAPES_MAX]),
+                tuple(shapes[:wire.SHAPES_MAX]),
             ]  # fmt: skip
             self._append(fields)
             if again and not index and len(now) == 1 and shape_model.steady and word == FITS and phase != BETWEEN:

@@ -114,6 +114,7 @@ from .stream import PHASES_PER_STEP_MAX as PHASES_PER_STEP_MAX
 from .stream import RECOMPUTED as RECOMPUTED
 from .stream import RECORDED as RECORDED
 from .stream import SAMPLED as SAMPLED
+from .stream import SHAPES_MAX as SHAPES_MAX
 from .stream import SKIPPED as SKIPPED
 from .stream import TIGHT as TIGHT
 from .stream import TRAINS as TRAINS

@@ -42,6 +42,7 @@ RECORDED = 256  # a forward in eval mode recorded a graph: neither no_grad nor i
 TRAINS = 512  # the step's first forward without a graph was of a model in training mode, as a rollout's often is
 
 PHASES_PER_STEP_MAX = 256
+SHAPES_MAX = 64  # of a step's inputs; of those that have as many, some may be missing
 
 _cleaned = lru_cache(maxsize=256)(clean)  # names of phases: one string for all that are alike; a user's may be endless
 _set = msgspec.structs.force_setattr  # looked up once
@@ -90,14 +91,14 @@ class Step(Message, frozen=True, tag="step"):
     t_ns: Nanoseconds
     duration_ns: Nanoseconds
     input_bytes: Bytes | None = None  # of the tensors handed to the root's forward, all micro-batches together
-    input_shapes: Annotated[tuple[Shape, ...], Meta(max_length=64)] = ()
+    input_shapes: Annotated[tuple[Shape, ...], Meta(max_length=SHAPES_MAX)] = ()
     skipped: bool = False
     phases: Index | None = None  # how many Phase events belong to it, over all devices
     evaluated: Annotated[tuple[Index, ...], Meta(max_length=PHASES_PER_STEP_MAX)] = ()
     """Indexes of windows that were called forward and were an evaluation: no backward used their graph."""
     evaluated_by: Text = ""
     """Of the first of them: the module's class, and the user's line that called it: "Net, called at train.py:31"."""
-    optimizers: Annotated[tuple[Index, ...], Meta(max_length=64)] = ()
+    optimizers: Annotated[tuple[Index, ...], Meta(max_length=SHAPES_MAX)] = ()
     """Which of the process's optimizers stepped, by a number each of them keeps for its life; none twice."""
 
 
@@ -157,7 +158,7 @@ class PastStep(Message, frozen=True, tag="past"):
 
     closed: Step
     phases: Annotated[tuple[Phase, ...], Meta(max_length=PHASES_PER_STEP_MAX)] = ()
-    ledgers: Annotated[tuple[Ledger, ...], Meta(max_length=64)] = ()
+    ledgers: Annotated[tuple[Ledger, ...], Meta(max_length=SHAPES_MAX)] = ()
 
 
 class Thinned(Message, frozen=True, tag="thinned"):
@@ -235,7 +236,7 @@ class Outlook(Message, frozen=True, tag="outlook"):
     verdict: Text  # fits | tight | oom-ahead
     headroom: SignedBytes | None = None  # below 0: that much is missing; None: the capacity is unknown
     input_bytes: Bytes | None = None
-    input_shapes: Annotated[tuple[Shape, ...], Meta(max_length=64)] = ()
+    input_shapes: Annotated[tuple[Shape, ...], Meta(max_length=SHAPES_MAX)] = ()
 
     def __post_init__(self) -> None:
         clean_fields(self, "phase", "verdict")

@@ -14,13 +14,13 @@ fit a frame.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .stream import Step
 
 BEGINNING_STEPS = 16
-KINDS_MAX = 8
+KINDS_MAX = 8  # steps that take turns: a GAN's discriminator and generator, an actor every other step
 ALIKE_STEPS = 3
 PHASES_MAX = 256
 
@@ -63,7 +63,8 @@ def kept(steps: Iterable[Facts], stride: int) -> set[int]:
         if begun < BEGINNING_STEPS:
             begun += 1
             found.add(number)
-        if not each.skipped and _tells(each, of_kind):
+        if not each.skipped and tells(of_kind.get(each.kind), len(of_kind), each.input_bytes):
+            of_kind.setdefault(each.kind, []).append(each.input_bytes)
             found.add(number)
         for device, peak in each.peaks:
             if peak > highest.get(device, (-1, 0))[0]:
@@ -75,17 +76,13 @@ def kept(steps: Iterable[Facts], stride: int) -> set[int]:
     return found
 
 
-def _tells(each: Facts, of_kind: dict[Kind, list[int | None]]) -> bool:
-    """Whether it is among the first of its kind, or the first of another size."""
-    sizes = of_kind.get(each.kind)
-    if sizes is None:
-        if len(of_kind) >= KINDS_MAX:
-            return False
-        sizes = of_kind[each.kind] = []
-    if len(sizes) < ALIKE_STEPS:
-        sizes.append(each.input_bytes)
-        return True
-    if len(sizes) > ALIKE_STEPS or len(set(sizes)) > 1 or each.input_bytes in (None, *sizes) or None in sizes:
-        return False
-    sizes.append(each.input_bytes)
-    return True
+def tells(first: Sequence[int | None] | None, kinds: int, input_bytes: int | None) -> bool:
+    """Whether a step is among the first of its kind, or the first of another size: what the estimate learns from.
+
+    `first`: the sizes of the batches of that kind that are kept, None of a new kind; `kinds`: how many are known.
+    """
+    if first is None:
+        return kinds < KINDS_MAX
+    if len(first) != ALIKE_STEPS:
+        return len(first) < ALIKE_STEPS
+    return len(set(first)) == 1 and None not in first and input_bytes not in (None, *first)
