@@ -12,10 +12,10 @@ from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 
 SHAPES_MAX = 64
-"""So many shapes of a step are told; of those that have as many, some may be missing."""
+"""At most this many input shapes are reported per step; a step with this many may have more."""
 
 LOADING = (wire.LOAD,)
-"""Windows that come once: what they peaked at says nothing about the next iteration."""
+"""One-time phases: their peak says nothing about the next iteration."""
 
 
 class PhasePeak(NamedTuple):
