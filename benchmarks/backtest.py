@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from gpumon.cli.printing import say, say_json
+from gpumon.cli.printing import say
 
 if TYPE_CHECKING:
-    from forecasting.backtest import Accuracy, Backtest
+    from forecasting.backtest import Backtest
 
 
 @click.command("backtest")
 @click.argument("files", nargs=-1, required=True, metavar="FILE…", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for each device of each rank.")
-def command(files: Sequence[Path], as_json: bool) -> None:
+def command(files: Sequence[Path]) -> None:
     """Play FILE, made by `gpumon record`, and score each forecast by the step that then came.
 
     \b
@@ -39,51 +38,7 @@ def command(files: Sequence[Path], as_json: bool) -> None:
         if not found:
             raise click.ClickException(f"{file}: no step in it can be scored (its phases have no peaks)")
         for each in found:
-            if as_json:
-                say_json({"file": str(file), **stated(each)})
-            else:
-                say("\n".join(lines(file, each)))
-
-
-def stated(score: Backtest) -> dict[str, Any]:
-    """As JSON says it."""
-    return {
-        "type": "backtest",
-        "rank": score.rank,
-        "device": score.device,
-        "steps": score.steps,
-        "varying": score.varying,
-        "outlook": _accuracy(score.outlook),
-        "next": _accuracy(score.next),
-        "last_peak": _accuracy(score.naive["last peak"]),
-        "largest_so_far": _accuracy(score.naive["largest so far"]),
-        "regimes": score.changes,
-        "ooms": [
-            {
-                "step": each.step,
-                "phase": each.phase,
-                "outlook_ahead_s": None if each.by_shape is None else each.by_shape / 1e9,
-                "finding_steps_ahead": each.steps_ahead,
-                "room_known": each.told_room,
-            }
-            for each in score.ended
-        ],
-        "false_outlooks": score.false_outlooks,
-        "false_findings": score.false_findings,
-        "clean_steps": score.clean_steps,
-        "steps_to_oom_error": score.steps_to_oom_error(),
-        "steps_to_oom_held": score.steps_to_oom_coverage(),
-        "device_slope": {"readings": score.slope_readings, "alarms": score.slope_alarms},
-    }
-
-
-def _accuracy(accuracy: Accuracy) -> dict[str, Any]:
-    return {
-        "steps": len(accuracy.errors),
-        "median_error": accuracy.median,
-        "p95_error": accuracy.ninety_fifth,
-        "held": accuracy.coverage,
-    }
+            say("\n".join(lines(file, each)))
 
 
 def lines(file: Path, score: Backtest) -> list[str]:

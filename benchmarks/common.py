@@ -24,9 +24,6 @@ from gpumon_agent import endpoint, wire
 T = TypeVar("T")
 
 RESAMPLES = 2000
-UNMOVED_PERCENT = 1.0
-"""A change that lies within it, with its interval, is none."""
-
 STEPS_A_SECOND = 20
 SAMPLED_EVERY = 10
 RANKS_A_PROCESS = 16
@@ -69,14 +66,6 @@ def interval(
     chance = random.Random(0)
     found = sorted(middle(chance.choices(values, k=len(values))) for _ in range(resamples))
     return middle(values), found[resamples * 25 // 1000], found[resamples * 975 // 1000]
-
-
-def verdict(low: float, high: float) -> str:
-    if low > UNMOVED_PERCENT or high < -UNMOVED_PERCENT:
-        return "moved"
-    if low >= -UNMOVED_PERCENT and high <= UNMOVED_PERCENT:
-        return f"unmoved, within {UNMOVED_PERCENT:g} %"
-    return "undecided: more rounds, or a quieter machine"
 
 
 def percent(before: Sequence[float], after: Sequence[float]) -> list[float]:

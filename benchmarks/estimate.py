@@ -1,11 +1,13 @@
-"""How well estimates agree with the allocator: `python benchmarks/estimate.py [--write docs/estimate-accuracy.md]`.
+"""How well estimates agree with the allocator: `python benchmarks/estimate.py [--write FILE]`.
 
 truth     each scenario's own script on the virtual GPU (on a GPU where there is one): the highest `memory_allocated`
-          and `memory_reserved` of its steps. This is tier 3 too: `gpumon dryrun` runs the same script there.
+          and `memory_reserved` of its steps. `gpumon dryrun` runs the same script, so it has no column.
 tiers     the scenario's model, batch and loss as functions (tests/_shared/factories.py), given to each tier.
 peers     what can be installed today, put into a folder of its own for this run, given the same module and batch.
 
-Errors are of the allocated peak. Seconds are those of one estimate in a process that has torch and the model's code.
+Errors are of the allocated peak; of several ranks the highest counts. Seconds are those of one estimate in a process
+that has torch and the model's code. A scenario that a tool refuses has no figure. factories.UNSAID lists the scenarios
+whose loop cannot be given as functions, with the reason.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from common import MIB, options, write
+
 ROOT = Path(__file__).parents[1]
 SHARED = (ROOT / "tests", ROOT / "tests" / "_shared")
 PEERS = ("accelerate", "deepspeed", "torch-kitsune")
 NEEDED = ("hjson", "py-cpuinfo", "einops", "msgpack")  # to import DeepSpeed, beside what is installed
-MIB = 1 << 20
 
 COLUMNS = {
     "tier 1": "tensors and optimizer, no forward",
@@ -48,20 +51,18 @@ REFUSALS = (
 
 @dataclass(frozen=True)
 class Answer:
-    """One tool on one scenario: bytes, or why there are none."""
+    """One tool on one scenario; no bytes where it refused."""
 
     scenario: str
     tool: str
     seconds: float
     peak: int | None = None
     reserved: int | None = None
-    reason: str = ""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, write=True)
     parser.add_argument("--only", nargs="+", metavar="SCENARIO", default=[], help="these scenarios only")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the tables there, with this command")
     parser.add_argument("--child", choices=["tiers", "peers", "tracker"], help=argparse.SUPPRESS)
     args = parser.parse_args()
     sys.path[:0] = map(str, SHARED)
@@ -74,13 +75,16 @@ def main() -> None:
 
     names = args.only or list(CASES)
     with tempfile.TemporaryDirectory() as folder:
-        missing = install(Path(folder))
+        install(Path(folder))
         truth = {name: run_scenario(name) for name in names}
         answers = [*child("tiers", names), *child("peers", names, folder), *child("tracker", names, on_device=True)]
-    text = page(truth, answers, missing)
-    print(text)
-    if args.write:
-        args.write.write_text(text)
+    import torch
+
+    by = {(answer.scenario, answer.tool): answer for answer in answers}
+    text = "\n".join([*summary(truth, by), "", *table(truth, by)]) + "\n"
+    where = "on a GPU" if torch.cuda.is_available() else "on the virtual GPU (a100-40)"
+    load = f"load {os.getloadavg()[2]:.1f}"
+    write("How accurate estimates are", text, args.write, f"Measured {where}, torch {torch.__version__}, {load}")
 
 
 # --------------------------------------------------------------------------------------------------------- the truth
@@ -124,16 +128,11 @@ def run_scenario(name: str) -> Answer:
     )
 
 
-def install(folder: Path) -> dict[str, str]:
-    """Puts the peers there; what cannot be installed, by name, with pip's last line."""
-    missing = {}
+def install(folder: Path) -> None:
+    """Puts the peers there. One that cannot be installed answers for no scenario."""
     for package in (*NEEDED, *PEERS):
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), package]
-        environment = {**os.environ, "DS_BUILD_OPS": "0"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-        if done.returncode:
-            missing[package] = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-    return missing
+        subprocess.run(command, env={**os.environ, "DS_BUILD_OPS": "0"}, check=False)
 
 
 def child(kind: str, names: list[str], folder: str = "", *, on_device: bool = False) -> list[Answer]:
@@ -156,8 +155,8 @@ def asked(scenario: str, tool: str, answer: Callable[[], tuple[int, int | None]]
     try:
         peak, reserved = answer()
     except REFUSALS as reason:
-        text = (str(reason).strip().splitlines() or [""])[0]
-        return Answer(scenario, tool, time.perf_counter() - began, reason=f"{type(reason).__name__}: {text[:160]}")
+        print(f"{tool}, {scenario}: {type(reason).__name__}: {reason}", file=sys.stderr)
+        return Answer(scenario, tool, time.perf_counter() - began)
     return Answer(scenario, tool, time.perf_counter() - began, peak, reserved)
 
 
@@ -292,38 +291,7 @@ def call(module: Any, given: Any) -> Any:
     return module(*given) if isinstance(given, tuple) else module(given)
 
 
-# ----------------------------------------------------------------------------------------------------------- the page
-
-
-def page(truth: dict[str, Answer], answers: list[Answer], missing: dict[str, str]) -> str:
-    import torch
-
-    where = "on a GPU" if torch.cuda.is_available() else "on the virtual GPU (a100-40)"
-    command = " ".join(["python", "benchmarks/estimate.py", *sys.argv[1:]])
-    by = {(answer.scenario, answer.tool): answer for answer in answers}
-    parts = [
-        "# How accurate estimates are\n",
-        f"Measured {where}, torch {torch.__version__}, {os.cpu_count()} CPUs, load {os.getloadavg()[2]:.1f}, by\n\n"
-        f"    {command}\n",
-        "Truth is each scenario's own script: the highest allocated and reserved bytes of its steps, by PyTorch's own"
-        " allocator. That is tier 3 as well, `gpumon dryrun`, which runs the script itself; so it has no column. The"
-        " other tiers and tools were given the scenario's model, batch and loss as functions"
-        " (`tests/_shared/factories.py`), and the number of ranks. Those whose loop cannot be said in those words are"
-        " at the end of this page. What is not modelled stays a difference: a compiled module is estimated as it runs"
-        " uncompiled, a Trainer does more than its functions say, and what an exception leaves behind is in none. (In"
-        " a model of a few MiB a single segment of 2 MiB is several percent of reserved: so in exception-backward and"
-        " hf-trainer-compile.) Of several ranks the highest is told; only our tiers know that there are several.\n",
-        "Only tier 2, MemTracker and kitsune know a forward pass; what the others leave out is their error.\n",
-        "## In short\n",
-        *summary(truth, by),
-        "\n## Error of the allocated peak, scenario by scenario\n",
-        *table(truth, by),
-        "\n## Scenarios without an estimate\n",
-        *unsaid(),
-        "\n## What could not be run\n",
-        *refusals(answers, missing),
-    ]
-    return "\n".join(parts) + "\n"
+# --------------------------------------------------------------------------------------------------------- the tables
 
 
 def error(answer: Answer | None, truth: Answer, what: str = "peak") -> float | None:
@@ -371,28 +339,6 @@ def _percent(off: float | None) -> str:
     if off is None:
         return ""
     return "0" if off == 0 else f"{100 * off:+.3f} %" if abs(off) < 0.01 else f"{100 * off:+.1f} %"
-
-
-def unsaid() -> Iterator[str]:
-    from factories import UNSAID
-
-    yield "| scenario | why |"
-    yield "|---|---|"
-    for name, why in UNSAID.items():
-        yield f"| {name} | {why} |"
-
-
-def refusals(answers: list[Answer], missing: dict[str, str]) -> Iterator[str]:
-    for package, reason in missing.items():
-        yield f"- `{package}` could not be installed: {reason}"
-    grouped: dict[tuple[str, str], list[str]] = {}
-    for answer in answers:
-        if answer.peak is None:
-            grouped.setdefault((answer.tool, answer.reason), []).append(answer.scenario)
-    for (tool, reason), names in grouped.items():
-        yield f"- {tool}, {', '.join(names)}: `{reason}`"
-    if not missing and not grouped:
-        yield "Everything ran."
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 
 Without a choice: all of them. Runs that end out of memory are recorded with `gpumon record` beside the training, the
 others by forks (forecasting/recording.py); all are scored by forecasting/backtest.py, which plays them message by
-message. `--write` puts the tables that were made into docs/forecast-accuracy.md, the other ones stay. Costs are CPU
+message. `--write` puts the tables that were made into benchmarks/forecast-accuracy.md, the others stay. Costs are CPU
 time of one thread.
 """
 
@@ -41,7 +41,7 @@ from gpumon.cli.whatif import asked_of  # noqa: E402
 from gpumon.session.frame import StepRecord  # noqa: E402
 from gpumon_agent import wire  # noqa: E402
 
-PAGE = ROOT / "docs" / "forecast-accuracy.md"
+PAGE = ROOT / "benchmarks" / "forecast-accuracy.md"
 RUN, HELD_RUN, WHATIF_RUN = (
     str(ROOT / "benchmarks" / "forecasting" / f"{name}.py") for name in ("run", "held", "changed")
 )

@@ -1,22 +1,18 @@
 """What the helper process takes, and what starting it, leaving it and being watched take from the training.
 
-    python benchmarks/helper.py [--seconds 30] [--times 20] [--viewers 0,1,10] [--rounds 40]
+    python benchmarks/helper.py [--seconds 30] [--times 20] [--rounds 40]
 
-First, each time in a fresh process: how long `Transport.start` and `close` hold up their caller, without torch; and the
-whole agent, in a process that has imported torch and trained three steps: `import gpumon_agent` and `watch()` until it
-returns, and what it does at exit. An installed package's bytecode is compiled already: so it is here, aside.
+First, each time in a fresh process that has imported torch and trained three steps: `import gpumon_agent` and `watch()`
+until it returns, until viewers can attach, and what the agent does at exit. An installed package's bytecode is compiled
+already: so it is here, aside.
 
-Then a training process on the CPU does 20 steps a second of 5 phases. With each number of viewers, and with one that is
-stopped, for `--seconds` each: the helper's share of a core and its proportional set size (PSS, from
-`/proc/PID/smaps_rollup`).
+Then a training process on the CPU does 20 steps a second of 5 phases. With no viewer, one, ten, and one that is
+stopped, for `--seconds` each: the helper's share of a core and its proportional set size (PSS).
 
-Then the steps of the same training, in rounds. A round has five windows of 1.5 s in random order: no viewer, no viewer
-again, one, ten, and one that is stopped. Told are the differences within a round, as a mean with its 95 % interval
-(bootstrap of whole rounds), of the training thread's processor time and of wall time; and of the time the thread spends
-in `Transport.flush`, as a share of the step's. All that viewers can change in the training is there: what they ask for
-is heard in it, and nothing else reads what the helper writes. A step's whole time moves by more than this by itself.
-The training has a core of its own, helper and viewers have the other ones: what is asked is whether it waits for them
-or works for them, not how many programs a core can run.
+Then the same in rounds of five windows of 1.5 s, in random order (no viewer twice: A/A): the time that the training
+thread spends in `Transport.flush`, as a share of the step, with the 95 % interval of the differences within a round.
+All that viewers can change in the training is there: nothing else reads what the helper writes. A step's whole time
+moves by more than this by itself. The training has a core of its own, helper and viewers have the other ones.
 """
 
 from __future__ import annotations
@@ -32,27 +28,9 @@ from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
-from common import cpu_s, interval, options, percent, trimmed, verdict
+from common import cpu_s, interval, options, trimmed
 from common import rounds as paired
 
-STARTS = """
-import json, sys, time
-from gpumon_agent import wire
-from gpumon_agent.transport import messages
-from gpumon_agent.transport.trainer import Transport
-from gpumon_agent import endpoint
-d = endpoint.describe("bench", unix_ns=time.time_ns())
-now = lambda: (0, "forward", time.monotonic_ns())
-t = Transport(list, list, messages.State, d, now=now, counters=lambda: (1, 0, False, None), take=print)
-began = time.perf_counter_ns()
-t.start()
-started = time.perf_counter_ns() - began
-ready = t.wait_ready(30)
-until = time.perf_counter_ns() - began
-began = time.perf_counter_ns()
-t.close(exits=True)
-print(json.dumps([started, until if ready else None, time.perf_counter_ns() - began]))
-"""
 AGENT = """
 import atexit, json, time
 import torch
@@ -72,6 +50,7 @@ told = [time.perf_counter_ns() - began, time.thread_time_ns() - spent]
 train()
 import gpumon_agent.agent
 gpumon_agent.agent.REGISTRY.agent.transport.wait_ready(30)
+told.append(time.perf_counter_ns() - began)
 began = time.perf_counter_ns()
 gpumon_agent.agent.REGISTRY.agent._exit_reason._exit()
 print(json.dumps([*told, time.perf_counter_ns() - began]))
@@ -103,8 +82,7 @@ while True:
     model(x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-    wall, cpu = time.perf_counter_ns() - began, time.thread_time_ns() - spent
-    os.write(1, b"%d %d %d\\n" % (wall, cpu, flushed))
+    os.write(1, b"%d %d\\n" % (time.thread_time_ns() - spent, flushed))
     time.sleep(max(0.0, 0.05 - (time.perf_counter_ns() - began) / 1e9))
 """
 VIEWS = """
@@ -126,29 +104,23 @@ async def views():
 
 asyncio.run(views())
 """
+WAYS = {"none": (0, False), "none again": (0, False), "one": (1, False), "ten": (10, False), "stopped": (1, True)}
 SETTLES_S = 0.5
 WINDOW_S = 1.5
 
 
 def starts(times: int) -> None:
-    told(STARTS, ("start returns", "viewers can attach", "close"), times)
-    told(AGENT, ("watch() returns", "of it, thread's time", "exit"), times)
-
-
-def told(script: str, names: tuple[str, ...], times: int) -> None:
     figures = []
     with tempfile.TemporaryDirectory() as compiled:
         environment = {**os.environ, "PYTHONPYCACHEPREFIX": compiled}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         for _ in range(times + 1):
-            ran = subprocess.run(
-                [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
-            )
+            command = [sys.executable, "-c", AGENT]
+            ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
             figures.append(json.loads(ran.stdout))
+    names = "watch() returns", "of it, thread's time", "viewers can attach", "exit"
     for name, each in zip(names, zip(*figures[1:], strict=True), strict=True):  # the first one compiles
-        known = sorted(figure / 1e6 for figure in each if figure is not None)
-        least, most = known[0], known[-1]
-        print(f"{name:<22} {median(known):7.1f} ms   {least:7.1f} to {most:7.1f} ms   ({len(known)} times)")
+        print(f"{name:<22} {median(each) / 1e6:7.1f} ms   {min(each) / 1e6:7.1f} to {max(each) / 1e6:7.1f} ms")
 
 
 def pss(pid: int) -> int:
@@ -173,8 +145,8 @@ class Training:
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 os.sched_setaffinity(int(thread.name), cores[1:] or cores)
 
-    def watched(self, count: int, seconds: float, *, stopped: bool = False) -> list[tuple[int, int, int]]:
-        """The wall and thread time of each step, and the latter in `flush`, ns, while so many watch."""
+    def watched(self, count: int, seconds: float, *, stopped: bool = False) -> list[tuple[int, int]]:
+        """The thread's time of each step and in its `flush`, ns, while so many watch."""
         assert self._viewers.stdin is not None
         self._viewers.stdin.write(b"%d\n" % count)
         time.sleep(SETTLES_S)
@@ -185,8 +157,7 @@ class Training:
         time.sleep(seconds)
         lines = (self._steps.read(1 << 20) or b"").split(b"\n")[1:-1]
         os.kill(self._viewers.pid, signal.SIGCONT)
-        figures = [line.split() for line in lines]
-        return [(int(wall), int(thread), int(flushed)) for wall, thread, flushed in figures]
+        return [(int(thread), int(flushed)) for thread, flushed in map(bytes.split, lines)]
 
     def end(self) -> None:
         for process in (self._viewers, self._process):
@@ -194,9 +165,9 @@ class Training:
             process.wait()
 
 
-def helps(training: Training, seconds: float, numbers: list[int]) -> None:
+def helps(training: Training, seconds: float) -> None:
     print(f"{'viewers':<12} {'of a core':>10} {'PSS':>10}")
-    for name, count, stopped in [*((str(n), n, False) for n in [0, *numbers]), ("one stopped", 1, True)]:
+    for name, (count, stopped) in WAYS.items():
         training.watched(count, 2, stopped=stopped)
         began, before = time.monotonic(), cpu_s(training.helper)
         training.watched(count, seconds, stopped=stopped)
@@ -205,40 +176,22 @@ def helps(training: Training, seconds: float, numbers: list[int]) -> None:
 
 
 def unmoved(training: Training, rounds: int) -> None:
-    ways = {"none": (0, False), "none again": (0, False), "one": (1, False), "ten": (10, False), "stopped": (1, True)}
-    calls = {way: partial(training.watched, count, WINDOW_S, stopped=stopped) for way, (count, stopped) in ways.items()}
+    calls = {way: partial(training.watched, count, WINDOW_S, stopped=stopped) for way, (count, stopped) in WAYS.items()}
     found = list(paired(calls, rounds))
-    for which, name in ((1, "thread's time"), (0, "wall time")):
-        took = {way: [trimmed([step[which] / 1e6 for step in each[way]]) for each in found] for way in ways}
-        alone = [mean(both) for both in zip(took["none"], took["none again"], strict=True)]
-        print(f"{f'a step, {name}, no viewer, ms':<38}{mean(alone):>8.3f}")
-        for title, before, after in (
-            ("none and none again (A/A), %", took["none"], took["none again"]),
-            ("one viewer, %", alone, took["one"]),
-            ("ten viewers, %", alone, took["ten"]),
-            ("one that is stopped, %", alone, took["stopped"]),
-        ):
-            middle, low, high = interval(percent(before, after))
-            print(f"  {title:<36}{middle:>+8.2f}   {low:+.2f} … {high:+.2f}   {verdict(low, high)}")
-    step = mean(trimmed([step[1] / 1e6 for step in each["none"]]) for each in found)
-    took = {way: [mean(step[2] / 1e6 for step in each[way]) for each in found] for way in ways}
+    took = {way: [mean(flushed for _, flushed in each[way]) for each in found] for way in WAYS}
     alone = [mean(both) for both in zip(took["none"], took["none again"], strict=True)]
-    print(f"{'of it in flush, no viewer, ms':<38}{mean(alone):>8.3f}")
-    for title, before, after in (
-        ("none and none again (A/A), % of step", took["none"], took["none again"]),
-        ("one viewer, % of the step", alone, took["one"]),
-        ("ten viewers, % of the step", alone, took["ten"]),
-        ("one that is stopped, % of the step", alone, took["stopped"]),
-    ):
-        middle, low, high = interval([100 * (b - a) / step for a, b in zip(before, after, strict=True)])
-        print(f"  {title:<36}{middle:>+8.3f}   {low:+.3f} … {high:+.3f}")
+    step = mean(trimmed([float(thread) for thread, _ in each["none"]]) for each in found)
+    print(f"a step {step / 1e6:.2f} ms of the thread, {mean(alone) / 1e6:.3f} ms of it in flush")
+    for way in WAYS:
+        before = took["none"] if way == "none again" else alone
+        middle, low, high = interval([100 * (b - a) / step for a, b in zip(before, took[way], strict=True)])
+        print(f"  in flush, {way:<12} {middle:>+8.3f} % of the step   {low:+.3f} to {high:+.3f}")
 
 
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--times", type=int, default=20)
-    parser.add_argument("--viewers", default="0,1,10")
     parser.add_argument("--rounds", type=int, default=40)
     told = parser.parse_args()
     if told.times:
@@ -246,7 +199,7 @@ def main() -> None:
     training = Training()
     try:
         if told.seconds:
-            helps(training, told.seconds, [int(each) for each in told.viewers.split(",")])
+            helps(training, told.seconds)
         if told.rounds:
             unmoved(training, told.rounds)
     finally:

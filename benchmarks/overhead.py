@@ -1,17 +1,15 @@
-"""What the agent costs a training run: `python benchmarks/overhead.py [--write docs/overhead.md]`.
+"""What the agent costs a training run: `python benchmarks/overhead.py [--write benchmarks/overhead.md]`.
 
 On a machine without CUDA it runs itself on the virtual GPU: the host's work is the real one, kernels take no time.
 Methods, each within one process and one loop:
 
 boundary   Every boundary of a training loop is timed where its caches are as cold as training leaves them. About one in
            two, at random, times the whole of it, the others a raw `torch._C._cuda_memoryStats` in its place (and then
-           do the work). The longer the step, the colder: so in steps of three lengths. The same read in a tight loop
-           says how fast the machine is.
+           do the work). The longer the step, the colder: so in steps of three lengths.
 step       Blocks of steps come in rounds of three, in random order: the agent's hooks muted (they return at once),
            muted again (A/A: what that row shows is the machine's noise, not the agent), and at work. Told is the
            median over the rounds of the differences within a round, with its 95 % interval (bootstrap of rounds).
 growth     Resident memory over many boundaries, with the publisher running and nobody watching.
-exit       From the script's last line to the end of the process, watched and unwatched in turns.
 """
 
 from __future__ import annotations
@@ -31,21 +29,19 @@ from common import interval, options, percent, write
 from common import rounds as paired
 
 BLOCK = 8
+BOUNDARY_STEPS = 400
+STEPS_MS = (1.0, 3.0, 20.0)
 ROW = "| {:<44} | {:>12} | {:>12} | {:>12} |"
 
 
 def main() -> None:
     parser = options(__doc__, write=True)
-    parser.add_argument("--steps", type=int, default=400, help="steps of the boundary measurement (400)")
     parser.add_argument("--rounds", type=int, default=200, help="rounds of blocks of the step measurement (200)")
     parser.add_argument("--boundaries", type=int, default=1_000_000, help="boundaries of the growth measurement (10⁶)")
-    parser.add_argument("--step-ms", type=float, default=20.0, help="length of the step to measure the share of (20)")
-    parser.add_argument("--child", choices=["measure", "exit"], help=argparse.SUPPRESS)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.child == "measure":
+    if args.child:
         return measure(args)
-    if args.child == "exit":
-        return train_and_leave()
     from gpumon import virtual_gpu
 
     where = "on a GPU"
@@ -57,12 +53,12 @@ def main() -> None:
         environment = virtual_gpu.environment()
     try:
         table = subprocess.run(
-            [sys.executable, __file__, "--child", "measure", *sys.argv[1:]],
+            [sys.executable, __file__, "--child", *sys.argv[1:]],
             env=environment,
             check=True,
             stdout=subprocess.PIPE,
             text=True,
-        ).stdout + exit_times(environment)
+        ).stdout
     finally:
         if "VGPU_SESSION" in environment:
             virtual_gpu.remove_session(environment["VGPU_SESSION"])
@@ -107,44 +103,20 @@ class Training:
 
 
 def measure(args: argparse.Namespace) -> None:
-    print(ROW.format("a raw read of the allocator, µs", "p50", "p90", "p99"))
-    print(ROW.format("-" * 44, *["-" * 11 + ":"] * 3))
-    print(tight())
-    print()
-    for step_ms in (1.0, 3.0, args.step_ms):
+    for step_ms in STEPS_MS:
         training = Training(step_ms)
         header = f"a step of {step_ms:g} ms: {training.layers} layers, 4 boundaries"
-        print(ROW.format(header, "p50", "p90", "p99"))
-        print(ROW.format("-" * 44, *["-" * 11 + ":"] * 3))
-        for row in boundary(training, args.steps):
-            print(row)
-        print()
-    print(ROW.format(f"{args.rounds} rounds of blocks of {BLOCK} steps", "median", "from", "to"))
-    print(ROW.format("-" * 44, *["-" * 11 + ":"] * 3))
-    for row in share(training, args.rounds):
-        print(row)
-    print()
-    print(ROW.format("resident memory, MiB", "before", "after", "growth"))
-    print(ROW.format("-" * 44, *["-" * 11 + ":"] * 3))
-    for row in growth(args.boundaries):
-        print(row)
-    print()
+        table((header, "p50", "p90", "p99"), boundary(training))
+    header = f"{args.rounds} rounds of blocks of {BLOCK} steps"
+    table((header, "median", "from", "to"), share(training, args.rounds))
+    table(("resident memory, MiB", "before", "after", "growth"), growth(args.boundaries))
 
 
-def tight() -> str:
-    import torch
-
-    torch.ones(1, device="cuda")
-    raw_read, clock = torch._C._cuda_memoryStats, time.perf_counter_ns
-    took = []
-    for _ in range(5000):
-        began = clock()
-        raw_read(0)
-        took.append(clock() - began)
-    return _row("in a tight loop", took)
+def table(head: tuple[str, ...], rows: Iterator[str]) -> None:
+    print(ROW.format(*head), ROW.format("-" * 44, *["-" * 11 + ":"] * 3), *rows, "", sep="\n")
 
 
-def boundary(training: Training, steps: int) -> Iterator[str]:
+def boundary(training: Training) -> Iterator[str]:
     """Whole boundaries and raw reads, in turns, in the same loop."""
     os.environ["GPUMON_GOVERNOR"] = "off"
     from gpumon_agent import agent as agents
@@ -172,7 +144,7 @@ def boundary(training: Training, steps: int) -> Iterator[str]:
 
     training.run(20)
     agent.phases._close = timed  # type: ignore[method-assign]
-    training.run(steps)
+    training.run(BOUNDARY_STEPS)
     agent.phases._close = close  # type: ignore[method-assign]
     agents.stop()
     yield _row("one raw read of the allocator, µs", raw)
@@ -249,49 +221,6 @@ def growth(boundaries: int) -> Iterator[str]:
     agents.stop()
     mib = [f"{value / 2**20:.1f}" for value in (before, after, after - before)]
     yield ROW.format(f"{boundaries:,} boundaries ({dropped} events dropped)", *mib)
-
-
-# --------------------------------------------------------------------------------------------------------------- exit
-
-
-def exit_times(environment: dict[str, str]) -> str:
-    times: dict[str, list[int]] = {"": [], "1": []}
-    for turn in range(10):
-        watched = "1" if turn % 2 else ""
-        script = subprocess.Popen(
-            [sys.executable, __file__, "--child", "exit"],
-            env={**environment, "WATCHED": watched},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert script.stdout is not None
-        left = int(script.stdout.readline())
-        script.wait()
-        times[watched].append(time.monotonic_ns() - left)
-    rows = [
-        ROW.format("from the last line to the end, ms", "median", "min", "max"),
-        ROW.format("-" * 44, *["-" * 11 + ":"] * 3),
-    ]
-    for name, watched in (("unwatched", ""), ("watched", "1")):
-        values = times[watched]
-        rows.append(ROW.format(name, *(f"{v / 1e6:.0f}" for v in (median(values), min(values), max(values)))))
-    return "\n".join(rows) + "\n"
-
-
-def train_and_leave() -> None:
-    import torch
-
-    model = torch.nn.Linear(8, 8).cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if os.environ["WATCHED"]:
-        import gpumon_agent
-
-        gpumon_agent.watch(model, optimizer)
-    for _ in range(5):
-        model(torch.ones(2, 8, device="cuda")).sum().backward()
-        optimizer.step()
-    time.sleep(0.3)
-    print(time.monotonic_ns(), flush=True)
 
 
 def _row(name: str, values: list[int]) -> str:

@@ -10,14 +10,13 @@ processor time, and what a scrape costs. With 64 ranks it takes about a quarter 
 
 from __future__ import annotations
 
-import argparse
-import resource
 import time
-from pathlib import Path
 
-from session import STEPS_PER_S, UNIX_NS, step_events, stream
+from common import MIB, options, resident_bytes
+from prometheus_client import CollectorRegistry, generate_latest
 
 from gpumon.analysis import Reporter
+from gpumon.export.prometheus import Jobs, Watched
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon.tui.app import STEPS_AT_LEAST, STEPS_IN_ALL
 from gpumon.tui.styles import UNICODE
@@ -26,16 +25,47 @@ from gpumon.tui.widgets.rank_lines import rank_lines
 from gpumon.tui.widgets.rank_rows import Peaks, rank_page
 from gpumon_agent import wire
 
+PHASES = ("between", "forward", "backward", "clipping", "optimizer")
+STEPS_PER_S = 20
+STEP_NS = 1_000_000_000 // STEPS_PER_S
+UNIX_NS = 1_700_000_000_000_000_000
 LOOK_STEPS = STEPS_PER_S // 2
 SCRAPE_STEPS = 15 * STEPS_PER_S
 
 
-def resident_mib() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+def described(rank: int) -> list[wire.Event]:
+    hello = wire.Hello(
+        protocol=(0, 1), agent="", nonce=f"r{rank}", name="train.py", host="box", pid=1000 + rank, start_time=1,
+        boot_id="", argv=("train.py",), python="", clock=wire.Clock(0, UNIX_NS), backend="cuda",
+        devices=(wire.Device(0, f"GPU-{rank}", "H200", 140 << 30),), rank=rank, world_size=64, run_id="job",
+    )  # fmt: skip
+    optimizer = wire.Optimizer("AdamW", 25 * MIB, 100 * MIB, 200 * MIB, True, False)
+    model = wire.Model(0, 0, "net", "Net", 25 * MIB, 25 * MIB, 100 * MIB, 100 * MIB, 0, 1, (0,), (optimizer,))
+    return [hello, model, wire.Module(0, 0, "body", "Linear", 25 * MIB, 100 * MIB, 100 * MIB, 0), wire.Synced(-1)]
+
+
+def step_events(step: int) -> list[wire.Event]:
+    """One step: 300 MiB kept, a peak that follows the batch, which varies."""
+    batch = 64 + (step * 7919) % 449
+    events: list[wire.Event] = []
+    for index, name in enumerate(PHASES):
+        t_ns = step * STEP_NS + index * STEP_NS // 6
+        peak = 400 * MIB + batch * MIB * (name in ("forward", "backward"))
+        events.append(
+            wire.Phase(
+                step, name, 0, 0, t_ns, STEP_NS // 6, 300 * MIB, peak, 1024 * MIB, 1024 * MIB, 300 * MIB, 0,
+                299 * MIB, 700, 0, 0, wire.SAMPLED if step % 10 == 0 else 0,
+            )
+        )  # fmt: skip
+        if step % 10 == 0:
+            events.append(
+                wire.Ledger(step, name, 0, 0, 300 * MIB, 299 * MIB, 1024 * MIB, 100 * MIB, 0, 0, 199 * MIB, 0, 0)
+            )
+    return [*events, wire.Step(step, step * STEP_NS + STEP_NS, STEP_NS, batch * 512, ((batch, 64),), False, 5)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--minutes", type=float, default=60.0)
     asked = parser.parse_args()
@@ -43,19 +73,18 @@ def main() -> None:
     store = SessionStore(StoreLimits(steps=max(STEPS_AT_LEAST, STEPS_IN_ALL // ranks)))
     reporter, peaks = Reporter(), Peaks()
     scrapes: list[float] = []
-    size = 0
-    for received in stream(ranks, 0, 0):
-        store.apply(received)
-    seq = 0
+    size = seq = 0
+    for rank in range(ranks):
+        for event in described(rank):
+            store.apply(wire.Received(f"r{rank}", UNIX_NS, event))
     began = time.process_time()
     marks = {max(1, steps * tenth // 10) for tenth in range(1, 11)}
     for step in range(steps):
-        events = step_events(step, varying=True)
-        unix_ns = UNIX_NS + step * 50_000_000
+        events = step_events(step)
+        unix_ns = UNIX_NS + step * STEP_NS
         for rank in range(ranks):
-            source = f"r{rank}"
             for offset, event in enumerate(events):
-                store.apply(wire.Received(source, unix_ns, event, seq + offset))
+                store.apply(wire.Received(f"r{rank}", unix_ns, event, seq + offset))
         seq += len(events)
         if step % LOOK_STEPS == 0:
             frame = store.frame(unix_ns)
@@ -64,28 +93,16 @@ def main() -> None:
             rank_lines(page, 0, 120, 36, UNICODE)
             if step % SCRAPE_STEPS == 0:
                 spent = time.process_time()
-                size = scrape(frame, reports)
+                registry = CollectorRegistry(auto_describe=False)
+                registry.register(Jobs(lambda f=frame, r=reports: (Watched("bench", "0", f, r),)))  # type: ignore[misc]
+                size = len(generate_latest(registry))
                 scrapes.append(time.process_time() - spent)
         if step + 1 in marks:
             run_s = (step + 1) / STEPS_PER_S
             share = (time.process_time() - began) / run_s
-            print(f"{run_s / 60:6.1f} min  {resident_mib():7.1f} MiB  {share:.1%} of a core", flush=True)
-    scrapes.sort()
-    print(f"a scrape: {scrapes[len(scrapes) // 2] * 1e3:.0f} ms, {size / 1024:.0f} KiB; lost: {lost(store)}")
-
-
-def scrape(frame: object, reports: object) -> int:
-    from prometheus_client import CollectorRegistry, generate_latest
-
-    from gpumon.export.prometheus import Jobs, Watched
-
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Jobs(lambda: (Watched("bench", "0", frame, reports),)))  # type: ignore[arg-type]
-    return len(generate_latest(registry))
-
-
-def lost(store: SessionStore) -> int:
-    return sum(rank.lost_events for rank in store.frame(UNIX_NS).ranks)
+            print(f"{run_s / 60:6.1f} min  {resident_bytes() / MIB:7.1f} MiB  {share:.1%} of a core", flush=True)
+    lost = sum(rank.lost_events for rank in store.frame(UNIX_NS).ranks)
+    print(f"a scrape: {sorted(scrapes)[len(scrapes) // 2] * 1e3:.0f} ms, {size / 1024:.0f} KiB; lost: {lost}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""How long from `gpumon attach` to the first figures of a live run on a real terminal (a pty of 120×40).
+"""How long from `gpumon attach` to the first figures of a live run, and until a late viewer has the whole history.
 
-Starts a training process on the CPU (`--track-cpu`: exact bytes), then, in turn, `gpumon attach`, an empty Textual
-app, each in a fresh pty, and prints the time from fork to the first byte
-and to the screen (a phase and its figure stand there), and the processor time spent until then. The empty app beside it
-tells how busy the machine was: the budget is 0.5 s where the empty app takes 0.2.
+    python benchmarks/startup.py [--times 10] [--after 0]
 
-Run: python benchmarks/startup.py [--times 10]
+Starts a training process on the CPU (`--track-cpu`: exact bytes) with 60 steps a second, and lets it run for `--after`
+seconds. Then a subscription: how long until the static picture and until the whole history, and what that reaches back
+to. Then, in turn, `gpumon attach` and an empty Textual app, each on a fresh terminal of 120×40: the time from fork to
+the first byte and to the screen (a phase with its figure), and the processor time until then. The empty app tells how
+busy the machine was: the budget is 0.5 s where the empty app takes 0.2.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import select
@@ -24,6 +26,9 @@ from statistics import median
 
 from common import EMPTY_APP, on_terminal, options
 
+from gpumon import link
+from gpumon_agent import wire
+
 SCRIPT = """
 import time
 import torch
@@ -33,7 +38,7 @@ while True:
     model(torch.randn(32, 256)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    time.sleep(0.05)
+    time.sleep(0.012)
 """
 ANSI = re.compile(rb"\x1b\[[0-9;?>=]*[a-zA-Z$]")
 DATA = re.compile(rb"backward\s+[0-9]")
@@ -79,10 +84,32 @@ def start(command: list[str], data: re.Pattern[bytes] | None) -> Start:
     return made
 
 
+async def late(pid: int) -> None:
+    """Prints how long a subscription takes to the picture and to the end of the history."""
+    began = time.perf_counter()
+    picture = 0.0
+    steps: list[int] = []
+    async for received in link.subscribe(link.resolve(str(pid))):
+        event = received.event
+        if isinstance(event, wire.Hello) and not picture:
+            picture = time.perf_counter() - began
+        elif isinstance(event, wire.PastStep):
+            steps.append(event.closed.step)
+        elif isinstance(event, wire.Step) and received.replayed:
+            steps.append(event.step)
+        elif isinstance(event, wire.Synced):
+            break
+    took = time.perf_counter() - began
+    print(f"static picture after {picture * 1e3:.0f} ms, the history after {took * 1e3:.0f} ms: {len(steps):,} steps")
+    print(f"from {steps[0]:,} to {steps[-1]:,}; load {os.getloadavg()[0]:.1f}")
+
+
 def main() -> int:
     parser = options(__doc__)
     parser.add_argument("--times", type=int, default=10)
-    times = parser.parse_args().times
+    parser.add_argument("--after", type=float, default=0.0, help="seconds of training before the viewers come")
+    asked = parser.parse_args()
+    times = asked.times
     gpumon = [sys.executable, "-m", "gpumon"]
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_RUNTIME_DIR"] = folder
@@ -92,7 +119,8 @@ def main() -> int:
         try:
             while str(train.pid) not in subprocess.run([*gpumon, "ls"], capture_output=True, text=True).stdout:
                 time.sleep(0.5)
-            time.sleep(3)
+            time.sleep(3 + asked.after)
+            asyncio.run(late(train.pid))
             attach = [*gpumon, "attach", str(train.pid)]
             rows: dict[str, list[Start]] = {"gpumon attach": [], "empty Textual app": []}
             for _ in range(times):

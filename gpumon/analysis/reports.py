@@ -79,4 +79,5 @@ def room_known(frame: Frame, reports: Iterable[RankReport]) -> bool:
     """Whether it is known of every rank that goes on what its devices have free, as far as they forecast at all."""
     going_on = {rank.source for rank in frame.ranks if rank.goodbye is None}
     devices = [device for report in reports if report.source in going_on for device in report.devices]
-    return all(device.forecast is None or device.forecast.headroom is not None for device in devices)
+    forecasts = [device.forecast for device in devices if device.forecast is not None]
+    return all(forecast.headroom is not None and not forecast.headroom_at_most for forecast in forecasts)

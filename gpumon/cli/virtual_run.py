@@ -24,7 +24,7 @@ from gpumon_agent.endpoint import Descriptor
 LOOK_S = 0.05
 """Between two looks for agents that began. They wait for us."""
 
-LAST_WORDS_S = 3.0
+LAST_WORDS_S = 15.0
 """How long agents are listened to whose command has ended."""
 
 POLITE_S = 10.0

@@ -22,6 +22,7 @@ from .feed import Feed
 
 TICK_S = 0.25
 _SILENT_S = 3.0  # three heartbeats
+_LAST_WORD_S = 15.0  # while its helper is connected: at the lowest priority it takes a while to come to its last word
 _ASK_AGAIN_S = 2.0
 _ASKS_MAX = 3
 _FRAMES_A_TURN = 16  # then the event loop gets its turn: a snapshot must not freeze the screen
@@ -197,7 +198,7 @@ class Connection:
                     "gpumon attaches only to your own processes",
                 ),
             )
-        elif (down or now - self._heard > _SILENT_S) and self._vanished():
+        elif (down or now - self._heard > _LAST_WORD_S) and self._vanished():
             self._lost()
         elif self.feed.hello is None and now - self._began > self._patience_s():
             self._owner.fail(self, self._why_silent())

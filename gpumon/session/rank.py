@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -248,7 +248,7 @@ class Rank:
         at = bisect_left(self.steps, closed.step, key=lambda record: record.step)
         if at < len(self.steps) and self.steps[at].step == closed.step:
             return  # this viewer was there
-        about = facts(closed, phases, ledgers)
+        about = facts(closed, len(phases), peaks(phases), len(ledgers))
         phases, alone, highest = _in_order(phases)
         complete = closed.phases is None or closed.phases == len(phases)
         if closed.evaluated and complete:
@@ -263,7 +263,7 @@ class Rank:
             return  # it was repeated
         for record in self.steps.drop_until(event.until):
             if record.closed is not None:
-                about = facts(record.closed, record.phases, record.ledgers)
+                about = facts(record.closed, len(record.phases), peaks(record.phases), len(record.ledgers))
                 self.older[record.step] = record, about
         in_order = sorted(self.older.items())
         chosen = kept([about for _, (_, about) in in_order], event.stride)
@@ -414,6 +414,10 @@ class Rank:
         built = self.open[step]
         phases, alone, highest = _in_order(tuple(built.phases))
         return StepRecord(step, None, phases, tuple(built.ledgers), built.replayed, alone=alone, highest=highest)
+
+
+def peaks(phases: Sequence[wire.Phase]) -> Iterator[tuple[int, int | None]]:
+    return ((phase.device, phase.allocated_peak) for phase in phases)
 
 
 def _in_order(phases: tuple[wire.Phase, ...]) -> tuple[tuple[wire.Phase, ...], int | None, int]:

@@ -36,7 +36,7 @@ class Served:
                 self._hear(event)
             thinned = self._history.thin()
             if thinned is not None:
-                self._hear(thinned)
+                self.early.apply(self._unnumbered(thinned))
             self._step += 1
         return self.early.frame(self._now)
 

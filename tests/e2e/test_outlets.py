@@ -104,7 +104,7 @@ class Job:
             [sys.executable, "-m", "gpumon", *command],
             env=environment, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
-        assert done.returncode == 1, done.stderr
+        assert done.returncode == 1, done.stdout[-3000:] + done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def at(self, moment: int) -> None:

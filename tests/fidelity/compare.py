@@ -1,7 +1,7 @@
 """Runs the scenarios on a physical GPU and on a virtual one of its capacity, compares every figure, writes the page.
 
-`python tests/fidelity/compare.py` writes docs/virtual-gpu-fidelity.md from tests/fidelity/measured.json; `pytest -m
-gpu` measures, on a machine with a GPU, then writes both. A scenario nobody measured says so.
+`python tests/fidelity/compare.py` writes benchmarks/virtual-gpu-fidelity.md from tests/fidelity/measured.json;
+`pytest -m gpu` measures, on a machine with a GPU, then writes both. A scenario nobody measured says so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scenarios.catalogue import SCENARIOS, Scenario
 
-PAGE = Path(__file__).parents[2] / "docs" / "virtual-gpu-fidelity.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "virtual-gpu-fidelity.md"
 MEASURED = Path(__file__).with_name("measured.json")
 RECORDINGS = Path(__file__).parents[1] / "data"
 RECORDED = ("gpt-bf16", "checkpointing-non-reentrant", "tensor-leak-list", "outlier-batch")
@@ -30,7 +30,7 @@ PROFILES = {"9.0": "h200", "8.9": "l4", "8.0": "a100-80", "7.5": "t4", "7.0": "v
 """Compute capability → the virtual device that behaves like it; cuBLAS's workspace depends on it."""
 HEAD = """# The virtual GPU beside a physical one
 
-Each scenario of [scenarios.md](scenarios.md), run by the same torch on both, on devices of the same capacity.
+Each scenario of [scenarios.md](../docs/scenarios.md), run by the same torch on both, on devices of the same capacity.
 Compared are the allocator's figures at the end of each phase (allocated and reserved with their peaks, active, inactive
 split, requested, blocks, segments, retries): "figures" counts them, "differ" those not the same to the byte, and the
 last column shows the largest difference. What was never run on a physical GPU says "not yet measured".

@@ -90,7 +90,7 @@ async def test_a_late_viewer_gets_the_picture_and_the_recent_past_within_a_secon
     assert time.monotonic() - began < 1
     assert kinds(heard)[:5] == ["Hello", "Model", "Module", "Module", "Module"]
     steps = [received.event.step for received in heard if isinstance(received.event, wire.Step)]
-    assert steps[-2000:] == list(range(1000, 3000))
+    assert steps[-1536:] == list(range(3000 - 1536, 3000))
     assert all(received.replayed for received in heard)
     assert len(set(numbers(heard))) == len(numbers(heard))
 
@@ -429,7 +429,7 @@ async def test_a_large_model_and_a_full_past_fit_one_snapshot(start: Start) -> N
     await asyncio.sleep(0.5)
     heard = await collect(is_a(wire.Synced), link.resolve())
     assert kinds(heard).count("Module") == 10_000
-    assert kinds(heard).count("Step") >= 2000
+    assert kinds(heard).count("Step") >= 1536
     assert "Notice" not in kinds(heard)
 
 

@@ -13,7 +13,7 @@ from gpumon.cli import VERBS
 
 ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
-PAGES = [ROOT / name for name in TOP] + sorted(ROOT.glob("docs/*.md"))
+PAGES = [ROOT / name for name in TOP] + sorted(ROOT.glob("docs/*.md")) + sorted(ROOT.glob("benchmarks/*.md"))
 
 
 def tracked() -> set[str]:

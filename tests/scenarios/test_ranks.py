@@ -28,7 +28,7 @@ def test_buckets_are_one_more_copy_of_the_gradients_unless_these_are_views(run_s
 def test_the_large_model_is_the_one_of_312_mib(run_scenario):
     """1,567.6 and 1,251.2 MiB were once read after its backward, of a script not kept: 5 W, 4 W and remainders.
 
-    docs/virtual-gpu-fidelity.md tells what they depend on. So both are held to the byte by what was asked for instead.
+    benchmarks/virtual-gpu-fidelity.md says what they depend on. So both are compared by the bytes that were requested.
     """
     config = GPTConfig(vocabulary=50257, length=1024, layers=6, width=768, heads=12)
     weights = config.parameters * FLOAT

@@ -43,7 +43,7 @@ class Run:
         told = self.history.thin()
         if told is not None:
             self.thinned += 1
-            self._send([told])
+            self.sent.append((-1, told))
 
     def _send(self, events: list[wire.Event]) -> None:
         for event in events:

@@ -91,10 +91,6 @@ class Helper:
             process.lower_priority()  # to start at the lowest takes many seconds beside a busy training
         self._take_long()
         events: list[tuple[int, bytes]] = []
-        thinned = self.publisher.history.thin()
-        if thinned is not None:
-            events.append((self._seq, wire.encode_event(thinned)))
-            self._seq += 1
         for _, payload in self._reader.take():
             try:
                 kind = wire.kind(payload)

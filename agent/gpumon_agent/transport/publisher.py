@@ -326,6 +326,9 @@ class Publisher:
         new = list(self._encoded(self._drain() or ()))
         self.history.extend(new)
         encoded += new
+        thinned = self.history.thin()
+        if thinned is not None:
+            encoded.append((-1, wire.encode_event(thinned)))  # here, between the steps before and the steps after
         if self._announce:
             self._announce = False
             if self._watched:

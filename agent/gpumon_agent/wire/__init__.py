@@ -52,8 +52,12 @@ from .codec import encode_recorded as encode_recorded
 from .codec import frame as frame
 from .codec import is_request as is_request
 from .codec import kind as kind
+from .codec import kind_of_sound as kind_of_sound
 from .codec import mismatch_sentence as mismatch_sentence
 from .codec import pack as pack
+from .codec import past_step as past_step
+from .codec import peak_of as peak_of
+from .codec import step_of as step_of
 from .codec import unpack as unpack
 from .evidence import ALLOCATED as ALLOCATED
 from .evidence import BLOCKS as BLOCKS

@@ -42,7 +42,7 @@ class Unread(Message, frozen=True, tag="unread"):
         clean_fields(self, "why", limit=TEXT_CHARS_MAX)
 
 
-NumberedEvent = Phase | Step | Ledger | Oom | Notice | Goodbye | Outlook | Thinned
+NumberedEvent = Phase | Step | Ledger | Oom | Notice | Goodbye | Outlook
 Event = (
     Hello
     | Model
@@ -117,17 +117,68 @@ class _RawReceived(Message, frozen=True):
     replayed: bool = False
 
 
+class _RawPastStep(msgspec.Struct, frozen=True, array_like=True, tag="past"):
+    closed: msgspec.Raw
+    phases: list[msgspec.Raw]
+    ledgers: list[msgspec.Raw]
+
+
+class _PhasePeak(msgspec.Struct, frozen=True, array_like=True, tag="phase", gc=False):
+    """The first fields of a Phase; what is not needed is skipped."""
+
+    step: int
+    phase: object
+    index: int
+    device: int
+    t_ns: int
+    duration_ns: int
+    allocated: object = None
+    allocated_peak: int | None = None
+
+
+class _LedgerStep(msgspec.Struct, frozen=True, array_like=True, tag="ledger", gc=False):
+    step: int
+
+
 _HELLO = "hello"
 _KINDS = frozenset(kind.__struct_config__.tag for kind in get_args(Event))
 _encoder = msgspec.msgpack.Encoder()
+_TAGS: dict[bytes, str] = {_encoder.encode(name): name for name in _KINDS}
 _packet_decoder = msgspec.msgpack.Decoder(Packet)
 _raw_packet_decoder = msgspec.msgpack.Decoder(_RawPacket)
+_head_decoder = msgspec.msgpack.Decoder(_PhasePeak | _LedgerStep)
 _tag_decoder = msgspec.msgpack.Decoder(_Tag)
 _event_decoder = msgspec.msgpack.Decoder(Event)
 _received_decoder = msgspec.msgpack.Decoder(Received)
 _raw_received_decoder = msgspec.msgpack.Decoder(_RawReceived)
 _request_decoder = msgspec.msgpack.Decoder(Request)
 _reply_decoder = msgspec.msgpack.Decoder(Reply)
+
+
+def past_step(closed: bytes, phases: list[bytes], ledgers: list[bytes]) -> bytes:
+    """A PastStep of events that are encoded already."""
+    raw = msgspec.Raw
+    return _encoder.encode(_RawPastStep(raw(closed), [raw(each) for each in phases], [raw(each) for each in ledgers]))
+
+
+def peak_of(phase: bytes) -> tuple[int, int, int | None]:
+    """Of an encoded Phase: step, device and allocated_peak. A fifth of what decoding it takes. Raises WireError."""
+    seen = _decode_head(phase)
+    assert isinstance(seen, _PhasePeak)
+    return seen.step, seen.device, seen.allocated_peak
+
+
+def step_of(ledger: bytes) -> int:
+    """Of an encoded Ledger or Phase. Raises WireError."""
+    return _decode_head(ledger).step
+
+
+def _decode_head(raw: bytes) -> _PhasePeak | _LedgerStep:
+    try:
+        head: _PhasePeak | _LedgerStep = _head_decoder.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"an event could not be read: {error}") from error
+    return head
 
 
 def encode_event(event: Event) -> bytes:
@@ -148,6 +199,12 @@ def kind(raw: bytes) -> str:
         return _tag_decoder.decode(raw).kind
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise WireError(f"an event could not be read: {error}") from error
+
+
+def kind_of_sound(raw: bytes) -> str:
+    """The same of bytes that are an event for certain, in 0.15 µs."""
+    at = 3 if raw[0] == 0xDC else 1  # an array of more than 15 fields has a longer head
+    return _TAGS[raw[at : at + 1 + (raw[at] & 0x1F)]]
 
 
 def pack(events: Iterable[tuple[int, bytes]], *, replayed: bool) -> Iterator[bytes]:

@@ -14,10 +14,10 @@ fit a frame.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from .stream import Ledger, Phase, Step
+from .stream import Step
 
 BEGINNING_STEPS = 16
 KINDS_MAX = 8
@@ -39,16 +39,14 @@ class Facts(NamedTuple):
     peaks: tuple[tuple[int, int], ...]  # (device, highest allocated_peak)
 
 
-def facts(step: Step, phases: Sequence[Phase], ledgers: Iterable[Ledger]) -> Facts:
-    """Of one closed step with all its phases and ledgers."""
-    peaks: dict[int, int] = {}
-    for phase in phases:
-        peak = phase.allocated_peak
-        if peak is not None and peak > peaks.get(phase.device, -1):
-            peaks[phase.device] = peak
-    sampled = any(ledger.weights is not None and not ledger.peak for ledger in ledgers)
+def facts(step: Step, phases: int, peaks: Iterable[tuple[int, int | None]], ledgers: int) -> Facts:
+    """Of one closed step: how many phases and ledgers it has, and device and `allocated_peak` of each phase."""
+    highest: dict[int, int] = {}
+    for device, peak in peaks:
+        if peak is not None and peak > highest.get(device, -1):
+            highest[device] = peak
     kind = step.optimizers, tuple(len(shape) for shape in step.input_shapes)
-    return Facts(step.step, kind, step.input_bytes, step.skipped, sampled, len(phases), tuple(peaks.items()))
+    return Facts(step.step, kind, step.input_bytes, step.skipped, ledgers > 0, phases, tuple(highest.items()))
 
 
 def kept(steps: Iterable[Facts], stride: int) -> set[int]:

@@ -1,6 +1,6 @@
 """Viewers by the hundred attach to one training process, leave, are stopped and are killed: nobody may crash.
 
-    python benchmarks/soak.py [--viewers 500] [--at-once 8] [--seed 0]
+    python tests/e2e/soak.py [--viewers 500] [--at-once 8] [--seed 0]
 
 A training process (CPU, with the agent) runs `--steps` steps and ends in one of four ways; then the next one starts,
 until all viewers had their turn. Each viewer is a process of its own and does one of:
