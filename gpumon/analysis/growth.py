@@ -161,7 +161,7 @@ class Follower:
             at = upto
 
     def _plot(self, steps: Sequence[int], values: Sequence[int]) -> None:
-        """Every so manieth point of those that come now."""
+        """Keep every nth of the new points."""
         known = self._count
         at = self._stride - known % self._stride
         while at <= len(values):

@@ -1,8 +1,8 @@
-"""The figures of one rank that are followed for growth: of each device at the end of every step, of the host as read.
+"""The series of one rank that are tested for growth: per device at the end of every step, per host reading.
 
 Cost. See gpumon.analysis.growth; four figures a device, one a process.
-Known limitations. A reading of the host belongs to the step that was newest when it came in, not to the one it was
-taken in. Child processes beyond the first `CHILDREN` are not followed.
+Known limitations. A host reading is assigned to the newest step at its arrival, not to the step it was taken in. Child
+processes beyond the first `CHILDREN` are left out.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 
 LOADING = (wire.LOAD,)
-"""Windows that come once: what they peaked at says nothing about the next iteration."""
+"""One-time phases: their peak says nothing about the next iteration."""
 
 
 class PhasePeak(NamedTuple):

@@ -1,4 +1,4 @@
-"""Which names explain the growth on one device, over several censuses: a leak keeps the name that it was first given.
+"""The variables that explain the growth on one device: a leak keeps its first name from census to census.
 
 Model. A tensor that several names lead to is counted for whichever led to it first, and a census that growth began ends
 as soon as it has seen enough. So the next census may name the same tensors otherwise, or only another part of them. A
@@ -6,7 +6,7 @@ name that explained the growth stands until a census refutes it: one that lists 
 complete one that lists neither it nor tensors like its own. Only a complete one follows a linked list to its end.
 Tensors like its own under a name that is new, while it is not listed, are the same leak, and keep the name.
 Cost. That of `explaining`, for the newest census.
-Known limitations. Two leaks of tensors alike, of which no census ever lists both, are told as the first.
+Known limitations. Two leaks of like tensors are reported as the first if no census lists both.
 """
 
 from __future__ import annotations

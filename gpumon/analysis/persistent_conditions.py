@@ -1,8 +1,8 @@
-"""States of a device that outlast the step they were seen in: graphs recorded in eval, gradients kept, fragmentation.
+"""Conditions of a device that last beyond one step: graphs recorded in eval mode, gradients kept, fragmentation.
 
 Cost. One pass over a step's ledgers where it was sampled, and over its samples where some were taken in eval mode.
-Known limitations. Whether a graph that was recorded in eval mode is used afterwards is told by a backward that follows
-in the same step, before any forward. Peaks from before the oldest step that is kept are not known.
+Known limitations. A graph recorded in eval mode counts as used if a backward follows in the same step, before any
+forward. Peaks before the oldest stored step are not known.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpumon_agent import wire
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A forward in eval mode that recorded a graph nobody used."""
+    """A forward in eval mode that recorded a graph without a backward."""
 
     step: int
     bytes: int | None  # its peak above where it began

@@ -7,10 +7,10 @@ the optimizer's gradients, temporaries and rest. A change scales or removes part
     forward = S + f        backward = S + f + d        optimizer = S + gradients + temporaries + rest
 
 Batch and sequence scale f and d by what was learnt of the run's batches (the agent's needs) where those differed;
-where all were alike f is taken in proportion (a length up to its square; up to `FIXED_SHARE` of it may stand still),
-and of d no more stands still than the gradients of the parameters, one of them twice. Checkpointing takes what the
-repeated blocks save; one of them is computed again when the rest of backward's needs may have gone. Each figure is a
-span: low, expected, high. What was not measured and cannot be derived is said, not guessed.
+where all were alike, f scales in proportion (a length up to its square; up to `FIXED_SHARE` of f may stay fixed). The
+part of d that does not scale is at most the parameter gradients plus one extra copy of the largest. Checkpointing saves
+the repeated blocks' activations and recomputes one block at a time. Each figure is a span: low, expected, high. Figures
+that were neither measured nor derivable are reported as unknown.
 Source. The phases of a step as in gpumon.analysis.estimate.closed_form; ZeRO: Rajbhandari et al. 2020.
 Cost. O(1) a change; checkpointing walks the model's modules.
 

@@ -1,4 +1,4 @@
-"""What is handed from the link to the store: single messages, and runs of those that came together."""
+"""What the link hands to the store: single messages, and runs of consecutive ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpumon_agent.wire import Received
 
 
 class MessageRun(NamedTuple):
-    """Numbered events of one agent that came together, none of them missing: as many Received, made at once."""
+    """Consecutive events of one agent without gaps, received together: a compact form of that many Received."""
 
     source: str
     unix_ns: int
@@ -23,7 +23,7 @@ Incoming = Received | MessageRun
 
 
 def singly(heard: Iterable[Incoming]) -> Iterator[Received]:
-    """Each event for itself."""
+    """The events one by one."""
     for each in heard:
         if isinstance(each, MessageRun):
             for number, event in enumerate(each.events, each.seq):

@@ -1,4 +1,4 @@
-"""Which numbered events of a stream were received, kept as a few intervals however long the stream is."""
+"""Sequence numbers received from a stream, as a bounded number of intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs beside the screen: tasks that take events from the feeds into the store, and never die unseen."""
+"""Background tasks that move events from the feeds into the store; a task that fails is reported."""
 
 from __future__ import annotations
 

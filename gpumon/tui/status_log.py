@@ -1,4 +1,4 @@
-"""Who came, went, fell silent and spoke again, told once each: lines of the log."""
+"""Log lines for changes of a rank: connected, ended, silent, heard again; one line for each change."""
 
 from __future__ import annotations
 

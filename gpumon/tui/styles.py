@@ -1,6 +1,6 @@
 """From roles to colours and glyphs: Okabe–Ito hues that the colour-blind can tell apart, each with its own glyph.
 
-Nothing is told by colour alone: every category has a glyph, every state a word. Without colour (NO_COLOR) only bold,
+Colour is never the only sign: every category has a glyph, every state a word. Without colour (NO_COLOR) only bold,
 dim and reverse are left; with plain glyphs (`--ascii`) every category is a letter.
 """
 

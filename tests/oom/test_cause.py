@@ -14,7 +14,9 @@ MIB, GIB = 1 << 20, 1 << 30
 def failed(**figures: int) -> str:
     """Of a request for 500 MiB on a device of 10,000 MiB."""
     figures = {"requested": 500 * MIB, "total": 10_000 * MIB} | figures
-    return find_cause(Message("out of memory", "allocator", **{name: known(each) for name, each in figures.items()})).verdict
+    return find_cause(
+        Message("out of memory", "allocator", **{name: known(each) for name, each in figures.items()})
+    ).verdict
 
 
 @pytest.mark.parametrize(("left", "verdict"), [(199 * MIB, "capacity"), (201 * MIB, "fragmentation")])

@@ -5,20 +5,20 @@ and not allocated then (slack) lies in segments that are partly in use. With r r
 
     r > total                    oversized: no arrangement holds it
     F ≥ r, under an own limit    limit: the driver would have given it
-    F ≥ r                        refused: a limit outside PyTorch, or F was read after somebody let go
-    S + F ≥ r                    fragmentation: enough is unused, in pieces that are too small; unless S < r and less
-                                 than `CRUMBS` of the device would be left: then it is full, whatever lies where; or
-                                 the step was to need more than allocated + S + F: it failed on its way there
+    F ≥ r                        refused: a limit outside PyTorch, or memory was freed before F was read
+    S + F ≥ r                    fragmentation: enough is unused, in pieces that are too small. Not if S < r and less
+                                 than `CRUMBS` of the device would be left (then it is full), and not if the step's
+                                 forecast peak is above allocated + S + F (then this request was not its last)
     S + F + others ≥ r           other-process: theirs is what is missing
     else                         capacity: r − S − F is missing even without fragmentation
 
 Each figure is an interval (gpumon.analysis.diagnosis.figures). The sentence says so where the verdict depends on which
 value inside the interval is the true one. Old messages do not name other processes: bytes that are neither free nor
 reserved count as this process's CUDA context up to CONTEXT_MAX, and as another process's above it.
-What a step was to need is known of a watched run alone: what the agent said as its batch entered forward; its lower end
-counts, and whether other processes hold what is missing of it is asked first. A leak needs more than one message: what
-stays with every step, from a recording or the live run. It goes before the last three where all that stayed so far is
-more than the slack, and more than what is missing: without it the request would have fitted.
+The peak that a step was going to need is known for a watched run only: the agent's forecast as the batch entered
+forward. Its lower end counts, after other processes are checked for the missing bytes. A leak needs a watched run or a
+recording: the growth per step. It takes precedence over the last three verdicts if the leaked bytes exceed both the
+slack and the shortfall, so that the request would have succeeded without it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class LeakEvidence:
-    """A trend: bytes that stay allocated with every step, over so many steps; and who was found to hold them."""
+    """Growth per step in bytes, the number of steps it lasted, and findings that name the holders."""
 
     bytes_per_step: int
     steps: int

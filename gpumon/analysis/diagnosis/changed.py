@@ -1,8 +1,8 @@
-"""What changed between the last step that fitted and the one that ran out of memory: its batch, and what was allocated.
+"""What changed between the last step that fitted and the one that ran out of memory: batch shapes and allocated bytes.
 
 Cost. A pass over the newest steps' phases.
-Known limitations. The failing batch is known where the agent said an outlook for it. Steps whose forward was not read
-tell nothing.
+Known limitations. The failing batch's shapes are known only if the agent forecast it. Steps whose forward was not read
+are skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What stands allocated while an optimizer's step asks for one tensor after another."""
+"""Allocations of an optimizer step, and a running total of the bytes allocated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpumon_agent import wire
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One request: what for, of which parameter, how many bytes, and what stands allocated as it is made."""
+    """One request: its purpose, parameter and size in bytes, and the bytes allocated before it."""
 
     phase: str
     what: str
@@ -23,13 +23,13 @@ class Event:
 
 @dataclass(slots=True)
 class Allocated:
-    """Bytes that stand, as the walk goes on."""
+    """The running total of allocated bytes."""
 
     bytes: int
     later: bool = False
 
     def asked(self, what: str, tensor: Tensor, size: int) -> Event:
-        """It is made, and stands from now on."""
+        """Counts a request and adds its bytes."""
         event = Event(wire.OPTIMIZER, what, tensor, size, self.bytes, self.later)
         self.bytes += counted(size)
         return event
@@ -39,7 +39,7 @@ class Allocated:
 
 
 def counted(count: int) -> int:
-    """What `memory_allocated` grows by for a tensor of `count` bytes in a segment of its own."""
+    """Growth of `memory_allocated`, in bytes, for a tensor of `count` bytes in its own segment."""
     block = -(-count // 512) * 512
     if block < LARGE_MIN:
         return block

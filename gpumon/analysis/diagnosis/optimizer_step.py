@@ -1,7 +1,7 @@
-"""The walk of an optimizer through a step: which bytes it asks for, one after another, and what stands by then.
+"""The allocations of one optimizer step, in order: the size of each, and the bytes allocated before it.
 
-Model. As `optimizer.step` begins, weights and gradients of every parameter stand, and, in every step but the first, all
-states. What follows depends on how the optimizer is written:
+Model. When `optimizer.step` begins, all weights and gradients are allocated, and all states in every step but the
+first. The order of allocations depends on the optimizer's implementation:
 
     reach     each parameter's states when it is reached, then its temporaries (transformers' AdamW, most by hand)
     loop      all states of a group first, then the temporaries of one parameter at a time (torch.optim, foreach=False)
@@ -9,9 +9,8 @@ states. What follows depends on how the optimizer is written:
               CUDA since 2.0)
     fused     all states of a group first, no temporaries
 
-Parameter groups are stepped one after another, each so. Optimizers whose temporaries have other shapes than their
-parameters are in special_optimizers.py.
-Of a failed request, its size together with `already allocated` tells at which event of which walk it happened.
+Parameter groups follow one another. special_optimizers.py has the optimizers whose temporaries differ in shape from
+their parameters. The size of a failed request and `already allocated` together identify the event that failed.
 Blocks count as the caching allocator counts them: sizes rounded up to 512 B; the rest of a segment of its own that is
 not split off (1 MiB or less) counts too.
 

@@ -1,12 +1,12 @@
-"""What is left above a forecast before an allocation fails, how many steps that lasts, and how likely it is too little.
+"""Headroom above a forecast peak in bytes, the steps until out-of-memory, and the probability of running out.
 
 Model. Headroom = what the process can have (reserved + free, by the driver; no more than a fraction that the user set)
 − the next peak − what the allocator will hold reserved then and cannot use. That last figure (the agent's
 Fragments) is at most reserved − allocated at a peak, for it fitted into that, and it is that very figure once the
-allocator had to give its cache back; with expandable segments it is nothing. Steps to OOM: what may still be kept, over
-what is kept of a step (gpumon.analysis.growth) and what other processes take meanwhile. What may be kept is known from
-what was, each time the allocator took a segment (Taken); before it did so often enough, and once more is kept than
-that, headroom tells.
+allocator had to give its cache back; with expandable segments it is nothing. Steps to OOM:
+the bytes that may still be retained, divided by the growth per step (gpumon.analysis.growth) plus what other processes
+take per step. The numerator is learned from past segment allocations (Taken). With too few of them, or once usage
+exceeds that estimate, headroom is used instead.
 Known limitations. Which blocks lie free together is known only where the segments were read: a request that is larger
 than each of them fails earlier. Growth of one tensor by less than a segment's rounding costs nothing at first.
 """
