@@ -29,7 +29,7 @@ from gpumon.session.limits import StoreLimits
 from gpumon.session.sequence_intervals import SequenceIntervals
 from gpumon.session.steps import StepRing
 from gpumon_agent import wire
-from gpumon_agent.wire.thinning import Facts, facts, kept
+from gpumon_agent.wire.thinning import Facts, beat_is_kept, facts, kept
 
 NONE_YET = -(1 << 64)  # below every step's number
 _PHASE = wire.Phase
@@ -66,6 +66,8 @@ class Rank:
         self.open: dict[int, _OpenStep] = {}
         self.numbers = SequenceIntervals(limits.gaps)
         self.heartbeat: wire.Heartbeat | None = None
+        self._beats: dict[int, wire.Heartbeat] = {}
+        self._beats_view: tuple[wire.Heartbeat, ...] = ()
         self.heard_unix_ns = 0
         self.synced = False
         self.catching_up = False
@@ -113,7 +115,7 @@ class Rank:
             if event.step <= self.newest:
                 self._settle(event.step)
         elif isinstance(event, wire.Heartbeat):
-            self.heartbeat = event
+            self._beat(event)
         else:
             self._describe(event, received.replayed)
 
@@ -248,6 +250,17 @@ class Rank:
             self._segments(event)
         elif isinstance(event, wire.Snapshot):
             self.snapshot = event
+
+    def _beat(self, event: wire.Heartbeat) -> None:
+        known = self.heartbeat
+        if known is None or event.t_ns >= known.t_ns:  # older ones come with a snapshot
+            self.heartbeat = event
+        if event.number is None or event.number in self._beats:
+            return
+        self._beats[event.number] = event
+        newest = max(event.number, self.heartbeat.number or 0) if self.heartbeat is not None else event.number
+        self._beats = {n: self._beats[n] for n in sorted(self._beats) if beat_is_kept(n, newest)}
+        self._beats_view = tuple(self._beats.values())
 
     def _past(self, event: wire.PastStep) -> None:
         closed, phases, ledgers = event.closed, event.phases, event.ledgers
@@ -394,6 +407,7 @@ class Rank:
             steps=self.steps.view(),
             open_step=self._open_step(),
             heartbeat=self.heartbeat,
+            heartbeats=self._beats_view,
             heard_unix_ns=self.heard_unix_ns,
             status=self.status(now_unix_ns),
             synced=self.synced,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpumon_agent import wire
-from gpumon_agent.wire.thinning import Facts, facts, kept
+from gpumon_agent.wire.thinning import Facts, beat_is_kept, facts, kept
 
 STEPS_MAX = 2_048
 THIN_EVERY = 512
@@ -80,6 +80,7 @@ class History:
         self._said: deque[bytes] = deque(maxlen=SAID_MAX)
         self._loose: dict[int, _Parts] = {}  # of dropped events whose step has not closed yet
         self._thinned: wire.Thinned | None = None
+        self._beats: dict[int, bytes] = {}
         self.newest = -1
 
     def extend(self, events: list[tuple[int, bytes]]) -> None:
@@ -95,6 +96,13 @@ class History:
                 self._closed = encoded
             if self._open_bytes >= _PAGE_BYTES and (closes or self._open_bytes >= 4 * _PAGE_BYTES):
                 self._seal()
+
+    def beat(self, heartbeat: wire.Heartbeat) -> None:
+        """Keeps heartbeats: the process's size over time."""
+        newest = heartbeat.number
+        if newest is not None:
+            self._beats[newest] = wire.encode_event(heartbeat)
+            self._beats = {number: raw for number, raw in self._beats.items() if beat_is_kept(number, newest)}
 
     def thin(self) -> wire.Thinned | None:
         """Thins the past when due. Returns what viewers must be told then."""
@@ -167,9 +175,9 @@ class History:
         return sum(len(old.raw) for old in self._old.values())
 
     def past(self) -> list[bytes]:
-        """The thinned part: kept steps, notices and out-of-memories, and `Thinned`. Without numbers."""
+        """Heartbeats, and the thinned part: kept steps, notices, out-of-memories, `Thinned`. Without numbers."""
         thinned = [] if self._thinned is None else [wire.encode_event(self._thinned)]
-        return [*(old.raw for old in self._old.values()), *self._said, *thinned]
+        return [*self._beats.values(), *(old.raw for old in self._old.values()), *self._said, *thinned]
 
     def packets(self) -> list[bytes]:
         """Everything since, oldest first."""

@@ -117,6 +117,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     devices: Annotated[tuple[Ordinal, ...], Meta(max_length=64)] = ()  # of the watched models
     off: Annotated[tuple[PartOff, ...], Meta(max_length=64)] = ()
     pinned: Bytes | None = None  # host memory pinned by torch's allocator; None: this torch does not report it
+    number: Count | None = None  # seconds since the agent began; None: the history keeps no heartbeats
 
     def __post_init__(self) -> None:
         clean_fields(self, "phase")

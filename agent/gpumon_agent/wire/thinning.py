@@ -24,6 +24,8 @@ KINDS_MAX = 8  # alternating steps: a GAN's discriminator and generator, an acto
 ALIKE_STEPS = 3
 PHASES_MAX = 256
 
+BEATS_MAX = 256
+
 Kind = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -86,3 +88,12 @@ def tells(first: Sequence[int | None] | None, kinds: int, input_bytes: int | Non
     if len(first) != ALIKE_STEPS:
         return len(first) < ALIKE_STEPS
     return len(set(first)) == 1 and None not in first and input_bytes not in (None, *first)
+
+
+def beat_is_kept(number: int, newest: int) -> bool:
+    """Whether a heartbeat is kept: the newest `BEATS_MAX`, and every nth older one, as many at most."""
+    older = newest - BEATS_MAX
+    stride = 1
+    while older // stride > BEATS_MAX:
+        stride *= 2
+    return number > older or number % stride == 0
