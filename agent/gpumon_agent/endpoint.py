@@ -206,7 +206,7 @@ def _in_temporary() -> Path | None:
 
         folder = tempfile.gettempdir()
         if folder == os.getcwd() and not any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")):  # noqa: PTH109
-            return None  # Python's last resort: a viewer in another folder would not look there
+            return None  # Python's last resort: a viewer in another folder would not find it
     except FileNotFoundError:  # nothing can be written anywhere
         return None
     return Path(folder, f"gpumon-{os.geteuid()}")

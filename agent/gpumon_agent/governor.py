@@ -8,11 +8,11 @@ from math import ceil
 STEP_SHARE = 0.008  # of the mean step: the rest of the 1 % is for the hooks themselves, which are not timed
 STEP_FLOOR_NS = 100_000  # for any step: one raw allocator read costs about 20 µs of it
 SAMPLED_STEP_NS = 10_000_000  # thread time that one sampled step may cost
-WAITS = 4  # wall time may be so many times that, waiting for the allocator's lock or for a CPU
+WAITS = 4  # times that in wall time, with waits for the allocator's lock or a CPU
 STEPS_BETWEEN_DECISIONS = 50
 TIMED_EVERY, TIMED_FIRST = 4, 8
 """Of the steps that read at each boundary, every nth is timed (at first all): the clock costs time too."""
-FIRST_LEDGERS = 2  # steps whose ledger is read before there is anything to decide by
+FIRST_LEDGERS = 2  # steps whose ledger is read before there are costs to decide by
 EARLY_LEDGERS = (5, 10, 20, 40, 80)
 """Steps whose ledger is read at any rate: optimizer state exists, batches settle; short runs have no others."""
 LEDGERS_JUDGED_BY = 8  # before sampled steps count as too expensive: the first have cold caches

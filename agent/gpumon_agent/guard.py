@@ -41,7 +41,7 @@ class Off(NamedTuple):
 
 
 class Guard:
-    """Wraps the agent's entry points. Failures are counted, the first is printed; after a few the part is off."""
+    """Wraps the agent's entry points. Counts a part's failures, prints the first, and after a few switches it off."""
 
     def __init__(self) -> None:
         self.failures: dict[str, int] = {}

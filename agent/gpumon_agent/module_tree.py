@@ -1,4 +1,4 @@
-"""The modules of a model in the order of `named_modules`, read over as many steps as it takes. Keeps none alive."""
+"""The modules of a model in the order of `named_modules`, read in slices over several steps. Keeps none alive."""
 
 from __future__ import annotations
 

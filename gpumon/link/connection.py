@@ -1,4 +1,4 @@
-"""The connection to one agent, from the first attempt to its Goodbye, and the handling of silence."""
+"""The connection to one agent, from the first attempt to its Goodbye, and what its silence means."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from .errors import LinkError
 
 ANSWER_S = 3.0  # time for an agent's first message
 _LOOK_S = 0.5  # between two searches for new ranks or a restarted job
-_SWEPT_FROM = 8  # agents: from so many on polling costs less than a callback per frame
+_SWEPT_FROM = 8  # agents: from 8 on polling costs less than a callback per frame
 _SWEEP_S = 0.1  # as often as agents send
-_MANY_FROM, _MANY_SWEEP_S = 32, 0.2  # from so many on half as often: polling costs as much as reading
+_MANY_FROM, _MANY_SWEEP_S = 32, 0.2  # from 32 on half as often: polling costs as much as reading
 _BATCH_MAX = 512  # events, then the event loop runs
 
 

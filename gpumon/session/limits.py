@@ -11,7 +11,7 @@ from gpumon_agent import wire
 class StoreLimits:
     """Limits of a session."""
 
-    steps: int = 4_096  # closed steps a rank that the helper keeps in full: it says when it drops the oldest
+    steps: int = 4_096  # closed steps a rank that the helper keeps in full, until `Thinned` drops the oldest
     steps_in_all: int = 16_384  # of all ranks together: with many ranks each keeps fewer
     steps_at_least: int = 64  # of each rank, for any number of ranks
     older: int = 1_024  # thinned steps kept

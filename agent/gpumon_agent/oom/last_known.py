@@ -31,7 +31,7 @@ class LastKnown(msgspec.Struct, frozen=True):
     """A training as its helper saw it last. Bytes; None if unknown."""
 
     unix: Annotated[float, Meta(ge=0, le=1e11)]
-    ended: bool  # the helper saw it gone
+    ended: bool  # the helper saw its end
     host: Text
     boot_id: Text
     pid: Pid

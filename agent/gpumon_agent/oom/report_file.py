@@ -255,7 +255,7 @@ def directories() -> list[Path]:
 
 
 class NotOurs(Exception):
-    """A link, no regular file, or another user's. The text is one sentence."""
+    """The file is a link, not regular, or another user's. The text is one sentence."""
 
 
 def load(path: Path) -> Report | None:

@@ -13,7 +13,7 @@ Used twice: in the agent and in the viewer. Cost: see shape_regression; a step o
 no update. Memory is constant.
 
 Known limitations. The first step does not show the optimizer state of the second, so its figures are dropped. Of
-several micro-batches only the current one is known. Later ones are taken to be like it if the newest step's were alike,
+several micro-batches only the current one is known. Later ones are assumed equal to it if the newest step's were,
 else as high as usual.
 """
 
@@ -36,7 +36,7 @@ FEW_APART, BEYOND_APART = 0.25, 0.1  # widening per side, as share of the excess
 TRUSTED_AFTER = (0, 3, 3, 0)
 """Residuals of each sort, from which on the point forecast decides."""
 CLEARLY, LEADS_STEPS = 1.02, 16
-"""Once backward's excess was higher by this factor for so many steps, forward is skipped within the known batches."""
+"""After `LEADS_STEPS` with backward's excess higher by this factor, forward is skipped within the known batches."""
 _LATER = "\0later"  # no phase has this name
 
 Kind = tuple[bool, tuple[int, ...]]

@@ -64,7 +64,7 @@ class _Device:
 
     def __init__(self, shape_model: ShapeModel, fragments: Fragments) -> None:
         self.shape_model, self.fragments = shape_model, fragments
-        self.first: int | None = None  # bytes allocated when the step's first batch came
+        self.first: int | None = None  # bytes allocated before the step's first batch
         self.said = 0  # the last outlook's peak
 
 

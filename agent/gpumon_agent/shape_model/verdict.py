@@ -24,8 +24,8 @@ class Fragments:
     """Bytes of one device that its allocator reserves at a peak but cannot use for it.
 
     At most reserved − allocated at the peak. Less if whole segments are free (they are released before an allocation
-    fails): then `inactive_split` at the fullest boundary. After a retry none are free. Expandable segments release
-    single pages, so they count nothing.
+    fails): then `inactive_split` at the fullest boundary. After a retry none are free. Always 0 with expandable
+    segments, which release single pages.
     """
 
     __slots__ = ("_compact", "_idle", "_retries", "_slack", "_split", "expandable", "fitted", "room")

@@ -99,7 +99,7 @@ class Helper:
                 elif kind != "step" and self._heed(wire.decode_event(payload), payload):
                     continue
                 events.append((self._seq, payload))
-            except wire.WireError:  # the gap in the numbers tells viewers
+            except wire.WireError:  # viewers notice the gap in the numbers
                 pass
             self._seq += 1
         self._seq += self._reader.lost - self._lost
@@ -164,7 +164,7 @@ class Helper:
         self._number += 1
         self._said = [*self._said, (self._number, wire.clean(text, _LINE_CHARS))][-_KEPT:]
 
-    # ---------------------------------------------------------------------------------------------------------- within
+    # -------------------------------------------------------------------------------------------------------- internal
 
     def _at(self) -> Current:
         self._now = self._status.read() or self._now

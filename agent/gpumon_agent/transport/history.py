@@ -1,7 +1,7 @@
 """The run's past, encoded: the newest steps in full, its beginning and every nth step between (wire.thinning).
 
 It is sent to viewers that attach late or missed something, and written beside an out-of-memory report. Viewers that
-were attached all along are told when the past is thinned, and thin theirs the same way.
+were attached all along receive `Thinned` and thin their past the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpumon_agent.wire.thinning import Facts, beat_is_kept, facts, kept
 
 STEPS_MAX = 2_048
 THIN_EVERY = 512
-"""The oldest are thinned after so many steps, so the newest 1,536 to 2,048 steps are complete."""
+"""Steps between two thinnings of the oldest: the newest 1,536 to 2,048 steps are complete."""
 
 BYTES_MAX = 3 * 1024 * 1024  # of the newest steps; thinned to three quarters of it
 OLD_STEPS_MAX = 512  # one of every `stride` steps
@@ -105,7 +105,7 @@ class History:
             self._beats = {number: raw for number, raw in self._beats.items() if beat_is_kept(number, newest)}
 
     def thin(self) -> wire.Thinned | None:
-        """Thins the past when due. Returns what viewers must be told then."""
+        """Thins the past when due, and returns the event for viewers."""
         too_large = self._pages_bytes + self._open_bytes > self._bytes_max
         if self._closed is None or (self._steps_since < THIN_EVERY and not too_large):
             return None

@@ -28,7 +28,7 @@ from gpumon_agent.transport.control import Control
 from gpumon_agent.transport.history import History
 
 FLUSH_S = 0.1
-MANY_RANKS, FLUSHES_OF_MANY = 32, 2  # from so many ranks on each sends every other time: a viewer receives all of them
+MANY_RANKS, FLUSHES_OF_MANY = 32, 2  # from 32 ranks on each sends every other time: a viewer receives all of them
 HEARTBEAT_S = 1.0
 CLOSE_S = 0.22  # 250 ms are promised; the rest is for waking up on a busy machine
 _GOODBYE_S = 0.15  # of CLOSE_S: time for viewers to receive Goodbye

@@ -65,7 +65,7 @@ class Holder(Message, frozen=True):
 
     @property
     def variable(self) -> str:
-        """Without its indexes: "losses" of "losses[*][0]"."""
+        """Up to the first index: "losses" of "losses[*][0]"."""
         return self.name.partition("[")[0]
 
     @property
@@ -227,7 +227,7 @@ def parts(segments: Iterable[Segment]) -> Iterator[tuple[Segment, ...]]:
     yield tuple(part)
 
 
-# ------------------------------------------------------------------------------------------------- what is asked for
+# --------------------------------------------------------------------------------------------------------- requests
 
 CENSUS, BLOCKS, SNAPSHOT_FILE, ROOM = "census", "blocks", "snapshot", "room"
 """What a viewer may request: a census now, the allocator's blocks, a file for memory_viz; or send: how much a device

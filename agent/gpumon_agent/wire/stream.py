@@ -154,7 +154,7 @@ class Ledger(Message, frozen=True, tag="ledger"):
 
 
 class PastStep(Message, frozen=True, tag="past"):
-    """A complete old step. Without number: those of the dropped events around it say nothing."""
+    """A complete old step. It has no number, since the events around it are dropped."""
 
     closed: Step
     phases: Annotated[tuple[Phase, ...], Meta(max_length=PHASES_PER_STEP_MAX)] = ()
@@ -209,7 +209,7 @@ class Notice(Message, frozen=True, tag="notice"):
 class Goodbye(Message, frozen=True, tag="goodbye"):
     """The process ends, or (`lost`, written by helper or viewer) was found gone without a Goodbye."""
 
-    reason: Text  # finished | exception | signal | lost | stopped (the agent was asked to stop; training goes on)
+    reason: Text  # finished | exception | signal | lost | stopped (`stop()` was called; training goes on)
     t_ns: Nanoseconds
     step: StepNumber | None = None
     phase: Text | None = None
