@@ -32,8 +32,6 @@ _LIBRARIES = {*sys.stdlib_module_names, "gpumon_agent", "torch", "zmq", "msgspec
 
 
 class Off(NamedTuple):
-    """A switched-off part of the agent."""
-
     part: str
     error: str  # of its last failure
     where: str  # file.py:LINE in the agent

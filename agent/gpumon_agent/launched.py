@@ -31,7 +31,6 @@ class Launched(NamedTuple):
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Launched:
-    """Reads the environment."""
     if "RANK" not in environment and environment.get("SLURM_PROCID", "").isdecimal():
         return _slurm(environment)
     return Launched(

@@ -19,8 +19,6 @@ class Forked(Protocol):
 
 
 class Registry:
-    """One process's."""
-
     def __init__(self) -> None:
         self.agent: Any = None
         """agent.Agent, once there is one"""

@@ -41,7 +41,7 @@ class Processes:
         return tuple(self._whole(pid, known.get(pid)) for pid in sorted(set(pids)))
 
     def _own(self, pid: int) -> wire.ProcessReading | None:
-        """Without its children."""
+        """The reading without children."""
         try:
             watched = self._watched.get(pid)
             if watched is None or not watched.process.is_running():

@@ -199,7 +199,6 @@ class Sampler:
         self._due = min(self._due, time.monotonic() + period)
 
     async def read(self) -> wire.Host:
-        """One reading now."""
         reading, _ = await asyncio.gather(self._driver.read(min(0.4, self._period)), self._look_at_processes())
         total, available = machine_memory()
         return wire.Host(

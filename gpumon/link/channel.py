@@ -58,7 +58,6 @@ class Channel:
 
     @property
     def waits(self) -> bool:
-        """A request is pending."""
         return bool(self._request)
 
     def receive(self) -> bytes | None:
@@ -75,7 +74,6 @@ class Channel:
         return bool(self._request) and raw.startswith(self._request)
 
     def watch(self) -> None:
-        """Updates the connection's state."""
         while True:
             try:
                 event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))["event"]

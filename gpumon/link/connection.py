@@ -51,8 +51,6 @@ class Owner(Protocol):
 
 
 class Connection:
-    """The connection to one agent, from the first attempt to its Goodbye."""
-
     def __init__(self, owner: Owner, descriptor: Descriptor) -> None:
         self.descriptor = descriptor
         self.feed = Feed(descriptor.nonce)

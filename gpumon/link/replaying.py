@@ -86,7 +86,6 @@ class Replay:
 
 
 def replay(path: Path | str, speed: float | None = None) -> Replay:
-    """The messages of a recording; see `Replay`."""
     return Replay(path, speed)
 
 

@@ -6,8 +6,6 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Part(Protocol):
-    """One message of a set."""
-
     @property
     def part(self) -> int: ...
 

@@ -36,7 +36,6 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
     highest: int = -1  # peak of allocated there; -1: unknown
 
     def on(self, device: int) -> tuple[wire.Phase, ...]:
-        """Its phases on one device."""
         if self.alone == device:
             return self.phases
         return tuple([phase for phase in self.phases if phase.device == device])
@@ -49,7 +48,6 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
         return None if highest is None else highest.allocated_peak
 
     def devices(self) -> set[int]:
-        """The devices of its phases."""
         return {phase.device for phase in self.phases} if self.alone is None else {self.alone}
 
 

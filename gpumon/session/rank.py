@@ -37,7 +37,7 @@ _JOINING = (wire.Phase, wire.Ledger)  # looked up once: thousands of events a se
 
 
 def refused(event: wire.Unread) -> str:
-    """A sentence saying that an event was not read."""
+    """Sentence for an event that was not read."""
     return f"a message of kind {event.kind!r} was refused, for it breaks the protocol's bounds: {event.why}"
 
 
@@ -52,8 +52,6 @@ class _OpenStep:
 
 
 class Rank:
-    """What is known of one training process."""
-
     def __init__(self, source: str, limits: StoreLimits, arrival: int) -> None:
         self.source = source
         self.limits = limits

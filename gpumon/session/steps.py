@@ -76,7 +76,6 @@ class StepRing(Steps):
         self._let_go()
 
     def put(self, at: int, record: StepRecord) -> None:
-        """Replaces the record at `at`."""
         self._own()[at] = record
 
     def insert(self, at: int, record: StepRecord) -> None:
@@ -106,7 +105,6 @@ class StepRing(Steps):
         return self._records
 
     def keep(self, limit: int) -> None:
-        """Changes the limit."""
         self._limit = limit
         self._slack = max(SLACK_LEAST, limit // SLACK_SHARE)
         self._let_go()

@@ -1,8 +1,7 @@
 """Pure state of a session: events go in, frozen Frames come out. No clock, no socket, no drawing.
 
-`apply` is O(1) (a late event of a closed step costs a bisection) and never raises, whatever the order or
-loss of events. Memory is bounded: `StoreLimits` caps every ring, and lost numbers are stored as a few
-intervals.
+`apply` is O(1) (a late event of a closed step costs a bisection) and never raises, whatever the order or loss of
+events. Memory is bounded: `StoreLimits` caps every ring, and lost numbers are stored as a few intervals.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ class SessionStore:
         self._arrivals = 0
 
     def apply(self, received: wire.Received) -> None:
-        """Applies one event."""
         if received.unix_ns > self._newest_unix_ns:
             self._newest_unix_ns = received.unix_ns
         rank = self._ranks.get(received.source)

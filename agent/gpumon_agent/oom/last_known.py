@@ -52,7 +52,7 @@ class File:
     """One process's file. Raises OSError or Unavailable."""
 
     def __init__(self, box: report_file.ReportFile, began_unix_ns: int, pid: int, *, written: bool = False) -> None:
-        """`written`: an earlier helper, which died, wrote it."""
+        """`written`: by an earlier helper, which died."""
         self._box = box
         self._name = f"last-{began_unix_ns // 1_000_000:013d}-{pid}.json"
         self._written = written

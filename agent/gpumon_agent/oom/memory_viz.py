@@ -89,7 +89,6 @@ class Written:
             pass_on(reason)
 
     def abandon(self) -> None:
-        """Removes an unfinished file."""
         if self._file is not None:
             file, self._file = self._file, None
             with tolerate(OSError):

@@ -146,7 +146,6 @@ class ShapeRegression:
 
     @property
     def batches(self) -> int:
-        """Number of different batches known."""
         return len(self._keys)
 
     def largest(self) -> Features | None:

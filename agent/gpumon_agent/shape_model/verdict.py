@@ -90,7 +90,7 @@ class Fragments:
 
 
 def expandable(settings: Iterable[str]) -> bool:
-    """Whether the allocator's settings enable it."""
+    """Whether the allocator's settings enable expandable segments."""
     return any("expandable_segments:true" in value.replace(" ", "").lower() for value in settings)
 
 

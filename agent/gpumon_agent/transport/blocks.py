@@ -112,7 +112,6 @@ def made_of(raw: Raw, device: int) -> Iterator[list[wire.Segment] | None]:
 def encoded(
     segments: list[wire.Segment], device: int, number: int, at: tuple[int, str], t_ns: int, reason: str, spent_ns: int
 ) -> Iterator[bytes]:
-    """Yields the encoded messages."""
     cut = list(wire.parts(segments))
     for part, some in enumerate(cut):
         yield wire.encode_event(wire.Segments(device, number, *at, t_ns, reason, part, len(cut), some, spent_ns))

@@ -48,8 +48,6 @@ class _Closed(NamedTuple):
 
 
 class _Parts:
-    """The events of a step seen so far."""
-
     __slots__ = ("ledgers", "peaks", "phases")
 
     def __init__(self) -> None:
@@ -84,7 +82,7 @@ class History:
         self.newest = -1
 
     def extend(self, events: list[tuple[int, bytes]]) -> None:
-        """Encoded events with their numbers, in order."""
+        """Adds encoded events with their numbers, in order."""
         for seq, encoded in events:
             self._open.append((seq, encoded))
             self._open_bytes += len(encoded)
@@ -131,7 +129,7 @@ class History:
         return self._thinned
 
     def _take_apart(self, page: _Page) -> Iterator[tuple[int, _Closed]]:
-        """Its steps by number. Keeps its notices and out-of-memories."""
+        """The page's steps by number. Keeps its notices and out-of-memories."""
         loose = self._loose
         for packet in page.packets:
             for _, raw in wire.unpack(packet):

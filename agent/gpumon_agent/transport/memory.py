@@ -84,7 +84,7 @@ class Memory:
     """
 
     def __init__(self, fd: int, events_bytes: int, long_bytes: int) -> None:
-        """For `create` and `open`, which check. Raises OSError."""
+        """Use `create` or `open`, which check. Raises OSError."""
         self.fd = fd
         self._size = _RING_OFFSET + events_bytes + long_bytes
         self._address: int | None = _mapped(fd, self._size)
@@ -150,7 +150,7 @@ class Memory:
 
     @property
     def exit_address(self) -> int:
-        """Of the word EXIT, for libc to write to. Invalid after `close`."""
+        """Address of the word EXIT, for libc. Invalid after `close`."""
         assert self._address is not None
         return self._address + 8 * EXIT
 

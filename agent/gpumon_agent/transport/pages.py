@@ -69,13 +69,11 @@ class Pages:
         return None
 
     def _begin(self, number: int) -> int:
-        """Of the payload."""
+        """Offset of the payload."""
         return self._offset + number % 2 * self._page_bytes + _HEADER.size
 
 
 class Current(NamedTuple):
-    """What training is doing now."""
-
     step: int
     phase: str
     since_ns: int  # of the monotonic clock

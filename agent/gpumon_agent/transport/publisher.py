@@ -37,7 +37,7 @@ _REQUESTS_MAX = 64  # pending snapshots; a viewer whose request was dropped asks
 
 
 class Source(Protocol):
-    """Source of the numbered events. Bytes: an encoded one."""
+    """The source of numbered events. Bytes: an encoded one."""
 
     def drain(self) -> Sequence[tuple[int, wire.NumberedEvent | bytes]]: ...
 
@@ -123,7 +123,7 @@ class Publisher:
         return self._answered.is_set()
 
     def wait_ready(self, seconds: float) -> bool:
-        """Whether viewers can attach now."""
+        """Waits, and returns whether viewers can attach."""
         return self._ready.wait(seconds) and not self._closed.is_set()
 
     def announce(self, descriptor: endpoint.Descriptor | None = None) -> None:

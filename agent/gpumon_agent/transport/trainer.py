@@ -280,7 +280,7 @@ class Transport:
     # -------------------------------------------------------------------------------------------------- long messages
 
     def announce(self, descriptor: endpoint.Descriptor | None = None) -> None:
-        """Fields of heartbeats or of the descriptor file may have changed."""
+        """Call when the descriptor file or fields of heartbeats may have changed."""
         if descriptor is not None:
             self.descriptor = descriptor
         self.tell_state(descriptor)

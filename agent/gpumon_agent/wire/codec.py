@@ -156,7 +156,6 @@ _reply_decoder = msgspec.msgpack.Decoder(Reply)
 
 
 def past_step(closed: bytes, phases: list[bytes], ledgers: list[bytes]) -> bytes:
-    """A PastStep of encoded events."""
     raw = msgspec.Raw
     return _encoder.encode(_RawPastStep(raw(closed), [raw(each) for each in phases], [raw(each) for each in ledgers]))
 
@@ -169,7 +168,7 @@ def peak_of(phase: bytes) -> tuple[int, int, int | None]:
 
 
 def step_of(ledger: bytes) -> int:
-    """Of an encoded Ledger or Phase. Raises WireError."""
+    """The step of an encoded Ledger or Phase. Raises WireError."""
     return _decode_head(ledger).step
 
 

@@ -79,7 +79,7 @@ class Holder(Message, frozen=True):
 
     @property
     def attribute(self) -> str:
-        """ "k_cache" of "model.3.k_cache"; empty where there is none."""
+        """ "k_cache" of "model.3.k_cache"; empty if there is none."""
         return self.name.rpartition(".")[2]
 
 

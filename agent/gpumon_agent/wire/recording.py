@@ -20,7 +20,6 @@ MESSAGE_BYTES_MAX = 1024 * 1024
 
 
 def framed(message: bytes) -> bytes:
-    """One message as in the file."""
     return FRAME_HEAD.pack(len(message), zlib.crc32(message)) + message
 
 
