@@ -167,7 +167,7 @@ class Memory:
             os.close(fd)
 
     def close(self) -> None:
-        """Closes the descriptor and unmaps. Later use of this memory raises ValueError.
+        """Closes the descriptor and unmaps. Later use raises ValueError (pack_into: TypeError).
 
         If another thread is copying (without a GIL), the mapping stays until `close` is called again.
         """
