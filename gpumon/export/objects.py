@@ -189,13 +189,14 @@ class Objects:
         self, rank: RankFrame, said: _Said, findings: tuple[Finding, ...], unix_ns: int, live: bool
     ) -> Iterator[Stated]:
         """Each finding when it opens, when its holder, line or severity becomes another, and when it is gone."""
-        present = {(found.code, found.subject, found.step) for found in findings}
-        for found in findings:
+        present = set()
+        for found in findings:  # open ones first, then those that are gone, newest first
             key = (found.code, found.subject, found.step)
             told = (found.state, found.severity, found.holder, found.where)
-            if said.findings.get(key) != told:
+            if key not in present and said.findings.get(key) != told:
                 said.findings[key] = told
                 yield Stated(rank.source, jsonl.finding(rank, found, unix_ns), live, "/".join(map(str, key)))
+            present.add(key)
         for key in said.findings.keys() - present:
             del said.findings[key]
 
