@@ -37,7 +37,7 @@ class Graphs:
         self._captured: weakref.ref[Any] | None = None  # the graph being captured, or captured last
         self._stepping: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs with an optimizer's step in them
         self._replayed = False
-        self._open = False  # a replay has a window of its own
+        self._open = False  # the running replay has its own window
 
     def install(self, patches: Patches) -> list[Any]:
         """Registers torch's graph hooks and returns their handles; older torch: wraps two methods of CUDAGraph."""

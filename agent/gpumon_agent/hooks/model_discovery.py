@@ -73,7 +73,7 @@ class _Search:
         self.parameters = parameters
         self.levels = 0
         self.entries = [weakref.ref(top)]
-        self.frontier = [weakref.ref(top)]  # the lowest entries: below them the search goes on
+        self.frontier = [weakref.ref(top)]  # the lowest entries: the search continues below them
 
     def descend(self, enter: Callable[[Module], None]) -> bool:
         """Goes one level down: children that own some of the parameters become entries. False: none were added."""

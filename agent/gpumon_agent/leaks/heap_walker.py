@@ -49,7 +49,7 @@ from gpumon_agent.leaks.object_children import (
 )
 from gpumon_agent.thread_clock import ThreadClock
 
-CHUNK = 16  # children between two looks at the clock
+CHUNK = 16  # children read at once
 DEPTH_MAX = 160  # resuming costs 1 µs per level
 BIG = 4_096  # entries: larger dicts are read with PyDict_Next, whose cursor resumes without skipping entries
 SET_MAX = 10_000
@@ -76,7 +76,7 @@ class Root(NamedTuple):
     function: str | None = None  # whose local variables these are
     kind: str = "global"
     named: bool = False  # a namespace: its dict's keys are variables
-    own: str = ""  # what `self` stands for
+    own: str = ""  # the class name that replaces `self`
     module: str | None = None  # whose globals these are
     where: Callable[[str], str | None] = lambda _: None  # the line that first gave the variable a value
 
@@ -603,7 +603,7 @@ class HeapWalker:
         level = self._levels[-1]
         steady = level.how in _CONTAINERS or (level.how == DICT and len(level.obj) > _NAMED_KEYS_MAX)
         if steady and _fixed(level.obj):
-            steady = False  # each entry has a name of its own
+            steady = False  # each entry has its own name
         if steady:
             known = level.holder or self._holders.get(level.identity)
             if known is not None:  # reached before by another path: keep that name for its new entries
@@ -829,7 +829,7 @@ _LARGER = 12  # objects: for fewer, remembering them costs more than walking the
 _HOLDERS_MAX = 10_000
 _BUILTINS = id(vars(builtins))  # every namespace leads there
 _ATTRIBUTES = -1  # in place of a position
-_AT_ONCE = 16  # children of one object between two looks at the clock
+_AT_ONCE = 16  # children of one object between two clock checks
 
 
 def _entry(mapping: dict[Any, Any], cursor: int) -> tuple[Any, Any] | None:
