@@ -72,7 +72,6 @@ class CudaProbe:
         return tuple(found)
 
     def fall_silent(self) -> None:
-        """Stops reading and restores the wrapped functions."""
         self.silent = True
         self.boundary = lambda device: Reading()
         self._peaks.stop()

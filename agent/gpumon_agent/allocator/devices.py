@@ -55,7 +55,6 @@ class Devices:
 
     @property
     def looking(self) -> bool:
-        """Whether the search continues in the next step."""
         return self._looking is not None
 
     def look_on(self) -> tuple[Reader, ...] | None:

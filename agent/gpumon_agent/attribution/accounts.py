@@ -120,11 +120,9 @@ class Accounts:
 
     @property
     def history(self) -> History:
-        """The switch of PyTorch's allocation history."""
         return self._peak.history
 
     def changed(self) -> None:
-        """A model was added or wrapped."""
         self._rolling.restart()
         self._others.changed()
         self._activations.forget_models()
@@ -358,7 +356,6 @@ class Accounts:
         return bool(composed)
 
     def stop(self) -> None:
-        """Stops recording and restores all patches."""
         self._peak.stop()
         self._peak.history.remove()
         self._activations.stop()

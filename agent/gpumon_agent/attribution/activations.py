@@ -37,8 +37,6 @@ _transformed = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class _Noted(weakref.ref[Any]):
-    """A saved storage and its module."""
-
     __slots__ = ("address", "index", "place")
     address: int
     index: int
@@ -46,8 +44,6 @@ class _Noted(weakref.ref[Any]):
 
 
 class Alive(NamedTuple):
-    """A saved storage that is alive."""
-
     address: int
     nbytes: int
     place: Place | None
@@ -206,5 +202,4 @@ class Activations:
         self._casts.clear()
 
     def stop(self) -> None:
-        """Restores all patches."""
         self._watch.stop()

@@ -30,8 +30,6 @@ _PLAIN = (Tensor, Parameter)
 
 
 class Block(NamedTuple):
-    """The owner of the bytes at an address."""
-
     line: str
     nbytes: int
     place: Place | None = None
@@ -49,8 +47,6 @@ class _Lasting(NamedTuple):
 
 
 class BlockOwners:
-    """The blocks of this process's devices."""
-
     def __init__(self, inventory: Inventory, others: UnwatchedModels, workspaces: Workspaces) -> None:
         self._inventory = inventory
         self._others = others

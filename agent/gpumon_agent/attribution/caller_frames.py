@@ -39,7 +39,6 @@ def beside(given: Iterable[Tensor]) -> list[Tensor]:
 
 
 def made() -> list[Tensor]:
-    """Tensors with a graph."""
     return [tensor for tensor in _held(set()) if tensor.grad_fn is not None]
 
 

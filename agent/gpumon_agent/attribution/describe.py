@@ -51,7 +51,6 @@ OPTIMIZERS_MAX = 64  # newest ones per message; a script may keep a new optimize
 def model(
     root: Module, optimizers: Sequence[Optimizer], *, index: int, revision: int, name: str, found: bool
 ) -> tuple[wire.Model, list[wire.Module]]:
-    """The complete description, in one call."""
     *_, described = parts(root, optimizers, index=index, revision=revision, name=name, found=found)
     assert described is not None
     return described

@@ -86,7 +86,6 @@ class Places:
         self._alike: dict[tuple[Place, str], list[int]] = {}  # positions of children that match an operator
 
     def add(self, index: int, root: Module) -> None:
-        """Adds a model."""
         bare: set[Module] = set()
         paths = {module: path for path, module in root.named_modules()}
         for module, path in reversed(paths.items()):  # children before the modules that hold them
@@ -211,7 +210,6 @@ class GraphWalk:
 
     @property
     def hidden(self) -> dict[str, None]:
-        """Names of pack hooks whose results are opaque, in the order met."""
         return self._reader.hidden
 
     def _collect(self, roots: Iterable[object], after: int) -> list[tuple[int, Any, Any]]:
@@ -346,8 +344,6 @@ class GraphWalk:
 
 
 class _Placed(NamedTuple):
-    """Results for one node."""
-
     around: Around | None  # of the operators that it feeds
     parameter: int | None  # id of the parameter that it only reshapes or casts
     cast: int | None = None  # position of the node that cast it

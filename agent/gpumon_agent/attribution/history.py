@@ -89,7 +89,6 @@ class History:
         return True
 
     def newest(self) -> list[list[dict[str, Any]]]:
-        """The events kept since `begin_stacks`, by device."""
         traces: list[list[dict[str, Any]]] = snapshot(segments=False)["device_traces"] if self.stacks else []
         return traces
 

@@ -89,7 +89,6 @@ class Inventory:
         """Identities of the storages counted by the last call of `owners`."""
 
     def watch(self, model: Module, optimizers: Iterable[Optimizer] = ()) -> None:
-        """Adds `model` and `optimizers`, unless known."""
         if all(known() is not model for known in self._models):
             self._models.append(weakref.ref(model))
         for optimizer in optimizers:
@@ -172,7 +171,6 @@ class Inventory:
         )
 
     def models(self) -> Iterator[Module]:
-        """The watched models that are alive."""
         return _alive(self._models)
 
     def optimizers(self) -> Iterator[Optimizer]:
@@ -185,8 +183,7 @@ class Inventory:
     def held(self, *, lasting: bool = True, fleeting: bool = True) -> Iterator[tuple[str, Tensor, Tensor | None]]:
         """(line of the ledger, tensor, its parameter if it is a gradient), in the order of claims.
 
-        `lasting`: tensors that keep their addresses (weights, buffers, optimizer state, DDP hooks, ZeRO's buckets);
-        `fleeting`: the rest.
+        `lasting`: those that keep their addresses: weights, buffers, optimizer state, DDP hooks, ZeRO's buckets.
         """
         if fleeting:
             yield from (("buckets", tensor, None) for tensor in self.gathered())

@@ -150,5 +150,4 @@ class Layers:
 
 
 def _index(where: torch.device) -> int:
-    """As Tensor.get_device() returns it."""
     return _CPU if where.type == "cpu" else where.index or 0

@@ -218,8 +218,7 @@ class PeakBreakdowns:
 
 
 def _requested(reading: Reading, blocks: Blocks) -> int:
-    """Requested bytes of allocated blocks. Of blocks that wait for a stream only the rounded size is known; the result
-    is at least the bytes of `blocks`."""
+    """Requested bytes of allocated blocks. For those that wait for a stream only the rounded size is known."""
     allocated, requested = reading.allocated or 0, reading.requested or 0
     waits = max(0, (reading.active or 0) - allocated)
     if not waits:

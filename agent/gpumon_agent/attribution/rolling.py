@@ -73,7 +73,6 @@ class Rolling:
         self.restart()
 
     def restart(self) -> None:
-        """Discards all results."""
         self._circle: Iterator[None] | None = None
         self._before: list[_Sums] = []
         self._now: list[_Sums] = []
@@ -90,7 +89,6 @@ class Rolling:
         return self._sums is None and self.unreadable is None and self._circles < HURRIED_CIRCLES
 
     def look(self) -> None:
-        """Reads the next slice."""
         self.looked = 0
         if self.unreadable is not None:
             return

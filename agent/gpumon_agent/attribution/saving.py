@@ -63,7 +63,6 @@ class Watch:
                 self._patches.observe(owner, name, self._note, lambda *_: None)
 
     def stop(self) -> None:
-        """Restores torch's functions."""
         self._patches.restore()
 
     def _note(self, pack: Any = None, *_: Any, **__: Any) -> None:

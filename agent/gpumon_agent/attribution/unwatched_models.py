@@ -36,7 +36,6 @@ class UnwatchedModels:
         self._told: weakref.WeakSet[Module] = weakref.WeakSet()
 
     def changed(self) -> None:
-        """Call it when another model is watched."""
         self._left = 0
 
     def tensors(self, *, look: bool) -> Iterator[Tensor] | None:
@@ -110,7 +109,6 @@ class UnwatchedModels:
             yield from self._tell_of(other)
 
     def _tell_of(self, reference: weakref.ref[Module]) -> Iterator[None]:
-        """Reports an unwatched model, once."""
         other = reference()
         if other is None or other in self._told:
             return
@@ -145,7 +143,6 @@ class UnwatchedModels:
 
 
 def _parameters(root: Module) -> Iterator[weakref.ref[Tensor]]:
-    """The parameters in the model's order, each once."""
     seen: set[int] = set()
     for _, reference in tree([root]):
         at, more = 0, True

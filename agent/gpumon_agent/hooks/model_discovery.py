@@ -128,7 +128,6 @@ class Finder:
         self._handles.append(register_optimizer_step_pre_hook(hook(guard.protect("find", self._first_steps))))
 
     def stop(self) -> None:
-        """Removes all hooks and forgets all modules."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

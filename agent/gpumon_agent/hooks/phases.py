@@ -468,11 +468,9 @@ class Phases:
 
     @property
     def optimizers(self) -> list[Any]:
-        """The known optimizers that are alive."""
         return [optimizer for _, reference in self._optimizers.values() if (optimizer := reference()) is not None]
 
     def finish(self) -> None:
-        """Training ends: closes a step that waited for another optimizer."""
         if self._pending:
             self._close_step()
 
@@ -512,7 +510,6 @@ class Phases:
         return thread
 
     def _is_usual(self) -> bool:
-        """Whether the step's windows close with only a reading."""
         governor = self._governor
         if governor.ledger or governor.times or not governor.reads or self.readers is None:
             return False

@@ -62,7 +62,6 @@ class Recorder:
 
     @property
     def last_seq(self) -> int:
-        """The number of the newest event."""
         try:
             newest: int = self._events[-1][0]
         except IndexError as error:

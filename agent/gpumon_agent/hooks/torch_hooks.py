@@ -306,7 +306,6 @@ class Hooks:
         self._rooted(module)
 
     def release(self, module: Module) -> None:
-        """`module`'s forward is no longer a phase."""
         root = self._roots.get(id(module))
         if root is not None and root.holds(module):
             del self._roots[id(module)]
@@ -349,8 +348,6 @@ class Hooks:
 
 
 class _Root:
-    """One watched model and its hooks."""
-
     def __init__(self, hooks: Hooks, module: Module) -> None:
         self._hooks = hooks
         self._key = key = id(module)

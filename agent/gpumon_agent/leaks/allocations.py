@@ -44,8 +44,6 @@ _ask: Any = getattr(torch._C, "_cuda_allocationTraceback", None)  # since torch 
 
 
 class Made(NamedTuple):
-    """A block with a stack."""
-
     device: int
     address: int
     nbytes: int
@@ -119,7 +117,6 @@ class Allocations:
 
     @property
     def reading(self) -> bool:
-        """A read is in progress."""
         return self._blocks is not None
 
     @property

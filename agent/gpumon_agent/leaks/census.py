@@ -81,8 +81,6 @@ _Key = tuple[Any, Any, int, bool, str]
 
 
 class _Tally:
-    """One group during a census."""
-
     __slots__ = ("addresses", "bytes", "count", "graphs", "holders")
 
     def __init__(self) -> None:
@@ -144,8 +142,7 @@ class Census:
         self._buffers: dict[tuple[int, str], int] = {}
 
     def ask(self) -> str | None:
-        """Requested by key: at most 100 ms in one piece as the next step closes, the rest in slices. Returns None, or
-        why not."""
+        """Requests a census: at most 100 ms in one piece as the next step closes, then slices. None, or why not."""
         why = _why_not()
         if why is not None:
             return why
@@ -252,7 +249,6 @@ class Census:
         return complete
 
     def publish(self, census: wire.Census, counts: Counter[_Key], heaped: Counter[int], *, complete: bool) -> None:
-        """Sends the result, final (`complete`) or so far."""
         self.newest = census
         if not complete:
             self._say((census,))
@@ -301,7 +297,7 @@ class _Taking:
         self._slices = 0
         self._spent_ns = 0
         self._collects = True  # Python's collector is on
-        self._reaches_back = False  # a graph is longer than one step's should be
+        self._reaches_back = False  # a single tensor's graph is too long to measure at once, or grows
         self._early = False  # intermediate results were sent before the deep rounds
         self._lines: dict[int, str] = {}  # address → line that allocated it
         self._wanted_lines: set[int] = set()  # addresses
@@ -499,8 +495,8 @@ class _Taking:
         return max(_GRAPH_NS, min(_LONG_GRAPH_NS, _SLICE_NS_MAX - walk.spent_ns))
 
     def _measure(self, tensor: Any, name: str, walk: HeapWalker) -> None:
-        """Retries a graph measurement that ran out of time and keeps the maximum. If the graph passes through another
-        variable's graph that also reaches back, that variable is to blame."""
+        """Retries a graph measurement that ran out of time, and keeps the maximum. If the graph leads through another
+        variable's graph that also reaches back to an earlier step, that variable is to blame."""
         tally, at, looks = self._long[name]
         measured = retained(tensor, self._claimed, self._time_for_graph(walk), looks)
         if measured is None:

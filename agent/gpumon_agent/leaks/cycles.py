@@ -135,7 +135,7 @@ def only_each_other(reference: weakref.ref[Any]) -> bool:
 
 
 def _is_namespace(child: Any) -> bool:
-    """Whether it is a module's globals or the builtins, which lead to everything."""
+    """A module's globals or the builtins, which lead to everything."""
     return type(child) is dict and ("__builtins__" in child or "__import__" in child)
 
 

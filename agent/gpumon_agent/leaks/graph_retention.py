@@ -24,8 +24,6 @@ BLOCK_BYTES = 512  # the allocator's rounding
 
 
 class Retained(NamedTuple):
-    """What a graph keeps alive."""
-
     bytes: int
     cut: bool  # the time ran out
     nodes: frozenset[Any]  # seen or queued; strong references: for the current slice only

@@ -212,7 +212,6 @@ class HeapWalker:
 
     @staticmethod
     def _position(level: _Level) -> int:
-        """The cursor of the entry that is next."""
         if level.chunk is None:
             return level.cursor
         if level.places is not None:
@@ -773,7 +772,6 @@ class HeapWalker:
         return naming.place(code, line)
 
     def line(self, code: Any, name: str) -> int | None:
-        """The line at which `code` first assigns the variable `name`."""
         key = code.co_filename, code.co_firstlineno, name
         if key not in self._lines:
             self._lines[key] = naming.stored_at(code, name)

@@ -98,7 +98,6 @@ class LeakMonitor:
         return told if newest is None else [newest, *told]
 
     def stop(self) -> None:
-        """Stops the recording of stacks and restores everything replaced."""
         self.census.stop()
         self._loads.stop()
 

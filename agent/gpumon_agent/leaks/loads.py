@@ -45,8 +45,6 @@ _HOST = -1  # as Tensor.get_device() returns it
 
 
 class _Followed(weakref.ref[Any]):
-    """A weak reference to a storage of a load."""
-
     __slots__ = ("device", "identity", "load", "nbytes", "version")
     device: int
     identity: int
@@ -138,7 +136,6 @@ class Loads:
         self.fires = False
 
     def stop(self) -> None:
-        """Restores all patches and forgets all loads."""
         if REGISTRY.loads is self:
             REGISTRY.loads = None
         self.fires = False
@@ -228,7 +225,6 @@ class Loads:
             del self.loads[:-LOADS_MAX]
 
     def _mark(self, state_dict: Any) -> None:
-        """Marks the loads that `state_dict` comes from as used."""
         self.settle()
         given = [tensor for tensor in _tensors(state_dict) if type(tensor) in _PLAIN and not tensor.is_meta]
         identities = {tensor.untyped_storage()._cdata for tensor in given if tensor.layout is torch.strided}

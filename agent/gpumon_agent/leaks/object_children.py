@@ -78,7 +78,6 @@ _CONTAINERS = tuple((kind, told) for kind, told in _EXACT.items() if kind in PLA
 
 
 def how(kind: type) -> int:
-    """How the children of a `kind`'s instances are read."""
     known = _EXACT.get(kind)
     if known is not None:
         return known
@@ -375,8 +374,6 @@ def attribute(owner: Any, child: Any) -> str | None:
 
 
 class Name(NamedTuple):
-    """A holder, as it is reported."""
-
     text: str
     kind: str
     where: str | None
@@ -395,7 +392,6 @@ PAIRED = frozenset(kind for kind, told in _EXACT.items() if told in (PAIRS, FUNC
 
 
 def code_of(thing: Any) -> types.CodeType | None:
-    """Code of a function or a frame."""
     kind = type(thing)
     if kind in _FUNCTIONS:
         code: types.CodeType = thing.__code__
