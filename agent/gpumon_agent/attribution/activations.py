@@ -5,9 +5,9 @@ roots as it begins, which adds the loss. (An evaluation has no graph; its output
 weak reference: its Python object lives exactly as long as the storage. At a boundary, activations are the recorded
 storages that are alive and have no owner (weights, inputs, ...): none after a plain backward, unless the script keeps a
 graph or an output.
-Autocast's cache keeps a copy of each weight used in a matmul. Copies that no gradient needs (a first layer's, biases)
-are in no node; their sizes follow from the nodes that made them. An evaluation makes no nodes, and is assumed to copy
-what a training forward copied.
+Autocast's cache keeps a half-precision copy of each weight that it casts. Copies that no gradient needs (a first
+layer's, biases) are in no node; their sizes follow from the nodes that made them. An evaluation makes no nodes, and is
+assumed to copy what a training forward copied.
 Cost: that of graph.py; a walk stops after `WALK_NS`. Unless it extended its plan, sampled steps are then skipped: 1,
 doubled each time, at most `REST_MAX`; a complete walk resets this.
 Known limitations. Tensors saved in a step that was not sampled, and still alive, are unexplained.

@@ -1,10 +1,10 @@
 """Weights and buffers of models on the device that are not watched (an EMA, a teacher, a frozen copy), and their names.
 
-Model. While model_discovery is installed (`gpumon run`), it notes every module that is built, copied or unpickled. A
+Model. While model_discovery is installed (`gpumon run`), it records every module that is built, copied or unpickled. A
 module that is no child, not watched, and neither around nor inside a watched one is an unwatched model. If its
 parameters have the shapes of a watched model's, in order, it is called a copy of that model.
-Cost: one pass over the noted modules every `LOOK_EVERY` looks; between them, one over the unwatched models' tensors.
-Known limitations. With `watch()` alone no modules are noted: the line is None. Gradients of such models are
+Cost: every `LOOK_EVERY` fresh reads one pass over the recorded modules, else one over the unwatched models' tensors.
+Known limitations. With `watch()` alone no modules are recorded: the line is None. Gradients of such models are
 unexplained.
 """
 
