@@ -1,4 +1,4 @@
-"""One rank beside the others of its job: rank-skew, stray-context."""
+"""Findings from comparing the ranks of a job: rank-skew, stray-context."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def rank_skew(look: Look) -> Evidence | None:
     ordered = sorted((*look.peers_peaks, look.typical_peak))
     usual = ordered[(len(ordered) - 1) // 2]
     if look.usually_above - usual < max(rule.least_bytes, rule.excess_share_of_median * usual):
-        return None  # batches that differ make medians differ; a rank that is set apart is above in most of its steps
+        return None  # varying batches make medians differ; a real outlier is above in most steps
     excess = look.typical_peak - usual
     return Evidence(
         f"{look.rank.label} peaks {units.size(round(excess))} above the median of its job's ranks",
