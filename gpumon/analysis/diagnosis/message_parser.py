@@ -96,7 +96,7 @@ def find_all(text: str) -> list[Message]:
 
 
 def find(text: str) -> Message | None:
-    """The last message in a text: training survived the earlier ones. Messages with figures come first, then sure ones."""
+    """The last message in a text: training survived the earlier ones. Those with figures come first, then sure ones."""
     return newest(find_all(text))
 
 

@@ -306,6 +306,6 @@ def _pinned(look: Look, growth: Growth) -> str:
 
 
 def _as_fast_on_the_device(look: Look, growth: Growth) -> bool:
-    """Whether the host grows no faster than the device: with unified memory or a virtual GPU, one leak shows in both."""
+    """Whether the host grows no faster than the device: one leak shows in both with unified memory or a virtual GPU."""
     allocated = next((each for each in look.growth if each.figure == "allocated" and each.growing), None)
     return (growth.per_step or 0.0) <= SAME_SHARE * ((allocated.per_step if allocated else None) or 0.0)
