@@ -62,7 +62,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`differences`: the peaks first, then by kind, largest first, without equal ones."""
+    """A step beside its estimate. `phases` are their peaks, in the step's order."""
 
     step: int | None  # of phases and of what it adds
     read_step: int | None  # of the owners; None: carried over
@@ -87,9 +87,7 @@ def compare(report: DeviceReport, record: StepRecord | None) -> Comparison | Non
     for line in (*OWNERS, "unexplained", "unattributed", "rounding"):
         expected, read = getattr(estimate.lines, line, None), getattr(measured, line) if measured else None
         source = sources.get(line, "measured")
-        if (
-            line == "activations" and estimate.phases
-        ):  # those left at the end: held outputs, learnt from the first steps
+        if line == "activations" and estimate.phases:  # those left at the end: held outputs, as learnt
             expected, source = _held(estimate.lines, measured, sources), "learnt"
         elif line in ADDED:
             expected, source = None, "measured"

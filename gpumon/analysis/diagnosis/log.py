@@ -72,9 +72,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def cleaned(text: str) -> str:
-    """Replaces unprintable characters, since a log may hold anything; a progress bar's carriage return becomes a line
-    end.
-    """
+    """Replaces unprintable characters (a log may hold anything); a progress bar's carriage return is a line end."""
     if text.replace("\n", "").isprintable():
         return text
     text = _COLOUR.sub("", text).replace("\r", "\n").expandtabs(4)

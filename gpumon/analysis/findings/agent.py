@@ -1,6 +1,4 @@
-"""The finding that the agent reports about itself: agent-part-off. It needs no step and no device, so no catalogue
-rule.
-"""
+"""The finding that the agent reports about itself: agent-part-off. It needs no step, no device, no catalogue rule."""
 
 from __future__ import annotations
 
