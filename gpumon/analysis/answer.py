@@ -85,7 +85,6 @@ NOBODY = Answer("unknown", "no process has said anything yet")
 
 
 def answer(frame: Frame, reports: Iterable[RankReport]) -> Answer:
-    """The answer for all ranks of a frame."""
     by_source = {report.source: report for report in reports}
     newest: dict[int | None, int] = {}  # rank → when its newest process began; others were replaced
     for rank in frame.ranks:
@@ -116,7 +115,6 @@ def _weight(each: Answer) -> tuple[int, float, int]:
 
 
 def of_rank(rank: RankFrame, report: RankReport | None, unix_ns: int) -> Answer:
-    """The answer of one rank."""
     hello = rank.hello
     who = Who(hello.rank if (hello.world_size or 1) > 1 or hello.rank else None, hello.pid)
     if report is None:

@@ -95,7 +95,6 @@ SHARED = {"zero1": "optimizer state is", "zero2": "optimizer state and reduced g
 
 
 def sentences(frame: Frame) -> tuple[str, ...]:
-    """A summary for the user, a sentence per fact."""
     said: list[str] = []
     held = buckets(frame)
     if held is not None and held.each:

@@ -18,8 +18,6 @@ ORDERS = ("step", "bytes", "count", "grown")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One group."""
-
     group: wire.Group
     per_step: int | None = None  # bytes
 

@@ -71,8 +71,6 @@ class Highest:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An allocation that failed."""
-
     rank: int | None
     oom: wire.Oom
     explained: OomReport | None
@@ -107,14 +105,11 @@ class Outcome:
 
     @property
     def peak(self) -> Highest | None:
-        """The highest of all ranks."""
         return max(self.highest, key=lambda highest: highest.allocated, default=None)
 
 
 @dataclass(slots=True)
 class _Followed:
-    """One rank on one device."""
-
     top: wire.Phase | wire.Oom | None = None
     allocated: int = 0  # then
     reserved: int | None = None
@@ -131,8 +126,6 @@ class _Followed:
 
 
 class DryRunResult:
-    """Follows one run; see the module."""
-
     def __init__(self) -> None:
         self._store = SessionStore()
         self._reporter = Reporter()

@@ -51,8 +51,6 @@ SETTLING_STEPS = 2  # the first of a run, which create gradients, optimizer stat
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """The thresholds for a figure."""
-
     least: int = 0  # minimum growth over the window, in the figure's unit
     scales: tuple[int, ...] = (5, 10, 20, 40)  # steps (or readings) a part; each divides the next
 
@@ -109,8 +107,6 @@ class _Scale:
 
 @dataclass(slots=True)
 class _Found:
-    """A confirmed growth."""
-
     scale: _Scale
     since: int
     base: float
@@ -195,7 +191,6 @@ class Follower:
         return self._count > 0
 
     def growth(self) -> Growth:
-        """The current result."""
         if self._stated is None:
             self._stated = self._state()
         return self._stated
@@ -259,7 +254,6 @@ class Follower:
         return theil_sen([(float(step), float(value)) for step, value in zip(steps, values, strict=True)])
 
     def _longer(self, span: int) -> bool:
-        """Whether the batches themselves get longer."""
         sizes, steps = self._sizes[-span:], self._steps[-span:]
         if sizes[0] == sizes[-1] and min(sizes) == max(sizes):
             return False

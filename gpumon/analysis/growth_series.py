@@ -108,7 +108,6 @@ class DeviceGrowth:
         return next((grown[figure] for figure in LASTING if figure in grown), None)
 
     def growth(self) -> tuple[Growth, ...]:
-        """Each known figure."""
         self._take()
         first, second, third, fourth = self._all
         changed = first.changed, second.changed, third.changed, fourth.changed

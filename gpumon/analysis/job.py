@@ -40,8 +40,6 @@ GONE: dict[str, State] = {
 
 
 class RankStatus(msgspec.Struct, frozen=True, gc=False):
-    """One rank, seen or not."""
-
     rank: int | None
     state: State
     source: str | None = None  # None: never seen

@@ -25,8 +25,6 @@ TAKEN = ("allocated", "unexplained", "blocks")
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """The growth on one device, and the tensors behind it."""
-
     main: Growth  # the first of `TAKEN` that grows, with the earliest `since` of them all
     since: int
     per_step: float  # bytes

@@ -54,8 +54,6 @@ def kind(step: StepPeaks) -> Kind:
 
 @dataclass(slots=True)
 class DeviceState:
-    """State learnt of one device of one rank."""
-
     index: int
     lasting: wire.Ledger | None = None  # newest sampled ledger at the step's end
     first: dict[Kind, list[StepPeaks]] = field(default_factory=dict)  # what the estimate learns from

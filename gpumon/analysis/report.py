@@ -50,8 +50,6 @@ WHATIF_FROM, WHATIF_STEPS = 8, 32
 
 
 class Reporter:
-    """Follows the ranks of a session; see the module."""
-
     def __init__(self) -> None:
         self._ranks: dict[str, RankState] = {}
         self._pids: frozenset[int] | None = frozenset()  # of all ranks; None: to be counted again
@@ -222,7 +220,6 @@ class Reporter:
         learnt.retries = retries(record, report.device)
 
     def _peers(self, source: str, job: str | None) -> tuple[float, ...]:
-        """The medians of the job's other ranks."""
         typical = self._typical.get(job or "", {})
         return tuple([median for (other, _), median in typical.items() if other != source])
 

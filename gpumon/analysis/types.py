@@ -139,8 +139,6 @@ SEVERITIES = ("info", "warning", "critical")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding with its evidence."""
-
     code: str
     severity: str
     step: int | None  # its first step; None: not in the run's history

@@ -58,8 +58,6 @@ class Untold(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The step, split into parts."""
-
     start: float
     weights: float
     state: float

@@ -35,8 +35,6 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class FailureContext:
-    """What is known of the failure."""
-
     message: Message
     verdict: str
     phase: str | None = None

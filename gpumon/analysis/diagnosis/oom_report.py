@@ -38,8 +38,6 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One suggested change."""
-
     code: str
     text: str
     saves: int | None = None  # bytes at the failure; None: not computable

@@ -127,7 +127,6 @@ def stepped(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def states(tensors: Sequence[Tensor], recipe: Recipe) -> int:
-    """Bytes of all states."""
     return sum(counted(size) for group in stepped(tensors) for t in group for _, size in recipe.states_of(t))
 
 

@@ -19,7 +19,6 @@ DTYPES = {4: "fp32", 2: "16-bit", 1: "8-bit", 8: "fp64"}
 
 
 def text(report: OomReport, width: int = WIDTH) -> str:
-    """The whole explanation."""
     blocks = [_wrap(line(of_oom(report)), width)]
     for heading, said in (
         ("What was asked for", list(_what(report))),

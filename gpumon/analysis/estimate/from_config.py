@@ -98,8 +98,6 @@ def _unnamed(kind: type) -> Any:
 
 @dataclass
 class FromConfig(FromModule):
-    """A model from transformers."""
-
     content: Mapping[str, Any] = field(kw_only=True)
     where: str = field(kw_only=True)
     _kept: dict[Workload, int] = field(default_factory=dict)  # bytes of keys and values

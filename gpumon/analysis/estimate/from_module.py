@@ -155,7 +155,6 @@ class FromModule:
         return self.factory() if copy is None else copy
 
     def given(self, work: Workload) -> Any:
-        """The inputs of its forward."""
         if work.embedding_on_cpu or work.kv_cache:
             raise Untraceable("an embedding on the CPU and a cache of keys are the model's own business: build it so")
         return () if self.batches is None else self.batches(work.batch)

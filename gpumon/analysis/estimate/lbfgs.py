@@ -32,8 +32,6 @@ _ALIKE = 4
 
 
 class Taking(Protocol):
-    """A trace's recorder."""
-
     def take(self, size: int, line: str) -> Any: ...
 
     def drop(self, storage: Any) -> None: ...

@@ -49,7 +49,6 @@ class Shapes:
         self._known: dict[Any, Any] = {}
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The result of `func`."""
         kind = self._kinds.get(func) or self._kinds.setdefault(func, _kind(func))
         if kind == _RUN:
             return func(*args, **kwargs)

@@ -31,8 +31,6 @@ LONGEST = 1 << 20
 
 
 class Subject(Protocol):
-    """The object of an estimate."""
-
     @property
     def name(self) -> str: ...
 
@@ -155,7 +153,6 @@ def expect(subject: Subject, work: Workload) -> Expected:
 
 
 def _sources(work: Workload, played: Played) -> tuple[tuple[str, str], ...]:
-    """The source of each line's figure."""
     found = dict.fromkeys(("weights", "buffers", "gradients", "inputs", "optimizer"), "exact")
     if work.optimizer.name in EIGHT_BIT:
         found["optimizer"] = "closed form"

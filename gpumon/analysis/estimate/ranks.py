@@ -195,7 +195,7 @@ def _is_called(part: nn.Module | None) -> bool:
 
 
 def in_buckets(module: nn.Module, work: Workload, filling: Callable[[bool], None]) -> nn.Module:
-    """The module under DDP; `filling` is told when buckets are being allocated."""
+    """The module under DDP. `filling(True)` is called before buckets are allocated, `filling(False)` after."""
     from torch.nn.parallel import DistributedDataParallel
 
     def reduced(_, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations, but not as strings

@@ -178,7 +178,6 @@ class Allocator:
 
     @property
     def figures(self) -> Figures:
-        """The current figures."""
         allocated, requested, reserved, inactive_split = (stat.current for stat in self._stats)
         return Figures(allocated, requested, reserved, allocated, inactive_split)
 

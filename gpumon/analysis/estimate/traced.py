@@ -161,7 +161,6 @@ class Recorder:
                 storage.line = line
 
     def close(self, phase: str) -> None:
-        """Ends the current phase."""
         if self.held:
             return
         now = self.allocator.allocated

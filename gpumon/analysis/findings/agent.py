@@ -56,7 +56,6 @@ MISSING = {
 
 
 def parts_off(rank: RankFrame) -> tuple[Finding, ...]:
-    """One finding per part that the agent has switched off."""
     off = rank.heartbeat.off if rank.heartbeat is not None else ()
     return tuple(
         Finding(

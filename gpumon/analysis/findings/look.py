@@ -16,8 +16,6 @@ from gpumon_agent import wire
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Why a rule holds, at one look."""
-
     title: str
     bytes: int | None
     remedy: str

@@ -49,8 +49,6 @@ UNKNOWN: tuple[tuple[int, ...], ...] = ((1,),)
 
 
 class _Step(NamedTuple):
-    """What is kept of a step."""
-
     peak: int
     end: int
     excess: int  # peak − start
