@@ -11,7 +11,7 @@ stream, and to a private pool (a CUDA graph's, a MemPool's) or to none. A gap is
 each pool has its own largest free block. Fragmentation is the share of reserved that is inactive split.
 
 Source. torch.cuda.memory_snapshot(), and torch's words for its states (inactive_split in memory_stats()).
-Cost. Two passes over the blocks: 0.04 s for 100,000 (benchmarks/asked.py).
+Cost. Two passes over the blocks: 0.04 s for 100,000.
 Known limitations. With expandable segments unmapped pages inside a segment are no block and are not shown.
 """
 
@@ -75,8 +75,6 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Allocator:
-    """One device's pools, the largest first."""
-
     totals: Totals
     pools: tuple[Pool, ...]
 

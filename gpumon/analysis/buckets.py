@@ -20,8 +20,6 @@ from gpumon_agent import wire
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """DDP's buckets over all ranks seen."""
-
     each: int  # bytes on the rank with the most
     together: int
     returned: int  # saved by gradient_as_bucket_view=True on all ranks together; 0 if it is on

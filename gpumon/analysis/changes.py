@@ -41,7 +41,6 @@ _SHARDED[3] = (*_SHARDED[2], "weights")
 
 
 def saves(change: str, held: Held) -> int:
-    """Bytes that a change removes."""
     return round(_SAVES[change](held))
 
 

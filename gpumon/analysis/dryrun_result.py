@@ -9,7 +9,7 @@ processes and contexts together) at the end, so
 is exact, even if no rank reported anything. Reserved is here what all processes took from the device beside contexts.
 
 An out-of-memory error counts unless the rank closed a step after it (a search for the largest batch).
-Cost: one report a closed step. Memory: one record a rank and device.
+Cost: one report per closed step. Memory: one record per rank and device.
 """
 
 from __future__ import annotations
@@ -100,7 +100,6 @@ class Outcome:
 
     @property
     def tightest(self) -> Space | None:
-        """The device with the least room left."""
         return min(self.devices, key=lambda device: device.margin, default=None)
 
     @property

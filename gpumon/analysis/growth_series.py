@@ -1,6 +1,6 @@
 """The series of one rank that are tested for growth: per device at the end of every step, per host reading.
 
-Cost. See gpumon.analysis.growth; four figures a device, one a process.
+Cost. See gpumon.analysis.growth; four figures per device, one per process.
 Known limitations. A host reading is assigned to the newest step at its arrival, not to the step it was taken in. Child
 processes beyond the first `CHILDREN` are left out.
 """
@@ -36,8 +36,6 @@ LASTING = ("allocated", "unexplained")
 
 
 class DeviceGrowth:
-    """Follows one device of one rank."""
-
     def __init__(self) -> None:
         self.allocated = Follower("allocated", BYTES, self._owned_since)
         self.blocks = Follower("blocks", BLOCKS)

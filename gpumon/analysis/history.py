@@ -53,7 +53,7 @@ class Looked(NamedTuple):
     """The result of one pass over a step's phases on a device."""
 
     figures: StepPeaks | None  # None: neither forward nor backward, no allocator figures, or events lost
-    end: wire.Phase | None  # the end of the last optimizer phase; the last phase of all where there was none
+    end: wire.Phase | None  # the last optimizer phase, or the last phase if there is none
     highest: int  # highest peak of the phases read; 0: none was read
     evaluated: bool  # a phase in eval mode is among them
     ran: bool  # a forward completed, the bytes before it are known, and all phases were read

@@ -69,8 +69,6 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """One figure over the ranks where it is known."""
-
     median: float
     worst: int
     at: int  # index of the worst among those given

@@ -24,8 +24,6 @@ _NAMED_MAX = 3
 
 
 class JobFinding(msgspec.Struct, frozen=True):
-    """A finding, and the ranks it applies to."""
-
     finding: Finding
     sources: tuple[str, ...]  # the one with the most bytes first
     ranks: str = ""  # "rank 3", "ranks 2, 3", "5 ranks", "all ranks"; "" for a single rank, or if the title names it

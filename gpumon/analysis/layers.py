@@ -34,7 +34,6 @@ class Figures:
 
     @property
     def total(self) -> int:
-        """The sum of the known figures."""
         return sum(value for name in FIGURES if (value := getattr(self, name)) is not None)
 
 
@@ -77,7 +76,6 @@ class _Node:
 
 
 def trees(rank: RankFrame) -> tuple[Tree, ...]:
-    """One per watched model and device."""
     return tuple(
         _tree(rank, index, device)
         for index, record in enumerate(rank.models)

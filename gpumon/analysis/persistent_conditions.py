@@ -33,8 +33,6 @@ class Fragmented:
 
 
 class PersistentConditions:
-    """Follows one device of one rank."""
-
     def __init__(self) -> None:
         self.recorded: Recorded | None = None
         self.gradients: int | None = None  # when the newest forward began; None: accumulated, or not sampled

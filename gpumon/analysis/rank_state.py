@@ -189,8 +189,6 @@ class DeviceState:
 
 @dataclass(slots=True)
 class RankState:
-    """State learnt of one rank, and its current report."""
-
     devices: dict[int, DeviceState] = field(default_factory=dict)
     first: int = 0  # step number of the oldest record of the frame that was learnt from
     newest: StepRecord | None = None
@@ -292,7 +290,6 @@ def after(steps: Sequence[StepRecord], number: int) -> Sequence[StepRecord]:
 
 
 def devices(rank: RankFrame) -> set[int]:
-    """Every device that the rank mentions."""
     return {device.index for device in rank.hello.devices} | {
         index for record in rank.models for index in record.model.devices
     }

@@ -268,7 +268,7 @@ _reporter = Reporter()
 
 
 def report(frame: Frame) -> tuple[RankReport, ...]:
-    """One report a rank, in the frame's order, from a Reporter shared by the whole process."""
+    """One report per rank, in the frame's order, from a Reporter shared by the whole process."""
     return _reporter.report(frame)
 
 

@@ -50,7 +50,6 @@ class DeviceReport(msgspec.Struct, frozen=True):
 
     @property
     def estimate(self) -> Estimate | None:
-        """By closed form."""
         made = self.make_estimate
         return made if made is None or isinstance(made, Estimate) else made()
 
@@ -68,7 +67,7 @@ class RankReport(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
     steps_per_s: float | None
     oom: OomReport | None = None  # the newest out-of-memory, explained
-    host_growth: tuple[Growth, ...] = ()  # of rss, of what is pinned, and of each child process
+    host_growth: tuple[Growth, ...] = ()  # of rss, pinned memory, and each child process
 
 
 ROOM_PATIENCE_S = 2.0

@@ -87,7 +87,7 @@ class Line:
 
 
 def resistant_line(points: Sequence[tuple[float, float]]) -> Line | None:
-    """A line through the medians of the outer thirds of x. None unless the thirds differ in x.
+    """A line through the medians of the outer thirds of x. None below six points, or if the thirds do not differ in x.
 
     Source: Tukey, Exploratory Data Analysis (1977), the three-group resistant line without iteration.
     Cost: O(n log n). Breaks down when a sixth of the points, all in one outer third, are wild.

@@ -42,8 +42,6 @@ class _Case:
 
 @dataclass(slots=True)
 class Tracker:
-    """The findings of one rank: call `look`, read `findings`."""
-
     _cases: dict[_Key, _Case] = field(default_factory=dict)
     _gone: OrderedDict[tuple[_Key, int | None], Finding] = field(default_factory=OrderedDict)
 

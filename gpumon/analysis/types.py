@@ -169,7 +169,6 @@ class Held:
     per_step: float = 0.0  # growth of the device's bytes
 
     def at(self, step: int) -> int:
-        """Bytes at the end of a step."""
         steps = max(0, step - self.since + 1)
         found = sum(nbytes * steps // max(1, counted - self.since + 1) for _, nbytes, counted in self.parts)
         grown = round(self.per_step * steps)

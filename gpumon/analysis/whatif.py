@@ -12,7 +12,7 @@ parameter gradients plus one extra copy of the largest. Checkpointing saves the 
 recomputes one block at a time. Each figure is a span: low, expected, high. Figures that were neither measured nor
 derivable are reported as unknown.
 Source. The phases of a step as in gpumon.analysis.estimate.closed_form; ZeRO: Rajbhandari et al. 2020.
-Cost. O(1) a change; checkpointing walks the model's modules.
+Cost. O(1) per change; checkpointing walks the model's modules.
 
 Known limitations. Spans of bf16 and checkpointing are wide: the figures do not show which operators autocast changes,
 or a block's input. Combined changes are treated as independent.

@@ -42,8 +42,6 @@ ZERO = known(0)
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A verdict with the evidence for and against it."""
-
     verdict: str
     sentence: str
     reasons: tuple[str, ...] = ()

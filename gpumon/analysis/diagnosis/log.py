@@ -23,8 +23,6 @@ PROGRESS_CHARS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class FrameLine:
-    """One line of a traceback."""
-
     file: str
     line: int | None
     function: str
@@ -113,7 +111,6 @@ _WORD = re.compile(
 
 
 def _frames(before: str) -> tuple[FrameLine, ...]:
-    """The frames of the last traceback in `before`."""
     start = before.rfind("Traceback (most recent call last)")
     if start >= 0:
         before = before[start:]

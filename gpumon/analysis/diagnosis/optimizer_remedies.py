@@ -72,7 +72,6 @@ def _vocabulary(case: FailureContext, now: int, space: int | None, recipe: Recip
 
 
 def with_rows(tensors: Sequence[Tensor], rows: int, instead: int) -> list[Tensor]:
-    """The tensors with another vocabulary size."""
     return [replace(t, shape=tuple(instead if size == rows else size for size in t.shape)) for t in tensors]
 
 

@@ -88,7 +88,6 @@ def _activations(case: FailureContext) -> Iterator[Remedy]:
 
 
 def _instead(activation: Tensor) -> Remedy:
-    """How to avoid creating this tensor."""
     if activation.name.startswith("logits"):
         text = (
             "a cross entropy that is fused with the output layer, or goes in chunks of tokens: no logits in one piece"

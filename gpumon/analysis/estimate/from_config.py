@@ -228,7 +228,6 @@ def _numbers(work: Workload) -> torch.dtype:
 
 
 def _bytes_kept(output: Any) -> int:
-    """Bytes of the keys and values in a model's output."""
     cache = getattr(output, "past_key_values", None)
     parts = [getattr(cache, name, None) for name in ("self_attention_cache", "cross_attention_cache")]
     layers = [layer for part in (parts if any(parts) else [cache]) for layer in getattr(part, "layers", ())]

@@ -275,7 +275,6 @@ def traceable(work: Workload) -> Workload:
 
 
 def alone(work: Workload) -> Workload:
-    """The same workload on a single rank."""
     return replace(work, world_size=1, zero=0, bucket_views=False, flat=False)
 
 

@@ -11,7 +11,6 @@ _MISSING = object()
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, `owner.name` is `value`."""
     before = vars(owner).get(name, _MISSING)  # not getattr: a static method would come back as a function
     setattr(owner, name, value)
     try:

@@ -5,7 +5,7 @@ behave as CUDA (estimate.on_meta). torch itself decides when a storage is alloca
 are added (estimate.kernels). An iteration is a batch, forward, backward, optimizer, zero_grad; the second one is like
 all later ones.
 
-Source. PyTorch's own code, run. Accuracy: docs/estimate-accuracy.md.
+Source. PyTorch's own code, run. Accuracy: benchmarks/estimate-accuracy.md.
 Cost. About 0.1 ms per operator: a second or two for a model of 24 layers.
 
 Known limitations. PyTorch's own optimizers, eager mode. Numbers read from the device are zero, shapes that depend on

@@ -31,8 +31,6 @@ class Evidence:
 
 @dataclass(slots=True)  # one per step and rank; a frozen one takes twice as long to make
 class Look:
-    """Input of all rules: one device of one rank at its newest closed step."""
-
     rank: RankFrame
     device: int
     record: StepRecord

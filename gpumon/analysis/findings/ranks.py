@@ -12,7 +12,7 @@ def rank_skew(look: Look) -> Evidence | None:
     if look.typical_peak is None or look.usually_above is None or not look.peers_peaks:
         return None
     if look.usually_above - min(*look.peers_peaks, look.typical_peak) < rule.least_bytes:
-        return None  # then it is not above the median by that much either
+        return None  # so it cannot exceed the median by that much
     ordered = sorted((*look.peers_peaks, look.typical_peak))
     usual = ordered[(len(ordered) - 1) // 2]
     if look.usually_above - usual < max(rule.least_bytes, rule.excess_share_of_median * usual):

@@ -60,8 +60,6 @@ class _Step(NamedTuple):
 
 
 class Forecaster:
-    """Follows one device of one rank, step by step."""
-
     def __init__(self) -> None:
         self.shape_model = ShapeModel()
         self.fragments = Fragments(False)
