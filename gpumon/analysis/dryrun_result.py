@@ -96,6 +96,8 @@ class Outcome:
     @property
     def grows_out(self) -> int | None:
         """Steps until out-of-memory, from what stays from step to step; None: no growth."""
+        if any(not each.survived for each in self.failed):
+            return None  # it is out of memory already
         return _grows_out(self.forecast, self.findings, self.tightest)
 
     @property
@@ -231,7 +233,7 @@ class DryRunResult:
         tightest = min(devices, key=lambda device: device.margin, default=None)
         fits = None if unknown else _grows_out(forecast, findings, tightest) is None
         if any(not each.survived for each in failed):
-            fits, unknown = False, ""
+            fits, unknown, forecast = False, "", None  # there is no next iteration
         return Outcome(
             fits,
             ended,

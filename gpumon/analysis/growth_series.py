@@ -132,12 +132,12 @@ class HostGrowth:
         newest = rank.steps[-1].step if rank.steps else 0
         beat = rank.heartbeat
         told = beat is not None and beat.rss is not None
-        if beat is not None and beat.rss is not None and beat is not self._heartbeat:
-            self._heartbeat = beat
-            if beat.step >= SETTLING_STEPS:
-                self._own.observe(beat.step, beat.rss)
-                if beat.pinned or self._pinned.known:
-                    self._pinned.observe(beat.step, beat.pinned or 0)
+        if beat is not None and beat is not self._heartbeat:
+            known, self._heartbeat = self._heartbeat, beat
+            after = known.t_ns if known is not None else -1
+            for each in rank.heartbeats or (beat,):
+                if each.t_ns > after:
+                    self._take(each)
         if rank.host_unix_ns is None or rank.host is None or rank.host_unix_ns == self._read_unix_ns:
             return
         self._read_unix_ns = rank.host_unix_ns
@@ -147,6 +147,18 @@ class HostGrowth:
         if not told and ours.rss is not None:
             self._own.observe(newest, ours.rss)
         self._read_children(ours, newest)
+
+    def again(self, rank: RankFrame) -> None:
+        """Relearns the process's growth from the stored heartbeats, as a new viewer would."""
+        self._own, self._pinned, self._heartbeat = Follower("rss", RESIDENT), Follower(PINNED, RESIDENT), None
+        self.observe(rank)
+
+    def _take(self, beat: wire.Heartbeat) -> None:
+        if beat.rss is None or beat.step < SETTLING_STEPS:
+            return
+        self._own.observe(beat.step, beat.rss)
+        if beat.pinned or self._pinned.known:
+            self._pinned.observe(beat.step, beat.pinned or 0)
 
     def _read_children(self, ours: wire.ProcessReading, step: int) -> None:
         alive = {child.pid: child for child in ours.children[:CHILDREN] if child.rss is not None}

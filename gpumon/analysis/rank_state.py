@@ -250,6 +250,7 @@ class RankState:
     def _learn_again(self, rank: RankFrame) -> None:
         steps, self.thinned = rank.steps, rank.thinned
         self.devices = {index: device.again() for index, device in self.devices.items()}
+        self.host_growth.again(rank)
         newest = rank.thinned.newest - LEARNT_STEPS if rank.thinned else -1
         self.forecast_from = newest
         recent = after(steps, newest)

@@ -122,6 +122,7 @@ class RankFrame:
     snapshot: wire.Snapshot | None = None  # the newest
     censuses: tuple[wire.Census, ...] = ()  # the newest ones, oldest first
     older: tuple[StepRecord, ...] = ()  # of the steps before `steps`, those that the helper kept (wire.thinning)
+    heartbeats: tuple[wire.Heartbeat, ...] = ()  # those that are kept, oldest first, the newest included
     thinned: wire.Thinned | None = None  # by which rule; None: none was dropped yet
 
     @property

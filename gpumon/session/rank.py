@@ -29,7 +29,7 @@ from gpumon.session.limits import StoreLimits
 from gpumon.session.sequence_intervals import SequenceIntervals
 from gpumon.session.steps import StepRing
 from gpumon_agent import wire
-from gpumon_agent.wire.thinning import Facts, facts, kept
+from gpumon_agent.wire.thinning import Facts, beat_is_kept, facts, kept
 
 NONE_YET = -(1 << 64)  # below every step's number
 _PHASE = wire.Phase
@@ -66,6 +66,8 @@ class Rank:
         self.open: dict[int, _OpenStep] = {}
         self.numbers = SequenceIntervals(limits.gaps)
         self.heartbeat: wire.Heartbeat | None = None
+        self._beats: dict[int, wire.Heartbeat] = {}
+        self._beats_view: tuple[wire.Heartbeat, ...] = ()
         self.heard_unix_ns = 0
         self.synced = False
         self.catching_up = False
@@ -83,9 +85,15 @@ class Rank:
         self.snapshot: wire.Snapshot | None = None
         self.older: dict[int, tuple[StepRecord, Facts]] = {}  # steps before those, as `thinned` tells
         self.thinned: wire.Thinned | None = None
+        self._older_max = limits.older
         self._older_view: tuple[StepRecord, ...] = ()
         self._layers_view: tuple[LayersRecord, ...] | None = ()
         self._models_view: tuple[ModelRecord, ...] | None = ()
+
+    def keep(self, steps: int, older: int) -> None:
+        """From now on at most so many of the newest steps, and of the thinned ones."""
+        self.steps.keep(steps)
+        self._older_max = older
 
     # ------------------------------------------------------------------------------------------------ events in
 
@@ -107,7 +115,7 @@ class Rank:
             if event.step <= self.newest:
                 self._settle(event.step)
         elif isinstance(event, wire.Heartbeat):
-            self.heartbeat = event
+            self._beat(event)
         else:
             self._describe(event, received.replayed)
 
@@ -243,6 +251,17 @@ class Rank:
         elif isinstance(event, wire.Snapshot):
             self.snapshot = event
 
+    def _beat(self, event: wire.Heartbeat) -> None:
+        known = self.heartbeat
+        if known is None or event.t_ns >= known.t_ns:  # older ones come with a snapshot
+            self.heartbeat = event
+        if event.number is None or event.number in self._beats:
+            return
+        self._beats[event.number] = event
+        newest = max(event.number, self.heartbeat.number or 0) if self.heartbeat is not None else event.number
+        self._beats = {n: self._beats[n] for n in sorted(self._beats) if beat_is_kept(n, newest)}
+        self._beats_view = tuple(self._beats.values())
+
     def _past(self, event: wire.PastStep) -> None:
         closed, phases, ledgers = event.closed, event.phases, event.ledgers
         at = bisect_left(self.steps, closed.step, key=lambda record: record.step)
@@ -265,8 +284,12 @@ class Rank:
             if record.closed is not None:
                 about = facts(record.closed, len(record.phases), peaks(record.phases), len(record.ledgers))
                 self.older[record.step] = record, about
-        in_order = sorted(self.older.items())
-        chosen = kept([about for _, (_, about) in in_order], event.stride)
+        in_order, stride = sorted(self.older.items()), event.stride
+        while True:
+            chosen = kept([about for _, (_, about) in in_order], stride)
+            if len(chosen) <= self._older_max or stride > event.newest:
+                break
+            stride *= 2  # there are many ranks
         self.older = {step: known for step, known in in_order if step in chosen}
         self._older_view = tuple(record for record, _ in self.older.values())
         self.thinned = event
@@ -384,6 +407,7 @@ class Rank:
             steps=self.steps.view(),
             open_step=self._open_step(),
             heartbeat=self.heartbeat,
+            heartbeats=self._beats_view,
             heard_unix_ns=self.heard_unix_ns,
             status=self.status(now_unix_ns),
             synced=self.synced,

@@ -16,8 +16,9 @@ from gpumon_agent.transport.picture import Picture
 class Served:
     """`go_on` by some steps; `early` is the store of who was there, `late` that of who comes now."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, rss_per_step: int = 0) -> None:
         self.run = run
+        self.rss_per_step = rss_per_step
         self.early = SessionStore()
         self._history = History()
         self._picture = Picture()
@@ -37,6 +38,13 @@ class Served:
             thinned = self._history.thin()
             if thinned is not None:
                 self.early.apply(self._unnumbered(thinned))
+            if self._step % 20 == 0:  # a second
+                beat = wire.Heartbeat(
+                    self.run.time_ns(self._step), self._step, "forward", 0,
+                    rss=(1 << 30) + self.rss_per_step * self._step, number=self._step // 20,
+                )  # fmt: skip
+                self._history.beat(beat)
+                self.early.apply(self._unnumbered(beat))
             self._step += 1
         return self.early.frame(self._now)
 

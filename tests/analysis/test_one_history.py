@@ -26,7 +26,7 @@ def stated(reporter: Reporter, frame: Frame) -> dict[str, Any]:
         "estimate": device.estimate,
         "forecast": device.forecast,
         "growth": device.growth,
-        "host growth": [each.figure for each in report.host_growth if each.growing],
+        "host growth": report.host_growth,
         "findings": [each for each in report.findings if each.state == "open"],
         "what-if": device.whatif,
         "answer": line(answer(frame, [report])),
@@ -61,7 +61,7 @@ def turns() -> Run:
 
 @pytest.mark.parametrize("make", [Run, a_leak, one_from_the_middle, turns])
 def test_a_viewer_that_comes_late_states_what_one_from_the_start_states(make: Any) -> None:
-    served, early, draw = Served(make()), Reporter(), random.Random(3)
+    served, early, draw = Served(make(), rss_per_step=MIB), Reporter(), random.Random(3)
     steps = 0
     for moment in (100, 505, 800, 2_040, 4_500):
         while steps < moment:  # an early viewer looks now and then

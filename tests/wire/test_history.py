@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from gpumon.session.frame import RankFrame
-from gpumon.session.store import SessionStore
+from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import wire
 from gpumon_agent.transport.history import BYTES_MAX, History
 from gpumon_agent.wire.thinning import Facts, kept
@@ -56,9 +56,9 @@ class Run:
             store.apply_run(SOURCE, 1, said.events, said.seq, True)
         return store.frame(2).ranks[0]
 
-    def early(self) -> RankFrame:
+    def early(self, limits: StoreLimits | None = None) -> RankFrame:
         """Of one that was there from the start."""
-        store = SessionStore()
+        store = SessionStore(limits)
         store.apply(wire.Received(SOURCE, 1, HELLO))
         for seq, event in self.sent:
             store.apply(wire.Received(SOURCE, 1, event, seq))
@@ -127,6 +127,19 @@ def test_the_past_is_thinned_no_oftener_than_it_says() -> None:
     for step in range(5 * 512):
         run.step(step)
     assert run.thinned == 5
+
+
+def test_a_viewer_that_may_keep_fewer_of_them_takes_a_longer_stride() -> None:
+    run = Run()
+    for step in range(6_000):
+        run.step(step, peak=(1 << 35) + (step == 777))
+    few, all_ = run.early(StoreLimits(older=100)), run.early()
+    assert 40 < len(few.older) <= 100 < len(all_.older)
+    steps = [each.step for each in few.older]
+    assert set(steps) < {each.step for each in all_.older}
+    assert 777 in steps
+    assert steps[:16] == list(range(16))
+    assert few.steps == all_.steps
 
 
 def test_notices_and_an_out_of_memory_outlast_their_steps() -> None:
@@ -250,3 +263,33 @@ def test_the_first_steps_of_each_kind_are_kept_and_the_first_of_another_size() -
     steps = [Facts(step, ((step >= 5_000,), ()), 8 + (step == 7_777), False, False, 1, ()) for step in range(9_000)]
     chosen = kept(steps, 1 << 40)
     assert chosen == {*range(16), 5_000, 5_001, 5_002, 7_777, 8_999}
+
+
+def beat(number: int) -> wire.Heartbeat:
+    return wire.Heartbeat(number * 10**9, 10 * number, "forward", 0, rss=(1 << 30) + number, number=number)
+
+
+def test_heartbeats_are_kept_thinned_and_a_late_viewer_has_those_of_an_early_one() -> None:
+    run = Run()
+    run.step(0)
+    for number in range(10_000):
+        run.history.beat(beat(number))
+        run.sent.append((-1, beat(number)))
+    early, late = run.early().heartbeats, run.late().heartbeats
+    assert late == early
+    assert len(late) <= 2 * 256
+    numbers_ = [each.number for each in late]
+    assert numbers_[0] == 0
+    assert numbers_[-256:] == list(range(10_000 - 256, 10_000))
+    gaps = {right - left for left, right in pairwise(numbers_[:-256]) if right is not None and left is not None}
+    assert gaps == {64}
+
+
+def test_an_old_heartbeat_does_not_take_the_place_of_a_newer_one() -> None:
+    store = SessionStore()
+    store.apply(wire.Received(SOURCE, 1, HELLO))
+    for number in (7, 3):
+        store.apply(wire.Received(SOURCE, 1, beat(number)))
+    (rank,) = store.frame(2).ranks
+    assert rank.heartbeat == beat(7)
+    assert [each.number for each in rank.heartbeats] == [3, 7]

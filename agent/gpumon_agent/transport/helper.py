@@ -139,6 +139,7 @@ class Helper:
             self._state.devices,
             self._state.off,
             at.counters[4] - 1 if at.counters[4] else None,
+            max(0, time.time_ns() - self.descriptor.unix_ns) // 1_000_000_000,
         )
 
     def take(self, request: wire.Request) -> wire.Reply:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpumon_agent import wire
-from gpumon_agent.wire.thinning import Facts, facts, kept
+from gpumon_agent.wire.thinning import Facts, beat_is_kept, facts, kept
 
 STEPS_MAX = 2_048
 THIN_EVERY = 512
@@ -80,6 +80,7 @@ class History:
         self._said: deque[bytes] = deque(maxlen=SAID_MAX)
         self._loose: dict[int, _Parts] = {}  # of thinned events: their steps have not closed in them
         self._thinned: wire.Thinned | None = None
+        self._beats: dict[int, bytes] = {}
         self.newest = -1
 
     def extend(self, events: list[tuple[int, bytes]]) -> None:
@@ -95,6 +96,13 @@ class History:
                 self._closed = encoded
             if self._open_bytes >= _PAGE_BYTES and (closes or self._open_bytes >= 4 * _PAGE_BYTES):
                 self._seal()
+
+    def beat(self, heartbeat: wire.Heartbeat) -> None:
+        """How large the process was, second by second."""
+        newest = heartbeat.number
+        if newest is not None:
+            self._beats[newest] = wire.encode_event(heartbeat)
+            self._beats = {number: raw for number, raw in self._beats.items() if beat_is_kept(number, newest)}
 
     def thin(self) -> wire.Thinned | None:
         """Thins the past where it is time to; what viewers have to hear then."""
@@ -167,9 +175,9 @@ class History:
         return sum(len(old.raw) for old in self._old.values())
 
     def past(self) -> list[bytes]:
-        """Of what was thinned: whole steps, what was said, and how it was thinned. None of it has a number."""
+        """Of what was thinned: heartbeats, whole steps, what was said, and how it was thinned. None has a number."""
         thinned = [] if self._thinned is None else [wire.encode_event(self._thinned)]
-        return [*(old.raw for old in self._old.values()), *self._said, *thinned]
+        return [*self._beats.values(), *(old.raw for old in self._old.values()), *self._said, *thinned]
 
     def packets(self) -> list[bytes]:
         """Everything since, oldest first, as it stands now."""

@@ -213,8 +213,11 @@ class Publisher:
             if now >= next_heartbeat or self._redescribe:
                 next_heartbeat = now + HEARTBEAT_S
                 self._settle(publish)
+                beat = self._heartbeat()
+                if beat is not None:
+                    self.history.beat(beat)
                 if self._watched:
-                    self._send(publish, [self._heartbeat()])
+                    self._send(publish, [beat])
             if answer is None and self._requests:
                 answer = self._answer(self._requests.popleft())
             if answer is not None and not self._continue(publish, answer):

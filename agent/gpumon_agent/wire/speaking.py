@@ -117,6 +117,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     devices: Annotated[tuple[Ordinal, ...], Meta(max_length=64)] = ()  # that the watched models live on
     off: Annotated[tuple[PartOff, ...], Meta(max_length=64)] = ()
     pinned: Bytes | None = None  # host memory that torch's own allocator has pinned; None: this torch does not tell
+    number: Count | None = None  # the second of the agent's life it belongs to; None: the history keeps none of them
 
     def __post_init__(self) -> None:
         clean_fields(self, "phase")

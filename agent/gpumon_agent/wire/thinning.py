@@ -24,6 +24,8 @@ KINDS_MAX = 8  # steps that take turns: a GAN's discriminator and generator, an 
 ALIKE_STEPS = 3
 PHASES_MAX = 256
 
+BEATS_MAX = 256
+
 Kind = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -86,3 +88,12 @@ def tells(first: Sequence[int | None] | None, kinds: int, input_bytes: int | Non
     if len(first) != ALIKE_STEPS:
         return len(first) < ALIKE_STEPS
     return len(set(first)) == 1 and None not in first and input_bytes not in (None, *first)
+
+
+def beat_is_kept(number: int, newest: int) -> bool:
+    """Whether a heartbeat is: each of the newest `BEATS_MAX`, and one of every so many older ones, at most as many."""
+    older = newest - BEATS_MAX
+    stride = 1
+    while older // stride > BEATS_MAX:
+        stride *= 2
+    return number > older or number % stride == 0
