@@ -1,4 +1,4 @@
-"""The allocator's segments and blocks, as they were when somebody asked, or when memory ran out."""
+"""The allocator's segments and blocks, as read on request or at an OOM."""
 
 from __future__ import annotations
 

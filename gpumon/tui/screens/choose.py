@@ -1,4 +1,4 @@
-"""Several jobs run: which one?"""
+"""The job chooser."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpumon.tui.widgets.panel import Panel
 
 
 class JobList(Panel):
-    """Jobs, one a line, with a cursor."""
+    """Jobs and a cursor."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "Up", id="choose.up", key_display="↑", tooltip="The job above"),
@@ -28,7 +28,7 @@ class JobList(Panel):
     ]
 
     class Chosen(Message):
-        """The person has chosen."""
+        """The user has chosen."""
 
         def __init__(self, index: int) -> None:
             super().__init__()

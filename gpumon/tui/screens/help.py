@@ -1,4 +1,4 @@
-"""Pages over a screen: help made from the bindings, a panel's figures explained, an out-of-memory read in full."""
+"""Pages over a screen: help from the bindings, a panel's figures explained, the full OOM report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLOSE = Binding("escape,q,enter,question_mark,e", "dismiss", "Close", id="page.c
 
 
 class Page(Prose):
-    """Fixed lines, given once."""
+    """Fixed lines."""
 
     def compose_lines(self, slice_: Any, width: int, glyphs: Glyphs) -> list[Line]:
         raise NotImplementedError
@@ -43,7 +43,7 @@ class Page(Prose):
 
 
 class HelpPage(Page):
-    """Keys by group, then the words."""
+    """Keys, then the glossary."""
 
     def __init__(self, keys: tuple[Key, ...]) -> None:
         super().__init__(id="page")
@@ -66,7 +66,7 @@ class HelpPage(Page):
 
 
 class ExplainPage(Page):
-    """A panel's sums with their figures, then its words."""
+    """A panel's sums, then its glossary terms."""
 
     def __init__(self, title: str, sums: list[str], terms: tuple[str, ...]) -> None:
         super().__init__(id="page")
@@ -86,7 +86,7 @@ class ExplainPage(Page):
 
 
 class OomPage(Page):
-    """The whole explanation of an allocation that failed."""
+    """The full OOM report."""
 
     def __init__(self, report: OomReport) -> None:
         super().__init__(id="page")
@@ -130,7 +130,7 @@ class _Popup(ModalScreen[None]):
 
 
 def keys_of(app: App[int]) -> tuple[Key, ...]:
-    """Every binding of the app, its screen and the screen's panels, as (group, key, what it does)."""
+    """Every binding of the app, its screen and the focused panel, as (group, key, what it does)."""
     found: list[Key] = []
     seen: set[str] = set()
     nodes = zip(GROUPS, (app, app.screen, app.focused), strict=True)
@@ -184,7 +184,7 @@ class OomScreen(_Popup):
 
 
 class ExplainScreen(_Popup):
-    """`e`: the focused panel's numbers."""
+    """`e`: explains the focused panel."""
 
     def __init__(self, panel: Panel) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What grows, which tensors it is made of, and who holds them."""
+"""What grows, its tensors, and what holds them."""
 
 from __future__ import annotations
 

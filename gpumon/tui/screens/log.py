@@ -1,4 +1,4 @@
-"""What was said: the agents' notices, lost events, ends, and the viewer's own messages, in order of time."""
+"""The agents' notices, lost events, ends of ranks, and the viewer's own messages, by time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def entries(view: View) -> tuple[Entry, ...]:
 
 
 class Log(Prose):
-    """The log's lines; follows the end until scrolled up."""
+    """The log; follows new lines until scrolled up."""
 
     NAME = "Log"
     CALM = True

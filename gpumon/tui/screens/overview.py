@@ -1,4 +1,4 @@
-"""The first screen: one rank's memory, phase by phase, beside what it should be and what comes next."""
+"""The first screen: one rank's memory by phase, the estimate and the forecast."""
 
 from __future__ import annotations
 

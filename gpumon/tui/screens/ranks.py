@@ -1,4 +1,4 @@
-"""All ranks of the job; Enter opens one on the Overview."""
+"""All ranks of the job; Enter opens one in the Overview."""
 
 from __future__ import annotations
 
