@@ -113,9 +113,7 @@ class Ink:
 
 
 def ink(palette: Palette, base: Style, seen: Callable[[Style], Style] = lambda style: style) -> Ink:
-    """The styles of every role over `base`, which has the background. `seen` maps a style to what the terminal can
-    show.
-    """
+    """Every role's style over `base` (the background); `seen` maps to what the terminal shows."""
 
     def over(color: str | None, *, bold: bool = False, dim: bool = False, reverse: bool = False) -> Style:
         return base + Style(color=color, bold=bold or None, dim=dim or None, reverse=reverse or None)

@@ -19,9 +19,7 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[R, D]):
-    """A column of rows of type R; D is what formatting needs (units, glyphs). Numbers align right, text left
-    (`to_left`).
-    """
+    """A column of rows of type R; D: what formatting needs (units, glyphs). `to_left`: text."""
 
     name: str
     heading: str

@@ -39,7 +39,7 @@ STALE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """What the bar shows."""
+    """The bars' data."""
 
     name: str
     now: Breakdown | None

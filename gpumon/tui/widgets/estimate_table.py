@@ -47,9 +47,7 @@ def comparisons(view: View) -> Comparisons:
 
 
 def summed(found: Comparison, most: int = ROWS_MAX) -> tuple[Compared, ...]:
-    """At most `most` rows. Lines without room or estimate are summed as one; `allocated` is the sum of the rows above
-    it.
-    """
+    """At most `most` rows. Lines without room or estimate are summed; `allocated` is the sum above it."""
     added = found.added if most >= LEAST_WITH_ADDED else ()
     total, last = found.allocated, [row for row in (*added, found.peak) if row is not None]
     room = max(0, most - len(last) - 2)
@@ -70,7 +68,7 @@ def summed(found: Comparison, most: int = ROWS_MAX) -> tuple[Compared, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How a row's figures are written."""
+    """How to format a row's figures."""
 
     unit: Unit
     strong: bool
