@@ -10,8 +10,8 @@ An OOM counts as predicted if the outlook of its step said so before the allocat
 least-squares line through the device total over `SLOPE_WINDOW_S`, with an alarm at `SLOPE_ALARM` or more.
 Cost. What a viewer spends on the same messages.
 
-Known limitations. Steps before `WARM_UP` (`WARM_UP_VARYING`) are not scored. If a run stops before memory runs out, a correct warning
-counts as false.
+Known limitations. Steps before `WARM_UP` (`WARM_UP_VARYING`) are not scored. If a run stops before memory runs out, a
+correct warning counts as false.
 """
 
 from __future__ import annotations

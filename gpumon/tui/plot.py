@@ -68,8 +68,8 @@ def plot(
 ) -> list[Line]:
     """`height` lines of `width` cells; the value `top` reaches the upper edge. Curves hold dot columns.
 
-    In a cell with two curves the later one's colour wins. `ceiling` is a dashed horizontal line, each of `uprights` (dot
-    columns) a vertical one; both only in free cells.
+    In a cell with two curves the later one's colour wins. `ceiling` is a dashed horizontal line, each of `uprights`
+    (dot columns) a vertical one; both only in free cells.
     """
     dots = height * 4
     unit = dots / top if top > 0 else 0.0

@@ -64,7 +64,6 @@ def outlook(view: View) -> Outlook:
 
 
 class ForecastPanel(Panel):
-
     NAME = "Next iteration"
     TERMS = ("next peak", "headroom", "fits · tight · OOM ahead", "batch factor")
     CALM = True

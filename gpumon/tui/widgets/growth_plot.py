@@ -46,7 +46,6 @@ def grown(view: View) -> Grown:
 
 
 class GrowthPlot(Panel):
-
     NAME = "Growth"
     TERMS = ("growth", "allocated", "live blocks", "unexplained", "slack", "RSS", "pinned", "step")
     CALM = True
