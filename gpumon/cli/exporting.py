@@ -111,9 +111,7 @@ class Exporter:
                 known.task = asyncio.create_task(self._follow(known, found))
 
     def _new(self, found: Job) -> _Followed:
-        """A run's number is reused once its job has ended and another of that name begins, to limit the number of
-        labels.
-        """
+        """Reuses the numbers of ended runs of that name, to limit the label values."""
         for key, each in list(self._followed.items()):
             if each.name == found.name and each.ended is not None:
                 del self._followed[key]
