@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     asked = parser.parse_args()
     ranks, steps = asked.ranks, int(asked.minutes * 60 * STEPS_PER_S)
-    store = SessionStore(StoreLimits(steps=max(STEPS_AT_LEAST, STEPS_IN_ALL // ranks)))
+    store = SessionStore(StoreLimits(steps_in_all=STEPS_IN_ALL, steps_at_least=STEPS_AT_LEAST))
     reporter, peaks = Reporter(), Peaks()
     scrapes: list[float] = []
     size = seq = 0

@@ -108,7 +108,6 @@ def command(
         seen=budgets.seen,
         asker=link.Asker(descriptors),
         options=look,
-        ranks=len(descriptors),
         watch_terminal=True,
     )
     raise click.exceptions.Exit(run(app))
@@ -166,7 +165,6 @@ def _choices(jobs: Sequence[Job]) -> list[Choice]:
             job.name,
             ranks + job.pids,
             lambda: link.subscribe_batches(job.descriptors, follow=True),
-            len(job.descriptors),
         )
 
     return [choice(job) for job in jobs]

@@ -23,7 +23,7 @@ from gpumon.cli.printing import say
 from gpumon.export.prometheus import Jobs, Watched
 from gpumon.export.serving import Scrapes, removed_at_the_end
 from gpumon.link.discovery import jobs, listing
-from gpumon.session.store import SessionStore, StoreLimits
+from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ LOOK_S = 1.0
 ENDED_KEPT_S = 300.0
 """How long an ended job is kept, so that its last state is scraped; slower scrapers miss it."""
 JOBS_MAX = 256
-STEPS_IN_ALL = 16_384
 ONCE_PATIENCE_S = 5.0
 
 
@@ -117,9 +116,7 @@ class Exporter:
                 del self._followed[key]
         taken = {each.run for each in self._followed.values() if each.name == found.name}
         run = next(str(number) for number in range(JOBS_MAX + 1) if str(number) not in taken)
-        ranks = max(len(found.descriptors), found.descriptors[0].world_size or 1)
-        limits = StoreLimits(steps=max(64, min(StoreLimits().steps, STEPS_IN_ALL // ranks)))
-        return _Followed(found.name, run, SessionStore(limits), time.monotonic())
+        return _Followed(found.name, run, SessionStore(), time.monotonic())
 
     async def _follow(self, job: _Followed, found: Job) -> None:
         try:

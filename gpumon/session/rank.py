@@ -83,9 +83,15 @@ class Rank:
         self.snapshot: wire.Snapshot | None = None
         self.older: dict[int, tuple[StepRecord, Facts]] = {}  # steps before those, as `thinned` tells
         self.thinned: wire.Thinned | None = None
+        self._older_max = limits.older
         self._older_view: tuple[StepRecord, ...] = ()
         self._layers_view: tuple[LayersRecord, ...] | None = ()
         self._models_view: tuple[ModelRecord, ...] | None = ()
+
+    def keep(self, steps: int, older: int) -> None:
+        """From now on at most so many of the newest steps, and of the thinned ones."""
+        self.steps.keep(steps)
+        self._older_max = older
 
     # ------------------------------------------------------------------------------------------------ events in
 
@@ -265,8 +271,12 @@ class Rank:
             if record.closed is not None:
                 about = facts(record.closed, len(record.phases), peaks(record.phases), len(record.ledgers))
                 self.older[record.step] = record, about
-        in_order = sorted(self.older.items())
-        chosen = kept([about for _, (_, about) in in_order], event.stride)
+        in_order, stride = sorted(self.older.items()), event.stride
+        while True:
+            chosen = kept([about for _, (_, about) in in_order], stride)
+            if len(chosen) <= self._older_max or stride > event.newest:
+                break
+            stride *= 2  # there are many ranks
         self.older = {step: known for step, known in in_order if step in chosen}
         self._older_view = tuple(record for record, _ in self.older.values())
         self.thinned = event

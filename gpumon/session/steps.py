@@ -105,8 +105,14 @@ class StepRing(Steps):
             self._shared = False
         return self._records
 
+    def keep(self, limit: int) -> None:
+        """From now on at most so many."""
+        self._limit = limit
+        self._slack = max(SLACK_LEAST, limit // SLACK_SHARE)
+        self._let_go()
+
     def _let_go(self) -> None:
         if self._stop - self._start > self._limit:
-            self._start += 1
+            self._start = self._stop - self._limit
             if self._start > self._slack:
                 self._own()

@@ -46,6 +46,8 @@ class SessionStore:
             self._arrivals += 1
             rank = self._ranks[received.source] = Rank(received.source, self._limits, self._arrivals)
             self._forget_ended()
+            for each in self._ranks.values():
+                each.keep(self._limits.steps_of(len(self._ranks)), self._limits.older_of(len(self._ranks)))
         rank.apply(received)
 
     def apply_run(

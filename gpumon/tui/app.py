@@ -115,7 +115,6 @@ class MonitorApp(App[int]):
         pace: Pace | None = None,
         clock: Callable[[], int] = time.time_ns,
         options: Options = Options(),
-        ranks: int = 1,
         watch_terminal: bool = False,
         seen: Callable[[Frame], object] | None = None,
     ) -> None:
@@ -135,7 +134,7 @@ class MonitorApp(App[int]):
         self._pace = pace
         self._clock = clock
         self._options = options
-        self._store = self._new_store(ranks)
+        self._store = self._new_store()
         self._reporter = Reporter()
         self._source: str | None = None
         self._device: int | None = None
@@ -175,12 +174,12 @@ class MonitorApp(App[int]):
     def take(self, chosen: Choice) -> None:
         """The user chose a job."""
         self.pop_screen()
-        self._store = self._new_store(chosen.ranks)
+        self._store = self._new_store()
         self._listen(chosen.feed)
 
-    def _new_store(self, ranks: int) -> SessionStore:
-        steps = max(STEPS_AT_LEAST, min(StoreLimits().steps, STEPS_IN_ALL // max(1, ranks)))
-        return SessionStore(StoreLimits(steps=steps), replaying=self._pace is not None)
+    def _new_store(self) -> SessionStore:
+        limits = StoreLimits(steps_in_all=STEPS_IN_ALL, steps_at_least=STEPS_AT_LEAST)
+        return SessionStore(limits, replaying=self._pace is not None)
 
     def _listen(self, feed: Feed) -> None:
         self._tasks.start(self._follow(feed))

@@ -35,7 +35,6 @@ class Choice:
     name: str
     detail: str
     feed: Feed
-    ranks: int = 1
 
 
 @contextlib.asynccontextmanager

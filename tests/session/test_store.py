@@ -268,3 +268,19 @@ def test_layers_show_when_all_parts_came_in_any_order_and_older_ones_do_not_retu
     (newer,) = wire.layers(0, 0, 6, [])
     assert tell(newer) == [6]
     assert tell(lost) == [6]
+
+
+def test_many_ranks_share_the_steps_that_are_kept() -> None:
+    limits = StoreLimits(steps=100, steps_in_all=400, steps_at_least=30)
+    store = SessionStore(limits)
+    runs = [Run(nonce=f"run{number}", pid=number + 1) for number in range(20)]
+    for run in runs[:4]:
+        apply(run.stream(150), store=store)
+    assert [len(rank.steps) for rank in store.frame(0).ranks] == [100] * 4
+    for run in runs[4:8]:
+        apply(run.stream(150), store=store)
+    assert [len(rank.steps) for rank in store.frame(0).ranks] == [50] * 8
+    for run in runs[8:]:
+        apply(run.stream(40), store=store)
+    assert {len(rank.steps) for rank in store.frame(0).ranks} == {30}
+    assert [record.step for record in store.frame(0).ranks[0].steps] == list(range(120, 150))

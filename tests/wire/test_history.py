@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from gpumon.session.frame import RankFrame
-from gpumon.session.store import SessionStore
+from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import wire
 from gpumon_agent.transport.history import BYTES_MAX, History
 from gpumon_agent.wire.thinning import Facts, kept
@@ -56,9 +56,9 @@ class Run:
             store.apply_run(SOURCE, 1, said.events, said.seq, True)
         return store.frame(2).ranks[0]
 
-    def early(self) -> RankFrame:
+    def early(self, limits: StoreLimits | None = None) -> RankFrame:
         """Of one that was there from the start."""
-        store = SessionStore()
+        store = SessionStore(limits)
         store.apply(wire.Received(SOURCE, 1, HELLO))
         for seq, event in self.sent:
             store.apply(wire.Received(SOURCE, 1, event, seq))
@@ -127,6 +127,19 @@ def test_the_past_is_thinned_no_oftener_than_it_says() -> None:
     for step in range(5 * 512):
         run.step(step)
     assert run.thinned == 5
+
+
+def test_a_viewer_that_may_keep_fewer_of_them_takes_a_longer_stride() -> None:
+    run = Run()
+    for step in range(6_000):
+        run.step(step, peak=(1 << 35) + (step == 777))
+    few, all_ = run.early(StoreLimits(older=100)), run.early()
+    assert 40 < len(few.older) <= 100 < len(all_.older)
+    steps = [each.step for each in few.older]
+    assert set(steps) < {each.step for each in all_.older}
+    assert 777 in steps
+    assert steps[:16] == list(range(16))
+    assert few.steps == all_.steps
 
 
 def test_notices_and_an_out_of_memory_outlast_their_steps() -> None:
