@@ -42,7 +42,6 @@ def command(files: Sequence[Path]) -> None:
 
 
 def lines(file: Path, score: Backtest) -> list[str]:
-    """As lines of text."""
     who = f"rank {score.rank}, " if score.rank is not None else ""
     kind = "shapes that vary" if score.varying else "same shapes"
     out = [f"{file.name}: {who}device {score.device}, {score.steps:,} steps, {kind}, {score.changes} new regimes"]

@@ -17,8 +17,6 @@ from common import options
 
 
 class Entry:
-    """One of many small user objects."""
-
     def __init__(self, number: int) -> None:
         self.number = number
         self.tags = [str(number), number]

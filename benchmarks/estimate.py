@@ -107,7 +107,6 @@ def leave(environment: dict[str, str]) -> None:
 
 
 def run_scenario(name: str) -> Answer:
-    """The script's own maximum figures."""
     from scenarios.catalogue import BY_NAME
 
     scenario = BY_NAME[name]
@@ -150,7 +149,6 @@ def child(kind: str, names: list[str], folder: str = "", *, on_device: bool = Fa
 
 
 def asked(scenario: str, tool: str, answer: Callable[[], tuple[int, int | None]]) -> Answer:
-    """A tool's answer and its time."""
     began = time.perf_counter()
     try:
         peak, reserved = answer()

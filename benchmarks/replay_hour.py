@@ -2,7 +2,7 @@
 
     python benchmarks/replay_hour.py [--ranks 64] [--minutes 60]
 
-64 ranks, five phases, 20 steps per second, ledgers on every tenth step: 27 million events, applied to the viewer's
+64 ranks, five phases, 20 steps per second, ledgers on every tenth step: 30 million events, applied to the viewer's
 store. Every half second of the run, a frame, its reports and the Ranks page are made; every fifteen seconds, the
 exporter's text. Prints resident memory over the run, CPU time per second of the run, and the cost of a scrape. With
 64 ranks it takes about a quarter of an hour.

@@ -94,8 +94,6 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One out-of-memory."""
-
     step: int
     phase: str
     by_shape: int | None  # ns from the outlook that predicted it to the observer's event; None: not predicted
@@ -105,8 +103,6 @@ class Ended:
 
 @dataclass(slots=True)
 class Backtest:
-    """One device of one rank."""
-
     source: str
     rank: int | None
     device: int

@@ -40,8 +40,6 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Transformer blocks."""
-
     def __init__(self, width: int = 256, layers: int = 6) -> None:
         super().__init__()
         self.words = nn.Embedding(WORDS, width)
@@ -57,8 +55,6 @@ class Blocks(nn.Module):
 
 
 class Stages(nn.Module):
-    """Residual convolutions."""
-
     def __init__(self, width: int = 48, layers: int = 6) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, width, 3, 2, 1)

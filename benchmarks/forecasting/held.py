@@ -116,7 +116,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def plan(name: str, steps: int, least: int, most: int, rng: random.Random) -> Iterator[int]:
-    """A size a step."""
     if name == "sorted":  # by length, the same epoch repeatedly
         epoch = sorted(rng.randint(least, most) for _ in range(40))
         yield from (epoch[step % 40] for step in range(steps))

@@ -29,7 +29,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def looks(command: F) -> F:
-    """Options for appearance."""
     for option in (
         click.option("--ascii", "plain", is_flag=True, help="Only ASCII signs: every category is a letter."),
         click.option("--ansi", is_flag=True, help="Only the terminal's own sixteen colours."),
@@ -114,7 +113,6 @@ def command(
 
 
 def options(light: bool, ansi: bool, plain: bool, rank: int | None = None) -> Options:
-    """The selected appearance."""
     from gpumon.tui.app import Options
 
     theme = "gpumon-ansi" if ansi else "gpumon-light" if light else "gpumon-dark"
@@ -140,7 +138,6 @@ def run(app: MonitorApp) -> int:
 
 
 def this_machine(pids: Callable[[], Collection[int]]) -> Sampler:
-    """The host's readings."""
     from gpumon.host import Sampler
 
     return Sampler(pids)

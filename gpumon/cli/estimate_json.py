@@ -17,7 +17,6 @@ LINES = (*OWNERS, "rounding", "allocated")
 
 
 def as_object(done: EstimateReport) -> dict[str, Any]:
-    """One workload."""
     expected, device = done.expected, done.device
     high = expected.highest
     return {
@@ -116,7 +115,6 @@ def share_object(count: int, work: Workload, share: Share, device: Device | None
 
 
 def comparison_object(done: Comparison) -> dict[str, Any]:
-    """Two models layer by layer."""
     return {
         "type": "comparison",
         "parameters": [done.first, done.second],

@@ -19,7 +19,6 @@ TITLE = 46
 
 
 def lines(done: EstimateReport) -> Iterator[str]:
-    """The whole estimate of one workload."""
     expected = done.expected
     model, work = expected.model, expected.work
     frozen = model.count - model.trained_count

@@ -58,15 +58,12 @@ class _Followed:
 
 
 class Exporter:
-    """All jobs of this machine."""
-
     def __init__(self) -> None:
         self.watched: Sequence[Watched] = ()
         self._followed: dict[tuple[object, ...], _Followed] = {}
         self._files: frozenset[object] | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
         looking = asyncio.create_task(self._host())
         try:
             while True:

@@ -143,6 +143,5 @@ class Progress:
 
 
 def clear_progress() -> None:
-    """Clears the progress line."""
     if sys.stderr.isatty():
         click.echo("\r\x1b[2K", nl=False, err=True)

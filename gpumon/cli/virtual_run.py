@@ -187,7 +187,7 @@ class VirtualRun:
             copy.join(LAST_WORDS_S)  # an orphan may keep the pipes open forever
 
     def _end(self) -> None:
-        """SIGINT, then SIGTERM, then SIGKILL."""
+        """SIGINT, SIGTERM, SIGHUP, at last SIGKILL."""
         self.process.send_signal(signal.SIGINT)
         # SIGHUP goes to the subreaper alone: only it knows ranks in other process groups
         for patience, number in ((POLITE_S, signal.SIGTERM), (FIRM_S, signal.SIGHUP), (FORCE_S, signal.SIGKILL)):

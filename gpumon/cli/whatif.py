@@ -94,7 +94,6 @@ def command(
 
 
 def stated(answer: Answer, device: int) -> dict[str, Any]:
-    """As a JSON object."""
     peak = answer.peak
     return {
         "type": "whatif",
@@ -113,7 +112,6 @@ def stated(answer: Answer, device: int) -> dict[str, Any]:
 
 
 def line(answer: Answer) -> str:
-    """As a line of text."""
     from gpumon.analysis.units import size
 
     name = answer.change.name()

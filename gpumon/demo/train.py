@@ -149,7 +149,6 @@ def train(workload: str, rank: int = 0) -> None:
 
 
 def train_rank(rank: int, meeting: str) -> None:
-    """One process of torch.multiprocessing."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_WORLD_SIZE=str(RANKS))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # both ranks are on this machine
     backend = "nccl" if torch.cuda.device_count() >= RANKS else "gloo"

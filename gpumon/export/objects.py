@@ -36,8 +36,6 @@ class Stated:
 
 @dataclass(slots=True)
 class _Said:
-    """Already printed for one rank."""
-
     hello: wire.Hello | None = None
     models: dict[int, int] = field(default_factory=dict)  # model → revision
     step: StepRecord | None = None

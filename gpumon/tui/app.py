@@ -39,7 +39,7 @@ from gpumon_agent import wire
 
 TICK_S = 0.25
 TURNS = 4
-"""Ticks, at most, until each of many ranks is analysed again."""
+"""Table updates, at most, until each of many ranks is analysed again."""
 
 SAID_MAX = 200
 TOLD_S = 8.0
@@ -64,8 +64,6 @@ HEIGHTS = [(0, "-flat"), (12, "-low"), (20, "-short"), (32, "-tall")]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Appearance, and the rank shown first."""
-
     theme: str = NAMES[0]
     ascii: bool = False
     rank: int | None = None
@@ -172,7 +170,6 @@ class MonitorApp(App[int]):
         self.exit(128 + number)
 
     def take(self, chosen: Choice) -> None:
-        """The user chose a job."""
         self.pop_screen()
         self._store = self._new_store()
         self._listen(chosen.feed)
@@ -207,7 +204,6 @@ class MonitorApp(App[int]):
         self.redraw()
 
     def say(self, text: str) -> None:
-        """Adds to the log."""
         self._said = (*self._said, Said(self._clock(), text))[-SAID_MAX:]
 
     # -------------------------------------------------------------------------------------------------- ticks
@@ -361,7 +357,6 @@ class MonitorApp(App[int]):
         self.look(NAMES[(at + 1) % len(NAMES)])
 
     def look(self, theme: str) -> None:
-        """Sets the theme."""
         if not self.colourless:
             self.palette = PALETTES[theme]
             self.theme = theme

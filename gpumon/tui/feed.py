@@ -30,8 +30,6 @@ Ask = Callable[[str, str, int], Awaitable[wire.Reply]]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A job that can be watched."""
-
     name: str
     detail: str
     feed: Feed
@@ -65,7 +63,6 @@ class Pace:
             self._changed.set()
 
     def finish(self) -> None:
-        """Skips to the end."""
         self.speed = 0.0
         self._changed.set()
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A term on the screen."""
-
     word: str
     meaning: str
     formula: str = ""

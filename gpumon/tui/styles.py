@@ -61,8 +61,6 @@ NONE: Final = Palette(None, None, None, None, None, None, None, {})
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """Characters to draw."""
-
     lines: Mapping[str, str]
     live: str
     silent: str

@@ -115,7 +115,6 @@ class TablePanel(Panel):
         raise NotImplementedError
 
     def row_at(self, y: int) -> int | None:
-        """The row at line `y`."""
         row = self._top + y - self._first_y
         return row if y >= self._first_y and row < len(self.keys()) else None
 
@@ -184,6 +183,5 @@ class TablePanel(Panel):
 
 
 def next_of(names: Iterable[str], name: str, by: int) -> str:
-    """The next or previous order."""
     known = list(names)
     return known[(known.index(name) + by) % len(known)]

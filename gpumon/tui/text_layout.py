@@ -84,7 +84,6 @@ def flow(items: Iterable[Line], room: int, *, gap: int = 2, indent: int = 0) -> 
 
 
 def words(text: str, role: str, room: int) -> list[Line]:
-    """Prose wrapped at `room` cells."""
     return [((row, role),) for row in _wrap(text, max(1, room))]
 
 

@@ -24,7 +24,6 @@ Fault = str | int
 
 
 def new_session() -> str:
-    """A unique session name."""
     return f"{os.getpid()}-{secrets.token_hex(4)}"
 
 

@@ -1,4 +1,4 @@
-"""A session's device records and missed ranks, read from its table, even after all processes have ended."""
+"""A session's device records and missed ranks, from its table, even after all its processes have ended."""
 
 from __future__ import annotations
 

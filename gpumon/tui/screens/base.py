@@ -13,8 +13,6 @@ from gpumon.tui.widgets.panel import Panel
 
 
 class MonitorScreen(Screen[None]):
-    """A screen made of panels."""
-
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("e", "explain", "Explain", id="screen.explain",
                 tooltip="What the figures of the focused panel, or of its chosen line, mean: formulas, every byte"),

@@ -15,8 +15,6 @@ from gpumon_agent import wire
 
 
 class BlocksScreen(RankScreen):
-    """Blocks."""
-
     AUTO_FOCUS = "#blocks"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("b", "read", "Read", id="blocks.read",

@@ -11,8 +11,6 @@ from gpumon.tui.widgets.key_line import KeyLine
 
 
 class EstimateScreen(RankScreen):
-    """Estimate."""
-
     AUTO_FOCUS = "#estimated"
 
     def compose(self) -> ComposeResult:

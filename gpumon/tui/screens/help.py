@@ -29,8 +29,6 @@ CLOSE = Binding("escape,q,enter,question_mark,e", "dismiss", "Close", id="page.c
 
 
 class Page(Prose):
-    """Fixed lines."""
-
     def compose_lines(self, slice_: Any, width: int, glyphs: Glyphs) -> list[Line]:
         raise NotImplementedError
 
@@ -43,8 +41,6 @@ class Page(Prose):
 
 
 class HelpPage(Page):
-    """Keys, then the glossary."""
-
     def __init__(self, keys: tuple[Key, ...]) -> None:
         super().__init__(id="page")
         self._slice = keys
@@ -66,8 +62,6 @@ class HelpPage(Page):
 
 
 class ExplainPage(Page):
-    """A panel's sums, then its glossary terms."""
-
     def __init__(self, title: str, sums: list[str], terms: tuple[str, ...]) -> None:
         super().__init__(id="page")
         self._slice = (title, tuple(sums), terms)
@@ -86,8 +80,6 @@ class ExplainPage(Page):
 
 
 class OomPage(Page):
-    """The full OOM report."""
-
     def __init__(self, report: OomReport) -> None:
         super().__init__(id="page")
         self._slice = report
@@ -115,8 +107,6 @@ def term_lines(term: Term, width: int) -> list[Line]:
 
 
 class _Popup(ModalScreen[None]):
-    """A page over the screen."""
-
     AUTO_FOCUS = "#page"
     BINDINGS: ClassVar[list[BindingType]] = [CLOSE]
 

@@ -16,8 +16,6 @@ from gpumon.tui.widgets.layer_table import LayerTable
 
 
 class LayersScreen(RankScreen):
-    """Layers."""
-
     AUTO_FOCUS = "#layers"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter", id="layers.filter", key_display="/", priority=True,

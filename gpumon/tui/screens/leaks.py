@@ -18,8 +18,6 @@ from gpumon_agent import wire
 
 
 class LeaksScreen(RankScreen):
-    """Leaks."""
-
     AUTO_FOCUS = "#held"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("c", "census", "Census", id="leaks.census",

@@ -21,8 +21,6 @@ from gpumon.tui.widgets.prose import Prose
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the log."""
-
     unix_ns: int
     who: str
     text: str
@@ -80,8 +78,6 @@ class Log(Prose):
 
 
 class LogScreen(MonitorScreen):
-    """Log."""
-
     AUTO_FOCUS = "#log"
 
     def compose(self) -> ComposeResult:

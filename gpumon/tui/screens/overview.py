@@ -23,8 +23,6 @@ from gpumon.tui.widgets.timeline import Timeline
 
 
 class OverviewScreen(RankScreen):
-    """Overview."""
-
     AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "explain", "Explain", show=False, id="overview.explain", tooltip="Like e"),

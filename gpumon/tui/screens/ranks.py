@@ -12,8 +12,6 @@ from gpumon.tui.widgets.rank_table import RankTable
 
 
 class RanksScreen(MonitorScreen):
-    """Ranks."""
-
     AUTO_FOCUS = "#ranks"
 
     def compose(self) -> ComposeResult:

@@ -184,7 +184,6 @@ def _nothing(m: Map, room: int) -> list[Line]:
 
 
 def sums(m: Map) -> list[str]:
-    """The figures to the byte."""
     if m.found is None or m.record is None:
         return []
     t = m.found.totals

@@ -39,8 +39,6 @@ STALE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """The bars' data."""
-
     name: str
     now: Breakdown | None
     stale_s: int | None
@@ -282,7 +280,6 @@ def _alive(b: Bars, label: int, room: int, glyphs: Glyphs) -> list[Line]:
 
 
 def _item(name: str, value: int, unit: Unit, glyphs: Glyphs) -> Line:
-    """Glyph, name, number."""
     number = in_unit(value, unit) if abs(value) >= unit.bytes // 20 else size(value)
     return ((f"{glyphs.lines[name]} ", line_role(name)), (f"{LABELS.get(name, name)} ", "dim"), (number, "text"))
 

@@ -31,8 +31,6 @@ _WORD = {"fits": "fits", "tight": "tight", "oom-ahead": "OOM ahead", "leak": "le
 
 @dataclass(frozen=True, slots=True)
 class Estimated:
-    """The page's data."""
-
     found: Comparison | None
     remarks: tuple[str, ...]
     forecast: Forecast | None
@@ -63,8 +61,6 @@ def _why_not(view: View) -> str:
 
 
 class EstimatePage(TablePanel):
-    """The table and its cursor."""
-
     NAME = "Estimate"
     BINDINGS: ClassVar[list[BindingType]] = [
         *moves("estimate", "line"),

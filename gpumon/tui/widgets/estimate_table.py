@@ -23,8 +23,6 @@ LITTLE_OF_ALLOCATED = 50
 
 @dataclass(frozen=True, slots=True)
 class Comparisons:
-    """The table's data."""
-
     found: Comparison | None
     waiting: bool
 
@@ -68,8 +66,6 @@ def summed(found: Comparison, most: int = ROWS_MAX) -> tuple[Compared, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How to format a row's figures."""
-
     unit: Unit
     strong: bool
     none: str = NOT_KNOWN
@@ -90,8 +86,6 @@ def figures(number: int) -> Columns[Compared, Written]:
 
 
 class EstimateTable(Panel):
-    """Estimate and measurement, line by line."""
-
     NAME = "Estimate vs measured"
     TERMS = ("estimate", "measured", "difference", "source", "weights", "gradients", "optimizer", "still held",
              "step adds", "update adds", "allocated", "peak")  # fmt: skip

@@ -25,8 +25,6 @@ class FilterLine(Input):
     ]
 
     class Done(Message):
-        """Typing is finished."""
-
         def __init__(self, kept: bool) -> None:
             super().__init__()
             self.kept = kept

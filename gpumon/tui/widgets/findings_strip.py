@@ -23,8 +23,6 @@ MOST_ROWS, MOST_ROWS_SHORT = 5, 2
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The strip's data."""
-
     findings: tuple[JobFinding, ...]  # of the whole job
     oom: wire.Oom | None  # if no report explains it yet
     known: bool  # some steps have closed
@@ -45,8 +43,6 @@ GAPS = frozenset(("fragmentation",))
 
 
 class FindingsStrip(Panel):
-    """One finding a line."""
-
     NAME = "Findings"
     TERMS = ("finding",)
     CALM = True

@@ -32,8 +32,6 @@ _WORD = {"fits": "fits", "tight": "tight", "oom-ahead": "OOM ahead"}
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The panel's data."""
-
     forecast: Forecast | None
     capacity: int | None
     ended: bool
@@ -171,7 +169,6 @@ def _trend(f: Forecast, number: int, time: str, indent: str, pad: int, room: int
 
 
 def _now(said: wire.Outlook) -> list[Span]:
-    """The batch in forward now."""
     shapes = "×".join(map(str, said.input_shapes[0])) if said.input_shapes else ""
     role = _ROLE.get(said.verdict, "text")  # a newer agent may send another verdict
     return [

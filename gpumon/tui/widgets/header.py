@@ -14,8 +14,6 @@ from gpumon.tui.widgets.panel import Panel
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """The header's data."""
-
     name: str
     who: str
     step: int | None

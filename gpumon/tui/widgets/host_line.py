@@ -86,8 +86,6 @@ def _others(reading: wire.DeviceReading, pid: int) -> str:
 
 
 class HostLine(Panel):
-    """Host and device figures."""
-
     NAME = "Host"
     TERMS = ("RSS", "pinned", "CPU", "workers", "GPU", "other processes")
     CALM = True

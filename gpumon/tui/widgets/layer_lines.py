@@ -28,8 +28,6 @@ _WIDEST = 14  # one column is always shown
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The table's data."""
-
     trees: tuple[Tree, ...]
     device: int | None
 
@@ -199,7 +197,6 @@ def _own_in_words(layer: Layer, glyphs: Glyphs) -> list[Span]:
 
 
 def explanation(row: Row, tree: Tree) -> list[str]:
-    """The row's figures to the byte."""
     layer = row.layer
     said = [f"{layer.path or layer.name} ({(layer.kind or 'a container') if layer.path else 'the whole model'})"]
     if layer.own.total:

@@ -36,8 +36,6 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The user's settings."""
-
     opened: frozenset[Key] = frozenset()
     order: str = "model"
     upwards: bool = False

@@ -19,8 +19,6 @@ from gpumon.tui.widgets.layer_rows import ORDERS, Choice, Key, Row, Rows, all_ke
 
 
 class LayerTable(TablePanel):
-    """One module a line, with a cursor."""
-
     NAME = "Layers"
     TERMS = ("module", "parameters", "weights", "buffers", "gradients", "optimizer", "activations", "total", "share",
              "tied", "sampled")  # fmt: skip
@@ -88,7 +86,6 @@ class LayerTable(TablePanel):
 
     @property
     def here(self) -> Row | None:
-        """The selected row."""
         rows = self.rows.rows
         return rows[self._at] if self._at < len(rows) else None
 

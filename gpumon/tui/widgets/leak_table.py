@@ -42,8 +42,6 @@ COLUMNS: tuple[Column[Row, Glyphs], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Leaks:
-    """The table's data."""
-
     census: wire.Census | None
     rows: tuple[Row, ...]
     why_not: str | None = None  # why no census can be requested
@@ -51,8 +49,6 @@ class Leaks:
 
 
 class LeakTable(TablePanel):
-    """One group a line."""
-
     NAME = "Held tensors"
     TERMS = ("census", "tensors", "grown", "bytes/step", "graph", "held by", "made at", "unexplained")
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -85,7 +81,6 @@ class LeakTable(TablePanel):
 
     @property
     def here(self) -> Row | None:
-        """The selected group."""
         rows = self._rows
         return rows[self._at] if self._at < len(rows) else None
 
@@ -207,7 +202,6 @@ def _nothing(leaks: Leaks, room: int) -> list[Line]:
 
 
 def explanation(row: Row, census: wire.Census) -> list[str]:
-    """The group to the byte."""
     g = row.group
     said = [f"{g.count:,} tensor{'s' * (g.count != 1)} {what(g)}: {g.bytes:,} B of storages, each counted once"]
     if g.graph_bytes:

@@ -55,8 +55,6 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """The table's data."""
-
     step: int | None
     running: bool
     rows: tuple[Row, ...]
@@ -158,8 +156,6 @@ _NUMBER = 8
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """How to format a row's figures."""
-
     unit: Unit
     role: str
     highest: bool

@@ -34,7 +34,6 @@ class Prose(Panel):
         return self._slice
 
     def compose_lines(self, slice_: Any, width: int, glyphs: Glyphs) -> list[Line]:
-        """Every line."""
         raise NotImplementedError
 
     def draw(self, slice_: Any, width: int, height: int, glyphs: Glyphs) -> list[Line]:

@@ -126,7 +126,6 @@ def _entries(page: RankPage) -> list[Entry]:
 
 
 def _heading(page: RankPage, node: str, unit: Unit) -> Line:
-    """A node and its worst rank."""
     of_node = [row for row in page.rows if row.node == node]
     apart = spread(row.peak for row in of_node)
     worst = f"  worst {in_unit(apart.worst, unit)}, rank {of_node[apart.at].label}" if apart else ""

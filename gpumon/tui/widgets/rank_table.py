@@ -32,8 +32,6 @@ class RankTable(TablePanel):
     ]  # fmt: skip
 
     class Opened(Message):
-        """The user wants to see this rank."""
-
         def __init__(self, source: str, device: int | None) -> None:
             super().__init__()
             self.source = source

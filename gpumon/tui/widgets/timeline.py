@@ -37,8 +37,6 @@ READING_COMES_NS = 500_000_000
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One closed step on one device."""
-
     step: int
     allocated_peak: int | None
     reserved: int | None
@@ -47,8 +45,6 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The plot's data."""
-
     points: tuple[Point, ...]
     span: int
     capacity: int | None
