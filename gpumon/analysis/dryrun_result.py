@@ -99,6 +99,8 @@ class Outcome:
     @property
     def grows_out(self) -> int | None:
         """In how many more steps it will be out of memory, by what stays from step to step; None: not at all."""
+        if any(not each.survived for each in self.failed):
+            return None  # it is
         return _grows_out(self.forecast, self.findings, self.tightest)
 
     @property
@@ -240,7 +242,7 @@ class DryRunResult:
         tightest = min(devices, key=lambda device: device.margin, default=None)
         fits = None if unknown else _grows_out(forecast, findings, tightest) is None
         if any(not each.survived for each in failed):
-            fits, unknown = False, ""
+            fits, unknown, forecast = False, "", None  # there is no next iteration
         return Outcome(
             fits,
             ended,

@@ -105,7 +105,9 @@ class Job:
             env=environment, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert done.returncode == 1, done.stdout[-3000:] + done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        objects = [json.loads(line) for line in done.stdout.splitlines()]
+        assert objects[-1]["forecast"] is None  # it has run out of memory: there is no next iteration
+        return objects
 
     def at(self, moment: int) -> None:
         self._wait(lambda: (self.folder / f"at-{moment}").exists())

@@ -225,6 +225,16 @@ def test_a_checkpoint_that_stays_is_the_first_to_let_go_whatever_the_verdict() -
         assert (first.code, first.saves, first.enough) == ("retained-checkpoint", bytes_, enough)
 
 
+def test_what_saves_next_to_nothing_of_what_is_missing_comes_last() -> None:
+    full = NEW.format(other="", allowed="", asked="4.00 GiB", free="1.00 GiB", ours="22.0 GiB", allocated="21.0 GiB",
+                      slack="0.50 GiB")  # fmt: skip
+    missing = round(2.5 * GIB)
+    for bytes_, at in ((missing // 10 + (64 << 20), 0), (missing // 10 - (64 << 20), -1)):
+        remedies = of(full, Known(kept=(leaked(bytes_, None),))).remedies
+        assert len(remedies) > 2
+        assert remedies[at].code == "retained-checkpoint"
+
+
 def test_a_few_bytes_are_not_enough_where_what_is_unused_lies_in_pieces() -> None:
     report = of(SECOND, Known(kept=(leaked(512),)))
     assert report.verdict == "fragmentation"

@@ -3,7 +3,7 @@
 Model. In the optimizer's step everything follows from the model, so each remedy is computed: the peak of the first step
 is computed again with the remedy in place (`optimizer_step`). In forward and backward, everything
 beside weights, gradients and state counts as activations, in proportion to the batch. Remedies that make it fit come
-first, then those that save most bytes.
+first, then those that save most bytes, last those that save next to nothing.
 """
 
 from __future__ import annotations
@@ -18,16 +18,25 @@ from gpumon.analysis.diagnosis.optimizer_step import standing, states
 from gpumon.analysis.estimate.model import Tensor
 from gpumon_agent import wire
 
+LITTLE = 0.1
+"""Share of the missing bytes. A remedy that saves less comes last: one whose effect is unknown may do more."""
+
 SETTING = "expandable_segments:True"
 
 
 def remedies(case: FailureContext) -> tuple[Remedy, ...]:
     """In order of what serves most."""
-    return tuple(_ordered((*_let_go(case), *_FOR.get(case.verdict, _unknown)(case))))
+    return tuple(_ordered((*_let_go(case), *_FOR.get(case.verdict, _unknown)(case)), _short(case) or 0))
 
 
-def _ordered(found: Iterable[Remedy]) -> list[Remedy]:
-    return sorted(found, key=lambda r: (not r.enough, -(r.saves or 0) if not r.enough else 0))
+def _ordered(found: Iterable[Remedy], short: int) -> list[Remedy]:
+    def place(remedy: Remedy) -> tuple[int, int]:
+        if remedy.enough:
+            return 0, 0
+        little = remedy.enough is False and (remedy.saves or 0) < LITTLE * short
+        return 2 if little else 1, -(remedy.saves or 0)
+
+    return sorted(found, key=place)
 
 
 def _let_go(case: FailureContext) -> Iterator[Remedy]:
