@@ -124,9 +124,9 @@ class Backtest:
     oom_step: int | None = None
 
     def steps_to_oom_errors(self, said: Iterable[tuple[int, float]] | None = None) -> list[float]:
-        """Relative error of each step in the last three quarters of the run with ten or more steps left.
+        """Relative errors of the steps after a quarter of the run, with ten or more steps left.
 
-        `said`: other predictions to score, as (step, steps to OOM); the default is the recorded ones.
+        `said`: (step, steps to OOM) to score instead of the recorded ones.
         """
         return [
             abs(left - remaining) / remaining

@@ -69,7 +69,7 @@ def command(
         need_a_terminal(NO_TERMINAL)
     from gpumon import link
 
-    find = _await if wait else link.resolve  # once: a process it found may end at once, and its past is still shown
+    find = _await if wait else link.resolve  # call it once: the process may end, but its past is still shown
     if as_json:
         from gpumon.cli.attach_json import attach_json
 

@@ -11,10 +11,7 @@ from dataclasses import dataclass
 
 from gpumon.tui.text_layout import Line, Span
 
-_FILL = (
-    (0x00, 0x40, 0x44, 0x46, 0x47),
-    (0x00, 0x80, 0xA0, 0xB0, 0xB8),
-)  # bits of 0–4 dots, left and right
+_FILL = ((0x00, 0x40, 0x44, 0x46, 0x47), (0x00, 0x80, 0xA0, 0xB0, 0xB8))  # bits of 0–4 dots, left and right
 _DOT = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))  # one dot, counted from below
 UPRIGHT = ("┊", ":")  # with braille, and without
 
@@ -34,8 +31,7 @@ def columns(values: Sequence[int | None], first_step: int, count: int) -> list[i
     """`values` (one per step, from `first_step`) as at most `count` dot columns: the maximum of each column's steps.
 
     A column holds ⌈n / count⌉ steps and begins at a multiple of that; the oldest steps are dropped if they fill no
-    column. With fewer steps than columns, each step is several columns wide. A single high step stays visible at any
-    span.
+    column. With fewer steps than columns, a step is several columns wide. A single high step is always visible.
     """
     if not values or count <= 0:
         return []

@@ -19,7 +19,7 @@ SPANS = (20, 50, 100, 200, 500, 1000, 2000)
 DEFAULT_SPAN = 200
 
 MANY = 16
-"""With more ranks than this, they are drawn as a grid and analysed in turn."""
+"""More ranks than this are analysed in turn, with shorter heat strips."""
 
 LOOK_BACK = 256
 """Steps to search for one with figures."""

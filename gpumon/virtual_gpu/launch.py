@@ -138,7 +138,7 @@ def set_faults(session: str, faults: Mapping[str, Fault], python: str = sys.exec
     """Replace the faults of a running session; an empty mapping removes them.
 
     Keys are NVML functions as in ``environment()``, ``hide``, and ``lost0`` (any value but 0): that device falls off
-    the bus, its CUDA calls fail from now on and NVML reports it lost. Raises ValueError or Unavailable.
+    the bus, its CUDA calls fail and NVML reports it lost. Raises ValueError or Unavailable.
     """
     if not session_file(session).exists():
         raise ValueError(f"no session {session!r} is known: it begins with its first process")

@@ -32,8 +32,7 @@ class Profile:
     """Maximum shared memory per block."""
     context_bytes: int = 450 * _MIB
     """What a process costs beside its allocator. An assumption, not measured: it depends on driver, CUDA version and
-    lazy loading as much as on the device. Override it with ``context=``.
-    """
+    lazy loading as much as on the device. Override it with ``context=``."""
 
 
 def _profile(

@@ -36,7 +36,7 @@ class Outlook:
     capacity: int | None
     ended: bool
     counted: bool  # the allocator reports figures for this device
-    now: wire.Outlook | None = None  # the agent's verdict on the batch in forward, if it does not fit
+    now: wire.Outlook | None = None  # the agent's, for the batch in forward; not if it fits
     regime: int | None = None  # the step of a recent regime change
     whatif: tuple[Answer, ...] = ()
     left: str = ""  # time to OOM

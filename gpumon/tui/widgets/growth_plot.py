@@ -19,7 +19,7 @@ COUNTED = (BLOCKS,)
 """Figures without bytes."""
 
 _WORDS = {BLOCKS: "live blocks", "rss": "RSS"}
-_BLOCKS_REACH = 0.9  # of the plot's height, so that the curves do not overlap
+_BLOCKS_REACH = 0.9  # of the plot's height, so that neither curve hides the other
 LEAST_ROWS = 4
 SOON, LATER = 1_000, 10_000
 """Steps to OOM: urgent below the first, hardly relevant above the second."""

@@ -16,7 +16,7 @@ from gpumon.session.frame import RankFrame
 from gpumon.tui.view import MANY, View, device_name
 
 HEAT_STEPS, HEAT_STEPS_OF_MANY = 160, 16
-"""Steps in the strip below the table, and in a cell of the grid that replaces the table above `MANY` rows."""
+"""Steps of a heat strip: up to `MANY` rows below the table; with more, in the cells of a grid."""
 
 
 class RankRow(msgspec.Struct, frozen=True, gc=False):
