@@ -1,4 +1,4 @@
-"""gpumon's agent: two lines in a training script, and every phase of it can be watched from a second terminal."""
+"""gpumon's agent: two lines in a training script make every phase visible in a second terminal."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def watch(model: Any, optimizer: Any = None, *, name: str | None = None, steps: 
     """Watch `model` and its optimizer (or several) from here on. Once per model: a GAN calls it twice.
 
     `name` is what viewers call the job; by default the script's file name. `steps` says what a step is: "optimizer", a
-    step of the optimizer (of several that take turns, one of each); "iteration", whatever lies between two calls of
-    `step()`. Never raises into training.
+    step of the optimizer (of alternating ones, one of each); "iteration", everything between two calls of `step()`.
+    Never raises into training.
     """
     from gpumon_agent.agent import watch as start
 
@@ -28,8 +28,8 @@ def watch(model: Any, optimizer: Any = None, *, name: str | None = None, steps: 
 
 
 def step() -> None:
-    """Mark the end of a training step: in a loop that updates parameters without an optimizer, or that steps its
-    optimizers at different rates. From the first call on, steps end here and nowhere else. Never raises.
+    """Mark the end of a training step, in a loop that updates parameters without an optimizer or steps its optimizers
+    at different rates. From the first call on, steps end only here. Never raises.
     """
     from gpumon_agent.agent import step as mark
 
@@ -37,11 +37,11 @@ def step() -> None:
 
 
 def on_outlook(function: Callable[[Outlook], object]) -> None:
-    """Have `function` called as a batch enters the model's forward, before anything is allocated for it.
+    """Have `function` called when a batch enters the model's forward, before anything is allocated for it.
 
-    It gets the outlook: `next_peak`, `low`, `high`, `headroom` (None where nobody told what the device has), and
-    `verdict`, "fits", "tight" or "oom-ahead". What it returns is ignored; what it raises is not: raised there, it ends
-    the model's call, and a training loop can skip the batch.
+    It gets the outlook: `next_peak`, `low`, `high`, `headroom` (None if capacity is unknown), and `verdict`: "fits",
+    "tight" or "oom-ahead". Its result is ignored. An exception from it ends the model's call; a training loop can
+    skip the batch.
     """
     from gpumon_agent.agent import on_outlook as listen
 
@@ -49,7 +49,7 @@ def on_outlook(function: Callable[[Outlook], object]) -> None:
 
 
 def stop() -> None:
-    """Take every hook and wrapper out again and close the connection. Training goes on unwatched."""
+    """Remove all hooks and wrappers and close the connection. Training goes on unwatched."""
     from gpumon_agent.agent import stop as end
 
     end()

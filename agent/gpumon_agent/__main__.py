@@ -1,4 +1,4 @@
-"""`python -m gpumon_agent train.py ARGS…`: what `gpumon run` does, where only the agent is installed."""
+"""`python -m gpumon_agent train.py ARGS…`: as `gpumon run`, if only the agent is installed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main() -> NoReturn:
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Our options stand before the command; from its first word on everything belongs to the command."""
+    """Splits our options from the command, which begins at the first word that is no option."""
     position = 0
     while position < len(words):
         word = words[position]

@@ -1,7 +1,7 @@
-"""The agent of one process. Long, because it is the one place where all parts meet and are wired; it has no model.
+"""The agent of one process: the one place where all parts are created and connected.
 
-Model and devices are described here, a step's end is passed on to the parts in their order, and the functions that a
-script calls (`watch`, `step`, `phase`, `stop`) are below.
+It describes model and devices and passes each step's end to the parts, in order. The functions that a script calls
+(`watch`, `step`, `phase`, `stop`) are below.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
     from gpumon_agent.allocator.cpu import StorageTracker
     from gpumon_agent.leaks.loads import Loads
 
-_REDESCRIBED_AFTER = (0, 4)  # steps with a model: the first makes optimizer state, by the fifth DDP logged its buckets
+_REDESCRIBED_AFTER = (0, 4)  # steps: the first makes optimizer state, by the fifth DDP has logged its buckets
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _DEVICES_LOOKED_FOR_EVERY = 200  # steps: a model may move
-_DESCRIBED_AT_ONCE_NS = 30_000_000  # as a model or an optimizer turns up
+_DESCRIBED_AT_ONCE_NS = 30_000_000  # when a model or optimizer is added
 _DESCRIBED_IN_A_STEP_NS = 2_000_000
 _RESIDENT_EVERY_NS = 1_000_000_000
-_ASKED_NS = 20_000_000  # for encoding what a viewer has asked for; what is left takes a slice a boundary
-_AT_OOM_NS = 300_000_000  # for block maps, as the process may be about to end
+_ASKED_NS = 20_000_000  # for encoding what a viewer requested; the rest takes a slice a boundary
+_AT_OOM_NS = 300_000_000  # for block maps: the process may be about to end
 _HELD_S = 30.0  # at most; a signal ends it
 
 
 class Agent:
-    """Everything that watches this process. Made by the first `watch()`, or when the shim finds a model."""
+    """Watches this process. Made by the first `watch()`, or when the shim finds a model or CUDA is initialized."""
 
     def __init__(self, name: str | None = None, *, tracker: StorageTracker | None = None, publish: bool = True) -> None:
         import torch
@@ -125,7 +125,7 @@ class Agent:
             self.guard.protect("transport", self.transport.start)()
 
     # ------------------------------------------------------------------------------------------------------- the parts
-    # A part is given methods of the agent, never another part: what a method needs may be made after the part.
+    # Parts get methods of the agent, never other parts: what a method needs may be created after the part.
 
     def _wire_attribution(self, followed: Loads) -> None:
         from gpumon_agent.attribution.accounts import Accounts
@@ -246,7 +246,7 @@ class Agent:
     # ------------------------------------------------------------------------------------------------ what is watched
 
     def adopt(self, model: Module, optimizer: Any = None, *, name: str | None = None, found: bool = False) -> None:
-        """Watch `model` too, or one more optimizer of a model already watched. What watch() and the shim both call."""
+        """Watches `model`, or another optimizer of a watched model. Called by watch() and the shim."""
         optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
         optimizers = [innermost(each) for each in optimizers if each is not None]
         watched = next((w for w in self._models if w.covers(model)), None)
@@ -270,7 +270,7 @@ class Agent:
         self._announce()
 
     def _announce(self, descriptor: endpoint.Descriptor | None = None) -> None:
-        """What viewers know of this process, its models and devices may have changed."""
+        """Sends what changed in the descriptions of this process, its models and devices."""
         hello = self._hello()
         if hello != self._told_hello:
             self._told_hello = hello
@@ -282,7 +282,7 @@ class Agent:
         self.transport.announce(descriptor)
 
     def _describe_at_once(self, watched: Watched) -> None:
-        """As much of it as may be done outside of a step; the rest a slice a step."""
+        """Describes as much as the time limit allows; the rest in slices, one a step."""
         describing = watched.describe(self._describe, self._description_rests)
         self._describing_until = ThreadClock(_DESCRIBED_AT_ONCE_NS)
         while next(describing, None) is not None:
@@ -304,7 +304,7 @@ class Agent:
         self._new_roots.append(weakref.ref(module))
 
     def _follow_wrappers(self) -> None:
-        """A wrapper becomes the model at its first forward: as it is registered, what it wraps is not yet in it."""
+        """A wrapper becomes the model at its first forward: when registered, it does not contain the model yet."""
         roots = [module for ref in self._new_roots if (module := ref()) is not None]
         self._new_roots.clear()
         for module in roots:
@@ -330,8 +330,8 @@ class Agent:
         self._announce(self._ranked())
 
     def _ranked(self) -> endpoint.Descriptor | None:
-        """A new descriptor where `init_process_group` told what no launcher did: the rank of mp.spawn's children, and
-        where Lightning's first rank, which starts the others, meets them.
+        """A new descriptor if `init_process_group` shows what no launcher set: the rank of mp.spawn's children, the
+        rendezvous of Lightning's first rank, which starts the others.
         """
         distributed = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_available():
@@ -363,9 +363,9 @@ class Agent:
         if len(guard.off) != self._parts_off:
             self._parts_off = len(guard.off)
             if "transport" in guard.off:
-                self.transport.disown()  # what is said would wait for ever
+                self.transport.disown()  # messages would wait for ever
             self.transport.announce()
-        if step + 1 == self._hold_after:  # a dry run has seen enough: it ends this process from here
+        if step + 1 == self._hold_after:  # a dry run has seen enough: it ends this process now
             self._flush()
             time.sleep(_HELD_S)
         if self.governor.ledger:
@@ -387,7 +387,7 @@ class Agent:
             self._describe_on(self._describing)
 
     def _description_rests(self) -> bool:
-        """Whether what may be described now has taken its time."""
+        """Whether the time for describing is used up."""
         return self._describing_until.over()
 
     def _describe_on(self, describing: Iterator[bool]) -> None:
@@ -408,7 +408,7 @@ class Agent:
         self.transport.pump(ThreadClock(_AT_OOM_NS))  # the process may be about to end
 
     def _rang(self) -> None:
-        """Something was asked for: the next window that closes gives way to it."""
+        """There is a request: the next window that closes carries it out."""
         self.phases.asked = True
 
     def _carry_out(self) -> None:
@@ -431,7 +431,7 @@ class Agent:
         return events + self.leaks.picture() + self.requests.picture()
 
     def _state(self) -> messages.State:
-        """What a heartbeat repeats."""
+        """What heartbeats repeat."""
         devices = tuple(index for _, index, _ in self.phases.readers or ())
         return messages.State(devices, tuple(wire.PartOff(*off) for off in list(guard.off.values())))
 
@@ -478,7 +478,7 @@ class Agent:
     # ----------------------------------------------------------------------------------------------------- the end
 
     def leave(self, reason: str, detail: str = "") -> None:
-        """Take everything out of torch and say goodbye: at exit, or when asked to stop."""
+        """Removes everything from torch and sends Goodbye: at exit, or on `stop`."""
         if os.getpid() != self.pid:
             return
         if REGISTRY.agent is self:
@@ -501,7 +501,7 @@ class Agent:
         self.hooks.mute()
 
     def disown(self) -> None:
-        """In a forked child: the hooks are the parent's. Puts back what is torch's, touches nothing of the parent's."""
+        """In a forked child: restores torch's attributes and touches nothing of the parent's."""
         self.hooks.remove()
         self.accounts.disown()
         self.accounts.stop()
@@ -513,7 +513,7 @@ class Agent:
 
 
 class phase(ContextDecorator):
-    """A phase with a name of the user's: `with gpumon_agent.phase("eval"): …`. Without an agent it does nothing."""
+    """A phase named by the user: `with gpumon_agent.phase("eval"): …`. Without an agent it does nothing."""
 
     def __init__(self, name: str) -> None:
         self._name = wire.clean(str(name))
@@ -535,7 +535,7 @@ class phase(ContextDecorator):
 
 
 def running(name: str | None = None, *, tracker: StorageTracker | None = None) -> Agent:
-    """This process's agent, begun if there is none. A `tracker` of CPU storages that already runs becomes its own."""
+    """This process's agent, created if needed. It takes over a `tracker` of CPU storages that already runs."""
     if REGISTRY.agent is not None and REGISTRY.agent.pid != os.getpid():
         REGISTRY.agent.disown()
         REGISTRY.agent = None
@@ -546,7 +546,7 @@ def running(name: str | None = None, *, tracker: StorageTracker | None = None) -
 
 
 OF_OPTIMIZER, OF_ITERATION = "optimizer", "iteration"
-"""What is a step: an optimizer's, or what `step()` marks."""
+"""What ends a step: the optimizer, or a call of `step()`."""
 
 
 def on_outlook(function: Any) -> None:
@@ -590,7 +590,7 @@ def step() -> None:
 
 
 def stop() -> None:
-    """The search for a model is over too, so is the tracking: what `gpumon run` began before there was an agent."""
+    """Also ends what `gpumon run` started before there was an agent: the search for models, the tracking."""
     for begun in (*REGISTRY.finders, *REGISTRY.trackers):
         begun.stop()
     if REGISTRY.loads is not None:

@@ -1,9 +1,9 @@
-"""Where an agent can be found: a private directory, one socket and one descriptor file per agent.
+"""Where agents are found: a private directory with a socket and a descriptor file per agent.
 
 The directory is `$XDG_RUNTIME_DIR/gpumon`, else `gpumon-UID` in the system's temporary directory. It is used only if it
-is ours, not a symbolic link and closed to others: whoever can write there could pose as a training process. Another
-user may have created `gpumon-UID` before us. Then it is `gpumon-UID-` and eight random characters beside it, which
-nobody can create beforehand. Viewers look into all that are ours.
+is ours, not a symbolic link and closed to others: a user who can write there could pose as a training process. If
+another user created `gpumon-UID` before us, it is `gpumon-UID-` and eight random characters beside it, which cannot be
+created in advance. Viewers look into all that are ours.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpumon_agent.guard import pass_on
 
 PATH_BYTES_MAX = 106  # sockaddr_un holds 108 with its final NUL; libzmq wants one less
 DESCRIPTOR_BYTES_MAX = 128 * 1024
-CONTROL = ".ask"  # how a control socket's name ends
+CONTROL = ".ask"  # suffix of a control socket
 _DIR_FLAGS = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BESIDE = re.compile("-[0-9a-f]{8}")
 
@@ -34,13 +34,13 @@ class Unavailable(Exception):
 
 
 class Descriptor(msgspec.Struct, frozen=True):
-    """One agent, as its file in the runtime directory tells. The file names are made of `pid` and `nonce`."""
+    """One agent, as in its file in the runtime directory. File names consist of `pid` and `nonce`."""
 
     pid: int
-    start_time: int  # field 22 of /proc/PID/stat, clock ticks since boot; 0 where there is no /proc
+    start_time: int  # field 22 of /proc/PID/stat, clock ticks since boot; 0 without /proc
     boot_id: str
-    pid_ns: str  # a pid means nothing outside its namespace
-    nonce: str  # hex; Hello carries the same
+    pid_ns: str  # a pid is valid only in its namespace
+    nonce: str  # hex; the same as in Hello
     name: str
     host: str
     argv: tuple[str, ...]
@@ -53,8 +53,8 @@ class Descriptor(msgspec.Struct, frozen=True):
     protocol: tuple[int, int] = (wire.PROTOCOL_MAJOR, wire.PROTOCOL_MINOR)
     agent: str = __version__
     unix_ns: int = 0  # when the agent began
-    control: str = ""  # ipc://PATH of the socket that takes wire.Request; empty where there is none
-    program: str = ""  # see `program`; empty where the system does not tell
+    control: str = ""  # ipc://PATH of the socket for wire.Request; empty if there is none
+    program: str = ""  # see `program`; empty if unknown
     rendezvous: str = ""  # MASTER_ADDR:MASTER_PORT, where the ranks of a job meet
     spawned: bool = False  # by multiprocessing, of `parent`
 
@@ -66,8 +66,8 @@ class Descriptor(msgspec.Struct, frozen=True):
     def key(self) -> tuple[object, ...]:
         """Equal for the ranks of one job. torchrun's run id is the word "none" unless the user chose one.
 
-        Processes that multiprocessing started are ranks of one job before they know it, and torchrun's meet at another
-        port after each restart: these go by their parent.
+        Processes started by multiprocessing may not know their rank yet, and torchrun's ranks use another port after
+        each restart: both are grouped by their parent.
         """
         if self.run_id not in (None, "", "none"):
             return (self.host, self.name, self.run_id)
@@ -86,7 +86,7 @@ def describe(
     world_size: int | None = None,
     run_id: str | None = None,
 ) -> Descriptor:
-    """This process, with a fresh nonce. Draws from the system's randomness, never from a generator training uses."""
+    """This process, with a new nonce from the system's randomness, never from a generator of the training."""
     pid = os.getpid()
     multiprocessing = sys.modules.get("multiprocessing.process")
     parent = multiprocessing.parent_process() if multiprocessing is not None else None
@@ -112,7 +112,7 @@ def describe(
 
 
 def rendezvous() -> str:
-    """Where `init_process_group` lets the ranks of a job meet (its method env://); empty where nobody said."""
+    """Where the ranks of a job meet in `init_process_group` (its method env://); empty if not set."""
     where, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     return wire.clean(f"{where}:{port}") if where and port.isdecimal() else ""
 
@@ -121,16 +121,16 @@ def rendezvous() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """When `pid` began, in clock ticks since boot. None: there is no such process, or only its remains (a zombie)."""
+    """When `pid` began, in clock ticks since boot. None: there is no such process, or it is a zombie."""
     fields = _stat(pid)
     return None if not fields or fields[0] in "ZX" else int(fields[19])
 
 
 def program(pid: int) -> str:
-    """Which program `pid` runs: where its code and its stack begin. Empty where the system does not tell.
+    """Identifies the program of `pid` by where its code and its stack begin. Empty if the system does not say.
 
-    exec keeps a process's pid and start time, and draws these addresses anew. They say nothing more only where address
-    randomization is off (a debugger does that) and a program is replaced by itself.
+    exec keeps pid and start time but randomizes these addresses again. They fail only if address randomization is off
+    (as in a debugger) and a program is replaced by itself.
     """
     fields = _stat(pid)
     code, stack = (fields[23], fields[25]) if fields else ("0", "0")
@@ -138,13 +138,13 @@ def program(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """/proc/PID/stat from its third field on (proc(5) counts from 1); empty where there is no such process."""
+    """/proc/PID/stat from its third field on (proc(5) counts from 1); empty if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError as error:
         pass_on(error)
         return []
-    return text[text.rindex(")") + 2 :].split()  # the command before it may hold spaces and brackets
+    return text[text.rindex(")") + 2 :].split()  # the command before it may contain spaces and brackets
 
 
 def boot_id() -> str:
@@ -167,7 +167,7 @@ def pid_namespace() -> str:
 
 
 def candidates() -> Iterator[Path]:
-    """Where an agent of this user may have put its files, most wanted first."""
+    """Directories that an agent of this user may use, preferred first."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and Path(runtime).is_absolute():
         yield Path(runtime, "gpumon")
@@ -178,9 +178,9 @@ def candidates() -> Iterator[Path]:
 
 
 def openings(reasons: list[str]) -> Iterator[tuple[Path, int]]:
-    """Directories for this process's files, most wanted first, each made if needed. The caller closes the descriptors.
+    """Directories for this process's files, preferred first, created if needed. The caller closes the descriptors.
 
-    Why others cannot be used is added to `reasons`.
+    Adds to `reasons` why others cannot be used.
     """
     for directory in candidates():
         try:
@@ -202,18 +202,18 @@ def openings(reasons: list[str]) -> Iterator[tuple[Path, int]]:
 
 def _in_temporary() -> Path | None:
     try:
-        import tempfile  # with random and OpenSSL: a megabyte of the helper's memory
+        import tempfile  # imports random and OpenSSL: a megabyte of the helper's memory
 
         folder = tempfile.gettempdir()
         if folder == os.getcwd() and not any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")):  # noqa: PTH109
-            return None  # Python's last resort: a viewer in another folder would not look there
+            return None  # Python's last resort: a viewer in another folder would not find it
     except FileNotFoundError:  # nothing can be written anywhere
         return None
     return Path(folder, f"gpumon-{os.geteuid()}")
 
 
 def _beside(usual: Path) -> list[Path]:
-    """The directories of ours that stand in for `usual`, which somebody else has."""
+    """Our directories used instead of `usual`, if another user has that."""
     found = []
     with contextlib.suppress(OSError), os.scandir(usual.parent) as entries:
         for entry in entries:
@@ -225,7 +225,7 @@ def _beside(usual: Path) -> list[Path]:
 
 
 def _is_taken(path: Path) -> bool:
-    """Something stands there that is no directory of ours."""
+    """Something other than a directory of ours exists there."""
     try:
         status = path.lstat()
     except OSError:
@@ -234,9 +234,9 @@ def _is_taken(path: Path) -> bool:
 
 
 def open_directory(path: Path, *, create: bool) -> int:
-    """A descriptor of the directory at `path`, known to be ours and closed to others. The caller closes it.
+    """A descriptor of the directory at `path`, checked to be ours and closed to others. The caller closes it.
 
-    Raises Unavailable with the reason. `FileNotFoundError` only where `create` is false.
+    Raises Unavailable with the reason; FileNotFoundError only if `create` is false.
     """
     try:
         _check_parent(path.parent)
@@ -255,7 +255,7 @@ def open_directory(path: Path, *, create: bool) -> int:
         status = os.fstat(fd)
         _check_owner(path, status)
         if stat.S_IMODE(status.st_mode) != 0o700:
-            os.fchmod(fd, 0o700)  # a strict umask took away our own rights, or it was left open to others
+            os.fchmod(fd, 0o700)  # a strict umask removed our own rights, or it was open to others
     except (OSError, Unavailable):
         os.close(fd)
         raise
@@ -264,8 +264,8 @@ def open_directory(path: Path, *, create: bool) -> int:
 
 def _open(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDONLY | _DIR_FLAGS)  # of a symbolic link: ELOOP or ENOTDIR
-    except PermissionError:  # another user's, or ours, made under a umask that left us no rights to it
+        return os.open(path, os.O_RDONLY | _DIR_FLAGS)  # a symbolic link: ELOOP or ENOTDIR
+    except PermissionError:  # another user's, or ours, created under a umask that left us no rights
         fd = os.open(path, os.O_PATH | _DIR_FLAGS)
         try:
             _check_owner(path, os.fstat(fd))
@@ -281,7 +281,7 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
 
 
 def _check_parent(parent: Path) -> None:
-    """Others must not be able to swap the directory under us: the parent is ours or root's, and sticky if shared."""
+    """Others must not be able to replace the directory: the parent is ours or root's, and sticky if shared."""
     status = parent.stat()
     if status.st_uid not in (0, os.geteuid()):
         raise Unavailable(f"{parent} belongs to another user (uid {status.st_uid})")
@@ -290,7 +290,7 @@ def _check_parent(parent: Path) -> None:
 
 
 def claim(descriptor: Descriptor) -> Place:
-    """The first usable directory, with names for `descriptor` in it that nothing stands at yet. Raises Unavailable."""
+    """The first usable directory, with unused file names for `descriptor`. Raises Unavailable."""
     reasons: list[str] = []
     for directory, fd in openings(reasons):
         os.close(fd)
@@ -300,7 +300,7 @@ def claim(descriptor: Descriptor) -> Place:
         elif not os.access(directory, os.W_OK | os.X_OK):
             reasons.append(f"{directory} cannot be written to")
         elif os.path.lexists(path) or os.path.lexists(path.with_suffix(CONTROL)):
-            reasons.append(f"{path} exists already")  # libzmq would replace it, whatever it is
+            reasons.append(f"{path} exists already")  # libzmq would replace any file
         else:
             stands_in = reasons and _BESIDE.fullmatch(directory.name[-9:])
             return Place(directory, descriptor.stem, f"{reasons[-1]}: {directory} is used instead" if stands_in else "")
@@ -308,7 +308,7 @@ def claim(descriptor: Descriptor) -> Place:
 
 
 def remove_left(descriptor: Descriptor) -> None:
-    """What another process that spoke for the same agent left as it was killed."""
+    """Removes the files that an earlier, killed helper of the same agent left."""
     for directory in candidates():
         Place(directory, descriptor.stem).remove()
 
@@ -316,7 +316,7 @@ def remove_left(descriptor: Descriptor) -> None:
 class Place:
     """An agent's sockets and descriptor file in a directory that `claim` found to be ours.
 
-    `instead`: one sentence for a person where it is not the usual directory, else empty.
+    `instead`: one sentence for a person if it is not the usual directory, else empty.
     """
 
     def __init__(self, directory: Path, stem: str, instead: str = "") -> None:
@@ -331,12 +331,12 @@ class Place:
         return f"ipc://{self.socket}"
 
     def give_up_socket(self) -> None:
-        """Its file goes, so that it can be bound again."""
+        """Removes its file, so that it can be bound again."""
         with contextlib.suppress(OSError):
             self.socket.unlink(missing_ok=True)
 
     def close_to_others(self) -> None:
-        """Whatever the umask: a socket's own mode counts where others can reach it. Called after each bind."""
+        """Makes the sockets private whatever the umask. Call after each bind."""
         for path in (self.socket, self.control):
             with contextlib.suppress(OSError):
                 path.chmod(0o600)
@@ -351,7 +351,7 @@ class Place:
         return not os.path.lexists(self._file)
 
     def publish(self, descriptor: Descriptor) -> None:
-        """Writes the descriptor, whole or not at all. Raises Unavailable (a full disk)."""
+        """Writes the descriptor, completely or not at all. Raises Unavailable (a full disk)."""
         draft = self._file.with_suffix(".new")
         try:
             fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -365,17 +365,17 @@ class Place:
             raise Unavailable(f"{self._file}: {error.strerror}") from error
 
     def remove(self) -> None:
-        """All its files go. Does nothing in a forked child, whose parent still lives there."""
+        """Removes its files, but not in a forked child: they are the parent's."""
         if os.getpid() == self._pid:
             for path in (self._file, self.socket, self.control):
                 try:
                     path.unlink(missing_ok=True)
-                except OSError:  # the directory went away or became read-only: the viewers reap what is left
+                except OSError:  # the directory is gone or read-only: viewers remove what is left
                     return
 
 
 def read_descriptor(path: Path) -> Descriptor | None:
-    """What the file tells; None where it is gone or is not one (a file name must agree with what it holds)."""
+    """Reads a descriptor file; None if it is gone or invalid (its name must match its content)."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(fd, "rb") as file:
@@ -387,7 +387,7 @@ def read_descriptor(path: Path) -> Descriptor | None:
         return None
     return msgspec.structs.replace(
         descriptor,
-        endpoint=f"ipc://{path.with_suffix('.sock')}",  # never a path that the file's content chose
+        endpoint=f"ipc://{path.with_suffix('.sock')}",  # never a path from the file's content
         control=f"ipc://{path.with_suffix(CONTROL)}" if descriptor.control else "",
         name=wire.clean(descriptor.name),
         host=wire.clean(descriptor.host),

@@ -1,4 +1,4 @@
-"""The GPUMON_* environment variables: the values that each takes. docs/environment.md says what they do."""
+"""The GPUMON_* environment variables and the values each takes. docs/environment.md says what they do."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TAKES = {
     "GPUMON_SHIM": "on|off",
     "GPUMON_TRACK_CPU": "0|1",
 }
-"""A capital word stands for any text; NUMBER for a count of at most nine digits."""
+"""A capital word: any text; NUMBER: a count of at most nine digits."""
 
 
 def value(name: str, environment: Mapping[str, str] = os.environ) -> str:
-    """What the variable is set to; empty where it is not set, or to something that it does not take: that is said."""
+    """The variable's value. Empty if it is unset or invalid; an invalid value is reported, once."""
     why = problem(name, environment.get(name, ""))
     if why is None:
         return environment.get(name, "")
@@ -35,7 +35,7 @@ def value(name: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def problem(name: str, text: str) -> str | None:
-    """One sentence where `text` is nothing that the variable takes."""
+    """One sentence if the variable does not take `text`."""
     takes = TAKES[name]
     if not text or text in takes.split("|"):
         return None

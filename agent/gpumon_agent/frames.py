@@ -1,21 +1,21 @@
-"""Reads the variables of running functions, and changes nothing by it. No other module reads a frame's `f_locals`.
+"""Reads the variables of running functions without changing anything. No other module reads a frame's `f_locals`.
 
-Before Python 3.13 a frame has one dict for `f_locals`, and `locals()`, `vars()` and a callee's `f_back.f_locals` hand
-out that same dict. Asking for it rewrites it: a key that the program popped comes back, a value that it set is lost. A
-debugger's trace function even has it written back into the variables. So here the dict is never asked for:
+Before Python 3.13 a frame has one dict for `f_locals`, and `locals()`, `vars()` and a callee's `f_back.f_locals` return
+that same dict. Reading it rewrites it: a key that the program popped comes back, a value that it set is lost. With a
+debugger's trace function it is even written back into the variables. So the dict is never read here:
 
 - Python 3.13 and newer: `f_locals` is a view, and is read.
 - Python 3.12: `PyFrame_GetVar` of the C API reads one variable.
-- Python 3.10 and 3.11 have no function for it. The variables are read where the interpreter keeps them, in an array of
-  references. Both layouts are final: these versions get only security fixes. They are checked once, against a frame
-  whose variables are known; if the check fails, nothing is read.
+- Python 3.10 and 3.11 have no such function. The variables are read where the interpreter stores them, in an array of
+references. Both layouts are final: these versions get only security fixes. They are checked once, on a frame
+with known variables; if the check fails, nothing is read.
 
-The array was chosen over "read the dict if nobody holds it, then clear it": that loses what `exec("x = 1")` put there
-for a later `eval("x")`, keeps variables alive if the clearing is missed, and skips each frame that called `locals()`.
+The alternative "read the dict if it has no other references, then clear it" loses what `exec("x = 1")` put there for a
+later `eval("x")`, keeps variables alive if the clearing is missed, and skips each frame that called `locals()`.
 
 On 3.10 and 3.11 each variable is read, and its reference counted, in one C call that holds the GIL. On 3.10 the array
 is part of the frame object, which the caller holds. On 3.11 the array moves when a function ends, perhaps in another
-thread, so that call also reads anew where the array is.
+thread, so that call also reads the array's address again.
 
 This module needs neither torch nor another package.
 """
@@ -32,7 +32,7 @@ from typing import Any
 
 from gpumon_agent.guard import pass_on
 
-_OPTIMIZED = 1  # CO_OPTIMIZED: a function's. A module's and a class body's namespaces are dicts of their own
+_OPTIMIZED = 1  # CO_OPTIMIZED: functions. Modules and class bodies have a dict as namespace
 _SUSPENDED = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 _WORD_BYTES = ctypes.sizeof(ctypes.c_size_t)
 _FIRST = (
@@ -41,7 +41,7 @@ _FIRST = (
 _INNER = 3  # words into 3.11's PyFrameObject: a pointer to the _PyInterpreterFrame
 _References = ctypes.POINTER(ctypes.py_object)
 
-FRAMES_MAX = 200  # looked at, outwards
+FRAMES_MAX = 200  # read, outwards
 
 _OURS = str(Path(__file__).parent)  # of the whole package
 _INSTALLED = tuple(
@@ -50,13 +50,13 @@ _INSTALLED = tuple(
 
 
 def variables(frame: FrameType) -> dict[str, Any]:
-    """A function's variables that have a value, its closure's too. Empty for the frame of a module or a class body."""
+    """A function's variables that have a value, and its closure's. Empty for a module or a class body."""
     code = frame.f_code
     return _read(frame) if code.co_flags & _OPTIMIZED else {}
 
 
 def users_line() -> str | None:
-    """file.py:LINE of the innermost of the user's own code that runs in this thread."""
+    """file.py:LINE of the innermost frame of the user's code in this thread."""
     user = next((frame for frame in outwards(sys._getframe(1)) if not is_installed(frame.f_code.co_filename)), None)
     return None if user is None else place(user)
 
@@ -72,7 +72,7 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def is_installed(path: str) -> bool:
-    """Whether code in this file is Python's own or an installed package's."""
+    """Whether this file belongs to Python or to an installed package."""
     return path.startswith(("<frozen", *_INSTALLED)) or "site-packages" in path or "dist-packages" in path
 
 
@@ -84,7 +84,7 @@ def place(frame: FrameType) -> str:
 
 
 def _names(code: CodeType) -> tuple[str, ...]:
-    """In the order of the interpreter's array. Since 3.11 an argument that a closure uses stays in its place."""
+    """In the order of the interpreter's array. Since 3.11 an argument used by a closure keeps its place."""
     cells = code.co_cellvars
     if cells and sys.version_info >= (3, 11):
         cells = tuple(name for name in cells if name not in code.co_varnames)
@@ -94,12 +94,12 @@ def _names(code: CodeType) -> tuple[str, ...]:
 def _from_view(frame: FrameType) -> dict[str, Any]:
     if _CLOSED_ARE_FREED and frame.f_code.co_flags & _SUSPENDED and not _runs_here(frame):
         return {}
-    return dict(frame.f_locals)  # in one call, so that nothing ends meanwhile
+    return dict(frame.f_locals)  # in one call: nothing can end meanwhile
 
 
 _CLOSED_ARE_FREED = (3, 13) <= sys.version_info < (3, 13, 6)
-"""These free a generator's variables with the generator, also those of a frame that a traceback still holds. Reading
-such a frame crashes (python/cpython#125723)."""
+"""These free a generator's variables with the generator, even if a traceback still holds the frame. Reading such a
+frame crashes (python/cpython#125723)."""
 
 
 def _runs_here(frame: FrameType) -> bool:
@@ -146,9 +146,9 @@ def _nothing(frame: FrameType) -> dict[str, Any]:
 
 
 def _array_is_known() -> bool:
-    """Whether the array of 3.10 or 3.11 is where it should be, in a frame whose variables are known.
+    """Whether the array of 3.10 or 3.11 is where expected, in a frame with known variables.
 
-    It is compared as numbers; nothing is taken for an address before the words in front of it are right.
+    It is compared as numbers; no word is used as an address before the words in front of it are checked.
     """
     if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != _WORD_BYTES:
         return False
@@ -165,7 +165,7 @@ def _array_is_known() -> bool:
                 return list((ctypes.c_size_t * count).from_address(address))
 
             cell = known_cell(lambda: celled)
-            if words(id(frame), 2)[1] != id(FrameType):  # a build that counts references has words in front
+            if words(id(frame), 2)[1] != id(FrameType):  # a build with reference tracing has extra words in front
                 return False
             expected = {
                 "argument": id(argument),

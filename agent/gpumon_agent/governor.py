@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections import deque
 from math import ceil
 
-STEP_SHARE = 0.008  # of the mean step: the hooks themselves, which nobody times, have the rest of the 1 %
-STEP_FLOOR_NS = 100_000  # whatever the step: one raw allocator read costs some 20 µs of it
-SAMPLED_STEP_NS = 10_000_000  # one sampled step may cost no more of the thread's own time
-WAITS = 4  # nor so many times that by the clock, whatever it waited for: the allocator's lock, the machine
+STEP_SHARE = 0.008  # of the mean step: the rest of the 1 % is for the hooks themselves, which are not timed
+STEP_FLOOR_NS = 100_000  # for any step: one raw allocator read costs about 20 µs of it
+SAMPLED_STEP_NS = 10_000_000  # thread time that one sampled step may cost
+WAITS = 4  # times that in wall time, with waits for the allocator's lock or a CPU
 STEPS_BETWEEN_DECISIONS = 50
 TIMED_EVERY, TIMED_FIRST = 4, 8
-"""Of the steps that read at each boundary, every so many has them timed, at first each: the clock has its price too."""
-FIRST_LEDGERS = 2  # steps whose ledger is read before there is anything to decide by
+"""Of the steps that read at each boundary, every nth is timed (at first all): the clock costs time too."""
+FIRST_LEDGERS = 2  # steps whose ledger is read before there are costs to decide by
 EARLY_LEDGERS = (5, 10, 20, 40, 80)
-"""Steps whose ledger is read whatever the rate: optimizer state is there, batches settle; a short run has no others."""
-LEDGERS_JUDGED_BY = 8  # before sampled steps are found too dear: the first ones meet cold caches
-TRIED_AGAIN_BY = 2  # whole ledgers, after a rest from them
-REST_FIRST, REST_MAX = 8, 512  # sampled steps whose ledger is read at their end only
+"""Steps whose ledger is read at any rate: optimizer state exists, batches settle; short runs have no others."""
+LEDGERS_JUDGED_BY = 8  # before sampled steps count as too expensive: the first have cold caches
+TRIED_AGAIN_BY = 2  # full ledgers, after a rest from them
+REST_FIRST, REST_MAX = 8, 512  # sampled steps whose ledger is read only at their end
 EVERY_MAX = 10_000
-LEDGER_SHARE = 0.125  # of the budget, that reading the allocator never takes from the ledger
-TOLD_AGAIN_FACTOR = 3  # a rate that wavers with the machine's load is told once, not at every turn
+LEDGER_SHARE = 0.125  # of the budget, reserved for the ledger
+TOLD_AGAIN_FACTOR = 3  # a rate that varies with the machine's load is reported once, not each time
 
 
 class Governor:
-    """Decides, step by step, from what the last steps cost. `off`: every step is sampled (tests).
+    """Decides for each step from the costs of the last ones. `off`: every step is sampled (tests).
 
-    The budget is max(0.8 % of the mean step, 100 µs). Reading the allocator at every boundary comes first; the ledger
-    gets what is left, but never less than an eighth: an old ledger is of no use. A mean is taken without its largest
-    tenth: a preempted boundary says nothing about the agent.
+    The budget is max(0.8 % of the mean step, 100 µs). Reading the allocator at every boundary has priority; the ledger
+    gets the rest, at least an eighth, because an old ledger is useless. Mean costs exclude the largest tenth: a
+    preempted boundary says nothing about the agent.
     """
 
     __slots__ = (
@@ -62,33 +62,33 @@ class Governor:
     def __init__(self, *, off: bool = False) -> None:
         self._off = off
         self.steps = 0
-        self.boundaries = 0  # of the present step, where they are timed
+        self.boundaries = 0  # of the current step, if timed
         self.boundary_ns = 0  # spent in them, raw reads included
         self.ledger_ns = 0
-        self.ledger_thread_ns = 0  # of them, the thread's own: what is not, the machine did meanwhile
+        self.ledger_thread_ns = 0  # of it, the thread's own time
         self.read_every = 1
         self.ledger_every = 1
         self.ledger_at_end_only = False
-        self.reads = True  # the present step: read the allocator at each boundary
-        self.ledger = True  # the present step: read the owners
-        self.times = True  # the present step: its boundaries are timed
-        self.at_end_only = False  # whole ledgers would be too dear: the models have too many tensors
-        self.hurries = False  # their first ledger is put together from slices: one at the end of each step
-        self.budget_ns: float = STEP_FLOOR_NS  # of a step, as it was last decided
+        self.reads = True  # the current step: read the allocator at each boundary
+        self.ledger = True  # the current step: read the owners
+        self.times = True  # the current step: its boundaries are timed
+        self.at_end_only = False  # full ledgers are too expensive: the models have too many tensors
+        self.hurries = False  # their first ledger is built in slices, one at the end of each step
+        self.budget_ns: float = STEP_FLOOR_NS  # of a step, as last decided
         self._gives_way = False
-        self._told = (1, 1)  # the rates a viewer was told last
+        self._told = (1, 1)  # the rates last reported to viewers
         self._durations: deque[int] = deque(maxlen=200)
         self._boundary: deque[int] = deque(maxlen=50)  # of steps that read at each boundary
         self._windows: deque[int] = deque(maxlen=50)  # their boundaries
         self._ledgers: deque[int] = deque(maxlen=32)
-        self._whole: list[int] = []  # of the newest sampled steps whose ledger was read at every phase
-        self._rest = 0  # sampled steps after those were found too dear; twice as many each time they are again
+        self._whole: list[int] = []  # costs of the newest sampled steps with a ledger at every phase
+        self._rest = 0  # sampled steps to rest after they were too expensive; doubled each time
         self._resting = 0  # how many of them are left
         self._costs: deque[int] = deque(maxlen=64)  # of one boundary, step by step
 
     @property
     def boundary_cost_ns(self) -> int | None:
-        """What a boundary cost in the median of the last steps that read the allocator."""
+        """Median cost of a boundary in the last steps that read the allocator."""
         costs = sorted(self._costs)
         return costs[len(costs) // 2] if costs else None
 
@@ -97,13 +97,13 @@ class Governor:
         return max(self.read_every, self.ledger_every)
 
     def step_closed(self, duration_ns: int) -> str | None:
-        """A sentence where something changed that a viewer should be told."""
+        """Returns a sentence for viewers if the rates changed."""
         self.steps += 1
         said = None
         if self.times and self.boundaries:
             self._costs.append(self.boundary_ns // self.boundaries)
         if not self._off:
-            if self.steps > 1:  # the first holds loading, and an evaluation before training, with all its boundaries
+            if self.steps > 1:  # the first includes loading, and an evaluation before training
                 self._durations.append(duration_ns)
                 if self.times:
                     self._boundary.append(self.boundary_ns)
@@ -125,7 +125,7 @@ class Governor:
         return said
 
     def _judge(self, cost_ns: int) -> None:
-        """Rests from ledgers that are too dear, by their median: a cold cache makes some of them so."""
+        """Pauses full ledgers if their median cost is too high (single ones have cold caches)."""
         self._whole.append(cost_ns)
         if len(self._whole) < (TRIED_AGAIN_BY if self._rest else LEDGERS_JUDGED_BY):
             return
@@ -134,14 +134,14 @@ class Governor:
         self._whole.clear()
 
     def give_way(self, on: bool) -> None:
-        """A census has half of the budget, or no longer."""
+        """`on`: a census uses half of the budget."""
         if on != self._gives_way:
             self._gives_way = on
             if not self._off and self.steps > FIRST_LEDGERS:
                 self._decide()
 
     def ask_ledger(self) -> None:
-        """The step that begins now is to be sampled whatever the rates."""
+        """Samples the step that begins now, at any rate."""
         self.reads = self.ledger = True
 
     def _decide(self) -> str | None:
@@ -150,7 +150,7 @@ class Governor:
         if self._gives_way:
             budget /= 2
         boundary, ledger = _mean(self._boundary), _mean(self._ledgers)
-        # a change needs an eighth of difference, or the rate would flutter around the limit
+        # a change needs an eighth of difference, else the rate would oscillate around the limit
         if boundary > budget * (1.0 if self.read_every == 1 else 1.0 - LEDGER_SHARE):
             self.read_every = min(max(2, ceil(boundary / budget)), EVERY_MAX)
         else:

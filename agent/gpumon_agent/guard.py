@@ -1,8 +1,8 @@
-"""The agent's failures stay inside, and the user's exceptions get out: the one place that catches every exception.
+"""Contains the agent's failures and lets the user's exceptions pass: the only place that catches every exception.
 
-Two kinds of exception are raised in our code. Ours are caught, counted and reported: training is not affected. The
-user's pass: what a signal handler raises (Python runs it in whatever code is running), KeyboardInterrupt, and what a
-time limit raises in a thread with PyThreadState_SetAsyncExc. They pass with the traceback of an unwatched run.
+Two kinds of exception are raised in our code. Ours are caught, counted and reported; training is not affected. The
+user's pass, with the traceback of an unwatched run: from a signal handler (Python runs it in whatever code is running),
+KeyboardInterrupt, and from a time limit that uses PyThreadState_SetAsyncExc.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from gpumon_agent.unseen import unseen
 
-FAILURES_MAX = 5  # then the part that fails is switched off for the rest of the run
+FAILURES_MAX = 5  # then the failing part is switched off for the rest of the run
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _FOLDER = (lambda: None).__code__.co_filename.removesuffix("guard.py")
 _RAISE = opcode.opmap["RAISE_VARARGS"]
-_WITHOUT_ARGUMENTS = (StopIteration, MemoryError, AssertionError)  # what the interpreter itself raises so
+_WITHOUT_ARGUMENTS = (StopIteration, MemoryError, AssertionError)  # raised without arguments by the interpreter itself
 _LIBRARIES = {*sys.stdlib_module_names, "gpumon_agent", "torch", "zmq", "msgspec"}  # whose exceptions our calls raise
 
 
 class Off(NamedTuple):
-    """A part of the agent that is switched off."""
-
     part: str
     error: str  # of its last failure
     where: str  # file.py:LINE in the agent
@@ -41,7 +39,7 @@ class Off(NamedTuple):
 
 
 class Guard:
-    """Wraps the agent's entry points. A failure is printed once on stderr, counted, and after a few the part is off."""
+    """Wraps the agent's entry points. Counts a part's failures, prints the first, and after a few switches it off."""
 
     def __init__(self) -> None:
         self.failures: dict[str, int] = {}
@@ -50,7 +48,7 @@ class Guard:
         self._untold: list[str] = []  # at most two for each part
 
     def listen(self, tell: Callable[[str], None]) -> None:
-        """`tell` is called with each notice from now on, and with those that nobody has heard yet."""
+        """Calls `tell` with each notice from now on, and with earlier ones not passed on yet."""
         self._tell = tell
         while self._untold:
             tell(self._untold.pop(0))
@@ -61,9 +59,9 @@ class Guard:
             self._tell = None
 
     def protect(self, part: str, function: Callable[P, R], *, stays_on: bool = False) -> Callable[P, R | None]:
-        """`function` that returns None where it would have failed. `part` names it in the message and the count.
+        """`function`, returning None when it fails. `part` names it in the message and the count.
 
-        One that `stays_on` may fail as often as it likes: what it fails at is lost, and nothing else.
+        `stays_on`: it is never switched off; only the calls that fail are lost.
         """
         off, caught, reads_unseen = self.off, self._caught, unseen()
 
@@ -74,7 +72,7 @@ class Guard:
                 try:
                     with reads_unseen():
                         return function(*args, **kwargs)
-                except Exception as error:  # the one place that may
+                except Exception as error:  # the only place that may
                     if is_the_users(error):
                         raise
                     caught(part, error, stays_on)
@@ -99,21 +97,21 @@ class Guard:
 
 
 guard = Guard()
-"""This process's: every part of the agent is guarded by it."""
+"""This process's guard, used by every part of the agent."""
 protect = guard.protect
 
 
 def say(text: str) -> None:
-    """One line in the training's terminal; nothing where stderr is closed, or its replacement raises."""
+    """Prints a line in the training's terminal; nothing if stderr is closed, or its replacement raises."""
     try:
         sys.stderr.write(f"gpumon: {text}\n")
-    except Exception as error:  # a training may have replaced it by anything
+    except Exception as error:  # stderr may have been replaced by anything
         if is_the_users(error):
             raise
 
 
 def told(error: BaseException) -> str:
-    """Its class and message in one line."""
+    """Class and message in one line."""
     try:
         return f"{type(error).__name__}: {error}".replace("\n", " ")
     except Exception as other:  # an exception whose own __str__ raises
@@ -123,10 +121,10 @@ def told(error: BaseException) -> str:
 
 
 def leave_no_frame(error: BaseException, *, called_nothing: bool = False) -> None:
-    """Takes our frames out of the traceback; a bare `raise` that follows adds none.
+    """Removes our frames from the traceback; a bare `raise` after it adds none.
 
-    So the user's traceback is the one of the unwatched script, printed or formatted. `called_nothing` of the user's:
-    then, where a signal handler raised, what our code called itself goes too.
+    So the user's traceback is that of the unwatched script, printed or formatted. `called_nothing` of the user: if a
+    signal handler raised, frames that our code called are removed too.
     """
     if called_nothing and (handler := _handler(error)) is not None:
         set_traceback(error, handler)
@@ -139,10 +137,10 @@ def leave_no_frame(error: BaseException, *, called_nothing: bool = False) -> Non
 
 
 def tries_at_once(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, whose body is one `try`, with that `try` in force from its first instruction on.
+    """`function`, whose body is one `try`, with that `try` active from its first instruction on.
 
-    From Python 3.11 on a signal handler may run as a function begins, before its `try`: its exception would leave with
-    a frame of ours.
+    Since Python 3.11 a signal handler may run when a function begins, before its `try`: its exception would carry a
+    frame of ours.
     """
     if isinstance(function, FunctionType):
         function.__code__ = _tries_at_once(function.__code__)
@@ -151,7 +149,7 @@ def tries_at_once(function: Callable[P, R]) -> Callable[P, R]:
 
 @functools.cache
 def _tries_at_once(code: CodeType) -> CodeType:
-    if sys.version_info < (3, 11) or sys.version_info >= (3, 15):  # a later version may write the table in another way
+    if sys.version_info < (3, 11) or sys.version_info >= (3, 15):  # a later version may change the table's format
         return code
     table = code.co_exceptiontable  # start, size, target, depth; and so on (InternalDocs/exception_handling.md)
     start, at = _number(table, 0)
@@ -163,7 +161,7 @@ def _tries_at_once(code: CodeType) -> CodeType:
 
 
 def _number(table: bytes, at: int) -> tuple[int, int]:
-    """A number in the table and where the next one begins: six bits a byte, 0x40 in each but the last."""
+    """(number, next position) in the table: six bits a byte, 0x40 set in all but the last."""
     number = table[at] & 0x3F
     while table[at] & 0x40:
         at += 1
@@ -177,18 +175,18 @@ def _bytes_of(number: int) -> bytes:
 
 
 def is_the_users(error: BaseException) -> bool:
-    """Whether `error`, raised while our code ran, came from outside: from a signal handler, or asynchronously."""
+    """Whether `error`, raised in our code, came from outside: from a signal handler, or asynchronously."""
     return not isinstance(error, Exception) or _handler(error) is not None or _is_asynchronous(error)
 
 
 def pass_on(error: Exception) -> None:
-    """For a narrower `except` in code that runs in the user's threads: a TimeoutError is an OSError."""
+    """For narrower `except`s in the user's threads: a handler's TimeoutError is an OSError."""
     if is_the_users(error):
         raise error
 
 
 class tolerate:
-    """`contextlib.suppress` for code that runs in the user's threads: what is the user's passes."""
+    """`contextlib.suppress` for code in the user's threads: the user's exceptions pass."""
 
     def __init__(self, *kinds: type[Exception]) -> None:
         self._kinds = kinds
@@ -203,8 +201,8 @@ class tolerate:
 def _handler(error: BaseException) -> TracebackType | None:
     """Where the traceback enters the signal handler that raised `error`.
 
-    That is a function that signal.getsignal() knows, or one that was called with the frame it interrupts: a handler
-    may have replaced itself.
+    A handler is a function known to signal.getsignal(), or called with the frame it interrupts: a handler may have
+    replaced itself.
     """
     handlers: set[CodeType] | None = None
     caller: FrameType | None = None
@@ -234,7 +232,7 @@ def _handlers() -> set[CodeType]:
 
 
 def _is_asynchronous(error: Exception) -> bool:
-    """Whether PyThreadState_SetAsyncExc raised it: no frame says `raise`, and nothing that our code calls would raise
+    """Whether PyThreadState_SetAsyncExc raised it: the last frame does not `raise`, and nothing our code calls raises
     this class, or one without arguments."""
     *_, last = _entries(error.__traceback__)
     if last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE or isinstance(error, _WITHOUT_ARGUMENTS):
@@ -243,10 +241,10 @@ def _is_asynchronous(error: Exception) -> bool:
 
 
 def _cut(error: BaseException) -> None:
-    """Called by `protected`, which `error` leaves: of its traceback only what a signal handler did remains, and
-    exceptions of ours that were being handled meanwhile are no context of it.
+    """Called by `protected` when `error` leaves it: keeps only a signal handler's part of the traceback, and removes
+    exceptions of ours that were being handled from its context.
 
-    Another `protected` further out has to find the handler too: then that one does this.
+    If there is an outer `protected`, that one does it, since it has to find the handler too.
     """
     protected = sys._getframe(1)
     outer = set(_callers(protected.f_back))
@@ -262,14 +260,14 @@ def _cut(error: BaseException) -> None:
 
 
 def set_traceback(error: BaseException, traceback: TracebackType | None) -> None:
-    """What a bare `raise` in the handler that runs now, or in its caller, raises `error` with."""
+    """Sets the traceback that a bare `raise` in the running handler, or in its caller, uses."""
     error.__traceback__ = traceback
-    if sys.version_info < (3, 11):  # there a bare `raise` takes the handler's traceback, not the exception's
+    if sys.version_info < (3, 11):  # there a bare `raise` uses the handler's traceback, not the exception's
         import ctypes
 
         state = (type(error), error, traceback)
         for each in state:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))  # the call takes them over
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))  # the call steals the references
         ctypes.pythonapi.PyErr_SetExcInfo(*map(ctypes.py_object, state))
 
 

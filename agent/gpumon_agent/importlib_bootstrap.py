@@ -1,8 +1,8 @@
-"""The one frame of ours between a caller and a function of torch's that we watch.
+"""The only frame of ours between a caller and a watched torch function.
 
-The name of this file is on purpose. `warnings.warn(..., stacklevel=2)` in the watched function means its caller. Python
+The name of this file is intended. `warnings.warn(..., stacklevel=2)` in the watched function means its caller. Python
 skips a frame when its file's name contains both "importlib" and "_bootstrap" (`warnings._is_internal_frame`, 3.10 to
-3.14), so it skips ours and names the user's line, as without us.
+3.14), so it skips ours and names the user's line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from gpumon_agent.guard import leave_no_frame, tries_at_once
 
 Before = Callable[..., Any]
-"""Called with the call's own arguments. What it returns goes to `after`; None: `after` is not called."""
+"""Called with the call's arguments. Its result is passed to `after`; None: `after` is not called."""
 After = Callable[[Any, Any, "BaseException | None"], object]
 """token, result, error"""
 
@@ -22,18 +22,18 @@ After = Callable[[Any, Any, "BaseException | None"], object]
 class Compiler(NamedTuple):
     """torch.compile's own switches, from torch._C."""
 
-    traces: Callable[[], bool]  # a constant for a compiler that traces what asks
-    swap: Callable[[Any], Any]  # sets who compiles the frames that this thread runs, and returns who did; None: nobody
+    traces: Callable[[], bool]  # a constant for a compiler that traces the caller
+    swap: Callable[[Any], Any]  # sets this thread's frame compiler and returns the previous one; None: none
     skip: Callable[[Any], None]  # frames of a code object are never compiled
 
 
 def between(
     original: Callable[..., Any], before: Before, after: After, inert: Callable[[], bool], compiler: Compiler
 ) -> Any:
-    """A function that does what `original` does, between `before` and `after`.
+    """A function that calls `original` between `before` and `after`.
 
-    A frame that runs between two graphs of a compiled function would be compiled itself. Ours are not: `original` sees
-    the compiler, `before` and `after` do not.
+    A frame that runs between two graphs of a compiled function would be compiled too. So the compiler is active in
+    `original`, but not in `before` and `after`.
     """
     swap = compiler.swap
 
@@ -42,7 +42,7 @@ def between(
         try:
             token = None
             try:
-                if not inert():  # a compiler that traces this sees the original alone
+                if not inert():  # a compiler that traces this sees only the original
                     compiles = swap(None)
                     try:
                         token = before(*args, **kwargs)
@@ -82,7 +82,7 @@ def _code(function: Any) -> Any:
 
 
 def uncompiled(function: Callable[..., object], compiler: Compiler) -> Callable[..., None]:
-    """`function` as a hook that a compiler traces to nothing and never compiles."""
+    """`function` as a hook that compilers trace to nothing and never compile."""
     traces, swap, _ = compiler
 
     def hook(*args: Any) -> None:

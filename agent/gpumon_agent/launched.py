@@ -1,8 +1,8 @@
-"""Which rank of which job this process is, as the launcher's environment tells: torchrun's, else SLURM's.
+"""Which rank of which job this process is, from the launcher's environment: torchrun's, else SLURM's.
 
-torchrun (and accelerate, and whoever sets RANK) is asked first: under `srun torchrun …` both speak, and SLURM's numbers
-are then those of the launcher. SLURM tells PROCID 0 and NTASKS to a batch script too, where python runs once and no
-other rank exists: how many there are is believed only inside a step that srun started.
+torchrun (and accelerate, and others that set RANK) has priority: under `srun torchrun …` both set variables, and
+SLURM's are the launcher's. SLURM sets PROCID 0 and NTASKS for batch scripts too, where python runs once and there is no
+other rank: the number of ranks counts only inside a step started by srun.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")  # SLURM writes "4(x2),3": four tas
 
 
 class Launched(NamedTuple):
-    """Fields as in wire.Hello; all None where no launcher speaks."""
+    """Fields as in wire.Hello; all None without a launcher."""
 
     rank: int | None = None
     local_rank: int | None = None
@@ -31,7 +31,6 @@ class Launched(NamedTuple):
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Launched:
-    """What the environment tells."""
     if "RANK" not in environment and environment.get("SLURM_PROCID", "").isdecimal():
         return _slurm(environment)
     return Launched(
@@ -92,6 +91,6 @@ def _number(environment: Mapping[str, str], name: str, limit: int = wire.RANKS_M
 
 
 def _bounded(text: str, limit: int) -> int | None:
-    """None for what is no number, or larger than any job: the environment may hold anything."""
+    """None if it is no number or larger than any job: the environment may contain anything."""
     number = int(text) if text.isdecimal() and len(text) <= _DIGITS_MAX else None
     return number if number is not None and number < limit else None

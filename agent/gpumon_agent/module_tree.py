@@ -1,4 +1,4 @@
-"""The modules of a model in the order of `named_modules`, read over as many steps as it takes. Keeps none alive."""
+"""The modules of a model in the order of `named_modules`, read in slices over several steps. Keeps none alive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn import Module
 
 
 def tree(roots: Iterable[Module]) -> Iterator[tuple[str, weakref.ref[Module]]]:
-    """Each module once, with its path. A model that changes meanwhile is followed as far as it can be."""
+    """Each module once, with its path. Changes of the model meanwhile are followed as far as possible."""
     waiting = [("", weakref.ref(root)) for root in roots]
     waiting.reverse()
     seen: set[int] = set()
@@ -30,7 +30,7 @@ def tree(roots: Iterable[Module]) -> Iterator[tuple[str, weakref.ref[Module]]]:
 
 
 def parameter_names(module: Module | None) -> list[str]:
-    """By which each is found at once, however many come before it; a list of the parameters would keep them alive."""
+    """Names, for direct lookup of each parameter; a list of parameters would keep them alive."""
     return [] if module is None else list(module._parameters)
 
 

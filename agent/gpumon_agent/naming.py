@@ -27,7 +27,7 @@ _MODULE_DICTS = {
     "_optimizer_step_post_hooks": (".step hook", "hook"),
     "_optimizer_step_pre_hooks": (".step pre-hook", "hook"),
 }
-"""A module's and an optimizer's own dicts → the words that stand for them, and the kind of holder they make."""
+"""Dicts of modules and optimizers → (text in names, kind of holder)."""
 HOOK_DICTS = frozenset(name for name, (_, tag) in _MODULE_DICTS.items() if tag == "hook")
 
 
@@ -41,7 +41,7 @@ def instance_dict(owner: Any) -> dict[str, Any] | None:
 
 
 def dict_words(owner: Any, name: str) -> tuple[str, str]:
-    """(label, tag) of an attribute that is called `name`."""
+    """(label, tag) of the attribute `name`."""
     words = _MODULE_DICTS.get(name)
     if words is not None and (isinstance(owner, Module) or name in HOOK_DICTS):
         return words
@@ -53,9 +53,9 @@ def place(code: types.CodeType, line: int | None = None) -> str:
 
 
 def stored_at(code: types.CodeType, name: str) -> int | None:
-    """The line on which `code` first gives the variable `name` a value; an argument has none.
+    """The line on which `code` first assigns the variable `name`; None for an argument.
 
-    Cost: 1 µs an instruction of a code that was not asked about before.
+    Cost: 1 µs an instruction, the first time for each code.
     """
     key = code.co_filename, code.co_firstlineno, code.co_name, code.co_varnames
     known = REGISTRY.stored_lines

@@ -1,7 +1,7 @@
-"""What exists once in a process: all mutable state of the agent's modules, and its one fork handler.
+"""What exists once per process: all mutable state of the agent's modules, and the only fork handler.
 
-Other modules hold constants only (tests/agent/test_registry.py). The types here are weak on purpose: the registry lies
-below every module that puts something into it.
+Other modules have constants only (tests/agent/test_registry.py). Types here are `Any` because the registry is imported
+by every module that puts something into it.
 """
 
 from __future__ import annotations
@@ -13,40 +13,38 @@ from weakref import WeakSet
 
 
 class Forked(Protocol):
-    """What a forked child inherits, and must not use."""
+    """What a forked child inherits but must not use."""
 
     def in_child(self) -> None: ...
 
 
 class Registry:
-    """One process's."""
-
     def __init__(self) -> None:
         self.agent: Any = None
-        """agent.Agent, once something is watched"""
+        """agent.Agent, once there is one"""
         self.loads: Any = None
-        """leaks.loads.Loads: checkpoints that were loaded, followed from the start of a launched process"""
+        """leaks.loads.Loads: loaded checkpoints, followed from the start of a launched process"""
         self.listeners: list[Callable[[Any], object]] = []
-        """functions that the user gave to `on_outlook`, perhaps before the agent began"""
+        """functions passed to `on_outlook`, perhaps before the agent began"""
         self.finders: list[Any] = []
         """hooks.model_discovery.Finder"""
         self.trackers: list[Any] = []
         """allocator.cpu.StorageTracker"""
         self.lingering: list[Any] = []
-        """allocator.peaks.Peaks that have stopped and still owe the user a peak; one at most"""
+        """allocator.peaks.Peaks that have stopped but still report peaks to the user; one at most"""
         self.clone_contexts: list[Any] = []
         """transport.spawn: the stacks on which a thread of a middle process runs, in process 1"""
         self.ignored_variables: set[str] = set()
-        """GPUMON_* variables of which it was said that their value is ignored"""
+        """GPUMON_* variables already reported as ignored"""
         self.stored_lines: dict[tuple[Any, ...], dict[str, int | None]] = {}
-        """naming: of a code, the line that first gives each variable a value"""
+        """naming: code → the line that first assigns each variable"""
         self.recorders: WeakSet[Any] = WeakSet()
         self.transports: WeakSet[Any] = WeakSet()
         self.publishers: WeakSet[Any] = WeakSet()
         """in the helper"""
 
     def in_child(self) -> None:
-        """A forked child: nothing is recorded any more, hooks and wrappers do nothing, then nothing is sent."""
+        """In a forked child: stops recording, then disables hooks and wrappers, then sending."""
         once = [each for each in (self.agent, self.loads) if each is not None]
         forked: list[Forked] = [*self.recorders, *once, *self.publishers, *self.transports, *self.trackers]
         for each in forked:

@@ -1,4 +1,4 @@
-"""The storages behind a tensor, and what identifies each, so that its bytes are counted once."""
+"""The storages behind a tensor, and their identities, so that bytes are counted once."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.nn import Parameter
 from gpumon_agent.guard import pass_on
 
 SMALL_BYTES = 16_384
-INPUT_DEPTH_MAX = 6  # containers within one another, in what a model is given or returns
+INPUT_DEPTH_MAX = 6  # nested containers in a model's inputs and outputs
 _PIECES, _ID_BITS = 127, 4
 V = TypeVar("V")
 _PLAIN = (Tensor, Parameter)
 has_storage: Callable[[Tensor], bool] = torch._C._has_storage
-"""Of its own: a sparse tensor has none, nor has one within torch.func's transforms (`untransformed`)."""
+"""Whether it has its own: sparse tensors and those in torch.func's transforms (`untransformed`) have none."""
 _SPARSE_PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -30,7 +30,7 @@ _SPARSE_PARTS = {
 
 
 class Pieces(Generic[V]):
-    """A dict of very many entries. No call takes long: it grows, and goes away, in pieces."""
+    """A dict for very many entries. No call takes long: it grows, and is freed, in pieces."""
 
     def __init__(self) -> None:
         self._pieces: list[dict[object, V]] = [{} for _ in range(_PIECES)]
@@ -52,9 +52,9 @@ class Pieces(Generic[V]):
 
 
 def plain(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensors that hold `tensor`'s memory: itself, a DTensor's local shard, a quantized one's parts, …
+    """The tensors with `tensor`'s memory: itself, a DTensor's local shard, a quantized one's parts, …
 
-    Tensors on the meta device hold none.
+    Tensors on the meta device have none.
     """
     if type(tensor) in _PLAIN and has_storage(tensor):
         if tensor.device.type != "meta":
@@ -65,7 +65,7 @@ def plain(tensor: Tensor) -> Iterator[Tensor]:
     if hasattr(tensor, "__tensor_flatten__"):
         parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
     elif tensor.layout in _SPARSE_PARTS:
-        detached = tensor.detach()  # the parts of one that requires a gradient would be recorded
+        detached = tensor.detach()  # autograd would record parts of a tensor that requires grad
         parts = [getattr(detached, name)() for name in _SPARSE_PARTS[tensor.layout]]
     elif has_storage(tensor) and tensor.device.type != "meta" and _has_memory(tensor):
         yield tensor
@@ -78,9 +78,9 @@ def plain(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _has_memory(tensor: Tensor) -> bool:
-    """Not a FakeTensor, nor a wrapper subclass without `__tensor_flatten__`: its storage raises when asked where."""
+    """False for a FakeTensor or a wrapper subclass without `__tensor_flatten__`: its `data_ptr` raises."""
     storage = tensor.untyped_storage()
-    if storage.device.type == "meta":  # a FakeTensor's, which warns when asked
+    if storage.device.type == "meta":  # a FakeTensor's, whose `data_ptr` warns
         return False
     try:
         storage.data_ptr()
@@ -91,7 +91,7 @@ def _has_memory(tensor: Tensor) -> bool:
 
 
 def tensors_within(value: object, depth: int = 8) -> Iterator[Tensor]:
-    """The tensors in dicts, lists and tuples, which may lie in one another `depth` deep."""
+    """The tensors in dicts, lists and tuples, nested up to `depth` deep."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (dict, list, tuple)) and depth:
@@ -100,7 +100,7 @@ def tensors_within(value: object, depth: int = 8) -> Iterator[Tensor]:
 
 
 def tensors_in(value: object, depth: int = INPUT_DEPTH_MAX) -> Iterator[Tensor]:
-    """The tensors in what a model is given or returns: mappings and dataclasses too, as libraries' outputs are."""
+    """The tensors in a model's inputs or outputs, including mappings and dataclasses (libraries' outputs)."""
     if isinstance(value, Tensor):
         yield value
     elif depth:
@@ -116,14 +116,14 @@ def tensors_in(value: object, depth: int = INPUT_DEPTH_MAX) -> Iterator[Tensor]:
 
 
 def untransformed(tensor: Tensor) -> Tensor:
-    """Inside torch.func's transforms (vmap, grad) a tensor stands for the one that has the storage: that one."""
+    """The tensor with the storage, behind a wrapper of torch.func's transforms (vmap, grad)."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
 
 
 def storages(tensor: Tensor) -> Iterator[tuple[int, int, torch.device]]:
-    """(identity, bytes, device) of each storage behind `tensor`. Identities hold as long as the storage lives."""
+    """(identity, bytes, device) of each storage behind `tensor`. Identities are valid while the storage lives."""
     for part in plain(tensor):
         storage = part.untyped_storage()
         yield storage._cdata, storage.nbytes(), part.device
@@ -143,9 +143,9 @@ _users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", No
 
 
 def alone(tensor: Tensor) -> bool:
-    """Whether nothing else has `tensor`'s storage, which begins where it does. Asked without making an object of it.
+    """Whether only `tensor` uses its storage, from its beginning. Creates no storage object.
 
-    False where this torch cannot tell, and where somebody has asked for the storage.
+    False if this torch cannot say, or if a Python object of the storage exists.
     """
     return (
         _address is not None
@@ -159,10 +159,10 @@ def alone(tensor: Tensor) -> bool:
 
 
 def small(tensor: Tensor) -> bool:
-    """Whether `tensor` is so small, and alone in its storage, that its own size is taken for the storage's.
+    """Whether `tensor` is so small, and alone in its storage, that its own size is used as the storage's.
 
-    To ask for a storage makes an object of 90 bytes that stays with it, and that the garbage collector goes through.
-    A large tensor is asked all the same: it may be the part that was kept of a storage once cut to pieces.
+    Reading a storage creates an object of 90 bytes that stays with it and is tracked by the garbage collector. Large
+    tensors are read anyway: they may be a kept slice of a larger storage.
     """
     return tensor.nbytes <= SMALL_BYTES and alone(tensor)
 
@@ -180,16 +180,16 @@ _HELD_BY_ONE_DICT = _count_of_one()
 
 
 def held_once(values: list[Any]) -> list[bool]:
-    """Of a list of a dict's values: whether that dict alone has each, so that it is met nowhere else."""
+    """For a list of a dict's values: whether only that dict refers to each, so that it occurs nowhere else."""
     return [count <= _HELD_BY_ONE_DICT for count in _counts(values)]
 
 
 def shared(identity: int) -> bool:
-    """Whether more than one tensor has the storage, of which Python's object is there; True where nobody can tell."""
+    """Whether several tensors use the storage, whose Python object exists; True if unknown."""
     return _users is None or _users(identity) > 2
 
 
 def elements(tensor: Tensor) -> int:
-    """How many elements of `tensor` this process holds: of a DTensor, its local shard's."""
+    """Number of `tensor`'s elements in this process: of a DTensor, its local shard's."""
     local = getattr(tensor, "_local_tensor", None)
     return tensor.numel() if local is None else int(local.numel())

@@ -1,4 +1,4 @@
-"""A time limit for a slice of work, by the thread's own time: waiting for a busy processor does not count."""
+"""A time limit for a slice of work, in the thread's CPU time: waiting for a busy CPU does not count."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from time import monotonic_ns, thread_time_ns
 
 
 class ThreadClock:
-    """From its making on. Asking the processor for a thread's time is a system call; the other clock costs a tenth of
-    that, and can only run ahead: so it is asked first."""
+    """Starts when created. Reading a thread's CPU time is a system call; the monotonic clock costs a tenth of that and
+    is never behind, so it is read first."""
 
     __slots__ = ("_began", "_budget_ns", "_last_ns", "_look_ns")
 
@@ -15,7 +15,7 @@ class ThreadClock:
         self._began = thread_time_ns()
         self._budget_ns = budget_ns
         now = monotonic_ns()
-        self._last_ns = None if wall_ns is None else now + wall_ns  # whoever else runs: this is the end
+        self._last_ns = None if wall_ns is None else now + wall_ns  # the end, whatever else runs
         self._look_ns = now + budget_ns
 
     def over(self) -> bool:

@@ -1,8 +1,8 @@
-"""Bytes as text in PyTorch's own format, because the agent's sentences are read next to PyTorch's messages."""
+"""Bytes as text in PyTorch's format, since the agent's messages appear next to PyTorch's."""
 
 
 def torch_size(count: int) -> str:
-    """Bytes as PyTorch's messages write them: two decimals of the largest unit that is not above the size."""
+    """Bytes as in PyTorch's messages: two decimals, in the largest unit below the size."""
     if count <= 1 << 10:
         return f"{count} bytes"
     for scale, name in ((1 << 20, "KiB"), (1 << 30, "MiB")):

@@ -1,4 +1,4 @@
-"""Keeps the agent's reads of tensors from the program's own TorchFunctionModes and tensor subclasses.
+"""Hides the agent's reads of tensors from the program's own TorchFunctionModes and tensor subclasses.
 
 Each read of an attribute (`tensor.shape`) calls a TorchFunctionMode, and the subclass's `__torch_function__`. A program
 that counts or logs such calls would see ours.
@@ -12,8 +12,8 @@ from typing import Any
 
 
 def unseen() -> type[AbstractContextManager[Any]]:
-    """A context within which neither is called, in this thread. Costs 0.2 µs.
+    """A context in which neither is called, in this thread. Costs 0.2 µs.
 
-    Functions of the user's must not run within it. Before torch is imported there is no tensor to read.
+    Functions of the user must not run in it. Before torch is imported there is no tensor to read.
     """
     return getattr(sys.modules.get("torch._C"), "DisableTorchFunction", nullcontext)

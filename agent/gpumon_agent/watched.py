@@ -1,4 +1,4 @@
-"""A model that is watched, with its optimizers, and what viewers were last told of it."""
+"""A watched model with its optimizers, and its last description for viewers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Watched:
-    """One model, held weakly, and what was last said of it."""
+    """One model, held weakly, and its last description."""
 
     def __init__(self, index: int, model: Module, own: Module, name: str, found: bool) -> None:
         self.index = index
@@ -22,13 +22,13 @@ class Watched:
         self.found = found
         self.described: list[wire.Event] = []
         self.model = weakref.ref(model)
-        self._own = weakref.ref(own)  # inside every wrapper: it outlives those that are thrown away
+        self._own = weakref.ref(own)  # inside every wrapper, and outlives discarded ones
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._revision = 0
 
     @property
     def whole(self) -> wire.Model | None:
-        """The model's own message of the newest description."""
+        """The Model message of the newest description."""
         return next((each for each in self.described if isinstance(each, wire.Model)), None)
 
     def covers(self, model: Module) -> bool:
@@ -40,7 +40,7 @@ class Watched:
 
     def wrapped_by(self, wrapper: Module, unwrapped: Any) -> bool:
         inner = self.model()
-        if inner is None:  # never its truth: a compiled model asks the user's for its length
+        if inner is None:  # not by truth value: a compiled model calls the user's __len__
             inner = self._own()
         if inner is None or wrapper is inner or unwrapped(wrapper) is not unwrapped(inner):
             return False
@@ -48,7 +48,7 @@ class Watched:
         return True
 
     def describe(self, describe: Any, over: Callable[[], bool]) -> Iterator[bool]:
-        """Yields where the time for it is over, and as it is complete."""
+        """Yields when the time is over, and when it is complete."""
         model = self.model()
         if model is None:
             return
@@ -66,7 +66,7 @@ class Watched:
 
 
 def innermost(optimizer: Any) -> Any:
-    """The one that steps: accelerate's wrapper, and those like it, hold it."""
+    """The optimizer inside accelerate's wrapper and similar ones."""
     for _ in range(4):
         if hasattr(optimizer, "_optimizer_step_pre_hooks"):
             break

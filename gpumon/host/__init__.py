@@ -1,4 +1,4 @@
-"""What this machine says beside the agent: its devices by NVML, its processes by psutil."""
+"""Readings of this machine, besides the agent's: devices by NVML, processes by psutil."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Sampler", "read_driver"]
 
 
 def __getattr__(name: str) -> object:
-    """Imported on demand: the child process that asks NVML lives in this package, and has no use for asyncio."""
+    """Imported on demand: the child process that reads NVML is in this package and does not need asyncio."""
     if name in __all__:
         from gpumon.host import sampler
 

@@ -1,7 +1,7 @@
-"""The child process that speaks to NVML: a driver that hangs stops this process, and no other.
+"""The child process that reads NVML: a driver that hangs blocks only this process.
 
-It reads a line from standard input, asks every device everything once, and answers with one line. It ends with its
-input, or with its parent.
+For each line on standard input it reads all devices once and writes one line. It ends with its input, or with its
+parent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpumon_agent import wire
 T = TypeVar("T")
 
 _UNNAMED_BYTES = 64 << 20
-"""In use beyond what the driver keeps for itself, yet no process named: a container hides them."""
+"""More than this in use beyond the driver's own, but no process listed: a container hides them."""
 
 _TOLD = tuple(f for f in wire.DeviceReading.__struct_fields__ if f not in {"uuid", "why", "began_ns", "ended_ns"})
 _INIT_WHY = {
@@ -46,11 +46,11 @@ def _sentence(error: pynvml.NVMLError, known: dict[int, str]) -> str:
 
 
 class Reader:
-    """Asks NVML, field by field: what one call cannot tell is None with its reason, and the others are unharmed."""
+    """Reads NVML field by field: if a call fails, its field is None with the reason, the others are valid."""
 
     def __init__(self) -> None:
         self._initialized = False
-        self._uuids: dict[int, str] = {}  # by NVML's index, as last told: a lost device no longer tells its own
+        self._uuids: dict[int, str] = {}  # by NVML's index, last known: a lost device cannot be asked
 
     def read(self) -> DriverReading:
         try:
@@ -59,7 +59,7 @@ class Reader:
                 self._initialized = True
             count = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
-            self._initialized = False  # a driver that was reloaded wants a new nvmlInit
+            self._initialized = False  # a reloaded driver needs a new nvmlInit
             return DriverReading(why=_sentence(error, _INIT_WHY))
         why: dict[str, str] = {}
         driver = _ask(why, "driver", pynvml.nvmlSystemGetDriverVersion)
@@ -99,7 +99,7 @@ def _ask(why: dict[str, str], field: str, call: Callable[..., T], *args: object)
 
 
 def _instances(handle: Any) -> Iterator[tuple[Any, str]]:
-    """The MIG instances of a device, none where MIG is off or not known."""
+    """The MIG instances of a device, none if MIG is off or unknown."""
     try:
         if pynvml.nvmlDeviceGetMigMode(handle)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
             return
@@ -110,12 +110,12 @@ def _instances(handle: Any) -> Iterator[tuple[Any, str]]:
         try:
             instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
             yield instance, pynvml.nvmlDeviceGetUUID(instance)
-        except pynvml.NVMLError:  # a slot that holds no instance
+        except pynvml.NVMLError:  # a slot without instance
             continue
 
 
 def _device(handle: Any, uuid: str, parent: Any = None) -> wire.DeviceReading:
-    """One device, or one MIG instance of `parent`: whose sensors are the whole device's."""
+    """One device, or one MIG instance of `parent`, whose sensors are used then."""
     sensors = handle if parent is None else parent
     why: dict[str, str] = {}
     name = _ask(why, "name", pynvml.nvmlDeviceGetName, handle)
@@ -149,7 +149,7 @@ def _device(handle: Any, uuid: str, parent: Any = None) -> wire.DeviceReading:
 
 
 def _processes(why: dict[str, str], handle: Any) -> tuple[wire.DeviceProcess, ...] | None:
-    """Every process with a context, once. One that computes and draws is in both of NVML's lists, with its total."""
+    """Every process with a context, once. NVML lists compute and graphics processes, with a process's total in each."""
     computing = _ask(why, "processes", pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
     if computing is None:
         return None
@@ -163,7 +163,7 @@ def _processes(why: dict[str, str], handle: Any) -> tuple[wire.DeviceProcess, ..
 
 
 def _unnamed(handle: Any, memory: Any) -> bool:
-    """Whether more is in use than the driver keeps for itself, which only the second version of the call tells."""
+    """Whether processes use memory: only version 2 of the call excludes what the driver reserves."""
     apart = _ask({}, "reserved", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     return apart is not None and memory is not None and int(apart.used) > _UNNAMED_BYTES
 
@@ -171,12 +171,12 @@ def _unnamed(handle: Any, memory: Any) -> bool:
 def _name(pid: int) -> str | None:
     try:
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() or None
-    except OSError:  # gone meanwhile, or a pid of another namespace
+    except OSError:  # gone, or a pid of another namespace
         return None
 
 
 def end_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when the thread that started it ends, however hard it was killed."""
+    """Makes the kernel kill this process when the thread that started it ends, even by SIGKILL."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

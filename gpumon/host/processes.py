@@ -1,4 +1,4 @@
-"""Watched processes and the machine's memory as the operating system sees them (psutil)."""
+"""Watched processes and the machine's memory, by psutil."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from gpumon_agent import wire
 from gpumon_agent.wire.masking import masked
 
 CHILDREN_EVERY_S = 4.0
-"""Finding children means reading every process of the machine: done this often, their memory each time."""
+"""Interval for finding children, which reads every process of the machine. Their memory is read each time."""
 
 
 @dataclass
 class _Watched:
     process: psutil.Process
-    children: list[psutil.Process] | None = None  # not looked for yet
+    children: list[psutil.Process] | None = None  # not searched yet
     asked_cpu: bool = False  # psutil's first answer is a meaningless 0.0
 
 
 class Processes:
-    """Keeps a psutil.Process for each watched pid, since CPU shares are differences between two readings."""
+    """Keeps a psutil.Process per watched pid: CPU shares are differences between two readings."""
 
     def __init__(self) -> None:
         self._watched: dict[int, _Watched] = {}
         self._children_due = 0.0
 
     def read(self, pids: Collection[int]) -> tuple[wire.ProcessReading, ...]:
-        """One reading a pid, in order; a process that is gone, or is not ours to see, has None everywhere."""
+        """One reading per pid, in order; all fields None if the process is gone or not accessible."""
         for gone in self._watched.keys() - set(pids):
             del self._watched[gone]
         known = {pid: reading for pid in sorted(set(pids)) if (reading := self._own(pid)) is not None}
@@ -41,7 +41,7 @@ class Processes:
         return tuple(self._whole(pid, known.get(pid)) for pid in sorted(set(pids)))
 
     def _own(self, pid: int) -> wire.ProcessReading | None:
-        """Without its children."""
+        """The reading without children."""
         try:
             watched = self._watched.get(pid)
             if watched is None or not watched.process.is_running():
@@ -59,7 +59,7 @@ class Processes:
         return wire.ProcessReading(pid, rss, cpu, threads)
 
     def _find_children(self) -> None:
-        """Of every watched process in one go: a job has many."""
+        """For all watched processes in one pass: a job has many."""
         by_parent: dict[int, list[psutil.Process]] = {}
         for process in psutil.process_iter():
             try:

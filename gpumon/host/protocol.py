@@ -1,4 +1,4 @@
-"""What the child process that speaks to NVML tells the viewer: one JSON line for each line it is asked."""
+"""Protocol of the child process that reads NVML: one JSON line for each request line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ASK = b"read\n"
 
 
 class DriverReading(msgspec.Struct, frozen=True):
-    """All devices as the driver sees them now. `why`: a sentence where there are none, or where one is missing."""
+    """All devices as the driver sees them now. `why`: a sentence if there are none, or one is missing."""
 
     driver: str | None = None
     devices: tuple[wire.DeviceReading, ...] = ()

@@ -1,4 +1,4 @@
-"""Reads this machine once or twice a second, as messages; a driver that hangs is abandoned and never waited for."""
+"""Reads this machine once a second, or more often, as messages. A hanging driver is abandoned, not awaited."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gpumon.host.protocol import ASK, DriverReading, decoder
 from gpumon_agent import wire
 
 PATIENCE_S = 2.0
-"""A driver that is silent for this long is given up; the next attempt has twice the patience, up to the limit."""
+"""A driver silent for this long is given up; each next attempt waits twice as long, up to the limit."""
 PATIENCE_LIMIT_S = 60.0
 BURIAL_S = 2.0
-"""How long a killed child is awaited: asyncio says on stderr that its loop is gone, if it ends after that."""
+"""How long to wait for a killed child: if it ends later, asyncio prints an error about the closed loop."""
 _ANSWER_LIMIT_BYTES = 16 << 20
 
 _CHILD = "import sys; parent, *sys.path[:] = sys.argv[1:]; from gpumon.host.nvml import main; main(int(parent))"
-"""The child imports from where this process does, whatever stands in the current directory."""
+"""The child uses this process's sys.path, not the current directory."""
 
 
 def _child_command() -> list[str]:
@@ -32,7 +32,7 @@ def _child_command() -> list[str]:
 
 
 class _Pipe(asyncio.SubprocessProtocol):
-    """The child's end of the conversation: one line in, one line out."""
+    """The pipes to the child: one line in, one line out."""
 
     def __init__(self) -> None:
         self.transport: asyncio.SubprocessTransport | None = None
@@ -71,13 +71,13 @@ class _Pipe(asyncio.SubprocessProtocol):
             self._waiting.set_exception(EOFError(f"exit code {self.transport.get_returncode()}"))
 
     def close(self) -> None:
-        """Kills the child, closes its pipes, waits for nothing."""
+        """Kills the child and closes its pipes, without waiting."""
         if self.transport is not None:
             self.transport.close()
 
 
 class Driver:
-    """The child process that asks NVML: started when first asked, and again when it was lost."""
+    """The child process that reads NVML: started at the first request, and again if it was lost."""
 
     def __init__(self, command: Callable[[], Sequence[str]] = _child_command, patience_s: float = PATIENCE_S) -> None:
         self._command = command
@@ -90,7 +90,7 @@ class Driver:
         self._why = ""
 
     async def read(self, wait_s: float) -> DriverReading:
-        """What the devices are now; after `wait_s` seconds without an answer, that there is none yet, and why."""
+        """The devices now; after `wait_s` seconds without an answer, a reading that says why."""
         if self._answer is None:
             if time.monotonic() < self._retry_at:
                 return DriverReading(why=self._why)
@@ -129,7 +129,7 @@ class Driver:
         return DriverReading(why=why)
 
     def close(self) -> None:
-        """Kills the child and waits for nothing: one that is stuck in the kernel stays until the kernel lets it go."""
+        """Kills the child without waiting: one stuck in the kernel stays until the kernel releases it."""
         if self._answer is not None:
             self._answer.cancel()
             self._answer = None
@@ -138,10 +138,10 @@ class Driver:
             self._abandoned, self._pipe = self._pipe, None
 
     async def aclose(self) -> None:
-        """Kills the child; gives the system a moment to bury it, or asyncio says that it is still waiting for it."""
+        """Kills the child and waits a moment for its end, else asyncio warns that it still waits for it."""
         answer = self._answer
         self.close()
-        if answer is not None:  # cancelled while the child was being started: that ends with the child's end
+        if answer is not None:  # cancelled while starting the child: ends when the child does
             await asyncio.wait({answer}, timeout=BURIAL_S)
         if self._abandoned is not None:
             with contextlib.suppress(asyncio.TimeoutError):
@@ -149,7 +149,7 @@ class Driver:
 
 
 async def read_driver(patience_s: float = 10.0) -> DriverReading:
-    """One reading of all devices, for those who have the time to wait for it."""
+    """One reading of all devices, for callers that can wait."""
     driver = Driver(patience_s=patience_s)
     try:
         return await driver.read(patience_s)
@@ -163,7 +163,7 @@ HURRIED = 5
 class Sampler:
     """An endless async iterator of `wire.Host` messages, the first one at once.
 
-    `pids` is asked at each reading which processes to read; NVML tells of all. Close it, or use it as a context.
+    `pids` is called at each reading and returns the processes to read; NVML lists all. Close it, or use `async with`.
     """
 
     def __init__(
@@ -194,12 +194,11 @@ class Sampler:
         return wire.Received(f"host:{self.host}", time.time_ns(), reading)
 
     def hurry(self, hurries: bool) -> None:
-        """Ask the driver five times as often, while something waits to be known; or as usual again."""
+        """Read five times as often while something waits for a reading; False: normally again."""
         period = self._period / HURRIED if hurries else self._period
         self._due = min(self._due, time.monotonic() + period)
 
     async def read(self) -> wire.Host:
-        """One reading now."""
         reading, _ = await asyncio.gather(self._driver.read(min(0.4, self._period)), self._look_at_processes())
         total, available = machine_memory()
         return wire.Host(
@@ -214,7 +213,7 @@ class Sampler:
         )
 
     async def _look_at_processes(self) -> None:
-        """As usual, however often the driver is asked: it takes the longer the more ranks there are."""
+        """At the normal rate even if the driver is read more often: its time grows with the ranks."""
         pids = frozenset(self._pids())
         now = time.monotonic()
         if now < self._processes_due and pids == self._pids_read:
@@ -223,7 +222,7 @@ class Sampler:
         self._read_processes = await asyncio.to_thread(self._processes.read, pids)
 
     async def aclose(self) -> None:
-        """Ends the child process. Further readings start another."""
+        """Ends the child process. Further readings start a new one."""
         await self._driver.aclose()
 
     async def __aenter__(self) -> Sampler:

@@ -1,4 +1,4 @@
-"""All I/O with agents and recordings: find them, listen to them, write down what they say, play it back."""
+"""All I/O with agents and recordings: find agents, subscribe to them, record and replay their events."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imported on first use: `gpumon ls` has no use for asyncio, whose import alone takes longer than listing."""
+    """Imported on first use: `gpumon ls` needs no asyncio, whose import alone takes longer than listing."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -1,4 +1,4 @@
-"""One connection to one agent: a subscriber socket and its monitor, read without ever waiting."""
+"""One connection to one agent: a subscriber socket and its monitor, read without waiting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zmq.utils.monitor import parse_monitor_message
 from gpumon_agent import wire
 
 _RECEIVE_HWM = 4096  # frames: a whole snapshot and minutes of live ones
-_NEVER_MS = 3_600_000  # -1 would also drop what had arrived before the connection ended: the Goodbye
+_NEVER_MS = 3_600_000  # -1 would also drop what arrived before the connection ended: the Goodbye
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -22,10 +22,10 @@ _EVENTS = (
 
 
 class Channel:
-    """Connects at once. `down`: the connection ended or never came about, and will not come back by itself.
+    """Connects at once. `down`: the connection ended or failed, and will not come back by itself.
 
-    Reconnecting is the caller's decision, with a new Channel: libzmq's own would go on for ever with a process that is
-    gone, and not at all after a frame above the allowed size.
+    To reconnect, the caller makes a new Channel: libzmq's own reconnecting would go on for ever after the process is
+    gone, and would not happen after a frame above the allowed size.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
@@ -37,7 +37,7 @@ class Channel:
         self.monitor = self.socket.get_monitor_socket(_EVENTS)
         self.monitor.linger = 0
         self.down = False
-        self.refused = False  # the other side's gate turned us away: another user
+        self.refused = False  # the other side's access control rejected us: another user
         self.speaks_zmq = False
         self._request = b""
         self.socket.connect(endpoint)
@@ -46,7 +46,7 @@ class Channel:
         self.socket.subscribe(wire.LIVE)
 
     def ask(self, kind: bytes) -> None:
-        """Asks for a snapshot or a glance; an earlier request is withdrawn."""
+        """Requests a snapshot or a glance; withdraws an earlier request."""
         self.withdraw()
         self._request = kind + os.urandom(wire.NONCE_BYTES)
         self.socket.subscribe(self._request)
@@ -58,11 +58,10 @@ class Channel:
 
     @property
     def waits(self) -> bool:
-        """A request is under way."""
         return bool(self._request)
 
     def receive(self) -> bytes | None:
-        """The next frame, None if there is none now. Answers to requests that were withdrawn are left out."""
+        """The next frame; None if there is none now. Skips answers to withdrawn requests."""
         while True:
             try:
                 raw = self.socket.recv(zmq.NOBLOCK)
@@ -75,7 +74,6 @@ class Channel:
         return bool(self._request) and raw.startswith(self._request)
 
     def watch(self) -> None:
-        """Takes note of what happened to the connection."""
         while True:
             try:
                 event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))["event"]

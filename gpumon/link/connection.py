@@ -1,4 +1,4 @@
-"""The connection to one agent, from the first attempt to its Goodbye, and what its silence may mean."""
+"""The connection to one agent, from the first attempt to its Goodbye, and what its silence means."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .feed import Feed
 
 TICK_S = 0.25
 _SILENT_S = 3.0  # three heartbeats
-_LAST_WORD_S = 15.0  # while its helper is connected: at the lowest priority it takes a while to come to its last word
+_LAST_WORD_S = 15.0  # while its helper is connected: at nice 19 its Goodbye may take a while
 _ASK_AGAIN_S = 2.0
 _ASKS_MAX = 3
-_FRAMES_A_TURN = 16  # then the event loop gets its turn: a snapshot must not freeze the screen
-_BACKLOG_MAX = 50_000  # messages nobody took yet; beyond it this viewer stops reading, and ZeroMQ drops for it
+_FRAMES_A_TURN = 16  # then the event loop runs: a snapshot must not freeze the screen
+_BACKLOG_MAX = 50_000  # messages not taken yet; above it this viewer stops reading, and ZeroMQ drops its frames
 _BREAKS_MAX = 5
 _TURNS = (wire.Hello, wire.Synced)
 
 
 class Owner(Protocol):
-    """The subscription, as far as one of its connections knows it."""
+    """The subscription, as its connections see it."""
 
     @property
     def context(self) -> zmq.Context[zmq.Socket[bytes]]: ...
@@ -51,8 +51,6 @@ class Owner(Protocol):
 
 
 class Connection:
-    """The connection to one agent, from the first attempt to its Goodbye."""
-
     def __init__(self, owner: Owner, descriptor: Descriptor) -> None:
         self.descriptor = descriptor
         self.feed = Feed(descriptor.nonce)
@@ -62,9 +60,9 @@ class Connection:
         self._began = self._heard = time.monotonic()
         self._asked = self._connected = 0.0
         self._attempts = 0
-        self._breaks = 0  # connections that broke without a word on them
+        self._breaks = 0  # connections in a row that broke without a frame
         self._channel: Channel | None = None
-        self._full = False  # nothing is read until what was read is taken
+        self._full = False  # nothing is read until the backlog is taken
         self._swept = False
         self._connect()
 
@@ -82,7 +80,7 @@ class Connection:
         self._ask(self._connected)
         self._await_frames(channel)
         self._owner.loop.add_reader(channel.monitor.fileno(), self._watch)
-        self._owner.loop.call_soon(self._watch)  # a first look, without which ZeroMQ signals nothing
+        self._owner.loop.call_soon(self._watch)  # a first read, without which ZeroMQ signals nothing
 
     def _await_frames(self, channel: Channel) -> None:
         self._swept = self._owner.sweeps
@@ -98,15 +96,15 @@ class Connection:
         self._owner.loop.call_soon(self._read)
 
     def sweep(self) -> None:
-        """Takes what has come, where that is not told one by one."""
+        """Reads frames, if the socket is polled instead of watched."""
         if self._swept and not self._full:
             self._read()
 
     def _read(self) -> None:
-        """Takes frames until there are none.
+        """Reads frames until there are none.
 
-        ZeroMQ's file descriptor tells of changes since the last call on the socket, whichever call that was. So after
-        each call, and when stopping early, the socket is read again without being told.
+        ZeroMQ's file descriptor signals only changes since the last call on the socket, of any kind. So after each
+        call, and when stopping early, the socket is read again without a signal.
         """
         if self.ended or self._channel is None:
             return
@@ -143,7 +141,7 @@ class Connection:
         self._breaks = 0
         answer = self._channel.answers(raw)
         if answer:
-            self._asked = self._heard  # it is on its way: patience begins anew
+            self._asked = self._heard  # it is arriving: restart the timeout
         came = self.feed.take(packet, time.time_ns(), answer=answer)
         came, goodbye = _before_goodbye(came)
         self._owner.put(came)
@@ -166,7 +164,7 @@ class Connection:
 
     @staticmethod
     def _newest(events: tuple[wire.Event, ...]) -> wire.Event:
-        """Its newest phase, or its last event where it has none."""
+        """The newest phase, or the last event if there is none."""
         return next((event for event in reversed(events) if isinstance(event, wire.Phase)), events[-1])
 
     def _watch(self) -> None:
@@ -186,7 +184,7 @@ class Connection:
         if self._channel is None:
             return
         if self._channel.down or not self._swept:
-            self._read()  # what came before the connection ended is heard first
+            self._read()  # first read what arrived before the connection ended
         if self.ended or self._channel is None:
             return
         down = self._channel.down
@@ -202,7 +200,7 @@ class Connection:
             self._lost()
         elif self.feed.hello is None and now - self._began > self._patience_s():
             self._owner.fail(self, self._why_silent())
-        elif down and now - self._connected >= TICK_S:  # once a tick: what was just killed may still look alive
+        elif down and now - self._connected >= TICK_S:  # once a tick: a process just killed may still look alive
             if self._has_left():
                 self._left(now)
             else:
@@ -214,24 +212,24 @@ class Connection:
                 self._go_on()
 
     def _patience_s(self) -> float:
-        """A live process with a descriptor is an agent for certain: it may be busy starting CUDA, lock held."""
+        """A live process with a descriptor is certainly an agent, but may be busy, so it gets more time."""
         known = self.descriptor.pid > 0 and not discovery.stopped(self.descriptor.pid)
         return self._owner.answer_s * (3 if known else 1)
 
     def _go_on(self) -> None:
-        """A snapshot's end was lost, three times over: what is live goes on without it."""
+        """The end of a snapshot was lost three times: continue live without it."""
         assert self._channel is not None
         self._channel.withdraw()
         self._owner.loop.call_soon(self._read)
         self._owner.put(self.feed.go_on(time.time_ns()))
 
     def _vanished(self) -> bool:
-        """The process is gone, or (where its pid cannot be seen) nobody holds the other end of its socket any more."""
+        """The process is gone, or (if its pid is not visible) nothing listens on its socket any more."""
         alive = discovery.alive(self.descriptor)
         return self._has_left() if alive is None else not alive
 
     def _lost(self) -> None:
-        if self.feed.hello is None:  # nothing was said that a goodbye could end
+        if self.feed.hello is None:  # nothing was received that a Goodbye could end
             what = f"process {self.descriptor.pid} ended before it was heard"
             self._owner.fail(self, NotAnswering(what, "attach sooner, or record it from its start"))
             return
@@ -239,7 +237,7 @@ class Connection:
         self._say_goodbye("lost", text)
 
     def _say_goodbye(self, reason: str, detail: str) -> None:
-        """In the agent's stead, with the place where it was last heard."""
+        """On behalf of the agent, with its last known step and phase."""
         last = [event for event in (self.feed.heartbeat, self._phase) if event is not None]
         newest = max(last, key=lambda event: event.t_ns, default=None)
         goodbye = (
@@ -251,7 +249,7 @@ class Connection:
         self._end()
 
     def _has_left(self) -> bool:
-        """Nobody listens there any more, and the agent has not moved (a logout may take its directory away)."""
+        """Nothing listens there any more, and the agent has not moved (a logout may remove its directory)."""
         if not discovery.refuses(Path(self.descriptor.endpoint.removeprefix("ipc://"))):
             return False
         moved = next((d for d in discovery.discover() if d.nonce == self.feed.source), None)
@@ -261,7 +259,7 @@ class Connection:
         return False
 
     def _left(self, now: float) -> None:
-        """The process lives, its agent does not: it is just ending, or goes on without, its Goodbye not heard."""
+        """The process is alive without its agent: it is ending, or continues and its Goodbye was lost."""
         if now - self._heard > _SILENT_S:
             text = "the agent ended without a word that reached this viewer; the process goes on"
             self._say_goodbye("stopped", text)
@@ -290,7 +288,7 @@ class Connection:
 
 
 def _before_goodbye(came: Iterable[Incoming]) -> tuple[list[Incoming], wire.Goodbye | None]:
-    """What came before the last word, and that word."""
+    """Events before the Goodbye, and the Goodbye."""
     before: list[Incoming] = []
     for heard in came:
         events = heard.events if isinstance(heard, MessageRun) else (heard.event,)

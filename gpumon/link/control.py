@@ -1,4 +1,4 @@
-"""Asking an agent for something: one request on its control socket, one reply, or one sentence why there is none."""
+"""Requests to an agent: one request on its control socket, one reply, or one sentence why there is none."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gpumon_agent.endpoint import Descriptor
 from . import discovery
 from .errors import ForeignUser, LinkError, NoJob, NotAnswering, NotGpumon
 
-ANSWER_S = 2.0  # the helper answers within a tenth of a second, where it gets a core
+ANSWER_S = 2.0  # the helper answers within 0.1 s if it gets a core
 _LOOK_S = 0.01
-_NEVER_MS = 3_600_000  # no second connection: whether there is one is ours to decide
+_NEVER_MS = 3_600_000  # no automatic reconnect
 _EVENTS = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_CONNECT_RETRIED
 _AGAIN = "attach to it again, or see `gpumon ls`"
 
 
 async def ask(descriptor: Descriptor, request: wire.Request, timeout_s: float = ANSWER_S) -> wire.Reply:
-    """The agent's reply. Its nonce is put into `request`. Raises LinkError: the request was not heard, and why."""
+    """The agent's reply. Puts its nonce into `request`. Raises LinkError if there is no reply, and why."""
     who = f"process {descriptor.pid}" if descriptor.pid > 0 else descriptor.endpoint
     if discovery.alive(descriptor) is False:
         raise NoJob(f"{who} has ended", "nothing can be asked of it any more")
@@ -84,7 +84,7 @@ def _why_silent(descriptor: Descriptor, who: str) -> LinkError:
 
 
 class Asker:
-    """Asks the agent behind a message's source. `known`: where to look when it is in none of the usual folders."""
+    """Sends requests to the agent of a message's source. `known`: agents outside of the usual folders."""
 
     def __init__(self, known: Iterable[Descriptor] = ()) -> None:
         self._known = {descriptor.nonce: descriptor for descriptor in known}
@@ -92,7 +92,7 @@ class Asker:
     async def __call__(
         self, source: str, what: str, device: int = 0, available: int | None = None, timeout_s: float = ANSWER_S
     ) -> wire.Reply:
-        """As `ask`, of the agent whose nonce is `source`."""
+        """As `ask`, for the agent whose nonce is `source`."""
         here = next((found for found in discovery.discover() if found.nonce == source), self._known.get(source))
         if here is None:
             raise NoJob("the process that was watched has ended", "nothing can be asked of it any more")

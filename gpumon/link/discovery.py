@@ -1,4 +1,4 @@
-"""Which agents there are on this machine, and which of them a person means."""
+"""Finds the agents on this machine, and those that a target names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HOW_TO_START = "start one with `gpumon run train.py`, or add `gpumon_agent.watc
 
 @dataclass(frozen=True)
 class Job:
-    """The agents of one run: one process, or every local rank of a launcher's."""
+    """The agents of one run: one process, or all local ranks of a launcher."""
 
     name: str
     descriptors: tuple[Descriptor, ...]
@@ -34,7 +34,7 @@ class Job:
 
 
 class SeveralJobs(LinkError):
-    """More than one job fits; `jobs` are the choices."""
+    """Several jobs match; `jobs` are the choices."""
 
     def __init__(self, what: str, jobs: tuple[Job, ...]) -> None:
         super().__init__(what, "name one by its pid: " + ", ".join(f"{job.name} ({job.pids})" for job in jobs))
@@ -42,11 +42,11 @@ class SeveralJobs(LinkError):
 
 
 def alive(descriptor: Descriptor) -> bool | None:
-    """Whether the very process the descriptor names still runs the same program. None: that cannot be seen from here.
+    """Whether the descriptor's process still runs the same program. None: not visible from here.
 
-    A pid alone tells nothing: it is reused (so its start time is compared), it means another process in another
-    container (so the namespace is), after a reboot everything is new (so the boot is), and exec puts another program
-    into the same process, which ends the agent (so the program is).
+    A pid alone is not enough: it is reused (so the start time is compared), it is another process in another container
+    (the namespace), it is invalid after a reboot (the boot id), and exec runs another program in the same process and
+    so ends the agent (the program).
     """
     if descriptor.pid <= 0:
         return None
@@ -61,7 +61,7 @@ def alive(descriptor: Descriptor) -> bool | None:
 
 
 def stopped(pid: int) -> bool:
-    """Whether the process was halted, by SIGSTOP or a debugger."""
+    """Whether the process is stopped, by SIGSTOP or a debugger."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -70,9 +70,9 @@ def stopped(pid: int) -> bool:
 
 
 def listing() -> frozenset[str]:
-    """The descriptors' files as they stand, unread: unchanged means nobody new, and that none was written anew.
+    """The descriptor files, unread: if unchanged, no agent is new and no file was rewritten.
 
-    Names, and when their directories changed, for it is asked all the time.
+    Only names and the directories' mtimes, since it is called all the time.
     """
     found = set()
     for directory in endpoint.candidates():
@@ -85,9 +85,9 @@ def listing() -> frozenset[str]:
 
 
 def discover() -> list[Descriptor]:
-    """Every agent of this user: jobs by their oldest start, the ranks of each in order.
+    """All agents of this user: jobs by their oldest start, the ranks of each in order.
 
-    Files that dead ones left behind are removed.
+    Removes the files of dead ones.
     """
     found: dict[str, Descriptor] = {}
     for directory in endpoint.candidates():
@@ -107,7 +107,7 @@ def discover() -> list[Descriptor]:
 
 
 def _newest(found: Iterable[Descriptor]) -> Iterable[Descriptor]:
-    """One agent of each name and rank in a process: the newer came by an exec that `endpoint.program` did not show."""
+    """One agent per name and rank in a process: the newest, after an exec that `endpoint.program` missed."""
     in_order = sorted(found, key=lambda d: d.unix_ns)
     return {(d.host, d.pid_ns, d.pid, d.start_time, d.name, d.rank): d for d in in_order}.values()
 
@@ -115,7 +115,7 @@ def _newest(found: Iterable[Descriptor]) -> Iterable[Descriptor]:
 def jobs(descriptors: Iterable[Descriptor]) -> list[Job]:
     """Descriptors grouped into jobs, in the order in which they began.
 
-    A rank that another one started belongs to that one's job, also while that one does not know that it is a rank.
+    A rank started by another one belongs to its job, even before that one knows that it is a rank.
     """
     found = list(descriptors)
     began = {(d.host, d.pid_ns, d.pid, d.name): d.key for d in found}
@@ -138,7 +138,7 @@ def jobs(descriptors: Iterable[Descriptor]) -> list[Job]:
 
 
 def resolve(target: str | None = None) -> tuple[Descriptor, ...]:
-    """The agents meant by a pid, a job's name, an `ipc://` endpoint, or nothing: the only job there is.
+    """The agents for a pid, a job's name, an `ipc://` endpoint, or None: the only job there is.
 
     Raises LinkError: NoJob, SeveralJobs (with the choices), ForeignUser, NotGpumon.
     """
@@ -230,7 +230,7 @@ def _by_endpoint(target: str) -> Descriptor:
 
 
 def refuses(path: Path) -> bool:
-    """Nobody holds the other end open. A stopped process still does: this tells dead from silent, not alive."""
+    """Nothing listens on the socket. A stopped process still does: True means dead, False not alive."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(0.1)
         try:
@@ -253,15 +253,15 @@ def _names(directory: Path) -> list[str]:
     try:
         fd = endpoint.open_directory(directory, create=False)
     except (endpoint.Unavailable, OSError):
-        return []  # not there, or not ours: no agent of ours would have used it
+        return []  # missing, or not ours: no agent of ours uses it
     try:
-        return os.listdir(fd)  # noqa: PTH208 — the very directory just checked
+        return os.listdir(fd)  # noqa: PTH208 — the directory just checked
     finally:
         os.close(fd)
 
 
 def _reap_leftover(path: Path) -> None:
-    """A socket or a draft whose descriptor never came: killed in between, unless it is just starting."""
+    """A socket or draft without descriptor: its agent was killed in between, or is just starting."""
     try:
         status = path.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""What can go wrong between a viewer and an agent: one sentence each, and what to do about it."""
+"""Errors between a viewer and an agent: one sentence each, and a remedy."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ class LinkError(Exception):
     """`what` happened and the `remedy`; as text, both in one sentence."""
 
     def __init__(self, what: str, remedy: str) -> None:
-        self.what = wire.clean(what, wire.TEXT_CHARS_MAX)  # it may name a file, or repeat what somebody sent
+        self.what = wire.clean(what, wire.TEXT_CHARS_MAX)  # it may contain a file name or received text
         self.remedy = wire.clean(remedy, wire.TEXT_CHARS_MAX)
         super().__init__(f"{self.what}; {self.remedy}")
 
 
 class NoJob(LinkError):
-    """Nothing to attach to, by this name or at all."""
+    """Nothing to attach to, under this name or at all."""
 
 
 class NotAnswering(LinkError):
-    """An agent is there but says nothing."""
+    """There is an agent, but it does not answer."""
 
 
 class NotGpumon(LinkError):
@@ -35,8 +35,8 @@ class OtherProtocol(LinkError):
 
 
 class BadRecording(LinkError):
-    """A file that is no recording of gpumon's."""
+    """A file that is no gpumon recording."""
 
 
 class RecordingFailed(LinkError):
-    """The recording could not be written further; what was written stays valid."""
+    """The recording could not be continued; what was written stays valid."""

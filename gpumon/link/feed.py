@@ -1,4 +1,4 @@
-"""One agent's stream put back in order: snapshot before live, each message once, gaps closed or told. No sockets."""
+"""Puts one agent's stream in order: snapshot before live, each message once, gaps repaired or reported. No sockets."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from gpumon.session.incoming import Incoming, MessageRun
 from gpumon_agent import wire
 from gpumon_agent.wire import Packet, Received
 
-_HELD_PACKETS_MAX = 4096  # live frames that wait for the snapshot: minutes of them
+_HELD_PACKETS_MAX = 4096  # live frames waiting for the snapshot: minutes of them
 _PATIENCE_NS = 5_000_000_000  # between two repairs, and between two notices of what could not be repaired
 
 
 class Feed:
-    """Turns packets into what they say, in order of `seq`.
+    """Turns packets into events, in order of `seq`.
 
-    While a snapshot is on its way live packets are held. A gap in live packets (this viewer was too slow, or the
-    connection broke) sets `wants_snapshot`: the agent's history may still hold what was missed. What stays missing is
-    counted in `missed` and told as a Notice. A gap that the agent itself made (its queue was full) cannot be repaired,
-    so repairs are not asked for more often than every five seconds.
+    While a snapshot is arriving live packets are held. A gap in live packets (this viewer was too slow, or the
+    connection broke) sets `wants_snapshot`: the agent's history may still contain the missing events. What stays
+    missing is counted in `missed` and reported as a Notice. Gaps made by the agent itself (its queue was full) cannot
+    be repaired, so repairs are requested every five seconds at most.
     """
 
     def __init__(self, source: str) -> None:
@@ -29,18 +29,18 @@ class Feed:
         self._holding = True
         self._held: list[Packet] = []
         self._last = -1
-        self._t_ns = 0  # the agent's clock when last heard
+        self._t_ns = 0  # the agent's clock at its last heartbeat
         self._repaired_ns = 0
         self._told = 0
         self._told_ns = 0
 
     def asked(self) -> None:
-        """A snapshot was asked for: live packets are held until it is complete."""
+        """A snapshot was requested: live packets are held until it is complete."""
         self.wants_snapshot = False
         self._holding = True
 
     def take(self, packet: Packet, unix_ns: int, *, answer: bool) -> list[Incoming]:
-        """What is now in order. `answer`: the packet belongs to the snapshot asked for. Raises ProtocolMismatch."""
+        """Events now in order. `answer`: the packet belongs to the requested snapshot. Raises ProtocolMismatch."""
         if self._holding and not answer:
             if len(self._held) < _HELD_PACKETS_MAX:
                 self._held.append(packet)
@@ -52,7 +52,7 @@ class Feed:
         return told
 
     def go_on(self, unix_ns: int) -> list[Incoming]:
-        """Live again, first what was held meanwhile. Also called when the end of a snapshot did not come in time."""
+        """Continues live, first with held packets. Called when the end of a snapshot did not arrive in time."""
         told: list[Incoming] = []
         self._let_go(unix_ns, told)
         return told
@@ -69,7 +69,7 @@ class Feed:
 
     def _events(self, packet: Packet, unix_ns: int, answer: bool, told: list[Incoming]) -> None:
         seq, source, replayed = packet.seq, self.source, packet.replayed
-        if seq >= 0 and seq == self._last + 1:  # as nearly always: the next of the run's stream, none of them missing
+        if seq >= 0 and seq == self._last + 1:  # the usual case: the next events of the stream, none missing
             told.append(MessageRun(source, unix_ns, packet.events, seq, replayed))
             self._last += len(packet.events)
             return

@@ -1,4 +1,4 @@
-"""A glance at every agent at once: who it is and where it stands, for a listing."""
+"""A glance at all agents at once, for a listing: identity and current step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GLANCE_S = 0.3
 
 @dataclass(frozen=True)
 class Glance:
-    """`hello` and `heartbeat` are None where the agent did not answer; `why` then says so."""
+    """`hello` and `heartbeat` are None if the agent did not answer; `why` then says so."""
 
     descriptor: Descriptor
     hello: wire.Hello | None
@@ -27,7 +27,7 @@ class Glance:
 
 
 def glance(descriptors: Sequence[Descriptor], seconds: float = GLANCE_S) -> list[Glance]:
-    """Asks all of them and waits until the last has answered, `seconds` at most."""
+    """Asks all of them and waits until all have answered, `seconds` at most."""
     context = zmq.Context()
     channels = [Channel(context, descriptor.endpoint) for descriptor in descriptors]
     poller = zmq.Poller()

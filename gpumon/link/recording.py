@@ -1,7 +1,7 @@
-"""Recordings: an append-only file of messages that stays valid wherever its writing is cut off.
+"""Recordings: an append-only file of messages that stays valid wherever it is cut off.
 
-The format is gpumon_agent.wire.recording's. What was handed to `flush` survives the death of the recording process at
-any byte; it is not forced to the disk itself.
+The format is in gpumon_agent.wire.recording. Flushed messages survive the death of the recording process at
+any byte; they are not synced to the disk.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Recording:
     """A recording being written. `with Recording(path) as recording: recording.write(received)`."""
 
     def __init__(self, path: Path, *, force: bool = False) -> None:
-        """Raises RecordingFailed: the file exists (and not `force`), or cannot be made.
+        """Raises RecordingFailed if the file exists (without `force`) or cannot be created.
 
-        It is made with the first message, so that what could not be attached to leaves and overwrites nothing.
+        It is created with the first message, so that a failed attach leaves and overwrites nothing.
         """
         self.path = path
         self.messages = 0
@@ -59,7 +59,7 @@ class Recording:
             self.flush()
 
     def flush(self) -> None:
-        """Hands what is buffered to the system. Raises RecordingFailed; the file then ends with a whole message."""
+        """Writes the buffer to the file. Raises RecordingFailed; the file then ends with a complete message."""
         if not self._buffered:
             return
         if self._fd is None:
@@ -82,14 +82,14 @@ class Recording:
         self.messages += messages
 
     def _keep(self, fd: int, whole: int, messages: int) -> None:
-        """Cuts the file back to its last whole message. Where even that fails, replay does without it."""
+        """Truncates the file to its last complete message. If that fails too, replay ignores the rest."""
         self.nbytes += whole
         self.messages += messages
         with contextlib.suppress(OSError):
             os.ftruncate(fd, self.nbytes)
 
     def close(self) -> None:
-        """Flushes and closes. Raises RecordingFailed as `flush` does, the file closed all the same."""
+        """Flushes and closes. Raises RecordingFailed as `flush`, but closes the file anyway."""
         try:
             self.flush()
         finally:
@@ -108,7 +108,7 @@ class Recording:
 
 
 def _whole(data: bytes, written: int, begin: int) -> tuple[int, int]:
-    """How many bytes and messages of `data` are whole in its first `written` bytes; messages start at `begin`."""
+    """(bytes, messages) of `data` complete in its first `written` bytes; messages start at `begin`."""
     end, messages = min(begin, written), 0
     while end + FRAME_HEAD.size <= written:
         length, _ = FRAME_HEAD.unpack_from(data, end)

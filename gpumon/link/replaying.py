@@ -1,4 +1,4 @@
-"""A recording read back: the same messages in the same order, as fast as asked for."""
+"""Replays a recording: the same messages in the same order, at a chosen speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpumon_agent.wire.recording import FRAME_HEAD, HEADER, MAGIC, MESSAGE_BYTES
 from .errors import BadRecording
 
 _READ_BYTES = 1024 * 1024
-_TURN = 512  # messages between two turns of the event loop
+_TURN = 512  # messages between two event loop turns
 
 
 class Replay:
@@ -86,7 +86,6 @@ class Replay:
 
 
 def replay(path: Path | str, speed: float | None = None) -> Replay:
-    """The messages of a recording; see `Replay`."""
     return Replay(path, speed)
 
 

@@ -1,4 +1,4 @@
-"""Listening to one agent or to all the ranks of a job, as one stream of messages."""
+"""Subscribes to one agent or to all ranks of a job, as one stream of messages."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from . import discovery
 from .connection import TICK_S, Connection
 from .errors import LinkError
 
-ANSWER_S = 3.0  # how long an agent may take for its first word
-_LOOK_S = 0.5  # between two looks for new ranks or a restarted job
-_SWEPT_FROM = 8  # agents: from so many on, to be told of each frame costs more than to look for it
-_SWEEP_S = 0.1  # as often as agents speak
-_MANY_FROM, _MANY_SWEEP_S = 32, 0.2  # from so many on every other time: to look costs as much as what is found
-_BATCH_MAX = 512  # events, then the loop gets its turn
+ANSWER_S = 3.0  # time for an agent's first message
+_LOOK_S = 0.5  # between two searches for new ranks or a restarted job
+_SWEPT_FROM = 8  # agents: from 8 on polling costs less than a callback per frame
+_SWEEP_S = 0.1  # as often as agents send
+_MANY_FROM, _MANY_SWEEP_S = 32, 0.2  # from 32 on half as often: polling costs as much as reading
+_BATCH_MAX = 512  # events, then the event loop runs
 
 
 async def subscribe(
     descriptors: Iterable[Descriptor], *, follow: bool = False, answer_s: float = ANSWER_S
 ) -> AsyncGenerator[Received, None]:
-    """Everything the agents say, in order of `seq` per agent, from the static picture and the recent past on.
+    """All events of the agents, in order of `seq` per agent, starting with the static picture and the recent past.
 
-    A process that vanished is told as `Goodbye(reason="lost")`. Ends when every agent said or got its Goodbye and no
-    torchrun that may start them anew is left; with `follow` never: a job of the same name that starts afterwards is
-    picked up. Ranks of the same job that come later are always picked up. Raises LinkError when none of the agents can
-    be listened to; if only some cannot, a Notice says so.
+    A vanished process gets `Goodbye(reason="lost")`. Ends when every agent has its Goodbye and no torchrun that may
+    restart them is left; with `follow` never: a later job of the same name is picked up. Later ranks of the same job
+    are always picked up. Raises LinkError if no agent can be reached; if only some cannot, a Notice says so.
     """
     async with contextlib.aclosing(subscribe_batches(descriptors, follow=follow, answer_s=answer_s)) as batches:
         async for batch in batches:
@@ -46,7 +45,7 @@ async def subscribe(
 async def subscribe_batches(
     descriptors: Iterable[Descriptor], *, follow: bool = False, answer_s: float = ANSWER_S
 ) -> AsyncGenerator[list[Incoming], None]:
-    """As `subscribe`, in lists of what there is to take at once: with many ranks handing over is most of the work."""
+    """As `subscribe`, in lists of available events: with many ranks, yielding them singly is most of the work."""
     subscription = _Subscription(tuple(descriptors), follow, answer_s)
     try:
         while True:
@@ -69,7 +68,7 @@ def _events(heard: Incoming) -> int:
 
 class _Subscription:
     def __init__(self, descriptors: tuple[Descriptor, ...], follow: bool, answer_s: float) -> None:
-        self.backlog = 0  # events that nobody took yet
+        self.backlog = 0  # events not taken yet
         self._out: deque[Incoming] = deque()
         self.failure: LinkError | None = None
         self.context = zmq.Context()
@@ -83,7 +82,7 @@ class _Subscription:
         self._next_look = time.monotonic() + _LOOK_S
         self._files: frozenset[str] = frozenset()
         self._over = False
-        self._launchers: dict[int, int | None] = {}  # the torchruns of this machine: pid → start time
+        self._launchers: dict[int, int | None] = {}  # torchruns on this machine: pid → start time
         self._may_restart = False
         self.sweeps = len(descriptors) >= _SWEPT_FROM
         self._sweeping: asyncio.TimerHandle | None = None
@@ -98,8 +97,8 @@ class _Subscription:
         return not self._follow and not self._may_restart and all(agent.ended for agent in self._agents)
 
     async def wait(self) -> None:
-        """Until there is something to yield, or a tick has passed."""
-        timer = self.loop.call_later(TICK_S, self._something.set)  # wait_for would make a task each time
+        """Waits for something to yield, or for a tick."""
+        timer = self.loop.call_later(TICK_S, self._something.set)  # wait_for would create a task each time
         await self._something.wait()
         timer.cancel()
         self._something.clear()
@@ -121,7 +120,7 @@ class _Subscription:
         self._something.set()
 
     def take(self) -> list[Incoming]:
-        """What there is, at most so much that the loop gets its turn in time."""
+        """What there is, up to about `_BATCH_MAX` events."""
         out, batch, events = self._out, [], 0
         while out and events < _BATCH_MAX:
             heard = out.popleft()
@@ -131,12 +130,12 @@ class _Subscription:
         return batch
 
     def wake(self) -> None:
-        """Something ended: look at once."""
+        """Something ended: tick at once."""
         self._next_tick = 0.0
         self._something.set()
 
     def know(self, hello: wire.Hello) -> None:
-        """Who is behind a bare endpoint is known from its Hello only."""
+        """For a bare endpoint, nonce and name are known only from Hello."""
         self._ours.add(hello.nonce)
         self._names.add(hello.name)
 
@@ -145,10 +144,10 @@ class _Subscription:
             self._sweeping.cancel()
         for agent in self._agents:
             agent.close()
-        self.context.term()  # every socket is closed without linger: nothing to wait for
+        self.context.term()  # all sockets are closed without linger: it does not wait
 
     def fail(self, agent: Connection, error: LinkError) -> None:
-        """One agent cannot be listened to: the end if it was the only one, a Notice beside others."""
+        """One agent cannot be reached: a failure if it was the only one, else a Notice."""
         agent.close()
         agent.ended = True
         if any(other.feed.synced or not other.ended for other in self._agents if other is not agent):
@@ -172,7 +171,7 @@ class _Subscription:
             self._look()
 
     def _know_launcher(self, agent: Connection) -> None:
-        """Between the end of its workers and their next start an elastic job has no process that speaks."""
+        """Between the end of its workers and their restart an elastic job has no agent."""
         hello, parent = agent.feed.hello, agent.descriptor.parent
         if hello is None or hello.restarts is None or parent in self._launchers or parent <= 1:
             return

@@ -1,1 +1,1 @@
-"""Pure state of what viewers have heard: messages go in, frozen frames come out. No I/O, no clock, no drawing."""
+"""Pure state of a session: messages go in, frozen frames come out. No I/O, no clock, no drawing."""

@@ -1,4 +1,4 @@
-"""Messages that travel in parts, put together: a set is whole when all its parts are there, in whatever order."""
+"""Reassembles messages sent in parts: a set is complete when all its parts are there, in any order."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Part(Protocol):
-    """One message of a set."""
-
     @property
     def part(self) -> int: ...
 
@@ -19,7 +17,7 @@ P = TypeVar("P", bound=Part)
 
 
 class Assembly(Generic[P]):
-    """The parts of the newest set heard of; a newer one takes its place, an older one is not listened to."""
+    """The parts of the newest set. A newer set replaces it; older ones are ignored."""
 
     __slots__ = ("_order", "_parts")
 
@@ -28,7 +26,7 @@ class Assembly(Generic[P]):
         self._parts: dict[int, P] = {}
 
     def add(self, order: int, part: P) -> tuple[P, ...] | None:
-        """All parts of the set in order, once `part` completes it. `order`: what newer sets have more of."""
+        """All parts of the set in order, once `part` completes it. `order`: larger for newer sets."""
         if self._order is not None and order < self._order:
             return None
         if order != self._order:

@@ -1,4 +1,4 @@
-"""Which forwards of a step were an evaluation: known as it closes, where a model in eval mode recorded graphs."""
+"""Which forwards of a step were an evaluation: known when it closes, if a model in eval mode recorded graphs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpumon_agent import wire
 def told_apart(
     phases: Iterable[wire.Phase], ledgers: Iterable[wire.Ledger], evaluated: Iterable[int]
 ) -> tuple[tuple[wire.Phase, ...], tuple[wire.Ledger, ...]]:
-    """Names the forwards of these indexes eval, and counts both kinds anew. `phases`: the whole step's, in order."""
+    """Renames the forwards of these indexes to eval and renumbers both. `phases`: of the whole step, in order."""
     chosen = set(evaluated)
     counts: Counter[tuple[int, str]] = Counter()
     names: dict[tuple[int, str, int], tuple[str, int]] = {}

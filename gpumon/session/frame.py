@@ -1,7 +1,7 @@
-"""The frozen picture of a session that analysis and screens work on.
+"""The frozen state of a session, for analysis and screens.
 
-A `Frame` is taken a few times a second and never changes. It shares its `StepRecord`s with the store and with the
-frames before it: a closed step is one immutable object for the rest of its life.
+A `Frame` is taken a few times a second and never changes. It shares its `StepRecord`s with the store and with
+earlier frames: a closed step is one immutable object.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import msgspec
 from gpumon_agent import wire
 
 Status = Literal["live", "silent", "ended"]
-"""live: heard from lately; silent: no heartbeat for `SILENT_AFTER_NS`, the process may be stopped; ended: goodbye."""
+"""live: recent events; silent: none for `SILENT_AFTER_NS`, the process may be stopped; ended: Goodbye."""
 
 SILENT_AFTER_NS = 5_000_000_000
 
 
 class StepRecord(msgspec.Struct, frozen=True, gc=False):
-    """One iteration of one rank. `closed` is None while it is under way (only `RankFrame.open_step` is such).
+    """One iteration of one rank. `closed` is None while it is running (only in `RankFrame.open_step`).
 
-    Not seen by the garbage collector: it holds messages, and thousands of it are kept.
+    Not tracked by the garbage collector: it contains messages, and thousands are kept.
     """
 
     step: int
@@ -32,24 +32,22 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
     ledgers: tuple[wire.Ledger, ...] = ()
     replayed: bool = False
     whole: bool = True  # False: events of this step were lost (a gap in the numbers)
-    alone: int | None = None  # the device that all phases are on, where they were looked at: asked of every step
-    highest: int = -1  # peak of allocated there; -1: not known
+    alone: int | None = None  # the device of all phases, if there is only one: cached, since every step needs it
+    highest: int = -1  # peak of allocated there; -1: unknown
 
     def on(self, device: int) -> tuple[wire.Phase, ...]:
-        """Its phases on one device."""
         if self.alone == device:
             return self.phases
         return tuple([phase for phase in self.phases if phase.device == device])
 
     def peak(self, device: int) -> int | None:
-        """The highest that was allocated on a device; None where no phase's peak was read."""
+        """The highest allocated peak on a device; None if no phase's peak was read."""
         if self.alone == device:
             return self.highest if self.highest >= 0 else None
         highest = wire.tallest(self.on(device))
         return None if highest is None else highest.allocated_peak
 
     def devices(self) -> set[int]:
-        """Those that its phases are on."""
         return {phase.device for phase in self.phases} if self.alone is None else {self.alone}
 
 
@@ -63,7 +61,7 @@ class ModelRecord:
 
 @dataclass(frozen=True, slots=True)
 class LayersRecord:
-    """What the modules of one model keep on one device, in the newest step that was read so: all its parts."""
+    """What a model's modules keep on one device, in the newest step with complete `Layers`."""
 
     model: int
     device: int
@@ -74,7 +72,7 @@ class LayersRecord:
 
 @dataclass(frozen=True, slots=True)
 class SegmentsRecord:
-    """One device's allocator, block by block: all parts of the newest reading."""
+    """One device's allocator, block by block: the newest complete reading."""
 
     device: int
     number: int
@@ -101,7 +99,7 @@ class RankFrame:
     source: str
     hello: wire.Hello
     models: tuple[ModelRecord, ...]
-    steps: Sequence[StepRecord]  # closed ones, oldest first, none left out; never changed
+    steps: Sequence[StepRecord]  # closed ones, oldest first, without gaps; never changed
     open_step: StepRecord | None
     heartbeat: wire.Heartbeat | None
     heard_unix_ns: int  # receiver's clock, of the last event of any kind
@@ -113,24 +111,24 @@ class RankFrame:
     goodbye: wire.Goodbye | None = None
     host: wire.Host | None = None  # newest reading of the machine this rank runs on
     host_unix_ns: int | None = None
-    host_samples: tuple[HostSample, ...] = ()  # the readings of the last minutes, oldest first, the newest included
-    layers: tuple[LayersRecord, ...] = ()  # one a model and device, in that order
+    host_samples: tuple[HostSample, ...] = ()  # readings of the last minutes, oldest first, including the newest
+    layers: tuple[LayersRecord, ...] = ()  # one per model and device, in that order
     outlooks: tuple[wire.Outlook, ...] = ()  # the newest of each device, by device
     census: wire.Census | None = None  # the newest
     checkpoints: tuple[wire.Checkpoint, ...] = ()  # by load and device
     segments: tuple[SegmentsRecord, ...] = ()  # one a device
     snapshot: wire.Snapshot | None = None  # the newest
     censuses: tuple[wire.Census, ...] = ()  # the newest ones, oldest first
-    older: tuple[StepRecord, ...] = ()  # of the steps before `steps`, those that the helper kept (wire.thinning)
-    heartbeats: tuple[wire.Heartbeat, ...] = ()  # those that are kept, oldest first, the newest included
-    thinned: wire.Thinned | None = None  # by which rule; None: none was dropped yet
+    older: tuple[StepRecord, ...] = ()  # steps before `steps` that the thinning kept (wire.thinning)
+    heartbeats: tuple[wire.Heartbeat, ...] = ()  # the kept ones, oldest first, including the newest
+    thinned: wire.Thinned | None = None  # the rule; None: none dropped yet
 
     @property
     def label(self) -> str:
         return f"rank {self.hello.rank}" if self.hello.rank is not None else f"pid {self.hello.pid}"
 
     def unix_ns(self, t_ns: int) -> int:
-        """A moment of the agent's monotonic clock as unix time."""
+        """A time of the agent's monotonic clock as unix time."""
         return self.hello.clock.unix_ns + (t_ns - self.hello.clock.monotonic_ns)
 
 

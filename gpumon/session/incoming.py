@@ -1,4 +1,4 @@
-"""What the link hands to the store: single messages, and runs of consecutive ones."""
+"""Input of the store, from the link: single messages, and runs of consecutive ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpumon_agent.wire import Received
 
 
 class MessageRun(NamedTuple):
-    """Consecutive events of one agent without gaps, received together: a compact form of that many Received."""
+    """Consecutive events of one agent without gaps, received together: a compact list of Received."""
 
     source: str
     unix_ns: int

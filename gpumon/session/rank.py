@@ -1,8 +1,8 @@
-"""One training process as its events told it so far: the mutable half of a RankFrame.
+"""State of one training process, built from its events: the mutable half of a RankFrame.
 
 How events become steps: a `Phase` or `Ledger` joins the open step of its number; `wire.Step` closes it into one
-immutable `StepRecord`. Live events may be heard before the snapshot of the past is complete, so older steps may close
-after newer ones, and phases may reach a step that is closed already: both are put where they belong.
+immutable `StepRecord`. Live events may arrive before the snapshot of the past is complete, so older steps may close
+after newer ones, and phases may arrive for a closed step: both are inserted in the right place.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _JOINING = (wire.Phase, wire.Ledger)  # looked up once: thousands of events a se
 
 
 def refused(event: wire.Unread) -> str:
-    """That an event of this process was not read, as one sentence."""
+    """Sentence for an event that was not read."""
     return f"a message of kind {event.kind!r} was refused, for it breaks the protocol's bounds: {event.why}"
 
 
@@ -47,13 +47,11 @@ class _OpenStep:
     def __init__(self, seq: int, replayed: bool) -> None:
         self.phases: list[wire.Phase] = []
         self.ledgers: list[wire.Ledger] = []
-        self.first_seq = seq  # below 0 until a numbered event joins: the static picture's ledger has no number
+        self.first_seq = seq  # below 0 until a numbered event joins: ledgers of the static picture have none
         self.replayed = replayed
 
 
 class Rank:
-    """What is known of one training process so far."""
-
     def __init__(self, source: str, limits: StoreLimits, arrival: int) -> None:
         self.source = source
         self.limits = limits
@@ -62,7 +60,7 @@ class Rank:
         self.models: dict[int, wire.Model] = {}
         self.modules: dict[int, dict[str, wire.Module]] = {}
         self.steps = StepRing(limits.steps)
-        self.newest = NONE_YET  # number of the last of them
+        self.newest = NONE_YET  # number of the last one
         self.open: dict[int, _OpenStep] = {}
         self.numbers = SequenceIntervals(limits.gaps)
         self.heartbeat: wire.Heartbeat | None = None
@@ -83,7 +81,7 @@ class Rank:
         self.segments: dict[int, SegmentsRecord] = {}  # by device
         self._segments_parts: dict[int, Assembly[wire.Segments]] = {}
         self.snapshot: wire.Snapshot | None = None
-        self.older: dict[int, tuple[StepRecord, Facts]] = {}  # steps before those, as `thinned` tells
+        self.older: dict[int, tuple[StepRecord, Facts]] = {}  # steps before those, kept by `thinned`
         self.thinned: wire.Thinned | None = None
         self._older_max = limits.older
         self._older_view: tuple[StepRecord, ...] = ()
@@ -91,7 +89,7 @@ class Rank:
         self._models_view: tuple[ModelRecord, ...] | None = ()
 
     def keep(self, steps: int, older: int) -> None:
-        """From now on at most so many of the newest steps, and of the thinned ones."""
+        """Sets the limits for the newest and the thinned steps."""
         self.steps.keep(steps)
         self._older_max = older
 
@@ -120,13 +118,13 @@ class Rank:
             self._describe(event, received.replayed)
 
     def apply_run(self, unix_ns: int, events: Sequence[wire.Event], seq: int, replayed: bool) -> bool:
-        """The same for events that came together; False, and nothing done, where they do not follow what was heard."""
+        """The same for events that came together. False, and nothing is done, if they do not follow the last ones."""
         if not self.numbers.take_next(seq, seq + len(events) - 1):
             return False
         if unix_ns > self.heard_unix_ns:
             self.heard_unix_ns = unix_ns
         closed = self.newest
-        into: _OpenStep | None = None  # the step that the event before joined: `_join` costs more than the rest
+        into: _OpenStep | None = None  # the step joined last: `_join` costs more than the rest
         at = room = 0
         for event in events:
             if isinstance(event, _JOINING):
@@ -171,7 +169,7 @@ class Rank:
             if self.oom is None or event.t_ns >= self.oom.t_ns:
                 self.oom = event
         elif isinstance(event, wire.Notice):
-            if event not in self.notices:  # what is old comes again with each snapshot
+            if event not in self.notices:  # snapshots repeat old ones
                 self.notices.append(event)
         elif isinstance(event, wire.PastStep):
             self._past(event)
@@ -185,7 +183,7 @@ class Rank:
             self._evidence(event)
 
     def _refused(self, event: wire.Unread) -> None:
-        """Said once for each kind of event, or a broken agent would fill the log with it."""
+        """Reported once per kind of event, so that a broken agent cannot fill the log."""
         if event.why is None or event.kind in self.refused or len(self.refused) >= self.limits.notices:
             return
         self.refused.add(event.kind)
@@ -205,7 +203,7 @@ class Rank:
         self._models_view = None
 
     def _layers(self, event: wire.Layers) -> None:
-        """Shown when all parts of a step's set are there; a newer step's set takes its place."""
+        """Shown once all parts of a step's set are there, until a newer set is complete."""
         key = (event.model, event.device)
         known = self.layers.get(key)
         if known is None and len(self.layers) >= self.limits.models:
@@ -253,7 +251,7 @@ class Rank:
 
     def _beat(self, event: wire.Heartbeat) -> None:
         known = self.heartbeat
-        if known is None or event.t_ns >= known.t_ns:  # older ones come with a snapshot
+        if known is None or event.t_ns >= known.t_ns:  # snapshots contain older ones
             self.heartbeat = event
         if event.number is None or event.number in self._beats:
             return
@@ -266,7 +264,7 @@ class Rank:
         closed, phases, ledgers = event.closed, event.phases, event.ledgers
         at = bisect_left(self.steps, closed.step, key=lambda record: record.step)
         if at < len(self.steps) and self.steps[at].step == closed.step:
-            return  # this viewer was there
+            return  # this viewer has it in full
         about = facts(closed, len(phases), peaks(phases), len(ledgers))
         phases, alone, highest = _in_order(phases)
         complete = closed.phases is None or closed.phases == len(phases)
@@ -277,9 +275,9 @@ class Rank:
             self.older[closed.step] = record, about
 
     def _thin(self, event: wire.Thinned) -> None:
-        """Keeps of the steps until then what the helper keeps."""
+        """Thins the steps up to `event.until` like the helper."""
         if self.thinned is not None and event.newest < self.thinned.newest:
-            return  # it was repeated
+            return  # repeated
         for record in self.steps.drop_until(event.until):
             if record.closed is not None:
                 about = facts(record.closed, len(record.phases), peaks(record.phases), len(record.ledgers))
@@ -295,7 +293,7 @@ class Rank:
         self.thinned = event
 
     def _join(self, step: int, seq: int, replayed: bool) -> _OpenStep:
-        """The open step of that number; when it has closed already, a fresh one that `_settle` merges into it."""
+        """The open step of that number; if it is closed, a new one that `_settle` merges into it."""
         found = self.open.get(step)
         if found is None:
             if len(self.open) >= self.limits.open_steps:
@@ -336,12 +334,12 @@ class Rank:
                 steps.put(at, record)
             else:
                 steps.insert(at, record)
-        if self.open and (not replayed or self.synced):  # what is older will not close any more
+        if self.open and (not replayed or self.synced):  # older ones will not close any more
             for step in [s for s in self.open if s < event.step]:
                 del self.open[step]
 
     def _settle(self, step: int) -> None:
-        """Late events of a step that has closed: a new record takes the old one's place."""
+        """Late events of a closed step: replaces its record."""
         steps = self.steps
         late = self.open.pop(step)
         at = self._position(step)
@@ -369,7 +367,7 @@ class Rank:
         )
 
     def _position(self, step: int) -> int:
-        """Index of the first record whose number is at least `step`; the last one's is known to be."""
+        """Index of the first record with a number of at least `step`; the last record has one."""
         steps = self.steps
         at = len(steps) - 1
         if at > 0 and steps[at - 1].step < step:
@@ -385,7 +383,7 @@ class Rank:
 
     @property
     def stepped_unix_ns(self) -> int:
-        """When its newest step closed; 0: none has."""
+        """When its newest step closed; 0: none."""
         closed = self.steps[-1].closed if self.steps else None
         if closed is None or self.hello is None:
             return 0
@@ -445,8 +443,8 @@ def peaks(phases: Sequence[wire.Phase]) -> Iterator[tuple[int, int | None]]:
 
 
 def _in_order(phases: tuple[wire.Phase, ...]) -> tuple[tuple[wire.Phase, ...], int | None, int]:
-    """Phases in order of time (they arrive so unless live and replayed ones mixed); their device if it is but one, and
-    the highest peak then.
+    """Phases in order of time (as they arrive, unless live and replayed ones mix); their device if there is only one;
+    the highest peak there.
     """
     if not phases:
         return phases, None, -1

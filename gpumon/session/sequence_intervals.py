@@ -7,13 +7,13 @@ from itertools import pairwise
 
 
 class SequenceIntervals:
-    """Which event numbers were received: disjoint closed intervals in order, the newest last."""
+    """The event numbers received: disjoint closed intervals in order, the newest last."""
 
     __slots__ = ("_limit", "forgotten", "spans")
 
     def __init__(self, limit: int) -> None:
         self.spans: list[list[int]] = []
-        self.forgotten = 0  # numbers in gaps that are no longer kept as such
+        self.forgotten = 0  # missing numbers in gaps no longer kept
         self._limit = limit
 
     def take(self, seq: int) -> bool:
@@ -35,7 +35,7 @@ class SequenceIntervals:
         return True
 
     def take_next(self, first: int, last: int) -> bool:
-        """True, and taken, if all of these come right after the newest."""
+        """Takes these numbers if they directly follow the newest. False if not."""
         spans = self.spans
         if not spans or spans[-1][1] + 1 != first:
             return False
@@ -61,7 +61,7 @@ class SequenceIntervals:
         return True
 
     def lost(self) -> int:
-        """SequenceIntervals missing between the lowest and the highest received."""
+        """Numbers missing between the lowest and the highest received."""
         gaps = sum(right[0] - left[1] - 1 for left, right in pairwise(self.spans))
         return gaps + self.forgotten
 

@@ -1,7 +1,7 @@
-"""The newest steps of a rank, and views of them that cost nothing to take: a frame is taken several times a second.
+"""The newest steps of a rank, and views of them that are free to take: a frame is taken several times a second.
 
-Views share one list with the ring, which only appends to it: what a view has seen never changes. A ring that has to
-change an older step, or to let go of those that nobody keeps any more, goes on with a list of its own.
+Views share the ring's list, to which it only appends: what a view shows never changes. To change an older step, or to
+free dropped ones, the ring first copies the list.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import overload
 from gpumon.session.frame import StepRecord
 
 SLACK_SHARE, SLACK_LEAST = 8, 16
-"""Forgotten steps that may still stand in the list: a share of the limit, or so many."""
+"""Dropped steps that may stay in the list: a share of the limit, at least so many."""
 
 
 class Steps(Sequence[StepRecord]):
-    """Some steps, oldest first, that never change."""
+    """An immutable sequence of steps, oldest first."""
 
     __slots__ = ("_records", "_start", "_stop")
 
@@ -60,7 +60,7 @@ class Steps(Sequence[StepRecord]):
 
 
 class StepRing(Steps):
-    """The newest `limit` of them, to which steps are added."""
+    """The newest `limit` steps; new ones are appended."""
 
     __slots__ = ("_limit", "_shared", "_slack")
 
@@ -68,7 +68,7 @@ class StepRing(Steps):
         super().__init__([], 0, 0)
         self._limit = limit
         self._slack = max(SLACK_LEAST, limit // SLACK_SHARE)
-        self._shared = False  # a view has seen the list as it is
+        self._shared = False  # a view uses this list
 
     def append(self, record: StepRecord) -> None:
         self._records.append(record)
@@ -76,7 +76,6 @@ class StepRing(Steps):
         self._let_go()
 
     def put(self, at: int, record: StepRecord) -> None:
-        """In the place of the one that stands there."""
         self._own()[at] = record
 
     def insert(self, at: int, record: StepRecord) -> None:
@@ -85,7 +84,7 @@ class StepRing(Steps):
         self._let_go()
 
     def drop_until(self, step: int) -> tuple[StepRecord, ...]:
-        """Lets go of the steps up to this one, and returns them."""
+        """Drops the steps up to `step` and returns them."""
         at = bisect_right(self, step, key=lambda record: record.step)
         dropped = self[:at]
         self._start += at
@@ -98,7 +97,7 @@ class StepRing(Steps):
         return Steps(self._records, self._start, self._stop)
 
     def _own(self) -> list[StepRecord]:
-        """A list that no view has seen, beginning with the oldest step."""
+        """A list that no view uses, beginning with the oldest step."""
         if self._shared or self._start:
             self._records = self._records[self._start : self._stop]
             self._start, self._stop = 0, len(self._records)
@@ -106,7 +105,6 @@ class StepRing(Steps):
         return self._records
 
     def keep(self, limit: int) -> None:
-        """From now on at most so many."""
         self._limit = limit
         self._slack = max(SLACK_LEAST, limit // SLACK_SHARE)
         self._let_go()

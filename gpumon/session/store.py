@@ -1,8 +1,7 @@
-"""Pure state of a session: events go in one by one, frozen Frames come out. No clock, no socket, no drawing.
+"""Pure state of a session: events go in, frozen Frames come out. No clock, no socket, no drawing.
 
-`apply` is O(1) (a late event of an already closed step costs a bisection) and never raises, whatever the order or
-loss of events. Memory is bounded: `StoreLimits` caps every ring, and the numbers of lost events are kept as a few
-intervals, not one by one.
+`apply` is O(1) (a late event of a closed step costs a bisection) and never raises, whatever the order or loss of
+events. Memory is bounded: `StoreLimits` caps every ring, and lost numbers are stored as a few intervals.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = ["SessionStore", "StoreLimits"]
 class SessionStore:
     """All ranks and machines of one session.
 
-    `replaying`: events come from a recording; a rank's silence is then measured against the newest recorded moment.
+    `replaying`: events come from a recording; silence is then measured against the newest recorded time.
     """
 
     def __init__(self, limits: StoreLimits | None = None, *, replaying: bool = False) -> None:
@@ -35,7 +34,6 @@ class SessionStore:
         self._arrivals = 0
 
     def apply(self, received: wire.Received) -> None:
-        """Takes one event in."""
         if received.unix_ns > self._newest_unix_ns:
             self._newest_unix_ns = received.unix_ns
         rank = self._ranks.get(received.source)
@@ -53,7 +51,7 @@ class SessionStore:
     def apply_run(
         self, source: str, unix_ns: int, events: Sequence[wire.Event], seq: int, replayed: bool = False
     ) -> None:
-        """Takes in numbered events of one rank that came together, `seq` the number of the first."""
+        """Applies consecutive numbered events of one rank; `seq`: number of the first."""
         rank = self._ranks.get(source)
         if rank is not None and rank.apply_run(unix_ns, events, seq, replayed):
             self._newest_unix_ns = max(self._newest_unix_ns, unix_ns)
@@ -62,10 +60,10 @@ class SessionStore:
             self.apply(wire.Received(source, unix_ns, event, number, replayed))
 
     def frame(self, now_unix_ns: int, shown: str | None = None) -> Frame:
-        """The picture at `now_unix_ns` (the receiver's clock); in a replay its newest recorded moment counts.
+        """The state at `now_unix_ns` (the receiver's clock); in a replay, at its newest recorded time.
 
-        With `shown` the other ranks stand as in the frame before: a rank's frame holds its every step, and to take them
-        all is most of the work where ranks are many.
+        With `shown`, only that rank is updated; the others are as in the previous frame. With many ranks, updating all
+        is most of the work.
         """
         now = self._newest_unix_ns if self._replaying else now_unix_ns
         for name, samples in self._hosts.items():
@@ -85,7 +83,7 @@ class SessionStore:
         return Frame(unix_ns=now, ranks=tuple(self._frames.values()), hosts=hosts, replaying=self._replaying)
 
     def rank(self, source: str, now_unix_ns: int) -> RankFrame | None:
-        """One rank alone, for a consumer that acts on each event; None before its Hello."""
+        """One rank, for consumers that act on each event; None before its Hello."""
         rank = self._ranks.get(source)
         if rank is None or rank.hello is None:
             return None
@@ -95,7 +93,7 @@ class SessionStore:
         return rank.frame(rank.hello, now_unix_ns, self._host_views.get(name, ()))
 
     def sources(self) -> tuple[str, ...]:
-        """Every rank that was heard of, in order of arrival."""
+        """All known ranks, in order of arrival."""
         return tuple(self._ranks)
 
     def _host(self, event: wire.Host, unix_ns: int) -> None:
@@ -108,9 +106,9 @@ class SessionStore:
     # ------------------------------------------------------------------------------------------------ restarts
 
     def _successor(self, rank: Rank, now_unix_ns: int) -> Rank | None:
-        """The process that began under the same name and rank after this one's last step, now that it is silent.
+        """The process with the same name and rank that began after this one's last step; None while this one is live.
 
-        One that began before was started beside it: processes of a job need not have ranks.
+        One that began earlier runs beside it: processes of a job need not have ranks.
         """
         hello = rank.hello
         if hello is None or rank.status(now_unix_ns) == "live":
@@ -127,7 +125,7 @@ class SessionStore:
         return newest
 
     def _drop_replaced(self, now_unix_ns: int) -> None:
-        """An ended rank's last picture stays until the process that took its place has closed a step."""
+        """Drops ended or silent ranks once the process that replaced them has closed a step."""
         if len(self._ranks) < 2:
             return
         for source, rank in list(self._ranks.items()):

@@ -1,1 +1,1 @@
-"""Explains an out-of-memory while it happens: before the exception, in the thread that asked for memory."""
+"""Explains an out-of-memory before its exception is raised, in the thread that asked for memory."""

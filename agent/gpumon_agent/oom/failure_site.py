@@ -1,6 +1,6 @@
-"""Where an allocation fails: the user's line, the module that runs, parameters of the requested size.
+"""Finds where an allocation fails: the user's line, the running module, parameters of the requested size.
 
-Read in the thread that asked, before the exception exists, from live frames. No frame and no tensor is kept.
+Reads live frames in the thread that asked, before the exception exists. Keeps no frame and no tensor.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from gpumon_agent.storages import elements
 if TYPE_CHECKING:
     from torch.nn import Module
 
-STACK_MAX = 24  # told
+STACK_MAX = 24  # frames reported
 SAME_SIZE_MAX = 8
-SEGMENT_BYTES = 2 << 20  # the allocator rounds what it asks the driver for up to this
+SEGMENT_BYTES = 2 << 20  # the allocator rounds its requests to the driver up to this
 LARGE_BYTES = 20 << 20  # up to here a segment serves tensors of many sizes
 
 
 class FailureSite(NamedTuple):
-    """What was found. Texts and numbers only."""
+    """Texts and numbers only."""
 
     where: str | None = None  # file.py:LINE
     module: str | None = None
@@ -31,7 +31,7 @@ class FailureSite(NamedTuple):
 
 
 def read(models: Iterable[Module], training_thread: int) -> FailureSite:
-    """The scene of this moment. In backward the engine asks from a thread of its own, the training thread waits."""
+    """The current failure site. In backward an engine thread allocates while the training thread waits."""
     own = stack = [*frames.outwards(sys._getframe(1))]
     if all(_installed(frame) for frame in own):
         waiting = sys._current_frames().get(training_thread)
@@ -47,7 +47,7 @@ def read(models: Iterable[Module], training_thread: int) -> FailureSite:
 def same_size(models: Iterable[Module], requested: int) -> tuple[wire.Sized, ...]:
     """Parameters for which the allocator would ask the driver for `requested` bytes.
 
-    Small tensors share segments, so nothing can be told for those.
+    Empty up to `LARGE_BYTES`: small tensors share segments.
     """
     if requested <= LARGE_BYTES:
         return ()
@@ -67,7 +67,7 @@ def _installed(frame: FrameType) -> bool:
 
 
 def _module(stack: Iterable[FrameType], models: Iterable[Module]) -> str | None:
-    """Path of the module whose call is innermost, or its class where no watched model holds it."""
+    """Path of the innermost module called; its class if no watched model contains it."""
     for frame in stack:
         if frame.f_code.co_name == "_call_impl" and frame.f_code.co_filename.endswith("module.py"):
             called = frames.variables(frame).get("self")

@@ -1,8 +1,8 @@
-"""What was last known of a training, on disk: for who looks after it was killed, and its helper with it.
+"""The last known state of a training, on disk: for the case that it was killed together with its helper.
 
-The helper writes it every few seconds, and once more when the training is gone without a word. It removes it when the
-training says goodbye. One file a process, in the folder of the reports of out-of-memory (`report_file`), at most
-`FILES_MAX` of all processes together. `gpumon explain --last` reads the newest of a process that is no more.
+The helper writes it every few seconds, and once more if the training disappears without a Goodbye; after a Goodbye it
+removes it. One file a process, in the folder of the out-of-memory reports (`report_file`), at most `FILES_MAX` of all
+processes together. `gpumon explain --last` reads the newest of a process that no longer runs.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _BYTES_MAX = 64 * 1024
 
 
 class LastKnown(msgspec.Struct, frozen=True):
-    """A training as its helper saw it last. Bytes; None where not known."""
+    """A training as its helper saw it last. Bytes; None if unknown."""
 
     unix: Annotated[float, Meta(ge=0, le=1e11)]
-    ended: bool  # the helper saw that it was gone
+    ended: bool  # the helper saw its end
     host: Text
     boot_id: Text
     pid: Pid
@@ -41,18 +41,18 @@ class LastKnown(msgspec.Struct, frozen=True):
     argv: Few
     step: StepNumber
     phase: Text
-    phase_s: Annotated[float, Meta(ge=0, le=1e11)]  # how long it had been in it
-    resident: Bytes | None  # of the host's memory, by this process
-    device: Ordinal | None = None  # what follows is of the newest boundary
+    phase_s: Annotated[float, Meta(ge=0, le=1e11)]  # time spent in the phase
+    resident: Bytes | None  # of this process, in host memory
+    device: Ordinal | None = None  # from here on: at the newest boundary
     allocated: Bytes | None = None
     reserved: Bytes | None = None
 
 
 class File:
-    """One process's. Raises OSError or Unavailable."""
+    """One process's file. Raises OSError or Unavailable."""
 
     def __init__(self, box: report_file.ReportFile, began_unix_ns: int, pid: int, *, written: bool = False) -> None:
-        """`written`: by another helper, which died."""
+        """`written`: by an earlier helper, which died."""
         self._box = box
         self._name = f"last-{began_unix_ns // 1_000_000:013d}-{pid}.json"
         self._written = written
@@ -80,7 +80,7 @@ class File:
 
 
 def newest(places: Iterable[Path] | None = None) -> LastKnown | None:
-    """The newest of a process of this machine that is no more, and said no goodbye."""
+    """The newest one whose process does not run on this machine (any more)."""
     found = []
     for place in places if places is not None else report_file.directories():
         with contextlib.suppress(OSError):

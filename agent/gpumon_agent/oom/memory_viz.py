@@ -1,8 +1,8 @@
 """Writes a snapshot file for PyTorch's memory_viz page, as `torch.cuda.memory._dump_snapshot` does, in slices.
 
-The files are beside the reports of an out-of-memory (see report_file for folder and permissions): at most `FILES_MAX`
-of all processes, the newest. Nothing is unpickled. The pickle is joined from small ones (protocol 2, which every reader
-of the format knows), because pickling a large allocator at once would hold the interpreter's lock all that time.
+The files are beside the out-of-memory reports (folder and permissions: see report_file); the newest `FILES_MAX` of all
+processes are kept. Nothing is unpickled. The pickle is joined from small ones (protocol 2, which every reader of the
+format knows), because pickling a large allocator at once would hold the GIL all that time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpumon_agent.guard import pass_on, tolerate
 from gpumon_agent.oom import report_file
 
 FILES_MAX = 8
-BATCH = 100  # blocks pickled in one piece: below 256 memo entries no reader needs the rarer opcodes
+BATCH = 100  # blocks per pickle: with fewer than 256 memo entries no rarer opcodes are needed
 _NAME = re.compile(r"snapshot-\d{13}-\d+\.pickle")
 
 
@@ -33,7 +33,7 @@ def pieces(segments: list[dict[str, Any]], rest: dict[str, Any]) -> Iterator[byt
         blocks = segment.pop("blocks")
         yield b"(}(" + b"".join(_value(each) for item in segment.items() for each in item) + _value("blocks") + b"]"
         for at in range(0, len(blocks), BATCH):
-            yield pickle.dumps(blocks[at : at + BATCH], 2)[5:-1]  # without its head and its empty list: they join ours
+            yield pickle.dumps(blocks[at : at + BATCH], 2)[5:-1]  # strip head and empty list: they go into our list
         yield b"ue"  # SETITEMS, APPENDS
     for key, value in rest.items():
         yield _value(key) + _value(value)
@@ -45,7 +45,7 @@ def _value(value: Any) -> bytes:
 
 
 class Written:
-    """One file on its way: `add` its pieces and `end` it; then `path` and `size`, or `why` not."""
+    """Writes one file: `add` its pieces, then `end` it. Sets `path` and `size`, or `why` not."""
 
     def __init__(self, box: report_file.ReportFile) -> None:
         self.path: str | None = None
@@ -89,7 +89,6 @@ class Written:
             pass_on(reason)
 
     def abandon(self) -> None:
-        """Leaves nothing of a file that was not ended."""
         if self._file is not None:
             file, self._file = self._file, None
             with tolerate(OSError):
@@ -108,7 +107,7 @@ class Written:
 
 
 def _tidy(fd: int) -> None:
-    """Only files of this module's own naming are ever removed."""
+    """Removes only files that match `_NAME`."""
     names = sorted(name for name in os.listdir(fd) if _NAME.fullmatch(name))
     for name in names[:-FILES_MAX]:
         with tolerate(OSError):

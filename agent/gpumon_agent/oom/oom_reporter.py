@@ -1,4 +1,4 @@
-"""Reports an out-of-memory to viewers and to the disk, before the exception and in the thread that failed."""
+"""Reports an out-of-memory to viewers and to disk, before the exception, in the thread that failed."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _OWNERS = (
 
 
 SNAPSHOT = "GPUMON_OOM_SNAPSHOT"
-"""set to 1: a snapshot of the allocator beside each report"""
+"""1: write a snapshot of the allocator beside each report"""
 
 
 class OomReporter:
-    """Made in the training thread. `models`, `ledgers` and parameters' `groups` are asked at each out-of-memory."""
+    """Made in the training thread. `models`, `ledgers`, `groups` (of parameters) are called at each out-of-memory."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class OomReporter:
         self._keep = guard.protect("out-of-memory report", self._write)
 
     def of(self, oom: wire.Oom) -> wire.Oom:
-        """The event with everything that can be told of it. What fails is left out; the event itself never is."""
+        """Adds all details that can be read. Those that fail are left out; the event is always returned."""
         found = self._scene(oom)
         if found is None:
             return oom
@@ -82,7 +82,7 @@ class OomReporter:
         return path
 
     def _snapshot(self) -> None:
-        """Beside the report, for PyTorch's memory_viz page: every block as it stands, history if recorded."""
+        """Beside the report, for PyTorch's memory_viz page: all blocks, and their history if recorded."""
         rest = workspaces.snapshot()
         written = memory_viz.Written(self._box)
         for piece in memory_viz.pieces(rest.pop("segments"), rest):
@@ -139,7 +139,7 @@ class OomReporter:
 
 
 def _shape(parameter: Tensor) -> tuple[int, ...]:
-    """Of what this process holds: a DTensor's local shard."""
+    """Of a DTensor: its local shard."""
     local = getattr(parameter, "_local_tensor", parameter)
     return tuple(local.shape)
 

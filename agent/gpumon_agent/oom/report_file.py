@@ -1,9 +1,9 @@
-"""The report that stays on disk when memory runs out, with or without a viewer: JSON for gpumon, text for people.
+"""The out-of-memory report on disk, with or without a viewer: JSON for gpumon, text for people.
 
-In `GPUMON_OOM_DIR` ("off": nowhere), else in `oom/` of the agent's runtime directory: at most `REPORTS_MAX` reports of
-all processes together, the newest stay; at most `OF_ONE_PROCESS_MAX` of this one, its last replacing the one before;
-none above `REPORT_BYTES_MAX`. Written whole or not at all. Holds texts and numbers only, no tensor. Works on when the
-exception is caught and training goes on. `gpumon explain --last` reads the newest.
+In `GPUMON_OOM_DIR` ("off": nowhere), else in `oom/` of the agent's runtime directory: the newest `REPORTS_MAX` reports
+of all processes together; at most `OF_ONE_PROCESS_MAX` of this one (then each replaces the previous one); none above
+`REPORT_BYTES_MAX`. Written completely or not at all. Texts and numbers only, no tensors. Still works if the exception
+is caught and training goes on. `gpumon explain --last` reads the newest.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REPORT_BYTES_MAX = 128 * 1024  # a thousand parameters by name and shape
 VARIABLE = "GPUMON_OOM_DIR"
 OFF = "off"
 RECORDING = ".gpumon"
-"""Ending of the recording that the helper leaves beside a report: the run's past, as a viewer would have seen it."""
+"""Suffix of the recording that the helper writes beside a report: the run's past, as a viewer would have seen it."""
 _NAME = re.compile(r"oom-\d{13}-\d+-\d+\.(?:json|txt)")
 _AHEAD = re.compile(r"ahead-\d{13}-\d+-\d+\.json")
 AHEAD_AGAIN_S = 1.0
@@ -56,11 +56,11 @@ class Parameter(msgspec.Struct, frozen=True, omit_defaults=True):
     shape: Shape
     width: Index = 4  # bytes an element
     trainable: bool = True
-    group: Index | None = 0  # of the optimizer's parameter groups; None: in none of them
+    group: Index | None = 0  # of the optimizer's parameter groups; None: in none
 
 
 class Stepping(msgspec.Struct, frozen=True):
-    """An optimizer as the walk of its step wants it."""
+    """An optimizer, for simulating its step."""
 
     kind: Text
     foreach: bool | None = None
@@ -69,7 +69,7 @@ class Stepping(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """One out-of-memory. Bytes; None where not known."""
+    """One out-of-memory. Bytes; None if unknown."""
 
     version: Index
     unix: Annotated[float, Meta(ge=0, le=1e11)]
@@ -86,7 +86,7 @@ class Report(msgspec.Struct, frozen=True):
     step: StepNumber
     phase: Text
     requested: Bytes
-    total: Bytes | None  # as the observer was told: the device's, or this process's limit
+    total: Bytes | None  # from torch's observer: the device's, or this process's limit
     free: Bytes | None
     allocated: Bytes | None
     reserved: Bytes | None
@@ -94,19 +94,19 @@ class Report(msgspec.Struct, frozen=True):
     where: Text | None
     module: Text | None
     stack: Few
-    ledger: dict[Text, Bytes]  # owners at the newest boundary before
+    ledger: dict[Text, Bytes]  # owners at the last boundary before it
     ledger_step: StepNumber | None
     ledger_phase: Text | None
     optimizers: tuple[Stepping, ...]
     parameters: dict[Text, Parameter]  # in the model's order
-    parameters_left_out: Count = 0  # the smallest, where they were too many
+    parameters_left_out: Count = 0  # the smallest, if there were too many
 
 
 VERSION = 1
 
 
 def encoded(report: Report) -> bytes:
-    """As JSON, at most `REPORT_BYTES_MAX`: the smallest parameters go first, then the stack, then the command."""
+    """As JSON, up to `REPORT_BYTES_MAX`: drops the smallest parameters, then stack, settings and most of argv."""
     data = msgspec.json.encode(report)
     while len(data) > REPORT_BYTES_MAX and report.parameters:
         keep = int(len(report.parameters) * 0.95 * REPORT_BYTES_MAX / len(data))
@@ -124,7 +124,7 @@ def encoded(report: Report) -> bytes:
 
 
 def text(report: Report) -> str:
-    """For people, without gpumon at hand."""
+    """Readable without gpumon."""
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report.unix))
     lines = [
         report.message,
@@ -144,13 +144,13 @@ def text(report: Report) -> str:
 
 
 class ReportFile:
-    """Writes reports, never raises but OSError, which `write` turns into one sentence."""
+    """Writes reports. `write` returns failures as one sentence; other methods raise."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._named = environment.get(VARIABLE, "")
         self._mine: list[str] = []
         self._written = 0
-        self._ahead = 0.0  # unix time of the newest file about a batch that will not fit
+        self._ahead = 0.0  # unix time of the newest file of `write_ahead`
         self._ahead_stem = ""
 
     @property
@@ -158,7 +158,7 @@ class ReportFile:
         return self._named == OFF
 
     def write(self, report: Report) -> tuple[str | None, str | None]:
-        """(the JSON file's path, None), or (None, one sentence); (None, None) where reports are off."""
+        """(path of the JSON file, None), or (None, one sentence); (None, None) if reports are off."""
         if self._named == OFF:
             return None, None
         try:
@@ -183,7 +183,7 @@ class ReportFile:
         return str(place / f"{stem}.json"), None
 
     def write_ahead(self, hello: wire.Hello, outlook: wire.Outlook) -> None:
-        """A batch that will not fit: one file a process, the newest, at most one a second. Raises as `directory`."""
+        """Writes an outlook of out-of-memory: the newest of a process, at most one a second. Raises as `directory`."""
         now = time.time()
         if self._named == OFF or now - self._ahead < AHEAD_AGAIN_S:
             return
@@ -201,7 +201,7 @@ class ReportFile:
             os.close(fd)
 
     def write_past(self, report: str, recording: bytes) -> None:
-        """The run's past beside a report that this training left. Raises as `directory`."""
+        """Writes the run's past beside `report`, if that exists. Raises as `directory`."""
         _, fd = self.directory()
         try:
             stem = Path(report).stem
@@ -211,7 +211,7 @@ class ReportFile:
             os.close(fd)
 
     def directory(self) -> tuple[Path, int]:
-        """Where what this process leaves on disk goes, made if it is not there; the descriptor is the caller's.
+        """The folder for this process's files, created if missing. The caller closes the descriptor.
 
         Raises OSError, or Unavailable.
         """
@@ -229,7 +229,7 @@ class ReportFile:
 
 
 def newest(places: Iterable[Path] | None = None, refused: list[str] | None = None) -> tuple[Path, Report] | None:
-    """The newest sound report of this user's, and where it is. Why newer ones were `refused` is added there."""
+    """The newest valid report of this user, with its path. Adds to `refused` why newer ones were not read."""
     found: list[Path] = []
     for place in places if places is not None else directories():
         with tolerate(OSError):
@@ -247,7 +247,7 @@ def newest(places: Iterable[Path] | None = None, refused: list[str] | None = Non
 
 
 def directories() -> list[Path]:
-    """Where reports of this user may be."""
+    """Where this user's reports may be."""
     named = os.environ.get(VARIABLE, "")
     if named not in ("", OFF):
         return [Path(named)]
@@ -255,11 +255,11 @@ def directories() -> list[Path]:
 
 
 class NotOurs(Exception):
-    """A file that this user did not write. The text is one sentence."""
+    """The file is a link, not regular, or another user's. The text is one sentence."""
 
 
 def load(path: Path) -> Report | None:
-    """None where it is none. Raises NotOurs: whoever else can write there could tell this user anything."""
+    """None if it is no valid report. Raises NotOurs: other users' files are not trusted."""
     try:
         return _cleaned(msgspec.json.decode(own(path, 2 * REPORT_BYTES_MAX), type=Report))
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -267,7 +267,7 @@ def load(path: Path) -> Report | None:
 
 
 def own(path: Path, bytes_max: int) -> bytes:
-    """What a file of this user's holds. Raises OSError, or NotOurs."""
+    """Reads a file of this user. Raises OSError, or NotOurs."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -284,7 +284,7 @@ def own(path: Path, bytes_max: int) -> bytes:
 
 
 def _cleaned(report: Report) -> Report:
-    """Its texts are printable: a training process chose them."""
+    """Makes its texts printable: a training process chose them."""
     made = msgspec.to_builtins(report)
     return msgspec.convert(printable(made), type=Report)
 
@@ -302,7 +302,7 @@ def put(fd: int, name: str, data: bytes) -> None:
     out = os.open(draft, OPEN_NEW, 0o600, dir_fd=fd)
     try:
         with os.fdopen(out, "wb") as file:
-            os.fchmod(out, 0o600)  # whatever the umask
+            os.fchmod(out, 0o600)  # regardless of the umask
             file.write(data)
         os.rename(draft, name, src_dir_fd=fd, dst_dir_fd=fd)
     except OSError:
@@ -318,14 +318,14 @@ def _remove(fd: int, stem: str) -> None:
 
 
 def tidy(fd: int, names: re.Pattern[str] = _NAME, files_max: int = REPORTS_MAX) -> None:
-    """Only files of this module's own naming are ever removed."""
+    """Removes the oldest files that match `names`, no others."""
     stems = sorted({name.rsplit(".", 1)[0] for name in os.listdir(fd) if names.fullmatch(name)})
     for stem in stems[:-files_max]:
         _remove(fd, stem)
 
 
 def message(oom: wire.Oom, backend: str, device_total: int | None) -> str:
-    """In torch's words: its own message does not exist yet. `oom.total` is this process's limit where one is set."""
+    """What torch's message will say (it does not exist yet). `oom.total` is this process's limit, if set."""
     name = {"hip": "HIP", "xpu": "XPU"}.get(backend, "CUDA")
     total = device_total or oom.total
     said = f"{name} out of memory. Tried to allocate {torch_size(oom.requested)}."

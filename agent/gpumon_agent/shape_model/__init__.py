@@ -1,4 +1,4 @@
-"""Predicts from a batch's shapes how many bytes a step needs, and says whether it fits. Agent and viewer both use it.
+"""Predicts from a batch's shapes how many bytes a step needs, and whether they fit. Used by agent and viewer.
 
 It needs no torch.
 """

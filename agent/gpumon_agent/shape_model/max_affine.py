@@ -2,15 +2,15 @@
 
 Model. A peak is the maximum over moments that are each linear in the batch. With one varying length we interpolate the
 residuals of neighbouring batches. With two, neighbours in one length can be far apart in the other, so we fit
-max(plane1, plane2), assigning each batch to the plane that is higher there. The fit starts from the planes before, or
+max(plane1, plane2), assigning each batch to the plane that is higher there. The fit starts from the last planes, or
 from halves of the batches by size.
 Source. Max-affine regression: Magnani and Boyd, "Convex piecewise-linear fitting", Optimization and Engineering 10
-(2009). Squares and the product of the lengths (attention that keeps its weights: the encoder's, the decoder's, the one
-across) have a ten times larger ridge, so that a few batches do not suggest them.
-Why it is here: without it the outlook of a batch of two lengths is off by twice as much (benchmarks/forecast.py: pairs,
-random 0.68 to 1.46 %; pairs, sorted by length 0.55 to 1.23 %, in the median).
-Cost. `fitted`: some 40 multiplications a batch and turn, `TURNS` turns: half a millisecond for 64 batches.
-Known limitations. A peak with more than two moments, or a concave one, is followed as far as two planes can.
+(2009). Squares and product of the lengths (attention that stores its weights: encoder, decoder,
+cross-attention) have a ten times larger ridge, so that a few batches do not suggest them.
+Benefit: without it the median error for batches of two lengths doubles (benchmarks/forecast.py: pairs,
+random 0.68 to 1.46 %; pairs, sorted by length 0.55 to 1.23 %).
+Cost. `fitted`: about 40 multiplications a batch and turn, `TURNS` turns: half a millisecond for 64 batches.
+Known limitations. Two planes only approximate a peak with more than two moments, or a concave one.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from collections.abc import Sequence
 
 Plane = tuple[float, float, float, float, float, float]
 Point = tuple[Plane, float]
-"""1 and the batch's features, and what it needed"""
+"""(1 and the batch's features; its value)"""
 
 TURNS = 4
-LEAST = 6  # batches that a plane is fitted to
+LEAST = 6  # batches per plane
 RIDGE = (1e-6, 1e-6, 1e-6, 1e-5, 1e-5, 1e-5)
 
 
 def fitted(points: Sequence[Point], planes: Sequence[Plane] = ()) -> tuple[Plane, ...]:
-    """The planes, none where there are too few points. `planes`: those from before."""
+    """The planes; none if there are too few points. `planes`: the previous ones."""
     if len(points) < 2 * LEAST:
         return ()
     if len(planes) == 2:
@@ -49,7 +49,7 @@ def highest(planes: Sequence[Plane], x: Plane) -> float:
     _, u, v, w, p, q = x
     (a, b, c, d, e, f) = planes[0]
     found = a + b * u + c * v + d * w + e * p + f * q
-    if len(planes) == 2:  # without a loop: it is asked for as a batch enters forward
+    if len(planes) == 2:  # no loop: runs whenever a batch enters forward
         (a, b, c, d, e, f) = planes[1]
         other = a + b * u + c * v + d * w + e * p + f * q
         if other > found:

@@ -13,7 +13,7 @@ Used twice: in the agent and in the viewer. Cost: see shape_regression; a step o
 no update. Memory is constant.
 
 Known limitations. The first step does not show the optimizer state of the second, so its figures are dropped. Of
-several micro-batches only the current one is known. Later ones are taken to be like it if the newest step's were alike,
+several micro-batches only the current one is known. Later ones are assumed equal to it if the newest step's were,
 else as high as usual.
 """
 
@@ -27,21 +27,20 @@ from gpumon_agent.shape_model.residuals import FIRST_WIDTH, Residuals
 from gpumon_agent.shape_model.shape_regression import AFTER, BEYOND, KNOWN, Features, ShapeRegression, Shapes, features
 from gpumon_agent.wire import ABORTED, BACKWARD, BOUND, FORWARD, LOAD, Phase
 
-LABELS_MAX = 32  # names a user gives to phases may be endless
-KINDS_MAX = 16  # models in turn, micro-batches
-SURPRISE = 0.01  # of the peak: less is none
-STEADY_STEPS = 32  # from which on one step more hardly changes what is said of a batch
-ENOUGH_BATCHES = 4  # different ones, before what a new one needed tells how well others are foreseen
-FEW_APART, BEYOND_APART = 0.25, 0.1  # share of what is beyond the largest batch known, to each side: with few known
+LABELS_MAX = 32  # users may name any number of phases
+KINDS_MAX = 16  # alternating models, micro-batches
+SURPRISE = 0.01  # share of the peak
+STEADY_STEPS = 32  # after these, one more step hardly changes a prediction
+ENOUGH_BATCHES = 4  # different ones, before the error of a new one counts as typical
+FEW_APART, BEYOND_APART = 0.25, 0.1  # widening per side, as share of the excess beyond the largest batch
 TRUSTED_AFTER = (0, 3, 3, 0)
-"""Residuals of each sort, from which on the forecast itself decides."""
+"""Residuals of each sort, from which on the point forecast decides."""
 CLEARLY, LEADS_STEPS = 1.02, 16
-"""Backward's excess has been higher by this factor for so many steps: within the batches known forward's is not looked
-at."""
-_LATER = "\0later"  # no phase is called so
+"""After `LEADS_STEPS` with backward's excess higher by this factor, forward is skipped within the known batches."""
+_LATER = "\0later"  # no phase has this name
 
 Kind = tuple[bool, tuple[int, ...]]
-"""a later micro-batch of its step; how many dimensions each of its inputs has"""
+"""(is a later micro-batch of its step; number of dimensions of each input)"""
 
 
 class _Batch:
@@ -55,18 +54,18 @@ class _Batch:
 
 
 class _Kind:
-    """What is known of batches of one kind."""
+    """What was learned of batches of one kind."""
 
     __slots__ = ("backward", "direct", "forward", "higher", "leads", "more", "offset", "seen_at")
 
     def __init__(self) -> None:
         self.forward = ShapeRegression()
         self.backward: ShapeRegression | None = None
-        self.direct = False  # enough batches differed to foresee backward by itself
+        self.direct = False  # enough different batches to predict backward by itself
         self.higher = 0  # steps in a row whose backward peaked clearly higher than their forward
-        self.leads = False  # so many that forward needs no look for a batch within those known
-        self.more = ShapeRegression(fixed=True)  # what backward needs beyond forward: until enough batches differed
-        self.offset = 0.0  # of its start above the step's
+        self.leads = False  # then forward is skipped within the known batches
+        self.more = ShapeRegression(fixed=True)  # backward's excess over forward's, until `direct`
+        self.offset = 0.0  # its start minus the step's
         self.seen_at = 0
 
     def at(self, batch: Features) -> tuple[float, str]:
@@ -87,18 +86,18 @@ class ShapeModel:
 
     def __init__(self) -> None:
         self.steps = 0
-        self._began = 0  # at which of them the regime began
-        self.changed = 0  # how often another regime was seen to begin
+        self._began = 0  # `steps` when the regime began
+        self.changed = 0  # number of regime changes
         self.changes: deque[int] = deque(maxlen=16)
-        """steps at which another regime was seen to begin"""
+        """steps at which a regime change was detected"""
         self.residuals = (Residuals(), Residuals(), Residuals(), Residuals())
         self.start: int | None = None  # of the newest step
-        self._end = 0  # of the newest step; 0: none was seen
+        self._end = 0  # of the newest step; 0: none yet
         self._kinds: dict[Kind, _Kind] = {}
         self._after: dict[str, deque[Seen]] = {}
-        self.newest = -1  # the step that was learnt last
-        # of the next step, the one after it …, or of any: the highest of what follows the batches, above what it is
-        # meant (see periodicity), and, above the step's start, what later micro-batches are expected to need
+        self.newest = -1  # the step learned last
+        # One entry per step ahead, or one for all. `_rest`: highest phase after the batches (value, name, baseline, see
+        # periodicity). `_later`: what later micro-batches are expected to need, above the step's start.
         self._rest: list[tuple[float, str, int] | None] = [None]
         self._later: list[float | None] = []
         self._surprise: float | None = None
@@ -106,7 +105,7 @@ class ShapeModel:
 
     @property
     def steady(self) -> bool:
-        """From one step to the next a batch is foreseen the same, but for what residuals tell of the interval."""
+        """True when the point forecast no longer changes between steps (only the interval may)."""
         return len(self._rest) == 1 and not self._later and self._surprise is None and self.steps >= STEADY_STEPS
 
     # -------------------------------------------------------------------------------------------------- predicting
@@ -114,9 +113,9 @@ class ShapeModel:
     def peak(
         self, batch: Features, kind: Kind, start: int, first: int | None = None, lag: int = 0
     ) -> tuple[int, str, int] | None:
-        """(peak of the step from here on, its phase, sort of batch). `first`: where a later one's step started.
+        """(peak of the step from here on, its phase, sort). `first`: for a later micro-batch, its step's start.
 
-        `lag`: steps that closed and are not learnt yet, for short ones follow each other faster than they are drained.
+        `lag`: steps that closed but are not learned yet (short steps are faster than the drain).
         """
         known = self._kinds.get(kind)
         if known is None:
@@ -142,7 +141,7 @@ class ShapeModel:
         return round(peak) if peak > 0 else 0, phase, sort
 
     def _later_peak(self, batch: Features, kind: Kind, lag: int) -> tuple[float, int | None] | None:
-        """Of a step's later micro-batches, above its start: like the first one where they were, else as usual."""
+        """Peak of later micro-batches above the step's start: like the first if they were alike, else as usual."""
         if self._later_alike:
             like = self._kinds.get((True, kind[1]))
             if like is not None:
@@ -152,10 +151,10 @@ class ShapeModel:
         return None if later is None else (later, AFTER)
 
     def interval(self, peak: int, sort: int, batch: Features, kind: Kind) -> tuple[int, int, bool]:
-        """95 % of such batches peak in here; and whether the forecast itself decides, not only its lower end."""
+        """95 % interval of the peak; and whether the point forecast decides, not only the lower end."""
         residuals = self.residuals[sort]
         below, above = residuals.below, residuals.above
-        if sort == BEYOND:  # the further beyond, the less is known
+        if sort == BEYOND:  # uncertainty grows with the distance
             needs = self._kinds[kind].forward
             largest = needs.largest()
             if largest is not None and batch[0] > largest[0]:
@@ -171,7 +170,7 @@ class ShapeModel:
     # ---------------------------------------------------------------------------------------------------- learning
 
     def learn(self, step: int, phases: Sequence[Phase], groups: Sequence[Shapes]) -> bool:
-        """One closed step's phases on this device, in order; shapes forward by forward. False: it could not be read."""
+        """Learns from a closed step: its phases on this device, the shapes of each forward. False: unreadable."""
         batches: list[_Batch] = []
         after: dict[str, int] = {}
         stood: int | None = None
@@ -192,7 +191,7 @@ class ShapeModel:
                     return False
                 batches.append(_Batch(stood, peak, (bool(batches), tuple(map(len, groups[at]))), batch))
             elif name == BACKWARD and batches and phase.flags & ABORTED:
-                batches.pop()  # given up: memory ran out, say, and the script went on
+                batches.pop()  # e.g. the script caught an out-of-memory
             elif name == BACKWARD and batches:
                 batches[-1].backward = max(peak, batches[-1].backward or 0)
             elif batches and phase.index == 0:
@@ -207,7 +206,7 @@ class ShapeModel:
         first = batches[0]
         self.start = first.start
         if self.steps == 1:
-            self._forget()  # in the second step there is optimizer state, and buckets were made anew
+            self._forget()  # the second step has optimizer state and new buckets
         self._score(step, first, batches, after)
         self.steps += 1
         self.newest = step
@@ -224,7 +223,7 @@ class ShapeModel:
         return True
 
     def again(self, step: int) -> bool:
-        """A step that was the newest one once more: there is nothing to learn but that it came. False: there is."""
+        """Counts a step identical to the newest one. False: it must be learned."""
         if not self.steady or any(values[-1][0] != self.steps for values in self._after.values()):
             return False
         self.steps += 1
@@ -234,9 +233,9 @@ class ShapeModel:
         return True
 
     def carry(self, last: Phase, groups: Sequence[Shapes]) -> None:
-        """A step that was read at its end only: what batches find has moved by as much as what stands there.
+        """Follows a step that was read only at its end: shifts the start by as much as the end moved.
 
-        How high it went is known too, and so how well it was foreseen from what the steps before had left.
+        Its peak is known too, so the residual of its forecast is learned.
         """
         if last.allocated is None or not self._end or self.start is None:
             return
@@ -249,7 +248,7 @@ class ShapeModel:
                 if surprise is not None:
                     residuals.learn(surprise)
                 if abs(residual) > SURPRISE and residuals.is_far(residual):
-                    self._surprise = residual  # a second one in a step that is read whole is another regime
+                    self._surprise = residual  # a second one, in a step read in full, is a regime change
                 else:
                     residuals.learn(residual)
         self.start += last.allocated - self._end
@@ -277,7 +276,7 @@ class ShapeModel:
         known.seen_at = self.steps
 
     def _learn_after(self, after: dict[str, int], start: int, end: int) -> None:
-        """`end`: of the step before."""
+        """`end`: of the previous step."""
         series = self._after
         for name in after:
             if name not in series and len(series) < LABELS_MAX:
@@ -307,7 +306,7 @@ class ShapeModel:
                     rests[ahead] = expected, name, of
         if gone is not None:
             del series[gone]
-        # what the first optimizer step peaked at is the state that it made, which stands below the second one's peaks
+        # the first optimizer step's peak is the state it creates, which is in the start of the second step
         self._rest = rests if self.steps > 1 else [None]
         self._later = laters if any(later is not None for later in laters) else []
 
@@ -329,7 +328,7 @@ class ShapeModel:
                 return
             self._surprise = residual
         elif surprise is not None:
-            residuals.learn(surprise)  # it stood alone
+            residuals.learn(surprise)  # it was isolated
         if self._surprise is None and (
             sort in (KNOWN, AFTER) or self._kinds[first.kind].forward.batches >= ENOUGH_BATCHES
         ):
@@ -349,6 +348,6 @@ class ShapeModel:
     # --------------------------------------------------------------------------------------------------- answering
 
     def needs(self, kind: Kind, batch: Features) -> tuple[float, float | None, ShapeRegression] | None:
-        """Forward's and backward's excess for a batch, and what the former was learnt from."""
+        """Forward's and backward's excess for a batch, and forward's regression."""
         known = self._kinds.get(kind)
         return None if known is None else (*known.both(batch), known.forward)

@@ -1,10 +1,10 @@
-"""Says whether the batch that is about to enter forward will fit, before anything is allocated for it.
+"""Predicts whether the batch that enters forward will fit, before anything is allocated for it.
 
-The training thread asks with the batch's shapes and what the allocator holds at that moment. The shape model has
-learned from the events of earlier steps. Nothing here may ask the driver how much memory the process can have: a viewer
-sends it, or an out-of-memory that the training survived shows it. The device's total, and the fraction of it that the
-user set, are limits in any case: a peak above them cannot fit. If nothing is known there is no headroom and no warning
-but that one; only `tight`, if the allocator had to free its cache recently.
+The training thread passes the batch's shapes and what the allocator holds at that moment. The shape model has learned
+from the events of earlier steps. Nothing here may ask the driver how much memory the process can have: a viewer sends
+it, or an out-of-memory that the training survived shows it. The device's total, and the fraction of it that the user
+set, always apply: a peak above them cannot fit. If nothing else is known, there is no headroom and no other warning
+except `tight`, if the allocator had to free its cache recently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpumon_agent.units import torch_size
 from gpumon_agent.wire import BETWEEN, FITS, OOM_AHEAD
 
 VARIABLE = "GPUMON_OUTLOOK"
-_REPEATS = 3  # steps whose batch finds all as the one before did, and that are told the same without a look
+_REPEATS = 3  # identical steps in a row that get the last outlook without computing it
 Fields = list[Any]
 
 
@@ -39,7 +39,7 @@ def judged(
     room: int | None,
     fragments: Fragments,
 ) -> wire.Outlook | None:
-    """The outlook of a step's first batch; None where nothing is known of such batches."""
+    """The outlook of a step's first batch; None if nothing is known of such batches."""
     batch = features(shapes)
     if batch is None:
         return None
@@ -58,18 +58,18 @@ def judged(
 
 
 class _Device:
-    """All that is asked of a device as a batch comes, at one place."""
+    """Everything about a device that each batch needs."""
 
     __slots__ = ("first", "fragments", "said", "shape_model")
 
     def __init__(self, shape_model: ShapeModel, fragments: Fragments) -> None:
         self.shape_model, self.fragments = shape_model, fragments
-        self.first: int | None = None  # allocated as the step's first batch came
-        self.said = 0  # the peak
+        self.first: int | None = None  # bytes allocated before the step's first batch
+        self.said = 0  # the last outlook's peak
 
 
 class Outlooks:
-    """What the agent of one process says of coming batches."""
+    """The outlooks of one process."""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class Outlooks:
         functions: list[Callable[[wire.Outlook], object]] | None = None,
     ) -> None:
         self.room = room
-        """bytes the process can have on a device, those it has reserved included"""
+        """bytes the process can have on a device, including what it has reserved"""
         self.limits: dict[int, int] = {}
-        """no more than these, certainly: the device's total, or the share of it that the user allows"""
+        """upper bounds: the device's total, or the share of it that the user allows"""
         self._functions = functions if functions is not None else []
         self.waiting: wire.Outlook | None = None  # for the user's functions
         self._append = append
@@ -92,12 +92,12 @@ class Outlooks:
         self._newest: tuple[Shapes, Features | None, tuple[int, ...]] = (), None, ()
         self._groups: deque[tuple[int, Sequence[tuple[int, ...]]]] = deque(maxlen=4096)
         self._open: list[wire.Phase] = []
-        self._repeated: tuple[int, int, int | None, Fields] | None = None  # how often the newest shapes, and what else
+        self._repeated: tuple[int, int, int | None, Fields] | None = None  # times, start, room, outlook
 
     def batch(
         self, step: int, index: int, shapes: Sequence[tuple[int, ...]], nbytes: int, now: Sequence[tuple[int, Any, int]]
     ) -> None:
-        """The `index`-th batch of `step` comes. `now`: device, allocated, the step's highest peak so far."""
+        """Predicts the `index`-th batch of `step`. `now`: device, allocated, highest peak of the step so far."""
         self._groups.append((step, shapes))
         devices = self._devices
         if not devices:
@@ -132,13 +132,13 @@ class Outlooks:
                 continue
             peak, phase, sort = predicted
             low, high, trusted = shape_model.interval(peak, sort, batch, kind)
-            low = low if low > start else start  # that stands already
+            low = low if low > start else start  # already allocated
             room = self.room.get(device)
             word, headroom = verdict(peak, low, high, trusted, room, self.limits.get(device), known.fragments)
             if so_far > peak:
                 peak, phase, low, high = so_far, BETWEEN, so_far, max(high, so_far)
             if index and word != OOM_AHEAD and 100 * abs(peak - known.said) <= peak:
-                continue  # a later micro-batch says what its step's first one said
+                continue  # within 1 % of the step's last outlook
             known.said = peak
             fields: Fields = [
                 step, device, _now_ns(), peak, low, high, phase, word, headroom, nbytes,
@@ -153,7 +153,7 @@ class Outlooks:
                 say(sentence(wire.Outlook(*fields)))
 
     def _repeats(self, step: int, index: int, nbytes: int, now: Sequence[tuple[int, Any, int]]) -> bool:
-        """A batch like the last one, that finds what that found: told so, for a few steps. Else the next one is new."""
+        """Repeats the last outlook for the same batch in the same state, a few times. False: compute it."""
         if index:
             return False
         again, self._repeated = self._repeated, None
@@ -174,14 +174,14 @@ class Outlooks:
         return True
 
     def tell(self) -> None:
-        """The user's functions hear the newest outlook; what they raise is theirs."""
+        """Calls the user's functions with the newest outlook. Their exceptions pass through."""
         outlook, self.waiting = self.waiting, None
         if outlook is not None:
             for function in tuple(self._functions):
                 function(outlook)
 
     def follow(self, event: wire.NumberedEvent) -> None:
-        """Each drained event, in order."""
+        """Call with each drained event, in order."""
         if isinstance(event, wire.Phase):
             self._open.append(event)
             if len(self._open) > 4 * wire.PHASES_PER_STEP_MAX:
@@ -229,7 +229,7 @@ def sentence(outlook: wire.Outlook) -> str:
 
 
 class Followed:
-    """A recorder whose drained events are followed too, once the outlooks among them, until then lists, are made."""
+    """Wraps a recorder's `drain`: makes the outlooks among its events (recorded as lists), then calls `follow`."""
 
     def __init__(
         self,

@@ -2,10 +2,10 @@
 
 Model. If the newest `ROUNDS` rounds were alike (alternating optimizers, an evaluation, a checkpoint every n steps), a
 phase is predicted to have its value of one round before, or not to run. Else, if it ran in at least half of the recent
-steps, it is predicted to have its newest value if that came twice in a row, then the most frequent one if that came
-`OFTEN` times, then the median. Values are taken relative to the step's start, relative to the end of the step before,
-or absolute, whichever is steadiest.
-Cost. One look at the newest `RECENT` values, at all of them where they differ.
+steps, the prediction is its newest value if that came twice in a row, else the most frequent one if it came `OFTEN`
+times, else the median. Values are relative to the step's start, relative to the end of the step before, or absolute,
+whichever is steadiest.
+Cost. One pass over the newest `RECENT` values, over all of them if they differ.
 """
 
 from __future__ import annotations
@@ -13,51 +13,51 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-PERIOD = 64  # steps of a round that is still recognized
+PERIOD = 64  # steps of the longest round recognized
 ROUNDS = 2
-LAGS = 4  # steps that may have closed and not been learnt as a batch comes
+LAGS = 4  # steps that may be closed but not learned when a batch comes
 RECENT = 9
-OFTEN = 3  # of them, from which on a value that comes again is expected
+OFTEN = 3  # of them: a value seen so often is expected again
 ABOVE_START, ABOVE_END, AS_HIGH = 1, 2, 3
 STEADIER = 0.75
-"""What follows the batches is taken above the end of the step before if that leaves this share of its spread: where
-inputs are given back before it, a step's start, which holds them, says less. Where batches leave their mark in both, it
-is as high as it was. Without it outlooks of heavy models are 0.1 to 0.3 % off instead of 0 (benchmarks/forecast.py)."""
+"""Another baseline than the step's start is used if it leaves less than this share of the spread: the end of the step
+before (a start that includes the inputs varies with them), or none, where both vary with the batch. Without it outlooks
+of heavy models are 0.1 to 0.3 % off instead of 0 (benchmarks/forecast.py)."""
 _ALIKE = 0.001
 
 Seen = tuple[int, int, int, int]
-"""at which step, how high above that step's start, above the end of the one before, and in all"""
+"""(step; bytes above its start; above the end of the step before; absolute)"""
 
 
 def coming(seen: deque[Seen], steps: int, age: int, of: int) -> list[float | None]:
-    """What a phase that was seen at these steps with these values has in the step after `steps`; None: not expected.
+    """The value a phase is expected to have in the step after `steps`; None: not expected to run.
 
-    Where its values take turns, or it comes every so often, of each of the `LAGS` next ones; else one for all.
-    `age`: steps since the regime began. `of`: which of the values.
+    One for each of the next `LAGS` steps if the phase or its values are periodic; else one for all.
+    `age`: steps since the regime began. `of`: which value of `Seen`.
     """
     count = len(seen)
     newest, value = seen[-1][0], seen[-1][of]
     if count >= 2 and newest - seen[-2][0] > 1:
         gap = newest - seen[-2][0]
         if count >= 3 and seen[-2][0] - seen[-3][0] == gap:
-            due = steps - newest < gap  # else it was due, and did not come
+            due = steps - newest < gap  # else it is overdue
             return [float(value) if due and not (now - newest) % gap else None for now in _coming(steps)]
     recent = [each[of] for each in list(seen)[-RECENT:] if each[0] > steps - RECENT]
     if 2 * len(recent) < min(age, RECENT) or not recent:
         return [None]
     if count >= 2 and _alike(value, seen[-2][of]):
         return [float(value)]
-    if newest - seen[0][0] == count - 1:  # at every step: do its values take turns?
+    if newest - seen[0][0] == count - 1:  # in every step: are its values periodic?
         values = [each[of] for each in seen]
         period = _period(values)
         if period is not None:
             return [float(values[(now - newest - 1) % period - period]) for now in _coming(steps)]
-    most = max(recent, key=recent.count)  # an allocator repeats itself to the byte
+    most = max(recent, key=recent.count)  # allocations repeat to the byte
     return [float(most) if recent.count(most) >= OFTEN else _middle(recent)]
 
 
 def steadiest(seen: deque[Seen]) -> int:
-    """Which of the values has been the steadiest one: ABOVE_START unless another one clearly was."""
+    """The baseline with the least spread: ABOVE_START unless another is clearly better."""
     recent = [seen[at] for at in range(-min(len(seen), RECENT), 0)]
     starts = [each[ABOVE_START] for each in recent]
     if starts.count(starts[0]) == len(starts) or len(starts) < RECENT // 2:

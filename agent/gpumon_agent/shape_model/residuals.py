@@ -1,7 +1,7 @@
-"""The interval around a prediction, from how far off earlier predictions were; its coverage is what it states.
+"""The interval around a prediction, from the errors of earlier ones, with the coverage it states.
 
-Model. Residuals of one sort of predictions (batches known, new, larger than any) differ in size from those of another,
-so each sort has its own: the conformal interval of its newest ones.
+Model. The sorts of predictions (batches known, new, larger than any) have residuals of different size,
+so each sort has its own conformal interval, from its newest residuals.
 Source. Conformal prediction by category (Vovk, Gammerman, Shafer, "Algorithmic Learning in a Random World", 2005,
 section 4.5).
 Cost. A few list operations a residual. Memory: `RESIDUALS_MAX` of a sort.
@@ -15,14 +15,14 @@ from collections import deque
 from collections.abc import Sequence
 
 RESIDUALS_MAX = 200
-FIRST_WIDTH = 0.10  # share of the peak to each side, before residuals of a sort are known
+FIRST_WIDTH = 0.10  # share of the peak to each side, before a sort has residuals
 LEAST_WIDTH = 0.0005  # rounding of single blocks
-RARE = 0.01  # further off is an event, not what predictions are off by where they mostly are exact
-COVERAGE = 0.96  # the level aimed at, so that 95 % holds on short runs too
+RARE = 0.01  # where predictions are mostly exact, a larger error is an event and does not widen them
+COVERAGE = 0.96  # target level, so that 95 % holds on short runs too
 
 
 class Residuals:
-    """How far off the predictions of one sort were, as shares of what was predicted; and the interval that gives."""
+    """Relative errors of the predictions of one sort, and the interval they give."""
 
     __slots__ = ("_newest", "_ordered", "above", "below", "prior", "seen")
 
@@ -49,7 +49,7 @@ class Residuals:
         below, above = _bounds(ordered)
         exact, off = bisect_left(ordered, 0.0), bisect_right(ordered, 0.0)
         if 2 * (off - exact) > len(ordered) > off - exact:
-            # mostly to the byte: any interval holds those, so this one is made to hold the others too
+            # mostly exact: any interval covers those, so make it cover the others too
             few = [each for each in (*ordered[:exact], *ordered[off:]) if -RARE <= each <= RARE]
             if few:
                 low, high = _bounds(few)

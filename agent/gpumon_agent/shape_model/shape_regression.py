@@ -1,17 +1,17 @@
 """Learns step by step how many bytes a phase needs for a batch of given shapes: a regression with few coefficients.
 
 Model. A phase's excess (its peak above what was allocated as the batch arrived) is linear in the elements of the first
-input, the elements of the others, and the squares of its lengths (attention). To that the residuals of the nearest
-known batches are added, interpolated. For batches with two lengths the maximum of two planes (see max_affine) is used
-instead if it was closer lately. For shapes that were seen before, the answer is what they needed then.
+input, the elements of the others, and the squares of its lengths (attention), plus the interpolated residuals of the
+nearest known batches. For batches with two lengths the maximum of two planes (see max_affine) is used
+instead if it was closer recently. Shapes seen before get the excess they had then.
 
 Source. Recursive least squares (Plackett 1950). A peak is the maximum over moments that are each linear in the batch,
 so it is piecewise linear: hence the residuals of neighbours.
-Cost. `at`: a few multiplications; `learn`: one update of a 4 × 4 matrix, and planes now and then. Memory: `POINTS_MAX`
+Cost. `at`: a few multiplications; `learn`: one update of a 4 × 4 matrix, sometimes planes. Memory: `POINTS_MAX`
 batches.
 
 Known limitations. The length is dimension 1 of inputs with two or three dimensions, and the product of the last two of
-inputs with four; no other square is looked for. Beyond the largest batch seen the line is extrapolated.
+inputs with four; no other square is tried. Beyond the largest batch seen the line is extrapolated.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from gpumon_agent.shape_model.max_affine import Plane, fitted, highest
 
 Shapes = Sequence[Sequence[int]]
 Features = tuple[int, int, int, int, int]
-"""elements of the first input, of the further ones; batch · length² of the first, and of the further ones; and the
-lengths' product"""
+"""elements of the first input, of the others; batch · length² of the first, of the others; batch · both lengths"""
 
 _Columns = tuple[list[Features], "array[float]", "array[float]", "array[float]", "array[float]"]
-"""Batches by size; of each its first three features and what it comes to, side by side in memory: they are looked up
-after a whole step of training, when nothing of them is in the processor's caches."""
+"""Batches by size; their first three features and their excess as contiguous columns, because they are looked up after
+a whole training step, when nothing of them is in the CPU's caches."""
 
 POINTS_MAX = 64
 KNOWN, NEW, BEYOND, AFTER = range(4)
-"""sorts of predictions: a batch seen before; a new one; one larger than any seen; what follows it peaks higher"""
+"""sorts of predictions: a batch seen before; a new one; one larger than any seen; a later phase peaks higher"""
 SURE_BATCHES = 12
 SQUARE_BATCHES = 6
 SQUARE_BETTER = 0.6
 SQUARE_LEAST = 0.002
-"""The square of the length counts once so many batches differed, if it leaves less than this share of the plain line's
-error, and that is no rounding. Always taken, it costs the outlooks of images 0.05 to 0.22 % (hourglass, seed 5)."""
+"""The square of the length is used after `SQUARE_BATCHES` different batches, if it leaves less than `SQUARE_BETTER` of
+the line's error, and that is over `SQUARE_LEAST`. Always used, it costs outlooks of images 0.05 to 0.22 % (hourglass,
+seed 5)."""
 PLANES_BETTER = 0.8
-"""Planes count if they were off by less than this share of what the line and its neighbours were."""
-COMPARED = 16  # batches, over which both are
-_REFIT_SHARE, _REFIT_MOST = 4, 16  # planes are fitted again after a quarter as many new batches, 16 at most
+"""Planes are used if their error is below this share of the line's with neighbours."""
+COMPARED = 16  # batches over which both errors are averaged
+_REFIT_SHARE, _REFIT_MOST = 4, 16  # refit planes after a quarter as many new batches, 16 at most
 _SAME = 0.001
 
 
 def features(shapes: Shapes) -> Features | None:
     """None for a batch without tensors."""
-    if len(shapes) == 1 and len(shapes[0]) == 2:  # as most are
+    if len(shapes) == 1 and len(shapes[0]) == 2:  # the most common case
         rows, length = shapes[0]
         return (rows * length, 0, rows * length * length, 0, 0) if rows and length else None
-    if len(shapes) == 2 and len(shapes[0]) == len(shapes[1]) == 2:  # an encoder's and a decoder's
+    if len(shapes) == 2 and len(shapes[0]) == len(shapes[1]) == 2:  # encoder and decoder
         (rows, length), (others, other) = shapes
         first = rows * length
         if first:
@@ -75,14 +75,14 @@ def features(shapes: Shapes) -> Features | None:
                 square = shape[0] * length * length
         elif not (rank >= 2 and shape[-1] == shape[-2]):  # an attention mask is a square already
             further += elements
-            if rank == 2 and length:  # a decoder's: attention to itself, and to the first one's
+            if rank == 2 and length:  # decoder: self-attention and cross-attention
                 other += shape[0] * shape[1] * shape[1]
                 product += shape[0] * shape[1] * length
     return (first, further, square, other, product) if first else None
 
 
 class _Line:
-    """Coefficients of 1 and some features, by recursive least squares; and how far off it was lately."""
+    """Coefficients of 1 and some features, by recursive least squares; and its recent error."""
 
     __slots__ = ("coefficients", "covariance", "off")
 
@@ -122,31 +122,30 @@ class ShapeRegression:
         self.forget()
 
     def forget(self) -> None:
-        """Another regime: nothing learnt so far holds."""
+        """Drops everything learned: the regime changed."""
         self.seen = 0
-        self.squares = False  # the square of the length tells more than it costs
+        self.squares = False  # the square of the length is used
         self._unit: tuple[float, float, float] = (1.0, 1.0, 1.0)
         self._scale = 1.0
         sure, open_ = 1e2, 1e6
         prior = (open_, sure, sure, sure) if self.fixed else (sure, open_, 1e4, 1e4)
         self._plain, self._square = _Line(prior[:3]), _Line(prior)
-        self._now = (0.0, 0.0, 0.0, 0.0)  # the line that counts, in bytes an element
+        self._now = (0.0, 0.0, 0.0, 0.0)  # the line in use, in bytes per element
         self._points: dict[Features, list[float]] = {}  # the last three excesses of each batch
-        self._settled: dict[Features, float] = {}  # what they come to
+        self._settled: dict[Features, float] = {}  # the excess to predict
         self._keys: list[Features] = []
         self._columns: _Columns = self._keys, array("d"), array("d"), array("d"), array("d")
-        # replaced, and nothing but what a batch comes to is changed: another thread may read
-        self._largest, self._furthest = -1, 0  # elements of the first input and of further ones, in any batch
-        self._planes: tuple[Plane, ...] = ()  # of batches of two lengths, over `_unit`
-        self._faces: tuple[Plane, ...] = ()  # the same in bytes an element, while they tell more than the line
-        self._off = self._planes_off = 0.0  # bytes, lately: line with neighbours, and planes
+        # replaced as a whole; only its last column changes in place: another thread may read
+        self._largest, self._furthest = -1, 0  # most elements of the first input and of the others
+        self._planes: tuple[Plane, ...] = ()  # for batches of two lengths, over `_unit`
+        self._faces: tuple[Plane, ...] = ()  # the same in bytes per element; empty if the line is better
+        self._off = self._planes_off = 0.0  # recent error: line with neighbours, planes
         self._compared = 0
-        self._two = False  # lengths that differ each for itself
-        self._refit_at = 0  # at so many batches
+        self._two = False  # two lengths vary independently
+        self._refit_at = 0  # new batches until then
 
     @property
     def batches(self) -> int:
-        """How many different batches are known."""
         return len(self._keys)
 
     def largest(self) -> Features | None:
@@ -158,12 +157,12 @@ class ShapeRegression:
         return NEW if batch[0] <= self._largest and batch[1] <= self._furthest else BEYOND
 
     def line(self, batch: Features) -> float:
-        """By the coefficients alone."""
+        """From the coefficients alone."""
         a, b, c, d = self._now
         return a + b * batch[0] + c * batch[1] + d * batch[2]
 
     def at(self, batch: Features) -> float:
-        """The excess to expect."""
+        """The expected excess."""
         known = self._settled.get(batch)
         if known is not None:
             return known
@@ -174,7 +173,7 @@ class ShapeRegression:
         return self._between(batch)
 
     def _between(self, batch: Features) -> float:
-        """By the line and by what the batches to both sides differ from it."""
+        """The line plus the interpolated residuals of both neighbours."""
         keys, xs, ys, zs, settled = self._columns
         x, y, z, _, _ = batch
         right = bisect_left(xs, x)
@@ -183,7 +182,7 @@ class ShapeRegression:
         if right == 0 or right == len(xs):
             return self.line(batch) + self._beside(keys[0 if right == 0 else -1])
         left = right - 1
-        # the line, and by how much both differ from it, in shares: what is linear in the elements cancels out
+        # line plus weighted residuals of both: terms linear in the elements cancel out
         x1, low = xs[left], settled[left]
         apart = xs[right] - x1
         share = (x - x1) / apart if apart else 0.5
@@ -198,7 +197,7 @@ class ShapeRegression:
         return between
 
     def _beyond(self, batch: Features, largest: Features) -> float:
-        """Carried on from the largest batch known. A maximum of moments does not bend down: nor does this."""
+        """Extrapolates from the largest batch. A peak is convex: a negative square becomes its tangent."""
         _, b, c, d = self._now
         square: float = batch[2] - largest[2]
         if d < 0:
@@ -211,7 +210,7 @@ class ShapeRegression:
         return 0.0 if known is None else known - self.line(batch)
 
     def learn(self, batch: Features, excess: float) -> None:
-        """One step's excess. Of the same batch, the same again costs next to nothing."""
+        """Learns one step's excess. The same value for the same batch costs almost nothing."""
         self.seen += 1
         points = self._points
         known = points.get(batch)
@@ -236,14 +235,14 @@ class ShapeRegression:
             keys = self._place(batch, excess)
             if batch[1]:
                 self._furthest = max(self._furthest, batch[1])
-                one = keys[0]  # a mask's elements, or labels', follow the first input's: they tell nothing more
+                one = keys[0]  # masks and labels are proportional to the first input: no second length
                 self._two = self._two or (batch[1] != one[1] and batch[1] * one[0] != one[1] * batch[0])
             if self._two:
                 self._refit_at -= 1
                 if self._refit_at <= 0:
                     self._fit()
             if sure:
-                return  # nothing to be learnt from it
+                return  # nothing to learn from it
         self._update(batch, excess)
 
     def _settle(self, batch: Features, excess: float) -> None:
@@ -252,7 +251,7 @@ class ShapeRegression:
         settled[bisect_left(keys, batch)] = excess
 
     def _place(self, batch: Features, excess: float) -> list[Features]:
-        """A new batch among the others by size."""
+        """Inserts a new batch, by size."""
         at = bisect_left(self._keys, batch)
         columns = keys, xs, ys, zs, settled = _copied(self._columns)
         keys.insert(at, batch)
@@ -263,7 +262,7 @@ class ShapeRegression:
         return keys
 
     def _compare(self, batch: Features, excess: float) -> None:
-        """Which of both ways was nearer to a new batch of two lengths: that one is gone by from now on."""
+        """Compares line and planes on a new batch of two lengths. The better one is used from now on."""
         self._compared += 1
         share = 1 / min(self._compared, COMPARED)
         said = highest(self._planes, self._over(batch)) * self._scale
@@ -292,7 +291,7 @@ class ShapeRegression:
         self._faces = tuple(faces)
 
     def _drop(self) -> None:
-        """The batch known longest, unless it is the smallest or the largest."""
+        """Drops the batch known longest, but not the smallest or largest."""
         keys = self._keys
         oldest = next((key for key in self._points if key not in (keys[0], keys[-1])), keys[0])
         at = bisect_left(keys, oldest)
@@ -307,7 +306,7 @@ class ShapeRegression:
         x = (1.0, batch[0] * u, batch[1] * v, batch[2] * w)
         y = excess / self._scale
         size = max(x[1], 1e-3)
-        weight = min(size * size, 1e4)  # large batches decide whether memory suffices; below, the differences tell
+        weight = min(size * size, 1e4)  # large batches decide whether memory suffices; smaller ones rely on residuals
         share = 1 / min(self.seen, 20)
         self._plain.learn(x, y, weight, size, share)
         if batch[2]:
@@ -328,7 +327,7 @@ def _copied(columns: _Columns) -> _Columns:
 
 
 def _settled(values: list[float]) -> float:
-    """Of the last three: the newest where the last two agree, else the middle one."""
+    """The newest value, or the median of three if the last two disagree."""
     if len(values) < 3 or abs(values[-1] - values[-2]) <= _SAME * abs(values[-1]):
         return values[-1]
     return sorted(values)[1]

@@ -1,6 +1,6 @@
-"""Does a peak fit? The one answer, for the agent's outlook of a batch and for the viewer's forecast of a step.
+"""Decides whether a peak fits, for the agent's outlook of a batch and for the viewer's forecast of a step.
 
-Model. The process can have `room`: what it has reserved and what the device has free. Of that, the bytes in `Fragments`
+Model. The process can have `room`: what it has reserved plus what the device has free. The bytes in `Fragments` of it
 cannot be used at a peak. A peak as high as one that fitted before fits again. Cost: a few comparisons.
 """
 
@@ -13,19 +13,19 @@ from gpumon_agent import wire
 from gpumon_agent.wire import FITS, OOM_AHEAD, TIGHT
 
 TIGHT_SHARE = 0.05
-"""Share of the room. With less than this left above the interval it is tight."""
+"""Share of the room. `tight` if less is left above the interval."""
 COMPACT_STEPS = 200
-"""Steps after a retry for which the allocator's cache is known to hold no free segments."""
-_SLACK_STEPS = 16  # among them is a high peak, at which least lies idle
+"""Steps after a retry for which the allocator's cache is taken to hold no free segments."""
+_SLACK_STEPS = 16  # one of them has a high peak, with the fewest idle bytes
 _SHRANK = 1 << 20
 
 
 class Fragments:
-    """Bytes of one device that its allocator reserves at a peak and cannot use for it.
+    """Bytes of one device that its allocator reserves at a peak but cannot use for it.
 
-    At most reserved − allocated at the peak, for it fits into that. Less where whole segments lie free, which are given
-    back before an allocation fails: then what is split off at the fullest boundaries. After a retry none lie free. With
-    expandable segments pages are given back one by one.
+    At most reserved − allocated at the peak. Less if whole segments are free (they are released before an allocation
+    fails): then `inactive_split` at the fullest boundary. After a retry none are free. Always 0 with expandable
+    segments, which release single pages.
     """
 
     __slots__ = ("_compact", "_idle", "_retries", "_slack", "_split", "expandable", "fitted", "room")
@@ -35,10 +35,10 @@ class Fragments:
         self._idle = 0
         self._slack: deque[int] = deque(maxlen=_SLACK_STEPS)
         self._split: deque[int] = deque(maxlen=_SLACK_STEPS)
-        self.fitted = 0  # the highest peak there was room for
-        self.room: int | None = None  # at that time
+        self.fitted = 0  # the highest peak that fitted
+        self.room: int | None = None  # as last set
         self._retries: int | None = None
-        self._compact = 0  # steps for which the cache is known to be lean
+        self._compact = 0  # steps left for which the cache is lean
 
     def learn(self, phases: Sequence[wire.Phase]) -> None:
         if not phases:
@@ -64,16 +64,16 @@ class Fragments:
         self._add(slack, split)
 
     def within(self, room: int | None) -> None:
-        """What the process can have now: where that shrank, what fitted before proves nothing."""
+        """Sets what the process can have now. If it shrank, what fitted before proves nothing."""
         if room is not None:
             if self.room is not None and room < self.room - _SHRANK:
                 self.fitted = 0
             self.room = room
 
     def _add(self, slack: int, split: int) -> None:
-        """What lies idle is asked for at every batch, so made ready here."""
+        """Computes the idle bytes here, since every batch reads them."""
         slacks, splits = self._slack, self._split
-        as_before = len(slacks) == _SLACK_STEPS and slacks[0] == slack and splits[0] == split  # what leaves comes back
+        as_before = len(slacks) == _SLACK_STEPS and slacks[0] == slack and splits[0] == split  # the oldest returns
         slacks.append(slack)
         splits.append(split)
         if not as_before:
@@ -81,7 +81,7 @@ class Fragments:
 
     @property
     def refused(self) -> bool:
-        """The device had no more to give, lately: whatever that was, it is near."""
+        """The device recently had no more to give, so its limit is near."""
         return self._compact > 0
 
     @property
@@ -90,16 +90,16 @@ class Fragments:
 
 
 def expandable(settings: Iterable[str]) -> bool:
-    """Whether the allocator's configuration says so."""
+    """Whether the allocator's settings enable expandable segments."""
     return any("expandable_segments:true" in value.replace(" ", "").lower() for value in settings)
 
 
 def verdict(
     peak: int, low: int, high: int, trusted: bool, room: int | None, limit: int | None, fragments: Fragments | None
 ) -> tuple[str, int | None]:
-    """(fits, tight or oom-ahead; headroom). `room`: what the process can have; `limit`: what nothing can exceed.
+    """(fits, tight or oom-ahead; headroom). `room`: what the process can have; `limit`: an upper bound.
 
-    A peak as high as one that fitted is no out-of-memory ahead.
+    With a `room`, a peak no higher than one that fitted is not oom-ahead.
     """
     if room is None:
         if limit is not None and low > limit:

@@ -1,7 +1,7 @@
-"""Brings the agent into a process that `gpumon run` launched: `launch` starts it, `on_path` is what it finds there.
+"""Brings the agent into a process launched by `gpumon run`: `launch` starts it, with `on_path` on its PYTHONPATH.
 
-A launched process is left alone until it shows that it trains (an optimizer is constructed) or takes a device (CUDA is
-initialized): launchers, compilers, DataLoader workers and package managers do neither.
+The agent starts only when the process constructs an optimizer or initializes CUDA: launchers, compilers, DataLoader
+workers and package managers do neither.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def begin() -> None:
-    """Called once in a launched process, when `import torch` is complete. The agent itself wakes later, if at all."""
+    """Called once in a launched process, when `import torch` is complete. The agent starts later, if at all."""
     protect("shim", _begin)()
 
 
@@ -30,19 +30,19 @@ def _begin() -> None:
     from gpumon_agent.hooks import model_discovery
     from gpumon_agent.leaks import loads
 
-    environment.value("GPUMON_SHIM")  # sitecustomize has looked; here a wrong value is said
+    environment.value("GPUMON_SHIM")  # sitecustomize has read it; here an invalid value is reported
     loads.install()
     if environment.value("GPUMON_TRACK_CPU") == "1":
         from gpumon_agent.allocator.cpu import StorageTracker
 
-        StorageTracker().start()  # now, not with the agent: what is made before it starts is not seen
+        StorageTracker().start()  # now, not with the agent: earlier storages are not seen
     model_discovery.install(_ToAgent())
     if hasattr(cuda, "_lazy_call"):
         cuda._lazy_call(protect("shim", _device_taken))
 
 
 def safetensors() -> None:
-    """`import safetensors.torch` is complete."""
+    """Called when `import safetensors.torch` is complete."""
     from gpumon_agent.leaks import loads
 
     if REGISTRY.finders:
@@ -50,7 +50,7 @@ def safetensors() -> None:
 
 
 def _device_taken() -> None:
-    """CUDA has just been initialized: whoever looks for the process now finds it, long before it trains."""
+    """CUDA has just been initialized: from now on viewers find the process, long before it trains."""
     if REGISTRY.finders and not _is_loader_worker():
         _agent().device_taken()
 
@@ -68,7 +68,7 @@ def _agent() -> Agent:
 
 
 class _ToAgent:
-    """What the search finds goes to the agent, begun with the first finding."""
+    """Passes what the search finds to the agent, started by the first finding."""
 
     def adopt(self, model: Module, optimizer: Optimizer) -> None:
         if not _is_loader_worker():

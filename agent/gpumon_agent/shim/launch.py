@@ -24,7 +24,7 @@ class Refused(Exception):
 
 
 def execute(words: Sequence[str], *, name: str | None = None, track_cpu: bool = False) -> NoReturn:
-    """Becomes the command that `words` mean. Returns only by raising `Refused`."""
+    """Replaces this process by the command that `words` mean. Raises `Refused`."""
     argv = command(words)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -37,7 +37,7 @@ def execute(words: Sequence[str], *, name: str | None = None, track_cpu: bool = 
 def command(words: Sequence[str]) -> list[str]:
     """The real argv: `train.py …` and `-m pkg.train …` get a Python in front, `torchrun …` stays as it is.
 
-    Raises `Refused` for what is certain to fail, before anything starts.
+    Raises `Refused` for commands certain to fail, before anything starts.
     """
     if not words:
         raise Refused("nothing to run: give a script, -m MODULE, or a command (torchrun …, accelerate launch …)")
@@ -50,7 +50,7 @@ def command(words: Sequence[str]) -> list[str]:
     if shutil.which(first) is None:
         if Path(first).exists():  # a script without a suffix, or a folder with a __main__.py
             return [python(), *words]
-        beside = shutil.which(first, path=str(Path(sys.executable).parent))  # a venv that is used but not activated
+        beside = shutil.which(first, path=str(Path(sys.executable).parent))  # a venv used but not activated
         if beside is None:
             from gpumon_agent.wire.masking import masked
 
@@ -62,7 +62,7 @@ def command(words: Sequence[str]) -> list[str]:
 
 
 def environment(outer: Mapping[str, str], *, name: str | None = None, track_cpu: bool = False) -> dict[str, str]:
-    """`outer` with the agent on its way in; whatever PYTHONPATH held comes after."""
+    """`outer` with `ON_PATH` in front of PYTHONPATH, and the agent's variables."""
     inner = dict(outer)
     entries = [entry for entry in outer.get("PYTHONPATH", "").split(os.pathsep) if entry != ON_PATH]
     # PYTHONPATH="" means no entry, but an empty entry among others means the current folder
@@ -75,7 +75,7 @@ def environment(outer: Mapping[str, str], *, name: str | None = None, track_cpu:
 
 
 def python() -> str:
-    """The interpreter for a bare script: this one if it has torch, else the one a person gets by typing `python`."""
+    """The interpreter for a bare script: this one if it has torch, else `python` on PATH."""
     if importlib.util.find_spec("torch") is not None:
         return sys.executable
     return shutil.which("python") or shutil.which("python3") or sys.executable
@@ -87,7 +87,7 @@ def _check_exists(script: str) -> None:
 
 
 def _checked_options(words: Sequence[str]) -> Sequence[str]:
-    """Python's own options among `words`, looked at for those that keep the agent out or promise a missing script."""
+    """`words`, after checking Python's own options for those that keep the agent out, and the script's path."""
     rest = iter(words)
     for word in rest:
         if not word.startswith("-") or word == "-":

@@ -1,1 +1,1 @@
-"""How what the agent knows leaves the training process: through shared memory, to a helper that answers viewers."""
+"""Passes the agent's events through shared memory to a helper process that answers viewers."""

@@ -1,10 +1,10 @@
-"""The publishing socket and its gate: only this user's processes may subscribe, and none may flood.
+"""The publishing socket and its access control: only this user's processes may subscribe, at a limited rate.
 
-libzmq keeps every subscription (each of its bytes a node of a trie) and every message about one until we have read it,
-and reads on as long as more come: a flood of them grows the training by megabytes a second and holds its publisher up.
-So little is taken in at a time, and who subscribes more often than any viewer does is shut out, by process id. One
-peer cannot be disconnected: the socket is closed, with all that it kept, and another bound in its place. Viewers come
-back by themselves.
+libzmq stores every subscription (one trie node per byte), queues the messages about them until we read them, and keeps
+reading as long as more arrive: a flood grows this process by megabytes a second and blocks the publisher. So the
+receive queue is short, and a process that subscribes more often than any viewer is banned by its pid. libzmq cannot
+disconnect a single peer, so the socket is closed, with all that it stored, and a new one is bound. Viewers reconnect by
+themselves.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ import zmq
 from gpumon_agent import wire
 from gpumon_agent.transport.history import BYTES_MAX
 
-_SUBSCRIPTION_BYTES_MAX = 64  # ours take 19, the handshake's READY 38; libzmq keeps each subscribed byte as a node
+_SUBSCRIPTION_BYTES_MAX = 64  # ours take 19, the handshake's READY 38; libzmq stores a trie node per byte
 # Frames a viewer may lag behind. A whole history is at most 128 half-full frames, a description of 10,000 modules about
-# 40; the rest is room for gaps, which begin a frame of their own. A stopped viewer holds this many small live frames.
+# 40; the rest is for gaps, each of which starts a new frame. For a stopped viewer this many small live frames are kept.
 SEND_HWM = 4 * BYTES_MAX // wire.FRAME_BYTES_MAX
-_RECEIVE_HWM = 16  # subscriptions that libzmq takes from a peer before we have looked
+_RECEIVE_HWM = 16  # unread subscriptions that libzmq queues per peer
 SUBSCRIPTIONS_MAX = 128
-"""Of one process within `WINDOW_S`. A viewer needs three, and three more each time it comes back."""
+"""Of one process within `WINDOW_S`. A viewer needs three, and three more per reconnect."""
 WINDOW_S = 1.0
 SHUT_OUT_S = 60.0
-"""Then the process may try again, or another that has its number by now."""
+"""After this the process may try again, or a new one with its pid."""
 
 
 class Turnstile:
-    """Counts who subscribes how often, and knows who did so too often."""
+    """Counts subscriptions by process and bans those with too many."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._began = 0.0
-        self._shut_out: dict[str, float] = {}  # process id → until when
+        self._shut_out: dict[str, float] = {}  # pid → until when
 
     def passes(self, pid: str, now: float) -> bool:
-        """One more subscription of `pid`: False if that is too many."""
+        """Counts a subscription of `pid`. False: too many."""
         if now - self._began > WINDOW_S:
             self._counts.clear()
             self._began = now
@@ -56,7 +56,7 @@ class Turnstile:
 
 
 def open_gate(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    """What `admit` answers on. libzmq asks it about every connection from the moment a publisher is bound."""
+    """The socket `admit` answers on. libzmq asks it about every connection once a publisher is bound."""
     gate = context.socket(zmq.REP)
     gate.linger = 0
     gate.bind("inproc://zeromq.zap.01")
@@ -76,18 +76,18 @@ def open_publisher(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]
 
 
 def subscriber(message: zmq.Frame) -> str:
-    """The process id that `admit` gave to the connection a message came by."""
+    """The pid that `admit` assigned to the connection of a message."""
     try:
         return str(message.get("User-Id"))
-    except zmq.ZMQError:  # a libzmq that tells nothing: all are counted as one
+    except zmq.ZMQError:  # libzmq without User-Id: all peers count as one
         return ""
 
 
 def admit(gate: zmq.Socket[bytes], turnstile: Turnstile) -> None:
-    """Answers libzmq's question about one connection (ZAP, RFC 27): only our own uid may subscribe.
+    """Answers one ZAP request (RFC 27), about one connection: only our own uid may subscribe.
 
-    Over ipc the address is `localhost:UID:GID:PID`, from the kernel; the pid comes back with every message of the
-    connection, as its User-Id.
+    Over ipc the address is `localhost:UID:GID:PID`, from the kernel. The pid is returned as User-Id, which libzmq
+    attaches to every message of the connection.
     """
     try:
         version, request, _domain, address, *_ = gate.recv_multipart(zmq.NOBLOCK)

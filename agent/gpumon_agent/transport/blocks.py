@@ -1,11 +1,10 @@
-"""The allocator's segments and blocks: read whole in the training thread, made into messages on the publisher's.
+"""The allocator's segments and blocks: read at once in the training thread, encoded in slices at later boundaries.
 
-Cost: torch's snapshot makes one dict a block, about 0.5 µs each with the garbage collector held, twice that on a busy
+Cost: torch's snapshot makes one dict a block, about 0.5 µs each with the garbage collector off, twice that on a busy
 machine (benchmarks/asked.py): `BLOCKS_MAX` stop the training for 30 to 60 ms. More are refused, except at an
-out-of-memory, where nothing is held up. What follows (small tuples, encoding) is done in slices of `SLICE` blocks by
-the other thread, which gives way after each.
-Known limitations. While the script itself records the allocator's history, every block carries its stacks, and torch
-writes them out at each snapshot, for seconds: nothing is read then.
+out-of-memory, which delays nothing. The rest (small tuples, encoding) is done in slices of `SLICE` blocks.
+Known limitations. If the script itself records the allocator's history, every block carries its stacks, and a snapshot
+with them takes seconds: nothing is read then.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from typing import Any, NamedTuple
 
 from gpumon_agent import wire
 
-BLOCKS_MAX = 60_000  # of all devices together: torch reads them all
-BLOCKS_AT_OOM_MAX = 200_000  # some 100 MiB of host memory for a moment
+BLOCKS_MAX = 60_000  # of all devices: torch reads them all
+BLOCKS_AT_OOM_MAX = 200_000  # about 100 MiB of host memory for a moment
 SLICE = 512
 
-_STATES = {"active_allocated": wire.ALLOCATED, "inactive": wire.INACTIVE}  # what is left waits for a stream
+_STATES = {"active_allocated": wire.ALLOCATED, "inactive": wire.INACTIVE}  # any other state waits for a stream
 
 
 class Raw(NamedTuple):
-    """What torch told, and what that took of the training thread's time."""
+    """torch's snapshot, and the training thread's time it took."""
 
     segments: list[dict[str, Any]]
     rest: dict[str, Any]
@@ -34,13 +33,13 @@ class Raw(NamedTuple):
 
 
 class TooDear(Exception):
-    """Reading would stop the training for too long, or is not ours to do. The text is one sentence."""
+    """Reading would stop the training for too long. The text is one sentence."""
 
 
 def read(limit: int = BLOCKS_MAX) -> Raw:
-    """All devices' segments. Raises TooDear. Must be called in the training thread, after CUDA began.
+    """All devices' segments. Raises TooDear. Call in the training thread, after CUDA is initialized.
 
-    The collector is held: the dicts made here would set it off again and again, the full collections among them.
+    The garbage collector is off: the dicts made here would trigger it repeatedly, full collections included.
     """
     import torch
 
@@ -77,7 +76,7 @@ def _count(device: int) -> int:
 
 
 def made_of(raw: Raw, device: int) -> Iterator[list[wire.Segment] | None]:
-    """Takes `raw` apart, freeing it as it goes: None after each slice of work, the device's segments at last."""
+    """Converts `raw`, freeing it on the way. Yields None after each slice, then the device's segments."""
     segments: list[wire.Segment] = []
     room = SLICE
     raw.segments.reverse()
@@ -113,7 +112,6 @@ def made_of(raw: Raw, device: int) -> Iterator[list[wire.Segment] | None]:
 def encoded(
     segments: list[wire.Segment], device: int, number: int, at: tuple[int, str], t_ns: int, reason: str, spent_ns: int
 ) -> Iterator[bytes]:
-    """The messages, one after the other."""
     cut = list(wire.parts(segments))
     for part, some in enumerate(cut):
         yield wire.encode_event(wire.Segments(device, number, *at, t_ns, reason, part, len(cut), some, spent_ns))

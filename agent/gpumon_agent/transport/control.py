@@ -1,10 +1,9 @@
-"""The control socket: a viewer asks for one thing of four, and is told at once whether it will be done.
+"""The control socket: viewers send one of four requests and learn at once whether it will be done.
 
-Its own REP socket beside the publisher's, behind the same gate (only this user's processes), served by the publisher's
-thread. A request is one small frame: a word of an enum, the agent's nonce, at most two numbers; no path, no code. The
-socket never waits and never does the work: `answer` only notes what is wanted. Who asks more often than
-`REQUESTS_A_SECOND` is not heard until the second is over: the socket is left out of the poll, and libzmq holds the
-sender back.
+A REP socket beside the publisher's, with the same access control (only this user's processes), served by the
+publisher's thread. A request is one small frame: an enum word, the agent's nonce, at most two numbers; no path, no
+code. The socket never waits and never does the work: `answer` only notes the request. After `REQUESTS_A_SECOND`
+requests (of all viewers) the socket is not polled until the second is over, and libzmq blocks the senders.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ import zmq
 
 from gpumon_agent import wire
 
-REQUEST_BYTES_MAX = 512  # a sound one takes about 40
+REQUEST_BYTES_MAX = 512  # a valid one takes about 40
 REQUESTS_A_SECOND = 20
-_WAITING_MAX = 8  # requests of one connection that libzmq keeps for us
+_WAITING_MAX = 8  # requests that libzmq queues per connection
 
 
 class Control:
-    """The publisher's, on its thread."""
+    """Used on the publisher's thread."""
 
     def __init__(self, nonce: str, answer: Callable[[wire.Request], wire.Reply | None]) -> None:
         self._nonce = nonce
@@ -42,14 +41,14 @@ class Control:
         self._socket, self._poller = socket, poller
 
     def bind(self, address: str) -> None:
-        """Raises ZMQError. Nothing may stand there: libzmq would replace it."""
+        """Raises ZMQError. The path must be free: libzmq would replace a file."""
         assert self._socket is not None
         self._socket.bind(address)
 
     def hear(self, now: float, ready: Container[object]) -> None:
-        """Answers what has come, and listens no further where it was too much for one second.
+        """Answers pending requests. Stops polling for the rest of the second if there were too many.
 
-        `ready`: what the poller found; a look that finds nothing costs as much as reading the ring.
+        `ready`: what the poller found. Receiving nothing costs as much as reading the ring.
         """
         if self._socket is None or self._poller is None or (self._listening and self._socket not in ready):
             return
@@ -86,7 +85,7 @@ class Control:
         assert self._socket is not None
         try:
             self._socket.send(reply, zmq.NOBLOCK)
-        except zmq.Again:  # who asked went away and left a full queue: a REP socket drops it with its next word
+        except zmq.Again:  # the asker is gone, its queue full: the REP socket drops it at the next send
             return
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""How the process ends, told at exit: finished, or by the exception that nobody caught.
+"""Reports at exit how the process ends: finished, or by an uncaught exception.
 
-The interpreter leaves an uncaught exception in `sys.last_exc` (before Python 3.12 `sys.last_value`) before atexit runs.
-Nothing is replaced for it. An exit code (`sys.exit(3)`) cannot be seen then: `exit_code` leaves it for the helper.
-`os._exit` and signals let nobody speak: viewers find the process gone.
+The interpreter stores an uncaught exception in `sys.last_exc` (before Python 3.12 `sys.last_value`) before atexit runs,
+so nothing is replaced. An exit code (`sys.exit(3)`) is not visible then: `exit_code` passes it to the helper.
+After `os._exit` and signals there is no report: viewers find the process gone.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Leave = Callable[[str, str], None]
 
 
 class ExitReason:
-    """Calls `leave` once, at exit. Signals keep their default action: who dies of one is found gone by its viewers."""
+    """Calls `leave` once, at exit. Signals keep their default action."""
 
     def __init__(self, leave: Leave) -> None:
         self._leave = leave
-        self._before = _uncaught()  # of a prompt, long before the end
+        self._before = _uncaught()  # left by an interactive prompt, earlier
         atexit.register(self._exit)
 
     def remove(self) -> None:

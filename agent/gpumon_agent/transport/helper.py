@@ -1,8 +1,8 @@
-"""The helper process: it reads what the training process writes into shared memory, and answers its viewers.
+"""The helper process: reads the training process's events from shared memory and answers viewers.
 
-It keeps the recent past and the picture for who comes late, owns the ZeroMQ sockets, lets only this user's processes
-in, takes their requests, and writes to the disk. Its memory and time are its own: what fails here, and libzmq's
-abort(), cannot reach the training. It ends when the training process has.
+It keeps the recent past and the picture for late viewers, owns the ZeroMQ sockets, admits only this user's processes,
+takes their requests, and writes to disk. It is a separate process so that its errors, and libzmq's abort(), cannot
+reach the training. It ends when the training process has ended.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from gpumon_agent.transport.publisher import Publisher
 from gpumon_agent.transport.ring import LongReader, Reader
 from gpumon_agent.wire.recording import recorded
 
-DESCRIPTOR = 3  # of the memory, as `spawn.start` hands it over
+DESCRIPTOR = 3  # the memory's, as `spawn.start` passes it
 WAITS = "at the next phase boundary"
 _NO_CUDA = "PyTorch's allocator has no segments here: CUDA was not used"
 _ANSWER_EVERY_NS = 1_000_000_000
-_KEPT = 8  # requests and lines that the training process may not have seen yet
-_LINE_CHARS = 400  # so that all of them fit an answer
-_EXIT_S = 10.0  # from its last word until the process has gone: CUDA and NCCL take their time
+_KEPT = 8  # requests and lines kept until the training process has seen them
+_LINE_CHARS = 400  # so that all fit an answer
+_EXIT_S = 10.0  # from Goodbye until the process is gone: CUDA and NCCL shut down slowly
 
 
 class Helper:
-    """Stands where the training process does, for a Publisher."""
+    """A Publisher's source, in place of the training process."""
 
     def __init__(self, memory: Memory, start: messages.Start) -> None:
         self.descriptor = start.descriptor
@@ -64,7 +64,7 @@ class Helper:
         self._goodbye_ns = 0
         guard.listen(self.tell)
         self._ahead = protect("outlook on the disk", self._write_ahead)
-        self._failed: wire.Oom | None = None  # its past is not yet on the disk
+        self._failed: wire.Oom | None = None  # its past is not yet on disk
         self._keep_past = protect("out-of-memory's past on the disk", self._write_past)
         self._last = last_known.File(self._box, self.descriptor.unix_ns, self.descriptor.pid, written=start.again)
         self._last_ns = time.monotonic_ns()
@@ -84,11 +84,11 @@ class Helper:
     # ------------------------------------------------------------------------------- called by the publisher, each turn
 
     def drain(self) -> list[tuple[int, bytes]]:
-        """What has come since the last call. Most of it passes as it is, with a look at its kind."""
-        ended = self.trainer.ended(wrote=self._reader.has_more())  # first, so that what it wrote last is read after it
+        """Events since the last call. Most are not decoded; only their kind is read."""
+        ended = self.trainer.ended(wrote=self._reader.has_more())  # first, so that its last events are read afterwards
         if self._begins and self.publisher.ready:
             self._begins = False
-            process.lower_priority()  # to start at the lowest takes many seconds beside a busy training
+            process.lower_priority()  # not earlier: at nice 19 starting takes many seconds beside a busy training
         self._take_long()
         events: list[tuple[int, bytes]] = []
         for _, payload in self._reader.take():
@@ -99,7 +99,7 @@ class Helper:
                 elif kind != "step" and self._heed(wire.decode_event(payload), payload):
                     continue
                 events.append((self._seq, payload))
-            except wire.WireError:  # whatever it was, its number tells viewers that something is missing
+            except wire.WireError:  # viewers notice the gap in the numbers
                 pass
             self._seq += 1
         self._seq += self._reader.lost - self._lost
@@ -143,7 +143,7 @@ class Helper:
         )
 
     def take(self, request: wire.Request) -> wire.Reply:
-        """Whether what a viewer asks for will be done."""
+        """Accepts or refuses a viewer's request."""
         if request.what == wire.ROOM:
             if request.available is None or not 0 <= request.device < 64:
                 return wire.Reply(False, "how much room, and on which device?")
@@ -160,18 +160,18 @@ class Helper:
         return wire.Reply(True, "" if request.what == wire.ROOM else WAITS)
 
     def tell(self, text: str) -> None:
-        """A line in the training's terminal."""
+        """Prints a line in the training's terminal."""
         self._number += 1
         self._said = [*self._said, (self._number, wire.clean(text, _LINE_CHARS))][-_KEPT:]
 
-    # ---------------------------------------------------------------------------------------------------------- within
+    # -------------------------------------------------------------------------------------------------------- internal
 
     def _at(self) -> Current:
         self._now = self._status.read() or self._now
         return self._now
 
     def _heed(self, event: wire.Event, payload: bytes) -> bool:
-        """Whether it is kept back: the last word waits for the exit code."""
+        """True: the event is held back (Goodbye waits for the exit code)."""
         if isinstance(event, wire.Goodbye):
             self._goodbye, self._goodbye_ns = event, time.monotonic_ns()
             return True
@@ -212,13 +212,13 @@ class Helper:
         self.publisher.say((told,))
 
     def _write_ahead(self, outlook: wire.Outlook) -> None:
-        """A batch that will not fit, on disk too: nobody may be watching."""
+        """Writes it to disk too: there may be no viewer."""
         hello = self._picture.hello
         if hello is not None:
             self._box.write_ahead(hello, outlook)
 
     def _write_past(self, failed: wire.Oom, newest: list[tuple[int, bytes]]) -> None:
-        """Beside the report of an out-of-memory, so that `gpumon explain --last` says what a viewer would have said."""
+        """Beside the out-of-memory report, so that `gpumon explain --last` knows as much as a viewer."""
         hello = self._picture.hello
         if hello is not None and failed.report is not None:
             described = [(-1, raw) for raw in self._picture.events()]
@@ -226,13 +226,13 @@ class Helper:
             self._box.write_past(failed.report, recorded(hello.nonce, time.time_ns(), events))
 
     def _write_last(self, *, ended: bool) -> None:
-        """For the case that this process is killed too, with all of its container."""
+        """In case this process is killed too, with its whole container."""
         hello, at = self._picture.hello, self._at()
         if hello is None:
             return
         phase = None if self._last_phase is None else wire.decode_event(self._last_phase)
         figures = (phase.device, phase.allocated, phase.reserved) if isinstance(phase, wire.Phase) else (None,) * 3
-        self._resident = _resident(hello.pid) or self._resident  # of who is gone it cannot be read any more
+        self._resident = _resident(hello.pid) or self._resident  # unreadable once the process is gone
         in_it_s = max(0, time.monotonic_ns() - at.since_ns) / 1e9
         known = last_known.LastKnown(
             time.time(), ended, hello.host, hello.boot_id, hello.pid, hello.start_time, hello.rank, hello.name,
@@ -241,7 +241,7 @@ class Helper:
         self._last.write(known)
 
     def _last_word(self, ended: bool) -> wire.Goodbye | None:
-        """As soon as it is certain: a process that "finished" may still have failed by its exit code."""
+        """The Goodbye, once certain: a process that "finished" may still have a failing exit code."""
         goodbye = self._goodbye
         if goodbye is None:
             return self._gone() if ended and not self.trainer.runs_another() else None
@@ -255,20 +255,20 @@ class Helper:
         return goodbye
 
     def _gone(self) -> wire.Goodbye:
-        """It was killed, or ended itself without Python's exit. This process saw it at once, viewers did not."""
+        """It was killed, or ended without Python's exit. The helper notices at once, viewers do not."""
         text = f"process {self.descriptor.pid} is gone, and said no last word"
         at = self._at()
         return wire.Goodbye("lost", time.monotonic_ns(), at.step, at.phase, text)
 
     def _answer(self) -> None:
-        """Whenever it changes, and each second: the training process looks whether its helper lives."""
+        """Sent when it changes, and each second as a sign of life to the training process."""
         answer = messages.Answer(
             self.publisher.ready,
             self.publisher.watched,
             self.publisher.answered,
             tuple(self._requests),
             tuple(self._said),
-            self._answered.seq,  # by itself it is no change
+            self._answered.seq,  # alone, no change
         )
         now = time.monotonic_ns()
         if answer != self._answered or now - self._answered_ns > _ANSWER_EVERY_NS:
@@ -285,7 +285,7 @@ def _resident(pid: int) -> int | None:
 
 
 def main() -> None:
-    """What `spawn.start` runs."""
+    """The entry point, run by `spawn.start`."""
     process.prepare()
     memory = Memory.open(DESCRIPTOR)
     told = Pages(memory, START).read()

@@ -1,7 +1,7 @@
-"""The run's past, encoded: its newest steps whole, its beginning and every nth step between (wire.thinning).
+"""The run's past, encoded: the newest steps in full, its beginning and every nth step between (wire.thinning).
 
-Viewers that come late get it, and so do the file beside an out-of-memory's report and every viewer that missed
-something. Viewers that were there from the start hear when the past is thinned, and thin theirs alike.
+It is sent to viewers that attach late or missed something, and written beside an out-of-memory report. Viewers that
+were attached all along receive `Thinned` and thin their past the same way.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gpumon_agent.wire.thinning import Facts, beat_is_kept, facts, kept
 
 STEPS_MAX = 2_048
 THIN_EVERY = 512
-"""Steps after which the oldest are thinned. Between two times the newest 1,536 to 2,048 steps are whole."""
+"""Steps between two thinnings of the oldest: the newest 1,536 to 2,048 steps are complete."""
 
 BYTES_MAX = 3 * 1024 * 1024  # of the newest steps; thinned to three quarters of it
 OLD_STEPS_MAX = 512  # one of every `stride` steps
 OLD_BYTES_MAX = 1024 * 1024
-SAID_MAX = 64  # notices and outs of memory of steps that were thinned
+SAID_MAX = 64  # notices and out-of-memories of thinned steps
 _PAGE_BYTES = 32 * 1024
 _LEDGERS_MAX = 64
 
@@ -39,7 +39,7 @@ class _Old(NamedTuple):
 
 
 class _Closed(NamedTuple):
-    """A step whose events leave the pages; all of them encoded."""
+    """A step whose events leave the pages, encoded."""
 
     facts: Facts
     closed: bytes
@@ -48,8 +48,6 @@ class _Closed(NamedTuple):
 
 
 class _Parts:
-    """The events of a step that were met so far."""
-
     __slots__ = ("ledgers", "peaks", "phases")
 
     def __init__(self) -> None:
@@ -61,9 +59,9 @@ class _Parts:
 class History:
     """Bounded by bytes and by steps.
 
-    The newest events lie in pages that are finished packets: a snapshot costs a copy of bytes and nothing else. Memory
-    is the encoded bytes plus a few hundred bytes a page. (As Structs they would take between four and five times as
-    much.) `thin` reads the first fields of each event that it drops, once: 10 µs a step.
+    The newest events are in pages of finished packets, so a snapshot only copies bytes. Memory: the encoded bytes plus
+    a few hundred bytes a page (Structs would take four to five times as much). `thin` decodes the first fields of each
+    dropped event, once: 10 µs a step.
     """
 
     def __init__(self, limit_bytes: int = BYTES_MAX) -> None:
@@ -74,17 +72,17 @@ class History:
         self._open: list[tuple[int, bytes]] = []
         self._open_bytes = 0
         self._open_steps = 0
-        self._steps_since = 0  # closed since the past was thinned
+        self._steps_since = 0  # closed since the last thinning
         self._closed: bytes | None = None  # the newest wire.Step
         self._old: dict[int, _Old] = {}
         self._said: deque[bytes] = deque(maxlen=SAID_MAX)
-        self._loose: dict[int, _Parts] = {}  # of thinned events: their steps have not closed in them
+        self._loose: dict[int, _Parts] = {}  # of dropped events whose step has not closed yet
         self._thinned: wire.Thinned | None = None
         self._beats: dict[int, bytes] = {}
         self.newest = -1
 
     def extend(self, events: list[tuple[int, bytes]]) -> None:
-        """Encoded events with their numbers, in order."""
+        """Adds encoded events with their numbers, in order."""
         for seq, encoded in events:
             self._open.append((seq, encoded))
             self._open_bytes += len(encoded)
@@ -98,14 +96,14 @@ class History:
                 self._seal()
 
     def beat(self, heartbeat: wire.Heartbeat) -> None:
-        """How large the process was, second by second."""
+        """Keeps heartbeats: the process's size over time."""
         newest = heartbeat.number
         if newest is not None:
             self._beats[newest] = wire.encode_event(heartbeat)
             self._beats = {number: raw for number, raw in self._beats.items() if beat_is_kept(number, newest)}
 
     def thin(self) -> wire.Thinned | None:
-        """Thins the past where it is time to; what viewers have to hear then."""
+        """Thins the past when due, and returns the event for viewers."""
         too_large = self._pages_bytes + self._open_bytes > self._bytes_max
         if self._closed is None or (self._steps_since < THIN_EVERY and not too_large):
             return None
@@ -131,7 +129,7 @@ class History:
         return self._thinned
 
     def _take_apart(self, page: _Page) -> Iterator[tuple[int, _Closed]]:
-        """Its steps by number; what was said beside them is kept."""
+        """The page's steps by number. Keeps its notices and out-of-memories."""
         loose = self._loose
         for packet in page.packets:
             for _, raw in wire.unpack(packet):
@@ -155,7 +153,7 @@ class History:
                     self._said.append(raw)
 
     def _keep(self, dropped: dict[int, _Closed], stride: int) -> int:
-        """Keeps of them and of what is old already what the rule says; the stride it took."""
+        """Thins the old steps and `dropped` by the rule. Returns the stride used."""
         old, fresh = self._old, dict(dropped)
         told = {step: known.facts for step, known in old.items()} | {step: each.facts for step, each in fresh.items()}
         in_order = [told[step] for step in sorted(told)]
@@ -175,17 +173,17 @@ class History:
         return sum(len(old.raw) for old in self._old.values())
 
     def past(self) -> list[bytes]:
-        """Of what was thinned: heartbeats, whole steps, what was said, and how it was thinned. None has a number."""
+        """Heartbeats, and the thinned part: kept steps, notices, out-of-memories, `Thinned`. Without numbers."""
         thinned = [] if self._thinned is None else [wire.encode_event(self._thinned)]
         return [*self._beats.values(), *(old.raw for old in self._old.values()), *self._said, *thinned]
 
     def packets(self) -> list[bytes]:
-        """Everything since, oldest first, as it stands now."""
+        """Everything since, oldest first."""
         sealed = [packet for page in self._pages for packet in page.packets]
         return sealed + list(wire.pack(self._open, replayed=True))
 
     def events(self) -> list[tuple[int, bytes]]:
-        """The whole history, as `past` and `packets` have it, with its numbers (-1: none)."""
+        """The whole history (`past` and `packets`) with its numbers (-1: none)."""
         sealed = [event for page in self._pages for packet in page.packets for event in wire.unpack(packet)]
         return [*((-1, raw) for raw in self.past()), *sealed, *self._open]
 
@@ -195,7 +193,7 @@ class History:
 
     @property
     def steps(self) -> int:
-        """Those of which everything is kept."""
+        """Steps kept in full."""
         return self._pages_steps + self._open_steps
 
     def _seal(self) -> None:

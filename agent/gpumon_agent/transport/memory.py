@@ -1,14 +1,14 @@
 """The memory that the training process and its helper share: one sealed memfd, mapped, with a fixed layout.
 
-A file would do, but anybody may truncate one, and a sparse file on a full tmpfs has no page to give: both are a SIGBUS
-in the process that writes. Here all pages are taken as the memory is created (posix_fallocate(3)), so that too little
-memory is an OSError at start, and seals (fcntl(2), F_ADD_SEALS) keep its size as it is.
+Not a plain file: other processes can truncate it, and a sparse file on a full tmpfs has no page left; both raise SIGBUS
+in the writer. Here all pages are allocated at creation (posix_fallocate(3)), so that too little memory is an OSError at
+start, and seals (fcntl(2), F_ADD_SEALS) fix the size.
 
-The training process keeps no descriptor of it: `close_descriptor` once the helper has its own. A mapping lives without
-(mmap(2)). Python's `mmap` module would keep a duplicate before 3.13; hence ctypes. `os.memfd_create` is missing where
-Python was built against a C library older than the one that runs (uv's and conda-forge's builds); hence ctypes again.
+The training process keeps no descriptor: it calls `close_descriptor` once the helper has its own; the mapping stays
+valid (mmap(2)). ctypes is used because Python's `mmap` keeps a duplicate descriptor before 3.13, and because
+`os.memfd_create` is missing if Python was built against an older C library (uv's and conda-forge's builds).
 
-A forked child inherits the mapping, and what it wrote would be read: it must not. Its caller sees to that.
+A forked child inherits the mapping but must not write to it. The caller ensures that.
 
 Layout, all numbers in the machine's own byte order:
 
@@ -34,11 +34,11 @@ from gpumon_agent.guard import pass_on
 MAGIC = int.from_bytes(b"gpumon\r\n", "little")
 VERSION = 2
 PAGE_BYTES = 64 * 1024
-"""A record of the ring never crosses a multiple of this: a reader that lost its place goes on at the next one."""
+"""No record of the ring crosses a multiple of this: a reader that lost its place resumes at the next."""
 
 
 class Pair(NamedTuple):
-    """Where two alternating pages are, and the word that says which is the newest."""
+    """Where two alternating pages are, and the word that names the newest."""
 
     latest: int
     offset: int
@@ -46,19 +46,19 @@ class Pair(NamedTuple):
 
 
 STATUS_OFFSET = 4096
-START = Pair(latest=40, offset=8192, page_bytes=64 * 1024)  # what the helper has to know; written before it starts
-ANSWER = Pair(latest=48, offset=START.offset + 2 * START.page_bytes, page_bytes=8 * 1024)  # what viewers ask for
+START = Pair(latest=40, offset=8192, page_bytes=64 * 1024)  # the helper's parameters; written before it starts
+ANSWER = Pair(latest=48, offset=START.offset + 2 * START.page_bytes, page_bytes=8 * 1024)  # what viewers request
 _RING_OFFSET = ANSWER.offset + 2 * ANSWER.page_bytes
 
 # Words, counted from the beginning.
 EVENTS_HEAD = 8  # end of the newest record of the event ring
-LONG_HEAD = 16  # the same of the queue
-LONG_TAIL = 24  # how far its reader has come
+LONG_HEAD = 16  # the same for the queue
+LONG_TAIL = 24  # its reader's position
 STATUS_LATEST = 32
 EXIT = 64  # the exit code, as libc writes it: an int
 
 _HEADER = struct.Struct("=QQQQ")
-_PIECE_BYTES = 256 * 1024  # taken at a time: a signal makes the kernel begin a whole posix_fallocate anew
+_PIECE_BYTES = 256 * 1024  # per call: after a signal the kernel restarts a posix_fallocate from the beginning
 
 # linux/memfd.h, linux/fcntl.h; Python has these names only if it was built with headers that do.
 _MFD_CLOEXEC, _MFD_ALLOW_SEALING, _MFD_NOEXEC_SEAL = 1, 2, 8
@@ -74,17 +74,17 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Unreadable(Exception):
-    """The descriptor is not of a memory of ours. The text is one sentence for a person."""
+    """Not a descriptor of our memory. The text is one sentence for a person."""
 
 
 class Memory:
     """One mapping. `view` is all of it, `words` the same as u64, `events` and `long` the two rings.
 
-    They are released by `close`; keep no slice of them, which would outlive the mapping.
+    `close` releases them. Keep no slices: they would outlive the mapping.
     """
 
     def __init__(self, fd: int, events_bytes: int, long_bytes: int) -> None:
-        """Maps what `create` and `open` have checked. Raises OSError."""
+        """Use `create` or `open`, which check. Raises OSError."""
         self.fd = fd
         self._size = _RING_OFFSET + events_bytes + long_bytes
         self._address: int | None = _mapped(fd, self._size)
@@ -100,13 +100,13 @@ class Memory:
 
     @classmethod
     def create(cls, events_bytes: int = 2 * 1024 * 1024, long_bytes: int = 1024 * 1024) -> Memory:
-        """New memory, all zero behind the header. Both sizes are powers of two, of at least four pages.
+        """New memory, all zero after the header. Both sizes are powers of two, of at least four pages.
 
         Raises OSError (EMFILE, ENFILE, ENOMEM, ENOSPC, EFBIG; ENOSYS without memfd_create(2)) and leaves nothing
-        behind. It takes one descriptor; a second for a moment, if the one it got was a standard stream's.
+        behind. Takes one descriptor; briefly two, if the first was 0, 1 or 2.
 
-        Known limitation: a signal handler that raises at the very moment at which a call here returns leaves the
-        descriptor open. A finalizer could close it, but what a handler raises in a finalizer is lost.
+        Known limitation: a signal handler that raises exactly when a call here returns leaks the descriptor. A
+        finalizer could close it, but what a handler raises in a finalizer is lost.
         """
         if not (_is_ring(events_bytes) and _is_ring(long_bytes)):
             raise ValueError(f"no sizes of rings: {events_bytes}, {long_bytes}")
@@ -127,7 +127,7 @@ class Memory:
 
     @classmethod
     def open(cls, fd: int) -> Memory:
-        """The memory that another process created. Raises Unreadable, or OSError where it cannot be mapped.
+        """Maps memory of another process. Raises Unreadable, or OSError if it cannot be mapped.
 
         `fd` stays open until `close_descriptor`.
         """
@@ -150,12 +150,12 @@ class Memory:
 
     @property
     def exit_address(self) -> int:
-        """Of the word EXIT, for libc to write to. It must not be used after `close`."""
+        """Address of the word EXIT, for libc. Invalid after `close`."""
         assert self._address is not None
         return self._address + 8 * EXIT
 
     def copied(self) -> Memory:
-        """New memory with the content of this one, for a helper that is started again. Raises OSError."""
+        """New memory with the same content, for a restarted helper. Raises OSError."""
         copy = Memory.create(len(self.events), len(self.long))
         copy.view[:] = self.view
         return copy
@@ -167,9 +167,9 @@ class Memory:
             os.close(fd)
 
     def close(self) -> None:
-        """Closes the descriptor and unmaps. From then on whatever uses this memory raises ValueError.
+        """Closes the descriptor and unmaps. Later use of this memory raises ValueError.
 
-        If another thread copies at this moment (without a GIL), the mapping stays until `close` is called again.
+        If another thread is copying (without a GIL), the mapping stays until `close` is called again.
         """
         self.close_descriptor()
         try:
@@ -188,11 +188,11 @@ def _is_ring(size_bytes: int) -> bool:
 
 
 def _memfd() -> int:
-    """A new memfd above the standard streams, which a process may have closed."""
+    """A new memfd above 2: standard streams may be closed."""
     if not hasattr(_libc, "memfd_create"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     usual = _MFD_CLOEXEC | _MFD_ALLOW_SEALING
-    fd = _libc.memfd_create(b"gpumon", usual | _MFD_NOEXEC_SEAL)  # demanded where vm.memfd_noexec is 2
+    fd = _libc.memfd_create(b"gpumon", usual | _MFD_NOEXEC_SEAL)  # required if vm.memfd_noexec is 2
     if fd < 0 and ctypes.get_errno() == errno.EINVAL:  # unknown before Linux 6.3
         fd = _libc.memfd_create(b"gpumon", usual)
     if fd < 0:

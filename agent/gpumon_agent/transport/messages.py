@@ -1,4 +1,4 @@
-"""What the training process and its helper write for each other in the memory that they share."""
+"""Messages between the training process and its helper, in shared memory."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ LONG, STATE, PIECE = range(3)
 
 
 class Start(msgspec.Struct):
-    """What the helper is told before it runs anything of ours: as JSON, for it can read that without us."""
+    """The helper's parameters, as JSON: it can read that before it imports our code."""
 
     path: list[str]  # sys.path of the training process
     descriptor: endpoint.Descriptor
     seq: int = 0  # of the next event
-    number: int = 0  # of the newest request or line that was heard
-    again: bool = False  # another helper was there before, and died
+    number: int = 0  # of the newest request or line received
+    again: bool = False  # an earlier helper died
 
 
 class State(msgspec.Struct, array_like=True, gc=False):
-    """What heartbeats repeat and seldom changes."""
+    """Fields of heartbeats that seldom change."""
 
     devices: tuple[int, ...] = ()
     off: tuple[wire.PartOff, ...] = ()
-    descriptor: endpoint.Descriptor | None = None  # a new one; None: as before
+    descriptor: endpoint.Descriptor | None = None  # None: unchanged
 
 
 class Piece(msgspec.Struct, array_like=True, gc=False):
@@ -37,11 +37,11 @@ class Piece(msgspec.Struct, array_like=True, gc=False):
 
 
 class Answer(msgspec.Struct, array_like=True, gc=False):
-    """What the helper tells the training process. Numbers grow: what is known already is passed over."""
+    """From the helper to the training process. Numbers only grow: known ones are skipped."""
 
     ready: bool = False  # viewers can attach
-    watched: bool = False  # one listens
-    answered: bool = False  # one has had the whole picture
+    watched: bool = False  # one is attached
+    answered: bool = False  # one got the whole picture
     requests: tuple[tuple[int, wire.Request], ...] = ()  # the newest, with their numbers
     said: tuple[tuple[int, str], ...] = ()  # lines for the training's terminal
     seq: int = 0  # of the next event

@@ -1,4 +1,4 @@
-"""What each process tells the other that only the newest of counts: alternating pages, and what training does now."""
+"""Values of which only the newest counts: alternating pages, and what training does now."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gpumon_agent.transport.ring import one_thread_at_a_time
 _HEADER = struct.Struct("=QII")  # number, length, CRC-32 begun with the number
 _TRIES = 3
 
-_STATUS = struct.Struct("=Qqq64sQQQQQQ")  # the number, at both ends
+_STATUS = struct.Struct("=Qqq64sQQQQQQ")  # the number at both ends
 _STATUS_BYTES = 256
 PHASE_BYTES = 64
 
 
 class Pages:
-    """Two pages, written in turns: `memory.START` or `memory.ANSWER`. One process writes, the other reads.
+    """Two pages, written alternately: `memory.START` or `memory.ANSWER`. One process writes, the other reads.
 
-    A page is written, then the word `latest` says so. A reader that is slow or late sees the newest; one that reads
-    while its page is written anew sees that the CRC is wrong, and soon a newer one.
+    The writer fills a page, then sets the word `latest`. A slow or late reader gets the newest page. If its page is
+    overwritten while it reads, the CRC is wrong, and a newer one follows soon.
     """
 
     def __init__(self, memory: Memory, which: Pair) -> None:
@@ -33,11 +33,11 @@ class Pages:
 
     @property
     def limit_bytes(self) -> int:
-        """Of a payload."""
+        """Longest payload."""
         return self._page_bytes - _HEADER.size
 
     def write(self, payload: bytes) -> None:
-        """Replaces what was written before. From one thread at a time. Raises ValueError beyond `limit_bytes`."""
+        """Replaces the last payload. One thread at a time. Raises ValueError beyond `limit_bytes`."""
         length = len(payload)
         if length > self.limit_bytes:
             raise ValueError(f"a payload of {length} bytes; {self.limit_bytes} are possible")
@@ -48,9 +48,9 @@ class Pages:
         self._words[self._latest] = number
 
     def read(self) -> bytes | None:
-        """What was written last. None: nothing that is whole, since it was read last.
+        """The newest payload. None: nothing new, or nothing complete.
 
-        Where there is nothing new this is one comparison (`benchmarks/ring.py`).
+        If there is nothing new, this is one comparison (`benchmarks/ring.py`).
         """
         latest: int = self._words[self._latest]
         return None if latest == self._seen else self._read(latest)
@@ -64,18 +64,16 @@ class Pages:
                 self._seen, self._tries = latest, 0
                 return payload
         self._tries += 1
-        if self._tries == _TRIES:  # a page that stays as it is must not be looked at for ever
+        if self._tries == _TRIES:  # do not retry an unchanged page for ever
             self._seen, self._tries = latest, 0
         return None
 
     def _begin(self, number: int) -> int:
-        """Of the payload."""
+        """Offset of the payload."""
         return self._offset + number % 2 * self._page_bytes + _HEADER.size
 
 
 class Current(NamedTuple):
-    """What training is doing now."""
-
     step: int
     phase: str
     since_ns: int  # of the monotonic clock
@@ -95,14 +93,14 @@ class Status:
     ) -> None:
         """The counters are u64. Of `phase` the first PHASE_BYTES bytes of UTF-8 are kept."""
         name = phase.encode("utf-8", "replace")
-        number = self._number + 1  # up to the end of `pack_into` nothing comes between, see ring.Writer
+        number = self._number + 1  # no other code runs until `pack_into` ends, see ring.Writer
         at = STATUS_OFFSET + number % 2 * _STATUS_BYTES
         self._number = number
         _STATUS.pack_into(self._view, at, number, step, since_ns, name, a, b, c, d, e, number)
         self._words[STATUS_LATEST] = self._number
 
     def read(self) -> Current | None:
-        """None: nothing was written, or it was torn each time."""
+        """None: nothing was written, or each read was torn."""
         for _ in range(_TRIES):
             latest = self._words[STATUS_LATEST]
             at = STATUS_OFFSET + latest % 2 * _STATUS_BYTES

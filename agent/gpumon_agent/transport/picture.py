@@ -1,4 +1,4 @@
-"""What a viewer that comes late is shown beside the past: the newest of each thing that the agent described."""
+"""What a late viewer gets besides the past: the newest description of each thing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ORDER = {"hello": 0, "model": 1, "module": 2}
 
 
 class Picture:
-    """Events as they were encoded. A newer one takes the place of the older about the same thing."""
+    """Encoded events. A newer one replaces the older about the same thing."""
 
     def __init__(self) -> None:
         self.hello: wire.Hello | None = None
@@ -55,6 +55,6 @@ class Picture:
             del self._kept[key]
 
     def events(self) -> list[bytes]:
-        """Hello first, without which nothing else can be placed, then the models that the others tell of."""
+        """Hello first, which all others need, then the models that later ones refer to."""
         in_order = sorted(self._kept.items(), key=lambda item: _ORDER.get(str(item[0][0]), len(_ORDER)))
         return [raw for _, raw in in_order]

@@ -1,7 +1,7 @@
-"""The helper as a process: what it does first, and how it knows that the trainer has ended.
+"""The helper as a process: what it does first, and how it detects that the trainer has ended.
 
-`prepare` is called before anything else is imported: until then the helper runs on the trainer's CPUs and may hold its
-descriptors. So this module imports little.
+`prepare` is the first call in `helper.main`, after its imports: until then the helper runs on the trainer's CPUs and
+may hold its descriptors.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ NAME = "gpumon"
 """What `ps` and `top` call the helper. Its command line names the interpreter."""
 
 NICE = 19
-_CPUS_MAX = 8192  # no kernel is built for more, and each leaves out those that it has not
+_CPUS_MAX = 8192  # no kernel supports more; each ignores those it lacks
 _RAISED = (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_AS)
 
 
 def prepare() -> list[str]:
-    """Makes the helper independent of what the trainer was given. Returns what the system refused, a line each.
+    """Detaches the helper from what it inherited from the trainer. Returns what the system refused, a line each.
 
     Working directory `/`, umask 077, no descriptor above DESCRIPTOR (before glibc 2.34 `spawn` cannot close them), all
     CPUs of its cpuset, no core dumps. The soft limits of descriptors, CPU seconds and address space become the hard
@@ -35,7 +35,7 @@ def prepare() -> list[str]:
     os.umask(0o077)
     for descriptor in [int(each.name) for each in Path("/proc/self/fd").iterdir()]:
         if descriptor > DESCRIPTOR:
-            with contextlib.suppress(OSError):  # of the listing itself
+            with contextlib.suppress(OSError):  # the listing's own
                 os.close(descriptor)
     Path("/proc/self/comm").write_text(NAME)
     for limit in _RAISED:
@@ -46,20 +46,20 @@ def prepare() -> list[str]:
 
 
 def lower_priority() -> list[str]:
-    """To nice 19: for when the helper has started. Returns what the system refused, a line each.
+    """Sets nice 19, once the helper has started. Returns what the system refused, a line each.
 
-    Where the kernel groups processes by session, its group too (sched(7), "The autogroup feature"), among which a
-    process's own nice value counts for nothing. Not SCHED_IDLE, which is lower still: with two busy processes a core, a
-    helper that sleeps 50 ms woke up 1.9 s late in one of ten times, and it has to end within 2 s of the trainer; at
-    nice 19 it was 0.28 s, 0.53 s at most. Begun at nice 19 it would need 10 to 20 s to import ZeroMQ there, not 0.4 s.
+    If the kernel groups processes by session, sets its group too (sched(7), "The autogroup feature"): between groups
+    a process's own nice value has no effect. Not SCHED_IDLE, which is lower: with two busy processes a core, a helper
+    that sleeps 50 ms woke up 1.9 s late one time in ten, and it must end within 2 s of the trainer; at nice 19 it was
+    0.28 s, at most 0.53 s. Started at nice 19 it would need 10 to 20 s to import ZeroMQ there, not 0.4 s.
     """
     own = ("nice 19", lambda: os.setpriority(os.PRIO_PROCESS, 0, NICE))
     return _refused(own, ("nice 19 of its autogroup", _lower_autogroup))
 
 
 def _lower_autogroup() -> None:
-    if os.getsid(0) == os.getpid():  # else it is others' too
-        with contextlib.suppress(FileNotFoundError):  # a kernel without
+    if os.getsid(0) == os.getpid():  # else others share it
+        with contextlib.suppress(FileNotFoundError):  # a kernel without it
             Path("/proc/self/autogroup").write_text(str(NICE))
 
 
@@ -76,12 +76,11 @@ def _refused(*steps: tuple[str, Callable[[], object]]) -> list[str]:
 class Trainer:
     """The training process `pid`, as its helper sees it.
 
-    `start_time` and `program` are those of `endpoint`, read in the trainer: one day the pid is another process's, and
-    exec puts another program into the same process.
+    `start_time` and `program` are from `endpoint`, read in the trainer: they detect a reused pid and an exec.
     """
 
     def __init__(self, pid: int, start_time: int, program: str = "") -> None:
-        from gpumon_agent import endpoint  # it imports much: not before `prepare`
+        from gpumon_agent import endpoint
 
         self._endpoint = endpoint
         self._pid = pid
@@ -90,20 +89,20 @@ class Trainer:
         self._descriptor: int | None = None
         self._poll = select.poll()
         if hasattr(os, "pidfd_open"):  # Python was built on Linux 5.3 or newer
-            with contextlib.suppress(OSError):  # it runs on an older one; or there is no such process
+            with contextlib.suppress(OSError):  # an older kernel, or no such process
                 self._descriptor = os.pidfd_open(pid)
                 self._poll.register(self._descriptor, select.POLLIN)
         self._has_ended = endpoint.start_time(pid) != start_time
 
     def fileno(self) -> int | None:
-        """Readable once the trainer has ended, but not by exec. None where Linux (< 5.3) or Python has no pidfd."""
+        """Readable once the trainer has ended, but not by exec. None if Linux (< 5.3) or Python has no pidfd."""
         return self._descriptor
 
     def ended(self, *, wrote: bool = False) -> bool:
-        """Whether it has ended, or runs another program now.
+        """Whether the trainer has ended, or runs another program now.
 
-        `wrote`: it has written something since it was asked last. Then /proc is not read, which takes as much as
-        reading what it wrote: an exec, and without a pidfd any end, is seen as soon as nothing more comes.
+        `wrote`: it has written since the last call. Then /proc is not read, which costs as much as reading the events:
+        an exec, and without a pidfd any end, is noticed once it stops writing.
         """
         if self._descriptor is not None and self._poll.poll(0):
             self._has_ended = True
@@ -115,5 +114,5 @@ class Trainer:
         return self._descriptor is None and self._endpoint.start_time(self._pid) != self._start_time
 
     def runs_another(self) -> bool:
-        """By exec: the process lives on, the training does not."""
+        """After an exec: the process is alive, the training is not."""
         return self._program != "" and self._endpoint.program(self._pid) not in ("", self._program)

@@ -1,6 +1,6 @@
-"""Owns the sockets, encodes what its source hands over, and answers viewers: in the helper, on its main thread.
+"""Owns the sockets, encodes its source's events and answers viewers, on the helper's main thread.
 
-ZeroMQ drops for a viewer that does not keep up; the gap in `seq` tells it so.
+ZeroMQ drops frames for slow viewers, which notice by the gap in `seq`.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from gpumon_agent.transport.control import Control
 from gpumon_agent.transport.history import History
 
 FLUSH_S = 0.1
-MANY_RANKS, FLUSHES_OF_MANY = 32, 2  # of so many ranks each speaks every other time: a viewer has to take all of them
+MANY_RANKS, FLUSHES_OF_MANY = 32, 2  # from 32 ranks on each sends every other time: a viewer receives all of them
 HEARTBEAT_S = 1.0
-CLOSE_S = 0.22  # the promise is 250 ms; the rest is for being woken on a busy machine
-_GOODBYE_S = 0.15  # of CLOSE_S: how long viewers are given to take the last words
-_SNAPSHOT_FRAMES_A_TURN = 8  # then the thread polls again: the interpreter's lock is never held for long
-_REQUESTS_MAX = 64  # snapshots owed at one time; a viewer whose request was dropped asks again
+CLOSE_S = 0.22  # 250 ms are promised; the rest is for waking up on a busy machine
+_GOODBYE_S = 0.15  # of CLOSE_S: time for viewers to receive Goodbye
+_SNAPSHOT_FRAMES_A_TURN = 8  # then the thread polls again
+_REQUESTS_MAX = 64  # pending snapshots; a viewer whose request was dropped asks again
 
 
 class Source(Protocol):
-    """Where the numbered events come from. Bytes: an encoded one."""
+    """The source of numbered events. Bytes: an encoded one."""
 
     def drain(self) -> Sequence[tuple[int, wire.NumberedEvent | bytes]]: ...
 
 
 class Publisher:
-    """Publishes one agent's stream. `picture` and `heartbeat` are called on the thread that serves."""
+    """Publishes one agent's stream. `picture` and `heartbeat` are called on the serving thread."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class Publisher:
         control: Control | None = None,
         tell: Callable[[str], object] = say,
     ) -> None:
-        """`tell` takes a line for the training's terminal."""
+        """`tell` prints a line in the training's terminal."""
         self.history = History()
         self.descriptor = descriptor
         self.unsent = 0  # frames or events that could not be sent
-        # What others wrote runs guarded: it must not end this thread, nor print a traceback into the training's output.
+        # Callbacks run guarded: they must not end this thread or print a traceback into the training's output.
         self._drain = protect("recorder", lambda: sorted(recorder.drain(), key=itemgetter(0)))
         self._picture = protect("picture", lambda: list(picture()))
         self._heartbeat = protect("heartbeat", heartbeat)
@@ -67,7 +67,7 @@ class Publisher:
         self._encode = protect("encoding", wire.encode_event, stays_on=True)
         self._control = control
         self._place: endpoint.Place | None = None
-        self._homeless = False  # told already that there is no place for the socket
+        self._homeless = False  # already reported: no place for the socket
         self._pid = os.getpid()
         self._announce = False
         self._says: deque[tuple[wire.Event | bytes, ...]] = deque()
@@ -77,15 +77,15 @@ class Publisher:
         self._started = False
         self._ready = threading.Event()
         self._closed = threading.Event()
-        self._answered = threading.Event()  # a viewer has the whole picture, or none will come
-        self._watched = False  # somebody subscribed LIVE: with XPUB only the last departure is told
+        self._answered = threading.Event()  # a viewer has the whole picture, or none can attach
+        self._watched = False  # a viewer subscribed LIVE: XPUB reports only the last to leave
         self._unsaid: list[tuple[int, bytes]] = []  # drained, in the history, and not yet sent
         self._flushes = 1 if (descriptor.world_size or 1) < MANY_RANKS else FLUSHES_OF_MANY
         self._held = 0  # flushes since something was sent
         self._requests: deque[bytes] = deque(maxlen=_REQUESTS_MAX)
         self._bell = (-1, -1)  # a pipe: a byte in it wakes the thread
         self._turnstile = auth.Turnstile()
-        self._publish: zmq.Socket[bytes]  # of its own thread
+        self._publish: zmq.Socket[bytes]  # used on its own thread
 
     # ------------------------------------------------------------------------------------- called by the training side
 
@@ -93,7 +93,7 @@ class Publisher:
         self._bell = os.pipe()
         REGISTRY.publishers.add(self)
         # Not a threading.Thread: a program that joins all of threading.enumerate() would wait for it for ever.
-        # It takes no signal: one that the user's threads block must stay pending until they ask for it.
+        # It blocks all signals: one that the user's threads block must stay pending until they fetch it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             _thread.start_new_thread(protect("publisher", self._run), ())
@@ -102,11 +102,11 @@ class Publisher:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def serve(self) -> None:
-        """On the calling thread, until `leave` is called from within `drain`."""
+        """Runs on the calling thread until `drain` calls `leave`."""
         self._run()
 
     def leave(self, goodbye: wire.Goodbye | None) -> None:
-        """Called on its own thread: this turn is the last one."""
+        """Call on its own thread: this turn is the last."""
         self._goodbye = goodbye
         self._closing = True
 
@@ -123,7 +123,7 @@ class Publisher:
         return self._answered.is_set()
 
     def wait_ready(self, seconds: float) -> bool:
-        """Whether viewers can attach now."""
+        """Waits, and returns whether viewers can attach."""
         return self._ready.wait(seconds) and not self._closed.is_set()
 
     def announce(self, descriptor: endpoint.Descriptor | None = None) -> None:
@@ -148,21 +148,21 @@ class Publisher:
         self._started = False
 
     def close(self, goodbye: wire.Goodbye | None = None) -> None:
-        """Sends what is left and `goodbye`, removes socket and descriptor. Takes at most 250 ms; then lets go."""
+        """Sends what is left and `goodbye`, removes socket and descriptor. Takes at most 250 ms."""
         if os.getpid() != self._pid or not self._started or self._closing:
             return
         self._goodbye = goodbye
         self._closing = True
         os.write(self._bell[1], b"\0")
-        if self._closed.wait(CLOSE_S):  # else the thread may still look at it
+        if self._closed.wait(CLOSE_S):  # else the thread may still use it
             for end in self._bell:
                 os.close(end)
 
     # ------------------------------------------------------------------------------------------------- its own thread
 
     def _run(self) -> None:
-        # The context lives in this frame alone. Ending it waits for open sockets (libzmq's term); here only this daemon
-        # thread could ever wait, never the interpreter's exit.
+        # Only this frame holds the context. libzmq's term waits for open sockets; here it can block only this daemon
+        # thread, never the interpreter's exit.
         context = zmq.Context()
         try:
             asks, self._publish = auth.open_gate(context), auth.open_publisher(context)
@@ -183,7 +183,7 @@ class Publisher:
         finally:
             if self._place is not None:
                 self._place.remove()
-            # first, so that no thread of libzmq's is left when the interpreter is taken apart; no socket is open
+            # first, so that no libzmq thread is left at the interpreter's shutdown; no socket is open
             context.term()
             self._closed.set()
             self._ready.set()
@@ -193,7 +193,7 @@ class Publisher:
         publish = self._publish
         poller.register(asks, zmq.POLLIN)
         poller.register(publish, zmq.POLLIN)
-        if self._started:  # on a thread of its own
+        if self._started:  # on its own thread
             poller.register(self._bell[0], zmq.POLLIN)
         answer: Iterator[bytes] | None = None
         next_flush = next_heartbeat = time.monotonic()
@@ -208,7 +208,7 @@ class Publisher:
             if self._control is not None:
                 self._control.hear(now, ready)
             if now >= next_flush:
-                next_flush = now - now % FLUSH_S + FLUSH_S  # all ranks of a machine together: its viewer wakes up once
+                next_flush = now - now % FLUSH_S + FLUSH_S  # all ranks of a machine together: a viewer wakes up once
                 self._flush(publish)
             if now >= next_heartbeat or self._redescribe:
                 next_heartbeat = now + HEARTBEAT_S
@@ -226,13 +226,13 @@ class Publisher:
         self._leave(asks, publish, poller, answer)
 
     def _settle(self, publish: zmq.Socket[bytes]) -> None:
-        """Socket and descriptor stand where viewers look, again if they went: a logout empties XDG_RUNTIME_DIR."""
+        """Creates socket and descriptor file, again if they are gone: a logout empties XDG_RUNTIME_DIR."""
         try:
             if self._place is None or self._place.lacks_socket():
                 if self._place is not None:
                     self._place.remove()
                 place = endpoint.claim(self.descriptor)
-                publish.bind(place.endpoint)  # the old one is not unbound: libzmq would remove the new file with it
+                publish.bind(place.endpoint)  # do not unbind the old one: libzmq would remove the new file
                 place.close_to_others()
                 if place.instead and not (self._place and self._place.instead):
                     self._tell(place.instead)
@@ -255,7 +255,7 @@ class Publisher:
             self._homeless = True
 
     def _bind(self, control: Control, place: endpoint.Place) -> None:
-        """Without a control socket viewers still see everything; they can ask for nothing."""
+        """Without a control socket viewers see everything but cannot send requests."""
         self._redescribe = True
         try:
             control.bind(f"ipc://{place.control}")
@@ -268,12 +268,12 @@ class Publisher:
     def _leave(
         self, asks: zmq.Socket[bytes], publish: zmq.Socket[bytes], poller: zmq.Poller, answer: Iterator[bytes] | None
     ) -> None:
-        """The last words. A viewer that has heard Goodbye unsubscribes, and the last to do so is reported here."""
+        """Sends the rest and Goodbye. Viewers unsubscribe after it; XPUB reports the last one."""
         end = time.monotonic() + _GOODBYE_S
         if self._started:
             poller.unregister(self._bell[0])
         if self._place is not None:
-            self._place.remove()  # nobody new; who is connected stays so
+            self._place.remove()  # no new viewers; connected ones stay
         while answer is not None and self._continue(publish, answer):
             pass
         self._flush(publish)
@@ -287,9 +287,9 @@ class Publisher:
                     return
 
     def _hear(self, publish: zmq.Socket[bytes]) -> bool:
-        """Subscriptions as they come: byte 1 subscribes, 0 tells that the last subscriber of a topic left.
+        """Reads subscriptions. First byte 1: subscribed; 0: the last subscriber of a topic left.
 
-        False: somebody floods.
+        False: a peer floods.
         """
         for _ in range(_REQUESTS_MAX):
             try:
@@ -307,7 +307,7 @@ class Publisher:
         return True
 
     def _begin_anew(self, poller: zmq.Poller) -> zmq.Socket[bytes]:
-        """Another socket in the publisher's place, with nobody connected: who floods is not admitted again."""
+        """Replaces the socket by one without connections. The flooding peer is not admitted again."""
         old = self._publish
         context = old.context
         poller.unregister(old)
@@ -317,7 +317,7 @@ class Publisher:
         self._publish = publish = auth.open_publisher(context)
         poller.register(publish, zmq.POLLIN)
         if self._place is not None:
-            self._place.give_up_socket()  # whoever connects from now on finds the new one
+            self._place.give_up_socket()  # new connections find the new one
         self._settle(publish)
         return publish
 
@@ -331,7 +331,7 @@ class Publisher:
         encoded += new
         thinned = self.history.thin()
         if thinned is not None:
-            encoded.append((-1, wire.encode_event(thinned)))  # here, between the steps before and the steps after
+            encoded.append((-1, wire.encode_event(thinned)))  # in order, between earlier and later steps
         if self._announce:
             self._announce = False
             if self._watched:
@@ -347,11 +347,11 @@ class Publisher:
                     self._put(publish, wire.frame(packet))
 
     def _answer(self, topic: bytes) -> Iterator[bytes]:
-        """Frames for one asker. History and its newest seq are taken at the same moment: what is newer goes LIVE."""
+        """Frames for one request. History and its newest seq are read together: what is newer goes LIVE."""
         glance = topic[:1] == wire.GLANCE
         past, packets = ([], []) if glance else (self.history.past(), self.history.packets())
         newest = self.history.newest
-        picture = (self._picture() or [])[: 1 if glance else None]  # the Hello stands first
+        picture = (self._picture() or [])[: 1 if glance else None]  # Hello is first
         for packet in wire.pack(self._encoded((-1, event) for event in (*picture, *past)), replayed=True):
             yield wire.frame(packet, topic)
         for packet in packets:

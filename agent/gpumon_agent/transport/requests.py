@@ -1,8 +1,8 @@
-"""What viewers asked for: noted as the helper's answer is heard, done at the next boundary, in the training thread.
+"""Viewers' requests: noted when the helper's answer is read, done at the next boundary, in the training thread.
 
-Reading the allocator takes one moment, for nothing else of the step may run; what is made of it is encoded a slice a
-boundary, and the helper writes it to the disk. One request of a kind waits at a time. Nothing is done while a CUDA
-graph is captured; nothing for a device before CUDA began.
+The allocator is read in one go, since the step must not go on meanwhile. The result is encoded in slices at boundaries;
+the helper writes files. One request of each kind can wait. Nothing is done while a CUDA graph is captured, and nothing
+for a device before CUDA is initialized.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gpumon_agent.oom import memory_viz
 from gpumon_agent.transport import blocks
 
 PROMISED_NS = 100_000_000
-OOM_AGAIN_NS = 10_000_000_000  # a script that catches one out-of-memory after the other is read this often
+OOM_AGAIN_NS = 10_000_000_000  # if a script catches one out-of-memory after another, blocks are read this often
 
 
 class Requests:
-    """`say` hands events to viewers, `tell` is a notice, `rang` asks for `carry_out` at the next boundary.
+    """`say` sends events to viewers, `tell` sends a notice, `rang` requests `carry_out` at the next boundary.
 
-    `census` begins one: None, or why not. `now`: step, phase and its beginning.
+    `census` starts one and returns None, or why not. `now`: step, phase and its start.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class Requests:
         census: Callable[[], str | None] | None = None,
     ) -> None:
         self.room: dict[int, int] = {}
-        """device → bytes this process can have there, as a viewer told last"""
+        """device → bytes this process can have there, as a viewer last sent"""
         self.kept: dict[int, tuple[bytes, ...]] = {}
-        """device → its newest `Segments`, encoded: part of the static picture"""
+        """device → its newest `Segments`, encoded, for the static picture"""
         self._now = now
         self._say = say
         self._write_file = write_file
@@ -57,7 +57,7 @@ class Requests:
         self.out_of_memory = guard.protect("blocks at out-of-memory", self._out_of_memory)
 
     def _take(self, request: wire.Request) -> None:
-        """The helper has looked at it already, and told the viewer that it will be done."""
+        """The helper has already checked and accepted it."""
         if request.what == wire.ROOM:
             if request.available is not None:
                 self.room[request.device] = request.available
@@ -66,7 +66,7 @@ class Requests:
         self._rang()
 
     def picture(self) -> list[bytes]:
-        """What a viewer that comes late is shown."""
+        """For late viewers."""
         return [part for parts in self.kept.values() for part in parts]
 
     def _segments(
@@ -119,7 +119,7 @@ class Requests:
             self._say((wire.Snapshot(t_ns, step, why=str(why)),))
             return
         self._dear(raw)
-        # the page offers the devices that have a trace, be it an empty one
+        # memory_viz lists only devices with a trace, even an empty one
         rest = {**raw.rest, "device_traces": [[] for _ in range(raw.devices)]}
         self._write_file(memory_viz.pieces(raw.segments, rest), step, t_ns)
 
@@ -128,7 +128,7 @@ class Requests:
             self._tell(f"reading the allocator's blocks stopped the training for {raw.spent_ns // 1_000_000} ms")
 
     def _out_of_memory(self, device: int) -> None:
-        """Before the exception is raised: the allocator as it was when it could not go on."""
+        """Reads the blocks before the exception is raised."""
         now = time.monotonic_ns()
         last = self._oom_ns.get(device)
         if last is None or now - last >= OOM_AGAIN_NS:

@@ -1,16 +1,16 @@
-"""Two rings of records in shared memory: events, which the newest overwrite, and long messages, which nothing does.
+"""Two rings of records in shared memory: events (the newest overwrite the oldest) and long messages (none is lost).
 
-A record is [number u64, length u32, check u32, payload, zeros up to 8 bytes]. `check` is the payload's CRC-32 with the
-number as its start value, so that it covers both; that value has 32 bits, so the number's upper half is folded into the
-lower one. Positions are bytes written since the ring's beginning, they never
-wrap. Once a record is written its end is stored as the ring's head. A record that does not fit into the rest of its
-page (`PAGE_BYTES`) begins the next one: so each page begins with a record, and a reader that lost its place finds one.
+A record is [number u64, length u32, check u32, payload, zeros up to 8 bytes]. `check` is the payload's CRC-32, started
+with the record's number (its upper 32 bits folded into the lower), so it covers both. Positions count the bytes since
+the ring's beginning and never wrap. After a record is written, its end is stored as the ring's head. A record that does
+not fit into the rest of its page (`PAGE_BYTES`) begins the next one: each page begins with a record, where a reader
+that lost its place can resume.
 
-The writer runs in the training threads and never waits. `Writer` says why it needs no lock.
+The writer runs in the training threads and never waits. `Writer` explains why it needs no lock.
 
-The reader copies a page, looks whether the writer has come round to that page meanwhile, and takes from its copy the
-records whose number is new and whose check is right. Where that ends it goes on with the next page. So it relies
-neither on the order in which another processor's stores become visible, nor on what the memory holds.
+The reader copies a page, checks that the writer did not reach it meanwhile, and takes from the copy the records with a
+new number and a correct check; at the first other one it goes on to the next page. So it depends neither on the order
+in which another CPU's stores become visible, nor on the memory's content.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ LONGEST = PAGE_BYTES // 4 - _HEADER.size
 _CHUNK = struct.Struct("=III")  # in front of each chunk of a long message: its kind, which chunk, of how many
 CHUNK_BYTES = LONGEST - _CHUNK.size
 LONG_LIMIT_BYTES = 64 * 1024 * 1024
-"""What may wait in the training process; also the longest message that a reader puts together."""
+"""Limit of what waits in the training process, and of a message that a reader assembles."""
 _CHUNKS_MAX = -(-LONG_LIMIT_BYTES // CHUNK_BYTES)
 
-_LOCK = threading.RLock()  # where there is no GIL
+_LOCK = threading.RLock()  # if there is no GIL
 
 Owner = TypeVar("Owner")
 P = ParamSpec("P")
@@ -44,7 +44,7 @@ R = TypeVar("R")
 
 
 def _shape(length: int) -> tuple[Callable[..., None], int]:
-    """How a record with such a payload is written: (buffer, offset, number, length, check, payload); and its size."""
+    """Function that writes such a record (buffer, offset, number, length, check, payload); the record's size."""
     if not 0 < length <= LONGEST:
         raise ValueError(f"a record of {length} bytes; between 1 and {LONGEST} are possible")
     padded = length + 7 & -8
@@ -55,7 +55,7 @@ _SHAPES = (None, *map(_shape, range(1, 513)))
 
 
 def one_thread_at_a_time(method: Callable[Concatenate[Owner, P], R]) -> Callable[Concatenate[Owner, P], R]:
-    """`method` itself where there is a GIL. Without one it runs under a lock that a signal handler may take again."""
+    """`method` itself with a GIL. Without one it runs under a reentrant lock, for signal handlers."""
     if getattr(sys, "_is_gil_enabled", lambda: True)():
         return method
 
@@ -68,21 +68,20 @@ def one_thread_at_a_time(method: Callable[Concatenate[Owner, P], R]) -> Callable
 
 
 class Writer:
-    """Puts events into the ring. Any thread may; a forked child must not.
+    """Writes events to the ring, from any thread, but not from a forked child.
 
     There is no lock: one costs up to half as much as the rest (`benchmarks/ring.py`), and a signal handler that waits
-    for another thread's `put` would wait for ever. CPython switches threads and runs signal handlers only as a function
-    begins, a call has returned or a jump was taken; and finalizers there, too, or where a container is allocated. In
-    `put` there is nothing of that from the comparison of the number until the record is written. So whenever other
-    code runs, all records before `_at` are whole, and the head may be set to it: by this thread, or by the next that
-    puts something, where a signal handler raised. (A trace function can raise in between. Then a record is missing, and
-    readers go on with the next page.)
+    for another thread's `put` would wait for ever. CPython switches threads and runs signal handlers only when a
+    function begins, a call has returned or a jump was taken; finalizers also where a container is allocated. In `put`
+    none of these occurs between comparing the number and the end of the write. So whenever other code runs, all records
+    before `_at` are complete, and the head may be set to it: by this thread, or by the next `put` if a signal handler
+    raised. (A trace function can raise in between. Then a record is missing, and readers go on with the next page.)
 
     Without a GIL a lock is needed.
     """
 
     def __init__(self, memory: Memory, *, after: Writer | None = None) -> None:
-        """`memory` is new; or it is a copy of the one that `after` wrote to, and the numbers go on."""
+        """`memory` is new, or a copy of the one `after` wrote to; then the numbers continue."""
         self._attach(memory.events, memory.words, EVENTS_HEAD, after)
 
     def _attach(self, ring: memoryview, words: memoryview, head: int, after: Writer | None) -> None:
@@ -92,9 +91,9 @@ class Writer:
         position: int = 0
         if after is not None:
             self._number = after._number
-            # that of the copy: another thread may have put something into the old memory since
+            # the copy's: another thread may have written to the old memory since
             position = min(after._lap + after._at, words[head]) & -8
-        self._at: int = position % self._size  # small numbers, whose arithmetic is faster
+        self._at: int = position % self._size  # small numbers: faster arithmetic
         self._page_end = (self._at | PAGE_BYTES - 1) + 1
         self._lap: int = position - self._at
 
@@ -107,8 +106,8 @@ class Writer:
     def put(self, payload: bytes, only: int = -1) -> int:
         """Writes one record and returns its number, counted from 0. Never waits.
 
-        With `only` it gets that number or is not written: -1, as where there is no room in the queue of long messages.
-        Raises ValueError where `payload` is empty or longer than LONGEST; TypeError once the memory is closed.
+        `only`: write it under that number or not at all. -1: not written, for that reason or because the queue of long
+        messages is full. Raises ValueError if `payload` is empty or longer than LONGEST; TypeError after `close`.
         """
         length = len(payload)
         pack_into, size = (length <= 512 and _SHAPES[length]) or _shape(length)
@@ -124,18 +123,18 @@ class Writer:
                     self._number = number + 1
                     self._at = end
                     pack_into(self._ring, at, number, length, check, payload)
-                    self._words[self._head] = self._lap + self._at  # not `end`: others may have put more meanwhile
+                    self._words[self._head] = self._lap + self._at  # not `end`: others may have written more
                     return number
                 if not self._turn(size):
                     return -1
 
     def _turn(self, size: int) -> bool:
-        """Goes on to the next page, if a record of so many bytes does not fit into this one. False: it is not free."""
+        """Moves to the next page, if `size` bytes do not fit into this one. False: it is not free."""
         self._begin_page(self._lap + self._page_end, size)
         return True
 
     def _begin_page(self, begin: int, size: int) -> None:
-        """The one at position `begin`, unless another thread has begun it meanwhile. At once, as above."""
+        """Begins the page at `begin`, unless another thread already has. Atomic, as `put`."""
         end = self._page_end
         if self._lap + end == begin and self._at + size > end:
             self._lap += end & self._size  # at the ring's end only
@@ -150,30 +149,30 @@ class _Message(NamedTuple):
 
 
 class _Chunks(Writer):
-    """Puts chunks of long messages into the queue. A page of it is free once the reader has left it."""
+    """Writes chunks of long messages to the queue. A page is free once the reader has left it."""
 
     def __init__(self, memory: Memory, after: Writer | None) -> None:
         self._attach(memory.long, memory.words, LONG_HEAD, after)
 
     def _turn(self, size: int) -> bool:
         begin = self._lap + self._page_end
-        # what the page holds now ends one lap before it would end then
+        # the page's present content ends one lap before the new content would
         if not begin + PAGE_BYTES - self._size <= self._words[LONG_TAIL] <= begin:
-            self._words[self._head] = self._lap + self._at  # if something wrote over it, the reader waits for this
+            self._words[self._head] = self._lap + self._at  # if it was overwritten, the reader waits for this
             return False
-        self._begin_page(begin, size)  # this one and no other: it was looked at
+        self._begin_page(begin, size)  # this page only: it was checked
         return True
 
 
 class LongWriter:
-    """Sends long messages whole and in order, a few chunks at a time. What has no room yet waits in this process.
+    """Sends long messages complete and in order, a few chunks at a time. The rest waits in this process.
 
-    Any thread may use it, and a signal handler while another call is at work: which chunk is next follows from the
-    number of the ring's next record alone, and a chunk is sent under that number or not at all.
+    Any thread may use it, and a signal handler during another call: the next chunk follows from the number of the
+    ring's next record alone, and is sent under that number or not at all.
     """
 
     def __init__(self, memory: Memory, *, after: LongWriter | None = None, limit_bytes: int = LONG_LIMIT_BYTES) -> None:
-        """As Writer's. What waits in `after` waits here; a message of which only a part was sent is sent anew."""
+        """As Writer's. What waits in `after` waits here; a partly sent message is sent again."""
         self._ring: _Chunks = _Chunks(memory, None if after is None else after._ring)
         self._waiting: deque[_Message] = deque(() if after is None else after._waiting)
         self._first = self._ring.number  # of the first chunk of the first message that waits
@@ -183,14 +182,14 @@ class LongWriter:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of all messages that are not wholly in the ring."""
+        """Of all messages not completely in the ring."""
         return self._put_bytes - self._sent_bytes
 
     @one_thread_at_a_time
     def put(self, kind: int, payload: bytes) -> bool:
-        """Queues a message. False: with it more than `limit_bytes` would wait, and it is refused.
+        """Queues a message. False: refused, because more than `limit_bytes` would wait.
 
-        Raises ValueError for a kind that is no u32.
+        Raises ValueError if `kind` is no u32.
         """
         size = len(payload)
         if not 0 <= kind < 2**32:
@@ -204,7 +203,7 @@ class LongWriter:
 
     @one_thread_at_a_time
     def pump(self, max_chunks: int = 4) -> None:
-        """Copies so many chunks into the ring, of CHUNK_BYTES each, or as many as there is room for. Never waits."""
+        """Copies up to `max_chunks` chunks of CHUNK_BYTES into the ring, as far as there is room. Never waits."""
         waiting, ring = self._waiting, self._ring
         while True:
             number, first = ring._number, self._first
@@ -215,7 +214,7 @@ class LongWriter:
             size = len(payload)
             index = number - first
             if index >= chunks:
-                if self._first == first:  # up to the end of `popleft` nothing comes between, see Writer
+                if self._first == first:  # no other code runs until `popleft` ends, see Writer
                     self._first = number
                     self._sent_bytes += size
                     waiting.popleft()
@@ -230,10 +229,10 @@ class LongWriter:
 
 
 class _Pages:
-    """What readers of both rings share: whole records, page by page, out of memory that may hold anything."""
+    """Common to readers of both rings: complete records, page by page, from memory with any content."""
 
     def __init__(self, ring: memoryview, words: memoryview, head: int, unsafe_pages: int) -> None:
-        """`unsafe_pages`: into how many, from that of the newest record on, the writer may write at any moment."""
+        """`unsafe_pages`: pages, from the newest record's on, that the writer may write to at any moment."""
         self._ring, self._words, self._head = ring, words, head
         self._size = len(ring)
         self._pages = self._size // PAGE_BYTES
@@ -245,11 +244,11 @@ class _Pages:
         return self._words[self._head]
 
     def _oldest(self, head: int) -> int:
-        """Where the oldest page begins that is whole and stays it for now."""
+        """Start of the oldest page that is complete and safe for now."""
         return max(0, (head - 1) // PAGE_BYTES + self._unsafe - self._pages) * PAGE_BYTES
 
     def take(self, position: int, max_pages: int = sys.maxsize) -> tuple[int, list[tuple[int, bytes]]]:
-        """What is new in so many pages from `position` on, and where that ends."""
+        """(end, new records) of up to `max_pages` pages from `position` on."""
         head = self._words[self._head]
         taken: list[tuple[int, bytes]] = []
         oldest = self._oldest(head)
@@ -286,23 +285,23 @@ class _Pages:
 
 
 class Reader:
-    """Takes events out of the ring, in another process, while the writer goes on.
+    """Reads events from the ring in another process, while the writer goes on.
 
-    Known limitations: a record that something else has written to costs those that follow it in its page. A reader that
-    is slower than the writer loses whole pages, never parts of records. Of two MiB the newest 1.9 are there.
+    Known limitations: a corrupted record costs those after it in its page. A reader slower than the writer loses whole
+    pages, never parts of records. Of two MiB the newest 1.9 are available.
     """
 
     def __init__(self, memory: Memory) -> None:
-        """From the first record on; those that are no longer there count as lost."""
+        """Starts at the first record; overwritten ones count as lost."""
         self._pages = _Pages(memory.events, memory.words, EVENTS_HEAD, unsafe_pages=2)
         self._position = 0
         self._expected: int | None = 0
         self.lost = 0
-        """Records missed so far, as the numbers of those taken tell."""
+        """Records missed so far, by their numbers."""
 
     @classmethod
     def oldest(cls, memory: Memory) -> Reader:
-        """From the oldest page that is still there on; what was before does not count as lost."""
+        """Starts at the oldest page available; earlier records do not count as lost."""
         reader = cls(memory)
         reader._expected = None
         return reader
@@ -312,7 +311,7 @@ class Reader:
         return self._pages.head != self._position
 
     def take(self, max_pages: int = sys.maxsize) -> list[tuple[int, bytes]]:
-        """The records since the last call, with their numbers, which only ever grow: all, or those of so many pages."""
+        """Records since the last call, with increasing numbers: all, or those of `max_pages` pages."""
         self._position, taken = self._pages.take(self._position, max_pages)
         if taken:
             first, last = taken[0][0], taken[-1][0]
@@ -322,9 +321,9 @@ class Reader:
 
 
 class LongReader:
-    """Takes long messages out of the queue, in another process. A new reader goes on where the last one stopped.
+    """Reads long messages from the queue in another process. A new reader resumes where the last one stopped.
 
-    Known limitations: the message of which that one had taken a part is lost. A scribbled chunk costs its message.
+    Known limitations: a message partly read by the last one is lost. A corrupted chunk costs its message.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -335,7 +334,7 @@ class LongReader:
         self._chunks: list[bytes] = []
 
     def take(self) -> list[tuple[int, bytes]]:
-        """(kind, payload) of each message that became whole since the last call."""
+        """(kind, payload) of each message completed since the last call."""
         self._position, taken = self._pages.take(self._position)
         messages = []
         for number, record in taken:

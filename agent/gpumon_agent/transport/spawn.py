@@ -1,32 +1,31 @@
 """Starts the helper process so that the training script cannot notice it.
 
-A plain child would be seen: `os.wait()` waits for it, a SIGCHLD handler is called when it ends, psutil lists it. So the
-helper is nobody's child but init's, as a daemon is, and the process between the two has gone when `start` returns:
+A plain child would be noticed: `os.wait()` waits for it, its end calls a SIGCHLD handler, psutil lists it. So the
+helper is a child of init, like a daemon, and the process between the two is gone when `start` returns:
 
     trainer -- clone --> middle -- posix_spawn --> helper        then the middle ends, and the trainer reaps it
 
-- The middle has no exit signal where others have SIGCHLD (clone(2)): its end is not signalled, and wait() without
-  __WCLONE does not know it. exec would make an ordinary child of it (de_thread, fs/exec.c), so it execs nothing.
+- The middle has no exit signal, where others have SIGCHLD (clone(2)): its end sends no signal, and wait() without
+  __WCLONE ignores it. exec would make it an ordinary child (de_thread, fs/exec.c), so it never execs.
 - It shares the trainer's memory while the calling thread sleeps (CLONE_VM, CLONE_VFORK): no page table is copied,
-  however much is mapped. No Python runs in it. What it does was laid out before: a chain of contexts (makecontext(3)),
-  each a call of a libc function that goes on to the next.
-- The trainer's own part is such a chain too, one call from Python with every signal blocked: no handler runs in it, no
-  exception leaves it half done.
+  however much is mapped. No Python runs in it. It runs a prepared chain of contexts (makecontext(3)), each of which
+  calls a libc function and continues with the next.
+- The trainer's part is such a chain too: one call from Python with every signal blocked, which no signal handler or
+  exception can interrupt.
 
-What user code can still notice: for that millisecond, from another thread, the middle in /proc/PID/task/*/children; a
-grandchild orphaned in it goes to init although the trainer is a subreaper; audit events of ctypes.
+What user code can still notice: in that millisecond, from another thread, the middle in /proc/PID/task/*/children; a
+grandchild orphaned then goes to init although the trainer is a subreaper; audit events of ctypes.
 
-The orphans of a container become children of its process 1. If that is the trainer, os.wait() would wait for the
-helper. There the middle stays as the helper's parent: a thread of it waits until the helper ends. psutil lists both,
-the middle as a zombie. If that trainer execs, the new program has both, and its old memory until the helper ends.
+In a container, orphans become children of process 1. If that is the trainer, os.wait() would wait for the helper. So
+there the middle stays as the helper's parent: one of its threads waits until the helper ends. psutil lists both, the
+middle as a zombie. If that trainer execs, the new program keeps both, and its old memory, until the helper ends.
 
-What a start costs the trainer: 0.9 to 1.1 ms of CPU (least and median of 40), 1.2 ms until it returns (least of 40;
-Python 3.11, glibc 2.36, Linux 6.18, two cores that others used as well). Each process on the way waits
-for a core: 9 ms in the median at a load of 3, 20 ms beside two more busy processes, where subprocess.Popen took 2.4 and
-0.4. With 8 GB of touched memory the same as with 10 MB (medians of 60 starts 11.76 and 11.77 ms; a fork took 473 and
-1.6 ms).
+A start costs the trainer 0.9 to 1.1 ms of CPU (least and median of 40) and returns after 1.2 ms (least of 40; Python
+3.11, glibc 2.36, Linux 6.18, two cores that others used as well). Each process on the way waits for a core: 9 ms in the
+median at a load of 3, 20 ms beside two more busy processes, where subprocess.Popen took 2.4 and 0.4. With 8 GB of
+touched memory it is the same as with 10 MB (medians of 60 starts 11.76 and 11.77 ms; a fork took 473 and 1.6 ms).
 
-Needs glibc on x86-64 or aarch64; else CannotStart. Where init does not reap (`sleep` as process 1 of a container), the
+Needs glibc on x86-64 or aarch64; else CannotStart. If init does not reap (`sleep` as process 1 of a container), the
 helper leaves a zombie when it ends.
 """
 
@@ -48,7 +47,7 @@ from gpumon_agent.transport.process import DESCRIPTOR
 
 KEPT = {"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TEMP", "TMP", "TMPDIR", "TZ", "USER", "XDG_RUNTIME_DIR"}
 KEPT_PREFIXES = ("GPUMON_", "LC_")
-"""The variables that the helper has of the trainer's. LD_PRELOAD and PYTHON* are meant for the training alone."""
+"""The trainer's variables that the helper gets. LD_PRELOAD and PYTHON* are meant for the training alone."""
 
 _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80  # spawn.h
 _CLONE_VM, _CLONE_FS, _CLONE_FILES, _CLONE_SIGHAND = 0x100, 0x200, 0x400, 0x800  # linux/sched.h
@@ -65,7 +64,7 @@ class CannotStart(Exception):
 
 
 class _Machine(NamedTuple):
-    """Offsets in glibc's ucontext_t (sys/ucontext.h), numbers of system calls."""
+    """Offsets in glibc's ucontext_t (sys/ucontext.h), system call numbers."""
 
     mask: int  # uc_sigmask
     argument: int  # the register of a function's first argument
@@ -77,13 +76,13 @@ _MACHINES = {"x86_64": _Machine(296, 104, 60, 247), "aarch64": _Machine(40, 184,
 
 
 def start(bootstrap: str, descriptor: int, *, environment: Mapping[str, str] = os.environ) -> int:
-    """Runs the Python code `bootstrap` in a process of its own, with `descriptor` as its DESCRIPTOR. Returns its pid.
+    """Runs the Python code `bootstrap` in its own process, with `descriptor` as its DESCRIPTOR. Returns the pid.
 
     It has the trainer's limits and, until it calls `process.prepare`, its working directory, CPUs and priority. Its
     sys.path has the standard library only. Raises CannotStart.
     """
     try:
-        libc: Any = ctypes.CDLL("libc.so.6")  # not what LD_PRELOAD puts before it
+        libc: Any = ctypes.CDLL("libc.so.6")  # not what LD_PRELOAD puts first
         machine = _MACHINES.get(os.uname().machine)
         if machine is None or not hasattr(libc, "makecontext"):
             raise CannotStart("the helper needs the GNU C library on x86-64 or aarch64")
@@ -92,7 +91,7 @@ def start(bootstrap: str, descriptor: int, *, environment: Mapping[str, str] = o
             return _spawn(libc, machine, argv, _kept(environment), attributes)
     except (OSError, MemoryError, SystemError) as error:
         pass_on(error)
-        # CPython raises SystemError, without a word of memory, where there is none for the frame of a call
+        # CPython raises a bare SystemError if it has no memory for the frame of a call
         reason = str(error) if isinstance(error, OSError) else "out of memory"
         raise CannotStart(f"the helper could not be started: {reason}") from error
 
@@ -118,13 +117,13 @@ def _spawn(libc: Any, machine: _Machine, argv: list[str], environment: list[str]
         ends = contexts.chain(contexts.clone(thread, waits), (libc.syscall, machine.exit, 0))
         before, after, told = ([], here, ctypes.addressof(middle))
     else:
-        # were the trainer a subreaper when the middle ends, the helper would become its child
+        # if the trainer is a subreaper when the middle ends, the helper becomes its child
         before, restored = ([(libc.prctl, _SET_CHILD_SUBREAPER, on, 0, 0, 0)] * subreaper.value for on in (0, 1))
-        # nobody is a child of itself: waitpid returns at once, unless the kernel has put the middle's pid there
+        # no process is its own child: waitpid returns at once, unless the kernel has put the middle's pid there
         after = contexts.chain((libc.waitpid, own, 0, _WCLONE), *restored, then=here)
         told = after + machine.argument
-    # a session of the middle's own: Ctrl-C for the trainer's process group, just then, would end the helper before it
-    # has left that group itself
+    # the middle's own session: otherwise Ctrl-C for the trainer's process group could end the helper before it has left
+    # that group
     spawn = (libc.posix_spawn, pid, program, *attributes, arguments, variables)
     spawns = contexts.chain((libc.setsid,), spawn, then=ends)
     first = contexts.chain(*before, contexts.clone(flags, spawns, told), (libc.memcpy, error, errno, 4), then=after)
@@ -138,7 +137,7 @@ def _spawn(libc: Any, machine: _Machine, argv: list[str], environment: list[str]
 
 
 class _Contexts:
-    """Memory of contexts, each with a stack of its own. `middle` is the pid of the process that runs on them."""
+    """Memory of contexts, each with its own stack. `middle` is the pid of the process that runs on them."""
 
     def __init__(self, libc: Any, machine: _Machine, middle: ctypes.c_int) -> None:
         self.middle = middle
@@ -153,9 +152,9 @@ class _Contexts:
         return ctypes.addressof(self._memory[-1])
 
     def chain(self, *calls: tuple[Any, ...], then: int = 0) -> int:
-        """The first of contexts that make one call each, `(function, argument, …)`, with every signal blocked.
+        """Contexts that make one call each, `(function, argument, …)`, with every signal blocked. Returns the first.
 
-        After the last comes the context `then`.
+        The last one continues with the context `then`.
         """
         for function, *arguments in reversed(calls):
             context = self.take()
@@ -176,7 +175,7 @@ class _Contexts:
 
 
 def _give_back(libc: Any) -> None:
-    """Buries the middle processes of helpers that have ended."""
+    """Reaps the middle processes of helpers that have ended."""
     for each in list(REGISTRY.clone_contexts):
         if libc.waitpid(each.middle, None, ctypes.c_uint(_WNOHANG | _WCLONE)) == each.middle.value:
             REGISTRY.clone_contexts.remove(each)
@@ -184,10 +183,10 @@ def _give_back(libc: Any) -> None:
 
 @contextlib.contextmanager
 def _attributes(libc: Any, descriptor: int) -> Iterator[tuple[Any, Any]]:
-    """posix_spawn's file actions and attributes: a session of its own, signals as after boot, DESCRIPTOR alone."""
+    """posix_spawn's file actions and attributes: own session, default signals, DESCRIPTOR only."""
     actions, attributes = ctypes.create_string_buffer(_OPAQUE_BYTES), ctypes.create_string_buffer(_OPAQUE_BYTES)
     none, every = ctypes.create_string_buffer(_OPAQUE_BYTES), ctypes.create_string_buffer(b"\xff" * _OPAQUE_BYTES)
-    spare = DESCRIPTOR + 1  # before glibc 2.29, what is put where it is already stays close-on-exec
+    spare = DESCRIPTOR + 1  # before glibc 2.29, dup2 to the same number keeps close-on-exec
 
     def do(function: Any, *arguments: Any) -> None:
         number = function(*arguments)
@@ -212,7 +211,7 @@ def _attributes(libc: Any, descriptor: int) -> Iterator[tuple[Any, Any]]:
 
 
 def _interpreter() -> str:
-    """This process's Python. Where it is embedded, sys.executable is empty or another program. Raises CannotStart."""
+    """This process's Python. If embedded, sys.executable is empty or another program. Raises CannotStart."""
     version = "python{}.{}".format(*sys.version_info)
     for path in (
         sys.executable,
@@ -221,7 +220,7 @@ def _interpreter() -> str:
         f"{sys.exec_prefix}/bin/{version}",
         f"{sys.base_exec_prefix}/bin/{version}",
     ):
-        # a frozen application, run again, would train again
+        # running a frozen application again would train again
         if path and Path(path).name.startswith("python") and shutil.which(path) == path:
             return path
     raise CannotStart("no Python interpreter was found to run the helper")
@@ -236,5 +235,5 @@ def _text(text: str) -> Any:
 
 
 def _vector(texts: list[str]) -> Any:
-    """As argv: pointers, the last one NULL."""
+    """Like argv: pointers, the last one NULL."""
     return (ctypes.c_char_p * (len(texts) + 1))(*map(os.fsencode, texts))

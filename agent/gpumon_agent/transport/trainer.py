@@ -1,9 +1,9 @@
-"""The training process's end: it writes what the agent tells into shared memory, and hears what viewers ask for.
+"""The training process's side: writes the agent's events to shared memory and reads viewers' requests.
 
 There is no thread, socket, open descriptor or lasting child of ours in the training process: a helper process has all
-of them (helper.py). Everything here runs in the thread that trains, at phase boundaries, and nothing of it waits.
-Events go into a ring, from which the oldest fall out where the helper does not keep up; descriptions, censuses and
-block maps into a queue that loses nothing, a little of it at each boundary.
+of them (helper.py). Everything here runs in the training thread, at phase boundaries, and never waits. Events go into a
+ring, which loses the oldest if the helper does not keep up; descriptions, censuses and block maps into a queue that
+loses nothing, a little at each boundary.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpumon_agent.transport.memory import ANSWER, START, Memory
 from gpumon_agent.transport.pages import Pages, Status
 from gpumon_agent.transport.ring import LongWriter, Writer, one_thread_at_a_time
 
-_FIRST = START.offset + START.page_bytes  # the page that is written first, with a header of 16 bytes
+_FIRST = START.offset + START.page_bytes  # the page written first, with a header of 16 bytes
 BOOTSTRAP = (
     "import json, os, struct, sys; "
     f"n = struct.unpack('=QII', os.pread(3, 16, {_FIRST}))[1]; "
@@ -36,24 +36,24 @@ BOOTSTRAP = (
     "sys.modules['typing_extensions'] = None; "
     "from gpumon_agent.transport import helper; helper.main()"
 )
-"""The helper has the training's sys.path, wherever pyzmq is; what else it is told stands beside it.
+"""The helper gets the training's sys.path, wherever pyzmq is; its other parameters are beside it.
 
-msgspec takes typing_extensions where it can and `typing` otherwise. The former imports inspect, ast and tokenize: 2.7
-of the helper's 16.4 MiB.
+msgspec prefers typing_extensions to `typing`. The former imports inspect, ast and tokenize: 2.7 of the helper's 16.4
+MiB.
 """
 RESTARTS_MAX = 3
 _LOOKED_AT_HELPER_EVERY_NS = 1_000_000_000
-_SILENT_NS = 3_000_000_000  # of the helper: then it is looked whether it is there
-_PUMP_NS, _PUMP_MAX_NS = 200_000, 5_000_000  # of a boundary, for encoding what is long
-_PUMP_SHARE = 50  # of the time since the last boundary: no more than one part in so many
+_SILENT_NS = 3_000_000_000  # of the helper: then we check that it is alive
+_PUMP_NS, _PUMP_MAX_NS = 200_000, 5_000_000  # per boundary, for encoding long messages
+_PUMP_SHARE = 50  # 1/50 of the time since the last boundary
 _BATCH_BYTES = 8 * 1024
-_CHUNKS = 8  # of 16 KiB, at one boundary
-_VIEWER_AWAITED_S = 30.0  # where GPUMON_AWAIT_VIEWER is 1: a dry run may be over before anybody could attach
+_CHUNKS = 8  # of 16 KiB, per boundary
+_VIEWER_AWAITED_S = 30.0  # if GPUMON_AWAIT_VIEWER is 1: a dry run may end before a viewer can attach
 _LAST_WORDS_S = 0.04
 
 
 class Transport:
-    """One agent's. `drain` gives the events since the last call; `now` what the training does at this moment."""
+    """One agent's. `drain`: events since the last call; `now`: what the training does now."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class Transport:
         counters: Callable[[], tuple[int, int, bool, int | None]],
         take: Callable[[wire.Request], object],
     ) -> None:
-        """`picture`: all that viewers need beside events, for a new helper. `counters`: the governor's rate and cost of
+        """`picture`: what viewers need besides events, for a new helper. `counters`: the governor's rate and cost of
         a boundary, whether CUDA has begun, and torch's pinned bytes. `take`: a viewer's request."""
         self.descriptor = descriptor
         self.unsent = 0
-        """events or messages that were too long, or for which there was no room"""
+        """events or messages that were too long or had no room"""
         self._drain = drain
         self._picture = picture
         self._state = state
@@ -88,11 +88,11 @@ class Transport:
         self._waiting: deque[tuple[int, Iterator[bytes | None]]] = deque()
         self._told_state: messages.State | None = None
         self._answer = messages.Answer()
-        self._request = self._line = 0  # the newest that was heard
+        self._request = self._line = 0  # the newest handled
         self._looked_ns = self._heard_ns = self._flushed_ns = 0
-        self._picture_due = False  # a helper has to hear all of it
-        self._unwatched = False  # there is no helper, and there will be none
-        self._busy = False  # who comes meanwhile is another thread or a handler, and does nothing
+        self._picture_due = False  # a new helper needs all of it
+        self._unwatched = False  # there is and will be no helper
+        self._busy = False  # meanwhile calls by other threads or signal handlers do nothing
 
     @property
     def running(self) -> bool:
@@ -101,7 +101,7 @@ class Transport:
     # --------------------------------------------------------------------------------------------------- start and end
 
     def start(self) -> None:
-        """Starts the helper. Where that cannot be, training goes on unwatched, with one line."""
+        """Starts the helper. If that fails, prints one line, and training goes on unwatched."""
         try:
             memory = Memory.create()
         except OSError as error:
@@ -134,8 +134,8 @@ class Transport:
         began, now = endpoint.start_time(helper), time.monotonic_ns()
         events, long = Writer(memory, after=self._events), LongWriter(memory, after=self._long)
         status, back = Status(memory), Pages(memory, ANSWER)
-        answer = messages.Answer(seq=self._answer.seq)  # what the helper before it was ready for is over
-        # from here on no call: all of it, whatever a signal handler raises
+        answer = messages.Answer(seq=self._answer.seq)  # the old helper's state is void
+        # no calls from here on, so that no signal handler can raise in between
         self._helper, self._helper_began, self._memory = helper, began, memory
         self._events, self._long, self._status, self._back = events, long, status, back
         self._answer, self._looked_ns, self._heard_ns, self._picture_due = answer, now, now, True
@@ -156,7 +156,7 @@ class Transport:
         return self._answer.ready
 
     def close(self, *, exits: bool) -> None:
-        """The last words were recorded. `exits`: the process ends now; its exit code is left for the helper."""
+        """Call after Goodbye is recorded. `exits`: the process ends now; its exit code is left for the helper."""
         if self._memory is None:
             return
         memory = self._memory
@@ -178,7 +178,7 @@ class Transport:
         self.disown()
 
     def disown(self) -> None:
-        """In a forked child: the memory is the parent's."""
+        """For a forked child: the memory is the parent's."""
         memory, self._memory = self._memory, None
         if memory is not None:
             self._forget(memory)
@@ -190,12 +190,12 @@ class Transport:
 
     # --------------------------------------------------------------------------------------------- at phase boundaries
 
-    # A lock would stay taken where a signal handler raises as `acquire` returns. Between the look at `_busy` and `try`
-    # no handler runs and no thread takes over (see ring.Writer).
+    # A lock would stay taken if a signal handler raises when `acquire` returns. Between reading `_busy` and `try` no
+    # handler and no other thread runs (see ring.Writer).
 
     @one_thread_at_a_time
     def flush(self) -> None:
-        """What was recorded goes out; what viewers asked for comes in."""
+        """Sends recorded events and reads viewers' requests."""
         if self._busy:
             return
         self._busy = True
@@ -203,7 +203,7 @@ class Transport:
             if self._memory is not None:
                 self._flush()
             elif self._unwatched:
-                self._drain()  # outlooks learn from it all the same
+                self._drain()  # outlooks still learn from it
         finally:
             self._busy = False
 
@@ -245,7 +245,7 @@ class Transport:
                 self._take(request)
 
     def _look_at_helper(self, now_ns: int) -> None:
-        """It says something each second. Where it does not and is gone, another takes its place."""
+        """It writes every second. If it is silent and gone, a new one is started."""
         self._looked_ns = now_ns
         if now_ns - self._heard_ns < _SILENT_NS or endpoint.start_time(self._helper) == self._helper_began:
             return
@@ -255,7 +255,7 @@ class Transport:
         try:
             self._replace_helper(old)
         except BaseException:
-            if self._memory is None:  # a signal handler's: the next look tries again
+            if self._memory is None:  # a signal handler's: try again next time
                 self._memory = old
             raise
         old.close()
@@ -280,7 +280,7 @@ class Transport:
     # -------------------------------------------------------------------------------------------------- long messages
 
     def announce(self, descriptor: endpoint.Descriptor | None = None) -> None:
-        """Something that heartbeats or the descriptor's file repeat may have changed."""
+        """Call when the descriptor file or fields of heartbeats may have changed."""
         if descriptor is not None:
             self.descriptor = descriptor
         self.tell_state(descriptor)
@@ -300,21 +300,21 @@ class Transport:
         self._picture_due = False
 
     def say(self, events: Iterable[wire.Event | bytes | None]) -> None:
-        """Parts of the picture that are new. They are encoded as there is time; None: a slice of work ends."""
+        """Queues new parts of the picture, encoded as time allows. None: a slice of work ends."""
         self._send(messages.LONG, _batches(iter(events)))
 
     def write_file(self, pieces: Iterable[bytes | None], step: int, t_ns: int) -> None:
-        """The helper puts them together, beside the reports of out-of-memory."""
+        """The helper writes them beside the out-of-memory reports."""
         self._send(messages.PIECE, _pieces(iter(pieces), step, t_ns))
 
     def _send(self, kind: int, made: Iterator[bytes | None]) -> None:
-        """Without a helper nobody would take it, and it would stay for ever."""
+        """Without a helper it would wait for ever."""
         if self._memory is not None:
             self._waiting.append((kind, made))
 
     @one_thread_at_a_time
     def pump(self, clock: ThreadClock) -> None:
-        """As much of what waits as may take that time."""
+        """Encodes as much as fits that time."""
         if self._busy:
             return
         self._busy = True
@@ -336,13 +336,13 @@ class Transport:
                 elif isinstance(message, bytes) and not long.put(kind, message):
                     self.unsent += 1
         except BaseException as error:
-            self._picture_due = self._picture_due or is_the_users(error)  # what was half encoded is gone
+            self._picture_due = self._picture_due or is_the_users(error)  # the half-encoded message is lost
             raise
         long.pump(_CHUNKS)
 
 
 def _path() -> list[str]:
-    """sys.path, as a process that works elsewhere reads it."""
+    """sys.path, absolute: the helper has another working directory."""
     here = [os.path.abspath(each) for each in sys.path if isinstance(each, str)]  # noqa: PTH100
     own = str(Path(__file__).parents[2])
     return here if own in here else [*here, own]

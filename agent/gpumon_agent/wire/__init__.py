@@ -1,15 +1,15 @@
 """The messages an agent and its viewers exchange: typed Structs, one codec, no sockets and no torch.
 
-A frame is a topic (`LIVE`; `SNAPSHOT` or `GLANCE` and the asking viewer's nonce) followed by one msgpack `Packet`. A
+A frame is a topic (`LIVE`; or `SNAPSHOT` or `GLANCE` and the viewer's nonce) followed by one msgpack `Packet`. A
 packet carries events. Events that belong to the stream of the run (`Phase`, `Step`, `Ledger`, ...) are numbered by the
 agent's recorder; a gap in the numbers means events were dropped. Events that describe (`Hello`, `Model`, `Module`,
-`Layers`, `Census`, `Heartbeat`, ...) carry no number: the newest one replaces the older.
+`Layers`, `Census`, `Heartbeat`, ...) have no number: the newest replaces the older.
 
-Within a major version, what one side writes the other reads, whichever is newer: fields are only ever added, last and
-with a default, and an event of a kind that came later is `Unread`.
+Within a major version each side can read what the other writes, whichever is newer: fields are only added, last and
+with a default, and an event of an unknown kind is `Unread`.
 
-Bytes are ints. A figure that is not known is None, never 0. Clocks: `*_ns` are the agent's monotonic clock unless
-the name says `unix`; `Hello.clock` relates the two.
+Bytes are ints. An unknown value is None, never 0. Clocks: `*_ns` are the agent's monotonic clock unless the name says
+`unix`; `Hello.clock` relates the two.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every message shares: the types of its fields with their bounds, and how names are cleaned once, at decode."""
+"""Common to all messages: field types with their bounds, and the cleaning of names, once, at decode."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
 Few = Annotated[tuple[Text, ...], Meta(max_length=512)]
 Named = Annotated[dict[Text, Text], Meta(max_length=256)]
 
-# Each number has a bound that nothing real comes near. What is beyond it is refused as it is decoded, so that no
-# screen has to draw it and no loop has to count it.
+# Each number has a bound far above any real value. Larger ones are refused at decode, so that no screen has to draw
+# them and no loop has to count to them.
 BYTES_MAX = 1 << 60
 Bytes = Annotated[int, Meta(ge=0, le=BYTES_MAX)]
 SignedBytes = Annotated[int, Meta(ge=-BYTES_MAX, le=BYTES_MAX)]
@@ -46,14 +46,14 @@ Shape = Annotated[tuple[Length, ...], Meta(max_length=16)]
 
 
 def clean(text: str, limit: int = NAME_CHARS_MAX) -> str:
-    """Printable characters only, at most `limit` of them (the last one an ellipsis where something was cut)."""
+    """Printable characters only, at most `limit` of them (the last one an ellipsis if text was cut)."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def clean_argv(argv: Iterable[str], limit: int = 4 * TEXT_CHARS_MAX) -> tuple[str, ...]:
-    """The command without its secrets, cleaned and cut after `limit` characters, so that it fits a frame."""
+    """The command without secrets, cleaned and cut after `limit` characters, so that it fits a frame."""
     kept: list[str] = []
     room = limit
     for argument in masked(argv):
@@ -75,5 +75,5 @@ def clean_fields(message: Struct, *names: str, limit: int = NAME_CHARS_MAX) -> N
 class Message(Struct, frozen=True, array_like=True, gc=False):
     """Base of every wire message. New fields go last and have defaults; a field's type never changes.
 
-    Not seen by the garbage collector: a message is a tree, and thousands of them are kept, in the training process too.
+    Not tracked by the garbage collector: messages are trees, and thousands are kept, in the training process too.
     """

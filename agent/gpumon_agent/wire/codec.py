@@ -21,17 +21,17 @@ PROTOCOL_MAJOR = 1  # tests/data/wire-1.0.json holds its layout
 PROTOCOL_MINOR = 1
 
 LIVE = b"d"
-SNAPSHOT = b"s"  # asks for picture, history, Synced. No topic is a prefix of another: ZeroMQ matches by prefix
-GLANCE = b"g"  # asks for Hello, Heartbeat, Synced only: what a listing shows
+SNAPSHOT = b"s"  # requests picture, history, Synced. No topic is a prefix of another: ZeroMQ matches by prefix
+GLANCE = b"g"  # requests Hello, Heartbeat, Synced only, for a listing
 NONCE_BYTES = 8
 FRAME_BYTES_MAX = 64 * 1024
 EVENT_BYTES_MAX = FRAME_BYTES_MAX - 256  # topic, nonce and the packet's own header
 
 
 class Unread(Message, frozen=True, tag="unread"):
-    """In place of an event that this side cannot read. It keeps the event's number.
+    """Replaces an event that this side cannot read. It keeps the event's number.
 
-    Either its kind is one that a later minor version has, or it breaks the bounds of its kind: then `why` says which.
+    Its kind is from a later minor version, or the event breaks the bounds of its kind; then `why` says which.
     """
 
     kind: Text
@@ -69,7 +69,7 @@ Event = (
 
 
 class WireError(Exception):
-    """A frame that is not ours, or not sound. The text is one sentence for a person."""
+    """A frame that is not ours, or not valid. The text is one sentence for a person."""
 
 
 class ProtocolMismatch(WireError):
@@ -77,7 +77,7 @@ class ProtocolMismatch(WireError):
 
 
 class Packet(Message, frozen=True):
-    """What one frame carries. Its numbered events are consecutive from `seq`; -1: none of them is numbered."""
+    """Content of one frame. Its numbered events are consecutive from `seq`; -1: none is numbered."""
 
     seq: Seq
     replayed: bool
@@ -85,7 +85,7 @@ class Packet(Message, frozen=True):
 
 
 class Received(Message, frozen=True):
-    """One event as it reached a viewer: what `link` yields, what a recording stores, what a session applies."""
+    """One event as a viewer received it: yielded by `link`, stored in recordings, applied by sessions."""
 
     source: Text  # Hello.nonce of the agent; "host:NAME" for the viewer's own readings
     unix_ns: Nanoseconds  # the receiver's clock
@@ -95,7 +95,7 @@ class Received(Message, frozen=True):
 
     def __post_init__(self) -> None:
         source = self.source
-        if not (source.isascii() and source.isprintable() and len(source) <= NAME_CHARS_MAX):  # made for every event
+        if not (source.isascii() and source.isprintable() and len(source) <= NAME_CHARS_MAX):  # runs for every event
             clean_fields(self, "source")
 
 
@@ -124,7 +124,7 @@ class _RawPastStep(msgspec.Struct, frozen=True, array_like=True, tag="past"):
 
 
 class _PhasePeak(msgspec.Struct, frozen=True, array_like=True, tag="phase", gc=False):
-    """The first fields of a Phase; what is not needed is skipped."""
+    """The first fields of a Phase; `object`: skipped."""
 
     step: int
     phase: object
@@ -156,20 +156,19 @@ _reply_decoder = msgspec.msgpack.Decoder(Reply)
 
 
 def past_step(closed: bytes, phases: list[bytes], ledgers: list[bytes]) -> bytes:
-    """A PastStep of events that are encoded already."""
     raw = msgspec.Raw
     return _encoder.encode(_RawPastStep(raw(closed), [raw(each) for each in phases], [raw(each) for each in ledgers]))
 
 
 def peak_of(phase: bytes) -> tuple[int, int, int | None]:
-    """Of an encoded Phase: step, device and allocated_peak. A fifth of what decoding it takes. Raises WireError."""
+    """(step, device, allocated_peak) of an encoded Phase. A fifth of the cost of decoding it. Raises WireError."""
     seen = _decode_head(phase)
     assert isinstance(seen, _PhasePeak)
     return seen.step, seen.device, seen.allocated_peak
 
 
 def step_of(ledger: bytes) -> int:
-    """Of an encoded Ledger or Phase. Raises WireError."""
+    """The step of an encoded Ledger or Phase. Raises WireError."""
     return _decode_head(ledger).step
 
 
@@ -194,7 +193,7 @@ def decode_event(raw: bytes) -> Event:
 
 
 def kind(raw: bytes) -> str:
-    """Which event `raw` is, by its tag: a third of what decoding it takes. Raises WireError where it is none."""
+    """Which event `raw` is, by its tag. A third of the cost of decoding it. Raises WireError if it is none."""
     try:
         return _tag_decoder.decode(raw).kind
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -202,7 +201,7 @@ def kind(raw: bytes) -> str:
 
 
 def kind_of_sound(raw: bytes) -> str:
-    """The same of bytes that are an event for certain, in 0.15 µs."""
+    """The same for bytes known to be an event, in 0.15 µs."""
     at = 3 if raw[0] == 0xDC else 1  # an array of more than 15 fields has a longer head
     return _TAGS[raw[at : at + 1 + (raw[at] & 0x1F)]]
 
@@ -226,20 +225,20 @@ def pack(events: Iterable[tuple[int, bytes]], *, replayed: bool) -> Iterator[byt
 
 
 def frame(packet: bytes, topic: bytes = LIVE) -> bytes:
-    """`topic` is LIVE, or an asker's whole topic: SNAPSHOT or GLANCE and its nonce."""
+    """`topic` is LIVE, or a whole request topic: SNAPSHOT or GLANCE and a nonce."""
     return topic + packet
 
 
 def is_request(topic: bytes) -> bool:
-    """Whether a subscription to `topic` asks for an answer of its own."""
+    """Whether a subscription to `topic` requests an answer."""
     return topic[:1] in (SNAPSHOT, GLANCE) and len(topic) == 1 + NONCE_BYTES
 
 
 def decode_frame(raw: bytes) -> Packet:
     """The packet of a frame. Raises WireError for anything else, ProtocolMismatch for another major version.
 
-    An event of a kind that a later minor version added is Unread, and so is one that breaks the bounds of its kind: it
-    must not take the others with it. Only a Hello must be sound: without it nothing else can be placed.
+    An event of a kind from a later minor version is Unread, and so is one that breaks the bounds of its kind: the other
+    events must stay readable. Only a Hello must be valid: all others depend on it.
     """
     head = 1 if raw[:1] == LIVE else 1 + NONCE_BYTES if raw[:1] in (SNAPSHOT, GLANCE) else 0
     if not head:
@@ -261,7 +260,7 @@ def decode_frame(raw: bytes) -> Packet:
 
 
 def _read_event(raw: msgspec.Raw) -> Event:
-    """Raises ValidationError where it is not an event at all, or an unsound Hello."""
+    """Raises ValidationError if it is no event at all, or an invalid Hello."""
     try:
         event: Event = _event_decoder.decode(raw)
         return event
@@ -273,7 +272,7 @@ def _read_event(raw: msgspec.Raw) -> Event:
 
 
 def check_protocol(hello: Hello) -> None:
-    """Raises ProtocolMismatch unless this side can read what `hello`'s side writes."""
+    """Raises ProtocolMismatch if this side cannot read what `hello`'s side writes."""
     if hello.protocol[0] != PROTOCOL_MAJOR:
         raise ProtocolMismatch(mismatch_sentence(hello.protocol))
 
@@ -286,7 +285,7 @@ def mismatch_sentence(spoken: tuple[int, int]) -> str:
 
 
 def _spoken_protocol(packet: bytes) -> tuple[int, int] | None:
-    """The version a Hello states, read without trusting the rest of its layout."""
+    """The version in a Hello, read without relying on the rest of its layout."""
     try:
         untyped: Any = msgspec.msgpack.decode(packet)
         for event in untyped[2]:
@@ -303,18 +302,18 @@ def encode_received(received: Received) -> bytes:
 
 
 def encode_recorded(source: str, unix_ns: int, event: bytes, seq: int) -> bytes:
-    """The same of an event that is encoded already, marked as replayed."""
+    """The same for an encoded event, marked as replayed."""
     return _encoder.encode(_RawReceived(source, unix_ns, msgspec.Raw(event), seq, True))
 
 
 def unpack(packet: bytes) -> list[tuple[int, bytes]]:
-    """What `pack` was given: encoded events with their numbers."""
+    """The inverse of `pack`: encoded events with their numbers."""
     said = _raw_packet_decoder.decode(packet)
     return [(said.seq + at if said.seq >= 0 else -1, bytes(raw)) for at, raw in enumerate(said.events)]
 
 
 def decode_received(raw: bytes) -> Received:
-    """Raises WireError when `raw` is not one. Its event may be Unread, as a frame's."""
+    """Raises WireError if `raw` is none. Its event may be Unread, as in a frame."""
     try:
         try:
             return _received_decoder.decode(raw)

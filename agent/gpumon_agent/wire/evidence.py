@@ -1,4 +1,4 @@
-"""What the agent found out beyond its figures: who holds tensors, checkpoints still alive, the allocator's blocks."""
+"""Evidence beyond the figures: what holds tensors, checkpoints still alive, the allocator's blocks."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from .base import (
     clean_fields,
 )
 
-CENSUSES_KEPT = 4  # newest ones: one that was cut short explains less than the one before it
-GROUPS_MAX = 48  # of a census; the rest is one figure
-HOLDERS_MAX = 8  # named of a group
+CENSUSES_KEPT = 4  # newest ones: an incomplete one explains less than the one before it
+GROUPS_MAX = 48  # of a census; the rest is one number
+HOLDERS_MAX = 8  # named per group
 BLOCKS_PER_PART = 2_048  # 18 bytes each at most: still within a frame
 SEGMENTS_PER_PART = 256
 
@@ -38,19 +38,19 @@ _CYCLE_OF, _IN = "reference cycle of ", " in "
 
 
 class Holder(Message, frozen=True):
-    """Who keeps tensors alive, by a name a person knows. `text` is the one sentence that is made of it."""
+    """What keeps tensors alive, under a name the user knows. `text` is how it is written in sentences."""
 
-    name: Text  # the way from the variable: "losses[*]", "Trainer.history['loss'][*]", "main.<locals>.hook(kept)[*]"
+    name: Text  # the path from the variable: "losses[*]", "Trainer.history['loss'][*]", "main.<locals>.hook(kept)[*]"
     kind: Text  # global | local | attribute | class | closure | default | cache | generator | traceback | hook | module
-    # or bounded: a deque with maxlen; trimmed: a container that its own code shortens at a length;
-    # cycle: nothing but a reference cycle, of which the name once led to one
+    # or bounded: a deque with maxlen; trimmed: a container that its own code shortens to a length;
+    # cycle: only a reference cycle; the name once led to an object of it
     where: Text | None = None  # file.py:LINE of the function whose frame, closure or default it is
-    count: Count = 0  # tensors of the group that are reached through it
+    count: Count = 0  # tensors of the group reached through it
     function: Text | None = None  # whose variable it is: "main"; None for a global, an attribute of a class, …
 
     def __post_init__(self) -> None:
         name, inside, function = self.name.rpartition(_IN)
-        if inside and self.function is None and function.endswith("()"):  # so did agents before they had the field
+        if inside and self.function is None and function.endswith("()"):  # from agents without this field
             msgspec.structs.force_setattr(self, "name", name)
             msgspec.structs.force_setattr(self, "function", function.removesuffix("()"))
         if self.kind == CYCLE and self.name.startswith(_CYCLE_OF):
@@ -65,7 +65,7 @@ class Holder(Message, frozen=True):
 
     @property
     def variable(self) -> str:
-        """Without what lies within it: "losses" of "losses[*][0]"."""
+        """Up to the first index: "losses" of "losses[*][0]"."""
         return self.name.partition("[")[0]
 
     @property
@@ -79,32 +79,32 @@ class Holder(Message, frozen=True):
 
     @property
     def attribute(self) -> str:
-        """ "k_cache" of "model.3.k_cache"; empty where there is none."""
+        """ "k_cache" of "model.3.k_cache"; empty if there is none."""
         return self.name.rpartition(".")[2]
 
 
 class Group(Message, frozen=True):
-    """Live tensors that no owner of the ledger claims, alike in shape, type, device and whether they hold a graph."""
+    """Live tensors without an owner in the ledger, of the same shape, dtype, device and `has_graph`."""
 
     shape: Shape
     dtype: Text  # torch's name without "torch."
     device: Ordinal
     count: Count
     bytes: Bytes  # of their storages, each counted once
-    has_graph: bool = False  # they have a grad_fn: what autograd saved for them lives on with them
-    graph_bytes: Bytes | None = None  # saved by those graphs beside the tensors; None: not walked
-    grown: Change | None = None  # tensors more than at the census before; None at the first one
-    holders: Annotated[tuple[Holder, ...], Meta(max_length=HOLDERS_MAX)] = ()  # empty: nobody was found, never a guess
+    has_graph: bool = False  # they have a grad_fn, which keeps what autograd saved for them
+    graph_bytes: Bytes | None = None  # saved by those graphs, besides the tensors; None: not walked
+    grown: Change | None = None  # tensors more than at the previous census; None at the first
+    holders: Annotated[tuple[Holder, ...], Meta(max_length=HOLDERS_MAX)] = ()  # empty: none was found, never a guess
     where: Text | None = None  # file.py:LINE where the newest of them were made
     phase: Text | None = None  # and in which phase
-    cyclic: Count = 0  # of them held by nothing but a reference cycle that the garbage collector has not visited
+    cyclic: Count = 0  # of them held only by a reference cycle that the garbage collector has not visited
 
     def __post_init__(self) -> None:
         clean_fields(self, "dtype", "where", "phase")
 
 
 class Unclaimed(Message, frozen=True):
-    """Blocks that were made in the few steps in which stacks were kept, live on, and that no name led to."""
+    """Live blocks made in the few steps in which stacks were recorded, and reached by no name."""
 
     where: Text  # file.py:LINE that made them
     count: Count
@@ -116,30 +116,30 @@ class Unclaimed(Message, frozen=True):
 
 
 class Census(Message, frozen=True, tag="census"):
-    """The live tensors of this process that nobody owns, as one walk over its objects found them. Newest counts."""
+    """The process's live tensors without owner, found by one walk over its objects. Newest counts."""
 
     step: StepNumber
     t_ns: Nanoseconds  # when it was complete
     number: Index  # counted from 0
     reason: Text  # growth | asked
     groups: Annotated[tuple[Group, ...], Meta(max_length=GROUPS_MAX)] = ()  # most bytes first
-    tensors: Count = 0  # in all groups, those that are not listed too
+    tensors: Count = 0  # in all groups, listed or not
     bytes: Bytes = 0  # likewise
     objects: Count = 0  # looked at
     slices: Count = 0
-    spent_ns: Nanoseconds = 0  # of the training thread's time, all slices together
+    spent_ns: Nanoseconds = 0  # of the training thread's time, in all slices
     began_step: StepNumber = 0
-    cut: bool = False  # ended before every object was seen; `why` tells
+    cut: bool = False  # ended before every object was seen, see `why`
     why: Text | None = None
     unclaimed: Annotated[tuple[Unclaimed, ...], Meta(max_length=HOLDERS_MAX)] = ()  # most bytes first
-    waiting: Count | None = None  # objects for Python's collector to look at, where it is off or hardly ever runs
+    waiting: Count | None = None  # objects that Python's collector has to visit, if it is off or hardly ever runs
 
     def __post_init__(self) -> None:
         clean_fields(self, "reason", "why")
 
 
 class Checkpoint(Message, frozen=True, tag="checkpoint"):
-    """What one load left on one device. A newer one with the same `number` and `device` replaces the older."""
+    """What one load left on one device. The newest with the same `number` and `device` counts."""
 
     number: Index  # of the load, counted from 0
     device: Ordinal
@@ -147,13 +147,13 @@ class Checkpoint(Message, frozen=True, tag="checkpoint"):
     t_ns: Nanoseconds
     source: Text  # torch.load | safetensors.torch.load_file | …
     file: Text | None = None  # its name, without the folder
-    where: Text | None = None  # file.py:LINE of the call in the user's code
+    where: Text | None = None  # file.py:LINE of the user's call
     loaded: Bytes = 0  # bytes it brought to this device
     tensors: Count = 0  # of them alive now
-    alive: Bytes = 0  # their bytes, those excepted that an owner of the ledger has taken over
-    looked_step: StepNumber = 0  # when that was found
+    alive: Bytes = 0  # their bytes, without those that an owner in the ledger has taken over
+    looked_step: StepNumber = 0  # when that was measured
     used_step: StepNumber | None = None  # when load_state_dict was called next; None: not since
-    mapped: bool | None = None  # map_location was given; None where the source has no such thing
+    mapped: bool | None = None  # map_location was given; None if the source has none
     foreign: bool = False  # no watched model lives on this device
     holders: Annotated[tuple[Holder, ...], Meta(max_length=HOLDERS_MAX)] = ()
 
@@ -179,7 +179,7 @@ class Segment(Message, frozen=True):
 
 
 class Segments(Message, frozen=True, tag="segments"):
-    """One device's allocator, block by block. Newer parts with the same device replace the older."""
+    """One device's allocator, block by block. Newer parts of a device replace the older."""
 
     device: Ordinal
     number: Index  # counted from 0
@@ -197,7 +197,7 @@ class Segments(Message, frozen=True, tag="segments"):
 
 
 class Snapshot(Message, frozen=True, tag="snapshot"):
-    """A file that PyTorch's memory_viz page opens was written on the agent's machine, or why it was not."""
+    """A file for PyTorch's memory_viz page was written on the agent's machine, or why not."""
 
     t_ns: Nanoseconds
     step: StepNumber
@@ -210,7 +210,7 @@ class Snapshot(Message, frozen=True, tag="snapshot"):
 
 
 def parts(segments: Iterable[Segment]) -> Iterator[tuple[Segment, ...]]:
-    """The segments in parts that each fit a frame; a segment of many blocks is cut. At least one part."""
+    """The segments in parts that fit a frame; segments of many blocks are split. At least one part."""
     part: list[Segment] = []
     room = BLOCKS_PER_PART
     for segment in segments:
@@ -227,31 +227,31 @@ def parts(segments: Iterable[Segment]) -> Iterator[tuple[Segment, ...]]:
     yield tuple(part)
 
 
-# ------------------------------------------------------------------------------------------------- what is asked for
+# --------------------------------------------------------------------------------------------------------- requests
 
 CENSUS, BLOCKS, SNAPSHOT_FILE, ROOM = "census", "blocks", "snapshot", "room"
-"""What a viewer may ask an agent for: a census now, the allocator's blocks, a file for memory_viz; and what it may tell
-it: how much a device has left for it."""
+"""What a viewer may request: a census now, the allocator's blocks, a file for memory_viz; or send: how much a device
+has left for the process."""
 
 
 NOT_DONE = "asked for, not done: "
-"""How the notice begins that tells why something was not done after all."""
+"""Prefix of the notice that says why a request was not carried out."""
 
 
 class Request(Message, frozen=True, tag="request"):
-    """From a viewer to the agent's control socket. No path, no code: one word of four, and for `room` two figures."""
+    """From a viewer to the agent's control socket. No path, no code: one of four words, and for `room` two numbers."""
 
     what: Text
-    nonce: Text = ""  # the agent's, so that a process that took its place does not answer
+    nonce: Text = ""  # the agent's, so that a process that replaced it does not answer
     device: Ordinal = 0
-    available: Bytes | None = None  # room: bytes this process can have on the device, reserved ones included
+    available: Bytes | None = None  # room: bytes this process can have on the device, including reserved ones
 
     def __post_init__(self) -> None:
         clean_fields(self, "what", "nonce", limit=NAME_CHARS_MAX)
 
 
 class Reply(Message, frozen=True, tag="reply"):
-    """Whether it will be done; what comes of it is said on the stream."""
+    """Whether it will be done. Results arrive on the stream."""
 
     accepted: bool
     why: Text = ""

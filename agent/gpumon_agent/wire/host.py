@@ -15,7 +15,7 @@ Percent = Annotated[float, Meta(ge=0, le=1e7)]  # not NaN, not infinite: of all 
 
 class DeviceProcess(Message, frozen=True):
     pid: Pid
-    bytes: Bytes | None  # None: the driver does not tell (containers, WDDM)
+    bytes: Bytes | None  # None: the driver does not say (containers, WDDM)
     name: Text | None = None
 
     def __post_init__(self) -> None:
@@ -23,7 +23,7 @@ class DeviceProcess(Message, frozen=True):
 
 
 class DeviceReading(Message, frozen=True):
-    """One physical device as its driver sees it. None with a sentence in `why`."""
+    """One physical device as its driver sees it. For fields that are None see `why`."""
 
     uuid: Text
     name: Text | None = None
@@ -64,7 +64,7 @@ class ProcessReading(Message, frozen=True):
 
 
 class Host(Message, frozen=True, tag="host"):
-    """What the viewer reads beside the agent: NVML and psutil. A message, so that recordings hold it too."""
+    """The viewer's own readings: NVML and psutil. A message, so that recordings contain it too."""
 
     host: Text
     t_ns: Nanoseconds  # the viewer's monotonic clock

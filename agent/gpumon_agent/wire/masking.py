@@ -1,9 +1,9 @@
 """Hides passwords, tokens and keys in a command line, before it is stored, sent or shown.
 
-The value of an option is hidden where its name says that it is a secret: `--api-key X`, `--hf_token=X`,
-`WANDB_API_KEY=X`, `+auth.token=X`, also inside a longer argument (`--export=ALL,WANDB_API_KEY=X`,
-`{"api_key": "X"}`, `https://host/?token=X`), and so are a user and password in a URL. A name is split into words first,
-so that `--tokenizer gpt2`, `--max_tokens 512` and `--num-key-value-heads 8` stay readable.
+The value of an option is hidden if the name indicates a secret: `--api-key X`, `--hf_token=X`, `WANDB_API_KEY=X`,
+`+auth.token=X`, also inside a longer argument (`--export=ALL,WANDB_API_KEY=X`, `{"api_key": "X"}`,
+`https://host/?token=X`). User and password in a URL are hidden too. Names are split into words first, so that
+`--tokenizer gpt2`, `--max_tokens 512` and `--num-key-value-heads 8` stay readable.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ ARGUMENT_CHARS_MAX = 16_384  # a longer argument is cut before it is searched
 
 _ALWAYS = {"secret", "password", "passwd", "passphrase", "passcode", "pwd", "apikey", "credential"}
 _ALWAYS_ENDS = ("secret", "password", "passwd", "apikey", "secretkey", "accesskey", "privatekey")
-"""Of a name's word: `clientsecret`, `wandbapikey`."""
+"""Endings of a word: `clientsecret`, `wandbapikey`."""
 _ORDINARY_TOKEN = {
     "pad", "eos", "bos", "unk", "cls", "sep", "mask", "sos", "special", "start", "end", "stop", "begin",
     "image", "audio", "video", "speech", "text", "prompt", "prefix", "class", "per", "every", "each", "next", "first",
     "last", "new", "detoken", "sub", "by",
 }  # fmt: skip
-"""Before `token` these make it one of the tokenizer's."""
+"""Before `token`: it is a tokenizer's token."""
 _ORDINARY_KEY = {
     "sort", "group", "input", "output", "label", "labels", "target", "text", "image", "audio", "video", "metric",
     "monitor", "loss", "feature", "column", "field", "prompt", "caption", "query", "question", "answer", "response",
     "dict", "json", "state", "by", "num", "n",
 }  # fmt: skip
-"""Before `key` these make it the name of a column or an entry."""
+"""Before `key`: it names a column or an entry."""
 _HARMLESS = re.compile(
     r"[-+]?\d{0,5}(\.\d{0,5})?(e-?\d+)?|true|false|yes|no|on|off|none|null|auto|<[|\w/ -]{1,32}>|\[[A-Z_\d]{1,20}\]",
     re.I,
 )
-"""As the value of a token or key: a small number, a switch, a tokenizer's token such as <pad>."""
+"""Values that are no secret: a small number, a switch, a tokenizer's token such as <pad>."""
 
 _ANIMALS = {"monkey", "turkey", "donkey", "hotkey", "hockey"}
 
@@ -43,13 +43,13 @@ _ASSIGNED = re.compile(r"([-+~]*[^\W\d][\w.\-/:@]*)=(.*)", re.S)
 _NAMED = re.compile(r"""(?<![\w.\-])([^\W\d][\w.\-]*)(["']?\s*[=:](?!//)\s*)""")  # inside an argument
 _VALUE = re.compile(r"""(["'])((?!\1).)*\1?|[^\s"',;&}\]]+""", re.S)
 _AUTHORITY = re.compile(r"[^\s/?#]*")
-_ODD_PASSWORD = re.compile(r"[^\s/?#:@]*:(?!\d{1,5}(?:[/?#,]|$))\S*@")  # it holds / ? or #; what follows is no port
+_ODD_PASSWORD = re.compile(r"[^\s/?#:@]*:(?!\d{1,5}(?:[/?#,]|$))\S*@")  # contains / ? or #; not followed by a port
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[^\s\"']+", re.I)
-_SIGNED = {"sig", "signature"}  # in the query of a URL: a storage's signature opens it
+_SIGNED = {"sig", "signature"}  # in a URL's query: a storage signature grants access
 
 
 def masked(argv: Iterable[str]) -> Iterator[str]:
-    """The arguments in order, with `***` in the place of each secret. Masked again, they stay the same."""
+    """The arguments in order, each secret replaced by `***`. Idempotent."""
     name = ""
     for argument in argv:
         argument = argument[:ARGUMENT_CHARS_MAX]
@@ -69,7 +69,7 @@ def masked(argv: Iterable[str]) -> Iterator[str]:
 
 
 def is_secret(name: str) -> bool:
-    """Whether an option or variable of this name has a secret for its value."""
+    """Whether an option or variable of this name holds a secret."""
     words = [word.lower() for word in _WORD.findall(name)]
     singular = [word if word.endswith("ss") else word.removesuffix("s") for word in words]
     if any(word in _ALWAYS or word.endswith(_ALWAYS_ENDS) for word in singular):
@@ -84,7 +84,7 @@ def is_secret(name: str) -> bool:
 
 
 def _hides(name: str, value: str) -> bool:
-    """A password may be a short number; a token or key is none."""
+    """A password may be a short number; a token or key is not."""
     if not value or not is_secret(name):
         return False
     lower = name.lower()
@@ -92,7 +92,7 @@ def _hides(name: str, value: str) -> bool:
 
 
 def _inside(argument: str) -> str:
-    """A longer argument with the secrets inside it hidden."""
+    """An argument with the secrets inside it hidden."""
     first, *rest = argument.split("://")
     argument = "://".join((first, *map(_without_user, rest)))
     argument = _BEARER.sub(rf"\1 {MASK}", argument)
@@ -111,7 +111,7 @@ def _inside(argument: str) -> str:
 
 
 def _without_user(text: str) -> str:
-    """What follows `://` in a URL."""
+    """`text`: what follows `://` in a URL."""
     authority = _AUTHORITY.match(text)
     end = authority[0].rfind("@") if authority is not None else -1
     if end < 0 and (odd := _ODD_PASSWORD.match(text)) is not None:

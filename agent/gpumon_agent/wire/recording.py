@@ -1,7 +1,7 @@
-"""The format of a recording: messages in a file that stays valid wherever its writing is cut off.
+"""The format of a recording: messages in a file that stays valid wherever it is cut off.
 
-magic (8 bytes), format version (2 × uint8), then per message: length (uint32), CRC-32 of it (uint32), the message
-as `encode_received` makes it. Little endian.
+magic (8 bytes), format version (2 × uint8), then per message: length (uint32), CRC-32 (uint32), the message
+from `encode_received`. Little endian.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ MESSAGE_BYTES_MAX = 1024 * 1024
 
 
 def framed(message: bytes) -> bytes:
-    """One message as it lies in the file."""
     return FRAME_HEAD.pack(len(message), zlib.crc32(message)) + message
 
 
 def recorded(source: str, unix_ns: int, events: Iterable[tuple[int, bytes]]) -> bytes:
-    """A whole recording of encoded events with their numbers (-1: none), all received at one moment."""
+    """A recording of encoded events with their numbers (-1: none), all received at one moment."""
     return HEADER + b"".join(framed(encode_recorded(source, unix_ns, raw, seq)) for seq, raw in events)

@@ -1,4 +1,4 @@
-"""Who is speaking, and that it lives."""
+"""Identity and sign of life of an agent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Device(Message, frozen=True):
     """A device as torch sees it. `index` is torch's ordinal; NVML is matched by `uuid` only."""
 
     index: Ordinal
-    uuid: Text | None  # as NVML spells it, "GPU-…" or "MIG-…"; None on CPU or when torch does not tell
+    uuid: Text | None  # as in NVML, "GPU-…" or "MIG-…"; None on CPU or if torch does not provide it
     name: Text
     total_bytes: Bytes | None
     kind: Text = "cuda"  # cuda | hip | cpu | mps | xpu | …
@@ -55,15 +55,15 @@ class Device(Message, frozen=True):
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """The process that speaks. First thing a viewer hears."""
+    """The agent's process. The first event a viewer gets."""
 
     protocol: Version
     agent: Text  # version of gpumon-agent
-    nonce: Text  # hex, unique to this agent's life: the identity of the stream
+    nonce: Text  # hex, unique to this agent: the identity of the stream
     name: Text  # the job's name: what the user gave, else the script's file name
     host: Text
     pid: Pid
-    start_time: Count  # clock ticks since boot, field 22 of /proc/PID/stat; with boot_id it outlives pid reuse
+    start_time: Count  # clock ticks since boot, field 22 of /proc/PID/stat; with boot_id it detects pid reuse
     boot_id: Text
     argv: Few
     python: Text
@@ -74,11 +74,11 @@ class Hello(Message, frozen=True, tag="hello"):
     rank: RankNumber | None = None
     local_rank: LocalRankNumber | None = None
     world_size: Ranks | None = None
-    run_id: Text | None = None  # torchrun's or SLURM's id of the job: ranks with the same one are one session
+    run_id: Text | None = None  # torchrun's or SLURM's job id: ranks that share it are one session
     settings: Named = msgspec.field(
         default_factory=dict
     )  # allocator configuration, governor, peaks mode, tracker: as text, to be shown
-    node: Text | None = None  # torchrun's GROUP_RANK or SLURM_NODEID, where the launcher tells
+    node: Text | None = None  # torchrun's GROUP_RANK or SLURM_NODEID, if set
     local_world_size: LocalRanks | None = None
     restarts: Index | None = None  # TORCHELASTIC_RESTART_COUNT
 
@@ -104,26 +104,26 @@ class PartOff(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
-    """Once a second: alive, and where training stands now."""
+    """Once a second: the process is alive, and what training does now."""
 
     t_ns: Nanoseconds
     step: StepNumber
     phase: Text
     phase_age_ns: Nanoseconds
     dropped: Count = 0  # events lost in the agent's queue since it began
-    sample_every: Count = 1  # the governor's present rate
+    sample_every: Count = 1  # the governor's current rate
     boundary_ns: Nanoseconds | None = None  # the agent's own median cost of a boundary
     rss: Bytes | None = None
-    devices: Annotated[tuple[Ordinal, ...], Meta(max_length=64)] = ()  # that the watched models live on
+    devices: Annotated[tuple[Ordinal, ...], Meta(max_length=64)] = ()  # of the watched models
     off: Annotated[tuple[PartOff, ...], Meta(max_length=64)] = ()
-    pinned: Bytes | None = None  # host memory that torch's own allocator has pinned; None: this torch does not tell
-    number: Count | None = None  # the second of the agent's life it belongs to; None: the history keeps none of them
+    pinned: Bytes | None = None  # host memory pinned by torch's allocator; None: this torch does not report it
+    number: Count | None = None  # seconds since the agent began; None: the history keeps no heartbeats
 
     def __post_init__(self) -> None:
         clean_fields(self, "phase")
 
 
 class Synced(Message, frozen=True, tag="synced"):
-    """End of a snapshot: static picture and history are complete, what follows on LIVE is new."""
+    """End of a snapshot: picture and history are complete; newer events come on LIVE."""
 
     seq: Seq  # of the newest event in the snapshot

@@ -1,4 +1,4 @@
-"""The run's stream: what happened, in order. Each of these events is numbered by the agent's recorder."""
+"""The run's stream of events, in order. The agent's recorder numbers each of them."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from .base import (
 from .evidence import HOLDERS_MAX, Holder
 from .trained import Sized
 
-SAMPLED = 1  # the ledger of this moment was read too
-INFERRED = 2  # the boundary was not seen but concluded (`model.encode()` shows no forward)
+SAMPLED = 1  # the ledger was read too
+INFERRED = 2  # the boundary was inferred, not seen (`model.encode()` shows no forward)
 BOUND = 4  # peaks are upper bounds: another thread allocated in the window between read and reset, or no reset
 SKIPPED = 8  # the scaler skipped this optimizer step
 RECOMPUTED = 16  # a forward was recomputed inside this backward (activation checkpointing)
-OVERLAPPED = 32  # several threads ran phases on this device: peaks cannot be told apart and are None
+OVERLAPPED = 32  # several threads ran phases on this device: peaks cannot be separated and are None
 ABORTED = 64  # the phase ended by an exception
-MERGED = 128  # several occurrences folded into one, after `PHASES_PER_STEP_MAX`; its index is the last one's
+MERGED = 128  # several occurrences merged, after `PHASES_PER_STEP_MAX`; the index is the last one's
 
 RECORDED = 256  # a forward in eval mode recorded a graph: neither no_grad nor inference_mode was on
-TRAINS = 512  # the step's first forward without a graph was of a model in training mode, as a rollout's often is
+TRAINS = 512  # the step's first forward without a graph was of a model in training mode, as in many rollouts
 
 PHASES_PER_STEP_MAX = 256
-SHAPES_MAX = 64  # of a step's inputs; of those that have as many, some may be missing
+SHAPES_MAX = 64  # of a step's inputs; if there are this many, some may be missing
 
-_cleaned = lru_cache(maxsize=256)(clean)  # names of phases: one string for all that are alike; a user's may be endless
+_cleaned = lru_cache(maxsize=256)(clean)  # phase names: equal ones share a string; users may create any number
 _set = msgspec.structs.force_setattr  # looked up once
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER, BETWEEN, EVAL = "load", "forward", "backward", "optimizer", "between", "eval"
-GRAPH_REPLAY = "graph replay"  # of a CUDA graph: what runs in it is not seen, and its peak is not counted
+GRAPH_REPLAY = "graph replay"  # of a CUDA graph: its content is not seen, and its peak is not counted
 
 
 class Phase(Message, frozen=True, tag="phase"):
-    """One device's allocator as a phase closed. Byte fields are torch's, of the same names.
+    """One device's allocator when a phase closed. Byte fields are torch's, of the same names.
 
-    Windows tile the step: a phase begins where the one before it on the same device ended. `allocated_peak` and
+    Windows tile the step: a phase begins where the previous one on the same device ended. `allocated_peak` and
     `reserved_peak` are the maxima within the window.
     """
 
@@ -75,35 +75,35 @@ class Phase(Message, frozen=True, tag="phase"):
     retries: Count | None = None  # num_alloc_retries, since the process began
     ooms: Count | None = None  # num_ooms, likewise
     flags: Flags = 0
-    rss: Bytes | None = None  # host memory of the process, where the backend is the CPU
+    rss: Bytes | None = None  # host memory of the process, if the backend is the CPU
 
     def __post_init__(self) -> None:
         phase = self.phase
-        known = _cleaned(phase)  # made at every boundary, and read as often
+        known = _cleaned(phase)  # runs at every boundary and at every decode
         if known is not phase:
             _set(self, "phase", known)
 
 
 class Step(Message, frozen=True, tag="step"):
-    """An iteration closed: at the end of `optimizer.step`."""
+    """A closed iteration, at the end of `optimizer.step`."""
 
     step: StepNumber
     t_ns: Nanoseconds
     duration_ns: Nanoseconds
-    input_bytes: Bytes | None = None  # of the tensors handed to the root's forward, all micro-batches together
+    input_bytes: Bytes | None = None  # of the tensors passed to the root's forward, in all micro-batches
     input_shapes: Annotated[tuple[Shape, ...], Meta(max_length=SHAPES_MAX)] = ()
     skipped: bool = False
-    phases: Index | None = None  # how many Phase events belong to it, over all devices
+    phases: Index | None = None  # number of its Phase events, on all devices
     evaluated: Annotated[tuple[Index, ...], Meta(max_length=PHASES_PER_STEP_MAX)] = ()
-    """Indexes of windows that were called forward and were an evaluation: no backward used their graph."""
+    """Indexes of windows named forward that were an evaluation: no backward used their graph."""
     evaluated_by: Text = ""
-    """Of the first of them: the module's class, and the user's line that called it: "Net, called at train.py:31"."""
+    """Of the first of them: module class and the user's calling line: "Net, called at train.py:31"."""
     optimizers: Annotated[tuple[Index, ...], Meta(max_length=SHAPES_MAX)] = ()
-    """Which of the process's optimizers stepped, by a number each of them keeps for its life; none twice."""
+    """Which of the process's optimizers stepped, by numbers that each keeps for its life; none twice."""
 
 
 def tallest(phases: Iterable[Phase]) -> Phase | None:
-    """The phase with the highest peak of allocated, of equal ones the first: a step's peak. None: none was read."""
+    """The phase with the highest allocated peak (the first of equal ones): a step's peak. None: none was read."""
     highest, allocated = None, -1
     for phase in phases:
         peak = phase.allocated_peak
@@ -113,14 +113,14 @@ def tallest(phases: Iterable[Phase]) -> Phase | None:
 
 
 LASTING = ("weights", "buffers", "gradients", "optimizer", "buckets", "workspaces", "other_models")
-"""Lines of a `Ledger` that have the same bytes at the same boundary of the next step. Who needs other ones derives
-them from these, with the reason."""
+"""Lines of a `Ledger` that have the same bytes at the same boundary of the next step. Code that needs other lines
+derives them from these, with the reason."""
 
 
 class Ledger(Message, frozen=True, tag="ledger"):
     """Bytes by owner on one device, at the end of a phase (or, `peak`, at the step's peak). Storage bytes, unrounded.
 
-    None: not looked at this time. What no line names is for the reader to derive: requested minus the lines.
+    None: not read this time. The unattributed rest is for the reader to derive: requested minus the lines.
     """
 
     step: StepNumber
@@ -142,9 +142,9 @@ class Ledger(Message, frozen=True, tag="ledger"):
     checkpoints: Bytes | None = None
     peak: bool = False
     module: Text | None = None  # at a peak: the module that was running
-    other_models: Bytes | None = None  # weights and buffers of models that nobody watches: an EMA, a teacher
-    hidden: Annotated[tuple[Text, ...], Meta(max_length=16)] = ()  # who keeps bytes where nobody can look: by name
-    variables: Bytes | None = None  # what no other line has, and the callers' variables hold
+    other_models: Bytes | None = None  # weights and buffers of unwatched models: an EMA, a teacher
+    hidden: Annotated[tuple[Text, ...], Meta(max_length=16)] = ()  # owners whose bytes cannot be read, by name
+    variables: Bytes | None = None  # in no other line, held by the callers' variables
     held_by: Annotated[tuple[Holder, ...], Meta(max_length=HOLDERS_MAX)] = ()  # those variables, the largest first
 
     def __post_init__(self) -> None:
@@ -154,7 +154,7 @@ class Ledger(Message, frozen=True, tag="ledger"):
 
 
 class PastStep(Message, frozen=True, tag="past"):
-    """A step of long ago, whole. It has no number: the numbers of what was dropped around it say nothing."""
+    """A complete old step. It has no number, since the events around it are dropped."""
 
     closed: Step
     phases: Annotated[tuple[Phase, ...], Meta(max_length=PHASES_PER_STEP_MAX)] = ()
@@ -162,10 +162,10 @@ class PastStep(Message, frozen=True, tag="past"):
 
 
 class Thinned(Message, frozen=True, tag="thinned"):
-    """The past up to a step was thinned (wire.thinning). Who has heard it keeps of the run what the helper keeps."""
+    """The past up to a step was thinned (wire.thinning). Receivers keep the same steps as the helper."""
 
-    until: StepNumber  # older steps are thinned; of newer ones everything is kept. -1: none is
-    newest: StepNumber  # that had closed then
+    until: StepNumber  # up to it steps are thinned; newer ones are complete. -1: none is thinned
+    newest: StepNumber  # closed at that time
     stride: Annotated[int, Meta(ge=1, le=1 << 62)] = 1
 
 
@@ -184,19 +184,19 @@ class Oom(Message, frozen=True, tag="oom"):
     message: Text = ""
     where: Text | None = None  # file.py:LINE of the user's code
     module: Text | None = None  # path of the module that ran
-    same_size: Annotated[tuple[Sized, ...], Meta(max_length=16)] = ()  # parameters for which as much is asked for
-    report: Text | None = None  # the file on the agent's machine that tells more
+    same_size: Annotated[tuple[Sized, ...], Meta(max_length=16)] = ()  # parameters of the requested size
+    report: Text | None = None  # path of the report on the agent's machine
 
     def __post_init__(self) -> None:
         clean_fields(self, "phase", "where", "module")
         clean_fields(self, "message", "report", limit=TEXT_CHARS_MAX)
-        for name in ("total", "free"):  # a driver that does not know says something near 2 ** 64 (WSL)
+        for name in ("total", "free"):  # unknown is a value near 2 ** 64 in some drivers (WSL)
             if (getattr(self, name) or 0) > BYTES_MAX:
                 _set(self, name, None)
 
 
 class Notice(Message, frozen=True, tag="notice"):
-    """The agent says something of itself: a hook it switched off, a rarer sampling, what it cannot see."""
+    """A message about the agent itself: a hook it switched off, a lower rate, what it cannot see."""
 
     t_ns: Nanoseconds
     text: Text
@@ -207,9 +207,9 @@ class Notice(Message, frozen=True, tag="notice"):
 
 
 class Goodbye(Message, frozen=True, tag="goodbye"):
-    """The process ends, or (`lost`, written by the viewer's side) was found gone without a word."""
+    """The process ends, or (`lost`, written by helper or viewer) was found gone without a Goodbye."""
 
-    reason: Text  # finished | exception | signal | lost | stopped (the agent was asked to stop; training goes on)
+    reason: Text  # finished | exception | signal | lost | stopped (`stop()` was called; training goes on)
     t_ns: Nanoseconds
     step: StepNumber | None = None
     phase: Text | None = None
@@ -224,7 +224,7 @@ FITS, TIGHT, OOM_AHEAD = "fits", "tight", "oom-ahead"
 
 
 class Outlook(Message, frozen=True, tag="outlook"):
-    """Said as a batch enters the root's forward, before anything is allocated for it."""
+    """Sent when a batch enters the root's forward, before anything is allocated for it."""
 
     step: StepNumber
     device: Ordinal
@@ -234,7 +234,7 @@ class Outlook(Message, frozen=True, tag="outlook"):
     high: Bytes
     phase: Text  # of that peak
     verdict: Text  # fits | tight | oom-ahead
-    headroom: SignedBytes | None = None  # below 0: that much is missing; None: the capacity is unknown
+    headroom: SignedBytes | None = None  # below 0: bytes missing; None: the capacity is unknown
     input_bytes: Bytes | None = None
     input_shapes: Annotated[tuple[Shape, ...], Meta(max_length=SHAPES_MAX)] = ()
 

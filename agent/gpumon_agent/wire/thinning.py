@@ -1,15 +1,15 @@
-"""Which steps of a long run are kept. The helper and every viewer thin the past by this one function.
+"""Which steps of a long run are kept. The helper and every viewer use this one function.
 
-Kept of the steps up to `Thinned.until`:
+Of the steps up to `Thinned.until` these are kept:
   - the first `BEGINNING_STEPS` of the run;
   - the first `ALIKE_STEPS` of each kind of step (which optimizers stepped, how many dimensions each input had), and the
-    first of that kind whose batch has another size: what the estimate learns from;
+    first of that kind with another batch size: what the estimate learns from;
   - on each device the step with the highest peak;
-  - of every `Thinned.stride` steps one: the newest whose owners were read, or else the newest.
+- one of every `Thinned.stride` steps: the newest whose owners were read, else the newest.
 
-What is kept of what was kept is what would have been kept of everything, so thinning again and again, or by others, or
-with a longer stride later, ends with the same steps. A step with more than `PHASES_MAX` phases is not kept: it may not
-fit a frame.
+Thinning an already thinned past gives the same steps as thinning the whole, so doing it repeatedly, elsewhere, or later
+with a longer stride ends with the same steps. A step with more than `PHASES_MAX` phases is dropped: it may not fit a
+frame.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from .stream import Step
 
 BEGINNING_STEPS = 16
-KINDS_MAX = 8  # steps that take turns: a GAN's discriminator and generator, an actor every other step
+KINDS_MAX = 8  # alternating steps: a GAN's discriminator and generator, an actor every other step
 ALIKE_STEPS = 3
 PHASES_MAX = 256
 
@@ -42,7 +42,7 @@ class Facts(NamedTuple):
 
 
 def facts(step: Step, phases: int, peaks: Iterable[tuple[int, int | None]], ledgers: int) -> Facts:
-    """Of one closed step: how many phases and ledgers it has, and device and `allocated_peak` of each phase."""
+    """Facts of a closed step. `phases`, `ledgers`: their number; `peaks`: (device, `allocated_peak`) of each phase."""
     highest: dict[int, int] = {}
     for device, peak in peaks:
         if peak is not None and peak > highest.get(device, -1):
@@ -52,7 +52,7 @@ def facts(step: Step, phases: int, peaks: Iterable[tuple[int, int | None]], ledg
 
 
 def kept(steps: Iterable[Facts], stride: int) -> set[int]:
-    """The numbers of those that are kept. `steps`: in order, the older ones already thinned by this function."""
+    """Numbers of the steps to keep. `steps`: in order, the older ones already thinned by this function."""
     found: set[int] = set()
     begun = 0
     of_kind: dict[Kind, list[int | None]] = {}  # the sizes of its first batches
@@ -81,7 +81,7 @@ def kept(steps: Iterable[Facts], stride: int) -> set[int]:
 def tells(first: Sequence[int | None] | None, kinds: int, input_bytes: int | None) -> bool:
     """Whether a step is among the first of its kind, or the first of another size: what the estimate learns from.
 
-    `first`: the sizes of the batches of that kind that are kept, None of a new kind; `kinds`: how many are known.
+    `first`: batch sizes kept of its kind, None for a new kind; `kinds`: number of known kinds.
     """
     if first is None:
         return kinds < KINDS_MAX
@@ -91,7 +91,7 @@ def tells(first: Sequence[int | None] | None, kinds: int, input_bytes: int | Non
 
 
 def beat_is_kept(number: int, newest: int) -> bool:
-    """Whether a heartbeat is: each of the newest `BEATS_MAX`, and one of every so many older ones, at most as many."""
+    """Whether a heartbeat is kept: the newest `BEATS_MAX`, and every nth older one, as many at most."""
     older = newest - BEATS_MAX
     stride = 1
     while older // stride > BEATS_MAX:

@@ -1,4 +1,4 @@
-"""What is being trained: models, their modules and optimizers, how they are spread over ranks."""
+"""What is trained: models, their modules and optimizers, their distribution over ranks."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from .base import (
     clean_fields,
 )
 
-LAYERS_PER_PART = 48  # with names as long as they may be, four bytes a character, still within a frame
+LAYERS_PER_PART = 48  # fits a frame even with names of maximal length, four bytes a character
 Mesh = Annotated[dict[Text, Ranks], Meta(max_length=64)]
 
 
 class Optimizer(Message, frozen=True):
-    """An optimizer as far as memory is concerned."""
+    """An optimizer's memory-related properties."""
 
     kind: Text  # class name
     parameters: Count  # elements it updates
     parameter_bytes: Bytes
     state_bytes: Bytes | None = None  # measured; None before its first step
-    foreach: bool | None = None  # as the step will run, torch's own default resolved; None: cannot be told
+    foreach: bool | None = None  # as the step will run, with torch's default resolved; None: unknown
     fused: bool | None = None
-    settings: Named = msgspec.field(default_factory=dict)  # betas, amsgrad, momentum …: what changes the bytes
+    settings: Named = msgspec.field(default_factory=dict)  # betas, amsgrad, momentum …: those that affect the bytes
 
     def __post_init__(self) -> None:
         clean_fields(self, "kind")
@@ -45,21 +45,21 @@ class Optimizer(Message, frozen=True):
 
 
 class Parallel(Message, frozen=True):
-    """How the model is spread over ranks."""
+    """How the model is distributed over ranks."""
 
     kind: Text  # ddp | fsdp1 | fsdp2 | data_parallel
     world_size: Ranks | None = None
-    bucket_bytes: Annotated[tuple[Bytes, ...], Meta(max_length=4096)] = ()  # DDP: per bucket, as they are now
+    bucket_bytes: Annotated[tuple[Bytes, ...], Meta(max_length=4096)] = ()  # DDP: per bucket, now
     rebuilt: bool | None = None  # DDP rebuilds its buckets after the first iteration
     gradient_as_bucket_view: bool | None = None
     static_graph: bool | None = None
     find_unused_parameters: bool | None = None
     first_bucket_bytes: Annotated[tuple[Bytes, ...], Meta(max_length=4096)] = ()  # DDP: before the rebuild
-    comm_hook: Text | None = None  # DDP: the communication hook's name, where one is registered
-    comm_hook_bytes: Bytes | None = None  # what its state keeps on the device: PowerSGD's error and factors
+    comm_hook: Text | None = None  # DDP: the communication hook's name, if registered
+    comm_hook_bytes: Bytes | None = None  # its state's bytes on the device: PowerSGD's error and factors
     shard_bytes: Bytes | None = None  # FSDP, ZeRO: this rank's part of the parameters
-    whole_bytes: Bytes | None = None  # and the parameters whole
-    unit_bytes: Bytes | None = None  # FSDP: the largest unit that is gathered at once
+    whole_bytes: Bytes | None = None  # and all of them
+    unit_bytes: Bytes | None = None  # FSDP: the largest unit gathered at once
     unit: Text | None = None  # its module
     mesh: Mesh = msgspec.field(default_factory=dict)  # dimension -> ranks: dp, tp, pp
 
@@ -69,22 +69,22 @@ class Parallel(Message, frozen=True):
 
 
 class Model(Message, frozen=True, tag="model"):
-    """A watched model. A new `revision` of the same `model` index replaces the older, its modules too."""
+    """A watched model. A new `revision` of the same `model` index replaces the older and its modules."""
 
     model: Index
     revision: Index
     name: Text
     kind: Text  # class name
-    parameters: Count  # elements, tied ones once; of those that are spread over ranks, all: `numel()` of a DTensor
+    parameters: Count  # elements, tied ones once; sharded ones in full: `numel()` of a DTensor
     trainable: Count
     parameter_bytes: Bytes  # storage bytes of this process, tied ones once
     trainable_bytes: Bytes
     buffer_bytes: Bytes
-    modules: Index  # how many Module messages belong to this revision
+    modules: Index  # number of Module messages of this revision
     devices: Annotated[tuple[Ordinal, ...], Meta(max_length=64)] = ()
     optimizers: Annotated[tuple[Optimizer, ...], Meta(max_length=64)] = ()
     parallel: Parallel | None = None
-    found: bool = False  # the agent found it by itself; False: handed to watch()
+    found: bool = False  # found by the agent; False: passed to watch()
 
     def __post_init__(self) -> None:
         clean_fields(self, "name", "kind")
@@ -97,7 +97,7 @@ class Module(Message, frozen=True, tag="module"):
     revision: Index
     path: Text
     kind: Text
-    parameters: Count  # as the model's
+    parameters: Count  # as in `Model`
     parameter_bytes: Bytes
     trainable_bytes: Bytes
     buffer_bytes: Bytes
@@ -108,7 +108,7 @@ class Module(Message, frozen=True, tag="module"):
 
 
 class Layer(Message, frozen=True):
-    """What one module keeps on one device beside its parameters and buffers (those are in its `Module`).
+    """What one module keeps on one device besides its parameters and buffers (those are in its `Module`).
 
     Its own only, not its children's; storage bytes, each storage counted by one module.
     """
@@ -117,15 +117,15 @@ class Layer(Message, frozen=True):
     kind: Text
     gradients: Bytes | None = None
     optimizer: Bytes | None = None
-    activations: Bytes | None = None  # None where the graph was not walked
+    activations: Bytes | None = None  # None if the graph was not walked
 
     def __post_init__(self) -> None:
         clean_fields(self, "path", "kind")
 
 
 class Layers(Message, frozen=True, tag="layers"):
-    """A model module by module, in a step that was sampled: gradients and state at its end, activations as its forward
-    ended. Modules that keep nothing are left out. Newer parts with the same model and device replace the older.
+    """A model module by module, in a sampled step: gradients and state at its end, activations at the end of forward.
+    Modules that keep nothing are left out. Newer parts with the same model and device replace the older.
     """
 
     model: Index
@@ -134,7 +134,7 @@ class Layers(Message, frozen=True, tag="layers"):
     part: Part  # counted from 0
     parts: Part
     layers: Annotated[tuple[Layer, ...], Meta(max_length=LAYERS_PER_PART)]
-    elsewhere: Bytes | None = None  # activations of no module of this model: the loss's, say; with the last part
+    elsewhere: Bytes | None = None  # activations of no module of this model, e.g. the loss; in the last part
 
 
 class Sized(Message, frozen=True):
@@ -152,7 +152,7 @@ class Sized(Message, frozen=True):
 def layers(
     model: int, device: int, step: int, each: Iterable[Layer], elsewhere: int | None = None
 ) -> tuple[Layers, ...]:
-    """The messages that carry the layers of one model: at least one, each small enough for a frame."""
+    """The messages for the layers of one model: at least one, each small enough for a frame."""
     every = tuple(each)
     starts = range(0, max(1, len(every)), LAYERS_PER_PART)
     return tuple(

@@ -1,8 +1,8 @@
-"""Python imports this as it starts, for `gpumon run` put its folder first on PYTHONPATH: the way into a script.
+"""Python imports this at startup, since `gpumon run` puts its folder first on PYTHONPATH: the way into a script.
 
-It makes way for the sitecustomize it shadows, and waits for torch: a process that never imports torch pays for this
-file and nothing more. Every interpreter that the command starts reads it, Python 2 too: so no annotations, no f-strings
-and no print(). No pathlib, no typing: they take milliseconds to import.
+It runs the sitecustomize that it shadows, and waits for torch: a process that never imports torch pays only for this
+file. Every interpreter that the command starts reads it, Python 2 too: so no annotations, no f-strings, no print().
+No pathlib, no typing: they take milliseconds to import.
 """
 # ruff: noqa: PTH100, PTH118, PTH120, UP032, UP036
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from typing import Any, Optional  # noqa: F401
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_PACKAGE = os.path.dirname(os.path.dirname(_HERE))  # gpumon_agent itself; never its parent, which holds other packages
+_PACKAGE = os.path.dirname(os.path.dirname(_HERE))  # gpumon_agent itself; never its parent, which has other packages
 
 
 class _Finder:
-    """Finds gpumon_agent beside this file, and tells when `import torch` is complete."""
+    """Finds gpumon_agent beside this file, and notices when `import torch` is complete."""
 
     def find_spec(self, name, path=None, target=None):
         # type: (str, Optional[Sequence[str]], Any) -> Any
@@ -43,9 +43,9 @@ _ModuleSpec = type(__spec__) if sys.version_info >= (3, 6) else object
 
 
 class _TorchSpec(_ModuleSpec):  # type: ignore[misc,valid-type]
-    """A ModuleSpec for one import: acts when the import system marks it complete, then is an ordinary one again.
+    """A ModuleSpec for one import: acts when the import system marks it complete, then becomes an ordinary one.
 
-    A wrapper around the loader would stand in every traceback out of `import torch`; an attribute's setter does not.
+    A wrapper around the loader would appear in every traceback out of `import torch`; an attribute's setter does not.
     """
 
     def __setattr__(self, name, value):
@@ -53,7 +53,7 @@ class _TorchSpec(_ModuleSpec):  # type: ignore[misc,valid-type]
         super().__setattr__(name, value)
         if name == "_initializing" and not value:
             self.__class__ = _ModuleSpec  # type: ignore[assignment]
-            if self.name in sys.modules:  # the import system takes a module out whose code raised
+            if self.name in sys.modules:  # the import system removes a module whose code raised
                 if self.name == "torch":
                     _torch_is_here()
                 elif "gpumon_agent.shim" in sys.modules:
@@ -68,19 +68,19 @@ def _torch_is_here():
     if problem is None:
         try:
             from gpumon_agent import shim
-        except (ImportError, OSError) as error:  # an installation that changed or broke under the run
+        except (ImportError, OSError) as error:  # the installation changed or broke during the run
             problem = "its agent cannot be imported: {}".format(error)
     if problem is None:
         shim.begin()
     else:
-        os.environ["GPUMON_SHIM"] = "off"  # the processes started from here need not say it again
+        os.environ["GPUMON_SHIM"] = "off"  # child processes need not repeat it
         if sys.stderr is not None:
             sys.stderr.write("gpumon: " + problem + "; the run goes on unwatched\n")
 
 
 def _is_torch_helper():
     # type: () -> bool
-    """Compile and autotune workers of torch.compile: interpreters of their own, started with torch's own files."""
+    """Compile and autotune workers of torch.compile: separate interpreters, started with torch's own files."""
     words = getattr(sys, "orig_argv", sys.argv)
     return any("_inductor" in word for word in words[1:4])
 
@@ -100,11 +100,11 @@ def _unmet_need():
 
 def _make_way():
     # type: () -> None
-    """Runs the sitecustomize that this one shadows, as if this one were not there."""
+    """Runs the sitecustomize that this one shadows."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
     sys.path_importer_cache.pop(_HERE, None)
-    kept = sys.modules.pop("sitecustomize", None)  # Python 2 empties a module that nobody holds
-    import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 - what it raises is for `site` to see
+    kept = sys.modules.pop("sitecustomize", None)  # Python 2 empties a module without references
+    import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 - `site` handles what it raises
 
     del kept
 
