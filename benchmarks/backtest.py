@@ -1,4 +1,4 @@
-"""How well a recorded run was forecast, against naive forecasters: `python benchmarks/backtest.py FILE…`."""
+"""Scores the forecasts of a recorded run against naive ones: `python benchmarks/backtest.py FILE…`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ def command(files: Sequence[Path]) -> None:
 
 
 def lines(file: Path, score: Backtest) -> list[str]:
-    """As people read it."""
     who = f"rank {score.rank}, " if score.rank is not None else ""
     kind = "shapes that vary" if score.varying else "same shapes"
     out = [f"{file.name}: {who}device {score.device}, {score.steps:,} steps, {kind}, {score.changes} new regimes"]

@@ -1,8 +1,8 @@
 """What a census costs: `python benchmarks/census.py [--objects 700000] [--censuses 3]`.
 
-A process with 700,000 Python objects that the collector knows, a list of 250,000 objects among them, trains on the CPU.
-Censuses are asked for and taken in slices to the very end (installed packages' modules too). Of each slice the training
-thread's own time is measured around everything that the agent does for it; of a suspicion, the time of one step.
+A process with 700,000 gc-tracked Python objects, among them a list of 250,000, trains on the CPU. Each census runs in
+slices to its end (including modules of installed packages). Measured: the training thread's CPU time of all agent work
+per slice; for a suspicion, the time of one step.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from common import options
 
 
 class Entry:
-    """One of very many small objects of the user's."""
-
     def __init__(self, number: int) -> None:
         self.number = number
         self.tags = [str(number), number]

@@ -1,4 +1,4 @@
-"""What benchmarks share: paired rounds with their intervals, a terminal, ranks that send, a table under its command."""
+"""Shared code of the benchmarks: paired rounds with intervals, a terminal, synthetic ranks, output files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def options(doc: str | None, *, write: bool = False) -> argparse.ArgumentParser:
 
 
 def write(title: str, text: str, file: Path | None, machine: str = "") -> None:
-    """Prints the text under machine and command; as a page of this title into the file, if one is named."""
+    """Prints the text with machine and command; also writes it to `file` as a page."""
     command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     load = f"load {os.getloadavg()[0]:.1f} at the end"
     where = machine or f"Python {sys.version.split()[0]}, {os.cpu_count()} CPUs, {load}"
@@ -53,7 +53,7 @@ def write(title: str, text: str, file: Path | None, machine: str = "") -> None:
 
 
 def rounds(ways: Mapping[str, Callable[[], T]], count: int) -> Iterator[dict[str, T]]:
-    """Each round takes every way once, in random order: what the machine does meanwhile is in all of them."""
+    """Each round runs every way once, in random order, so that machine noise affects all of them."""
     order = random.Random(0)
     for _ in range(count):
         yield {name: ways[name]() for name in order.sample(list(ways), k=len(ways))}
@@ -62,7 +62,7 @@ def rounds(ways: Mapping[str, Callable[[], T]], count: int) -> Iterator[dict[str
 def interval(
     values: Sequence[float], middle: Callable[[Sequence[float]], float] = mean, resamples: int = RESAMPLES
 ) -> tuple[float, float, float]:
-    """The middle, and the central 95 % of the middles of resampled rounds."""
+    """The middle, and its 95 % bootstrap interval."""
     chance = random.Random(0)
     found = sorted(middle(chance.choices(values, k=len(values))) for _ in range(resamples))
     return middle(values), found[resamples * 25 // 1000], found[resamples * 975 // 1000]
@@ -91,7 +91,7 @@ def on_terminal(command: list[str]) -> tuple[int, int]:
 
 
 def drained(fd: int, take: Callable[[bytes], object] = len) -> None:
-    """Reads the terminal on a thread of its own, so that the program never waits."""
+    """Reads the terminal in a thread, so that the program never blocks."""
 
     def drain() -> None:
         with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ def resident_bytes(pid: int | str = "self") -> int:
 
 
 def step_of(step: int) -> list[wire.NumberedEvent]:
-    """One step of a training process as its agent would tell it; its figures move a little."""
+    """One training step as an agent would send it; its figures vary a little."""
     now = time.monotonic_ns()
     move = step * 7919 % 13 * 8 * MIB
     flags = wire.SAMPLED if step % SAMPLED_EVERY == 0 else 0
@@ -132,7 +132,7 @@ def step_of(step: int) -> list[wire.NumberedEvent]:
 
 
 def serve(first: int, count: int, ranks: int) -> None:
-    """`count` of `ranks` publishers in this process; ends when its standard input does."""
+    """Runs `count` of `ranks` publishers in this process, until stdin is closed."""
     from gpumon_agent.hooks.recorder import Recorder
     from gpumon_agent.transport.publisher import Publisher
 
@@ -173,7 +173,7 @@ def serve(first: int, count: int, ranks: int) -> None:
 
 @contextlib.contextmanager
 def sending(ranks: int) -> Iterator[list[float]]:
-    """Real publishers with sockets of their own, sixteen a process. At its end: steps a second of each process."""
+    """Real publishers with their own sockets, sixteen per process. Yields a list of each one's steps/s."""
     servers = []
     for first in range(0, ranks, RANKS_A_PROCESS):
         mine = [str(first), str(min(RANKS_A_PROCESS, ranks - first)), str(ranks)]

@@ -1,12 +1,12 @@
-"""How well estimates agree with the allocator: `python benchmarks/estimate.py [--write FILE]`.
+"""Accuracy of estimates against the allocator: `python benchmarks/estimate.py [--write FILE]`.
 
-truth     each scenario's own script on the virtual GPU (on a GPU where there is one): the highest `memory_allocated`
-          and `memory_reserved` of its steps. `gpumon dryrun` runs the same script, so it has no column.
+truth     each scenario's script on the virtual GPU (or a real one): the maximum `memory_allocated` and
+          `memory_reserved` of its steps. `gpumon dryrun` runs the same script, so it has no column.
 tiers     the scenario's model, batch and loss as functions (tests/_shared/factories.py), given to each tier.
-peers     what can be installed today, put into a folder of its own for this run, given the same module and batch.
+peers     other tools, installed into a folder for this run, given the same module and batch.
 
-Errors are of the allocated peak; of several ranks the highest counts. Seconds are those of one estimate in a process
-that has torch and the model's code. A scenario that a tool refuses has no figure. factories.UNSAID lists the scenarios
+Errors are of the allocated peak; of several ranks the highest counts. Seconds are for one estimate in a process with
+torch and the model's code imported. A scenario that a tool refuses has no figure. factories.UNSAID lists the scenarios
 whose loop cannot be given as functions, with the reason.
 """
 
@@ -31,7 +31,7 @@ from common import MIB, options, write
 ROOT = Path(__file__).parents[1]
 SHARED = (ROOT / "tests", ROOT / "tests" / "_shared")
 PEERS = ("accelerate", "deepspeed", "torch-kitsune")
-NEEDED = ("hjson", "py-cpuinfo", "einops", "msgpack")  # to import DeepSpeed, beside what is installed
+NEEDED = ("hjson", "py-cpuinfo", "einops", "msgpack")  # what DeepSpeed's import needs beyond installed packages
 
 COLUMNS = {
     "tier 1": "tensors and optimizer, no forward",
@@ -51,7 +51,7 @@ REFUSALS = (
 
 @dataclass(frozen=True)
 class Answer:
-    """One tool on one scenario; no bytes where it refused."""
+    """One tool on one scenario; no bytes if it refused."""
 
     scenario: str
     tool: str
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def device_environment(**options: Any) -> dict[str, str]:
-    """Where "cuda" exists."""
+    """With "cuda"."""
     import torch
 
     from gpumon import virtual_gpu
@@ -107,7 +107,6 @@ def leave(environment: dict[str, str]) -> None:
 
 
 def run_scenario(name: str) -> Answer:
-    """The script's own figures, of every step."""
     from scenarios.catalogue import BY_NAME
 
     scenario = BY_NAME[name]
@@ -129,16 +128,16 @@ def run_scenario(name: str) -> Answer:
 
 
 def install(folder: Path) -> None:
-    """Puts the peers there. One that cannot be installed answers for no scenario."""
+    """Installs the peers. One that fails has no answers."""
     for package in (*NEEDED, *PEERS):
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), package]
         subprocess.run(command, env={**os.environ, "DS_BUILD_OPS": "0"}, check=False)
 
 
 def child(kind: str, names: list[str], folder: str = "", *, on_device: bool = False) -> list[Answer]:
-    """This file again, for one kind of tool; what it prints, line by line."""
+    """Runs this file for one kind of tool and parses its output."""
     environment = device_environment(profile="a100-40") if on_device else dict(os.environ)
-    if folder:  # behind what is installed already, except where that has none of it
+    if folder:  # after PYTHONPATH, before site-packages
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), folder)))
     command = [sys.executable, __file__, "--child", kind, "--only", *names]
     try:
@@ -150,7 +149,6 @@ def child(kind: str, names: list[str], folder: str = "", *, on_device: bool = Fa
 
 
 def asked(scenario: str, tool: str, answer: Callable[[], tuple[int, int | None]]) -> Answer:
-    """What a tool says, and how long it took."""
     began = time.perf_counter()
     try:
         peak, reserved = answer()
@@ -209,7 +207,7 @@ def figures(phases: Any) -> tuple[int, int]:
 
 
 def peers(names: list[str]) -> Iterator[Answer]:
-    """Sums over the module as it is made on the host."""
+    """Sums over the module as built on the host."""
     import torch
     from factories import CASES
 
@@ -246,7 +244,7 @@ def peers(names: list[str]) -> Iterator[Answer]:
 
 
 def tracker(names: list[str]) -> Iterator[Answer]:
-    """MemTracker as its documentation shows it, for as many iterations as tier 2."""
+    """MemTracker as documented, for as many iterations as tier 2."""
     import torch
     from factories import CASES
     from torch._subclasses.fake_tensor import FakeTensorMode

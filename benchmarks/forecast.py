@@ -1,12 +1,11 @@
-"""How well forecasts hold: runs on the virtual GPU, every scenario, clean synthetic runs, what-if; what they cost.
+"""Accuracy of forecasts: runs on the virtual GPU, all scenarios, clean synthetic runs, what-if; and their cost.
 
     python benchmarks/forecast.py [--runs] [--held] [--scenarios] [--clean] [--whatif] [--cost] [--write]
                                   [--keep FOLDER [--kept]]
 
-Without a choice: all of them. Runs that end out of memory are recorded with `gpumon record` beside the training, the
-others by forks (forecasting/recording.py); all are scored by forecasting/backtest.py, which plays them message by
-message. `--write` puts the tables that were made into benchmarks/forecast-accuracy.md, the others stay. Costs are CPU
-time of one thread.
+Without a choice: all of them. The tuning runs that end in an OOM are recorded with `gpumon record` next to the
+training, the others by forks (forecasting/recording.py). forecasting/backtest.py scores all by replaying the messages.
+`--write` updates the tables that were made in benchmarks/forecast-accuracy.md. Costs are CPU time of one thread.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def scenarios(recordings: Recordings) -> Iterator[str]:
 
 
 def scored(name: str, files: Sequence[Path]) -> Iterator[str]:
-    """Several files are those of several ranks."""
+    """One file per rank."""
     told = heapq.merge(*(link.replay(file) for file in files), key=lambda received: received.unix_ns)
     found = backtest(told) if files else []
     for score in found:
@@ -115,7 +114,7 @@ def percent(value: float | None) -> str:
 
 
 def whatif(recordings: Recordings) -> Iterator[str]:
-    """Each pair's first run is asked, its second one answers."""
+    """Predicts from each first run, measures the second."""
     yield """
 ## What if
 
@@ -134,7 +133,7 @@ Each run once as it was and once changed, the answer given from the first. MiB a
         answer, needed = asked[1][0], highest(after[0])
         cells: tuple[str, ...] = (f"not told: {answer.why_not}", f"{needed / MIB:,.0f}", "", "")
         if (span := answer.peak) is not None:
-            holds = span.low * 0.995 <= needed <= span.high * 1.005  # half a percent let go for rounding
+            holds = span.low * 0.995 <= needed <= span.high * 1.005  # half a percent for rounding
             cells = (
                 f"{span.expected / MIB:,.0f} ({span.low / MIB:,.0f}–{span.high / MIB:,.0f})", f"{needed / MIB:,.0f}",
                 f"{100 * (span.expected / needed - 1):+.1f} %", "yes" if holds else "no",
@@ -143,7 +142,7 @@ Each run once as it was and once changed, the answer given from the first. MiB a
 
 
 def highest(file: Path) -> int:
-    """The highest peak of a recording's settled steps."""
+    """The highest peak of a recording from step 2 on."""
     phases = [r.event for r in link.replay(file) if isinstance(r.event, wire.Phase)]
     return max((p.allocated_peak or 0 for p in phases if p.step >= 2), default=0)
 
@@ -178,7 +177,7 @@ def clean(steps: int) -> Iterator[str]:
 
 
 def played(run: Run, steps: int, room: int) -> Backtest:
-    """As backtest does, without a session between: what it costs for tens of thousands of steps."""
+    """Like `backtest`, but without a session store, which would be slow for thousands of steps."""
     score, forecaster, rank = Backtest("", None, 0), Forecaster(), rank_of(run, 1)
     said: Forecast | None = None
     last = largest = held = 0
@@ -218,7 +217,7 @@ def cost() -> Iterator[str]:
 
 
 def replaced(page: str, made: Sequence[str]) -> str:
-    """The page with those of its sections that were made anew."""
+    """The page with the newly made sections replaced."""
 
     def sections(text: str) -> dict[str, str]:
         parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)

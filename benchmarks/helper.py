@@ -1,18 +1,18 @@
-"""What the helper process takes, and what starting it, leaving it and being watched take from the training.
+"""Cost of the helper process, and what starting it, stopping it and being watched cost the training.
 
     python benchmarks/helper.py [--seconds 30] [--times 20] [--rounds 40]
 
-First, each time in a fresh process that has imported torch and trained three steps: `import gpumon_agent` and `watch()`
-until it returns, until viewers can attach, and what the agent does at exit. An installed package's bytecode is compiled
-already: so it is here, aside.
+First, each time in a new process that has imported torch and trained three steps: the time of `import gpumon_agent` and
+`watch()`, until viewers can attach, and of the agent at exit. Bytecode is compiled beforehand, as in an installed
+package.
 
-Then a training process on the CPU does 20 steps a second of 5 phases. With no viewer, one, ten, and one that is
-stopped, for `--seconds` each: the helper's share of a core and its proportional set size (PSS).
+Then a training process on the CPU does 20 steps per second of 5 phases. With no viewer, one, ten, and one that is
+stopped, for `--seconds` each: the helper's CPU share and its proportional set size (PSS).
 
-Then the same in rounds of five windows of 1.5 s, in random order (no viewer twice: A/A): the time that the training
-thread spends in `Transport.flush`, as a share of the step, with the 95 % interval of the differences within a round.
-All that viewers can change in the training is there: nothing else reads what the helper writes. A step's whole time
-moves by more than this by itself. The training has a core of its own, helper and viewers have the other ones.
+Then rounds of five windows of 1.5 s, in random order (no viewer twice: A/A): the training thread's time in
+`Transport.flush` as a share of the step, with the 95 % interval of the differences within a round. Viewers can affect
+the training only there: nothing else reads what the helper writes. A step's total time varies by more than this. The
+training has its own core; helper and viewers use the others.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def pss(pid: int) -> int:
 
 
 class Training:
-    """20 steps a second, and viewers that come and go."""
+    """20 steps per second, with some viewers."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen([sys.executable, "-c", TRAINS], stdout=subprocess.PIPE)
@@ -146,7 +146,7 @@ class Training:
                 os.sched_setaffinity(int(thread.name), cores[1:] or cores)
 
     def watched(self, count: int, seconds: float, *, stopped: bool = False) -> list[tuple[int, int]]:
-        """The thread's time of each step and in its `flush`, ns, while so many watch."""
+        """(thread time, time in `flush`) of each step, ns, with `count` viewers."""
         assert self._viewers.stdin is not None
         self._viewers.stdin.write(b"%d\n" % count)
         time.sleep(SETTLES_S)

@@ -1,8 +1,8 @@
-"""What following many ranks at once costs a viewer's process, and whether it loses anything.
+"""What following many ranks at once costs a viewer's process, and whether events are lost.
 
     python benchmarks/link.py [--ranks 64] [--seconds 10]
 
-The ranks are real publishers with sockets of their own, sixteen a process, 5 phases, 20 steps a second.
+The ranks are real publishers with their own sockets, sixteen per process, 5 phases, 20 steps per second.
 """
 
 from __future__ import annotations

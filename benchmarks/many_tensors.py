@@ -1,12 +1,11 @@
-"""What a model of 100,000 parameters costs in the first steps it is watched: each step beside a bare one's.
+"""What a model of 100,000 parameters costs in the first watched steps: each step against a bare one.
 
     python benchmarks/many_tensors.py [--steps 30] [--rounds 8]
 
-A round runs the same training on the CPU bare and under `watch()`, each in a process of its own. Of every step the
-least time of all rounds is taken, bare and watched; the result is the largest difference. So what the machine does
-meanwhile, which is in one round and not in the others, does not count. `own` is the training thread's time within the
-agent's functions, in the dearest step of any round. Memory is resident memory from before `watch()` to the last step,
-beyond what it grew by in the bare process.
+A round runs the same training on the CPU bare and under `watch()`, each in its own process. For every step the minimum
+over all rounds is taken, bare and watched, which removes noise; the result is the largest difference. `own` is the
+training thread's time in agent functions, in the most expensive step of any round. Memory is the growth of resident
+memory from before `watch()` to the last step, minus the bare process's.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PARAMETERS, TRAINED = 100_000, 64
 
 
 def child(way: str, steps: int) -> None:
-    """One training. Prints what each step took and how memory grew."""
+    """One training. Prints step times and memory growth."""
     import torch
     from torch import nn
 
@@ -34,7 +33,7 @@ def child(way: str, steps: int) -> None:
     batch = torch.randn(8, 64)
 
     class Some(nn.Module):
-        """As of a model most of which is frozen or not reached: 64 of its parameters get a gradient."""
+        """Like a mostly frozen or unused model: 64 of its parameters get a gradient."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -68,7 +67,7 @@ def child(way: str, steps: int) -> None:
 
 
 def time_own_parts() -> list[float]:
-    """Call it before the agent is imported: the thread's time in each function that the agent's guard protects."""
+    """Must be called before the agent is imported. Returns the thread's time in each guarded agent function."""
     from gpumon_agent import guard
 
     spent: list[float] = []

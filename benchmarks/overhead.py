@@ -1,15 +1,15 @@
 """What the agent costs a training run: `python benchmarks/overhead.py [--write benchmarks/overhead.md]`.
 
-On a machine without CUDA it runs itself on the virtual GPU: the host's work is the real one, kernels take no time.
+Without CUDA it runs on the virtual GPU: the host's work is real, kernels take no time.
 Methods, each within one process and one loop:
 
-boundary   Every boundary of a training loop is timed where its caches are as cold as training leaves them. About one in
-           two, at random, times the whole of it, the others a raw `torch._C._cuda_memoryStats` in its place (and then
-           do the work). The longer the step, the colder: so in steps of three lengths.
-step       Blocks of steps come in rounds of three, in random order: the agent's hooks muted (they return at once),
-           muted again (A/A: what that row shows is the machine's noise, not the agent), and at work. Told is the
-           median over the rounds of the differences within a round, with its 95 % interval (bootstrap of rounds).
-growth     Resident memory over many boundaries, with the publisher running and nobody watching.
+boundary   Every boundary of a training loop is timed with caches as cold as training leaves them. About half of them,
+           at random, are timed whole; the others time a raw `torch._C._cuda_memoryStats` first and then do the work.
+           Longer steps leave colder caches, so there are three step lengths.
+step       Blocks of steps in rounds of three, in random order: hooks muted (they return at once), muted again (A/A: the
+           machine's noise), and active. Reported is the median over the rounds of the differences within a round, with
+           its 95 % interval (bootstrap of rounds).
+growth     Resident memory over many boundaries, with the publisher running and no viewer.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 class Training:
-    """A loop of linear layers whose step takes about `step_ms` of the host's time."""
+    """Linear layers; a step takes about `step_ms` of host time."""
 
     def __init__(self, step_ms: float) -> None:
         import torch
@@ -117,7 +117,7 @@ def table(head: tuple[str, ...], rows: Iterator[str]) -> None:
 
 
 def boundary(training: Training) -> Iterator[str]:
-    """Whole boundaries and raw reads, in turns, in the same loop."""
+    """Whole boundaries and raw reads, mixed in one loop."""
     os.environ["GPUMON_GOVERNOR"] = "off"
     from gpumon_agent import agent as agents
 
@@ -155,7 +155,7 @@ def boundary(training: Training) -> Iterator[str]:
 
 
 def share(training: Training, rounds: int) -> Iterator[str]:
-    """Relative difference of neighbouring blocks: muted/muted and muted/watched, the governor at work."""
+    """Relative difference within a round: muted/muted and muted/watched, with the governor on."""
     os.environ.pop("GPUMON_GOVERNOR", None)
     from gpumon_agent import agent as agents
 
@@ -166,7 +166,7 @@ def share(training: Training, rounds: int) -> Iterator[str]:
 
     def block(kind: str) -> tuple[float, float]:
         agent.hooks.fires = kind == "watched"
-        # the governor is to see the length of a step, not of the muted blocks before it
+        # the governor must not see the muted blocks as part of the step
         agent.phases._step_opened_ns = time.monotonic_ns()
         training.run(1)
         cpu = time.thread_time()
@@ -190,7 +190,7 @@ def share(training: Training, rounds: int) -> Iterator[str]:
 
 
 def growth(boundaries: int) -> Iterator[str]:
-    """Boundaries one after another, as fast as they come, until queue and history have been full for long."""
+    """Boundaries as fast as possible, long after queue and history are full."""
     os.environ["GPUMON_GOVERNOR"] = "off"
     import torch
 

@@ -1,11 +1,11 @@
-"""An hour's worth of a large job through the viewer's inside, as fast as it goes: does its memory stay where it was?
+"""An hour of a large job through the viewer's store and reports, as fast as possible: does its memory stay constant?
 
     python benchmarks/replay_hour.py [--ranks 64] [--minutes 60]
 
-64 ranks, five phases, 20 steps a second, ledgers on every tenth step: 27 million events. They are applied to the
-viewer's own store; every half second of the run a frame is taken and reported, and the Ranks page made of it; every
-fifteen seconds the exporter's text. Prints resident memory as the run goes on, what a second of the run costs in
-processor time, and what a scrape costs. With 64 ranks it takes about a quarter of an hour.
+64 ranks, five phases, 20 steps per second, ledgers on every tenth step: 30 million events, applied to the viewer's
+store. Every half second of the run, a frame, its reports and the Ranks page are made; every fifteen seconds, the
+exporter's text. Prints resident memory over the run, CPU time per second of the run, and the cost of a scrape. With
+64 ranks it takes about a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def described(rank: int) -> list[wire.Event]:
 
 
 def step_events(step: int) -> list[wire.Event]:
-    """One step: 300 MiB kept, a peak that follows the batch, which varies."""
+    """One step: 300 MiB kept, a peak that follows the varying batch."""
     batch = 64 + (step * 7919) % 449
     events: list[wire.Event] = []
     for index, name in enumerate(PHASES):

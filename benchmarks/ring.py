@@ -1,8 +1,8 @@
-"""What the training thread pays for a record in the shared memory: `python benchmarks/ring.py [--rounds 20000]`.
+"""What the training thread pays for a record in shared memory: `python benchmarks/ring.py [--rounds 20000]`.
 
-Each call is timed in rounds that take one of every row, in random order; an empty function is the machine's own share.
-`in a row`: a thousand of a kind, timed together, as a boundary writes what waits. `alone`: before each call other
-memory is written, as much as the second-level cache holds, as a training step does. Medians in ns.
+Rounds time one call of every row, in random order; an empty function shows the machine's own share. `in a row`: a
+thousand calls timed together, as when a boundary flushes. `alone`: before each call, memory as large as the L2 cache is
+overwritten, as a training step does. Medians in ns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     count = parser.parse_args().rounds
     memory = Memory.create()
     writer, answers, lock = Writer(memory), Pages(memory, ANSWER), threading.Lock()
-    writer._lap = 1 << 34  # as after days: numbers of two digits, in Python's arithmetic
+    writer._lap = 1 << 34  # as after days: two-digit Python ints
 
     def locked() -> None:
         with lock:
@@ -48,7 +48,7 @@ def main() -> None:
         "a look for something new, without success": answers.read,
         "a lock, which none of these takes": locked,
     }
-    for _ in range(len(memory.events) // 144 + 1):  # every page of the ring was written before
+    for _ in range(len(memory.events) // 144 + 1):  # every page of the ring has been written once
         writer.put(bytes(128))
     Reader(memory).take()
     for name, times, number in (("alone", 1, count), ("in a row", 1000, count // 100)):

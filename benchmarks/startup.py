@@ -1,12 +1,12 @@
-"""How long from `gpumon attach` to the first figures of a live run, and until a late viewer has the whole history.
+"""Time from `gpumon attach` to the first figures of a live run, and until a late viewer has the whole history.
 
     python benchmarks/startup.py [--times 10] [--after 0]
 
-Starts a training process on the CPU (`--track-cpu`: exact bytes) with 60 steps a second, and lets it run for `--after`
-seconds. Then a subscription: how long until the static picture and until the whole history, and what that reaches back
-to. Then, in turn, `gpumon attach` and an empty Textual app, each on a fresh terminal of 120×40: the time from fork to
-the first byte and to the screen (a phase with its figure), and the processor time until then. The empty app tells how
-busy the machine was: the budget is 0.5 s where the empty app takes 0.2.
+Starts a training process on the CPU (`--track-cpu`: exact bytes) with 60 steps per second, and lets it run for
+`--after` seconds. Then a subscription: time to the static picture and to the whole history, and the history's range.
+Then, in turn, `gpumon attach` and an empty Textual app, each on a new terminal of 120×40: time from fork to the first
+byte and to the screen (a phase with its figure), and CPU time until then. The empty app shows how busy the machine was:
+the budget is 0.5 s if the empty app takes 0.2.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PATIENCE_S = 20.0
 
 @dataclass
 class Start:
-    """Seconds from fork: to the first byte, to the screen; and of processor time until then."""
+    """Seconds from fork to the first byte and to the screen; CPU time until then."""
 
     first: float = float("nan")
     screen: float | None = None
@@ -55,7 +55,7 @@ class Start:
 
 
 def start(command: list[str], data: re.Pattern[bytes] | None) -> Start:
-    """One start, up to `data` (or the whole first picture), then the process is killed."""
+    """Starts the command, waits for `data` (or the whole first picture), kills it."""
     made = Start()
     began = time.perf_counter()
     pid, fd = on_terminal(command)
@@ -85,7 +85,7 @@ def start(command: list[str], data: re.Pattern[bytes] | None) -> Start:
 
 
 async def late(pid: int) -> None:
-    """Prints how long a subscription takes to the picture and to the end of the history."""
+    """Prints a subscription's time to the picture and to the end of the history."""
     began = time.perf_counter()
     picture = 0.0
     steps: list[int] = []

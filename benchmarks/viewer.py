@@ -1,13 +1,13 @@
-"""What the screen costs: processor time, memory and terminal output while it follows a job, through a pty of 120×40.
+"""What the screen costs while following a job: CPU time, memory and terminal output, through a pty of 120×40.
 
     python benchmarks/viewer.py [--ranks 8] [--seconds 20] [--keys 2]
 
-The ranks are real publishers with sockets of their own, sixteen a process, 20 steps a second, five phases and, on every
-tenth step, two ledgers each. `--keys 2` measures the Ranks screen. Pictures are bursts of output: the screen's rate.
-At the end the Log screen is asked whether events were lost, and the ranks how many steps a second they could send:
-on a machine that is too busy for them the viewer has less to do.
-Processor time is the viewer's own, then that of its child, which asks NVML. Beside it an empty Textual app in the same
-pty. Budgets: 5 % of a core and 64 MB at 8 ranks; 15 % at 64, with four pictures a second.
+The ranks are real publishers with their own sockets, sixteen per process, 20 steps per second, five phases and, on
+every tenth step, two ledgers each. `--keys 2` measures the Ranks screen. Pictures are bursts of output: the screen's
+rate. At the end, the Log screen shows whether events were lost, and the ranks report their steps per second: on a
+machine too busy for them the viewer has less to do.
+CPU time is the viewer's own, then that of its child, which queries NVML. An empty Textual app in the same pty is
+measured first. Budgets: 5 % of a core and 64 MB at 8 ranks; 15 % at 64, with four pictures per second.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def children(pid: int) -> list[int]:
 
 
 def measure(name: str, command: list[str], seconds: float, keys: str = "") -> None:
-    """Prints what a command takes in a pty, after it has settled."""
+    """Prints what a command takes in a pty, after warm-up."""
     pid, fd = on_terminal(command)
     written, pictures = [0], [0]
     newest = bytearray()

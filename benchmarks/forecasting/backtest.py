@@ -1,17 +1,17 @@
-"""How well a recorded run was forecast: every step's forecast against what the step then was, beside naive ones.
+"""Scores the forecasts of a recorded run: each step's forecast against the measured step, next to naive baselines.
 
-Model. The recording is taken message by message, as a viewer would, so nothing is known before its time. Scored are
-- `outlook`: said as a batch entered forward, its shapes known. Where the agent wrote none, it is made here from the
-same model and the messages up to that moment;
-- `next`: the forecast after each step of the one that follows, its batch not known;
-- naive: the last peak, the largest peak so far.
-An out-of-memory counts as warned of if an outlook of its step said so before the allocator's observer did, or the
-finding `oom-ahead` was open; warnings for steps that ended well are false. Beside it what monitors of a device do: a
-least-squares line through its total over `SLOPE_WINDOW_S`, an alarm at `SLOPE_ALARM` or more.
+Model. The messages are replayed in order, as a viewer would receive them, so no forecast uses later data. Scored:
+- `outlook`: made when a batch enters forward, with its shapes known. If the agent recorded none, it is recomputed from
+  the same model and the messages up to that moment;
+- `next`: made after each step for the next one, whose batch is unknown;
+- naive: the last peak, and the largest peak so far.
+An OOM counts as predicted if the outlook of its step said so before the allocator's observer fired, or if the finding
+`oom-ahead` was open. Warnings for steps that succeed are false. The baseline of device monitors is also scored: a
+least-squares line through the device total over `SLOPE_WINDOW_S`, with an alarm at `SLOPE_ALARM` or more.
 Cost. What a viewer spends on the same messages.
 
-Known limitations. Steps before `WARM_UP` are shown apart from none: nothing can be known of the first. A run that is
-stopped before memory ends cannot prove a warning right: it counts as false.
+Known limitations. Steps before `WARM_UP` (`WARM_UP_VARYING`) are not scored. If a run stops before memory runs out, a
+correct warning counts as false.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import wire
 from gpumon_agent.shape_model.outlook import judged
 
-WARM_UP = 3  # steps; from the third iteration on a forecast has to be right where shapes are the same
+WARM_UP = 3  # steps; from the third iteration on, a forecast must be right if the shapes are constant
 WARM_UP_VARYING = 20
 SLOPE_WINDOW_S = 120.0
 SLOPE_LEAST_S = 10.0
 SLOPE_ALARM = 1e6
-"""bytes a second"""
+"""bytes per second"""
 _STEPS_KEPT = 64
 NAIVE = ("last peak", "largest so far")
 
 
 @dataclass(slots=True)
 class Accuracy:
-    """Errors as shares of the peak that was."""
+    """Errors as fractions of the measured peak."""
 
     errors: list[float] = field(default_factory=list)
     held: int = 0
     judged: int = 0  # intervals
-    exact: int = 0  # of those: the peak was what was said, to the byte, so any interval holds
-    widths: list[float] = field(default_factory=list)  # of intervals, as shares of the peak
+    exact: int = 0  # of those: the forecast was right to the byte, so any interval covers it
+    widths: list[float] = field(default_factory=list)  # interval widths, as fractions of the peak
 
     def add(self, said: float, was: int, low: float | None = None, high: float | None = None) -> None:
         self.errors.append(abs(said - was) / was if was else 0.0)
@@ -83,7 +83,7 @@ class Accuracy:
 
     @property
     def coverage_inexact(self) -> float | None:
-        """Where the peak was not what was said to the byte."""
+        """Coverage without the exact forecasts."""
         left = self.judged - self.exact
         return (self.held - self.exact) / left if left else None
 
@@ -94,19 +94,15 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One out-of-memory."""
-
     step: int
     phase: str
-    by_shape: int | None  # ns between the outlook that said so and the observer's moment; None: it was not said
+    by_shape: int | None  # ns from the outlook that predicted it to the observer's event; None: not predicted
     steps_ahead: int | None  # of the finding oom-ahead; None: it was not open
-    told_room: bool  # whether what the process can have was known
+    told_room: bool  # whether the memory budget was known
 
 
 @dataclass(slots=True)
 class Backtest:
-    """One device of one rank."""
-
     source: str
     rank: int | None
     device: int
@@ -116,21 +112,21 @@ class Backtest:
     next: Accuracy = field(default_factory=Accuracy)
     naive: dict[str, Accuracy] = field(default_factory=lambda: {name: Accuracy() for name in NAIVE})
     ended: list[Ended] = field(default_factory=list)
-    false_outlooks: int = 0  # oom-ahead said of a step that ended well
-    false_findings: int = 0  # oom-ahead opened, and gone or still open at the end without an out-of-memory
+    false_outlooks: int = 0  # oom-ahead predicted for a step that succeeded
+    false_findings: int = 0  # oom-ahead opened, then closed or still open at the end without an OOM
     clean_steps: int = 0
-    to_oom: list[tuple[int, int]] = field(default_factory=list)  # step, steps to OOM said then
-    to_oom_spans: list[tuple[int, int, int | None]] = field(default_factory=list)  # step, the interval said then
+    to_oom: list[tuple[int, int]] = field(default_factory=list)  # step, predicted steps to OOM
+    to_oom_spans: list[tuple[int, int, int | None]] = field(default_factory=list)  # step, predicted interval
     standing: list[tuple[int, int]] = field(default_factory=list)  # step, bytes allocated at its end
     slope_alarms: int = 0
     slope_readings: int = 0
-    changes: int = 0  # regimes that were seen to begin
+    changes: int = 0  # detected regime changes
     oom_step: int | None = None
 
     def steps_to_oom_errors(self, said: Iterable[tuple[int, float]] | None = None) -> list[float]:
-        """Of each step once a quarter of the way is run, ten or more of them left: the share by which it was off.
+        """Relative errors of the steps after a quarter of the run, with ten or more steps left.
 
-        Of what was said, or of what somebody else says: (step, steps to OOM).
+        `said`: (step, steps to OOM) to score instead of the recorded ones.
         """
         return [
             abs(left - remaining) / remaining
@@ -139,12 +135,12 @@ class Backtest:
         ]
 
     def _remaining(self, step: int) -> int | None:
-        """Steps to OOM, of a step that counts."""
+        """Steps to OOM; None: not scored."""
         end = self.oom_step
         return end - step if end is not None and 4 * step >= end and end - step >= 10 else None
 
     def steps_to_oom_held(self) -> list[bool]:
-        """Of each of the same steps, whether the interval held."""
+        """For the same steps: did the interval cover it?"""
         return [
             least <= left and (most is None or left <= most)
             for step, least, most in self.to_oom_spans
@@ -156,13 +152,13 @@ class Backtest:
         return sum(held) / len(held) if held else None
 
     def steps_to_oom_error(self) -> float | None:
-        """The middle one of those; None where there was no trend, or no end."""
+        """Median of those errors; None without a trend or an OOM."""
         judged = self.steps_to_oom_errors()
         return median(judged) if judged else None
 
 
 class _Device:
-    """One device of one rank while the recording is played."""
+    """State for one device of one rank during replay."""
 
     def __init__(self, source: str, rank: int | None, device: int, again: bool) -> None:
         self.again = again
@@ -173,7 +169,7 @@ class _Device:
         self.next: tuple[int, int, int] | None = None
         self.shapes: set[tuple[tuple[int, ...], ...]] = set()
         self.said: dict[int, wire.Outlook] = {}
-        self.opened: int | None = None  # step since which the finding is open
+        self.opened: int | None = None  # step at which the finding opened
         self.totals: deque[tuple[float, int]] = deque()
 
     def closed(self, rank: RankFrame, record: StepRecord, room: int | None) -> None:
@@ -237,7 +233,7 @@ class _Device:
         self.opened = None
 
     def reading(self, t_s: float, used: int) -> None:
-        """What a monitor of the device would do."""
+        """A device monitor's slope alarm."""
         totals = self.totals
         totals.append((t_s, used))
         while totals and t_s - totals[0][0] > SLOPE_WINDOW_S:
@@ -253,7 +249,7 @@ class _Device:
 
 
 def backtest(stream: Iterable[wire.Received], *, again: bool = False) -> list[Backtest]:
-    """The scores of a recording, device by device of each rank. `again`: outlooks made here, not those recorded."""
+    """Scores, one per device of each rank. `again`: recompute outlooks instead of using the recorded ones."""
     store, reporter = SessionStore(StoreLimits(steps=_STEPS_KEPT), replaying=True), Reporter()
     devices: dict[tuple[str, int], _Device] = {}
     rooms: dict[tuple[str, int], int | None] = {}
@@ -311,7 +307,7 @@ def _readings(
 
 
 def outlook_of(forecaster: Forecaster, record: StepRecord, device: int, room: int | None) -> wire.Outlook | None:
-    """What would have been said as the step's first batch came."""
+    """The agent's outlook at the step's first forward."""
     closed, here = record.closed, record.on(device)
     stood: int | None = None
     so_far = 0

@@ -1,8 +1,8 @@
-"""A training run with one thing changed at a time: what `gpumon whatif` said of the change is held against it.
+"""A training run with one thing changed at a time, to check what `gpumon whatif` predicts for the change.
 
     python benchmarks/forecasting/changed.py --model blocks [--bf16] [--checkpointing] [--fused] [--zero 2] …
 
-Used by benchmarks/forecast.py, which records it on the virtual GPU, first as it is, then changed.
+benchmarks/forecast.py records it on the virtual GPU, first unchanged, then changed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Words through repeated blocks."""
-
     def __init__(self, width: int = 256, layers: int = 6) -> None:
         super().__init__()
         self.words = nn.Embedding(WORDS, width)
@@ -57,8 +55,6 @@ class Blocks(nn.Module):
 
 
 class Stages(nn.Module):
-    """Pictures through repeated residual stages."""
-
     def __init__(self, width: int = 48, layers: int = 6) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, width, 3, 2, 1)
@@ -77,7 +73,7 @@ class Stages(nn.Module):
 
 
 class Wide(nn.Module):
-    """Few rows through large layers: weights, gradients and state are most of it."""
+    """Large layers, few rows: mostly weights, gradients and optimizer state."""
 
     def __init__(self, width: int = 2048) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
-"""What forecasts cost: of the agent as a batch comes and as it learns, of a viewer's forecast, of its whole report.
+"""Cost of forecasts: the agent's at a batch and in learning, the viewer's forecast, the viewer's whole report.
 
-CPU time of one thread. The agent's two in turns, as in a training process; the viewer's in a loop of its own, for it is
-another process. A machine's speed moves: the quickest and the slowest of `ROUNDS` are told. Used by
-benchmarks/forecast.py.
+CPU time of one thread. The agent's two alternate, as in training; the viewer is another process, so it has its own
+loop. Machine speed varies: the fastest and the slowest of `ROUNDS` are given. Used by benchmarks/forecast.py.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from gpumon_agent.shape_model.outlook import Outlooks
 
 MIB, GIB = 1 << 20, 1 << 30
 ROUNDS = 3
-SETTLED = 200  # steps before they count
+SETTLED = 200  # warm-up steps, not counted
 
 
 def costs() -> Iterator[tuple[str, str]]:
-    """What, and how much of the quickest and of the slowest round."""
+    """(name, cost in the fastest and slowest round)."""
     for kind in ("same shapes", "random shapes", "random pairs of lengths"):
         rounds = [spend(kind) for _ in range(ROUNDS)]
         for name in rounds[0]:
@@ -47,7 +46,7 @@ def span(figures: Sequence[float]) -> str:
 
 
 def spend(kind: str) -> dict[str, list[float]]:
-    """Microseconds of each step, by what took them."""
+    """Microseconds per step, by name."""
     agent, viewer = _spent_by_agent(), _spent_by_viewer()
     spent: dict[str, list[float]] = {}
     for make in (agent, viewer):
@@ -56,7 +55,7 @@ def spend(kind: str) -> dict[str, list[float]]:
             length = 512 if kind == "same shapes" else rng.randint(32, 900)
             shapes: tuple[tuple[int, int], ...] = ((8, length),)
             needs = 2e4 * 8 * length + 900.0 * 8 * length**2
-            if kind == "random pairs of lengths":  # one part's moment or the other's
+            if kind == "random pairs of lengths":  # the maximum of two parts
                 other = max(1, round(length * rng.uniform(0.6, 1.4)))
                 shapes, needs = (*shapes, (8, other)), max(needs, 3e4 * 8 * other + 900.0 * 8 * length * other)
             ends = (("between", 0.0), ("forward", needs), ("backward", 1.2 * needs), ("optimizer", 100.0 * MIB))

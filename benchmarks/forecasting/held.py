@@ -1,8 +1,8 @@
-"""Training runs to score forecasts by that these were not made with: other models, other ways of making batches.
+"""Held-out training runs to score forecasts: models and batch plans not used for tuning.
 
     python benchmarks/forecasting/held.py --model pairs --plan sorted --steps 160 --seed 3 [--leak 2 --noise 1] …
 
-Used by benchmarks/forecast.py. Like run.py, it ends well when memory runs out.
+Used by benchmarks/forecast.py. Like run.py, it exits normally on OOM.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORDS = 3000
 
 
 class Pairs(nn.Module):
-    """Encoder and decoder: two inputs whose lengths differ from each other."""
+    """Encoder and decoder: two inputs of different lengths."""
 
     def __init__(self, width: int = 96) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Pairs(nn.Module):
 
 
 class Padded(nn.Module):
-    """Words with a mask of what is padding, through fused attention."""
+    """Tokens with a padding mask, through fused attention."""
 
     def __init__(self, width: int = 128, layers: int = 3) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Padded(nn.Module):
 
 
 class Hourglass(nn.Module):
-    """Down and up again, every level kept for later: pictures of several sizes."""
+    """A U-Net, which keeps every level for later: images of several sizes."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Hourglass(nn.Module):
 
 
 class Heavy(nn.Module):
-    """Most bytes are weights: with small batches the optimizer peaks, with large ones backward does."""
+    """Mostly weights: the optimizer peaks with small batches, backward with large ones."""
 
     def __init__(self, width: int = 1536) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Heavy(nn.Module):
 
 
 class Patches(nn.Module):
-    """Pictures cut into patches, attention between them."""
+    """Images cut into patches, with attention."""
 
     def __init__(self, width: int = 128) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Patches(nn.Module):
 
 
 class Boxes(nn.Module):
-    """As many boxes as are found: activations that no shape of the input tells."""
+    """A varying number of boxes: activations do not follow from input shapes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,15 +116,14 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def plan(name: str, steps: int, least: int, most: int, rng: random.Random) -> Iterator[int]:
-    """A size a step."""
-    if name == "sorted":  # by length, epoch after epoch
+    if name == "sorted":  # by length, the same epoch repeatedly
         epoch = sorted(rng.randint(least, most) for _ in range(40))
         yield from (epoch[step % 40] for step in range(steps))
     elif name == "pooled":  # sorted within pools, pools shuffled
         while True:
             pool = sorted(rng.randint(least, most) for _ in range(100))
             yield from rng.sample(pool[::10], 10)
-    elif name == "noisy":  # a batch whose size is nearly the same
+    elif name == "noisy":  # a nearly constant batch size
         middle, spread = (least + most) / 2, (most - least) / 8
         yield from (max(least, min(most, round(rng.gauss(middle, spread)))) for _ in range(steps))
     elif name == "last":  # every epoch's last batch is smaller
@@ -137,7 +136,7 @@ def plan(name: str, steps: int, least: int, most: int, rng: random.Random) -> It
             yield from [rng.choice(scales)] * 10
     elif name == "heavy-tail":
         yield from (min(most, least + int(rng.paretovariate(1.6) * (most - least) / 12)) for _ in range(steps))
-    elif name == "monster":  # one batch that is many times as large, late
+    elif name == "monster":  # one late batch, 40 times as large
         yield from (most * 40 if step == 3 * steps // 5 else rng.randint(least, most) for step in range(steps))
     elif name == "same":
         yield from (most for _ in range(steps))

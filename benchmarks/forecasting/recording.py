@@ -1,9 +1,8 @@
-"""How benchmarks/forecast.py gets its recordings: as a user makes them, or from forks that write down what is said.
+"""How benchmarks/forecast.py makes its recordings: as a user would, or from forked processes that record themselves.
 
-`beside` starts `gpumon record` beside `gpumon run`, as a user would. Without the governor every step has peaks, also
-where the machine is so busy that it would read few of these short ones. `told` forks a process that has
-torch, with the agent and what a viewer reads in a thread (told.py), the governor off, so that each step has
-peaks: a second or two a run.
+`beside` runs `gpumon record` next to `gpumon run`. With the governor off every step has peaks, even on a busy machine
+where the governor would skip most of these short steps. `told` forks a process that has already imported torch; the
+agent and the recorder run inside it (told.py), with the governor off. It takes a second or two per run.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ LONGEST_S = 240
 
 
 class Recordings:
-    """In a folder; those that are there already are taken as they are."""
+    """Recordings in a folder; existing ones are reused."""
 
     def __init__(self, folder: Path, *, only_kept: bool = False) -> None:
         self._folder = folder
@@ -39,7 +38,7 @@ class Recordings:
         self._forks.close()
 
     def _kept(self, name: str, ranks: int = 1) -> tuple[list[Path], bool]:
-        """Where its recordings are or will be, a file a rank; whether nothing is left to be done."""
+        """Paths of its recordings, one file per rank, and whether all of them are done."""
         stem = "".join(c if c.isalnum() else "-" for c in name)
         names = [f"{stem}.gpumon"] if ranks == 1 else [f"{stem}.{rank}.gpumon" for rank in range(ranks)]
         files = [self._folder / name for name in names]

@@ -1,8 +1,8 @@
-"""A training run made to be forecast: kinds of models, ways of batching, leaks, phases that come every so often.
+"""A training run to be forecast: several models, batch plans, leaks, occasional phases.
 
-    python benchmarks/forecasting/run.py --model attention --lengths random --steps 200 [--leak 2 --noise 1] …
+    python benchmarks/forecasting/run.py --model attention --sizes random --steps 200 [--leak 2 --noise 1] …
 
-It trains until memory runs out or the steps are done, and ends well either way: what it shows is what was said before.
+It trains until the steps are done or memory runs out, and exits normally either way.
 Used by benchmarks/forecast.py, which records it on the virtual GPU.
 """
 
@@ -22,7 +22,7 @@ WIDTH = 128
 
 
 class Attention(nn.Module):
-    """Blocks whose attention keeps a weight for every pair of positions."""
+    """Attention blocks that keep a weight for every pair of positions."""
 
     def __init__(self, layers: int = 3, heads: int = 4) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Convolutions(nn.Module):
 
 
 class Bag(nn.Module):
-    """Words looked up and summed: most bytes are the table's, activations follow the elements."""
+    """Embeddings summed: mostly the table's bytes; activations follow the number of tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def sizes(kind: str, steps: int, least: int, most: int, rng: random.Random) -> list[int]:
-    """A size a step: a length, an edge of an image, or a batch."""
+    """A size per step: a length, an image edge, or a batch."""
     if kind == "same":
         return [most] * steps
     if kind == "bucketed":

@@ -1,4 +1,4 @@
-"""The runs that benchmarks/forecast.py scores: what forecasting was made with, what it was not, and what-if's pairs."""
+"""The runs that benchmarks/forecast.py scores: those used for tuning, held-out ones, and what-if pairs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHAPES: dict[str, Args] = {
         "perceptron, unfrozen at 40": "--unfreeze 40",
     }.items()
 }
-"""Of run.py, which forecasting was made with."""
+"""Runs of run.py, used for tuning."""
 
 OUTLIERS: dict[str, Args] = {
     f"{name}, one batch too large, seed {seed}": (*args.split(), *f"--sizes outlier --steps 60 --seed {seed}".split())
@@ -50,7 +50,7 @@ LEAKS: dict[str, Args] = {
         "convolutions, leak 5 ± 3 MiB": f"{_PICTURES} --leak 5 --noise 3 --steps 300",
     }.items()
 }
-"""On a small device: memory ends."""
+"""On a small device, until OOM."""
 
 HELD: dict[str, Args] = {
     name: tuple(args.split())
@@ -80,7 +80,7 @@ HELD: dict[str, Args] = {
         "boxes, as many as there are": "--model boxes --plan same --most 96",
     }.items()
 }
-"""Of held.py, which was written when forecasting was done. Of `boxes` no shape tells what it needs."""
+"""Runs of held.py, held out. The shapes of `boxes` do not determine its memory."""
 
 HELD_OUTLIERS: dict[str, Args] = {
     f"{name}, one batch too large, seed {seed}": (*args.split(), *f"--plan monster --steps 80 --seed {seed}".split())
@@ -113,7 +113,7 @@ HELD_LEAKS: dict[str, Args] = {
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A run of changed.py, and the same run with one thing changed."""
+    """A run of changed.py, and the same with one change."""
 
     name: str
     before: Args

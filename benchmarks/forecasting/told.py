@@ -1,10 +1,10 @@
-"""Runs a script with an agent and writes down, as a recording, what the agent tells and what a viewer reads beside it.
+"""Runs a script with an agent and records the agent's events and a viewer's readings.
 
     python benchmarks/forecasting/told.py OUT SCRIPT ARGUMENT …
 
-As `gpumon record` beside `gpumon run`, without a second process: a thread drains the agent as its publisher would,
-reads the device, and tells the agent what its process can have. So a run can be forked from one that has torch (tests'
-forks) and takes a second. Of several ranks each writes OUT with its number. Used by benchmarks/forecast.py.
+Like `gpumon record` next to `gpumon run`, but in one process: a thread drains the agent as its publisher would, reads
+the device, and sends the agent its memory budget. So a run can be forked from a process with torch imported (tests'
+forks) and takes a second. With several ranks, each writes OUT with its number. Used by benchmarks/forecast.py.
 """
 
 from __future__ import annotations

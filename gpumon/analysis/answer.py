@@ -1,7 +1,7 @@
-"""The answer: the state of a whole job in one object. Every outlet states it first: screen, JSON, text, exit code.
+"""The state of a whole job as one object. Every output states it first: screen, JSON, text, exit code.
 
-Model. Each rank has one state; the job's is the worst of them, and names its rank. Of several ranks in that state, the
-one that is full first speaks, then the one with the most bytes. States, the worst first:
+Model. Each rank has one state; the job has the worst of them, with its rank. Among ranks in that state, the one that is
+full first is named, then the one with the most bytes. States, worst first:
 
     out-of-memory  an allocation failed, and no step closed after it
     ended          a process is gone (of several: one died, or all ended); `what` says how
@@ -40,13 +40,13 @@ State = Literal["out-of-memory", "ended", "will-not-fit", "leak", "tight", "unkn
 STATES: tuple[State, ...] = ("out-of-memory", "ended", "will-not-fit", "leak", "tight", "unknown", "ok")
 
 GROWING = (TENSOR_LEAK.code, RETAINED_GRAPH.code, HOST_LEAK.code)
-"""Findings of what grows without end; of the device before those of the host."""
+"""Findings on unbounded growth, the device's before the host's."""
 
 EVIDENCE_MAX = 4
 
 
 class Who(msgspec.Struct, frozen=True):
-    """Which process, and in its code which variable or line. None: not known, or of no matter."""
+    """The process, and the variable or line in its code. None: not known, or not relevant."""
 
     rank: int | None = None
     pid: int | None = None
@@ -65,7 +65,7 @@ class When(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The state of a job, in the words that every outlet uses."""
+    """The state of a job, in the words that every output uses."""
 
     state: State
     what: str
@@ -73,11 +73,11 @@ class Answer(msgspec.Struct, frozen=True):
     when: When | None = None
     do: str = ""
     evidence: tuple[str, ...] = ()
-    bytes: int = 0  # of two in the same state the larger one speaks
+    bytes: int = 0  # among equal states the larger one is named
 
     @property
     def key(self) -> tuple[str, Who | None]:
-        """What makes it another answer."""
+        """Answers with equal keys count as the same answer."""
         return self.state, self.who
 
 
@@ -85,7 +85,6 @@ NOBODY = Answer("unknown", "no process has said anything yet")
 
 
 def answer(frame: Frame, reports: Iterable[RankReport]) -> Answer:
-    """The answer for all ranks of a frame."""
     by_source = {report.source: report for report in reports}
     newest: dict[int | None, int] = {}  # rank → when its newest process began; others were replaced
     for rank in frame.ranks:
@@ -98,9 +97,9 @@ def answer(frame: Frame, reports: Iterable[RankReport]) -> Answer:
 
 
 def worst(answers: Iterable[Answer], before: Answer | None = None) -> Answer:
-    """The one that speaks for the job. A rank that finished says nothing while another one runs.
+    """The answer that represents the job. A finished rank is ignored while another one runs.
 
-    Who spoke `before` goes on, as long as no other rank is in a worse state: ranks that leak alike do not take turns.
+    The one `before` is kept while no other rank is in a worse state, so that ranks with equal leaks do not alternate.
     """
     known = list(answers)
     running = [each for each in known if each.state != "ended" or each.bytes]
@@ -116,7 +115,6 @@ def _weight(each: Answer) -> tuple[int, float, int]:
 
 
 def of_rank(rank: RankFrame, report: RankReport | None, unix_ns: int) -> Answer:
-    """The answer of one rank."""
     hello = rank.hello
     who = Who(hello.rank if (hello.world_size or 1) > 1 or hello.rank else None, hello.pid)
     if report is None:
@@ -140,7 +138,7 @@ def of_rank(rank: RankFrame, report: RankReport | None, unix_ns: int) -> Answer:
 
 
 def _final(rank: RankFrame, oom: wire.Oom) -> bool:
-    """Whether the training did not survive it: no step closed afterwards."""
+    """Whether training did not survive it: no step closed afterwards."""
     return not rank.steps or rank.steps[-1].step <= oom.step
 
 
@@ -186,7 +184,7 @@ def _living(
 
 
 def _leak(found: Sequence[Finding]) -> Finding | None:
-    """Of what grows without end: on the device before the host, with a holder before without, the fastest first."""
+    """The growth to report: the device before the host, with a holder before without, the fastest first."""
     growing = [each for each in found if each.code in GROWING]
     return min(
         growing,
@@ -203,7 +201,7 @@ def grows(leak: Finding) -> str:
 
 
 def _named(who: Who, leak: Finding) -> Who:
-    """With the variable that holds what leaks: "cache[*] in main()", "train.py:31"."""
+    """Adds the variable that holds the leak: "cache[*] in main()", "train.py:31"."""
     by = leak.by
     return _at(Who(who.rank, who.pid, by.name if by else None, by.function if by else None), leak.where)
 
@@ -220,7 +218,7 @@ def _is_now(rank: RankFrame, said: wire.Outlook) -> bool:
 
 
 def _tightest(devices: Sequence[DeviceReport]) -> DeviceReport | None:
-    """The device whose verdict is worst; of equals the one with the least headroom."""
+    """The device with the worst verdict; among equals the one with the least headroom."""
     words = (wire.OOM_AHEAD, wire.TIGHT, None, wire.FITS)
 
     def weight(device: DeviceReport) -> tuple[int, float]:
@@ -265,7 +263,7 @@ def _full(forecast: Forecast | None, steps_per_s: float | None, unix_ns: int) ->
 
 
 def of_oom(report: OomReport, who: Who | None = None, unix: float | None = None) -> Answer:
-    """Of an out-of-memory: watched, from a report on disk, or from a pasted message."""
+    """For an out-of-memory: watched, from a report on disk, or from a pasted message."""
     who = who or Who()
     return Answer(
         "out-of-memory",
@@ -278,7 +276,7 @@ def of_oom(report: OomReport, who: Who | None = None, unix: float | None = None)
 
 
 def of_outcome(outcome: Outcome) -> Answer:
-    """Of a dry run."""
+    """For a dry run."""
     space = outcome.tightest
     device = "the device" if space is None else f"{space.name} ({units.size(space.capacity)})"
     evidence = tuple(each.title for each in outcome.findings[:EVIDENCE_MAX])
@@ -308,7 +306,7 @@ def of_outcome(outcome: Outcome) -> Answer:
 
 
 def of_estimate(done: EstimateReport) -> Answer:
-    """Of an estimate: without a device it is unknown whether that fits."""
+    """For an estimate. Without a device it is unknown whether it fits."""
     if done.device is None or done.limits is None:
         return Answer(
             "unknown", f"it needs {units.size(done.needed)}", do="name a device (--device) to hear if it fits"
@@ -336,7 +334,7 @@ _WORDS: dict[State, str] = {
 
 
 def line(said: Answer) -> str:
-    """One line: the state, whose, what, when, and what to do.
+    """One line: state, rank, what, when, and what to do.
 
     "LEAK · rank 3: `cache[*]` in main() grows by 4.00 MiB a step, 1.20 GiB so far (train.py:31); full in 97 steps, at
     02:41. To do: bound `cache` …"
@@ -356,5 +354,5 @@ def line(said: Answer) -> str:
 
 
 def _clock(unix: float, seconds: float) -> str:
-    """The time of day, with the date where it is more than 20 hours away."""
+    """The time of day; with the date if it is more than 20 hours away."""
     return time.strftime("%H:%M" if seconds < 72_000 else "%b %d %H:%M", time.localtime(unix))

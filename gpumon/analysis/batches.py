@@ -1,10 +1,10 @@
-"""Batches by their size: which of them stands out, and makes the peak.
+"""Finds batches whose size makes the peak.
 
-Model. The bytes handed to the root's forward and the peak of the same step, over the newest `WINDOW` steps. A batch
-stands out if it is `SIZE_FACTOR` times as large as 95 of 100 others and its step peaks `PEAK_FACTOR` times as high as
-theirs. Cutting it to a quantile is taken to bring its peak down to that of the largest step within the quantile.
-Cost. A comparison a step; the window is sorted every `SORT_EVERY` steps, and where one stands out.
-Known limitations. Sizes are bytes: two batches with the same bytes and different lengths are not told apart.
+Model. Input bytes of the root's forward and the peak of the same step, over the newest `WINDOW` steps. A batch is an
+outlier if it has `SIZE_FACTOR` times the 95 % quantile of the sizes, and its step `PEAK_FACTOR` times that of the
+peaks. Cutting it to a quantile is assumed to lower its peak to the highest one within the quantile.
+Cost. A comparison per step; the window is sorted every `SORT_EVERY` steps, and for each candidate.
+Known limitations. Sizes are bytes: batches with equal bytes and different lengths are not distinguished.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Outlier:
 
     step: int
     shapes: tuple[tuple[int, ...], ...]
-    times_usual: float  # its bytes, against the median batch
+    times_usual: float  # its bytes / those of the median batch
     quantile: float  # the share of the batches known that are smaller
     peak: int
-    cut: float  # the highest quantile that does not hold it
+    cut: float  # the quantile to cut to, which it exceeds clearly
     cut_peak: int  # the highest peak within that quantile
 
     @property
@@ -47,7 +47,7 @@ class Batches:
         self.outlier: Outlier | None = None
         self._known: deque[tuple[int, int]] = deque(maxlen=WINDOW)  # bytes, peak
         self._seen = 0
-        self._alike = 0  # so many before the newest were of its size
+        self._alike = 0  # batches in a row of the newest one's size
         self._large = 0.0  # bytes from which a batch may stand out
 
     def observe(self, step: StepPeaks) -> None:

@@ -1,17 +1,17 @@
-"""The allocator's segments as figures and as a map: what is in use, which gaps remain, how large the largest is.
+"""The allocator's segments as figures and as a map: bytes in use, gaps, and the largest gap.
 
 Model. A block is allocated, waits for a stream (freed, but a stream may still use it), or is inactive. An inactive
-block beside others in its segment is *inactive split*: it can be used again for what fits into it, never be given
-back. A segment without any other block is *unused*: empty_cache() gives it to the device. So
+block beside others in its segment is *inactive split*: it can be reused for what fits, but not released. A segment
+without other blocks is *unused*: empty_cache() releases it. So
 
     reserved = allocated + waiting + inactive split + unused
 
 Requests up to 1 MiB come from the small pool's segments, larger ones from the large pool's; a segment belongs to one
-stream, and to a private pool (a CUDA graph's, a MemPool's) or to none. A gap is of use only within its own pool: the
-largest free block is therefore told for each. Fragmentation is the share of reserved that is inactive split.
+stream, and to a private pool (a CUDA graph's, a MemPool's) or to none. A gap is usable only within its own pool, so
+each pool has its own largest free block. Fragmentation is the share of reserved that is inactive split.
 
 Source. torch.cuda.memory_snapshot(), and torch's words for its states (inactive_split in memory_stats()).
-Cost. Two passes over the blocks: 0.04 s for 100,000 (benchmarks/asked.py).
+Cost. Two passes over the blocks: 0.04 s for 100,000.
 Known limitations. With expandable segments unmapped pages inside a segment are no block and are not shown.
 """
 
@@ -48,7 +48,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """One segment with all its blocks: (bytes, state), in order of address."""
+    """One segment with all its blocks as (bytes, state), by address."""
 
     address: int
     bytes: int
@@ -75,14 +75,12 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Allocator:
-    """One device's pools, the largest first."""
-
     totals: Totals
     pools: tuple[Pool, ...]
 
 
 def allocator(segments: Iterable[wire.Segment]) -> Allocator:
-    """Of the segments as they came, cut ones put together again. Blocks beyond their segment's end are left out."""
+    """Joins segments that were cut for transport. Blocks beyond their segment's end are left out."""
     pools: dict[Kind, list[Whole]] = {}
     head: wire.Segment | None = None
     blocks: list[tuple[int, int]] = []
@@ -128,7 +126,7 @@ def _totals(reserved: int, blocks: Sequence[tuple[int, int]]) -> Totals:
 
 
 def sum_of(parts: Iterable[Totals]) -> Totals:
-    """Of several; their largest free block is the largest of theirs."""
+    """The sum of several; the largest free block is the maximum."""
     reserved = allocated = waiting = split = unused = largest = segments = blocks = 0
     for part in parts:
         reserved += part.reserved
@@ -143,7 +141,7 @@ def sum_of(parts: Iterable[Totals]) -> Totals:
 
 
 def largest_for(found: Allocator, request: int) -> int:
-    """The largest free block that such a request could use, on any stream."""
+    """The largest free block usable for such a request, on any stream."""
     small = request <= LARGE_REQUEST
     fitting = (pool.totals.largest_free for pool in found.pools if pool.small == small and not pool.private)
     return max(fitting, default=0)
@@ -158,7 +156,7 @@ Cell = tuple[int, int, int, int]
 
 
 def cell_bytes(found: Allocator, width: int, height: int) -> int:
-    """How many bytes a cell stands for, so that every pool's rows fit into the height: 1, 1.25, 1.5, 1.75, 2 KiB…"""
+    """Bytes per cell such that every pool's rows fit into the height: 1, 1.25, 1.5, 1.75, 2 KiB…"""
     power = 512
     while sum(_rows(pool, 2 * power, width) for pool in found.pools) > height and power < 1 << 60:
         power *= 2
@@ -172,7 +170,7 @@ def _rows(pool: Pool, each: int, width: int) -> int:
 
 
 def cells(pool: Pool, each: int) -> list[Cell]:
-    """The pool's bytes in order of address, so many a cell; segments follow each other without a gap."""
+    """The pool's bytes by address, in cells of `each` bytes; segments follow each other without gaps."""
     count = -(-pool.totals.reserved // each)
     made = [[0, 0, 0, 0] for _ in range(count)]
     at = 0

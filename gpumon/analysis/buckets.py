@@ -1,12 +1,12 @@
-"""What spreading a model over ranks costs: DDP's buckets on every device and together, what FSDP keeps and gathers.
+"""Memory cost of data parallelism: DDP's buckets per device and in total, FSDP's shards and gathered units.
 
-Model. DDP keeps its buckets as long as it lives; with gradient_as_bucket_view the gradients are views of them, without
-it they are one more copy, so what the setting returns is the sum of the buckets, on every device. A communication
-hook's state (PowerSGD's error and factors) is counted beside them. FSDP keeps `shard_bytes` of the parameters a rank
-and gathers a unit at a time.
+Model. DDP keeps its buckets for its lifetime. With gradient_as_bucket_view the gradients are views of them; without it
+the buckets are one more copy, so the setting saves the sum of the buckets on every device. A communication hook's state
+(PowerSGD's error and factors) is counted separately. FSDP keeps `shard_bytes` of the parameters per rank and gathers
+one unit at a time.
 Source. The reducer's own logging data, FSDP's own records (gpumon_agent.attribution.spread).
 Cost. A pass over the models of the ranks.
-Known limitations. What NCCL itself takes comes from the driver and is a part of `context`: nobody tells how much.
+Known limitations. NCCL's own memory is part of the driver's `context`; its size is not reported.
 """
 
 from __future__ import annotations
@@ -20,24 +20,22 @@ from gpumon_agent import wire
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """DDP's over all ranks that were heard."""
-
-    each: int  # bytes a rank, of the one that has most
+    each: int  # bytes on the rank with the most
     together: int
-    returned: int  # what gradient_as_bucket_view=True would return on all ranks together; 0 where it is on
+    returned: int  # saved by gradient_as_bucket_view=True on all ranks together; 0 if it is on
     count: int
     smallest: int
     largest: int
     rebuilt: bool
     hook: str | None
-    hook_bytes: int  # of its state, together
+    hook_bytes: int  # of its state, on all ranks together
     ranks: int
-    copying: tuple[int, ...] = ()  # ranks that keep a copy of their gradients there, where others do not
+    copying: tuple[int, ...] = ()  # ranks with a copy of their gradients there, if others have none
 
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """FSDP's or tensor parallelism's, of the rank that keeps most."""
+    """FSDP's or tensor parallelism's shards, on the rank with the largest."""
 
     kind: str
     shard: int
@@ -48,13 +46,13 @@ class Shards:
 
 
 def of_rank(rank: RankFrame, device: int | None = None) -> int | None:
-    """Bytes of the buckets that one rank keeps; None where no model is spread by DDP."""
+    """Bytes of one rank's DDP buckets; None without DDP."""
     sizes = [sum(p.bucket_bytes) for p in _parallels(rank, device) if p.kind == "ddp"]
     return sum(sizes) if sizes else None
 
 
 def buckets(frame: Frame) -> Buckets | None:
-    """None where no rank trains under DDP."""
+    """None without DDP."""
     found = [(rank, [p for p in _parallels(rank) if p.kind == "ddp"]) for rank in frame.ranks if rank.status != "ended"]
     known = [(rank, parallels) for rank, parallels in found if parallels]
     spread = [parallels for _, parallels in known]
@@ -80,7 +78,7 @@ def buckets(frame: Frame) -> Buckets | None:
 
 
 def shards(frame: Frame) -> Shards | None:
-    """None where no rank keeps a part of its parameters only."""
+    """None if every rank keeps all of its parameters."""
     kept = [p for rank in frame.ranks for p in _parallels(rank) if p.shard_bytes is not None and p.whole_bytes]
     if not kept:
         return None
@@ -91,11 +89,10 @@ def shards(frame: Frame) -> Shards | None:
 
 
 SHARED = {"zero1": "optimizer state is", "zero2": "optimizer state and reduced gradients are"}
-"""What ranks keep a part of only, where each has all parameters."""
+"""What ranks shard although each has all parameters."""
 
 
 def sentences(frame: Frame) -> tuple[str, ...]:
-    """What a person should know of it, shortest first."""
     said: list[str] = []
     held = buckets(frame)
     if held is not None and held.each:

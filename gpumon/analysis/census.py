@@ -1,8 +1,8 @@
-"""Who holds what, as a screen lists it: groups of the newest census, and checkpoints that are still alive.
+"""What a screen lists as holders of memory: groups of the newest census, and checkpoints still alive.
 
-Model. A group's bytes per step are what its tensors more than at the census before would take, by the steps between
-the two; without an earlier census nothing is said of it. Source: wire.Census, wire.Checkpoint. Cost: O(groups).
-Known limitations. A group is tensors that look alike: two lists of losses of one shape are one group, with two holders.
+Model. A group's bytes per step are the bytes of tensors added since the previous census, divided by the steps between;
+unknown without one. Source: wire.Census, wire.Checkpoint. Cost: O(groups).
+Known limitations. A group is tensors that look alike: two lists of losses of one shape are one group with two holders.
 """
 
 from __future__ import annotations
@@ -13,26 +13,24 @@ from dataclasses import dataclass
 from gpumon_agent import wire
 
 ORDERS = ("step", "bytes", "count", "grown")
-"""By what groups are sorted, the largest first, equal ones by bytes; step: bytes per step, then several before one."""
+"""Sort keys of groups, descending, then by bytes; step: bytes per step, groups of several before single tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One group."""
-
     group: wire.Group
     per_step: int | None = None  # bytes
 
     @property
     def total(self) -> int:
-        """Its own bytes and what its graphs keep."""
+        """Its own bytes and those of its graphs."""
         return self.group.bytes + (self.group.graph_bytes or 0)
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The same group in another census."""
+        """Identifies the group in another census."""
         g = self.group
-        one = g.holders[0].text if g.count == 1 and g.holders else None  # of which there may be others alike
+        one = g.holders[0].text if g.count == 1 and g.holders else None  # single tensors: others may look alike
         return (g.shape, g.dtype, g.device, g.has_graph, g.where, one)
 
 
@@ -56,10 +54,10 @@ def _by(row: Row, order: str) -> tuple[int, bool, int]:
         "grown": row.group.grown or 0,
         "step": row.per_step or 0,
     }[order]
-    return first, order == "step" and row.group.count > 1, row.total  # one of a kind is no leak yet
+    return first, order == "step" and row.group.count > 1, row.total  # a single tensor is no leak yet
 
 
 def alive(checkpoints: Iterable[wire.Checkpoint], device: int | None) -> tuple[wire.Checkpoint, ...]:
-    """Loads of which something is still on the device, most bytes first."""
+    """Loads with bytes still on the device, most bytes first."""
     found = [each for each in checkpoints if each.alive and (device is None or each.device == device)]
     return tuple(sorted(found, key=lambda each: -each.alive))

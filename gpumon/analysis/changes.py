@@ -1,8 +1,8 @@
-"""The changes that help, what each saves of the bytes that its owners hold, and what what-if answers of each.
+"""Changes that save memory: the bytes of each owner they save, and the answers of what-if.
 
-Model. A change takes bytes away from owners: `saves` is that function, one for each change. What-if, the explanation of
-an out-of-memory and the findings ask it, so the same change saves the same everywhere. `gpumon estimate` traces the
-changed run instead; tests/analysis/test_changes.py holds that it comes to the same figure.
+Model. `saves` gives the bytes that a change removes. What-if, the explanation of an out-of-memory and findings all call
+it, so a change saves the same everywhere. `gpumon estimate` traces the changed run instead;
+tests/analysis/test_changes.py checks that both agree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Bytes by owner, at the moment that a change is about; 0 where an owner holds none or is not asked for."""
+    """Bytes by owner at the moment of the change; 0 if an owner holds none or does not matter."""
 
     weights: float = 0
     gradients: float = 0
@@ -41,12 +41,11 @@ _SHARDED[3] = (*_SHARDED[2], "weights")
 
 
 def saves(change: str, held: Held) -> int:
-    """Bytes that a change takes away from what is held."""
     return round(_SAVES[change](held))
 
 
 def sharded(held: Held, stage: int, ranks: int) -> Held:
-    """What ZeRO's stage takes away from each owner on each of `ranks`."""
+    """Bytes that ZeRO's stage removes from each owner on each of `ranks`."""
     spared = 1 - 1 / ranks
     return Held(**{owner: getattr(held, owner) * spared for owner in _SHARDED[stage]})
 
@@ -73,7 +72,7 @@ def exactly(count: float) -> Span:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is asked for; together they are one answer."""
+    """The changes requested; together they give one answer."""
 
     batch: float = 1.0
     sequence: float = 1.0
@@ -83,7 +82,7 @@ class Change:
     fused: bool = False
     bucket_views: bool = False
     zero: int = 0  # stage
-    ranks: int | None = None  # over which; the run's own number where None
+    ranks: int | None = None  # None: the run's own number
 
     def name(self) -> str:
         parts = []
@@ -123,18 +122,18 @@ USUAL = (
 )
 
 SHORT = tuple(USUAL[at] for at in (1, 3, 4, 5, 6, 7))
-"""Those of which a screen has room."""
+"""Those that fit on a screen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One change's peak, or why it cannot be told."""
+    """One change's peak, or why it is unknown."""
 
     change: Change
     peak: Span | None = None
     phase: str | None = None
     why_not: str | None = None
     headroom: int | None = None  # at the expected peak
-    fits: bool | None = None  # None: it depends on where in the span it falls, or the room is not known
+    fits: bool | None = None  # None: the limit lies within the span, or is unknown
     notes: tuple[str, ...] = ()
-    full_in: int | None = None  # steps until a leak fills the device all the same; None: nothing grows
+    full_in: int | None = None  # steps until a leak fills the device even so; None: nothing grows

@@ -1,13 +1,12 @@
-"""Two runs side by side: what differs in bytes, by category, phase and module, and what differs in how they were run.
+"""Compares two runs: bytes by category, phase and module, and how they were run.
 
-Model. Each run is read from the objects of `--json`, whether they come from a recording, a live job or a file. Of
-several ranks the one with the highest peak is compared. Categories are those of the step with the highest peak whose
-peak was taken apart; where one of the runs has none, those at the end of the newest step that was sampled. Phases have
-their highest peak of all steps; modules are of the newest set of layers. A positive difference means that the second
-run needs more.
-Cost. A pass over the objects; a few figures a rank are kept.
-Known limitations. A category that one run does not tell is left out, not counted as 0. Of a recording that begins late
-the peaks before it are not known.
+Model. Each run is read from `--json` objects: of a recording, a live job or a file. Of several ranks the one with the
+highest peak is compared. Categories are those of the highest peak with a breakdown; if one run has none, those at the
+end of the newest sampled step. Phases have their highest peak of all steps; modules are of the newest set of layers. A
+positive difference means that the second run needs more.
+Cost. A pass over the objects; a few figures are kept per rank.
+Known limitations. A category missing in one run is left out, not counted as 0. Peaks before a recording's first step
+are not known.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ _KINDS: dict[str, Any] = {"hello": _Hello, "model": _Model, "layers": _Layers, "
 
 @dataclass(slots=True)
 class Rank:
-    """What is kept of one rank of a run. Bytes; None where not known."""
+    """What is kept of one rank of a run. Bytes; None: not known."""
 
     rank: int | None
     peak: int | None = None
@@ -82,7 +81,7 @@ class Rank:
     phase: str | None = None
     step: int | None = None
     steps: int = 0
-    composed: int = -1  # the peak of the step whose categories these are
+    composed: int = -1  # the peak that `categories` belong to
     categories: dict[str, int] = field(default_factory=dict)
     at_end: dict[str, int] = field(default_factory=dict)  # the same, at the end of the newest step that was sampled
     phases: dict[str, int] = field(default_factory=dict)
@@ -90,7 +89,7 @@ class Rank:
     facts: dict[str, str] = field(default_factory=dict)  # how it was run: "batch" → "8×512"
 
     def take(self, obj: Object) -> None:
-        """One object of `--json`. Raises ValidationError where it is none."""
+        """One object of `--json`. Raises ValidationError if it is malformed."""
         match msgspec.convert(obj, _KINDS[obj["type"]]):
             case _Hello() as said:
                 self._fact("torch", said.torch)
@@ -142,19 +141,19 @@ class Rank:
 
 @dataclass(slots=True)
 class Run:
-    """One side: feed it every object."""
+    """One run: pass it every object."""
 
     ranks: dict[object, Rank] = field(default_factory=dict)
 
     def take(self, obj: Object) -> None:
-        """One object of `--json`. Raises ValidationError where it is none."""
+        """One object of `--json`. Raises ValidationError if it is malformed."""
         if obj["type"] in _KINDS:
             rank = msgspec.convert(obj.get("rank"), int | None)
             self.ranks.setdefault((rank, msgspec.convert(obj.get("pid"), int | None)), Rank(rank)).take(obj)
 
     @property
     def highest(self) -> Rank | None:
-        """The rank with the highest peak; None where no step was read."""
+        """The rank with the highest peak; None if no step was read."""
         known = [each for each in self.ranks.values() if each.peak is not None]
         return max(known, key=lambda each: each.peak or 0, default=None)
 
@@ -175,23 +174,23 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`differences`: the peaks first, then by kind, the biggest first, equal ones left out."""
+    """`differences`: the peaks first, then by kind, largest first, without equal ones."""
 
     before: Rank
     after: Rank
     differences: tuple[Difference, ...]
-    at_peak: bool  # the categories are of the highest peaks, else of a step's end
-    changed: tuple[tuple[str, str, str], ...]  # fact, before, after; "–" where one does not tell it
+    at_peak: bool  # categories are of the highest peaks, else of a step's end
+    changed: tuple[tuple[str, str, str], ...]  # fact, before, after; "–" if missing in one run
 
     @property
     def growth(self) -> float:
-        """By which share of the first run's peak the second's is higher."""
+        """Relative increase of the peak from the first run to the second."""
         before, after = self.before.peak or 0, self.after.peak or 0
         return after / before - 1 if before else 0.0
 
 
 def compare(before: Rank, after: Rank) -> Comparison:
-    """Of two ranks whose peaks are known."""
+    """Compares two ranks whose peaks are known."""
     peaks = [
         Difference("peak", name, one, other)
         for name, one, other in (
@@ -219,7 +218,7 @@ def compare(before: Rank, after: Rank) -> Comparison:
 def _differences(
     kind: Kind, before: Mapping[str, int], after: Mapping[str, int], *, both: bool
 ) -> Iterable[Difference]:
-    """`both`: only of what both tell. Of modules one that a run has not is 0 there."""
+    """`both`: only names that both runs have. Otherwise a missing module counts as 0."""
     names = before.keys() & after.keys() if both else before.keys() | after.keys()
     found = [Difference(kind, name, before.get(name, 0), after.get(name, 0)) for name in names]
     return sorted((each for each in found if each.bytes), key=lambda each: (-abs(each.bytes), each.name))

@@ -1,14 +1,14 @@
-"""A step beside its estimate: line by line, phase by phase, and what the difference means in words.
+"""A step beside its estimate: line by line, phase by phase, and the difference in words.
 
-Model. Owners are measured as the step ends, and add up to `allocated`. What a step adds is another thing, and has names
-of its own: how far forward or backward rose above what was allocated as forward began (activations, gradients and
-temporaries together), and how far the optimizer rose above what was allocated as it ended. A line
-whose figure was read, not derived (`measured`), has no estimate; it is listed because the sum needs it.
+Model. Owners are measured at the step's end and add up to `allocated`. What a step adds temporarily has lines of its
+own: the rise of forward or backward above the bytes at the start of forward (activations, gradients and temporaries
+together), and the rise of the optimizer above the bytes at its end. A line that was read, not derived (`measured`), has
+no estimate; it is listed because the sum needs it.
 
 Cost: O(phases of one step).
 
-Known limitations. Owners are those of the newest step that was sampled, phases and what a step adds those of the newest
-whose figures were read: two steps, where training is fast. Both are told.
+Known limitations. Owners are of the newest sampled step, phases and additions of the newest step with figures: two
+different steps if training is fast. Both numbers are given.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 
 OFF_FRACTION = 0.02
-"""A difference above this share of the estimate (and above `OFF_BYTES`) is worth a word."""
+"""A difference above this share of the estimate (and above `OFF_BYTES`) is reported."""
 
 OFF_BYTES = 1 << 20
 
 ADDED = ("activations", "temporaries")
-"""Lines that a step adds for a while; the others stand as it ends."""
+"""Lines that a step adds temporarily; the others remain at its end."""
 
 
 STEP_ADDS, UPDATE_ADDS = "step_adds", "update_adds"
-"""Lines of what forward or backward adds for a while, and of what the optimizer does."""
+"""Lines for the temporary additions of forward or backward, and of the optimizer."""
 
 OTHER = "other"
-"""Line of what is allocated beside the lines that are shown."""
+"""Line for allocated bytes beside the lines shown."""
 
 HELD = "held"
-"""Line of what a step leaves of its activations: somebody still holds them."""
+"""Line for activations left at a step's end: something still holds them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One figure twice. `source`: of the estimate; "measured" where there is only the reading."""
+    """One figure, estimated and measured. `source`: of the estimate; "measured" if there is only the reading."""
 
     line: str
     estimate: int | None
@@ -62,7 +62,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A step beside its estimate. `phases` by their peaks, in the step's order."""
+    """A step beside its estimate. `phases` are their peaks, in the step's order."""
 
     step: int | None  # of phases and of what it adds
     read_step: int | None  # of the owners; None: carried over
@@ -72,11 +72,11 @@ class Comparison:
     phases: tuple[Compared, ...]
     peak: Compared | None
     peak_phase: str | None
-    expected_in: str | None  # the phase in which the estimate has the peak
+    expected_in: str | None  # the phase of the estimated peak
 
 
 def compare(report: DeviceReport, record: StepRecord | None) -> Comparison | None:
-    """`record`: the newest step whose figures were read. None where there is no estimate."""
+    """`record`: the newest step with figures. None without an estimate."""
     estimate = report.estimate
     if estimate is None:
         return None
@@ -87,7 +87,7 @@ def compare(report: DeviceReport, record: StepRecord | None) -> Comparison | Non
     for line in (*OWNERS, "unexplained", "unattributed", "rounding"):
         expected, read = getattr(estimate.lines, line, None), getattr(measured, line) if measured else None
         source = sources.get(line, "measured")
-        if line == "activations" and estimate.phases:  # what is left of them: held, such as outputs, as at the start
+        if line == "activations" and estimate.phases:  # those left at the end: held outputs, as learnt
             expected, source = _held(estimate.lines, measured, sources), "learnt"
         elif line in ADDED:
             expected, source = None, "measured"
@@ -117,7 +117,7 @@ def compare(report: DeviceReport, record: StepRecord | None) -> Comparison | Non
 
 
 def _held(expected: Breakdown, measured: Breakdown | None, sources: dict[str, str]) -> int | None:
-    """What the first iterations held as a step ended, beyond every line that has a figure of its own."""
+    """Bytes that the first iterations held at a step's end, beyond every line with a figure of its own."""
     if expected.allocated is None:
         return None
     own = [(line, value) for line, value in expected.known() if line in (*OWNERS, "rounding") and line not in ADDED]
@@ -157,7 +157,7 @@ def _source(phase: str, expected: dict[str, int], sources: dict[str, str]) -> st
 
 
 def remarks(found: Comparison, report: DeviceReport) -> tuple[str, ...]:
-    """What the figures come to, a sentence each."""
+    """The differences in words, a sentence each."""
     said = [_on_the_peak(found), _on_the_rest(report), _beyond(report)]
     return tuple(text for text in said if text)
 

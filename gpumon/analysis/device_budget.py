@@ -29,8 +29,8 @@ def limit(rank: RankFrame, device: int) -> int | None:
 
 
 def most(rank: RankFrame, device: int) -> int | None:
-    """What the process can have at most, without a reading of the driver: the whole device, or the share that the user
-    has set. What other processes and CUDA's own context take is not known."""
+    """The most that the process can have, without a driver reading: the whole device, or the user's fraction. Memory of
+    other processes and CUDA's own context is not known."""
     described = ledger.device_of(rank, device)
     total = described.total_bytes if described is not None and described.kind != "cpu" else None
     allowed = limit(rank, device)
@@ -38,15 +38,15 @@ def most(rank: RankFrame, device: int) -> int | None:
 
 
 def available(rank: RankFrame, device: int) -> int | None:
-    """Bytes the process can have, those it has reserved included; None where no reading can be placed.
+    """Bytes the process can have, including those it has reserved; None if no reading can be placed.
 
-    By a reading that fell into a steady state, else cautiously by the newest one: the least reserved around it.
+    From a reading in a steady state, else conservatively from the newest one and the least reserved around it.
     """
     return by(ledger.driver_lines(rank, device), rank, device)
 
 
 def by(driver: ledger.DriverLines | None, rank: RankFrame, device: int) -> int | None:
-    """The same, where the driver's lines were looked for already."""
+    """The same, with the driver's lines already looked up."""
     if rank.host is None:
         return None
     found: int | None = None

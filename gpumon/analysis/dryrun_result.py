@@ -1,16 +1,15 @@
-"""What a dry run showed: whether the script fits the device, where it peaked, and what was alive there.
+"""The result of a dry run: whether the script fits the device, where it peaked, and the breakdown there.
 
-A `DryRunResult` is fed every message of the run, in the order `link` yields them, and keeps what the verdict needs: the
-highest moment of each rank and device, the lines of the ledger nearest to it, and every allocation that failed. How
-much of a device was in use at most (all processes and contexts together) comes from the device itself at the end, so
+A `DryRunResult` gets every message of the run, in `link`'s order, and keeps what the verdict needs: the peak of each
+rank and device, the ledger nearest to it, and every failed allocation. The device itself reports its highest use (all
+processes and contexts together) at the end, so
 
     margin = capacity − most in use = capacity − reserved − context
 
-is exact, also where no rank told anything. Reserved is here what all processes took from the device beside contexts.
+is exact, even if no rank reported anything. Reserved is here what all processes took from the device beside contexts.
 
-An out-of-memory error that the script survives (a search for the largest batch) does not count: it does unless the rank
-closed a step after it.
-Cost: one report a closed step. Memory: one record a rank and device.
+An out-of-memory error counts unless the rank closed a step after it (a search for the largest batch).
+Cost: one report per closed step. Memory: one record per rank and device.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 
 NEAR = 0.99
-"""A step's peak with this share of the highest speaks of it too: of a steady run, only some steps are taken apart."""
+"""A breakdown serves for the highest peak if its own has this share of it: in a steady run only some steps have one."""
 
 Ended = Literal["finished", "steps", "left", "failed"]
-"""The script ended by itself, exit code 0; after the steps asked for; because the viewer left; in any other way."""
+"""The script ended with exit code 0; after the requested steps; because the viewer left; in any other way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A device and what of it was in use at the highest moment. Bytes."""
+    """A device and its highest use. Bytes."""
 
     name: str
     capacity: int
@@ -54,7 +53,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Highest:
-    """The highest moment of one rank on one device: a phase's peak, or where an allocation failed."""
+    """The peak of one rank on one device: of a phase, or at a failed allocation."""
 
     rank: int | None
     pid: int
@@ -62,18 +61,16 @@ class Highest:
     step: int
     phase: str
     allocated: int
-    reserved: int | None  # the rank's highest, which may stand at another moment
+    reserved: int | None  # the rank's highest, perhaps at another moment
     module: str | None = None
     lines: Breakdown | None = None
     lines_step: int | None = None
-    lines_of: Literal["peak", "end", "failure"] | None = None  # the step's peak, its phase's end, or where it failed
+    lines_of: Literal["peak", "end", "failure"] | None = None  # the step's peak, its phase's end, or the failure
     lines_phase: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An allocation that failed."""
-
     rank: int | None
     oom: wire.Oom
     explained: OomReport | None
@@ -82,49 +79,45 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The verdict. `fits` is None where the run cannot tell; `unknown` says why."""
+    """The verdict. `fits` is None if the run cannot tell; `unknown` says why."""
 
     fits: bool | None
     ended: Ended
-    exit_code: int | None  # the script's; negative: that signal's; None: it was ended from outside
+    exit_code: int | None  # the script's; negative: a signal; None: ended from outside
     steps: int  # closed by every rank that trains
     devices: tuple[Space, ...]
     highest: tuple[Highest, ...]  # in order of rank
     failed: tuple[Failed, ...]
-    findings: tuple[Finding, ...] = ()  # open ones of all ranks that warn
+    findings: tuple[Finding, ...] = ()  # open ones of all ranks, without info
     forecast: Forecast | None = None  # of the rank with the highest peak
-    error: str = ""  # what a rank said it died of: "ValueError: …"
+    error: str = ""  # the exception that ended a rank: "ValueError: …"
     unknown: str = ""
 
     @property
     def grows_out(self) -> int | None:
-        """In how many more steps it will be out of memory, by what stays from step to step; None: not at all."""
+        """Steps until out-of-memory, from what stays from step to step; None: no growth."""
         if any(not each.survived for each in self.failed):
-            return None  # it is
+            return None  # it is out of memory already
         return _grows_out(self.forecast, self.findings, self.tightest)
 
     @property
     def tightest(self) -> Space | None:
-        """The device with the least room left."""
         return min(self.devices, key=lambda device: device.margin, default=None)
 
     @property
     def peak(self) -> Highest | None:
-        """The highest of all ranks."""
         return max(self.highest, key=lambda highest: highest.allocated, default=None)
 
 
 @dataclass(slots=True)
 class _Followed:
-    """One rank on one device."""
-
     top: wire.Phase | wire.Oom | None = None
     allocated: int = 0  # then
     reserved: int | None = None
     peak: Peak | None = None  # the highest with lines
     end: tuple[int, str, Breakdown] | None = None  # newest ledger of a boundary: step, phase
     forecast: Forecast | None = None
-    failure: OomReport | None = None  # of the newest top that was one
+    failure: OomReport | None = None  # if the newest top is a failure
 
     def rises(self, top: wire.Phase | wire.Oom, allocated: int | None, reserved: int | None) -> None:
         if allocated is not None and (self.top is None or allocated > self.allocated):
@@ -134,8 +127,6 @@ class _Followed:
 
 
 class DryRunResult:
-    """Follows one run; see the module."""
-
     def __init__(self) -> None:
         self._store = SessionStore()
         self._reporter = Reporter()
@@ -149,14 +140,14 @@ class DryRunResult:
 
     @property
     def steps(self) -> int:
-        """Closed by every rank of the job; of processes that are no ranks, by each that has closed one."""
+        """Steps closed by every rank of the job; without ranks, by every process that has closed one."""
         closed, world = self._ranks()
         if world > 1:
             return min(closed.values()) if len(closed) >= world else 0
         return min(self._steps.values(), default=0)
 
     def _ranks(self) -> tuple[dict[int, int], int]:
-        """The steps that each rank has closed, and how many ranks there are."""
+        """The steps closed by each rank, and the number of ranks."""
         closed: dict[int, int] = {}
         for source, hello in self._hellos.items():
             if hello.rank is not None:
@@ -216,9 +207,9 @@ class DryRunResult:
         steps: int | None = None,
         missed: str = "",
     ) -> Outcome:
-        """The verdict, once the script has ended. `devices`: what was in use of each at most. `steps`: asked for.
+        """The verdict, after the script has ended. `devices`: the highest use of each. `steps`: those requested.
 
-        `missed` says which rank others waited for in vain; empty if none.
+        `missed` names the rank that others waited for; empty if none.
         """
         frame = self._store.frame(time.time_ns())
         hellos = {rank.source: rank.hello for rank in frame.ranks}
@@ -258,7 +249,7 @@ class DryRunResult:
         )
 
     def _unknown(self, ended: Ended, devices: tuple[Space, ...], steps: int | None, missed: str) -> str:
-        """Why the run cannot tell whether it fits; empty where it can."""
+        """Why the run cannot tell whether it fits; empty if it can."""
         if ended == "failed":
             return "the script failed by itself, not for want of memory"
         if not any(device.used for device in devices):
@@ -278,11 +269,11 @@ class DryRunResult:
 
 
 GROWTH_LEARNT_FROM = 20
-"""Steps. A dry run of a few steps does not tell a leak from what settles."""
+"""Steps. A shorter dry run cannot distinguish a leak from settling."""
 
 
 def _grows_out(forecast: Forecast | None, findings: tuple[Finding, ...], tightest: Space | None) -> int | None:
-    """By the forecast; else by the tensors that a finding names, into what the device has left."""
+    """From the forecast; else from the rate of the tensors that a finding names, and the device's margin."""
     if (
         forecast is not None
         and forecast.growth == "kept"

@@ -1,31 +1,30 @@
-"""What grows from step to step, told from what only settles in, follows the batch, or comes and goes.
+"""Detects growth from step to step, and rejects what settles, follows the batch, or comes and goes.
 
-Model. A figure is taken where every step ends (allocated at the end of the optimizer, live blocks, what the ledger
-cannot name, reserved without allocated; of the host, resident memory at each reading). Steps are grouped into parts,
-at four scales, and each part is its median. A figure may be growing where, at some scale,
+Model. A figure is sampled at every step's end (allocated at the end of the optimizer, live blocks, what the ledger
+cannot name, slack; on the host, resident memory at each reading). Steps are grouped into parts at four scales; each
+part is its median. A figure may be growing if, at some scale,
 
-  - each of the newest `PARTS` parts stands above the one before it, and the newest above every part of the last
-    `CEILING_STEPS` steps: a list that is emptied at the end of an epoch has been that high before;
-  - the later parts rise at least `LATE_SHARE` as fast as the earlier ones: what settles in slows down;
-  - Kendall's test over the window finds it `Z` standard deviations from no trend, and Sen's 95 % interval of the slope
-    lies above 0, after the share that follows the batch's bytes has been taken away by a resistant line;
-  - where batches themselves get longer, it grows by more than the square of theirs;
-  - the window's growth is more than `Law.least`, and not for the most part of owners that the ledger names.
+  - the newest `PARTS` parts rise, and the newest is above every part of the last `CEILING_STEPS` steps: a list
+    emptied at the end of an epoch has been that high before;
+  - the later parts rise at least `LATE_SHARE` as fast as the earlier ones: settling slows down;
+  - Kendall's test over the window finds at least `Z` standard deviations, and Sen's 95 % interval of the slope lies
+    above 0, after the part that follows the batch's bytes is removed with a resistant line;
+  - if batches get longer, it grows by more than the square of their growth;
+  - the window's growth is at least `Law.least`, and at most half of it belongs to owners that the ledger names.
 
-It has stopped growing where two parts in a row, of the scale at which it was found, stand no higher than the ones
-before, where three parts rise by less than `SLOWED_SHARE` of its rate, or where less than `KEPT_SHARE` of what it had
-grown by is left. `since` is where the line through the newest
-level, with the slope found, meets the level from before.
+Growth has ended if two parts in a row, at the scale of detection, are no higher than the ones before; if three parts
+rise at less than `SLOWED_SHARE` of the detected rate; or if less than `KEPT_SHARE` of the growth is left. `since` is
+where the line through the newest level, with the detected slope, meets the level before.
 
 Sources. Mann (1945), Kendall (1975); Theil (1950), Sen (1968); see gpumon.analysis.robust.
-Cost. A few list operations a step and figure; a median of at most `scales[-1]` values when a part closes; the test only
-where the parts have risen `PARTS` times in a row, and while something grows every `REFIT_PARTS` of the shortest parts.
-Memory is constant: `WINDOW` values a figure and at most `POINTS` for a plot.
+Cost. A few list operations per step and figure; a median of at most `scales[-1]` values when a part closes. The test
+runs only after `PARTS` rising parts, and during growth every `REFIT_PARTS` of the shortest parts. Memory is constant:
+at most 2 × `WINDOW` values per figure, and `POINTS` for a plot.
 
-Known limitations. A buffer that fills for longer than a window grows until it is full, and cannot be told from a leak
-before that by figures alone (who holds it can tell). A leak that is slower than the noise over the longest window, and
-adds no block, is not seen; one beside batches that get longer is seen when they stop doing so. Pages of a mapped file
-that is read for the first time count as resident memory of the process that reads it.
+Known limitations. A buffer that fills for longer than a window looks like a leak until it is full (its holder may show
+the difference). A leak slower than the noise over the longest window that adds no block is not detected; one beside
+batches that get longer is detected when they stop. Pages of a mapped file that is read for the first time count as
+resident memory of the reading process.
 """
 
 from __future__ import annotations
@@ -47,14 +46,12 @@ POINTS = 120
 REFIT_PARTS = 8
 KEPT_SHARE = 0.5
 SLOWED_SHARE = 0.2
-SETTLING_STEPS = 2  # the first of a run: gradients, optimizer state and workspaces are made in them
+SETTLING_STEPS = 2  # the first of a run, which create gradients, optimizer state and workspaces
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """How a figure is looked at."""
-
-    least: int = 0  # growth over the window that counts, in the figure's unit
+    least: int = 0  # minimum growth over the window, in the figure's unit
     scales: tuple[int, ...] = (5, 10, 20, 40)  # steps (or readings) a part; each divides the next
 
 
@@ -63,7 +60,7 @@ BLOCKS = Law()
 SLACK = Law(least=32 << 20)
 RESIDENT = Law(least=24 << 20, scales=(3, 6, 12, 24))
 WORKER = Law(least=48 << 20, scales=(3, 6, 12, 24))
-"""Of a process that loads data: decoding images, those of four with batches of 64 moved by 30 MiB either way."""
+"""For DataLoader workers: four of them, decoding images in batches of 64, fluctuated by ±30 MiB."""
 
 
 class _Scale:
@@ -81,7 +78,7 @@ class _Scale:
         self.ceiling_at = 0
 
     def close(self, value: float, middle: int, step: int) -> bool:
-        """Takes a part's median, its middle and last step; whether the newest parts may be growth."""
+        """Adds a part's median, middle and last step. Returns whether the newest parts may be growth."""
         medians = self.medians
         if medians and value > medians[-1]:
             self.rises += 1
@@ -101,7 +98,7 @@ class _Scale:
         return self.rate(-3, -1) >= LATE_SHARE * self.rate(-PARTS, -PARTS + 2)
 
     def rate(self, first: int, last: int) -> float:
-        """By how much it rises a step, from one of the newest parts to another. Old steps are further apart."""
+        """The rise per step from one of the newest parts to another. Old steps may be thinned."""
         return (self.medians[last] - self.medians[first]) / self.span(first, last)
 
     def span(self, first: int, last: int) -> int:
@@ -110,19 +107,17 @@ class _Scale:
 
 @dataclass(slots=True)
 class _Found:
-    """A growth that was confirmed."""
-
     scale: _Scale
     since: int
     base: float
     top: float
     trend: Trend
-    rate: float  # a step, as it was found
+    rate: float  # per step, at detection
     grown: int  # so far
 
 
 class Follower:
-    """Follows one figure, step by step; `growth` says what it does."""
+    """Follows one figure, step by step; `growth` gives the result."""
 
     def __init__(self, figure: str, law: Law, owned_since: Callable[[int], int] | None = None) -> None:
         self.figure = figure
@@ -139,15 +134,15 @@ class Follower:
         self._found: _Found | None = None
         self._stated: Growth | None = None
         self.changed = 0
-        """how often what it says did"""
-        self._stopped = (0, float("-inf"))  # at which step the growth before ended, and how high it stood
+        """how often the result changed"""
+        self._stopped = (0, float("-inf"))  # the step at which the previous growth ended, and its level
 
     def observe(self, step: int, value: int, size: int = 0) -> None:
-        """One more step. `size`: the bytes of its batch, 0 where they are not known."""
+        """Adds one step. `size`: the bytes of its batch, 0 if unknown."""
         self.extend((step,), (value,), (size,))
 
     def extend(self, steps: Sequence[int], values: Sequence[int], sizes: Sequence[int]) -> None:
-        """The same of several steps, for less: most of what there is to do is done once a part."""
+        """Adds several steps at once, which is cheaper: most of the work is done once per part."""
         at, known = 0, self._count
         while at < len(values):
             upto = min(len(values), at + self._part - known % self._part)
@@ -196,7 +191,6 @@ class Follower:
         return self._count > 0
 
     def growth(self) -> Growth:
-        """What is known of it now."""
         if self._stated is None:
             self._stated = self._state()
         return self._stated
@@ -251,7 +245,7 @@ class Follower:
             found.trend = self._trend(min(WINDOW, max(grown_for, found.scale.width * PARTS))) or found.trend
 
     def _trend(self, span: int) -> Trend | None:
-        """The slope of the newest values, without what follows the batch."""
+        """The slope of the newest values, without the part that follows the batch."""
         steps, values, sizes = self._steps[-span:], self._values[-span:], self._sizes[-span:]
         if sizes[0] != sizes[-1] or min(sizes) != max(sizes):
             line = resistant_line([(float(size), float(value)) for size, value in zip(sizes, values, strict=True)])
@@ -260,7 +254,6 @@ class Follower:
         return theil_sen([(float(step), float(value)) for step, value in zip(steps, values, strict=True)])
 
     def _longer(self, span: int) -> bool:
-        """Whether the batches themselves get longer."""
         sizes, steps = self._sizes[-span:], self._steps[-span:]
         if sizes[0] == sizes[-1] and min(sizes) == max(sizes):
             return False
@@ -298,7 +291,7 @@ class Follower:
 
 
 def _middle(values: list[int]) -> float:
-    """The median, quickly where all are the same."""
+    """The median; fast if all values are equal."""
     if values[0] == values[-1] and values.count(values[0]) == len(values):
         return float(values[0])
     return median(values)

@@ -1,6 +1,6 @@
 """The series of one rank that are tested for growth: per device at the end of every step, per host reading.
 
-Cost. See gpumon.analysis.growth; four figures a device, one a process.
+Cost. See gpumon.analysis.growth; four figures per device, one per process.
 Known limitations. A host reading is assigned to the newest step at its arrival, not to the step it was taken in. Child
 processes beyond the first `CHILDREN` are left out.
 """
@@ -16,37 +16,35 @@ from gpumon_agent import wire
 
 CHILDREN = 64
 WARMING_READINGS = 30
-"""The first readings of a child: a worker of a DataLoader imports, decodes its first images, and fills its queue."""
+"""A child's first readings are ignored: a DataLoader worker imports, decodes its first images and fills its queue."""
 
 NAMED = tuple(line for line in wire.LASTING if line != "other_models")
-"""Owners that may rightly grow for a while, as with parameters that are trained for the first time. Not other models,
-of which a script may keep ever more; nor `variables`, for a list that is appended to is one."""
+"""Owners that may legitimately grow for a while, such as when parameters are first trained. Not other models, of which
+a script may keep ever more, nor `variables`: a list that is appended to is one."""
 
 GROWING_RIGHTLY = tuple(name for name in NAMED if name != "buffers")
 """A buffer that is concatenated to is a leak like any other."""
 
 WAITING = 64
-"""Steps that are followed at once where nobody asks earlier."""
+"""Steps collected before they are processed together, if none asks earlier."""
 
 PINNED = "pinned"
-"""A figure that tells of what the process's growth is made; no leak by itself."""
+"""Explains part of the process's growth; not a leak by itself."""
 
 LASTING = ("allocated", "unexplained")
-"""Figures whose growth takes room on the device."""
+"""Figures whose growth uses up the device."""
 
 
 class DeviceGrowth:
-    """Follows one device of one rank."""
-
     def __init__(self) -> None:
         self.allocated = Follower("allocated", BYTES, self._owned_since)
         self.blocks = Follower("blocks", BLOCKS)
         self.unexplained = Follower("unexplained", BYTES)
         self.slack = Follower("slack", SLACK)
-        self._owned: deque[tuple[int, int]] = deque(maxlen=64)  # by step, where it changed
+        self._owned: deque[tuple[int, int]] = deque(maxlen=64)  # (step, bytes) at each change
         self._all = (self.allocated, self.blocks, self.unexplained, self.slack)
         self._stated: tuple[Growth, ...] = ()
-        self._stated_of: tuple[int, ...] = ()  # how often each figure's words had changed
+        self._stated_of: tuple[int, ...] = ()  # each figure's `changed` then
         self._waiting: list[tuple[int, int, int | None, int | None, int | None]] = []  # observed, not yet followed
 
     def observe(self, record: StepRecord, end: wire.Phase, owners: wire.Ledger | None, highest: int) -> None:
@@ -64,7 +62,7 @@ class DeviceGrowth:
             self._take()
 
     def _take(self) -> None:
-        """Hands on what was observed: several steps at once cost less than one by one."""
+        """Processes the collected steps: several at once cost less than one by one."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
@@ -81,13 +79,13 @@ class DeviceGrowth:
         owned = sum(getattr(owners, name) or 0 for name in NAMED)
         rightly = sum(getattr(owners, name) or 0 for name in GROWING_RIGHTLY)
         if not self._owned or self._owned[-1][1] != rightly:
-            self._take()  # what came before is judged by what was owned then
+            self._take()  # earlier steps are judged with the owners of their time
             self._owned.append((step, rightly))
         if owners.requested is not None:
             self.unexplained.observe(step, owners.requested - owned, size)
 
     def _owned_since(self, step: int) -> int:
-        """By how much what owners hold has grown since a step."""
+        """Growth of the owners' bytes since a step."""
         if not self._owned:
             return 0
         before = self._owned[0][1]
@@ -103,12 +101,11 @@ class DeviceGrowth:
         return self.allocated.growing or self.blocks.growing or self.unexplained.growing
 
     def kept(self) -> Growth | None:
-        """The growth that takes room on the device; None where nothing of that kind grows."""
+        """The growth that uses up the device; None if there is none."""
         grown = {each.figure: each for each in self.growth() if each.growing and each.per_step and each.per_step > 0}
         return next((grown[figure] for figure in LASTING if figure in grown), None)
 
     def growth(self) -> tuple[Growth, ...]:
-        """Of each figure that is known."""
         self._take()
         first, second, third, fourth = self._all
         changed = first.changed, second.changed, third.changed, fourth.changed
@@ -119,19 +116,19 @@ class DeviceGrowth:
 
 
 class HostGrowth:
-    """Follows the resident memory of one rank's process and of each of its children, and what torch has pinned."""
+    """Follows the resident memory of one rank's process and its children, and torch's pinned memory."""
 
     def __init__(self) -> None:
         self._own = Follower("rss", RESIDENT)
         self._pinned = Follower(PINNED, RESIDENT)
         self._children: dict[int, Follower] = {}
-        self._warming: dict[int, int] = {}  # child → how many of its first readings were left out
+        self._warming: dict[int, int] = {}  # child → readings left out so far
         self.names: dict[str, str] = {}  # figure → the child's name
         self._heartbeat: wire.Heartbeat | None = None
         self._read_unix_ns = 0
 
     def observe(self, rank: RankFrame) -> None:
-        """What has come in since the frame before."""
+        """Takes what is new since the previous frame."""
         newest = rank.steps[-1].step if rank.steps else 0
         beat = rank.heartbeat
         told = beat is not None and beat.rss is not None
@@ -152,7 +149,7 @@ class HostGrowth:
         self._read_children(ours, newest)
 
     def again(self, rank: RankFrame) -> None:
-        """The process from the heartbeats that are kept, as by a viewer that comes now."""
+        """Relearns the process's growth from the stored heartbeats, as a new viewer would."""
         self._own, self._pinned, self._heartbeat = Follower("rss", RESIDENT), Follower(PINNED, RESIDENT), None
         self.observe(rank)
 
@@ -179,7 +176,7 @@ class HostGrowth:
             follower.observe(step, child.rss or 0)
 
     def growth(self) -> tuple[Growth, ...]:
-        """Of the process, of what it has pinned, then of each child."""
+        """The process, its pinned memory, then each child."""
         if not self._children and not self._pinned.known:
             return (self._own.growth(),) if self._own.known else ()
         return tuple(f.growth() for f in (self._own, self._pinned, *self._children.values()) if f.known)

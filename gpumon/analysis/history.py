@@ -1,4 +1,4 @@
-"""A step reduced to the few figures that forecasts and estimates learn from."""
+"""Reduces a step to the few figures that forecasts and estimates learn from."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ LOADING = (wire.LOAD,)
 
 
 class PhasePeak(NamedTuple):
-    """The highest moment of a phase in a step, all its occurrences together."""
+    """The highest peak of a phase in a step, over all its occurrences."""
 
     phase: str
     peak: int
 
 
 _phase_peak: Callable[[tuple[str, int]], PhasePeak] = partial(tuple.__new__, PhasePeak)
-"""`PhasePeak._make`, without a call of Python's for each phase of each step."""
+"""`PhasePeak._make`, without a Python call for each phase of each step."""
 
 OPTIMIZER, EVAL, FORWARD, BACKWARD = wire.OPTIMIZER, wire.EVAL, wire.FORWARD, wire.BACKWARD  # looked up once
 
 
 class StepPeaks(NamedTuple):
-    """One step on one device. `start`: allocated as the first forward began, or backward, of a step that has no forward
-    of its own; `end`: at the end of the optimizer. `input_bytes`: of the largest batch, where a step accumulates the
-    gradients of several.
+    """One step on one device. `start`: allocated when the first forward began, or backward in a step without a forward;
+    `end`: at the end of the optimizer. `input_bytes`: of the largest batch, if a step accumulates gradients.
     """
 
     step: int
@@ -51,13 +50,13 @@ class StepPeaks(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """What one pass over a step's phases on a device tells."""
+    """The result of one pass over a step's phases on a device."""
 
-    figures: StepPeaks | None  # None where the record cannot tell: no backward, no allocator figures, events lost
-    end: wire.Phase | None  # the end of the last optimizer phase; the last phase of all where there was none
-    highest: int  # peak of all phases that were read; 0: none was
+    figures: StepPeaks | None  # None: neither forward nor backward, no allocator figures, or events lost
+    end: wire.Phase | None  # the last optimizer phase, or the last phase if there is none
+    highest: int  # highest peak of the phases read; 0: none was read
     evaluated: bool  # a phase in eval mode is among them
-    ran: bool  # a forward ran to its end, with what stood before it known, and all phases were read
+    ran: bool  # a forward completed, the bytes before it are known, and all phases were read
 
 
 _step_peaks: Callable[[tuple[object, ...]], StepPeaks] = partial(tuple.__new__, StepPeaks)
@@ -66,7 +65,7 @@ _MOST = 1 << 63  # above every figure
 
 
 def look(record: StepRecord, here: Sequence[wire.Phase]) -> Looked:
-    """One pass over `here`, the record's phases on a device: every step of every rank goes through this."""
+    """One pass over `here`, the record's phases on a device. It runs for every step of every rank."""
     peaks: dict[str, int] = {}
     start: int | None = None
     latest: int | None = None
@@ -114,7 +113,7 @@ def look(record: StepRecord, here: Sequence[wire.Phase]) -> Looked:
     if closed is None or not record.whole or start is None or end is None or end.allocated is None or not peaks:
         return Looked(None, end, highest, evaluated, ran)
     tallest = max(peaks, key=peaks.__getitem__)
-    figures = _step_peaks(  # in order: by name it takes twice as long
+    figures = _step_peaks(  # positional: keywords take twice as long
         (
             record.step,
             start,
@@ -136,7 +135,7 @@ def look(record: StepRecord, here: Sequence[wire.Phase]) -> Looked:
 
 
 def _largest_batch(closed: wire.Step, here: Sequence[wire.Phase]) -> int | None:
-    """The bytes of a step's inputs are told together, their shapes one by one: shared out by the forwards' elements."""
+    """Bytes of the largest micro-batch: a step's input bytes are one total, divided by the forwards' element counts."""
     shapes, total = closed.input_shapes, closed.input_bytes
     if not total or not 1 < len(shapes) < wire.SHAPES_MAX:
         return total
@@ -149,21 +148,21 @@ def _largest_batch(closed: wire.Step, here: Sequence[wire.Phase]) -> int | None:
 
 
 def higher(known: Highest | None, step: int, seen: Looked) -> Highest | None:
-    """The highest peak so far, this step's included; of equal ones the first."""
+    """The highest peak so far, including this step; the first of equals."""
     return Highest(step, seen.highest) if seen.highest > (known.allocated if known is not None else 0) else known
 
 
 def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:
-    """None where the record cannot tell: neither forward nor backward, no allocator figures, events lost."""
+    """None without forward and backward, without allocator figures, or if events were lost."""
     return look(record, record.on(device)).figures
 
 
 def carried(known: StepPeaks, record: StepRecord, seen: Looked) -> StepPeaks | None:
-    """A step that the agent read at its end only, for want of budget: one of which it knows end and highest moment.
+    """Reconstructs a step for which the agent, to save time, read only the final values and the peak.
 
-    The allocator's peaks are reset as a step's last phase is read, so that phase's is the whole step's. The rest is
-    taken from the step known before: moved by what stays, and no phase higher than that. None where even that was not
-    read.
+    The allocator's peaks are reset when a step's last phase is read, so that phase's peak covers the whole step. The
+    rest comes from the step known before, moved by the bytes that stay; no phase exceeds the peak. None if the end was
+    not read either.
     """
     end, closed = seen.end, record.closed
     if closed is None or not record.whole or end is None or not end.flags & wire.BOUND:

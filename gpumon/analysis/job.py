@@ -1,15 +1,15 @@
-"""How the ranks of a job stand: which live, lag, are dead or were never heard, who died first, how far peaks differ.
+"""The state of a job's ranks: live, late, dead or missing, which died first, and how far peaks differ.
 
-Model. A job has as many ranks as its processes say (`world_size`); those of this machine are the ones that a launcher's
-local numbers place here, or, where it tells none, all of them. A live rank is late when it is behind the foremost by
-more than `LATE_STEPS` steps and, at the job's own pace, by more than `LATE_S`; one that has closed no step when the
-others have closed several is late too. The first to die is the one whose last word, or end where there was none, came
-`APART_NS` before the next one's: the launcher ends the others then (SIGTERM), or they fail for want of their peer. What
-came closer together has no order that anybody knows.
+Model. A job has as many ranks as its processes report (`world_size`); the ranks of this machine are those that a
+launcher's local ranks place here, or all of them without local ranks. A live rank is late if it is behind the foremost
+by more than `LATE_STEPS` steps and, at the job's pace, by more than `LATE_S`; so is one without a closed step when the
+others have several. The first to die is the one whose end, or last message without one, came `APART_NS` before the next
+one's: after it the launcher ends the others (SIGTERM), or they fail without their peer. The order of closer deaths is
+unknown.
 Cost. A pass over the ranks.
-Known limitations. Ranks on other machines are counted, not seen: nobody here listens to them. A rank that died before
-its first word is missing, and cannot be told from one that has not begun yet. The end of a process that was killed is
-seen by its helper, as soon as that has a core; of one whose helper was killed too, the last sign of life is known.
+Known limitations. Ranks on other machines are counted, not observed. A rank that died before its first message is
+missing, like one that has not started yet. The end of a killed process is seen by its helper, once that gets a core; if
+the helper was killed too, only the last sign of life is known.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from gpumon_agent import wire
 LATE_STEPS = 2
 LATE_S = 2.0
 APART_NS = 250_000_000
-"""Between two deaths whose order is told: a helper looks ten times a second, at the lowest priority."""
+"""Least distance of two deaths with a known order: a helper looks ten times a second, at the lowest priority."""
 
 State = Literal["live", "late", "silent", "finished", "failed", "killed", "dead", "left", "missing"]
-"""dead: gone without a word; killed: by a signal; failed: by an exception; left: the agent alone went away."""
+"""dead: gone without a goodbye; killed: by a signal; failed: by an exception; left: only the agent stopped."""
 
 DIED: tuple[State, ...] = ("failed", "killed", "dead")
 
@@ -40,12 +40,10 @@ GONE: dict[str, State] = {
 
 
 class RankStatus(msgspec.Struct, frozen=True, gc=False):
-    """One rank, heard or not."""
-
     rank: int | None
     state: State
-    source: str | None = None  # None where it was never heard
-    node: str | None = None  # what the launcher calls its machine, else the machine's name
+    source: str | None = None  # None: never seen
+    node: str | None = None  # the launcher's node and the host, else the host alone
     behind: int = 0  # steps behind the foremost
     restarts: int = 0
     replaced: bool = False  # another process has taken its place
@@ -56,9 +54,9 @@ class Job:
     """All ranks in order: by node, then by rank."""
 
     ranks: tuple[RankStatus, ...]
-    world_size: int | None  # None where no process says
+    world_size: int | None  # None: no process reports it
     elsewhere: int = 0  # ranks on other machines
-    first_to_die: str | None = None  # its source; None where none died, or the job was started anew
+    first_to_die: str | None = None  # its source; None: none died, unknown order, or restarted
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -71,16 +69,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """One figure over the ranks that have it."""
-
     median: float
     worst: int
     at: int  # index of the worst among those given
-    skew: float  # how far the worst is above the median, as a share of it
+    skew: float  # worst / median − 1
 
 
 def job(frame: Frame, paces: Sequence[float | None] = ()) -> Job:
-    """`paces`: steps a second of each rank of the frame, where known."""
+    """`paces`: steps per second of each rank of the frame, if known."""
     steps = [_newest(rank) for rank in frame.ranks]
     live = [step for step, rank in zip(steps, frame.ranks, strict=True) if rank.status == "live" and step is not None]
     foremost = max(live, default=None)
@@ -112,7 +108,7 @@ def job(frame: Frame, paces: Sequence[float | None] = ()) -> Job:
 
 
 def spread(values: Iterable[int | None]) -> Spread | None:
-    """None where fewer than two are known."""
+    """None with fewer than two known values."""
     known = [(value, at) for at, value in enumerate(values) if value is not None]
     if len(known) < 2:
         return None
@@ -149,7 +145,7 @@ def _node(node: str | None, host: str) -> str:
 
 
 def _expected(ranks: Sequence[RankFrame], world: int) -> dict[int, str]:
-    """Rank → node of every rank that must be on a machine that somebody here spoke from."""
+    """Rank → node of every rank that must be on a machine from which some rank reports."""
     expected: dict[int, str] = {}
     placed = False
     for rank in ranks:
@@ -168,7 +164,7 @@ def _expected(ranks: Sequence[RankFrame], world: int) -> dict[int, str]:
 
 
 def died_unix_ns(rank: RankFrame) -> int | None:
-    """When it said its last word, or was last seen alive; None while it lives."""
+    """When it sent its last message, or was last seen alive; None while it lives."""
     return None if rank.goodbye is None or not rank.goodbye.t_ns else rank.unix_ns(rank.goodbye.t_ns)
 
 

@@ -1,8 +1,8 @@
-"""The findings of a whole job: what several ranks state alike is one, and each says whose it is.
+"""The findings of a whole job: equal findings of several ranks are merged into one, with its ranks.
 
-Model. Two are alike if their code, state, severity, subject, holder and line are; the one with the most bytes stands
-for them. Order: open before gone, the severe first, then by bytes. The host's bytes are not the device's: they stand
-behind those. So does a rank that peaks above the others for a leak of its own: the leak is what to mend.
+Model. Two are equal if code, state, severity, subject, holder and line are; the one with the most bytes represents
+them. Order: open before gone, then by severity, then by bytes. Host leaks come after the device's findings, since their
+bytes differ in kind. So does rank-skew of a rank with a leak: the leak is the cause.
 Cost. A pass over the ranks' findings.
 """
 
@@ -24,15 +24,13 @@ _NAMED_MAX = 3
 
 
 class JobFinding(msgspec.Struct, frozen=True):
-    """A finding, and the ranks that it is true of."""
-
     finding: Finding
     sources: tuple[str, ...]  # the one with the most bytes first
-    ranks: str = ""  # "rank 3", "ranks 2, 3", "5 ranks", "all ranks"; "" of a job of one, and where the title says it
+    ranks: str = ""  # "rank 3", "ranks 2, 3", "5 ranks", "all ranks"; "" for a single rank, or if the title names it
 
 
 def job_findings(frame: Frame, reports: Iterable[RankReport]) -> tuple[JobFinding, ...]:
-    """The weightiest first. Processes that another has replaced are left out."""
+    """Most important first. Processes that were replaced by another are left out."""
     standing = job(frame)
     replaced = {each.source for each in standing.ranks if each.replaced}
     present = {rank.source: rank for rank in frame.ranks if rank.source not in replaced}

@@ -1,13 +1,13 @@
-"""A watched model as a tree of modules, each with the bytes it keeps itself and those of all below it.
+"""A watched model as a tree of modules, each with its own bytes and its total with all submodules.
 
-Model. `wire.Module` tells parameters and buffers of every module that owns some, `wire.Layers` (of the newest step that
-was read so) gradients, optimizer state and activations; a path that neither names is there only because something
-below it is. Each storage is counted by one module, so the root's totals are the sums of the own figures.
+Model. `wire.Module` gives parameters and buffers of every module that owns some; `wire.Layers` (of the newest step with
+layers) gives gradients, optimizer state and activations. Other paths are there only as parents. Each storage counts for
+one module, so the root's totals are the sums of the own figures.
 
-Cost: O(modules × depth), once a `LayersRecord` or `ModelRecord`: the screen keeps what it was given.
+Cost: O(modules × depth) per `LayersRecord` or `ModelRecord`: the screen caches the result.
 
-Known limitations. A module that was called twice has both calls' activations. What autograd saved for no module of
-the model (a loss function's input) is `Tree.elsewhere`. Activations are None on every line until a step was sampled.
+Known limitations. A module called twice has both calls' activations. Activations saved for no module (a loss function's
+input) are `Tree.elsewhere`. Activations are None on every line until a step was sampled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIGURES = ("weights", "buffers", "gradients", "optimizer", "activations")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Bytes; None where not known."""
+    """Bytes; None: not known."""
 
     weights: int | None = None
     buffers: int | None = None
@@ -34,27 +34,26 @@ class Figures:
 
     @property
     def total(self) -> int:
-        """What is known of it, together."""
         return sum(value for name in FIGURES if (value := getattr(self, name)) is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One module. `children` in the order in which the model holds them."""
+    """One module. `children` are in the model's order."""
 
     path: str  # "" is the root
     name: str  # the last part of the path; the root's is its class
     kind: str | None
-    elements: int  # parameters by count, of this module alone, tied ones where they turn up first
+    elements: int  # parameter count of this module alone; tied ones count where they appear first
     own: Figures
-    whole: Figures  # with everything below
+    whole: Figures  # with all submodules
     shared_with: str | None = None
     children: tuple[Layer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One model on one device. `step`: of the newest reading of gradients, state and activations; None before one."""
+    """One model on one device. `step`: of the newest gradients, state and activations; None before the first."""
 
     model: int
     device: int
@@ -77,7 +76,6 @@ class _Node:
 
 
 def trees(rank: RankFrame) -> tuple[Tree, ...]:
-    """Of every watched model and every device it is on."""
     return tuple(
         _tree(rank, index, device)
         for index, record in enumerate(rank.models)
@@ -110,7 +108,7 @@ def _tree(rank: RankFrame, index: int, device: int) -> Tree:
 
 
 def merged(modules: Sequence[wire.Module], layers: Sequence[wire.Layer]) -> Iterator[wire.Module | wire.Layer]:
-    """Both in the one order that each of them is a part of: as the model holds its modules."""
+    """Merges two parts of one order: the model's order of its modules."""
     described = {module.path for module in modules}
     waiting = iter(modules)
     for layer in layers:
@@ -139,7 +137,7 @@ def _layer(path: str, name: str, node: _Node) -> Layer:
 
 
 def together(all_: Sequence[Figures]) -> Figures:
-    """The sum of each figure, of those that know it."""
+    """The sum of each figure over those where it is known."""
     return Figures(*(_sum([getattr(figures, name) for figures in all_]) for name in FIGURES))
 
 

@@ -1,12 +1,12 @@
 """The variables that explain the growth on one device: a leak keeps its first name from census to census.
 
-Model. A tensor that several names lead to is counted for whichever led to it first, and a census that growth began ends
-as soon as it has seen enough. So the next census may name the same tensors otherwise, or only another part of them. A
-name that explained the growth stands until a census refutes it: one that lists it and holds too little under it, or a
-complete one that lists neither it nor tensors like its own. Only a complete one follows a linked list to its end.
-Tensors like its own under a name that is new, while it is not listed, are the same leak, and keep the name.
+Model. A tensor reached by several names counts for the first one found, and a census started by growth ends once it has
+seen enough. So the next census may name the same tensors differently, or see only another part. A name that explained
+the growth is kept until a census refutes it: one that lists the name with too little, or a complete one that lists
+neither the name nor similar tensors. Only a complete census follows a linked list to its end. Similar tensors under a
+new name, while the old one is not listed, are the same leak and keep the old name.
 Cost. That of `explaining`, for the newest census.
-Known limitations. Two leaks of like tensors are reported as the first if no census lists both.
+Known limitations. Two leaks of similar tensors are reported as the first if no census lists both.
 """
 
 from __future__ import annotations
@@ -25,31 +25,29 @@ TAKEN = ("allocated", "unexplained", "blocks")
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """What grows on one device from step to step, and what it is made of."""
-
-    main: Growth  # of the first of `TAKEN` that grows, since the first step that any of them grows since
+    main: Growth  # the first of `TAKEN` that grows, with the earliest `since` of them all
     since: int
     per_step: float  # bytes
     found: tuple[tuple[Suspect, int], ...]  # most bytes first, each with the step at which it was counted
 
     @property
     def held(self) -> Held | None:
-        """Who holds it, in bytes; None where nobody was found."""
+        """Its holders and their bytes; None if none was found."""
         parts = tuple((by, each.held, step) for each, step in self.found if (by := each.by) is not None)
         return Held(self.since, parts, self.per_step) if parts else None
 
 
 _Key = tuple[bool, object]
-"""Has a graph, and the variable that leads to it (or of what kind the tensors are, where nobody was found)."""
+"""Whether it has a graph, and the variable that leads to it (or the tensors' kinds, if none was found)."""
 
 
 class LeakNames:
-    """One device's. `take` at each look while something grows, `forget` when nothing does."""
+    """The leak of one device. `leak` calls `take` while something grows, `forget` when nothing does."""
 
     def __init__(self) -> None:
         self._known: dict[_Key, tuple[Suspect, int]] = {}
         self._newest: wire.Census | None = None
-        self._seen: tuple[wire.Census, ...] = ()  # the same question has the same answer
+        self._seen: tuple[wire.Census, ...] = ()  # with `_asked`: key of the cached answer
         self._asked: tuple[object, ...] = ()
         self._told: list[tuple[Suspect, int]] = []
 
@@ -58,7 +56,7 @@ class LeakNames:
         self._newest, self._seen, self._asked = None, (), ()
 
     def leak(self, censuses: Sequence[wire.Census], device: int, growth: Sequence[Growth]) -> Leak | None:
-        """What grows by `growth`, the device's figures; None where nothing does."""
+        """The leak behind `growth`, the device's figures; None if nothing grows."""
         grown = {each.figure: each for each in growth if each.growing and each.figure in TAKEN}
         main = next((grown[figure] for figure in TAKEN if figure in grown), None)
         if main is None or main.per_step is None:
@@ -116,7 +114,7 @@ class LeakNames:
                     each = replace(each, holder=old.holder, names=old.names)
                 elif same is not None:
                     del known[same]  # it has a name now
-            if key in known and each.where is None:  # of what was made before stacks were kept there is no line
+            if key in known and each.where is None:  # made before stacks were recorded: no line
                 each = replace(each, where=known[key][0].where, phase=known[key][0].phase)
             known[key] = each, census.step
             told.add(key)
@@ -137,7 +135,7 @@ def _is_linked(suspect: Suspect) -> bool:
 
 
 def _alike(one: Suspect, other: Suspect) -> bool:
-    """Whether both may be the same tensors: of one kind, both with a graph or without, and made on one line."""
+    """Whether both may be the same tensors: of one kind, both with or without a graph, made on one line."""
     if one.has_graph != other.has_graph or (one.where and other.where and one.where != other.where):
         return False
     if one.kinds.keys() & other.kinds.keys():

@@ -1,30 +1,30 @@
-"""The ledger of one moment: who holds which bytes, in lines that add up exactly.
+"""The ledger at one moment: bytes per owner, in lines that add up exactly.
 
-Model. The phase's sample gives allocated, requested and reserved as the allocator counts them; a `wire.Ledger` read at
-the same boundary gives bytes by owner. Everything else is a difference, so the sum is exact by construction:
+Model. The phase's sample gives the allocator's allocated, requested and reserved; a `wire.Ledger` read at the same
+boundary gives bytes by owner. Everything else is a difference, so the sum is exact by construction:
 
-    rounding     = allocated − requested          (without what is freed and waits for a stream)
+    rounding     = allocated − requested          (without freed blocks that wait for a stream)
     unexplained  = requested − owners            (on sampled steps)
     unattributed = requested − owners known      (on the others: activations and unexplained together)
     slack        = reserved − allocated
     context      = our process's bytes as the driver counts them − reserved
-    other_processes = total − free − our process's bytes   (what the driver itself sets aside is in here)
+    other_processes = total − free − our process's bytes   (includes what the driver itself reserves)
 
-What a census has named of that rest is no rest any more: `with_held` states it as `variables`, in every ledger and at
-every peak, live, in JSON and at an out-of-memory.
+Bytes whose holder a census has named move to `variables` (`with_held`), in every ledger and at every peak: live, in
+JSON and at an out-of-memory.
 
-Where a backend does not tell `requested`, rounding is None and stays inside unexplained or unattributed.
+If a backend does not report `requested`, rounding is None and part of unexplained or unattributed.
 
-The driver's lines join only if a device reading fell between two samples with equal `reserved`, equal to the ledger's
-own, and no higher `reserved_peak` in between: only then do both sides speak of the same state.
+The driver's lines are included only if a device reading fell between two samples with equal `reserved`, equal to the
+ledger's own, and no higher `reserved_peak` in between: only then do both describe the same state.
 
 Source: the definitions of torch.cuda.memory_stats ("allocated_bytes", "requested_bytes", "reserved_bytes").
 Cost: O(1) per ledger, plus a walk over at most `READINGS_LOOKED_AT` readings.
 
-Known limitations. On steps that were not sampled, the owners that last from step to step are taken from the newest
-sampled ledger of the same boundary, as long as they still fit into `requested`. `unexplained` is negative if owners
-were counted that the allocator does not hold (say, a tensor in host memory): shown as it is. A segment that the
-allocator releases and takes again between two samples leaves no trace; the reading in between is then believed.
+Known limitations. On unsampled steps, owners that last from step to step come from the newest sampled ledger of the
+same boundary, if they still fit into `requested`. `unexplained` is negative if owners were counted that the allocator
+does not hold (say, a tensor in host memory), and is shown so. A segment released and taken again between two samples
+goes unnoticed; the reading in between is then used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gpumon.session.frame import HostSample, RankFrame, StepRecord
 from gpumon_agent import wire
 
 AT_FAILURE = (*(line for line in wire.LASTING if line not in ("gradients", "workspaces")), "checkpoints")
-"""Owners that last from a boundary to a failure within the next step: gradients and workspaces come and go in it."""
+"""Owners that last from a boundary to a failure in the next step; gradients and workspaces change within it."""
 
 READINGS_LOOKED_AT = 16
 """Newest host readings that are tried for the driver's lines."""
@@ -52,7 +52,7 @@ CLOCKS_AGREE_WITHIN_NS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class DriverLines:
-    """A device and our process on it as the driver counted them, in a state known to be the allocator's too."""
+    """The driver's figures for a device and our process, in a state known to be the allocator's too."""
 
     unix_ns: int
     reserved: int
@@ -62,7 +62,7 @@ class DriverLines:
 
 
 def boundary(record: StepRecord, device: int) -> wire.Phase | None:
-    """The sample at the end of the step's last optimizer phase; the last sample of all where there was none."""
+    """The sample at the end of the step's last optimizer phase; without one, the step's last sample."""
     newest: wire.Phase | None = None
     for phase in reversed(record.phases):
         if phase.device != device:
@@ -74,7 +74,7 @@ def boundary(record: StepRecord, device: int) -> wire.Phase | None:
 
 
 def ledger_of(record: StepRecord, phase: wire.Phase) -> wire.Ledger | None:
-    """The owners read as `phase` closed."""
+    """The owners read when `phase` closed."""
     if not record.ledgers:
         return None
     for ledger in reversed(record.ledgers):
@@ -93,7 +93,7 @@ def lines(
 ) -> Breakdown | None:
     """The ledger at the end of `phase`. `lasting`: the newest sampled ledger of this boundary, for unsampled steps.
 
-    None where neither the allocator nor the owners are known.
+    None if neither the allocator nor the owners are known.
     """
     known = owned(owners) if owners is not None else _carried(phase, lasting)
     if phase.allocated is None and not known:
@@ -126,10 +126,10 @@ def peak(record: StepRecord, device: int) -> Peak | None:
     here = record.on(device)
     highest = wire.tallest(here)
     if highest is None or highest.allocated_peak is None or any(each.phase == wire.GRAPH_REPLAY for each in here):
-        return None  # of a CUDA graph's replay nobody saw the highest moment
+        return None  # the peak within a CUDA graph replay is unknown
     unread = any(each.allocated is None for each in here)
     composition = next((entry for entry in reversed(record.ledgers) if entry.peak and entry.device == device), None)
-    once = unread and bool(highest.flags & wire.BOUND)  # the peak is that of all windows since the reading before
+    once = unread and bool(highest.flags & wire.BOUND)  # the peak covers everything since the previous reading
     return Peak(
         step=record.step,
         phase=None if once else highest.phase,
@@ -141,7 +141,7 @@ def peak(record: StepRecord, device: int) -> Peak | None:
 
 
 def peak_lines(composition: wire.Ledger) -> Breakdown:
-    """What was alive at a peak. No reserved, no slack, no driver: they were not read at that moment."""
+    """The breakdown at a peak, without reserved, slack and the driver's lines, which were not read then."""
     known = owned(composition)
     rest = composition.requested if composition.requested is not None else composition.allocated
     left = None if rest is None else rest - sum(known.values())
@@ -155,7 +155,7 @@ def peak_lines(composition: wire.Ledger) -> Breakdown:
 
 
 def read(record: StepRecord, device: int) -> Read | None:
-    """The ledger at a step's end if its owners were read; without the driver's lines."""
+    """The ledger at a step's end, if its owners were read; without the driver's lines."""
     if not record.ledgers:
         return None
     end = boundary(record, device)
@@ -165,10 +165,10 @@ def read(record: StepRecord, device: int) -> Read | None:
 
 
 def with_held(lines: Breakdown, held: Held | None, step: int, variables: Sequence[wire.Holder] = ()) -> Breakdown:
-    """With what a census has named counted as `variables`, at the end of `step`, as far as it has no owner yet.
+    """Moves bytes that a census has named to `variables`, at the end of `step`, as far as they have no owner yet.
 
-    It comes out of what is left over, then out of the activations: an output that was kept was saved for backward once.
-    `variables`: those that the ledger has counted by itself; of what it has seen of a holder nothing is counted twice.
+    They come from the left-over line, then from activations, since a kept output was once saved for backward.
+    `variables`: holders that the ledger counted itself; their bytes are not counted twice.
     """
     if held is None or lines.left_over is None:
         return lines
@@ -187,7 +187,7 @@ def with_held(lines: Breakdown, held: Held | None, step: int, variables: Sequenc
 
 
 def peak_with_held(peak: Peak | None, held: Held | None) -> Peak | None:
-    """What its step itself adds to what is held comes after the peak, or with it: so much as the step before left."""
+    """Uses the bytes held at the previous step's end: the step's own addition comes at the peak or after it."""
     if peak is None or peak.lines is None:
         return peak
     return msgspec.structs.replace(peak, lines=with_held(peak.lines, held, peak.step - 1))
@@ -201,14 +201,14 @@ def read_with_held(read: Read | None, held: Held | None) -> Read | None:
 
 
 def holders(held: Held | None, variables: Sequence[wire.Holder]) -> tuple[wire.Holder, ...]:
-    """Who holds the bytes of `variables`: what grows first, then the others that the ledger has seen."""
+    """Holders of the line `variables`: growing ones first, then the others that the ledger found."""
     growing = held.by if held is not None else ()
     named = {root(each) for each in growing}
     return (*growing, *(each for each in variables if root(each) not in named))
 
 
 def at_failure(event: wire.Oom, owners: Mapping[str, int], total: int | None, held: Held | None = None) -> Breakdown:
-    """As an allocation failed: `owners` as of the newest ledger, and the allocator's figures of the event."""
+    """The ledger when an allocation failed: `owners` from the newest ledger, the allocator's figures from the event."""
     owners = {name: nbytes for name, nbytes in owners.items() if name in AT_FAILURE}
     lines = Breakdown(
         **owners,
@@ -223,7 +223,7 @@ def at_failure(event: wire.Oom, owners: Mapping[str, int], total: int | None, he
 
 
 def told(peak: Peak) -> str:
-    """A peak in one line: how high, where, and what was alive, largest first."""
+    """A peak in one line: bytes, place, and the breakdown, largest first."""
     where = f"{peak.phase} of step {peak.step}" if peak.phase else f"step {peak.step}"
     where += f", in {peak.module}" if peak.module else ""
     head = f"{size(peak.allocated)} in {where}"
@@ -245,21 +245,21 @@ def device_of(rank: RankFrame, index: int) -> wire.Device | None:
 
 
 def reading_of(host: wire.Host | None, uuid: str | None) -> wire.DeviceReading | None:
-    """The driver's reading of a device, matched by UUID and by nothing else."""
+    """The driver's reading of a device, matched by UUID only."""
     if host is None or uuid is None:
         return None
     return next((reading for reading in host.devices if reading.uuid == uuid), None)
 
 
 def our_bytes(reading: wire.DeviceReading, pid: int) -> int | None:
-    """Our process's bytes on the device; None where the driver does not tell."""
+    """Our process's bytes on the device; None if the driver does not report them."""
     if reading.processes is None:
         return None
     return next((process.bytes for process in reading.processes if process.pid == pid), None)
 
 
 def driver_lines(rank: RankFrame, device: int) -> DriverLines | None:
-    """The newest reading that fell between two samples of equal `reserved` with nothing higher in between."""
+    """The newest reading between two samples of equal `reserved`, with nothing higher in between."""
     if not rank.host_samples:
         return None
     described = device_of(rank, device)
@@ -280,7 +280,7 @@ def driver_lines(rank: RankFrame, device: int) -> DriverLines | None:
 def _steady_reserved(
     rank: RankFrame, steps: Sequence[StepRecord], device: int, sample: HostSample, reading: wire.DeviceReading
 ) -> int | None:
-    """`reserved` while the reading was made, if all samples around it agree and no peak between them was higher."""
+    """`reserved` during the reading, if all samples around it agree and no peak between them was higher."""
     began, ended = _read_between(rank, sample, reading)
     at = bisect_right(steps, began, key=_closed_at)  # steps before `at` had closed when the reading began
     before: wire.Phase | None = None
@@ -300,7 +300,7 @@ def _steady_reserved(
 def reserved_around(rank: RankFrame, device: int) -> int | None:
     """The least `reserved` in the samples before, during and after the newest reading; None unless it lies between two.
 
-    What a process can have is then at least this and what the reading said was free.
+    The process can have at least this plus the reading's free bytes.
     """
     described = device_of(rank, device)
     if described is None or not rank.host_samples:
@@ -335,10 +335,10 @@ def _phases_from(rank: RankFrame, steps: Sequence[StepRecord], at: int, device: 
 
 
 def _read_between(rank: RankFrame, sample: HostSample, reading: wire.DeviceReading) -> tuple[int, int]:
-    """Between which moments of the agent's monotonic clock the driver was read.
+    """The interval of the agent's monotonic clock in which the driver was read.
 
-    Viewer and agent of one machine share that clock. A different one (another time namespace) is told by its distance
-    from the reading's arrival, which then has to do.
+    Viewer and agent on one machine share that clock. If it is too far from the reading's arrival (another time
+    namespace), the arrival is used instead.
     """
     clock = rank.hello.clock
     arrived = clock.monotonic_ns + (sample.unix_ns - clock.unix_ns)
@@ -356,7 +356,7 @@ def _closed_at(record: StepRecord) -> int:
 
 
 def owned(ledger: wire.Ledger) -> dict[str, int]:
-    """The lines of a ledger that name an owner."""
+    """The ledger's known lines that name an owner."""
     return _named(ledger, OWNERS)
 
 
@@ -374,8 +374,8 @@ def _carried(phase: wire.Phase, lasting: wire.Ledger | None) -> dict[str, int]:
 
 
 def requested_of(phase: wire.Phase) -> int | None:
-    """What live tensors asked for. torch goes on counting as requested what is freed and waits for a stream; what of
-    `active` is not allocated is just that, rounded.
+    """Bytes requested by live tensors. torch still counts freed blocks that wait for a stream as requested; active −
+    allocated is their size, rounded.
     """
     if phase.requested is None or (not phase.requested and phase.allocated):  # cudaMallocAsync does not count it
         return None

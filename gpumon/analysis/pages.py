@@ -1,6 +1,6 @@
-"""The catalogue's pages: what a finding means, what it is concluded from, and what to do. One source for all readers.
+"""The catalogue's pages: what each finding means, its evidence, and what to do. The single source for all outputs.
 
-`gpumon explain CODE` prints a page; docs/findings/ holds them all, written by docs/make_findings.py.
+`gpumon explain CODE` prints a page; docs/make_findings.py writes all of them to docs/findings/.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _parts(rule: Rule) -> list[tuple[str, str]]:
 
 
 def _thresholds(rule: Rule) -> list[str]:
-    """The rule's own data, as it stands: names carry the units."""
+    """The rule's own data; names carry the units."""
     said = [f"opens after {rule.opens_after} looks in a row, is gone after {rule.closes_after} without"]
     own = ((name, getattr(rule, name)) for name in rule.__struct_fields__[4:])
     return [*said, *(f"{name.replace('_', ' ')} {value:,}" for name, value in own if value)]

@@ -19,13 +19,13 @@ class Recorded:
     """A forward in eval mode that recorded a graph without a backward."""
 
     step: int
-    bytes: int | None  # its peak above where it began
+    bytes: int | None  # its peak − the bytes at its start
     by: str = ""  # the module and the line that called it
 
 
 @dataclass(frozen=True, slots=True)
 class Fragmented:
-    """The allocator reserved more although it held free what is no longer asked for."""
+    """The allocator reserved more; `highest` shows how much of it was ever allocated."""
 
     step: int
     reserved: int
@@ -33,17 +33,15 @@ class Fragmented:
 
 
 class PersistentConditions:
-    """Follows one device of one rank."""
-
     def __init__(self) -> None:
         self.recorded: Recorded | None = None
-        self.gradients: int | None = None  # that stood as the newest forward began; None: accumulated, or not looked at
+        self.gradients: int | None = None  # when the newest forward began; None: accumulated, or not sampled
         self.fragmented: Fragmented | None = None
         self._highest = 0
         self._reserved: int | None = None
 
     def observe(self, record: StepRecord, device: int, seen: Looked) -> None:
-        """One closed step, and what a look at its phases on the device told."""
+        """One closed step, and the result of `look` on its phases on the device."""
         self._highest = max(self._highest, seen.highest)
         if seen.evaluated:
             self._evaluations(record, device)

@@ -1,11 +1,11 @@
-"""What is learnt of a rank step by step, so that a report costs what is new in it.
+"""State learnt of a rank step by step, so that a report costs only its new steps.
 
-What is learnt is a function of the rank's history, which the helper keeps and every viewer has alike: its beginning,
-a thinned rest, and all of the newest steps (`RankFrame.older`, `steps`). So each time the helper thins that history
-(every 512 steps) a rank is learnt again from what is left of it, by a viewer that was there from the start as by one
-that has just come. The forecast is learnt from the newest `LEARNT_STEPS` as of then and from every step since, all else
-from every step there is. A rank is learnt again too where older steps turn up behind newer ones (the snapshot of the
-past arrives after the first live events).
+The state is a function of the rank's history, which the helper keeps and every viewer gets alike: its beginning, a
+thinned middle, and all of the newest steps (`RankFrame.older`, `steps`). Each time the helper thins that history (every
+512 steps), every viewer relearns the rank from what is left, whether it was there from the start or has just attached.
+The forecast learns from the newest `LEARNT_STEPS` at that time and every step since, everything else from all steps. A
+rank is also relearnt if older steps appear behind newer ones (the snapshot of the past arrives after the first live
+events).
 """
 
 from __future__ import annotations
@@ -38,36 +38,34 @@ if TYPE_CHECKING:
 Phases = tuple[wire.Phase, ...]
 
 SPARSELY = 16
-"""Steps of those that came since the last look from which the forecast of a rank that nobody looks at is learnt."""
+"""Newest steps since the last look from which a rank's forecast learns while it is not displayed."""
 
 LEARNT_STEPS = 256
-"""Newest steps the forecast is learnt from when a rank is learnt again; every model's own window is shorter."""
+"""Newest steps from which the forecast is relearnt; every model's own window is shorter."""
 
 Kind = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def kind(step: StepPeaks) -> Kind:
-    """Which optimizers stepped, and which inputs the step had, whatever their sizes: the number of dimensions of each.
-    That tells apart steps that train other parts of a model, or another model."""
+    """The optimizers that stepped, and the number of dimensions of each input. Distinguishes steps that train different
+    parts of a model, or another model."""
     return step.optimizers, tuple(len(shape) for shape in step.input_shapes)
 
 
 @dataclass(slots=True)
 class DeviceState:
-    """What was learnt of one device of one rank."""
-
     index: int
     lasting: wire.Ledger | None = None  # newest sampled ledger at the step's end
     first: dict[Kind, list[StepPeaks]] = field(default_factory=dict)  # what the estimate learns from
     newest: StepPeaks | None = None
-    record: StepRecord | None = None  # the newest that was learnt, and what was found in it:
+    record: StepRecord | None = None  # the newest one learnt, and the results from it:
     end: wire.Phase | None = None
     owners: wire.Ledger | None = None  # read there
     forecaster: Forecaster = field(default_factory=Forecaster)
     read: Read | None = None  # the newest ledger with owners
-    composed: Peak | None = None  # the newest peak that was taken apart
-    retries: int | None = None  # at the look before the newest
-    available: int | None = None  # reserved and free together, at the newest reading that could be placed
+    composed: Peak | None = None  # the newest peak with a breakdown
+    retries: int | None = None  # at the previous look
+    available: int | None = None  # reserved + free, at the newest reading that could be placed
     others: Others = field(default_factory=Others)
     whatif: tuple[Answer, ...] = ()
     asked_at: int | None = None  # the step at which what-if was answered last
@@ -81,11 +79,11 @@ class DeviceState:
 
     @property
     def replays(self) -> bool:
-        """The newest step ran a CUDA graph, whose peaks nobody sees."""
+        """Whether the newest step ran a CUDA graph, whose peaks are not visible."""
         return self.record is not None and wire.GRAPH_REPLAY in [phase.phase for phase in self.record.phases]
 
     def again(self) -> DeviceState:
-        """Knows nothing of the steps, and all that was learnt otherwise."""
+        """A new state: nothing about steps, but everything learnt otherwise."""
         return DeviceState(
             self.index,
             retries=self.retries,
@@ -96,7 +94,7 @@ class DeviceState:
         )
 
     def catch_up(self, steps: Sequence[StepRecord], owners: Owned | None) -> None:
-        """The forecast from every step, as of a rank that is met now: somebody looks at it."""
+        """Relearns the forecast from every step, as for a newly met rank: it is displayed now."""
         self.forecaster, self.skipped = Forecaster(), False
         newest: StepPeaks | None = None
         for record in steps:
@@ -115,11 +113,11 @@ class DeviceState:
         forecast: bool = True,
         sparsely: bool = False,
     ) -> None:
-        """Closed steps, oldest first, with their phases on this device. `forecast`: it is learnt from them too, if
-        `sparsely` from some of them.
+        """Learns closed steps, oldest first, with their phases on this device. `forecast`: for the forecast too;
+        `sparsely`: from some of them only.
 
-        Each model takes all of them before the next does: a step that goes through all models pushes the code of each
-        out of the processor's caches, and takes twice as long.
+        Each model takes all steps before the next one does: switching models at each step evicts their code from the
+        processor's caches, and takes twice as long.
         """
         seen = [look(record, here) for record, here in steps]
         figures: list[tuple[StepPeaks, Phases]] = []
@@ -161,13 +159,13 @@ class DeviceState:
             self.forecaster.observe(peaks, here, gradients)
 
     def _tells(self, step: StepPeaks) -> bool:
-        """Whether the estimate learns from it: one of its kind's first, or the first whose batch has another size."""
+        """Whether the estimate learns from it: among the first of its kind, or the first with another batch size."""
         first = self.first.get(kind(step))
         sizes = None if first is None else [each.input_bytes for each in first]
         return tells(sizes, len(self.first), step.input_bytes)
 
     def alike(self) -> tuple[StepPeaks, ...]:
-        """What the estimate of the newest step is learnt from: the first of its kind, or else of the first kind."""
+        """The steps behind the newest step's estimate: the first of its kind, or else of the first kind."""
         if self.newest is None or not self.first:
             return ()
         return tuple(self.first.get(kind(self.newest)) or next(iter(self.first.values())))
@@ -179,7 +177,7 @@ class DeviceState:
             self.lasting = read
 
     def _take_apart(self, sampled: Sequence[StepRecord]) -> None:
-        """The newest ledger with owners and the newest peak of which more than its height is known."""
+        """Keeps the newest ledger with owners and the newest peak with a breakdown."""
         read = next((found for record in reversed(sampled) if (found := ledger.read(record, self.index))), None)
         self.read = read or self.read
         for record in reversed(sampled):
@@ -191,12 +189,10 @@ class DeviceState:
 
 @dataclass(slots=True)
 class RankState:
-    """What was learnt of one rank, and the report that stands for it."""
-
     devices: dict[int, DeviceState] = field(default_factory=dict)
     first: int = 0  # step number of the oldest record of the frame that was learnt from
     newest: StepRecord | None = None
-    thinned: wire.Thinned | None = None  # the history, when it was learnt again
+    thinned: wire.Thinned | None = None  # the history at the last relearning
     forecast_from: int = -1  # the step after which the forecast is learnt
     key: tuple[object, ...] = ()
     report: RankReport | None = None
@@ -216,18 +212,18 @@ class RankState:
     checkpoints: tuple[wire.Checkpoint, ...] = ()
     ended: bool = False
     oom: wire.Oom | None = None
-    peers: tuple[float, ...] = ()  # the medians of the other ranks of its job
-    peers_of: int = -1  # as of which change of them
+    peers: tuple[float, ...] = ()  # medians of the job's other ranks
+    peers_of: int = -1  # the version of the medians they are from
     ahead: tuple[wire.Outlook, ...] = ()  # batches that will not fit, when findings were last looked for
     uuids: frozenset[str] = frozenset()  # of the devices its phases are on; empty until the first closed
 
     @property
     def skipped(self) -> bool:
-        """The forecast of one of its devices did not see every step."""
+        """Whether one of its devices' forecasts did not see every step."""
         return any(device.skipped for device in self.devices.values())
 
     def follow(self, rank: RankFrame, *, sparsely: bool = False) -> bool:
-        """Learns what is new; whether what was known had to be learnt again."""
+        """Learns what is new. Returns whether everything had to be relearnt."""
         if rank.models is not self.models:
             self.models, self.tables = rank.models, tables(rank.models)
             self.owned = {index: closed_form.owned(rank.models, index) for index in devices(rank)}
@@ -277,7 +273,7 @@ class RankState:
         return device
 
     def evidence(self, rank: RankFrame) -> bool:
-        """Takes in what came beside the steps; whether there is something new in it."""
+        """Takes in what arrives beside the steps. Returns whether a census, checkpoint, end or failure is new."""
         self.host_growth.observe(rank)
         fresh = rank.checkpoints is not self.checkpoints and rank.checkpoints != self.checkpoints
         self.checkpoints = rank.checkpoints
@@ -290,12 +286,11 @@ class RankState:
 
 
 def after(steps: Sequence[StepRecord], number: int) -> Sequence[StepRecord]:
-    """Those behind a step, of steps in order."""
+    """The steps after step `number`; `steps` are in order."""
     return steps[bisect_right(steps, number, key=lambda record: record.step) :]
 
 
 def devices(rank: RankFrame) -> set[int]:
-    """Every device that the rank speaks of."""
     return {device.index for device in rank.hello.devices} | {
         index for record in rank.models for index in record.model.devices
     }
@@ -304,7 +299,7 @@ def devices(rank: RankFrame) -> set[int]:
 def found(
     record: StepRecord | None, index: int, learnt: DeviceState | None
 ) -> tuple[wire.Phase | None, wire.Ledger | None, Peak | None]:
-    """Where a step ends on a device, the owners read there (both as learnt, if it was), and its peak."""
+    """The end of a step on a device, the owners read there (both cached, if it was learnt), and its peak."""
     if record is None:
         return None, None, None
     if learnt is not None and learnt.record is record:

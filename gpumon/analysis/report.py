@@ -1,8 +1,8 @@
-"""Everything gpumon states about a frame, rank by rank: the one entry into analysis for screens and exports.
+"""Everything gpumon states about a frame, rank by rank: the entry point of analysis for screens and exports.
 
-A `Reporter` follows ranks over many frames: what it learns from a step it learns once, in order, so a frame costs
-what is new in it. A rank's report is a function of its sequence of steps and of the newest host reading, and is
-kept as long as both stay (and no census or checkpoint comes in between).
+A `Reporter` follows ranks over many frames. It learns each step once, in order, so a frame costs only its new steps. A
+rank's report depends on its steps and the newest host reading, and is kept while both are unchanged (and no census or
+checkpoint arrives).
 """
 
 from __future__ import annotations
@@ -34,24 +34,22 @@ if TYPE_CHECKING:
     from gpumon.analysis.diagnosis.oom_report import OomReport
 
 PACE_STEPS = 20
-"""Steps the pace is taken over."""
+"""Steps over which the pace is averaged."""
 
 MET_STEPS = max(rule.opens_after for rule in RULES.values())
-"""Newest steps of a rank that is met, at each of which its findings are looked for, as if somebody had watched."""
+"""Newest steps of a newly met rank at each of which findings are evaluated, as if it had been watched."""
 
 WAITING_STEPS = 64
-"""No more are left to the next look: a session keeps a few hundred, and none may leave it unlearnt."""
+"""The most steps of a rank left unlearnt: a session keeps a few hundred, and none may be lost unlearnt."""
 
 ROOM_SHARE = 0.25
-"""Headroom above the highest next peak that is thought of, as a share of it, from which on a rank has room."""
+"""A rank has room if its headroom exceeds this share of the forecast's upper end."""
 
 WHATIF_FROM, WHATIF_STEPS = 8, 32
-"""Steps: from which on what-if is answered, and how many it looks at."""
+"""The step from which what-if is answered, and the number of steps it uses."""
 
 
 class Reporter:
-    """Follows the ranks of a session; see the module."""
-
     def __init__(self) -> None:
         self._ranks: dict[str, RankState] = {}
         self._pids: frozenset[int] | None = frozenset()  # of all ranks; None: to be counted again
@@ -61,11 +59,10 @@ class Reporter:
     def report(
         self, frame: Frame, due: Container[str] | None = None, shown: str | None = None
     ) -> tuple[RankReport, ...]:
-        """One report a rank, in the frame's order. `due`: the sources that are looked at again, None for all.
+        """One report per rank, in the frame's order. `due`: the sources to update, None for all.
 
-        Of the others the report before stands; their steps are learnt when it is their turn. Where one is `shown`, the
-        forecast of each other that has room enough is learnt from some steps of its turn only, and from all of them
-        once it is shown itself.
+        The others keep their last report; their steps are learnt at their turn. If one rank is `shown`, the forecasts
+        of others with enough room learn only some steps of each turn, and all of them once that rank is shown.
         """
         present = {rank.source for rank in frame.ranks}
         for source in self._ranks.keys() - present:
@@ -89,7 +86,7 @@ class Reporter:
         return None if waiting > WAITING_STEPS or state.tracker.confirming else state.report
 
     def meet(self, rank: RankFrame) -> None:
-        """Who it is, before it has closed a step: to the others it is no stranger."""
+        """Registers a rank before its first closed step, so that other ranks know its process."""
         self._meet(rank)
 
     def _meet(self, rank: RankFrame) -> RankState:
@@ -110,7 +107,7 @@ class Reporter:
         return state
 
     def rank(self, rank: RankFrame, *, sparsely: bool = False) -> RankReport:
-        """The report of one rank. `sparsely`: nobody looks at its forecast, while it has room."""
+        """The report of one rank. `sparsely`: its forecast is not displayed, and may skip steps while it has room."""
         state = self._meet(rank)
         if state.report is None:
             for back in range(min(len(rank.steps) - 1, MET_STEPS), 0, -1):
@@ -186,7 +183,7 @@ class Reporter:
             self._medians += 1
             self._note_typical(rank.source, state, report.device, median)
         if typical is None or not self._stands_out(typical[0], state.job):
-            state.peers, state.peers_of = (), -1  # as nearly always: nobody asks how the others stand
+            state.peers, state.peers_of = (), -1  # the usual case: the peers are not needed
         elif state.peers_of != self._medians:
             state.peers, state.peers_of = self._peers(rank.source, state.job), self._medians
         if self._pids is None:
@@ -223,12 +220,11 @@ class Reporter:
         learnt.retries = retries(record, report.device)
 
     def _peers(self, source: str, job: str | None) -> tuple[float, ...]:
-        """The medians of the other ranks of its job."""
         typical = self._typical.get(job or "", {})
         return tuple([median for (other, _), median in typical.items() if other != source])
 
     def _stands_out(self, usually_above: float, job: str | None) -> bool:
-        """Whether it may be set apart: far enough above one of its job, its own median included."""
+        """Whether rank-skew is possible: far enough above the lowest median of the job, its own included."""
         medians = self._typical.get(job or "", {}).values()
         return usually_above - min(medians, default=usually_above) >= RANK_SKEW.least_bytes
 
@@ -242,7 +238,7 @@ class Reporter:
             del typical[key]
 
     def _elsewhere(self, rank: RankFrame, reading: wire.DeviceReading | None) -> dict[int, str]:
-        """pid → label of the watched processes of this machine that train on other devices than this one."""
+        """pid → label of this machine's watched processes that train only on other devices."""
         if reading is None or not reading.processes or len(reading.processes) < 2:
             return {}
         uuid = reading.uuid
@@ -254,7 +250,7 @@ class Reporter:
 
 
 def _has_room(report: RankReport | None) -> bool:
-    """So much that how close the next peak comes to it is no question."""
+    """Whether headroom is so large that the forecast need not be precise."""
     if report is None:
         return False
     forecasts = [device.forecast for device in report.devices]
@@ -262,7 +258,7 @@ def _has_room(report: RankReport | None) -> bool:
 
 
 def _ahead(rank: RankFrame) -> tuple[wire.Outlook, ...]:
-    """Batches in forward now that will not fit, by the agent's word."""
+    """Batches in forward now that will not fit, according to the agent."""
     if not rank.outlooks:
         return ()
     return tuple(each for each in rank.outlooks if each.verdict == wire.OOM_AHEAD)
@@ -272,7 +268,7 @@ _reporter = Reporter()
 
 
 def report(frame: Frame) -> tuple[RankReport, ...]:
-    """One report a rank, in the frame's order, from a Reporter shared by the whole process."""
+    """One report per rank, in the frame's order, from a Reporter shared by the whole process."""
     return _reporter.report(frame)
 
 
@@ -288,7 +284,7 @@ def _device_report(rank: RankFrame, index: int, state: RankState, leak: Leak | N
     if record is not None and end is not None:
         make_ledger = LazyLedger(rank, record.step, end, owners, learnt.lasting if learnt else None, driver, held)
     forecast = None
-    if learnt is not None and not learnt.replays:  # no counter sees what runs in a CUDA graph
+    if learnt is not None and not learnt.replays:  # the allocator's counters do not see CUDA graph replays
         forecast = _forecast(rank, learnt, driver)
     return DeviceReport(
         device=index,
@@ -310,7 +306,7 @@ def _device_report(rank: RankFrame, index: int, state: RankState, leak: Leak | N
 
 
 def _forecast(rank: RankFrame, learnt: DeviceState, driver: ledger.DriverLines | None) -> Forecast | None:
-    """The next iteration's, with the one verdict and the one time to full that every outlet states."""
+    """The next iteration's forecast, with the verdict and time to full that every output states."""
     budget = _room(rank, learnt, driver)
     forecast = learnt.forecaster.forecast(budget, learnt.growth.kept())
     if forecast is None or forecast.headroom is None:
@@ -328,7 +324,7 @@ def _forecast(rank: RankFrame, learnt: DeviceState, driver: ledger.DriverLines |
 
 
 def _at_most(forecast: Forecast, most: int | None) -> Forecast:
-    """Without a reading of the driver: what is left can only be stated as a bound, and that something does not fit."""
+    """Without a driver reading, headroom is an upper bound, and only "does not fit" can be stated."""
     if most is None:
         return forecast
     word = wire.OOM_AHEAD if forecast.low > most else None
@@ -338,7 +334,7 @@ def _at_most(forecast: Forecast, most: int | None) -> Forecast:
 
 
 def _asked(rank: RankFrame, learnt: DeviceState, report: DeviceReport) -> tuple[Answer, ...]:
-    """What the usual changes would need, as of the newest step. Made where somebody looks: it takes a millisecond."""
+    """Answers for the usual changes at the newest step. Computed only when displayed: it takes a millisecond."""
     newest = rank.steps[-1].step if rank.steps else 0
     if newest < WHATIF_FROM or learnt.newest is None:
         return ()
@@ -355,7 +351,7 @@ def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...], state: RankState) -
     if rank.oom is None:
         return None
     from gpumon.analysis.diagnosis.cause import LeakEvidence
-    from gpumon.analysis.diagnosis.live import of_rank  # when it happens is early enough
+    from gpumon.analysis.diagnosis.live import of_rank  # imported only when needed
 
     kept = state.tracker.keeping(rank.oom.device)
     named = tuple(finding for finding in kept if finding.bytes_per_step)
@@ -364,7 +360,7 @@ def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...], state: RankState) -
         return of_rank(rank, None, kept)
     forecast = here.forecast
     rate = forecast.bytes_per_step if forecast is not None and forecast.growth == "kept" else None
-    if rate is None:  # batches that differ hide it in the peaks
+    if rate is None:  # varying batches hide the growth in the peaks
         rate = sum(finding.bytes_per_step or 0 for finding in named)
     taken = [each.since for each in here.growth if each.figure in TAKEN and each.since is not None]
     growth = LeakEvidence(rate, rank.oom.step - min(taken, default=0), named) if rate else None
@@ -372,10 +368,10 @@ def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...], state: RankState) -
 
 
 def _room(rank: RankFrame, learnt: DeviceState, driver: ledger.DriverLines | None) -> Room | None:
-    """What the process can have: by a reading that fell into a steady state, else cautiously by the newest one.
+    """What the process can have: from a reading in a steady state, else conservatively from the newest one.
 
-    Its own allocations do not change the sum of reserved and free, so it stands until a later reading can be placed.
-    On the CPU it is what the machine has available, and the least that the process held while that was read.
+    Its own allocations do not change reserved + free, so the sum is used until a later reading can be placed. On the
+    CPU: the machine's available memory, plus the least that the process held meanwhile.
     """
     newest = learnt.newest
     if newest is None or rank.status == "ended":
@@ -409,7 +405,7 @@ def _used(reading: wire.DeviceReading | None) -> int | None:
 
 
 def steps_per_s(steps: Sequence[StepRecord]) -> float | None:
-    """Pace over the newest steps, by the moments they closed; None before the second."""
+    """Pace over the newest steps, from their closing times; None before the second."""
     recent = steps[-PACE_STEPS - 1 :]
     if len(recent) < 2 or recent[0].closed is None or recent[-1].closed is None:
         return None

@@ -1,4 +1,4 @@
-"""What gpumon states about a device and about a rank: what `report` makes, and every outlet shows."""
+"""Reports on a device and on a rank: made by `report`, shown by every output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the first screen needs neither
 class DeviceReport(msgspec.Struct, frozen=True):
     """Everything gpumon states about one device of one rank.
 
-    What only somebody who looks at it needs is made when it is asked for: most reports are of ranks nobody looks at.
+    Costly parts are computed on access: most reports are never displayed.
     """
 
     device: int
@@ -32,10 +32,10 @@ class DeviceReport(msgspec.Struct, frozen=True):
     read: Read | None = None  # the newest ledger with owners
     composed: Peak | None = None  # the newest peak with a breakdown
     growth: tuple[Growth, ...] = ()  # of allocated, blocks, unexplained, slack: those that are known
-    regimes: tuple[int, ...] = ()  # steps with which peaks were seen to follow another rule, the newest last
+    regimes: tuple[int, ...] = ()  # steps at which the regime of peaks changed, newest last
     make_whatif: Callable[[DeviceReport], tuple[Answer, ...]] | None = None
     highest: Highest | None = None  # peak of allocated so far
-    held: Held | None = None  # what grows, and who holds it; in `ledger`, `peak`, `read` and `composed` already
+    held: Held | None = None  # what grows, and its holders; included in `ledger`, `peak`, `read` and `composed`
 
     @property
     def ledger(self) -> Breakdown | None:
@@ -50,13 +50,12 @@ class DeviceReport(msgspec.Struct, frozen=True):
 
     @property
     def estimate(self) -> Estimate | None:
-        """By closed form."""
         made = self.make_estimate
         return made if made is None or isinstance(made, Estimate) else made()
 
     @property
     def whatif(self) -> tuple[Answer, ...]:
-        """The peak with each of the usual changes, computed at most every few steps."""
+        """The peak with each of the usual changes, computed at most once per step."""
         return self.make_whatif(self) if self.make_whatif is not None else ()
 
 
@@ -68,15 +67,15 @@ class RankReport(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
     steps_per_s: float | None
     oom: OomReport | None = None  # the newest out-of-memory, explained
-    host_growth: tuple[Growth, ...] = ()  # of rss, of what is pinned, and of each child process
+    host_growth: tuple[Growth, ...] = ()  # of rss, pinned memory, and each child process
 
 
 ROOM_PATIENCE_S = 2.0
-"""How long an outlet that speaks once waits for that: a reading of the device is placed with the next phase."""
+"""How long a one-shot output waits for headroom: a reading of the device is placed with the next phase."""
 
 
 def room_known(frame: Frame, reports: Iterable[RankReport]) -> bool:
-    """Whether it is known of every rank that goes on what its devices have free, as far as they forecast at all."""
+    """Whether the free bytes are known for every running rank, as far as it has forecasts."""
     going_on = {rank.source for rank in frame.ranks if rank.goodbye is None}
     devices = [device for report in reports if report.source in going_on for device in report.devices]
     forecasts = [device.forecast for device in devices if device.forecast is not None]

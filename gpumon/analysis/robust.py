@@ -1,6 +1,6 @@
-"""Small robust statistics in plain Python: medians, a trend with its significance, how likely a value is exceeded.
+"""Small robust statistics in plain Python: medians, a trend with its significance, a probability of exceedance.
 
-No numpy: the viewer is installed without it, and every series here has at most a few hundred values.
+No numpy: the viewer does not require it, and every series here has at most a few hundred values.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def theil_sen(points: Sequence[tuple[float, float]], *, at_most: int = 32) -> Tr
 
 
 def _deviation(count: int) -> float:
-    """Of Kendall's S, without a trend."""
+    """Standard deviation of Kendall's S without a trend."""
     return math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
 
 
 def thinned(series: Sequence[Any], at_most: int = 32) -> list[Any]:
-    """`at_most` of more points, evenly, first and last kept."""
+    """At most `at_most` points, evenly spaced, first and last kept."""
     count = len(series)
     if count <= at_most:
         return list(series)
@@ -87,7 +87,7 @@ class Line:
 
 
 def resistant_line(points: Sequence[tuple[float, float]]) -> Line | None:
-    """A line through the medians of the outer thirds of x. None unless the thirds differ in x.
+    """A line through the medians of the outer thirds of x. None below six points, or if the thirds do not differ in x.
 
     Source: Tukey, Exploratory Data Analysis (1977), the three-group resistant line without iteration.
     Cost: O(n log n). Breaks down when a sixth of the points, all in one outer third, are wild.
@@ -105,10 +105,10 @@ def resistant_line(points: Sequence[tuple[float, float]]) -> Line | None:
 
 
 def exceedance(residuals: Sequence[float], threshold: float, scale: float) -> float:
-    """How likely the next residual is above `threshold`.
+    """Probability that the next residual is above `threshold`.
 
-    Inside the sample: the share of residuals above, as (k + ½)/(n + 1). Beyond the largest residual the sample says no
-    more than 1/(2(n+1)), which falls off from there exponentially, `scale` to the factor e.
+    Within the sample: the share of residuals above, as (k + ½)/(n + 1). Beyond the largest residual: 1/(2(n+1)),
+    falling exponentially by a factor e per `scale`.
     """
     count = len(residuals)
     ordered = sorted(residuals)

@@ -1,7 +1,7 @@
-"""The rules of the catalogue as data: code, severity, how steady the evidence must be, thresholds with their units.
+"""The catalogue's rules as data: code, severity, how long the evidence must last, thresholds with their units.
 
-Thresholds are meant to be silent on a healthy run: each asks for a share of the device or of the peak and for a least
-number of bytes. True statements about a model or a setting are info; what will fail is warning or critical.
+Thresholds are chosen to be silent on a healthy run; most combine a share of the device or the peak with a minimum
+number of bytes. Facts about a model or a setting are info; what will fail is warning or critical.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class Rule(msgspec.Struct, frozen=True):
     least_steps_learnt: int = 0
     p_oom: float = 0
     critical_steps_to_oom: int = 0
-    steps_to_oom: int = 0  # where what is kept from step to step grows
-    steps_to_oom_by_batch: int = 0  # where what a step needs grows
-    as_before: float = 0  # of a peak that there was room for
-    alone_steps: int = 0  # of growth, before it is stated without a holder
-    least_share_of_growth: float = 0  # below, another suspect is the leak, and this one is information
+    steps_to_oom: int = 0  # if retained bytes grow
+    steps_to_oom_by_batch: int = 0  # if the need of a step grows
+    as_before: float = 0  # times a peak that fitted
+    alone_steps: int = 0  # of growth, before it is reported without a holder
+    least_share_of_growth: float = 0  # below it the suspect is info: another one is the leak
     share_of_parameters: float = 0
     saving_share_of_peak: float = 0
     excess_share_of_median: float = 0
     steps_after_use: int = 0
     share_of_loaded: float = 0
     warning_share_of_device: float = 0
-    kept_steps: int = 0  # since the newest one
+    kept_steps: int = 0  # since the newest outlier
     unused_share_of_reserved: float = 0
     least_bytes: int = 0
     least_share_of_peak: float = 0
@@ -64,13 +64,13 @@ RETAINED_CHECKPOINT = Rule(
 )
 CHECKPOINT_DEVICE = Rule("checkpoint-device", "warning", least_bytes=4 << 10)
 GRAD_IN_EVAL = Rule("grad-in-eval", "warning")
-# a warning where the device is nearly full with it
+# a warning if it nearly fills the device
 OUTLIER_BATCH = Rule("outlier-batch", "info", warning_share_of_device=0.8, kept_steps=200)
 # near the edge a retry empties the cache sooner
 FRAGMENTATION = Rule("fragmentation", "warning", opens_after=6, unused_share_of_reserved=0.4, least_bytes=128 * MIB)
 ZEROED_GRADIENTS = Rule(
     "zeroed-gradients", "info", opens_after=3, closes_after=3, least_bytes=MIB, least_share_of_peak=0.02
 )
-# so far; while the C library's heap settles it grows by less, for hundreds of steps
+# total growth so far: a settling malloc heap grows by less, over hundreds of steps
 HOST_LEAK = Rule("host-leak", "warning", critical_steps_to_oom=500, least_bytes=64 * MIB)
 AGENT_PART_OFF = Rule("agent-part-off", "warning")

@@ -1,15 +1,14 @@
-"""From a census to the names that can explain a growth: which tensors, how many, kept by whom.
+"""Finds the variables that can explain a growth in a census: their tensors, counts and holders.
 
-Model. A census lists groups of tensors that are alike, each with the names they are reached through. Where batches
-differ in length every step's tensors are a group of their own, and a kept state_dict is a group for each shape, so
-groups are put together by the variable that leads to them; a tensor that several names reach is counted for the first
-of them, as the census orders them. A variable explains a growth that has gone on for n steps if it holds about as many
-tensors as blocks were added (or one for every other step, where each keeps a whole graph), or where no blocks were
-added, about as many bytes: one tensor that is concatenated to. Of a census that ended early fewer will do. Those that
-hold less than `BEST_SHARE` of what the best one holds are left out: what is there anyway. A second census says by
-itself which groups have grown.
+Model. A census lists groups of like tensors, each with the names that reach them. If batches differ in length, every
+step's tensors form a group of their own, and a kept state_dict has one group per shape, so groups are merged by the
+variable that leads to them. A tensor reached by several names counts for the first one, in the census's order. A
+variable explains a growth over n steps if it holds a quarter of the blocks added, or one tensor per two steps, and not
+far more; if no blocks were added, about as many bytes: a single tensor that is concatenated to. A census that ended
+early needs fewer. Suspects with less than `BEST_SHARE` of the largest count are left out as unrelated. A second census
+tells directly which groups have grown.
 Cost. A walk over at most `wire.GROUPS_MAX` groups.
-Known limitations. At a first census what was always there and happens to be as many is not told apart.
+Known limitations. A first census cannot distinguish older tensors of about the same number.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ import msgspec
 from gpumon.analysis import units
 from gpumon_agent import wire
 
-COUNT_SHARE = 0.25  # of the blocks that were added: several names may share a growth
+COUNT_SHARE = 0.25  # of the added blocks: several names may share a growth
 STEPS_SHARE = 0.5
 BYTES_SHARE = 0.5
-GRAPH_STEPS = 3  # of growth in one graph, of which only the newest part may have been measured
+GRAPH_STEPS = 3  # of growth that one graph must hold: only its newest part may be measured
 BEST_SHARE = 0.25
 LEAST = 3  # tensors
-LEAST_OF_CUT = 5  # of a census that ended when it had seen enough
-BLOCK_BYTES = 512  # a tensor on a device takes a multiple of it
-TOO_MANY_TIMES = 4  # as many tensors as blocks were added: those were there before
+LEAST_OF_CUT = 5  # in a census that ended early
+BLOCK_BYTES = 512  # device tensors take a multiple of it
+TOO_MANY_TIMES = 4  # times the blocks added: more tensors must be older
 
 
 @dataclass(slots=True)
 class Suspect:
-    """Live tensors that one variable keeps. `holder` is None where nobody was found."""
+    """Live tensors kept by one variable. `holder` is None if none was found."""
 
     holder: wire.Holder | None
     has_graph: bool
@@ -45,20 +44,20 @@ class Suspect:
     cyclic: int = 0
     grown: int | None = None
     kinds: dict[tuple[tuple[int, ...], str], int] = field(default_factory=dict)  # (shape, dtype) → tensors
-    names: dict[str, int] = field(default_factory=dict)  # the holders', with how many tensors
+    names: dict[str, int] = field(default_factory=dict)  # holders' names → tensors
     several_places: bool = False  # one tensor in each
     where: str | None = None
     phase: str | None = None
 
     @property
     def by(self) -> wire.Holder | None:
-        """The holder, of several that lead through one variable the variable."""
+        """The holder; the variable, if several holders lead through one."""
         if self.holder is None or len(self.names) == 1:
             return self.holder
         return msgspec.structs.replace(self.holder, name=f"{self.holder.variable}[*]")
 
     def add(self, other: Suspect) -> None:
-        """Counts another's tensors here; the name stays."""
+        """Adds another's tensors; the name stays."""
         self.several_places = True
         self.count += other.count
         self.bytes += other.bytes
@@ -70,12 +69,12 @@ class Suspect:
 
     @property
     def held(self) -> int:
-        """Its bytes, and those that its graphs keep."""
+        """Bytes of its tensors and their graphs."""
         return self.bytes + self.graph_bytes
 
     @property
     def scalar(self) -> bool:
-        """Only single numbers, as losses are."""
+        """Only single numbers, such as losses."""
         return all(_elements(shape) == 1 for shape, _ in self.kinds)
 
     @property
@@ -97,7 +96,7 @@ class Suspect:
 
 
 def suspects(census: wire.Census, device: int) -> list[Suspect]:
-    """What the census found on a device, by holder, most bytes first."""
+    """A census's tensors on a device by holder, most bytes first."""
     found: dict[tuple[object, ...], Suspect] = {}
     for group in census.groups:
         if group.device != device or not group.count:
@@ -142,7 +141,7 @@ def _add(suspect: Suspect, group: wire.Group, count: int) -> None:
 def explaining(
     census: wire.Census, device: int, *, since: int, blocks_per_step: float | None, bytes_per_step: float | None
 ) -> list[Suspect]:
-    """The suspects that can explain a growth which began at `since`, most bytes first."""
+    """The suspects that can explain a growth since step `since`, most bytes first."""
     steps = census.step - since + 1
     if steps <= 1:
         return []
@@ -157,7 +156,7 @@ def explaining(
 
 
 def _of_one_name(known: list[Suspect]) -> list[Suspect]:
-    """Single tensors put together where they are the same attribute of several objects, as of layers."""
+    """Merges single tensors that are the same attribute of several objects, such as layers."""
     alike: dict[tuple[str, bool], Suspect] = {}
     left = []
     for each in known:
@@ -175,7 +174,7 @@ def _of_one_name(known: list[Suspect]) -> list[Suspect]:
 
 def _explains(suspect: Suspect, cut: bool, steps: int, blocks: float, grown: float) -> bool:
     if suspect.cyclic:
-        return True  # it was seen to stay, one as a sample of many
+        return True  # seen to stay: one is a sample of many
     if suspect.grown is not None and suspect.grown <= 0:
         return False
     if suspect.graph_bytes and GRAPH_STEPS * grown <= suspect.held * steps and suspect.held <= TOO_MANY_TIMES * grown:
@@ -189,7 +188,7 @@ def _explains(suspect: Suspect, cut: bool, steps: int, blocks: float, grown: flo
 
 
 def root(holder: wire.Holder) -> tuple[str, str | None]:
-    """The variable that leads to it, and in which function."""
+    """The variable that leads to the tensors, and its function."""
     return holder.variable, holder.function
 
 

@@ -1,9 +1,9 @@
-"""From evidence to findings: one opens when its rule has held for a while, and is gone when it has not.
+"""Turns evidence into findings: one opens after its rule has held for a while, and is gone after it has not.
 
-A rule's finding opens after `opens_after` looks in a row with evidence and is gone after `closes_after` without. A look
-is a newest step not seen before, so time without training opens and closes nothing. What is gone stays listed, the
-newest `GONE_KEPT`.
-A finding says since which step it holds only where the run's history tells: another viewer would say the same.
+A finding opens after `opens_after` looks in a row with evidence, and is gone after `closes_after` without. Only a new
+step counts as a look, so time without training opens and closes nothing. The newest `GONE_KEPT` that are gone stay
+listed.
+A finding gives its first step only if the run's history shows it, so that every viewer gives the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEEPING = frozenset({RETAINED_CHECKPOINT.code, RETAINED_GRAPH.code, TENSOR_LEAK.
 
 
 _Key = tuple[str, int, str]
-"""A rule's code, the device, and the subject where a rule can hold of several."""
+"""The rule's code, the device, and the subject if a rule can hold for several."""
 
 
 @dataclass(slots=True)
@@ -42,13 +42,11 @@ class _Case:
 
 @dataclass(slots=True)
 class Tracker:
-    """The findings of one rank: feed it each look, read `findings`."""
-
     _cases: dict[_Key, _Case] = field(default_factory=dict)
     _gone: OrderedDict[tuple[_Key, int | None], Finding] = field(default_factory=OrderedDict)
 
     def look(self, look: Look, *, again: bool = False) -> None:
-        """`again`: at the same step, because more is known of it; that opens and closes nothing by itself."""
+        """`again`: the same step with new evidence; it does not count as another look."""
         held: dict[_Key, tuple[Rule, Evidence]] = {}
         ahead = False
         for rule, find in CATALOGUE:
@@ -109,7 +107,7 @@ class Tracker:
 
     @property
     def confirming(self) -> bool:
-        """There is evidence that was not yet seen often enough."""
+        """Whether there is evidence that was not yet seen often enough."""
         return bool(self._cases) and any(case.finding is None for case in self._cases.values())
 
     def findings(self) -> tuple[Finding, ...]:
@@ -122,7 +120,7 @@ class Tracker:
         return (*open_now, *reversed(self._gone.values()))
 
     def keeping(self, device: int) -> tuple[Finding, ...]:
-        """The open ones that tell what a device keeps for nothing, and who holds it; most bytes first."""
+        """Open findings on memory that a device keeps for no use, with a holder; most bytes first."""
         here = [case.finding for (code, where, _), case in self._cases.items() if where == device and code in KEEPING]
         named = [finding for finding in here if finding is not None and finding.bytes and finding.holder]
         return tuple(sorted(named, key=lambda finding: -(finding.bytes or 0)))

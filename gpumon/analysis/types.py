@@ -1,4 +1,4 @@
-"""The words of the ledger: one set of lines that measured, estimated and forecast bytes are all stated in."""
+"""Types shared by all of analysis: the ledger's lines, in which measured, estimated and forecast bytes are stated."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ OWNERS = (
 """Lines that name an owner."""
 
 REST = ("unexplained", "unattributed", "rounding", "slack")
-"""What is left between the owners and `reserved`."""
+"""Lines between the owners and `reserved`."""
 
 DRIVER = ("context", "other_processes", "free")
-"""What is left between `reserved` and the device's total."""
+"""Lines between `reserved` and the device's total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Bytes by line; None where not known.
+    """Bytes by line; None: not known.
 
-    allocated = owners + unexplained (or unattributed, on steps that were not sampled) + rounding
+    allocated = owners + unexplained (or unattributed, on unsampled steps) + rounding
     reserved  = allocated + slack
     total     = reserved + context + other_processes + free
     """
@@ -67,21 +67,21 @@ class Breakdown:
 
     @property
     def left_over(self) -> str | None:
-        """The line of what no owner has; None where neither is known."""
+        """The line of bytes without an owner; None if neither is known."""
         if self.unexplained is not None:
             return "unexplained"
         return "unattributed" if self.unattributed is not None else None
 
     def known(self) -> tuple[tuple[str, int], ...]:
-        """(line, bytes) of every line that is known and not zero, in the ledger's order."""
+        """(line, bytes) of every known line that is not zero, in the ledger's order."""
         return tuple((f.name, value) for f in fields(self) if (value := getattr(self, f.name)))
 
 
 class Peak(msgspec.Struct, frozen=True, gc=False):
-    """A step's highest moment: where it was, and what was alive (`lines`, on sampled steps)."""
+    """A step's peak: where it was, and on sampled steps its breakdown (`lines`)."""
 
     step: int
-    phase: str | None  # None: the step was read once, at its end, and any phase may have been the highest
+    phase: str | None  # None: the step was read only at its end; any phase may have peaked
     index: int
     allocated: int
     lines: Breakdown | None = None
@@ -90,7 +90,7 @@ class Peak(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Highest:
-    """The highest peak of all steps that were heard, and the first step that had it."""
+    """The highest peak of all steps seen, and the first step with it."""
 
     step: int
     allocated: int
@@ -108,7 +108,7 @@ class Estimate:
 
 
 class Forecast(msgspec.Struct, frozen=True, gc=False):
-    """The next iteration's peak of allocated bytes with a 95 % interval, against what the device can give."""
+    """The next iteration's peak of allocated bytes with a 95 % interval, compared with the available bytes."""
 
     next_peak: int
     low: int
@@ -119,13 +119,13 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
     steps_to_oom: int | None  # None: no trend upwards
     max_batch_factor: float | None  # largest batch, as a multiple of the present one, that still fits
     learnt_from: int  # iterations
-    bytes_per_step: int | None = None  # how fast it grows; None: it does not
-    growth: str | None = None  # `KEPT`: what stays from step to step grows; `BATCH`: what a step needs
-    highest: int = 0  # peak before the steps that this was learnt from: that much there was room for
+    bytes_per_step: int | None = None  # growth of the peak; None: no growth
+    growth: str | None = None  # `KEPT`: bytes stay from step to step; `BATCH`: steps need more
+    highest: int = 0  # peak before the steps it was learnt from: that much fitted
     steps_to_oom_low: int | None = None  # the 95 % interval of `steps_to_oom`
-    steps_to_oom_high: int | None = None  # None where there are `steps_to_oom`: it may never come to that
-    verdict: str | None = None  # fits, tight or oom-ahead (shape_model.verdict); None: the room is not known
-    headroom_at_most: bool = False  # no driver's reading: `headroom` is what the whole device could give
+    steps_to_oom_high: int | None = None  # None although `steps_to_oom` is set: possibly never
+    verdict: str | None = None  # fits, tight or oom-ahead (shape_model.verdict); None: headroom is unknown
+    headroom_at_most: bool = False  # without a driver reading, `headroom` assumes the whole device
 
 
 KEPT = "kept"
@@ -139,11 +139,9 @@ SEVERITIES = ("info", "warning", "critical")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One statement of the catalogue with its evidence."""
-
     code: str
     severity: str
-    step: int | None  # since which; None where the run's history does not tell
+    step: int | None  # its first step; None: not in the run's history
     title: str
     bytes: int | None = None
     bytes_per_step: int | None = None
@@ -151,8 +149,8 @@ class Finding:
     where: str | None = None  # file.py:LINE
     remedy: str = ""
     state: str = "open"  # open | gone
-    subject: str = ""  # tells two findings of one code apart
-    by: wire.Holder | None = None  # `holder`, in fields
+    subject: str = ""  # distinguishes two findings of one code
+    by: wire.Holder | None = None  # `holder` as fields
 
 
 NEARLY_ALL = 0.75
@@ -160,19 +158,17 @@ NEARLY_ALL = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a census found that grows from step to step, by who holds it: a part of the line `variables`.
+    """Growing bytes that a census found, by holder: part of the line `variables`.
 
-    Counted as a census found it at one step; before and after that, in proportion to the steps that it has grown for. A
-    census takes several steps, and counts what was there as it came by: where it has found `NEARLY_ALL` of what has
-    grown, all of that is meant.
+    They were counted at one step; at other steps they are scaled by the steps of growth. A census takes several steps
+    and misses what is added meanwhile: if it found `NEARLY_ALL` of the growth, all of the growth counts.
     """
 
     since: int
-    parts: tuple[tuple[wire.Holder, int, int], ...]  # most bytes first: holder, bytes, the step they were counted at
-    per_step: float = 0.0  # bytes that the device's growth is
+    parts: tuple[tuple[wire.Holder, int, int], ...]  # most bytes first: holder, bytes, step of the count
+    per_step: float = 0.0  # growth of the device's bytes
 
     def at(self, step: int) -> int:
-        """Bytes at the end of a step."""
         steps = max(0, step - self.since + 1)
         found = sum(nbytes * steps // max(1, counted - self.since + 1) for _, nbytes, counted in self.parts)
         grown = round(self.per_step * steps)
@@ -185,17 +181,17 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The newest step whose owners were read, which is not always the newest step: fast ones are sampled."""
+    """The newest step whose owners were read. It may be older than the newest step: fast steps are sampled."""
 
     step: int
     lines: Breakdown  # at its end
-    hidden: tuple[str, ...] = ()  # who keeps bytes where nobody can look, by name: part of `unexplained`
-    held_by: tuple[wire.Holder, ...] = ()  # the variables behind the line `variables`, the largest first
+    hidden: tuple[str, ...] = ()  # names of holders whose bytes cannot be read: part of `unexplained`
+    held_by: tuple[wire.Holder, ...] = ()  # the variables behind the line `variables`, largest first
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What one figure does from step to step, taken where every step ends: the evidence of a leak, or of none.
+    """Trend of one figure, sampled at every step's end: the evidence of a leak, or of none.
 
     `figure`: allocated, blocks (live ones, a count), unexplained, slack (reserved without allocated), rss, pinned (of
     the host, by torch), or "worker PID" (of a child process). `so_far`, `per_step`, `low` and `high` are in the
@@ -204,9 +200,9 @@ class Growth:
 
     figure: str
     growing: bool = False
-    since: int | None = None  # the step it began with; None: it does not grow
+    since: int | None = None  # first step of growth; None: no growth
     per_step: float | None = None  # with its 95 % interval
     low: float | None = None
     high: float | None = None
-    so_far: int | None = None  # more than before `since`
+    so_far: int | None = None  # increase since `since`
     points: tuple[tuple[int, int], ...] = ()  # (step, value), oldest first, thinned: for a plot

@@ -1,7 +1,7 @@
-"""The one module that turns bytes, durations and rates into text: binary units, as many digits as mean something.
+"""The one module that formats bytes, durations and rates: binary units, as many digits as are meaningful.
 
-Figures inside one table or sentence that are compared with each other should share a unit: pick it once with
-`unit_for` and write each with `in_unit`.
+Figures compared with each other in a table or sentence should share a unit: pick it with `unit_for`, write each with
+`in_unit`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NOT_KNOWN = "n/a"
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A binary unit of bytes, and after the point so many digits that the figures written in it tell something."""
+    """A binary unit of bytes, and the digits to show after the point."""
 
     name: str
     bytes: int
@@ -27,7 +27,7 @@ UNITS = (B, KIB, MIB, GIB, TIB)
 
 
 def unit_for(*values: int | None) -> Unit:
-    """The unit in which the largest of the values has one to four digits before the point; below 100 two after it."""
+    """The unit in which the largest value has one to four digits before the point; two digits after it below 100."""
     largest = max((abs(value) for value in values if value is not None), default=0)
     for unit in reversed(UNITS):
         if largest >= unit.bytes:
@@ -36,7 +36,7 @@ def unit_for(*values: int | None) -> Unit:
 
 
 def in_unit(value: int | None, unit: Unit, *, sign: bool = False) -> str:
-    """The number alone, with the unit's digits ("61.24"); two where one would show 0.0 for what is not zero."""
+    """The number alone, with the unit's digits ("61.24"); two digits if one would show 0.0 for a non-zero value."""
     if value is None:
         return NOT_KNOWN
     if unit.name == B.name:
@@ -123,7 +123,7 @@ def _signed(value: int, text: str, sign: bool) -> str:
 
 
 def ranges(numbers: Iterable[int], most: int = 6) -> str:
-    """ "3, 8–15, …": runs as ranges, at most so many of them."""
+    """ "3, 8–15, …": runs as ranges, at most `most` of them."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:

@@ -1,21 +1,21 @@
 """What a watched run would need with another batch, length, precision or optimizer: from its own measurements.
 
-Model. A step's highest phases are taken apart into what was measured: S, what stands as forward begins (weights,
-buffers, optimizer state, buckets, inputs, and what else is held), f, what forward adds; d, what backward adds to that;
-the optimizer's gradients, temporaries and rest. A change scales or removes parts, and the new peak is the largest of
+Model. The step with the highest peak is split into measured parts: S, allocated when forward begins (weights, buffers,
+optimizer state, buckets, inputs, and whatever else is held); f, added by forward; d, added by backward on top; the
+optimizer's gradients, temporaries and rest. A change scales or removes parts, and the new peak is the largest of
 
     forward = S + f        backward = S + f + d        optimizer = S + gradients + temporaries + rest
 
-Batch and sequence scale f and d by what was learnt of the run's batches (the agent's needs) where those differed;
-where all were alike, f scales in proportion (a length up to its square; up to `FIXED_SHARE` of f may stay fixed). The
-part of d that does not scale is at most the parameter gradients plus one extra copy of the largest. Checkpointing saves
-the repeated blocks' activations and recomputes one block at a time. Each figure is a span: low, expected, high. Figures
-that were neither measured nor derivable are reported as unknown.
+Batch and sequence scale f and d with the shape model if the run's batches differed; otherwise f scales in proportion (a
+length up to its square; up to `FIXED_SHARE` of f may stay fixed). The part of d that does not scale is at most the
+parameter gradients plus one extra copy of the largest. Checkpointing saves the repeated blocks' activations and
+recomputes one block at a time. Each figure is a span: low, expected, high. Figures that were neither measured nor
+derivable are reported as unknown.
 Source. The phases of a step as in gpumon.analysis.estimate.closed_form; ZeRO: Rajbhandari et al. 2020.
-Cost. O(1) a change; checkpointing walks the model's modules.
+Cost. O(1) per change; checkpointing walks the model's modules.
 
-Known limitations. Spans of bf16 and checkpointing are wide: which operators autocast changes, and what a block's input
-is, the figures do not tell. Changes are combined as if they did not touch each other.
+Known limitations. Spans of bf16 and checkpointing are wide: the figures do not show which operators autocast changes,
+or a block's input. Combined changes are treated as independent.
 """
 
 from __future__ import annotations
@@ -49,17 +49,15 @@ from gpumon_agent.shape_model.shape_regression import Features, features
 STEPS = 256
 SETTLED = 2  # the first step has no optimizer state, the second new buckets
 FIXED_SHARE = 0.2
-"""Of what forward adds: may be there whatever the batch, as workspaces are, and blocks that are rounded up."""
+"""Share of forward's increase that may not depend on the batch: workspaces, rounding of blocks."""
 
 
 class Untold(Exception):
-    """Why a change cannot be told."""
+    """The reason why a change cannot be answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The step taken apart."""
-
     start: float
     weights: float
     state: float
@@ -69,9 +67,9 @@ class Parts:
     temporaries: float
     rest: float  # of the optimizer's peak
     forward: Span
-    more: Span  # what backward adds to it
-    measured: float  # forward, as it was
-    gathered: float = 0.0  # weights that may be gone again as the optimizer steps
+    more: Span  # added by backward on top
+    measured: float  # forward, before any change
+    gathered: float = 0.0  # weights that may be freed before the optimizer steps
     notes: tuple[str, ...] = field(default=())
 
 
@@ -82,7 +80,7 @@ def answer(
     changes: Sequence[Change] = USUAL,
     steps: int = STEPS,
 ) -> list[Answer]:
-    """One answer a change, from the highest of the newest `steps` steps."""
+    """One answer per change, from the highest of the newest `steps` steps."""
     figures = _highest(rank, report.device, steps)
     if figures is None:
         return [Answer(change, why_not="no step was read yet") for change in changes]
@@ -90,7 +88,7 @@ def answer(
 
 
 def _highest(rank: RankFrame, device: int, steps: int) -> StepPeaks | None:
-    """The step with the highest peak of the newest ones: with batches that differ, the one that counts."""
+    """Of the newest steps, the one with the highest peak: it decides if batches differ."""
     found = [figures for record in rank.steps[-steps:] if (figures := step_peaks(record, device)) is not None]
     settled = [figures for figures in found if figures.step >= SETTLED] or found
     return max(settled, key=lambda figures: figures.peak, default=None)
@@ -128,7 +126,7 @@ def _answer(
 
 
 def _full_in(forecast: Forecast, headroom: int) -> int | None:
-    """Steps until the leak has filled this headroom: the time to full as it is, moved by what the change leaves."""
+    """Steps until the leak fills this headroom: the current time to full, shifted by the change's headroom."""
     if forecast.growth != KEPT or not forecast.bytes_per_step or forecast.steps_to_oom is None:
         return None
     more = headroom - (forecast.headroom or 0)
@@ -173,7 +171,7 @@ def _taken_apart(report: DeviceReport, figures: StepPeaks) -> Parts:
 def _other_batch(
     rank: RankFrame, report: DeviceReport, shape_model: ShapeModel, figures: StepPeaks, parts: Parts, change: Change
 ) -> Parts:
-    """Batch and sequence, and a micro-batch's share of the batch."""
+    """Scales by batch, sequence, and a micro-batch's share of the batch."""
     factor, length = change.batch / change.accumulate, change.sequence
     if factor == 1 and length == 1:
         return parts
@@ -204,7 +202,7 @@ def _other_batch(
     highest = factor * length * length if length > 1 else scale
     fixed = scale + FIXED_SHARE * (1 - scale)
     notes = (*notes, "all batches were alike: activations in proportion, gradients of parameters as now")
-    still = min(max(d, 0.0), parts.gradients + _largest(rank))  # a last one is made before it is added
+    still = min(max(d, 0.0), parts.gradients + _largest(rank))  # the last gradient is created before it is added
     low, high = sorted((still + (d - still) * scale, d * scale))
     return replace(
         parts,
@@ -217,12 +215,12 @@ def _other_batch(
 
 
 def _largest(rank: RankFrame) -> float:
-    """Gradients of the module with most of them."""
+    """Gradient bytes of the module with the most."""
     return float(max((m.trainable_bytes for record in rank.models for m in record.modules), default=0))
 
 
 def _has_length(rank: RankFrame, shapes: Sequence[Sequence[int]]) -> bool:
-    """Words are looked up, or dimension 1 differs from step to step: features of a sample do not."""
+    """Whether dimension 1 is a length: the model has embeddings, or it differs between steps (features do not)."""
     if not any(len(shape) in (2, 3) for shape in shapes):
         return False
     if any("Embedding" in module.kind for record in rank.models for module in record.modules):
@@ -236,7 +234,7 @@ def _has_length(rank: RankFrame, shapes: Sequence[Sequence[int]]) -> bool:
 
 
 def _doubt(size: int, largest: Features | None) -> float:
-    """Share to each side: one in a hundred within what was seen, more the further beyond."""
+    """Half-width of the span as a share: 1 % within the sizes seen, more beyond."""
     if largest is None or size <= largest[0]:
         return 0.01
     return min(0.5, 0.01 + 0.1 * (1 - largest[0] / size))
@@ -257,7 +255,7 @@ def _accumulated(rank: RankFrame, report: DeviceReport, parts: Parts, change: Ch
     grads = parts.gradients
     largest = _largest(rank)
     d = parts.more
-    # a later micro-batch finds the gradients there: no more part of what its backward adds, but one at a time is
+    # later micro-batches find gradients allocated: their backward adds only one at a time
     expected = max(0.0, d.expected - grads) + grads + largest
     more = Span(max(0.0, d.low - grads) + grads, expected, max(expected, max(d.high, 0.0) + grads))
     note = "later micro-batches find the gradients of the earlier ones there"
@@ -282,7 +280,7 @@ def _checkpointed(rank: RankFrame, report: DeviceReport, parts: Parts, change: C
 
 
 def _blocks(layer: Layer) -> list[int]:
-    """Activations of the children of that container whose alike children keep most."""
+    """Activations of the like siblings that keep the most in the tree."""
     kinds: dict[str | None, list[int]] = {}
     for child in layer.children:
         if child.children:
@@ -357,9 +355,9 @@ def _zero(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -
         notes = (*notes, "gradients go bucket by bucket, so some of them stand at backward's peak")
     forward = parts.forward
     unit = float(max((m.parameter_bytes for record in rank.models for m in record.modules), default=0))
-    if change.zero == 2:  # some keep their shard of the weights beside all of them
+    if change.zero == 2:  # some implementations keep their shard beside the full weights
         forward = forward + Span(0.0, 0.0, parts.weights / ranks + unit)
-        parts = replace(parts, gathered=sharded(_held(parts), 3, ranks).weights)  # the others go after backward
+        parts = replace(parts, gathered=sharded(_held(parts), 3, ranks).weights)  # others free them after backward
     if change.zero >= 3:
         start -= gone.weights
         forward = forward + Span(unit, unit, 2 * unit)

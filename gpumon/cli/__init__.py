@@ -1,4 +1,4 @@
-"""The command line: one file per verb, imported only when its verb is called, so that `gpumon --help` is at once."""
+"""The command line: one module per verb, imported only when called, so that `gpumon --help` is fast."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ VERBS: dict[str, tuple[str, str]] = {
     "dryrun": ("gpumon.cli.dryrun", "Run a script on a virtual GPU: does it fit, and where does it peak?"),
     "doctor": ("gpumon.cli.doctor", "Say what gpumon sees on this machine, and what is missing."),
 }
-"""Verb → the module whose `command` it is, and its line in the help (stated here, so that help imports no verb)."""
+"""Verb → the module with its `command`, and its help line (here, so that help imports no verb)."""
 
 
 class _HarmlessError(click.ClickException):
-    """An error of click's, printed as everything else: it may repeat an argument, or what a file holds."""
+    """A click error, printed sanitized: it may contain an argument or file content."""
 
     def __init__(self, error: click.ClickException) -> None:
         super().__init__(error.message)
@@ -62,10 +62,10 @@ def _harmless_errors() -> Iterator[None]:
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are named by `VERBS` and imported one at a time."""
+    """A group whose commands are in `VERBS` and imported on use."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """As click's, which knows a closed pipe, but neither a full disk nor a stdout that was never open."""
+        """Adds to click's handling of closed pipes: a full disk, and a stdout that was never open."""
         if sys.stdout is None:
             sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (until the process ends)
         try:
@@ -73,7 +73,7 @@ class LazyGroup(click.Group):
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or error.filename is not None:
                 raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more as it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at exit
             say(f"Error: the output cannot be written: {error.strerror}.", err=True)
             sys.exit(1)
 

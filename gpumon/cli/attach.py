@@ -1,4 +1,4 @@
-"""`gpumon attach`: the screen, or JSON lines, of a training process that runs now."""
+"""`gpumon attach`: the screen, or JSON lines, for a running training process."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ if TYPE_CHECKING:
 NO_TERMINAL = "this is not a terminal, and the screen needs one; use --json or --once"
 WAIT_LOOK_S = 0.25
 COLLECTED_AFTER = (50_000, 5, 5)
-"""Python's garbage collection on the screen: a session's steps are kept, and looking through them finds no garbage."""
+"""gc thresholds for the screen: most objects are kept steps, so frequent collections find no garbage."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def looks(command: F) -> F:
-    """The options of how it looks."""
     for option in (
         click.option("--ascii", "plain", is_flag=True, help="Only ASCII signs: every category is a letter."),
         click.option("--ansi", is_flag=True, help="Only the terminal's own sixteen colours."),
@@ -70,7 +69,7 @@ def command(
         need_a_terminal(NO_TERMINAL)
     from gpumon import link
 
-    find = _await if wait else link.resolve  # once: what it found may end at once, and what it has said is still shown
+    find = _await if wait else link.resolve  # call it once: the process may end, but its past is still shown
     if as_json:
         from gpumon.cli.attach_json import attach_json
 
@@ -94,7 +93,7 @@ def command(
 
         raise click.exceptions.Exit(print_live(descriptors, look, this_machine))
     need_a_terminal(NO_TERMINAL)
-    gc.disable()  # until everything is imported: none of it is garbage
+    gc.disable()  # until the imports are done: none of it is garbage
     from gpumon.cli.budget_sender import BudgetSender
     from gpumon.tui.app import MonitorApp
 
@@ -114,7 +113,6 @@ def command(
 
 
 def options(light: bool, ansi: bool, plain: bool, rank: int | None = None) -> Options:
-    """The look that was asked for."""
     from gpumon.tui.app import Options
 
     theme = "gpumon-ansi" if ansi else "gpumon-light" if light else "gpumon-dark"
@@ -122,15 +120,15 @@ def options(light: bool, ansi: bool, plain: bool, rank: int | None = None) -> Op
 
 
 def _draws_unicode() -> bool:
-    """Whether the locale's encoding can write braille: plain C or POSIX cannot, nor can the Linux console's font."""
+    """Whether the locale's encoding has braille (C and POSIX do not) and the terminal is not the Linux console."""
     encoding = (getattr(sys.stderr, "encoding", None) or "ascii").lower().replace("-", "")
     return encoding.startswith("utf") and os.environ.get("TERM") != "linux"
 
 
 def run(app: MonitorApp) -> int:
-    """Runs the app to its end; what went wrong is said where the picture was. Returns the exit code."""
+    """Runs the app; prints its failure after the screen is closed. Returns the exit code."""
     gc.enable()
-    gc.freeze()  # what was imported stays
+    gc.freeze()  # imported modules stay
     gc.set_threshold(*COLLECTED_AFTER)
     code = app.run()
     if app.failure is not None:
@@ -140,14 +138,13 @@ def run(app: MonitorApp) -> int:
 
 
 def this_machine(pids: Callable[[], Collection[int]]) -> Sampler:
-    """The host's readings."""
     from gpumon.host import Sampler
 
     return Sampler(pids)
 
 
 def seen_here(known: Iterable[Descriptor], pids: Callable[[], Collection[int]]) -> Callable[[], list[int]]:
-    """`pids` without those of another pid namespace: here such a number is another process, or none."""
+    """`pids` without those in another pid namespace, which are other processes here."""
     from gpumon_agent.endpoint import pid_namespace
 
     here = pid_namespace()
@@ -171,7 +168,7 @@ def _choices(jobs: Sequence[Job]) -> list[Choice]:
 
 
 def _await(target: str | None) -> tuple[Descriptor, ...]:
-    """`link.resolve`, once there is something to attach to, or another reason why not; says that it waits."""
+    """Retries `link.resolve` until there is a job, or another error; prints once that it waits."""
     from gpumon import link
 
     said = False
@@ -186,7 +183,7 @@ def _await(target: str | None) -> tuple[Descriptor, ...]:
 
 
 def need_a_terminal(why_not: str) -> None:
-    """Raises click's error, exit code 1, where there is none."""
+    """Raises ClickException (exit code 1) without a terminal."""
     from gpumon.tui.terminal import usable
 
     if not usable():
@@ -194,5 +191,5 @@ def need_a_terminal(why_not: str) -> None:
 
 
 def sentence(text: str) -> str:
-    """As a sentence for a person. It may begin with a file's name: the first letter stays as it is."""
+    """Adds a full stop. The first letter stays: it may begin a file name."""
     return text + ("" if text.endswith((".", "!", "?")) else ".")

@@ -1,4 +1,4 @@
-"""The `--json` side of `gpumon attach` and `gpumon replay`: objects on stdout, one a line, until there is enough."""
+"""The `--json` side of `gpumon attach` and `gpumon replay`: one JSON object per line on stdout."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from gpumon_agent import wire
 if TYPE_CHECKING:
     from gpumon_agent.endpoint import Descriptor
 
-_WAITING_MAX = 1024  # messages that were read and not yet looked at
-_LINES_WAITING_MAX = 50_000  # objects for a reader that pauses; beyond it agents are not read either
+_WAITING_MAX = 1024  # messages read but not yet processed
+_LINES_WAITING_MAX = 50_000  # objects for a slow reader; beyond it the agents are not read either
 _ONCE = ("hello", "model", "answer", "finding", "oom", "step", "goodbye")
 
 
 def attach_json(
     find: Callable[[], tuple[Descriptor, ...]], rank: int | None, once: bool, steps: int | None, seconds: float | None
 ) -> int:
-    """`gpumon attach --json` of what `find` gives or raises LinkError for. Returns the exit code."""
+    """`gpumon attach --json` for the agents that `find` returns. Returns the exit code."""
     from gpumon import link
 
     try:
@@ -49,7 +49,7 @@ def run(
     seconds: float | None = None,
     rank: int | None = None,
 ) -> int:
-    """Attaches and prints until every rank said goodbye, or the limits are reached. Returns the exit code."""
+    """Prints until every rank has ended or a limit is reached. Returns the exit code."""
     wanted = [target for target in targets if rank is None or target.rank in (rank, None)]
     if not wanted:
         return _sorry(f"no rank {rank} in this job; it has {', '.join(str(t.rank) for t in targets)}")
@@ -65,7 +65,7 @@ def run_replay(
     seconds: float | None = None,
     rank: int | None = None,
 ) -> int:
-    """Prints a recording's objects, as fast as they are read. Returns the exit code."""
+    """Prints a recording's objects without delays. Returns the exit code."""
     from gpumon import link
 
     try:
@@ -80,10 +80,10 @@ def run_replay(
 
 
 class Until:
-    """When enough was printed.
+    """When to stop printing.
 
-    `steps` live ones a rank, `seconds` from the first object, or `once`: hello, model and the newest step of each of
-    `ranks` processes (None: of all there are when the stream ends). What is replayed counts for none of them.
+    After `steps` live steps per rank, or `seconds` from the first object. With `once`: when hello, model and the newest
+    step of each of `ranks` processes are there (None: at the stream's end). Replayed steps do not count.
     """
 
     def __init__(self, *, once: bool, steps: int | None, seconds: float | None, ranks: int | None) -> None:
@@ -91,14 +91,14 @@ class Until:
         self.steps = steps
         self.seconds = seconds
         self._ranks = ranks
-        self._live_steps: dict[str, tuple[int, int]] = {}  # source → live steps, the newest one's number
+        self._live_steps: dict[str, tuple[int, int]] = {}  # source → live steps, number of the newest
         self._ended: set[str] = set()
         self._synced: set[str] = set()
         self._newest: dict[str, dict[tuple[str, str], Stated]] = {}
         self._answer: Stated | None = None
 
     def take(self, stated: Stated) -> list[Stated]:
-        """The object if it is to be printed now."""
+        """The object, if it must be printed now."""
         kind = stated.kind
         if kind == "goodbye":
             self._ended.add(stated.source)
@@ -135,7 +135,7 @@ class Until:
         return len(full) >= self._ranks and full >= self._live_steps.keys()
 
     def last(self, now: Iterable[Stated]) -> list[Stated]:
-        """With `once`: everything to print, rank by rank. `now`: what is true at the end."""
+        """With `once`: everything to print, by rank. `now`: the objects valid at the end."""
         for each in self._newest.values():
             for key in [key for key in each if key[0] in ("finding", "step")]:
                 del each[key]
@@ -157,7 +157,7 @@ def _rank_of(kept: dict[tuple[str, str], Stated]) -> tuple[int, int]:
 
 
 def print_objects(stream: Callable[[], AsyncIterator[wire.Received]], objects: Objects, until: Until) -> int:
-    """Until the stream ends or there is enough. Returns the exit code."""
+    """Until the stream ends or `until` is met. Returns the exit code."""
     from gpumon import link
 
     try:
@@ -166,7 +166,7 @@ def print_objects(stream: Callable[[], AsyncIterator[wire.Received]], objects: O
         out.close()
     except link.LinkError as error:
         return _sorry(str(error))
-    except BrokenPipeError:  # whoever read has enough: nothing failed
+    except BrokenPipeError:  # the reader closed the pipe: not a failure
         _give_up_stdout()
     except OSError as error:
         _give_up_stdout()
@@ -179,8 +179,8 @@ def print_objects(stream: Callable[[], AsyncIterator[wire.Received]], objects: O
 async def _print(stream: AsyncIterator[wire.Received], objects: Objects, until: Until, out: _Writer) -> None:
     began: float | None = None
     ended = False
-    refusals: set[str] = set()  # kinds of events, each said once
-    until_room: float | None = None  # `once`: the first reading of the device is placed with the next phase
+    refusals: set[str] = set()  # kinds of events, each reported once
+    until_room: float | None = None  # `once`: the first device reading is matched with the next phase
     while not ended and not (until.reached and (not until.once or objects.room_known)):
         left = None if began is None or until.seconds is None else began + until.seconds - time.monotonic()
         if until.reached:
@@ -212,10 +212,10 @@ async def _print(stream: AsyncIterator[wire.Received], objects: Objects, until: 
 
 
 class _Writer:
-    """Writes lines to a file descriptor from a thread of its own.
+    """Writes lines to a file descriptor in its own thread.
 
-    A reader that pauses (a pager, a full pipe) must not keep us from hearing what the agents say meanwhile: once a
-    training has ended, nobody says it again. What goes wrong is raised by the next `write`, or by `close`.
+    While the reader pauses (a pager, a full pipe), the agents must still be read: once a training has ended, nothing is
+    repeated. An OSError is raised by the next `write`, or by `close`.
     """
 
     def __init__(self, fd: int) -> None:
@@ -235,7 +235,7 @@ class _Writer:
         self._lines.put(line)
 
     def close(self) -> None:
-        """Returns when everything is written."""
+        """Returns when all lines are written."""
         self._lines.put(None)
         self._thread.join()
         if self._error is not None:
@@ -251,7 +251,7 @@ class _Writer:
 
 
 async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
-    """What the agents say and what the host shows, until the agents have ended. Raises LinkError."""
+    """Agents' events and host readings, until the agents have ended. Raises LinkError."""
     from gpumon import link
     from gpumon.cli.budget_sender import BudgetSender
     from gpumon.host import Sampler
@@ -259,10 +259,10 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
 
     budgets = BudgetSender(targets)
     here = pid_namespace()
-    foreign = {target.nonce for target in targets if target.pid_ns not in ("", here)}  # there a pid is another process
+    foreign = {target.nonce for target in targets if target.pid_ns not in ("", here)}  # their pids mean other processes
     pids = {target.pid for target in targets if target.nonce not in foreign}
     waiting: asyncio.Queue[wire.Received | None] = asyncio.Queue()
-    read = asyncio.Event()  # the host was, once
+    read = asyncio.Event()  # the host, once
 
     async def pass_on(received: wire.Received) -> None:
         while waiting.qsize() >= _WAITING_MAX:
@@ -275,7 +275,7 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
                 if isinstance(received.event, wire.Hello) and received.event.nonce not in foreign:
                     pids.add(received.event.pid)
                 budgets.take(received)
-                if received.seq >= 0 and not read.is_set():  # without it nobody knows what the device has free
+                if received.seq >= 0 and not read.is_set():  # without it the device's free memory is unknown
                     with contextlib.suppress(asyncio.TimeoutError):
                         await asyncio.wait_for(read.wait(), ROOM_PATIENCE_S)
                     read.set()
@@ -307,6 +307,6 @@ def _sorry(what: str) -> int:
 
 
 def _give_up_stdout() -> None:
-    """Python flushes stdout as it ends: into nothing, when its reader is gone."""
+    """Stdout to /dev/null: Python flushes it at exit, without a reader."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,6 @@
 """Sends each agent its memory budget (reserved + free), which it needs to predict whether a batch fits.
 
-The agent makes no driver calls; the viewer reads the driver anyway. The budget is sent once known, and on each change.
+The agent makes no driver calls, and the viewer reads the driver anyway. The budget is sent at first and on changes.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
     from gpumon_agent.endpoint import Descriptor
 
 CHANGED_BYTES = 1 << 20
-AGAIN_NS = 10_000_000_000  # an agent that was busy did not hear it
-_STEPS = 32  # in which a reading is placed
-WANTED_NS = 20_000_000_000  # from a rank's first step on; later a reading a second does
+AGAIN_NS = 10_000_000_000  # repeated, since a busy agent may have missed it
+_STEPS = 32  # enough to match a reading with a step
+WANTED_NS = 20_000_000_000  # for so long after a rank is first seen; later one reading per second is enough
 
 
 class BudgetSender:
-    """Sees what a viewer sees: each event (`take`) or, where a session is kept anyway, its frames (`seen`)."""
+    """Receives a viewer's events (`take`) or, if it keeps a session anyway, its frames (`seen`)."""
 
     def __init__(self, known: Iterable[Descriptor] = ()) -> None:
         self._known = tuple(known)
         self._store = SessionStore(StoreLimits(steps=_STEPS, host_samples=8))
-        self._told: dict[tuple[str, int], tuple[int, int]] = {}  # room and when it was told
-        self._open = False  # a reading came that may be placed with the next step
-        self._looked_at = 0  # the newest reading in the frame that was looked at
+        self._told: dict[tuple[str, int], tuple[int, int]] = {}  # budget, and when it was sent
+        self._open = False  # a new reading awaits the next step
+        self._looked_at = 0  # newest reading already processed
         self._tasks: set[asyncio.Task[None]] = set()
-        self._began: dict[str, int] = {}  # ranks whose room is not known yet, and when they were met
+        self._began: dict[str, int] = {}  # when each rank was first seen; 0: ended
 
     async def beside(self, sampler: Sampler) -> AsyncGenerator[wire.Received, None]:
-        """The host's readings, more of them while one is waited for."""
+        """The host's readings, faster while a budget is missing."""
         async with contextlib.aclosing(aiter(sampler)) as readings:
             async for received in readings:
                 sampler.hurry(self.wanted(received.unix_ns))
                 yield received
 
     def seen(self, frame: Frame) -> None:
-        """A few times a second. Needs the running loop, as `take` does."""
+        """Called a few times per second, in the running loop."""
         for rank in frame.ranks:
             if rank.goodbye is not None:
                 self._began[rank.source] = 0
@@ -58,7 +58,7 @@ class BudgetSender:
                 self._look(rank, frame.unix_ns)
 
     def take(self, received: wire.Received) -> None:
-        """Needs the running loop: what is to be told is sent beside it."""
+        """Must be called in the running loop, which sends the budgets."""
         event = received.event
         self._store.apply(received)
         if isinstance(event, wire.Host):
@@ -75,7 +75,7 @@ class BudgetSender:
                     self._look(rank, received.unix_ns)
 
     def wanted(self, unix_ns: int) -> bool:
-        """Whether a reading is waited for: somebody trains, and what it can have is not known."""
+        """Whether a rank seen recently has no budget yet."""
         known = {source for source, _ in self._told}
         return any(source not in known and unix_ns - met < WANTED_NS for source, met in self._began.items())
 
@@ -101,5 +101,5 @@ class BudgetSender:
 
         try:
             await Asker(self._known)(source, wire.ROOM, device, room)
-        except LinkError:  # an older agent, or one that ends: nothing is lost but its warning
+        except LinkError:  # an older or ending agent; only its OOM prediction is lost
             return

@@ -129,7 +129,7 @@ def _of_file(path: Path) -> Iterator[dict[str, Any]]:
 
 
 async def _of_job(descriptors: tuple[Descriptor, ...], run: Run) -> None:
-    """What a job has done so far, as its agents keep it. Raises LinkError."""
+    """What a job has done so far, from its agents. Raises LinkError."""
     from gpumon import link
     from gpumon.export.objects import Objects
     from gpumon_agent import wire

@@ -1,4 +1,4 @@
-"""`gpumon demo`: a real training process, started here, watched here, ended here."""
+"""`gpumon demo`: starts, watches and ends a real training process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpumon.virtual_gpu.building import Unavailable, find_torch
 from gpumon.virtual_gpu.profiles import DEVICES
 
 START_PATIENCE_S = 180.0
-"""Importing torch from a cold disk takes its time."""
+"""Importing torch from a cold disk is slow."""
 END_PATIENCE_S = 3.0
 LAST_LINES = 12
 SCRIPT = Path(__file__).parents[1] / "demo" / "train.py"
@@ -71,10 +71,10 @@ def command(workload: str, device: str | None, as_json: bool, steps: int | None)
 
 @contextlib.contextmanager
 def training(workload: str) -> Iterator[int]:
-    """A training process with an agent that answers; its pid.
+    """Starts a training process, waits for its agent, yields its pid.
 
-    It ends when its standard input does, and the kernel ends it with this process: `kill -9` of this one leaves
-    nothing, also where the training is stopped.
+    It ends when its stdin is closed. The kernel kills it when this process ends, also by `kill -9` and even if it is
+    stopped.
     """
     options = ["--name", "demo"] if _has_gpu() else ["--name", "demo", "--track-cpu"]
     own = ["--stop-with-input", "--workload", workload]
@@ -84,7 +84,7 @@ def training(workload: str) -> Iterator[int]:
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # the terminal's Ctrl-C is for the viewer
+            start_new_session=True,  # Ctrl-C in the terminal is for the viewer
         )
         try:
             say("Starting a training process (it imports torch first) …", err=True)
@@ -125,7 +125,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _has_gpu() -> bool:
-    """Whether torch here was built for CUDA and a driver has a device for it, without importing torch."""
+    """Whether torch is built for CUDA and the driver has a device, without importing torch."""
     try:
         find_torch()
     except Unavailable:

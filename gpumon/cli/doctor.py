@@ -1,4 +1,4 @@
-"""`gpumon doctor`: what gpumon sees on this machine, and what is missing."""
+"""`gpumon doctor`: what gpumon finds on this machine, and what is missing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Seen:
-    """One line. `fails`: gpumon cannot do its work here; `note`: it can, but something is not there."""
+    """One line. `fails`: gpumon cannot work here; `note`: it can, but something is missing."""
 
     verdict: Verdict
     subject: str
@@ -111,7 +111,7 @@ def _torch() -> Iterator[Seen]:
 
 
 def judge_torch(told: dict[str, Any]) -> Iterator[Seen]:
-    """What torch's own account of itself (`version`, `cuda`, `hip`, `devices`) means for gpumon."""
+    """Checks what torch reports (`version`, `cuda`, `hip`, `devices`)."""
     version = tuple(int(part) for part in told["version"].split("+")[0].split(".")[:2])
     if version < OLDEST_TORCH:
         yield Seen("fails", "torch", f"{told['version']} is too old: gpumon reads torch 2.4 and newer")
@@ -162,7 +162,7 @@ def _runtime_directory() -> Iterator[Seen]:
 
 
 def _environment() -> Iterator[Seen]:
-    """Silent where no variable of gpumon's is set."""
+    """Nothing if no GPUMON_ variable is set."""
     for name in sorted(name for name in os.environ if name.startswith("GPUMON_")):
         set_to = wire.clean(f"{name}={os.environ[name]}")
         if name not in environment.TAKES:
@@ -183,7 +183,7 @@ def _agents() -> Iterator[Seen]:
 
 
 def _out_of_memory() -> Iterator[Seen]:
-    """Silent where no watched training ever ran out of memory."""
+    """Nothing if no watched training ever ran out of memory."""
     found = report_file.newest()
     if found is not None:
         _, report = found

@@ -1,4 +1,4 @@
-"""`gpumon dryrun`: the user's unmodified script on virtual devices, watched, and a verdict: does it fit?"""
+"""`gpumon dryrun`: runs the user's unmodified script on virtual devices and says whether it fits."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ NOT_MODELLED = (
     "comes out empty. cuFFT, cuSOLVER, cuSPARSE and cuDNN's RNNs are not there and fail by name. Kernels take no time. "
     "A context's bytes are assumed (--context); what NCCL and cuDNN take beside PyTorch's allocator is not counted."
 )
-"""From gpumon/virtual_gpu/README.md, which says more."""
+"""A summary of gpumon/virtual_gpu/README.md."""
 
 FAILED_OUTPUT_BYTES = 64 << 10
-"""So much of a failed script's output is shown when the screen has closed."""
+"""Output of a failed script to print after the screen closes."""
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -94,7 +94,7 @@ def dryrun(
     screen: Options | None = None,
     as_json: bool = False,
 ) -> int:
-    """Runs the command, shows it (`screen`, or `as_json`, or its own output), prints the verdict; the exit code."""
+    """Runs the command with `screen`, `as_json` or its own output; prints the verdict. Returns the exit code."""
     from gpumon.cli.attach import need_a_terminal
     from gpumon.cli.virtual_run import VirtualRun
 
@@ -124,7 +124,7 @@ def dryrun(
 def prepare(
     words: Sequence[str], device: str, devices: int, context: str | None, wait: int | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """The real argv, and the environment of a new session, with the agent on its way in. Raises click's errors."""
+    """The real argv, and the environment of a new session with the agent's shim. Raises click's errors."""
     from gpumon import virtual_gpu
 
     try:
@@ -138,13 +138,13 @@ def prepare(
         raise click.UsageError(str(error)) from error
     except virtual_gpu.Unavailable as error:
         raise exits.CannotTell(str(error)) from error
-    inner.pop("CUDA_VISIBLE_DEVICES", None)  # it names this machine's devices, if it has any
+    inner.pop("CUDA_VISIBLE_DEVICES", None)  # it names real devices
     os.environ.update({name: value for name, value in inner.items() if name.startswith(("VGPU_", "LD_"))})
     return argv, launch.environment(inner)
 
 
 def _watch(run: VirtualRun, screen: Options | None, as_json: bool, steps: int | None) -> int:
-    """Follows the run to its end. Returns an exit code: above 0 if the output failed or ctrl-c ended it."""
+    """Follows the run to its end. Returns an exit code above 0 if the output failed or on ctrl-c."""
     if as_json:
         from gpumon.cli.attach_json import Until, print_objects
         from gpumon.export.objects import Objects

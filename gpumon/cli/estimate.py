@@ -1,4 +1,4 @@
-"""`gpumon estimate`: what a run will need, before there is a GPU to run it on."""
+"""`gpumon estimate`: what a run will need, before a GPU is available."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _read_precision(_: click.Context, __: click.Parameter, value: str | None) ->
 
 
 def _read_device(_: click.Context, __: click.Parameter, value: str | None) -> Device | None:
-    """A profile of the virtual GPU, or a size."""
+    """A virtual GPU profile, or a size."""
     from gpumon.analysis.estimate.kernels import CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_HOPPER, Hardware
     from gpumon.analysis.estimate.plan import Device
     from gpumon.virtual_gpu import profiles
@@ -186,7 +186,7 @@ def _shapes(path: Path) -> Model:
 
 
 def _workloads(subject: Subject | None, zero: tuple[int, ...] | None, how: Any) -> list[Workload]:
-    """One workload a stage. Raises UsageError for settings that contradict each other."""
+    """One workload per stage. Raises UsageError for contradictory settings."""
     from gpumon.analysis.estimate.workload import NONE, PRECISIONS, Optimizer, Workload
 
     inference, optimizer = how["inference"], how["optimizer"]
@@ -225,7 +225,7 @@ def _workloads(subject: Subject | None, zero: tuple[int, ...] | None, how: Any) 
 
 
 def _estimate(subject: Subject, works: list[Workload], device: Device | None, as_json: bool) -> None:
-    """One report, or one row a stage."""
+    """One report, or a row per stage."""
     from gpumon.analysis.estimate import report
     from gpumon.analysis.estimate.reading import OutOfBounds
     from gpumon.analysis.estimate.simulator import OutOfMemory
@@ -233,7 +233,7 @@ def _estimate(subject: Subject, works: list[Workload], device: Device | None, as
 
     try:
         done = [report.make(subject, work, device, brief=len(works) > 1) for work in works]
-    except OutOfMemory:  # of a simulated device without a limit
+    except OutOfMemory:  # from a simulated device without a limit
         raise OutOfBounds("this would need more than 4 EiB; check the model, --batch and --sequence") from None
     clear_progress()
     if as_json:
@@ -250,7 +250,7 @@ def _estimate(subject: Subject, works: list[Workload], device: Device | None, as
 
 
 def _count(written: str, zero: tuple[int, ...] | None, device: Device | None, as_json: bool, how: Any) -> None:
-    """Only the number of parameters is known: what each rank holds, by the rules of precision, optimizer and stage."""
+    """Estimate from the parameter count alone: bytes per rank by precision, optimizer and stage."""
     from gpumon.analysis.estimate import sharding
     from gpumon.analysis.estimate.workload import PRECISIONS
     from gpumon.cli import estimate_text
@@ -259,7 +259,7 @@ def _count(written: str, zero: tuple[int, ...] | None, device: Device | None, as
     if not 0 < count <= PARAMETERS_MAX:
         raise click.UsageError(f"--parameters wants a number above 0 and up to {PARAMETERS_MAX:,}")
     works = _workloads(None, zero, how)
-    if how["precision"] is None:  # with ZeRO, the numbers of its paper; else all of them
+    if how["precision"] is None:  # with ZeRO, the precision of its paper; else all of them
         named = ["fp16-master"] if zero else list(PRECISIONS)
         works = [replace(work, precision=PRECISIONS[name]) for name in named for work in works]
     shares = [(work, sharding.per_rank(count, work)) for work in works]
@@ -290,7 +290,7 @@ def _compare(first: str, second: str, as_json: bool) -> None:
 
 
 def _side(named: str) -> Side:
-    """A config.json or its folder, a file of shapes, or, as it says itself, a function in the user's code."""
+    """A config.json or its folder, a file of shapes, or a function in the user's code."""
     from gpumon.analysis.estimate.comparing import Side
     from gpumon.analysis.estimate.model import NotAModel
     from gpumon.cli import user_code
@@ -300,7 +300,7 @@ def _side(named: str) -> Side:
         return Side(user_code.module_subject(named, None, None).model)
     try:
         shapes = _shapes(path) if path.is_file() else None
-    except NotAModel:  # it is no set of shapes
+    except NotAModel:  # not a set of shapes
         shapes = None
     if shapes is not None:
         return Side(shapes)

@@ -1,4 +1,4 @@
-"""The estimate as JSON objects; docs/estimate.md describes them. Bytes are ints; what is not known is null."""
+"""The estimate as JSON objects, described in docs/estimate.md. Bytes are ints; unknown values are null."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ LINES = (*OWNERS, "rounding", "allocated")
 
 
 def as_object(done: EstimateReport) -> dict[str, Any]:
-    """One workload."""
     expected, device = done.expected, done.device
     high = expected.highest
     return {
@@ -94,7 +93,7 @@ def _device(done: EstimateReport) -> dict[str, Any] | None:
 
 
 def share_object(count: int, work: Workload, share: Share, device: Device | None) -> dict[str, Any]:
-    """What a rank holds of a model of which only the number of parameters is known."""
+    """Bytes per rank, from the parameter count alone."""
     return {
         "type": "estimate",
         "model": None,
@@ -116,7 +115,6 @@ def share_object(count: int, work: Workload, share: Share, device: Device | None
 
 
 def comparison_object(done: Comparison) -> dict[str, Any]:
-    """Two models layer by layer."""
     return {
         "type": "comparison",
         "parameters": [done.first, done.second],

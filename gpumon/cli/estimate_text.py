@@ -19,7 +19,6 @@ TITLE = 46
 
 
 def lines(done: EstimateReport) -> Iterator[str]:
-    """The whole estimate of one workload."""
     expected = done.expected
     model, work = expected.model, expected.work
     frozen = model.count - model.trained_count
@@ -80,7 +79,7 @@ def _named(device: Device) -> str:
 
 
 def _table(done: EstimateReport) -> Iterator[str]:
-    """Bytes by line at the peak of each phase of a steady iteration."""
+    """Bytes by line at each phase's peak, in a steady iteration."""
     phases, sources = done.expected.steady, dict(done.expected.sources)
     unit = unit_for(max(phase.reserved for phase in phases))
     heading = "".join(phase.phase.rjust(FIGURE) for phase in phases)
@@ -105,13 +104,13 @@ def _row(name: str, values: Sequence[int], unit: Unit, source: str) -> str:
 
 
 def stage_lines(done: Sequence[EstimateReport]) -> Iterator[str]:
-    """Several stages of ZeRO, one row each: every line at its own highest, and the peak of all together."""
+    """Several ZeRO stages, one row each: the maximum of every line, and the total peak."""
     first = done[0].expected
     yield f"{done[0].subject.name}: {count(first.model.count)} parameters · {count(first.work.world_size)} ranks"
     yield from _how(replace(first.work, world_size=1), first.played.has_tokens, first.played.forward)
     yield ""
     highest = [{name: _most(each, name) for name in OWNERS if name != "inputs"} for each in done]
-    least = max(each.expected.peak for each in done) // 200  # what is less makes no difference, and no column
+    least = max(each.expected.peak for each in done) // 200  # smaller lines get no column
     names = [name for name in highest[0] if any(lines[name] > least for lines in highest)]
     unit = unit_for(max(each.expected.peak for each in done))
     heading = "".join(_SHORT.get(name, name).rjust(_STAGE) for name in (*names, "peak"))
@@ -182,7 +181,7 @@ def _wrapped(text: str, width: int = 80) -> Iterator[str]:
 
 
 def share_lines(parameters: int, known: Sequence[tuple[Workload, Share]], device: Device | None) -> Iterator[str]:
-    """A table of what a rank holds, one row a workload."""
+    """A table of bytes per rank, one row per workload."""
     work = known[0][0]
     what = "inference" if work.inference else work.optimizer.name
     ranks = f"{work.world_size} ranks" if work.world_size > 1 else "one rank"

@@ -1,4 +1,4 @@
-"""Exit codes of the verbs that say whether something fits. (Usage errors are click's: 2.)"""
+"""Exit codes of the verbs that say whether something fits. (Usage errors: 2, by click.)"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ FITS, FITS_NOT, UNKNOWN = 0, 1, 3
 
 
 class CannotTell(click.ClickException):
-    """The question stays open: one sentence, and exit code 3."""
+    """No answer: prints one sentence, exit code 3."""
 
     exit_code = UNKNOWN
 

@@ -1,4 +1,4 @@
-"""`gpumon explain`: a message, a log, a recording or the last report on disk, read back as what failed and why."""
+"""`gpumon explain`: explains an OOM from a message, a log, a recording or the last report on disk."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def command(
     known = Known(tensors, optimizer, batch, sequence, heads)
     try:
         reports = _reports(text, log, session, last, known)
-    except ValueError as reason:  # an optimizer that is not known
+    except ValueError as reason:  # an unknown optimizer
         raise click.UsageError(str(reason)) from None
     _print(reports, as_json)
 
@@ -124,7 +124,7 @@ def _of_log(path: Path, known: Known) -> OomReport:
 
 
 def _spool(pipe: IO[bytes], spool: IO[bytes]) -> None:
-    """A pipe cannot be read twice: what comes through it goes to a temporary file."""
+    """Copies a pipe, which cannot be read twice, to a temporary file."""
     while data := pipe.read(1 << 20):
         spool.write(data)
         if spool.tell() > PIPE_BYTES_MAX:
@@ -146,7 +146,7 @@ def _of_story(story: Story | None, known: Known, otherwise: str) -> OomReport:
 
 
 def _killed(as_json: bool) -> bool:
-    """Tells of the newest training that was killed, if it is newer than the newest report of an out-of-memory."""
+    """Prints the newest killed training, if it is newer than the newest OOM report."""
     from gpumon.analysis.diagnosis.killed import text
     from gpumon_agent.oom import last_known, report_file
 
@@ -181,7 +181,7 @@ def _of_disk() -> OomReport:
 
 
 def _watched(recording: Path) -> OomReport | None:
-    """What a viewer would have said of it, from the past that the helper left beside the report."""
+    """The viewer's explanation, from the recording that the helper left next to the report."""
     from gpumon import link
 
     try:
@@ -194,7 +194,7 @@ def _watched(recording: Path) -> OomReport | None:
 
 
 def _of_session(path: Path) -> list[OomReport]:
-    """One a rank that ran out of memory, in the order of ranks."""
+    """One report per rank that ran out of memory, by rank."""
     from gpumon import link
 
     try:
@@ -230,7 +230,7 @@ def _recorded(path: Path) -> list[OomReport]:
 
 
 def _tensors(parameters: Path | None, config: Path | None, model: str | None) -> tuple[Sequence[Tensor], int | None]:
-    """The model's parameters, and its attention heads where a config tells."""
+    """The model's parameters, and the config's attention heads."""
     from gpumon.analysis.estimate.model import NotAModel, from_shapes
     from gpumon.analysis.estimate.reading import OutOfBounds, check_shapes, read_object
 

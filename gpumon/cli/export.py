@@ -1,4 +1,4 @@
-"""`gpumon export prometheus`: one exporter a machine, all its jobs, for a Prometheus server to scrape."""
+"""`gpumon export prometheus`: one exporter per machine, for all its jobs."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def prometheus(
 
 
 def _why(error: OSError) -> str:
-    """In the system's words; Python adds the address to some of them. Numbers below 0 are of the name look-up."""
+    """The system's message, to which Python may add the address. Negative errnos are from name look-up."""
     return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror or str(error)
 
 
 def address(text: str) -> tuple[str, int]:
-    """ "HOST:PORT", "[::1]:PORT" or ":PORT" (every address of this machine). Raises click's error."""
+    """Parses "HOST:PORT", "[::1]:PORT" or ":PORT" (all addresses). Raises UsageError."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise click.UsageError(f"--listen takes HOST:PORT, as {DEFAULT_LISTEN}, not {text!r}")

@@ -1,6 +1,6 @@
-"""The exporter's life: finds jobs, listens to each, looks at them once a second, and serves what it saw.
+"""The exporter: finds jobs, subscribes to them, analyses them once per second, and serves metrics.
 
-Only the event loop touches stores; a scrape, in a thread of its own, reads the tuple that the loop made last.
+Only the event loop touches stores; a scrape, in its own thread, reads the tuple that the loop made last.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 LOOK_S = 1.0
 ENDED_KEPT_S = 300.0
-"""A job that has ended is shown so long, that its last state is scraped; scrapers that come rarer miss it."""
+"""How long an ended job is kept, so that its last state is scraped; slower scrapers miss it."""
 JOBS_MAX = 256
 ONCE_PATIENCE_S = 5.0
 
 
 @dataclass
 class _Followed:
-    """One job: what was heard, and the task that listens."""
+    """One job: its session and its subscription task."""
 
     name: str
     run: str
@@ -58,15 +58,12 @@ class _Followed:
 
 
 class Exporter:
-    """Every job of this machine."""
-
     def __init__(self) -> None:
         self.watched: Sequence[Watched] = ()
         self._followed: dict[tuple[object, ...], _Followed] = {}
         self._files: frozenset[object] | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
         looking = asyncio.create_task(self._host())
         try:
             while True:
@@ -80,7 +77,7 @@ class Exporter:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def look(self) -> None:
-        """What the next scrapes show."""
+        """For the next scrapes."""
         for key, each in list(self._followed.items()):
             if each.ended is not None and time.monotonic() - each.ended > ENDED_KEPT_S:
                 del self._followed[key]
@@ -88,11 +85,11 @@ class Exporter:
 
     @property
     def complete(self) -> bool:
-        """Every job that was found has told all that it knew."""
+        """Whether every job has sent its past."""
         return all(each.ended is not None or len(each.synced) >= len(each.pids) for each in self._followed.values())
 
     def find(self) -> None:
-        """Jobs that are new, or are there again."""
+        """Follows new and returned jobs."""
         files = listing()
         if files == self._files and not any(each.ended is not None for each in self._followed.values()):
             return
@@ -110,7 +107,7 @@ class Exporter:
                 known.task = asyncio.create_task(self._follow(known, found))
 
     def _new(self, found: Job) -> _Followed:
-        """A run's number is free again as soon as another job of that name begins: labels stay few."""
+        """Reuses the numbers of ended runs of that name, to limit the label values."""
         for key, each in list(self._followed.items()):
             if each.name == found.name and each.ended is not None:
                 del self._followed[key]
@@ -144,7 +141,7 @@ class Exporter:
 
 
 def serve(listening: socket.socket, token: bytes | None) -> int:
-    """Until a signal ends it. Returns the exit code."""
+    """Serves until a signal. Returns the exit code."""
     from prometheus_client import CollectorRegistry
 
     exporter = Exporter()
@@ -192,7 +189,7 @@ async def _until_signal(
 
 
 def print_once() -> int:
-    """What a scrape would show once every job has told what it knows. Returns the exit code."""
+    """Prints one scrape, once every job has sent its past. Returns the exit code."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     exporter = Exporter()

@@ -1,4 +1,4 @@
-"""`gpumon ls`: the training processes that can be attached to, and where each stands."""
+"""`gpumon ls`: the training processes that can be attached to, and their state."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _object(one: Glance) -> dict[str, object]:
 
 
 def _devices(one: Glance) -> list[str]:
-    """Those its models live on; until that is known, all that the process sees."""
+    """Devices of the watched models; before that, all it sees."""
     if one.hello is None:
         return []
     watched = one.heartbeat.devices if one.heartbeat else ()
@@ -86,7 +86,7 @@ def _status(one: Glance) -> str:
 
 
 def _age_s(one: Glance) -> float | None:
-    """Since the process began: its start time counts from the machine's boot."""
+    """Age of the process; its start time counts from boot."""
     try:
         uptime = float(Path("/proc/uptime").read_text().split()[0])
     except OSError:

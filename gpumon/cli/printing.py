@@ -1,7 +1,7 @@
-"""What the verbs print: text in which nothing that came from elsewhere can act on the terminal.
+"""Output of the verbs: foreign text is sanitized so that it cannot control the terminal.
 
-A log, a model's parameter names, a file's name or an argument may hold escape sequences that write to the clipboard,
-set the window's title or turn the reading direction. Only printable characters and line ends get through.
+Logs, parameter names, file names and arguments may contain escape sequences that write to the clipboard, set the window
+title or change the reading direction. Only printable characters and line ends are printed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import re
 import click
 
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
-_STYLED = re.compile(r"\x1b\[[0-9;]*m")  # a log's own colours: left out, not shown as a sign
+_STYLED = re.compile(r"\x1b\[[0-9;]*m")  # a log's own colours are dropped
 
 
 def harmless(text: str) -> str:
-    """Printable characters and line ends only; colours are left out, the rest shows as a replacement character."""
+    """Only printable characters and line ends; colours are dropped, the rest becomes U+FFFD."""
     if text.replace("\n", "").isprintable():
         return text
     text = _STYLED.sub("", text).expandtabs()
@@ -24,12 +24,12 @@ def harmless(text: str) -> str:
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Prints text for a person."""
+    """Prints sanitized text."""
     click.echo(harmless(text), err=err, nl=nl)
 
 
 def say_json(made: object) -> None:
-    """Prints one JSON object as one line: what is not printable is escaped, so the object stays what it was."""
+    """Prints one JSON object as one line; non-printable characters are escaped, so its value is unchanged."""
     encoded = made.decode() if isinstance(made, bytes) else json.dumps(made, ensure_ascii=False)
     click.echo(encoded if encoded.isprintable() else "".join(map(_escaped, encoded)))
 

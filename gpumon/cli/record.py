@@ -1,4 +1,4 @@
-"""`gpumon record`: a session written to a file, for `gpumon replay`."""
+"""`gpumon record`: writes a session to a file for `gpumon replay`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpumon.cli.printing import say
 from gpumon_agent import wire
 from gpumon_agent.endpoint import Descriptor
 
-_FLUSH_S = 0.25  # what a kill -9 of this command may cost
+_FLUSH_S = 0.25  # `kill -9` of this command may lose this much
 
 
 @click.command("record")
@@ -37,7 +37,7 @@ def command(force: bool, file: Path, target: str | None) -> None:
 
 
 async def _record(descriptors: tuple[Descriptor, ...], recording: link.Recording) -> None:
-    """Until the job ends or a signal asks to stop. Raises LinkError."""
+    """Until the job ends or a signal stops it. Raises LinkError."""
     pids = {descriptor.pid for descriptor in descriptors}
     budgets = BudgetSender(descriptors)
     loop = asyncio.get_running_loop()

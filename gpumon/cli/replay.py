@@ -1,4 +1,4 @@
-"""`gpumon replay FILE`: a recording back on the same screens, or as the same JSON objects."""
+"""`gpumon replay FILE`: a recording on the same screens, or as the same JSON objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpumon run`: the user's own command, with the agent inside."""
+"""`gpumon run`: the user's command with the agent inside."""
 
 from __future__ import annotations
 

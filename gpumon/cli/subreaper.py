@@ -1,10 +1,10 @@
 """Commands that do not outlive the process that starts them.
 
-`dies_with_parent` lets the kernel kill one process when its parent ends. That does not reach its children: torchrun's
-ranks would live on. So `under_subreaper` runs the command under this file, started as a script. The subreaper adopts
-orphaned descendants (PR_SET_CHILD_SUBREAPER). It gets a signal when its parent ends, `kill -9` included
-(PR_SET_PDEATHSIG), and then kills every descendant. It passes SIGINT on, and ends with the command's status or signal.
-Imports only the standard library: the script starts with -I -S, in a few milliseconds.
+`dies_with_parent` makes the kernel kill one process when its parent ends. Its children survive that, e.g. torchrun's
+ranks. So `under_subreaper` runs the command under this file, started as a script. The subreaper adopts orphaned
+descendants (PR_SET_CHILD_SUBREAPER), gets a signal when its parent ends, also by `kill -9` (PR_SET_PDEATHSIG), and then
+kills all descendants. It forwards SIGINT and ends with the command's status or signal. Imports only the standard
+library: with -I -S the script starts in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import NoReturn
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
-PARENT_ENDED = signal.SIGHUP  # nobody else sends it: no terminal stands behind a session of its own
+PARENT_ENDED = signal.SIGHUP  # no other source: a new session has no terminal
 HEARD = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, PARENT_ENDED)
 KILLING_S = 10.0
-"""A process in the kernel's hands (a hung disk) dies later than one waits."""
+"""A process stuck in the kernel (a hung disk) may die later."""
 
 _TIE = """
 import ctypes, os, signal, sys
@@ -37,10 +37,10 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def dies_with_parent(argv: Sequence[str]) -> list[str]:
-    """`argv` such that the kernel kills it when the thread that starts it ends, `kill -9` included.
+    """`argv`, changed so that the kernel kills it when the thread that starts it ends, also by `kill -9`.
 
-    Also where it is stopped, when nothing that it would have to do itself helps. It reaches this one process, not its
-    children. On Linux; elsewhere `argv` as it is. PR_SET_PDEATHSIG (1, prctl(2)) outlives exec.
+    Works for stopped processes too, but not for children. Linux only; elsewhere `argv` unchanged. PR_SET_PDEATHSIG (1,
+    prctl(2)) survives exec.
     """
     if sys.platform != "linux":
         return list(argv)
@@ -48,9 +48,9 @@ def dies_with_parent(argv: Sequence[str]) -> list[str]:
 
 
 def under_subreaper(argv: Sequence[str]) -> list[str]:
-    """`argv` under a process that ends with its status and leaves nothing of what it started.
+    """`argv` under a process that ends with its status and kills all its descendants.
 
-    On Linux; elsewhere `argv` as it is.
+    Linux only; elsewhere `argv` unchanged.
     """
     if sys.platform != "linux":
         return list(argv)
@@ -65,7 +65,7 @@ def main(parent: int, argv: list[str]) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     _prctl(PR_SET_PDEATHSIG, PARENT_ENDED)
-    if os.getppid() != parent:  # it had ended before it could be told
+    if os.getppid() != parent:  # the parent ended before PDEATHSIG was set
         sys.exit(1)
     child = os.fork()
     if child == 0:
@@ -80,7 +80,7 @@ def main(parent: int, argv: list[str]) -> NoReturn:
         elif number == PARENT_ENDED:
             end_all()
             sys.exit(1)
-        # SIGTERM is sent to the whole process group: the command has it already, and its end is waited for
+        # SIGTERM goes to the whole process group, so the command has it already; wait for its end
     end_all()
     leave(status)
 
@@ -96,7 +96,7 @@ def become(argv: list[str]) -> NoReturn:
 
 
 def reap(child: int) -> int | None:
-    """Buries who has ended; the wait status of `child` if it was among them."""
+    """Reaps ended processes; the wait status of `child` if it ended."""
     found = None
     while True:
         try:
@@ -110,7 +110,7 @@ def reap(child: int) -> int | None:
 
 
 def end_all() -> None:
-    """Kills every descendant. Who is orphaned meanwhile becomes our own child, and is found at the next look."""
+    """Kills every descendant. Processes orphaned meanwhile become our children, for the next pass."""
     until = time.monotonic() + KILLING_S
     while (below := descendants()) and time.monotonic() < until:
         for pid in below:
@@ -123,7 +123,7 @@ def end_all() -> None:
 
 
 def descendants() -> list[int]:
-    """Pids below this process that have not ended."""
+    """Pids of descendants that have not ended."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -142,7 +142,7 @@ def descendants() -> list[int]:
 def leave(status: int) -> NoReturn:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command has left its core, if any
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command has dumped its core, if any
         if number != signal.SIGKILL:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])

@@ -1,4 +1,4 @@
-"""Runs what `--model`, `--input` and `--loss` name; a failure of theirs is told by their own traceback, trimmed."""
+"""Runs the code named by `--model`, `--input` and `--loss`; its exceptions are printed with a trimmed traceback."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 
 PROGRESS_AFTER_SECONDS = 0.5
 _TOLD = (click.ClickException, click.exceptions.Exit, NotAModel)
-"""What is told in a sentence: it is no failure of theirs."""
+"""Reported as one sentence: no failure of the user."""
 
 
 class TheirFailure:
-    """An exception inside is printed without frames of gpumon and of libraries, and ends the command: unknown."""
+    """Prints an exception without frames of gpumon and libraries, and exits with code UNKNOWN."""
 
     def __enter__(self) -> None:
         return None
@@ -60,7 +60,7 @@ def _trimmed(failure: BaseException) -> list[str]:
 
 
 def find(option: str, named: str) -> Any:
-    """The object that "pkg.module:name" names, imported as from a script in this folder."""
+    """Imports the object "pkg.module:name", as a script in this folder would."""
     module, colon, name = named.partition(":")
     if not colon or not module or not name:
         raise click.UsageError(f"{option} is written as package.module:function, not {named!r}")
@@ -89,7 +89,7 @@ def _is_there(module: str) -> bool:
 
 
 def need(option: str, *packages: str) -> None:
-    """Raises UsageError where one is not installed."""
+    """Raises UsageError if one is missing."""
     missing = [name for name in packages if name not in sys.modules and importlib.util.find_spec(name) is None]
     if missing:
         named = " and ".join({"torch": "PyTorch"}.get(name, name) for name in missing)
@@ -108,7 +108,7 @@ def config_subject(option: str, config: Path) -> FromConfig:
 
 
 def module_subject(model: str, batch_factory: str | None, loss: str | None) -> FromModule:
-    """The user's module on the meta device, with what is passed to it where `--input` names that."""
+    """The user's module on the meta device, with its inputs and loss if they are named."""
     need("--model", "torch")
     from gpumon.analysis.estimate import from_module
 
@@ -123,7 +123,7 @@ def module_subject(model: str, batch_factory: str | None, loss: str | None) -> F
 
 
 class Progress:
-    """One line on a terminal's stderr: every remedy and every limit is a trace of its own."""
+    """A progress line on a terminal's stderr; every remedy and limit is a trace."""
 
     def __init__(self, first: str = "") -> None:
         self._began, self._traces = time.monotonic(), 0
@@ -143,6 +143,5 @@ class Progress:
 
 
 def clear_progress() -> None:
-    """The line of a terminal that tells how far the traces are is free again."""
     if sys.stderr.isatty():
         click.echo("\r\x1b[2K", nl=False, err=True)

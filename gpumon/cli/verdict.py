@@ -1,4 +1,4 @@
-"""A dry run's verdict as text: one statement a line, the answer first."""
+"""A dry run's verdict as text, one statement a line, the answer first."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ WIDTH = 100
 LABEL = 12
 REMEDIES = 3
 SMALL = 1000
-"""Lines below a thousandth of the peak are left out."""
+"""Lines below 1/1000 of the peak are left out."""
 
 NOT_ALIVE = ("allocated", "reserved", "total", "slack", *DRIVER)
 
 
 def lines(outcome: Outcome, not_modelled: str) -> list[str]:
-    """Lines of at most `WIDTH` cells."""
+    """Lines of up to `WIDTH` cells."""
     stated = [("answer", line(of_outcome(outcome))), ("ended", _ended(outcome))]
     failed = next((each for each in outcome.failed if not each.survived), None)
     if failed is not None:

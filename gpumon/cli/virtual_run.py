@@ -1,4 +1,4 @@
-"""One run of a user's command on virtual devices: started, listened to, ended, and what its devices gave at most."""
+"""One run of a user's command on virtual devices: start, subscribe, stop, and the devices' peak use."""
 
 from __future__ import annotations
 
@@ -22,23 +22,22 @@ from gpumon_agent import wire
 from gpumon_agent.endpoint import Descriptor
 
 LOOK_S = 0.05
-"""Between two looks for agents that began. They wait for us."""
+"""Interval of looking for new agents, which wait for us."""
 
 LAST_WORDS_S = 15.0
-"""How long agents are listened to whose command has ended."""
+"""How long agents are read after the command has ended."""
 
 POLITE_S = 10.0
 FIRM_S = 5.0
 FORCE_S = 15.0
-"""How long a command has to end after SIGINT, then after SIGTERM, and then for the subreaper to have killed it."""
+"""Time for the command to end after SIGINT, then after SIGTERM, then for the subreaper to kill it."""
 
 
 class VirtualRun:
-    """`argv` in a process group of its own, with every agent of its session followed by a `DryRunResult`.
+    """`argv` in its own process group, with every agent of its session followed by a `DryRunResult`.
 
-    `environment` is that of gpumon.virtual_gpu, with the agent on its way in. Its stdout and stderr are copied to the
-    file descriptors `out` and `err`, until it is ended from here: what it has to say about that is nobody's concern.
-    As a context: the command is ended, if it has not, and its session removed.
+    `environment`: from gpumon.virtual_gpu, with the agent's shim. Stdout and stderr are copied to the file descriptors
+    `out` and `err`, until we stop the command. The context manager's exit stops it and removes its session.
     """
 
     def __init__(
@@ -46,14 +45,14 @@ class VirtualRun:
     ) -> None:
         self.trial = DryRunResult()
         self.notes: list[str] = []
-        """What could not be listened to, and why."""
+        """Failed subscriptions, and why."""
         self._argv = list(argv)
         self._environment = {**environment, "GPUMON_AWAIT_VIEWER": "1", "GPUMON_GOVERNOR": "off"}
         if steps is not None:
             self._environment["GPUMON_HOLD_AFTER"] = str(steps)
         self._session = environment["VGPU_SESSION"]
         self._steps = steps
-        self._ended: Ended | None = None  # why it was ended from here
+        self._ended: Ended | None = None  # why we stopped it
         self._missed: virtual_gpu.Absence | None = None
         self._ending: threading.Thread | None = None
         self._targets = (out, err)
@@ -62,14 +61,14 @@ class VirtualRun:
         self._pids: set[int] = set()
 
     def __enter__(self) -> VirtualRun:
-        # started in a shell's background we are told to ignore Ctrl-C, but the command is to be ended by one
+        # a shell starts background jobs with SIGINT ignored, but we stop the command by it
         previous = signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
             under_subreaper(self._argv),
             env=self._environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # the terminal's Ctrl-C is for us: we end it, and say what was seen
+            start_new_session=True,  # Ctrl-C in the terminal is for us: we stop the command, then report
         )
         signal.signal(signal.SIGINT, previous)
         for pipe, target in zip((self.process.stdout, self.process.stderr), self._targets, strict=True):
@@ -87,9 +86,9 @@ class VirtualRun:
     # -------------------------------------------------------------------------------------------------- listening
 
     async def messages(self, *, machine: bool) -> AsyncGenerator[wire.Received, None]:
-        """What all its agents say, and with `machine` the readings too, until the command has ended.
+        """Messages of all agents (with `machine` also host readings), until the command has ended.
 
-        It is ended when every rank has done the steps asked for.
+        Stops the command when every rank has done the requested steps.
         """
         waiting: asyncio.Queue[wire.Received | None] = asyncio.Queue(maxsize=1024)
         tasks = [asyncio.create_task(self._follow(waiting))]
@@ -114,7 +113,7 @@ class VirtualRun:
                 await waiting.put(received)
 
     async def _follow(self, waiting: asyncio.Queue[wire.Received | None]) -> None:
-        """One subscription a job of the session, for as long as the command runs and its last words take."""
+        """One subscription per job of the session, until `LAST_WORDS_S` after the command's end."""
         jobs: dict[tuple[object, ...], asyncio.Task[None]] = {}
         heard: set[str] = set()
         deadline: float | None = None
@@ -126,7 +125,7 @@ class VirtualRun:
                         break
                 found: dict[tuple[object, ...], list[Descriptor]] = {}
                 for descriptor in self._agents():
-                    if descriptor.nonce not in heard:  # its key is another once it knows its rank
+                    if descriptor.nonce not in heard:  # its key changes once it knows its rank
                         found.setdefault(descriptor.key, []).append(descriptor)
                         heard.add(descriptor.nonce)
                 for key in found.keys() - jobs.keys():
@@ -149,11 +148,11 @@ class VirtualRun:
             self.notes.append(str(error))
 
     def _agents(self) -> list[Descriptor]:
-        """The agents whose processes were started in this session."""
+        """Agents whose processes were started in this session."""
         return [descriptor for descriptor in link.discover() if _session_of(descriptor.pid) == self._session]
 
     def await_agent(self) -> bool:
-        """Returns when there is an agent to listen to; False if the command ended before."""
+        """Waits for an agent; False if the command ended before."""
         while not self._agents():
             if self.process.poll() is not None:
                 return False
@@ -161,7 +160,7 @@ class VirtualRun:
         return True
 
     async def machine(self, pids: Callable[[], Collection[int]]) -> AsyncGenerator[wire.Received, None]:
-        """Readings of this machine. Its driver is the virtual one where this process's environment is the session's."""
+        """Host readings. Reads the virtual driver if this process has the session's environment."""
         from gpumon.host import Sampler
 
         async with Sampler(pids) as sampler:
@@ -172,27 +171,25 @@ class VirtualRun:
     # ----------------------------------------------------------------------------------------------------- the end
 
     def end_soon(self, why: Ended) -> None:
-        """Ends the command without waiting for it."""
+        """Stops the command in the background."""
         if self._ending is None and self.process.poll() is None:
-            self._missed = virtual_gpu.absence(
-                self._session
-            )  # from here on ranks end one after another, and that is us
+            self._missed = virtual_gpu.absence(self._session)  # from here on ranks end because of us
             self._ended = why
             self._ending = threading.Thread(target=self._end, daemon=True)
             self._ending.start()
 
     def end(self, why: Ended) -> None:
-        """Returns when it has ended and all it said was copied."""
+        """Returns after the end, with all output copied."""
         self.end_soon(why)
         if self._ending is not None:
             self._ending.join()
         for copy in self._copies:
-            copy.join(LAST_WORDS_S)  # an orphan of the command may hold its pipes for ever
+            copy.join(LAST_WORDS_S)  # an orphan may keep the pipes open forever
 
     def _end(self) -> None:
-        """As Ctrl-C would, then firmly, then by force."""
+        """SIGINT, SIGTERM, SIGHUP, at last SIGKILL."""
         self.process.send_signal(signal.SIGINT)
-        # the last of them is for the subreaper alone, which knows of processes in no process group of ours: ranks
+        # SIGHUP goes to the subreaper alone: only it knows ranks in other process groups
         for patience, number in ((POLITE_S, signal.SIGTERM), (FIRM_S, signal.SIGHUP), (FORCE_S, signal.SIGKILL)):
             try:
                 self.process.wait(patience)
@@ -215,11 +212,11 @@ class VirtualRun:
             try:
                 while data and readable and self._ended is None:
                     data = data[os.write(target, data) :]
-            except OSError:  # whoever read has enough: the command must not wait for them
+            except OSError:  # the reader is gone: the command must not block
                 readable = False
 
     def outcome(self) -> Outcome:
-        """The verdict, once it has ended."""
+        """The verdict, after the end."""
         code = self.process.returncode
         ended: Ended = self._ended or ("finished" if code == 0 else "failed")
         devices = tuple(
@@ -247,7 +244,7 @@ def _names(environment: Mapping[str, str]) -> list[str]:
 
 
 def _session_of(pid: int) -> str | None:
-    """The virtual GPU's session that a process was started in; None where that cannot be read."""
+    """The virtual GPU session of a process; None if unreadable."""
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

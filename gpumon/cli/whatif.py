@@ -94,7 +94,6 @@ def command(
 
 
 def stated(answer: Answer, device: int) -> dict[str, Any]:
-    """As JSON says it."""
     peak = answer.peak
     return {
         "type": "whatif",
@@ -113,7 +112,6 @@ def stated(answer: Answer, device: int) -> dict[str, Any]:
 
 
 def line(answer: Answer) -> str:
-    """As people read it."""
     from gpumon.analysis.units import size
 
     name = answer.change.name()
@@ -135,7 +133,7 @@ def line(answer: Answer) -> str:
 def asked_of(
     stream: Iterable[wire.Received], changes: Sequence[Change], number: int | None = None
 ) -> tuple[int, list[Answer]] | None:
-    """The answers of a recording's last picture, on the first device of the wanted rank; None where it has no steps."""
+    """Answers at the recording's end, for the first device of the wanted rank; None without steps."""
     from gpumon.analysis import Reporter
     from gpumon.analysis.forecast import Forecaster
     from gpumon.analysis.history import step_peaks
@@ -171,5 +169,5 @@ def asked_of(
 
 
 def _as_live(rank: RankFrame) -> RankFrame:
-    """As if it went on: a run that has ended had room as long as it ran."""
+    """As if it were live, so that an ended run has the headroom it had."""
     return dataclasses.replace(rank, status="live")

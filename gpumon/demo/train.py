@@ -1,6 +1,6 @@
-"""A small transformer language model learns Python's own standard library: what `gpumon demo` watches.
+"""A small transformer language model, trained on Python's standard library. `gpumon demo` watches it.
 
-An ordinary training script: it knows nothing of gpumon, and can be read as an example of what needs no change.
+An ordinary training script without any reference to gpumon: an example of a script that needs no change.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LanguageModel(nn.Module):
 
 
 def corpus() -> bytearray:
-    """The standard library's own source files: bytes, of which only a batch's become a tensor."""
+    """Source files of the standard library, as bytes; only each batch becomes a tensor."""
     text = bytearray()
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         text += path.read_bytes()
@@ -106,19 +106,19 @@ def choose(rank: int = 0) -> tuple[str, Size]:
     if torch.cuda.is_available():
         roomy = torch.cuda.get_device_properties(0).total_memory >= 20 << 30
         return f"cuda:{rank % torch.cuda.device_count()}", DEVICE if roomy else SMALL_DEVICE
-    torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))  # leaves room for whoever watches
+    torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))  # leaves CPU for the viewer
     return "cpu", LAPTOP
 
 
 def stop_with_input() -> None:
-    """Interrupts the training when standard input ends: whoever started it is done with it, or gone."""
+    """Interrupts the training when stdin is closed, i.e. its starter has finished or died."""
 
     def wait() -> None:
         while sys.stdin.buffer.read(4096):
             pass
         _thread.interrupt_main()
         time.sleep(5)
-        os._exit(130)  # stuck where no interrupt reaches
+        os._exit(130)  # the interrupt had no effect
 
     threading.Thread(target=wait, daemon=True).start()
 
@@ -134,7 +134,7 @@ def train(workload: str, rank: int = 0) -> None:
         # rank 0 keeps a copy of its gradients in DDP's buckets; on rank 1 the gradients are views of them
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=rank == 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    confidence: list[Tensor] = []  # what "leak" never lets go: how sure the model was of each token, step after step
+    confidence: list[Tensor] = []  # "leak": the top probability of each token, kept for every step
     for step in itertools.count():
         tokens = batch(step).to(device)
         logits = model(tokens[:, :-1])
@@ -149,15 +149,14 @@ def train(workload: str, rank: int = 0) -> None:
 
 
 def train_rank(rank: int, meeting: str) -> None:
-    """One of the processes that torch.multiprocessing starts."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_WORLD_SIZE=str(RANKS))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # both are on this machine
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # both ranks are on this machine
     backend = "nccl" if torch.cuda.device_count() >= RANKS else "gloo"
     torch.distributed.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
     try:
         train("ddp", rank)
     except KeyboardInterrupt:
-        os._exit(130)  # the other rank is gone as well: nothing is to be closed together
+        os._exit(130)  # the other rank is gone too: skip the common shutdown
 
 
 def main() -> None:

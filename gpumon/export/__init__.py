@@ -1,1 +1,1 @@
-"""What gpumon states, for other programs to read."""
+"""Output for other programs."""

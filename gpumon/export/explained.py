@@ -1,4 +1,4 @@
-"""An out-of-memory as a JSON object: the part of it that `gpumon explain --json` and `gpumon attach --json` share."""
+"""An OOM as a JSON object: the fields shared by `gpumon explain --json` and `gpumon attach --json`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gpumon.analysis.diagnosis.oom_report import Candidate, OomReport
 Object = dict[str, Any]
 
 SUSPECTS_MAX = 16
-"""Of tensors of one size there can be hundreds."""
+"""There can be hundreds of tensors of one size."""
 
 
 def explained(report: OomReport) -> Object:
-    """Figures that a message rounded are [least, most] bytes; remedies come in order of what serves most."""
+    """Figures rounded in the message are [low, high] bytes; remedies are sorted, best first."""
     return {
         "verdict": report.verdict,
         "sentence": report.sentence,
@@ -32,7 +32,7 @@ def explained(report: OomReport) -> Object:
 
 
 def message(report: OomReport) -> Object:
-    """Of a message alone, without a process behind it."""
+    """For a message alone, without a process."""
     return {
         "type": "explanation",
         "message": report.message,

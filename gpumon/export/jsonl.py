@@ -1,8 +1,8 @@
-"""One JSON object per thing gpumon states: the machine-readable output of `--json`, documented in docs/json.md.
+"""The machine-readable output of `--json`: one JSON object per statement, documented in docs/json.md.
 
-Objects are built from wire messages, frames and reports; field names, their order and what null means are fixed by
-docs/json.schema.json. Bytes are ints, `t` is unix seconds by the receiver's clock (for steps and what happens in them:
-the agent's moment on that clock). A field that is not known is null, never 0.
+Built from wire messages, frames and reports; docs/json.schema.json fixes the fields, their order and what null means.
+Bytes are ints. `t` is Unix seconds by the receiver's clock (for steps and their events: the agent's time, converted to
+that clock). Unknown fields are null, never 0.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def model(rank: RankFrame, record: ModelRecord, unix_ns: int) -> Object:
 
 
 def _optimizer(optimizers: tuple[wire.Optimizer, ...]) -> Object | None:
-    """One object for all optimizers of a model: bytes together, a setting where they agree on it."""
+    """One object for all optimizers of a model: sums of bytes, and the settings they agree on."""
     if not optimizers:
         return None
     states = [o.state_bytes for o in optimizers]
@@ -120,12 +120,12 @@ def _parallel(parallel: wire.Parallel | None) -> Object | None:
         "unit_bytes": parallel.unit_bytes,
         "unit": parallel.unit,
         "mesh": dict(parallel.mesh),
-        "communicator_bytes": None,  # NCCL takes its buffers from the driver and tells nobody: a part of `context`
+        "communicator_bytes": None,  # NCCL allocates from the driver and reports nothing: part of `context`
     }
 
 
 def step(rank: RankFrame, record: StepRecord, report: DeviceReport) -> Object:
-    """A closed step on one device. Raises ValueError for one under way."""
+    """A closed step on one device. Raises ValueError for an open step."""
     closed = record.closed
     if closed is None:
         raise ValueError("a step under way has no object")
@@ -152,7 +152,7 @@ def step(rank: RankFrame, record: StepRecord, report: DeviceReport) -> Object:
 
 
 def _held_by(held: Held | None, owners: wire.Ledger | None) -> list[Object] | None:
-    """Who holds the bytes of the line `variables`: what grows first."""
+    """Holders of the line `variables`, growing ones first."""
     if held is None and owners is None:
         return None
     return [_variable(each) for each in ledger.holders(held, owners.held_by if owners is not None else ())]
@@ -188,7 +188,7 @@ def _phase(record: StepRecord, phase: wire.Phase, held: Held | None) -> Object:
 
 
 def layers(rank: RankFrame, tree: Tree, unix_ns: int) -> Object:
-    """What every module of a model keeps by itself, in the order in which the model holds them."""
+    """The own memory of every module of a model, in the model's order."""
     return {
         **_head("layers", unix_ns, rank),
         "step": tree.step,
@@ -226,7 +226,7 @@ def finding(rank: RankFrame, found: Finding, unix_ns: int) -> Object:
 
 
 def host(rank: RankFrame, sample: HostSample, our_pids: frozenset[int]) -> Object:
-    """The machine beside one rank: its devices, and this process as the operating system sees it."""
+    """Host readings for one rank: its devices and its process."""
     reading = sample.host
     ours = next((p for p in reading.processes if p.pid == rank.hello.pid), None)
     return {
@@ -255,7 +255,7 @@ def _device(device: wire.DeviceReading, our_pids: frozenset[int]) -> Object:
 
 
 def outlook(rank: RankFrame, event: wire.Outlook, *, replayed: bool = False) -> Object:
-    """What the agent said as a batch entered forward."""
+    """The agent's forecast at a batch's forward."""
     return {
         **_head("outlook", rank.unix_ns(event.t_ns), rank),
         "step": event.step,
@@ -286,7 +286,7 @@ def oom(rank: RankFrame, event: wire.Oom, report: OomReport) -> Object:
 
 
 def goodbye(rank: RankFrame, event: wire.Goodbye, unix_ns: int, first: RankFrame | None = None) -> Object:
-    """`first`: who of its job was the first to die, as far as is known."""
+    """`first`: the first rank of the job to die, as far as known."""
     last = died_unix_ns(rank)
     return {
         **_head("goodbye", unix_ns, rank),
@@ -300,7 +300,7 @@ def goodbye(rank: RankFrame, event: wire.Goodbye, unix_ns: int, first: RankFrame
 
 
 def answer(said: Answer, unix_ns: int) -> Object:
-    """The state of the whole job: no rank's object, though `who` may name one."""
+    """The state of the whole job, not of one rank, though `who` may name one."""
     return {
         "type": "answer",
         "t": _seconds(unix_ns),
@@ -316,7 +316,7 @@ def answer(said: Answer, unix_ns: int) -> Object:
 
 
 def verdict(outcome: Outcome, not_modelled: str, unix_ns: int) -> Object:
-    """The last object of a dry run, about the whole job: no rank's, no process's."""
+    """The last object of a dry run, about the whole job."""
     return {
         "type": "verdict",
         "t": _seconds(unix_ns),
@@ -391,7 +391,7 @@ def _lines(lines: Breakdown | None) -> Object | None:
 
 
 def _peak(peak: Peak | None) -> Object | None:
-    """Null on steps whose peak was not taken apart: where it was and how high is in `phases`."""
+    """Null without a breakdown of the peak; `phases` has its place and height."""
     if peak is None or peak.lines is None:
         return None
     return {**(_lines(peak.lines) or {}), "phase": peak.phase, "module": peak.module}

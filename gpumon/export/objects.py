@@ -1,4 +1,4 @@
-"""A stream of wire messages turned into the objects of `--json`, each as soon as what it states is complete."""
+"""Turns a stream of wire messages into the objects of `--json`, each as soon as its data is complete."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ from gpumon.session.frame import HostSample, LayersRecord, RankFrame, StepRecord
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 
-"""Enough for every model that learns; what was printed need not be kept."""
-
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """One object and what a consumer counts by."""
+    """One object, with its keys for counting."""
 
     source: str
     object: jsonl.Object
@@ -38,19 +36,17 @@ class Stated:
 
 @dataclass(slots=True)
 class _Said:
-    """What was already stated of one rank."""
-
     hello: wire.Hello | None = None
     models: dict[int, int] = field(default_factory=dict)  # model → revision
     step: StepRecord | None = None
     layers: dict[tuple[int, int], LayersRecord] = field(default_factory=dict)  # by model and device
     findings: dict[tuple[str, str, int | None], tuple[str | None, ...]] = field(default_factory=dict)
-    """(code, subject, since) → what was told: state, severity, holder, where"""
+    """(code, subject, since) → last printed state, severity, holder, where"""
     ended: bool = False
 
 
 class Objects:
-    """Feed it each message in the order `link` yields them."""
+    """Takes each message in the order of `link`."""
 
     def __init__(self, *, replaying: bool = False, rank: int | None = None) -> None:
         self._store = SessionStore(replaying=replaying)
@@ -58,10 +54,10 @@ class Objects:
         self._only_rank = rank
         self._said: dict[str, _Said] = {}
         self._answers: dict[str, Answer] = {}  # by source
-        self._answered: Answer | None = None  # the job's, as it was last stated
+        self._answered: Answer | None = None  # the job's, as last printed
 
     def take(self, received: wire.Received) -> Iterator[Stated]:
-        """What this message makes stateable."""
+        """Objects that this completes."""
         self._store.apply(received)
         event = received.event
         if isinstance(event, wire.Host):
@@ -113,12 +109,12 @@ class Objects:
 
     @property
     def room_known(self) -> bool:
-        """Of every rank that goes on, what its devices have free."""
+        """Whether the device budget of every live rank is known."""
         frame = self._store.frame(time.time_ns())
         return room_known(frame, [self._reporter.rank(rank) for rank in frame.ranks])
 
     def now(self, unix_ns: int) -> Iterator[Stated]:
-        """The newest step, the open findings and the answer as they are now, whatever was stated before."""
+        """The current newest step, open findings and answer, whether printed before or not."""
         frame = self._store.frame(unix_ns)
         ranks = [each for each in frame.ranks if self._only_rank is None or each.hello.rank == self._only_rank]
         for rank in ranks:
@@ -137,7 +133,7 @@ class Objects:
             yield Stated(ranks[-1].source, jsonl.answer(self._answered, frame.unix_ns), True)
 
     def _answer(self, rank: RankFrame, unix_ns: int, live: bool) -> Iterator[Stated]:
-        """The job's answer, when its state or who it names has changed."""
+        """The answer, if its state or the rank it names has changed."""
         hello = rank.hello
         if rank.source not in self._answers and hello.rank is not None:
             for source in [s for s, each in self._said.items() if each.hello and each.hello.rank == hello.rank]:
@@ -149,13 +145,13 @@ class Objects:
         self._answered = found
 
     def _first(self, received: wire.Received) -> RankFrame | None:
-        """Who of several was the first to die: what the last of the goodbyes says stands."""
+        """The first rank to die, as far as known; the last goodbye has the final answer."""
         frame = self._store.frame(received.unix_ns)
         source = job(frame).first_to_die
         return next((rank for rank in frame.ranks if rank.source == source), None)
 
     def _models(self, rank: RankFrame, said: _Said, received: wire.Received, *, whole: bool) -> Iterator[Stated]:
-        """Models whose modules have all arrived. `whole`: nothing more will come, so what is there is stated."""
+        """Models whose modules have all arrived. `whole`: no more will come, so yield what is there."""
         for record in rank.models:
             complete = whole or len(record.modules) >= record.model.modules
             if complete and said.models.get(record.model.model) != record.model.revision:
@@ -164,7 +160,7 @@ class Objects:
                 yield Stated(rank.source, obj, not received.replayed, record.model.model)
 
     def _layers(self, rank: RankFrame, said: _Said, received: wire.Received) -> Iterator[Stated]:
-        """Sets of layers whose parts have all arrived."""
+        """Layer records that are complete."""
         fresh = {(r.model, r.device): r for r in rank.layers if said.layers.get((r.model, r.device)) is not r}
         said.layers.update(fresh)
         for tree in trees(rank) if fresh else ():
@@ -188,14 +184,15 @@ class Objects:
     def _findings(
         self, rank: RankFrame, said: _Said, findings: tuple[Finding, ...], unix_ns: int, live: bool
     ) -> Iterator[Stated]:
-        """Each finding when it opens, when its holder, line or severity becomes another, and when it is gone."""
-        present = {(found.code, found.subject, found.step) for found in findings}
-        for found in findings:
+        """Each finding when it opens, when its holder, line or severity changes, and when it is gone."""
+        present = set()
+        for found in findings:  # open ones first, then those that are gone, newest first
             key = (found.code, found.subject, found.step)
             told = (found.state, found.severity, found.holder, found.where)
-            if said.findings.get(key) != told:
+            if key not in present and said.findings.get(key) != told:
                 said.findings[key] = told
                 yield Stated(rank.source, jsonl.finding(rank, found, unix_ns), live, "/".join(map(str, key)))
+            present.add(key)
         for key in said.findings.keys() - present:
             del said.findings[key]
 

@@ -1,15 +1,13 @@
-"""What gpumon states of the jobs on this machine, as Prometheus metrics: names, units and labels, and nothing else.
+"""Prometheus metrics of the jobs on this machine: names, units and labels.
 
-Model. A scrape turns frozen frames and reports into metric families; nothing is read or waited for, so any number of
-scrapers see the same. Bytes end in `_bytes`, times in `_seconds`, counters in `_total`, shares in `_ratio`; what is
-not known is absent, never 0. `gpumon_memory_bytes` is additive: over `line` it sums up to the device's total where
-the driver was read, to `gpumon_reserved_bytes` without the driver's lines.
-Labels are few and bounded: `training` (the job's name), `run` ("0", and "1" … for further jobs of that name at the same
-time), `rank`, `device` ("cuda:0"), and one of line, phase, code, state. A rank without a number is counted. What may
-change with every run (pid, host, versions) stands on `gpumon_rank_info` alone.
-A peak is the highest over the steps of the last minute, so that a scrape misses none.
-Cost: benchmarks/replay_hour.py measures a scrape.
-Needs prometheus_client, an extra.
+Model. A scrape turns frozen frames and reports into metric families. It reads nothing and waits for nothing, so any
+number of scrapers see the same. Units: `_bytes`, `_seconds`, `_total` for counters, `_ratio` for shares. Unknown values
+are absent, never 0. `gpumon_memory_bytes` is additive: the sum over `line` is the device's total if the driver was
+read; without the driver's lines it is `gpumon_reserved_bytes`. Labels are few and bounded: `training` (the job's name),
+`run` ("0", then "1" … for concurrent jobs of that name), `rank`, `device` ("cuda:0"), and one of line, phase, code,
+state. Ranks without a number are numbered in order. Values that differ in every run (pid, host, versions) are labels of
+`gpumon_rank_info` only. A peak is the maximum over the steps of the last minute, so that no scrape misses it. Cost:
+benchmarks/replay_hour.py measures a scrape. Needs prometheus_client, an extra.
 """
 
 from __future__ import annotations
@@ -34,11 +32,11 @@ PEAK_WINDOW_NS = 60_000_000_000
 LINES = (*OWNERS, *REST, *DRIVER)
 STATES = ("live", "late", "silent", *GONE.values(), "missing")
 RANKS_MAX = 1024
-"""Of one job: beyond it a scrape would be larger than anybody wants."""
+"""Per job; more would make a scrape too large."""
 
 
 class Watched(NamedTuple):
-    """One job as it was last looked at."""
+    """One job's latest reports."""
 
     training: str
     run: str
@@ -96,7 +94,7 @@ _FAMILIES = {
 
 @dataclass
 class _Families:
-    """The families of one scrape; a family without a sample is not shown."""
+    """The families of one scrape; families without samples are omitted."""
 
     made: dict[str, Metric] = field(default_factory=dict)
 
@@ -112,13 +110,13 @@ class _Families:
 
 
 class Jobs(Collector):
-    """prometheus_client's view of `watched`, which is asked at every scrape, in whatever thread."""
+    """prometheus_client's collector; calls `watched` at every scrape, in any thread."""
 
     def __init__(self, watched: Callable[[], Sequence[Watched]]) -> None:
         self._watched = watched
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: what there is shows at the scrape."""
+        """Nothing: families are known at the scrape."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -167,7 +165,7 @@ def _rank(families: _Families, labels: tuple[str, str, str], rank: RankFrame, re
     for (code, severity), is_open in sorted(open_now.items()):
         families.add("gpumon_finding_open", (*labels, code, severity), int(is_open))
     if rank.status == "ended":
-        return  # its memory has gone back to the device
+        return  # its memory has been freed
     for device in report.devices:
         _device(families, (*labels, _name(rank, device.device)), rank, device)
 

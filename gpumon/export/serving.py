@@ -1,9 +1,8 @@
-"""Serves metrics over HTTP to scrapers, and is not held up by those who only open connections.
+"""Serves metrics over HTTP; clients that only open connections cannot block it.
 
-A request has `REQUEST_S` to arrive whole, an answer `ANSWER_S` to be taken. Of `CONNECTIONS_MAX` open connections the
-oldest that nothing is being done for gives way to a new one. One connection carries one request of at most
-`REQUEST_BYTES_MAX`. Metrics are rendered by prometheus_client's own WSGI application, one scrape at a time, in a
-thread, so that the event loop goes on.
+A request must arrive within `REQUEST_S`; its answer must be read within `ANSWER_S`. At `CONNECTIONS_MAX` connections, a
+new one replaces the oldest idle one (or, without one, the oldest busy one). One request per connection, of at most
+`REQUEST_BYTES_MAX`. prometheus_client's WSGI application renders the metrics in a thread, one scrape at a time.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ Headers = list[tuple[str, str]]
 
 
 class Refused(Exception):
-    """It cannot serve so. The text is one sentence for a person."""
+    """It cannot serve. The text is one sentence."""
 
 
 class _Request(NamedTuple):
     method: str
     path: str
     query: str
-    headers: Mapping[str, str]  # by name in lower case
+    headers: Mapping[str, str]  # by lower-case name
 
 
 class _Wrong(Exception):
@@ -51,7 +50,7 @@ class _Wrong(Exception):
 
 
 class Scrapes:
-    """Answers `GET /metrics` with what the registry collects. `token`: only to who sends it."""
+    """Answers `GET /metrics` from the registry. `token`: required as bearer token."""
 
     def __init__(self, registry: CollectorRegistry, token: bytes | None = None) -> None:
         from prometheus_client import make_wsgi_app
@@ -59,12 +58,12 @@ class Scrapes:
         self._application: Callable[..., Any] = make_wsgi_app(registry)
         self._token = token
         self._rendering = asyncio.Lock()
-        self._idle: dict[asyncio.Task[None], None] = {}  # a task for each connection, oldest first
-        self._busy: dict[asyncio.Task[None], None] = {}  # their requests are there, and not all of the answers
+        self._idle: dict[asyncio.Task[None], None] = {}  # no request being answered; oldest first
+        self._busy: dict[asyncio.Task[None], None] = {}  # request received, answer not yet sent
 
     async def serve(self, listening: socket.socket) -> None:
-        """Until cancelled. One connection is accepted at a time: asyncio's own servers take in all that wait at once,
-        beyond what a process may have open.
+        """Runs until cancelled. Accepts one connection at a time: asyncio's servers accept all that wait, beyond the
+        process's file limit.
         """
         loop = asyncio.get_running_loop()
         listening.setblocking(False)
@@ -72,7 +71,7 @@ class Scrapes:
             while True:
                 try:
                     connection, _ = await loop.sock_accept(listening)
-                except OSError:  # too many files are open, or who asked has gone
+                except OSError:  # too many open files, or the client is gone
                     await asyncio.sleep(RETRY_S)
                     continue
                 if len(self._idle) + len(self._busy) >= CONNECTIONS_MAX:
@@ -91,7 +90,7 @@ class Scrapes:
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None
-        with connection, contextlib.suppress(OSError, asyncio.TimeoutError):  # who asked has gone, or takes too long
+        with connection, contextlib.suppress(OSError, asyncio.TimeoutError):  # the client is gone or too slow
             connection.setblocking(False)
             method = ""
             try:
@@ -180,7 +179,7 @@ def _head(status: HTTPStatus, headers: Headers, length: int) -> bytes:
 
 
 def read_token(path: Path) -> bytes:
-    """The token in the file, without the line's end. Raises OSError or `Refused`."""
+    """The token in the file, without the newline. Raises OSError or `Refused`."""
     with path.open("rb") as file:
         token = file.read(TOKEN_BYTES_MAX + 1).strip()
     if not token:
@@ -191,7 +190,7 @@ def read_token(path: Path) -> bytes:
 
 
 def listen_at(host: str, port: int) -> socket.socket:
-    """Raises OSError where nothing can listen there."""
+    """Raises OSError if it cannot listen there."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     return socket.create_server(address[:2], family=family, backlog=BACKLOG)
 
@@ -199,7 +198,7 @@ def listen_at(host: str, port: int) -> socket.socket:
 def listen_on(path: Path) -> socket.socket:
     """A UNIX socket with mode 0600 in a directory of ours. Raises OSError or `Refused`.
 
-    A socket of ours that nobody listens at any more is replaced, and nothing else is.
+    Replaces only a stale socket of ours.
     """
     path = Path(os.path.abspath(path))  # noqa: PTH100  a symbolic link must not be followed
     folder = path.parent.stat()
@@ -210,7 +209,7 @@ def listen_on(path: Path) -> socket.socket:
     _make_room(path)
     listening = socket.socket(socket.AF_UNIX)
     try:
-        umask = os.umask(0o177)  # this process is gpumon's own
+        umask = os.umask(0o177)  # the process is our own
         try:
             listening.bind(os.fspath(path))
             listening.listen(BACKLOG)
@@ -219,7 +218,7 @@ def listen_on(path: Path) -> socket.socket:
     except OSError as error:
         listening.close()
         if error.errno is None:
-            raise Refused(f"{path} is too long for a socket") from None  # Python's own check, without a number
+            raise Refused(f"{path} is too long for a socket") from None  # Python's own check, without an errno
         raise
     return listening
 
@@ -239,13 +238,13 @@ def _make_room(path: Path) -> None:
             path.unlink()
             return
         except (TimeoutError, BlockingIOError):
-            pass  # it has more to do than it can take
+            pass  # it is overloaded, but listening
     raise Refused(f"another process listens at {path}")
 
 
 @contextlib.contextmanager
 def removed_at_the_end(listening: socket.socket) -> Iterator[None]:
-    """The file of a UNIX socket goes with it, unless something else has been put in its place."""
+    """Removes a UNIX socket's file at the end, unless it was replaced."""
     if listening.family != socket.AF_UNIX:
         yield
         return

@@ -1,6 +1,6 @@
-"""The app: alone knows where events come from; applies them, and a few times a second hands one View to the screen.
+"""The app: applies events to the store and, a few times per second, passes one View to the screen.
 
-Its length is that of its bindings and the actions beside them.
+Most of its length is key bindings and their actions.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from gpumon_agent import wire
 
 TICK_S = 0.25
 TURNS = 4
-"""Ticks of the tables, at most, until each of many ranks was looked at again."""
+"""Table updates, at most, until each of many ranks is analysed again."""
 
 SAID_MAX = 200
 TOLD_S = 8.0
-"""How long a message lies over the screen."""
+"""How long a message is shown."""
 
 ASKED = {
     wire.CENSUS: ("Take census", "Live tensors that no owner claims, and who holds them: on the Leaks screen"),
@@ -52,27 +52,25 @@ ASKED = {
 }
 
 STEPS_IN_ALL = 2400
-"""Closed steps kept over all ranks: a step is 3 kB here, and the screen has 64 MB."""
+"""Closed steps kept over all ranks: 3 kB each, the budget is 64 MB."""
 
 STEPS_AT_LEAST = 280
-"""Of each rank, whatever their number: what forecasts and findings learn from, and the usual timeline."""
+"""Minimum per rank, enough for forecasts, findings and the default timeline."""
 
 WIDTHS = [(0, "-slim"), (46, "-column"), (76, "-narrow"), (100, "-wide")]
 HEIGHTS = [(0, "-flat"), (12, "-low"), (20, "-short"), (32, "-tall")]
-"""From so many cells on the screen has this class: gpumon.tcss says what is dropped."""
+"""(cells, class of the screen from there on); gpumon.tcss hides what does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How it looks, and what is shown first."""
-
     theme: str = NAMES[0]
     ascii: bool = False
     rank: int | None = None
 
 
 class MonitorApp(App[int]):
-    """The monitor. Its result is the exit code; `failure` a sentence when the feed could not be opened."""
+    """The monitor. Its result is the exit code; `failure` says why the feed failed."""
 
     CSS_PATH = "gpumon.tcss"
     TITLE = "gpumon"
@@ -118,14 +116,14 @@ class MonitorApp(App[int]):
         watch_terminal: bool = False,
         seen: Callable[[Frame], object] | None = None,
     ) -> None:
-        """`seen`: shown every frame that tables are made of, for what is no business of the screen."""
+        """`seen`: called with every frame that the tables are drawn from."""
         self.palette: Palette = PALETTES[NAMES[0]]
         self.glyphs: Glyphs = ASCII if options.ascii else UNICODE
         self.colourless = False
         super().__init__(ansi_color=True if _no_colour() else None)
         self.failure: str | None = None
         self.ending: Callable[[], str | None] | None = None
-        """Asked when the feed ends: what to note about it."""
+        """Called at the feed's end for a log message."""
         self.view = View(Frame(0, ()))
         self._feed = feed
         self._choices = tuple(choices)
@@ -172,7 +170,6 @@ class MonitorApp(App[int]):
         self.exit(128 + number)
 
     def take(self, chosen: Choice) -> None:
-        """The person chose a job."""
         self.pop_screen()
         self._store = self._new_store()
         self._listen(chosen.feed)
@@ -207,13 +204,12 @@ class MonitorApp(App[int]):
         self.redraw()
 
     def say(self, text: str) -> None:
-        """Into the log."""
         self._said = (*self._said, Said(self._clock(), text))[-SAID_MAX:]
 
     # -------------------------------------------------------------------------------------------------- ticks
 
     def tick(self) -> None:
-        """Every quarter of a second: panels follow; tables at every second one."""
+        """Every `TICK_S`: panels each time, tables every second time."""
         if self._watch is not None and self._watch.gone():
             self._watch = None
             if self._timer is not None:
@@ -225,7 +221,7 @@ class MonitorApp(App[int]):
         self._show(calm=self._ticks % 2 == 0)
 
     def redraw(self) -> None:
-        """Everything now: a key was pressed, a snapshot is complete."""
+        """Redraws everything at once, e.g. after a key press."""
         if self.is_running:
             self._show(calm=True)
 
@@ -234,7 +230,7 @@ class MonitorApp(App[int]):
             shown = self.view.rank.source if self.view.rank is not None and not calm else None
             frame = self._store.frame(self._clock(), shown)
             self._note_changes(frame)
-            for text in self._changes.answers(frame):  # the log has them from the agent
+            for text in self._changes.answers(frame):  # the agent's message is already in the log
                 self.notify(text, timeout=TOLD_S, markup=False)
             if calm and self._seen is not None:
                 self._seen(frame)
@@ -246,7 +242,7 @@ class MonitorApp(App[int]):
         elif self.view.paused != self._paused:
             self.view = self._look_at(self.view.frame, self.view.reports)
         stack = self.screen_stack
-        if not stack:  # a last tick while the app takes its screens down
+        if not stack:  # a last tick while the app shuts down
             return
         screen = stack[-1]
         if isinstance(screen, MonitorScreen) and screen.is_mounted:
@@ -254,7 +250,7 @@ class MonitorApp(App[int]):
                 screen.show(self.view, calm=calm)
 
     def _due(self, frame: Frame) -> frozenset[str] | None:
-        """Of many ranks some, in turn, and the one that is shown: forty steps at once cost less than four times ten."""
+        """Sources to analyse (None: all): some in turn, and the shown one. 40 steps at once cost less than 4 × 10."""
         turns = min(TURNS, ceil(len(frame.ranks) / MANY))
         if turns <= 1:
             return None
@@ -278,7 +274,7 @@ class MonitorApp(App[int]):
         )  # fmt: skip
 
     def _note_changes(self, frame: Frame) -> None:
-        """Into the log; and the shown rank's successor after a restart is followed."""
+        """Logs status changes; follows the shown rank through a restart."""
         for text in self._changes.look(frame):
             self.say(text)
         shown = next((r for r in frame.ranks if r.source == self._source), None)
@@ -315,12 +311,12 @@ class MonitorApp(App[int]):
         self._again()
 
     def tell(self, text: str) -> None:
-        """Over the screen for a while, and in the log."""
+        """Shows a message over the screen and logs it."""
         self.say(text)
         self.notify(text, timeout=TOLD_S, markup=False)
 
     def ask(self, what: str) -> None:
-        """Ask the shown rank's agent for something about the shown device. What comes of it is heard like the rest."""
+        """Sends a request about the shown device to the rank's agent. The result arrives as an event."""
         rank, why_not = self.view.rank, self.view.cannot_ask
         if rank is None or why_not is not None or self._asker is None:
             self.notify(f"Nothing can be asked: {why_not or 'nobody is listened to'}.", timeout=TOLD_S, markup=False)
@@ -351,7 +347,7 @@ class MonitorApp(App[int]):
         self._again()
 
     def action_mode(self, name: str) -> None:
-        if len(self.screen_stack) > 1:  # a page lies over it
+        if len(self.screen_stack) > 1:  # a popup is open
             return
         self.switch_mode(name)
         self.redraw()
@@ -361,7 +357,6 @@ class MonitorApp(App[int]):
         self.look(NAMES[(at + 1) % len(NAMES)])
 
     def look(self, theme: str) -> None:
-        """Take a theme of ours."""
         if not self.colourless:
             self.palette = PALETTES[theme]
             self.theme = theme
@@ -394,13 +389,13 @@ class MonitorApp(App[int]):
         if action == "mode":
             if isinstance(self.screen, ChooseScreen):
                 return False
-            ranks = self.view.frame.ranks  # one that is heard alone may be one of many
+            ranks = self.view.frame.ranks  # a rank that is heard alone may be one of many
             several = len(ranks) > 1 or any((rank.hello.world_size or 1) > 1 for rank in ranks)
             return parameters != (self.current_mode,) and (parameters != ("ranks",) or several)
         return True
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The palette says what the keys do, from the same bindings."""
+        """Palette commands for the key actions."""
         yield SystemCommand("Quit", "Leave; the training goes on and never notices", self.action_leave)
         yield SystemCommand("Help", "All keys, all words", self.action_help)
         yield SystemCommand("Pause", "Hold the picture still, or let it go on", self.action_pause)
@@ -425,7 +420,7 @@ class MonitorApp(App[int]):
         self._again()
 
 
-_monitor: type[Monitor] = MonitorApp  # checked by mypy alone
+_monitor: type[Monitor] = MonitorApp  # checked only by mypy
 
 
 def _raise(error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""Where events come from, as the app sees it: live, replayed and demo are the same iterator."""
+"""Event sources as the app sees them: live, replay and demo are all async iterators."""
 
 from __future__ import annotations
 
@@ -15,23 +15,21 @@ from gpumon_agent import wire
 T = TypeVar("T")
 
 Incoming = One | list[One]
-"""One message or run of messages, or what there was to take at once."""
+"""One message or run of messages, or a batch of them."""
 
 Feed = Callable[[], AsyncIterable[Incoming]]
-"""Begins to listen. Called once, inside the app's loop."""
+"""Starts listening. Called once, inside the app's loop."""
 
 HostFeed = Callable[[Callable[[], Collection[int]]], AsyncIterable[wire.Received]]
-"""Begins to read this machine; it asks at each reading which processes to look at."""
+"""Starts reading this machine; at each reading it asks for the pids to look at."""
 
 
 Ask = Callable[[str, str, int], Awaitable[wire.Reply]]
-"""Asks the agent behind a source for something, about a device. Raises LinkError."""
+"""Sends a request about a device to the agent of a source. Raises LinkError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A job that can be watched."""
-
     name: str
     detail: str
     feed: Feed
@@ -39,7 +37,7 @@ class Choice:
 
 @contextlib.asynccontextmanager
 async def closing(events: AsyncIterable[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """The iterator, closed whatever happens: behind it are sockets and a child process."""
+    """The iterator, always closed at the end: it owns sockets and a child process."""
     iterator = aiter(events)
     try:
         yield iterator
@@ -50,7 +48,7 @@ async def closing(events: AsyncIterable[T]) -> AsyncIterator[AsyncIterator[T]]:
 
 
 class Pace:
-    """Plays a recording back at its own speed, faster, or at once (`speed` 0). Idle stretches are cut short."""
+    """Plays a recording at `speed` times its own, or at once (0). Idle gaps are cut to `IDLE_S`."""
 
     IDLE_S = 2.0
 
@@ -59,13 +57,12 @@ class Pace:
         self._changed = asyncio.Event()
 
     def change(self, factor: float) -> None:
-        """Faster or slower, between 1/16 and 4096 times."""
+        """Multiplies the speed, within 1/16 and 4096."""
         if self.speed:
             self.speed = min(4096.0, max(1 / 16, self.speed * factor))
             self._changed.set()
 
     def finish(self) -> None:
-        """The rest at once."""
         self.speed = 0.0
         self._changed.set()
 

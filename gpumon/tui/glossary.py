@@ -1,4 +1,4 @@
-"""The words on the screen: what each means and the formula it follows. Help and explain are made from these."""
+"""The terms on the screen with their meanings and formulas. Source of the help and explain pages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A word as the screen uses it."""
-
     word: str
     meaning: str
     formula: str = ""

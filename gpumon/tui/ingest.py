@@ -1,4 +1,4 @@
-"""Background tasks that move events from the feeds into the store; a task that fails is reported."""
+"""Background tasks that move events from the feeds into the store; failed tasks are reported."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpumon.tui.feed import HostFeed, Incoming, closing
 from gpumon_agent import wire
 
 APPLIED_A_TURN = 512
-"""Events taken before the loop gets its turn: keys are answered while a long recording is read."""
+"""Events applied before yielding to the loop, so that keys work meanwhile."""
 
 
 class Tasks:
-    """Tasks of the app's loop. `failed` hears of a bug in one: a still picture must not look alive."""
+    """Tasks in the app's loop. `failed` gets an exception: a frozen screen must not look live."""
 
     def __init__(self, failed: Callable[[BaseException], object]) -> None:
         self._failed = failed
@@ -33,7 +33,7 @@ class Tasks:
             self._failed(error)
 
     async def stop(self) -> None:
-        """Sockets and child processes are closed before the loop is."""
+        """Cancels all, to close sockets and child processes."""
         tasks = list(self._running)
         for task in tasks:
             task.cancel()
@@ -41,8 +41,8 @@ class Tasks:
 
 
 async def take_events(events: AsyncIterator[Incoming], store: SessionStore, picture: Callable[[], None]) -> None:
-    """All events into the store. `picture`: there is something worth showing at once."""
-    awaited: tuple[type, ...] = (wire.Hello, wire.Synced)  # of further ranks' pasts the next tick is early enough
+    """All events into the store. `picture` is called at the first Hello and Synced."""
+    awaited: tuple[type, ...] = (wire.Hello, wire.Synced)  # for further ranks the next tick is soon enough
     applied = 0
     apply = store.apply
     async for heard in events:
@@ -62,7 +62,7 @@ async def take_events(events: AsyncIterator[Incoming], store: SessionStore, pict
 
 
 async def take_host(host: HostFeed, store: SessionStore, pids: Callable[[], Collection[int]], after_s: float) -> None:
-    """The machine's readings into the store, from `after_s` on: the first picture comes first."""
+    """The machine's readings into the store, after `after_s`, so that the screen is drawn first."""
     await asyncio.sleep(after_s)
     async with closing(host(pids)) as events:
         async for received in events:

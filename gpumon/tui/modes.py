@@ -1,4 +1,4 @@
-"""The screens by name. The first picture needs the Overview alone: the others are imported when they are opened."""
+"""The screens by name. Only the Overview is imported at start; the others when they are opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The app as its panels and screens know it: what they read of it, and what they may ask it to do."""
+"""The part of the app that panels and screens use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpumon.tui.view import View
 
 
 class Monitor(Protocol):
-    """`gpumon.tui.app.MonitorApp`; a protocol, so that no widget imports the app that holds it."""
+    """Protocol of `gpumon.tui.app.MonitorApp`, so that widgets need not import the app."""
 
     view: View
     glyphs: Glyphs

@@ -1,4 +1,4 @@
-"""One picture as plain text: what the Overview shows, for a pipe, a log, or a glance."""
+"""The Overview once, as plain text, for pipes and logs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gpumon_agent.endpoint import Descriptor
 
 PATIENCE_S = 3.0
-"""How long a picture is waited for: the snapshot, one closed step, one reading of the machine."""
+"""Maximum wait for the snapshot, one closed step and one reading of the machine."""
 
 
 def picture(view: View, columns: int, glyphs: Glyphs) -> str:
@@ -79,7 +79,7 @@ def _beside(left: Sequence[Line], right: Sequence[Line], room: int) -> list[Line
 
 
 def print_live(descriptors: Iterable[Descriptor], look: Options, host: HostFeed) -> int:
-    """Attaches, prints, leaves. Returns the exit code."""
+    """Prints a running job. Returns the exit code."""
     from gpumon import link
 
     store = SessionStore()
@@ -92,7 +92,7 @@ def print_live(descriptors: Iterable[Descriptor], look: Options, host: HostFeed)
 
 
 def print_replay(recording: Iterable[wire.Received], look: Options) -> int:
-    """The recording's last picture. Returns the exit code."""
+    """Prints a recording's end. Returns the exit code."""
     store = SessionStore(replaying=True)
     for received in recording:
         store.apply(received)
@@ -113,7 +113,7 @@ async def _gather(events: AsyncIterator[wire.Received], store: SessionStore, hos
                 if left == 0.0:
                     return
                 next_event = asyncio.ensure_future(anext(heard))
-                # before the first word the link decides: it knows how long to wait, and says why nothing came
+                # before the first message, the link has its own timeout and its own error message
                 done, _ = await asyncio.wait({next_event}, timeout=left)
                 if not done:
                     next_event.cancel()
@@ -150,7 +150,7 @@ async def _read_host(host: HostFeed, store: SessionStore) -> None:
 
 
 def _read_enough(frame: Frame) -> bool:
-    """Whether the totals of the machine that the picture needs are there: of a device only where one is trained on."""
+    """Whether the machine's totals are known. A device total is required only if a rank trains on a device."""
     on_device = any(device.kind != "cpu" for rank in frame.ranks for device in rank.hello.devices)
     if on_device:
         return any(reading.total for host in frame.hosts for reading in host.devices)

@@ -1,7 +1,7 @@
-"""A small plot in braille dots, two by four a cell: an area, lines over it, a ceiling, upright marks.
+"""A small braille plot, two by four dots per cell: an area, lines, a ceiling, vertical marks.
 
-Cost: one pass over the cells (about 1 ms for 60 × 14), nothing per dot. Columns are whole numbers of steps, aligned to
-step numbers, so the picture moves by columns and never shimmers.
+Cost: one pass over the cells (about 1 ms for 60 × 14). Columns hold whole numbers of steps, aligned to step numbers, so
+the plot scrolls by whole columns and does not flicker.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from dataclasses import dataclass
 
 from gpumon.tui.text_layout import Line, Span
 
-_FILL = ((0x00, 0x40, 0x44, 0x46, 0x47), (0x00, 0x80, 0xA0, 0xB0, 0xB8))  # dots from below, left and right column
+_FILL = ((0x00, 0x40, 0x44, 0x46, 0x47), (0x00, 0x80, 0xA0, 0xB0, 0xB8))  # bits of 0–4 dots, left and right
 _DOT = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))  # one dot, counted from below
 UPRIGHT = ("┊", ":")  # with braille, and without
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One figure by step; None where it is not known."""
+    """One value per step; None if unknown."""
 
     role: str
     values: tuple[int | None, ...]
     area: bool = False
-    dotted: bool = False  # every second dot: told from a line without colour
-    sign: str = "#"  # without braille
+    dotted: bool = False  # every second dot, to distinguish it from a line without colour
+    sign: str = "#"  # used without braille
 
 
 def columns(values: Sequence[int | None], first_step: int, count: int) -> list[int | None]:
-    """`values` (one a step, from `first_step`) as at most `count` dot columns: the maximum of each column's steps.
+    """`values` (one per step, from `first_step`) as at most `count` dot columns: the maximum of each column's steps.
 
-    A column holds ⌈n / count⌉ steps and begins at a multiple of that (the oldest steps go where they fill no column).
-    Where there is room for more, a step is several columns wide. At a wide span a single tall step keeps its height.
+    A column holds ⌈n / count⌉ steps and begins at a multiple of that; the oldest steps are dropped if they fill no
+    column. With fewer steps than columns, a step is several columns wide. A single high step is always visible.
     """
     if not values or count <= 0:
         return []
@@ -43,7 +43,7 @@ def columns(values: Sequence[int | None], first_step: int, count: int) -> list[i
     made: list[int | None] = []
     low = 0
     high = each - start
-    if -(-(len(values) + start) // each) > count:  # the oldest column would be cut in two: leave it out
+    if -(-(len(values) + start) // each) > count:  # drop the oldest column rather than cut it in two
         low, high = high, high + each
     while low < len(values):
         known = [v for v in values[low:high] if v is not None]
@@ -62,10 +62,10 @@ def plot(
     ceiling: int | None,
     uprights: Sequence[int] = (),
 ) -> list[Line]:
-    """`height` lines of `width` cells; a value of `top` reaches the upper edge. Curves hold dot columns.
+    """`height` lines of `width` cells; the value `top` reaches the upper edge. Curves hold dot columns.
 
-    Where two curves meet in a cell the later one's colour is taken. `ceiling` is drawn as a dashed line, and so is each
-    of `uprights`, dot columns, in what is free above them.
+    In a cell with two curves the later one's colour wins. `ceiling` is a dashed horizontal line, each of `uprights`
+    (dot columns) a vertical one; both only in free cells.
     """
     dots = height * 4
     unit = dots / top if top > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Log lines for changes of a rank: connected, ended, silent, heard again; one line for each change."""
+"""Log lines for status changes of a rank: connected, ended, silent, heard again."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpumon_agent import wire
 
 
 class StatusLog:
-    """Follows the ranks' statuses from frame to frame."""
+    """Tracks the ranks' statuses from frame to frame."""
 
     def __init__(self) -> None:
         self._statuses: dict[str, str] = {}
         self._answered: dict[str, tuple[int, int]] = {}
 
     def look(self, frame: Frame) -> Iterator[str]:
-        """What is new since the frame before."""
+        """Changes since the previous frame."""
         for rank in frame.ranks:
             before, now = self._statuses.get(rank.source), rank.status
             if before == now:
@@ -34,12 +34,12 @@ class StatusLog:
             self._statuses = {source: s for source, s in self._statuses.items() if source in present}
 
     def answers(self, frame: Frame) -> Iterator[str]:
-        """What came of what was asked for, where no screen shows it: a file's path, or why it was not done."""
+        """Results of requests that no screen shows: a snapshot's path, or why a request was refused."""
         for rank in frame.ranks:
             refused = next((n for n in reversed(rank.notices) if n.text.startswith(wire.NOT_DONE)), None)
             now = (rank.snapshot.t_ns if rank.snapshot else 0, refused.t_ns if refused else 0)
             before = self._answered.get(rank.source)
-            if rank.synced:  # until then it is the past that is heard
+            if rank.synced:  # earlier events are the replayed past
                 self._answered[rank.source] = now
             if before is None or before == now:
                 continue
@@ -50,7 +50,7 @@ class StatusLog:
 
 
 def written(rank: RankFrame) -> str:
-    """Where the newest snapshot is."""
+    """The newest snapshot's path."""
     snapshot = rank.snapshot
     assert snapshot is not None
     if snapshot.path is None:

@@ -1,7 +1,7 @@
-"""From roles to colours and glyphs: Okabe–Ito hues that the colour-blind can tell apart, each with its own glyph.
+"""Roles to colours and glyphs: the colour-blind-safe Okabe–Ito hues, each with its own glyph.
 
-Colour is never the only sign: every category has a glyph, every state a word. Without colour (NO_COLOR) only bold,
-dim and reverse are left; with plain glyphs (`--ascii`) every category is a letter.
+Colour is never the only cue: every category has a glyph, every state a word. Without colour (NO_COLOR) only bold, dim
+and reverse are used; with `--ascii` every category is an ASCII character.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLUE, VERMILLION, PURPLE = "#0072b2", "#d55e00", "#cc79a7"
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """Colours by name of a theme; None where the terminal's own is kept."""
+    """A theme's colours; None keeps the terminal's own."""
 
     text: str | None
     dim: str | None
@@ -27,7 +27,7 @@ class Palette:
     good: str | None
     warn: str | None
     bad: str | None
-    lines: Mapping[str, str | None]  # by line of the ledger
+    lines: Mapping[str, str | None]  # by ledger line
 
 
 _HUES: Final = {
@@ -61,8 +61,6 @@ NONE: Final = Palette(None, None, None, None, None, None, None, {})
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """The signs that are drawn."""
-
     lines: Mapping[str, str]
     live: str
     silent: str
@@ -113,7 +111,7 @@ class Ink:
 
 
 def ink(palette: Palette, base: Style, seen: Callable[[Style], Style] = lambda style: style) -> Ink:
-    """The styles of every role over `base`, which carries the background; `seen`: as what the terminal shows."""
+    """Every role's style over `base` (the background); `seen` maps to what the terminal shows."""
 
     def over(color: str | None, *, bold: bool = False, dim: bool = False, reverse: bool = False) -> Style:
         return base + Style(color=color, bold=bold or None, dim=dim or None, reverse=reverse or None)

@@ -1,4 +1,4 @@
-"""One table for all screens: columns given up where there is no room, headings, and a cursor that stays on its row."""
+"""One table for all screens: columns that are dropped if there is no room, headings, a cursor that follows its row."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[R, D]):
-    """A figure of a row of type R, written with the help of D: units, glyphs. A text instead, if it is `to_left`."""
+    """A column of rows of type R; D: what formatting needs (units, glyphs). `to_left`: text."""
 
     name: str
     heading: str
     width: int
     rank: int
-    """The highest is given up first."""
+    """The highest is dropped first."""
     cell: Callable[[R, D], tuple[str | Line, str]]
-    """Text, or spans to be shown as they are, and the text's role."""
+    """Text and its role, or spans to show as they are."""
     to_left: bool = False
 
     def aligned(self, text: str) -> str:
@@ -38,7 +38,7 @@ Columns = Sequence[Column[R, D]]
 
 
 def place(columns: Columns[R, D], room: int, order: str = "") -> Columns[R, D]:
-    """Those that have room, in their own order: what is sorted by first, then by rank."""
+    """The columns that fit, in their own order: the sort column first, then by rank."""
     kept: list[Column[R, D]] = []
     for column in sorted(columns, key=lambda column: (column.name != order, column.rank)):
         if column.width > room:
@@ -53,7 +53,7 @@ def used(columns: Columns[R, D]) -> int:
 
 
 def heads(columns: Columns[R, D], order: str = "", mark: str = "") -> list[Span]:
-    """The headings; `mark` beside the one that is sorted by."""
+    """The headings; `mark` is added to the sort column."""
     return [
         (column.aligned(column.heading + mark * (column.name == order)), "key" if column.name == order else "dim")
         for column in columns
@@ -65,7 +65,7 @@ def mark(glyphs: Glyphs, upwards: bool = False) -> str:
 
 
 def row_cells(columns: Columns[R, D], row: R, with_: D, role: str | None = None) -> list[Span]:
-    """A row's figures, all in one role if one is given."""
+    """A row's cells, all in `role` if given."""
     line: list[Span] = []
     for column in columns:
         text, own = column.cell(row, with_)
@@ -77,7 +77,7 @@ def row_cells(columns: Columns[R, D], row: R, with_: D, role: str | None = None)
 
 
 def column_at(columns: Columns[R, D], x: int) -> str | None:
-    """Whose heading is `x` cells right of where the columns begin."""
+    """The column at `x`, relative to the first."""
     for column in columns:
         if 0 <= x < column.width:
             return column.name
@@ -98,7 +98,7 @@ def moves(group: str, what: str) -> list[BindingType]:
 
 
 class TablePanel(Panel):
-    """Rows with a cursor. It stays on its row, wherever another order or new rows put that."""
+    """Rows with a cursor. It follows its row when the order changes or rows are added."""
 
     CALM = True
 
@@ -111,26 +111,25 @@ class TablePanel(Panel):
         self._first_y = 0
 
     def keys(self) -> Sequence[Hashable]:
-        """What tells the rows apart, from top to bottom."""
+        """A unique key per row, from top to bottom."""
         raise NotImplementedError
 
     def row_at(self, y: int) -> int | None:
-        """The row that is drawn there."""
         row = self._top + y - self._first_y
         return row if y >= self._first_y and row < len(self.keys()) else None
 
     def heading_at(self, x: int) -> str | None:
-        """What a click on the headings sorts by."""
+        """Order for a click on a heading."""
         return None
 
     def sort(self, order: str) -> None:
-        """Sort by it."""
+        """Sorts."""
 
     def press(self) -> None:
-        """The row under the cursor was clicked once more."""
+        """Called for a click on the row under the cursor."""
 
     def find_row(self) -> int:
-        """Puts the cursor where its row is now; how many rows there are."""
+        """Moves the cursor to its row; returns the row count."""
         keys = self.keys()
         if self._key in keys:
             self._at = keys.index(self._key)
@@ -139,14 +138,14 @@ class TablePanel(Panel):
         return len(keys)
 
     def scroll(self, space: int, first_y: int) -> None:
-        """Before rows are drawn, `space` of them from the line `first_y` on: the cursor is in sight."""
+        """Called before `space` rows are drawn from line `first_y` on: scrolls the cursor into view."""
         count = self.find_row()
         self._space, self._first_y = max(1, space), first_y
         self._top = max(0, min(self._top, count - self._space))
         self._top = min(max(self._top, self._at - self._space + 1), self._at)
 
     def from_top(self) -> None:
-        """In another order one looks from the top on."""
+        """Back to the top, for a new order."""
         self._key, self._at = None, 0
 
     def go(self, at: int) -> None:
@@ -163,7 +162,7 @@ class TablePanel(Panel):
         self.go(self._at + by * max(1, self._space - 1))
 
     def on_click(self, event: events.Click) -> None:
-        """On a heading: sort by it; on a row: go there; on the row under the cursor: press it."""
+        """On a heading: sort by it; on a row: go there; on the row under the cursor: `press`."""
         at = event.get_content_offset(self)
         if at is None:
             return
@@ -184,6 +183,5 @@ class TablePanel(Panel):
 
 
 def next_of(names: Iterable[str], name: str, by: int) -> str:
-    """The order after this one, or before it."""
     known = list(names)
     return known[(known.index(name) + by) % len(known)]

@@ -1,6 +1,6 @@
-"""The terminal itself: whether it is one, whether it is still there, and leaving when it is gone.
+"""The terminal: is it usable, does it still exist, and how to leave when it is gone.
 
-An app whose pty vanished without a SIGHUP reads an endless end of file; one core is then busy for nobody.
+If a pty vanishes without SIGHUP, the app reads EOF forever and keeps one core busy.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import sys
 import threading
 
 LEAVE_S = 2.0
-"""After this long a farewell that hangs on a dead terminal is cut short."""
+"""Time limit for a shutdown that blocks on a dead terminal."""
 
 HUNG_UP = 128 + 1
 """Exit code: as if ended by SIGHUP."""
 
 
 def usable() -> bool:
-    """Both ends of the conversation are a terminal: keys from stdin, the picture to stderr (where Textual draws)."""
+    """Whether stdin (keys) and stderr (where Textual draws) are terminals."""
     return all(_is_terminal(fd) for fd in (0, 2))
 
 
@@ -30,7 +30,7 @@ def _is_terminal(fd: int) -> bool:
 
 
 class TerminalWatch:
-    """Asks the system whether the other end of stdin's terminal is still held."""
+    """Polls whether the other end of stdin's terminal is still open."""
 
     def __init__(self, fd: int | None = None) -> None:
         self._poll = select.poll()
@@ -41,7 +41,7 @@ class TerminalWatch:
 
 
 def leave_by_force(code: int, after_s: float = LEAVE_S) -> None:
-    """Ends this process in any case: the farewell's writes may block for ever on a terminal that is gone."""
+    """Ends this process after `after_s` in any case: writes to a terminal that is gone may block forever."""
     timer = threading.Timer(after_s, os._exit, (code,))
     timer.daemon = True
     timer.start()

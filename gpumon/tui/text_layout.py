@@ -1,6 +1,6 @@
-"""Lines of text with roles: what widgets draw, before any colour; and their width in terminal cells.
+"""Lines of text with roles, as widgets draw them before colouring, and their width in terminal cells.
 
-Text is never markup: a span is (text, role), and a module named `a[/]b` is just six characters.
+Text is never markup: a span is (text, role), so a module named `a[/]b` is six characters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def width(line: Iterable[Span]) -> int:
 
 
 def clip(text: str, room: int) -> str:
-    """At most `room` cells; an ellipsis where something was cut."""
+    """At most `room` cells, with an ellipsis if cut."""
     if cells(text) <= room:
         return text
     return "" if room <= 0 else set_cell_size(text, room - 1).rstrip() + "…"
@@ -41,7 +41,7 @@ def right(text: str, room: int) -> str:
 
 
 def fit(line: Sequence[Span], room: int) -> Line:
-    """The line cut to `room` cells, with an ellipsis where something was lost."""
+    """The line cut to `room` cells, with an ellipsis if cut."""
     if width(line) <= room:
         return tuple(line)
     kept: list[Span] = []
@@ -56,7 +56,7 @@ def fit(line: Sequence[Span], room: int) -> Line:
 
 
 def spread(start: Sequence[Span], end: Sequence[Span], room: int) -> Line:
-    """`start` at the left edge, `end` at the right one; where both do not fit, the end goes first."""
+    """`start` at the left edge, `end` at the right one; if both do not fit, `end` is dropped."""
     gap = room - width(start) - width(end)
     if gap < 2:
         return fit(start, room)
@@ -84,7 +84,6 @@ def flow(items: Iterable[Line], room: int, *, gap: int = 2, indent: int = 0) -> 
 
 
 def words(text: str, role: str, room: int) -> list[Line]:
-    """Prose wrapped at `room` cells."""
     return [((row, role),) for row in _wrap(text, max(1, room))]
 
 
@@ -101,5 +100,5 @@ def _wrap(text: str, room: int) -> list[str]:
 
 
 def plain(lines: Iterable[Line]) -> str:
-    """What is written, without colour: for tests and for `--once`."""
+    """The text without colour, for tests and `--once`."""
     return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)

@@ -1,4 +1,4 @@
-"""Three looks: dark, light, and the terminal's own sixteen colours; and none at all."""
+"""Three themes: dark, light, and the terminal's own sixteen colours."""
 
 from __future__ import annotations
 

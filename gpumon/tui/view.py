@@ -1,4 +1,4 @@
-"""What the screens draw from: one frozen View a tick, and the small derivations that several widgets share."""
+"""What the screens draw: one frozen View per tick, and small derivations that several widgets share."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from gpumon.session.frame import Frame, RankFrame
 from gpumon_agent import wire
 
 SPANS = (20, 50, 100, 200, 500, 1000, 2000)
-"""How many steps the timeline can show."""
+"""Steps in the timeline."""
 
 DEFAULT_SPAN = 200
 
 MANY = 16
-"""Ranks, beyond which they share the screen in a grid, and are looked at in turn."""
+"""More ranks than this are analysed in turn, with shorter heat strips."""
 
 LOOK_BACK = 256
-"""Steps in which one with figures is looked for."""
+"""Steps to search for one with figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Something the viewer itself has to say: attached, gone, picked up again."""
+    """A message of the viewer itself: connected, lost, reconnected."""
 
     unix_ns: int
     text: str
@@ -35,7 +35,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One moment of the shown rank and device, beside the whole frame."""
+    """The shown rank and device at one moment, plus the whole frame."""
 
     frame: Frame
     reports: tuple[RankReport, ...] = ()
@@ -46,11 +46,11 @@ class View:
     paused: bool = False
     said: tuple[Said, ...] = ()
     cannot_ask: str | None = None
-    """Why nothing can be asked of the shown rank's agent; None: it can."""
+    """Why the shown rank's agent takes no requests; None: it does."""
 
     @property
     def index(self) -> int | None:
-        """torch's ordinal of the shown device."""
+        """torch's index of the shown device."""
         if self.device is not None:
             return self.device.device
         if self.rank is not None and self.rank.hello.devices:
@@ -69,7 +69,7 @@ def choose(
     said: tuple[Said, ...] = (),
     cannot_ask: str | None = None,
 ) -> View:
-    """The view of the rank whose source is `source` (the first one if it is gone) and of its `device`."""
+    """The view of the rank with this `source` (the first if it is gone) and of `device`."""
     by_source = {report.source: report for report in reports}
     rank = next((r for r in frame.ranks if r.source == source), frame.ranks[0] if frame.ranks else None)
     report = by_source.get(rank.source) if rank else None
@@ -86,20 +86,20 @@ def device_of(view: View) -> wire.Device | None:
 
 
 def reading_of(view: View) -> wire.DeviceReading | None:
-    """The shown device as its driver describes it, matched by UUID."""
+    """The driver's reading of the shown device, matched by UUID."""
     device = device_of(view)
     return ledger.reading_of(view.rank.host if view.rank else None, device.uuid if device else None)
 
 
 def device_name(device: wire.Device | None) -> str:
-    """cuda:0; the CPU has no ordinal."""
+    """As cuda:0 or cpu."""
     if device is None:
         return "device"
     return device.kind if device.kind == "cpu" else f"{device.kind}:{device.index}"
 
 
 def newest_step(rank: RankFrame) -> int | None:
-    """The step training stands in, as far as it was heard."""
+    """The current step, as far as received."""
     if rank.open_step is not None:
         return rank.open_step.step
     if rank.steps:
@@ -108,7 +108,7 @@ def newest_step(rank: RankFrame) -> int | None:
 
 
 def newest_read(rank: RankFrame, device: int) -> int:
-    """Index from the end of the newest step whose figures were read: the agent, to keep its budget, may skip some."""
+    """Negative index of the newest step whose figures were read; the agent may skip steps to keep its time budget."""
     for back in range(1, min(len(rank.steps), LOOK_BACK) + 1):
         here = rank.steps[-back].on(device)
         if here and all(p.allocated is not None for p in here):
@@ -117,7 +117,7 @@ def newest_read(rank: RankFrame, device: int) -> int:
 
 
 def first_death(frame: Frame) -> tuple[str | None, str | None]:
-    """Which rank died first (its source), and when and of what as a sentence: the others of a job follow it."""
+    """The first rank to die (source) and a sentence with time and cause; others follow it."""
     source = job(frame).first_to_die
     rank = next((rank for rank in frame.ranks if rank.source == source), None)
     if rank is None or rank.goodbye is None:
@@ -128,5 +128,5 @@ def first_death(frame: Frame) -> tuple[str | None, str | None]:
 
 
 def age(seconds: float) -> str:
-    """Whole seconds, so that a figure which ages does not flicker."""
+    """Whole seconds, so that the text does not flicker."""
     return f"{int(seconds)} s" if seconds < 60 else duration(float(int(seconds)))

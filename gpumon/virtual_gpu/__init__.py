@@ -1,7 +1,7 @@
 """A virtual GPU: PyTorch's own CUDA caching allocator, autograd and optimizers on a machine without a GPU.
 
-``environment()`` gives the environment in which any command sees virtual devices; ``python -m gpumon.virtual_gpu run``
-is the same from a shell. What it does and does not do is in README.md beside this file.
+``environment()`` returns the environment in which any command sees virtual devices; ``python -m gpumon.virtual_gpu
+run`` does the same in a shell. README.md in this folder lists what it does and does not do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a shared library imports, exports and links to, read from its ELF dynamic section (64-bit little endian)."""
+"""Imports, exports and dependencies of a shared library, from its ELF dynamic section (64-bit little endian)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DT_NEEDED = 1
 
 @dataclass(frozen=True)
 class Library:
-    """The dynamic symbols of one library. Names come without their version (``foo@GLIBC_2.2``)."""
+    """The dynamic symbols of one library, without versions (``foo@GLIBC_2.2``)."""
 
     needed: frozenset[str]
     imports: frozenset[str]
@@ -24,9 +24,9 @@ class Library:
 
 
 def read(path: Path) -> Library:
-    """Read one library. Raises ValueError if the file is not a 64-bit little-endian ELF library, OSError if unreadable.
+    """Read one library. Raises ValueError if it is not a 64-bit little-endian ELF file, OSError if unreadable.
 
-    The file is mapped, not read: libtorch_cuda is larger than the memory worth spending on its names.
+    The file is mapped, since libtorch_cuda is too large to read for its names.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data[:6] != b"\x7fELF\x02\x01":
@@ -47,7 +47,7 @@ def read(path: Path) -> Library:
                         needed.add(_string(data, strings + value))
             else:
                 for name, _, _, section, _, _ in _SYMBOL.iter_unpack(data[offset : offset + length]):
-                    # Only C names matter here, and _Z (C++) makes up nearly all of torch's exports: skip them unread.
+                    # Only C names matter, and nearly all of torch's exports start with _Z (C++): skip them unread.
                     if name and data[strings + name : strings + name + 2] != b"_Z":
                         (exports if section else imports).add(_string(data, strings + name))
         return Library(frozenset(needed), frozenset(imports), frozenset(exports))

@@ -1,4 +1,4 @@
-"""The environment in which a command sees virtual GPUs, and the sessions that share them."""
+"""The environment in which a command sees virtual GPUs, and sessions that share them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ Fault = str | int
 
 
 def new_session() -> str:
-    """A session name that nobody else has."""
     return f"{os.getpid()}-{secrets.token_hex(4)}"
 
 
@@ -36,7 +35,7 @@ def session_file(session: str) -> Path:
 
 
 def remove_session(session: str) -> None:
-    """Remove a session's table, and what ranks said and nobody heard. Processes that still run keep their table."""
+    """Remove a session's table and its undelivered messages between ranks. Running processes keep their table."""
     table = session_file(session)
     table.unlink(missing_ok=True)
     for message in table.parent.glob(f"{glob.escape(table.name)}+*"):
@@ -44,7 +43,7 @@ def remove_session(session: str) -> None:
 
 
 def _sweep() -> None:
-    """Remove files of unnamed sessions whose starter ended over an hour ago; kill -9 leaves nobody else to do it."""
+    """Remove files of unnamed sessions whose starter ended over an hour ago, e.g. by kill -9."""
     own = f"vgpu.{os.getuid()}.*-????????"
     for path in (*Path("/dev/shm").glob(own), *Path("/dev/shm").glob(f"{own}+*")):
         pid = path.name.split(".")[2].partition("-")[0]
@@ -52,7 +51,7 @@ def _sweep() -> None:
             if pid.isdigit() and not Path(f"/proc/{pid}").exists() and time.time() - path.stat().st_mtime > 3600:
                 path.unlink()
         except FileNotFoundError:
-            continue  # somebody else swept it
+            continue  # another process swept it
 
 
 def environment(
@@ -77,20 +76,20 @@ def environment(
 
     ``profile`` is one name for all devices or one for each (the last repeats), and so is ``memory``, which replaces the
     profile's capacity; ``context`` is what each process costs a device beside its allocator. Sizes are bytes or text
-    such as ``16GiB``. Processes of one ``session`` share devices and see each other in NVML; without a name the session
-    is a new one. ``python`` is the interpreter whose torch will run.
+    such as ``16GiB``. Processes of one ``session`` share devices and see each other in NVML; by default the session is
+    new. ``python`` is the interpreter whose torch will run.
 
     - ``mig="3g.20gb"``: the devices are MIG instances of one board.
-    - ``cuda_order=(1, 0)``: CUDA counts devices in another order than NVML, as a machine with unlike boards does.
+    - ``cuda_order=(1, 0)``: CUDA's device order differs from NVML's, as on a machine with different boards.
     - ``stream_delay``: launches a device lags behind the host, 32 by default; 0 completes everything at once.
     - ``nccl_buffers``: bytes each NCCL communicator takes from the device outside PyTorch's allocator; 0 by default.
-    - ``nccl_wait``: seconds for which ranks wait for one that does not come to a collective, 60 by default.
-    - ``scalars="bytes"``: ``.item()`` of what a kernel should have computed reads stale bytes instead of zero.
-    - ``sensors="invented"``: NVML answers utilization, temperature, power and clocks, made of the rate of launches; by
+    - ``nccl_wait``: seconds that ranks wait for a rank missing in a collective, 60 by default.
+    - ``scalars="bytes"``: ``.item()`` of a kernel's result reads stale bytes instead of zero.
+    - ``sensors="invented"``: NVML returns utilization, temperature, power and clocks derived from the launch rate; by
       default it does not support them.
-    - ``hide``: what a container hides of processes in NVML: their "bytes", all "processes", or true "pids".
-    - ``nvml_faults={"nvmlDeviceGetPowerUsage": "na"}``: na, error, lost, nopermission, nodriver, hang, slow:MS or a
-      number of nvmlReturn_t, for each function; "nvml" is every function.
+    - ``hide``: what NVML hides about processes, as in a container: "bytes", all "processes", or true "pids".
+    - ``nvml_faults={"nvmlDeviceGetPowerUsage": "na"}``: na, error, lost, nopermission, nodriver, hang, slow:MS or an
+      nvmlReturn_t number, per function; "nvml" means every function.
 
     Builds the virtual GPU if needed. Raises Unavailable or ValueError.
     """
@@ -111,7 +110,7 @@ def environment(
     if hide is not None:
         faults["hide"] = hide
     fault_text = _fault_text(faults)
-    folder = build(python)  # the last that may fail: what was asked for wrongly is told first
+    folder = build(python)  # last, so that errors in the arguments are reported first
     variables = {
         **os.environ,
         "VGPU_SESSION": name,
@@ -136,10 +135,10 @@ def environment(
 
 
 def set_faults(session: str, faults: Mapping[str, Fault], python: str = sys.executable) -> None:
-    """Replace what goes wrong in a running session; an empty mapping heals it.
+    """Replace the faults of a running session; an empty mapping removes them.
 
     Keys are NVML functions as in ``environment()``, ``hide``, and ``lost0`` (any value but 0): that device falls off
-    the bus, its CUDA calls fail from now on and NVML says so. Raises ValueError or Unavailable.
+    the bus, its CUDA calls fail and NVML reports it lost. Raises ValueError or Unavailable.
     """
     if not session_file(session).exists():
         raise ValueError(f"no session {session!r} is known: it begins with its first process")

@@ -1,4 +1,4 @@
-"""The kinds of device that can be stood in for, and how one is described to the C side."""
+"""Device profiles, and their description for the C side."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from gpumon.virtual_gpu.sizes import parse
 _MIB = 2**20
 
 _MIG_EIGHTHS = {"1g": 1, "2g": 2, "3g": 4, "4g": 4, "7g": 8}
-"""Eighths of the board's memory that an instance of so many compute slices has (NVIDIA's MIG user guide)."""
+"""Memory of an instance with so many compute slices, in eighths of the board (NVIDIA's MIG user guide)."""
 
 _MIG_FIT = {"1g": 7, "2g": 3, "3g": 2, "4g": 1, "7g": 1}
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One kind of device. Capacities are those PyTorch prints for such cards; drivers differ by up to 2 %."""
+    """One kind of device. Capacities as PyTorch prints them; drivers differ by up to 2 %."""
 
     name: str
     memory_gb: int
-    """The size in the product's name, which MIG profiles are named after (3g.20gb of a 40 GB board)."""
+    """The size in the product's name, used in MIG profile names (3g.20gb of a 40 GB board)."""
     capacity_bytes: int
     compute_capability: tuple[int, int]
     processors: int
     l2_mib: int
     shared_kib: int
-    """Shared memory of a multiprocessor."""
+    """Shared memory per multiprocessor."""
     shared_block_kib: int
-    """Shared memory one block can have."""
+    """Maximum shared memory per block."""
     context_bytes: int = 450 * _MIB
-    """What a process costs beside its allocator. It depends on driver, CUDA version and lazy loading as much as on the
-    device, and nobody measured it for this table: an assumption, to be replaced by ``context=`` where it matters."""
+    """What a process costs beside its allocator. An assumption, not measured: it depends on driver, CUDA version and
+    lazy loading as much as on the device. Override it with ``context=``."""
 
 
 def _profile(
@@ -69,9 +69,9 @@ DEVICES = ", ".join(PROFILES)
 
 
 def find(name: str) -> Profile:
-    """The profile of that name, or for a size ("16 GiB") a device of that capacity, otherwise like an A100.
+    """The profile of that name; for a size ("16 GiB"), an A100 with that capacity.
 
-    Raises ValueError naming the ones there are.
+    Raises ValueError with the known names.
     """
     if name in PROFILES:
         return PROFILES[name]
@@ -85,7 +85,7 @@ def find(name: str) -> Profile:
 
 
 def mig_names(profile: Profile) -> dict[str, str]:
-    """MIG profiles of a board by full name ("3g.20gb"), each with its compute slices ("3g"); none before Ampere's.
+    """MIG profiles of a board by full name ("3g.20gb") with their compute slices ("3g"); none before Ampere.
 
     NVIDIA's names round half up: an eighth of 141 GB is 18gb, a half 71gb.
     """

@@ -1,4 +1,4 @@
-"""What a session's devices gave at most, and which rank was missed: read from its table, also when all have ended."""
+"""A session's device records and missed ranks, from its table, even after all its processes have ended."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ class Record:
 
     capacity: int
     used: int
-    """The most that all processes together held at one moment, contexts included."""
+    """The maximum that all processes held together, contexts included."""
     contexts: int
-    """Of which contexts, at that moment."""
+    """Contexts at that moment."""
     refusals: int
-    """Allocations it could not give. PyTorch then frees what it has cached and asks again, so not each is an error."""
+    """Failed allocations. PyTorch then frees its cache and retries, so not each is an error."""
     refused_bytes: int
-    """The newest of them, in whole 2 MiB pages."""
+    """Size of the newest, in 2 MiB pages."""
 
 
 @dataclass(frozen=True)
 class Absence:
-    """The first rank for which others waited in vain, in a collective over NCCL."""
+    """The first rank that others waited for in vain, in an NCCL collective."""
 
     rank: int
     ended: bool
-    """It had ended, or left the communicator; else it did not come in time."""
+    """It had ended, or left the communicator; else it was late."""
     seconds: int
-    """So long was it waited for, where it had not ended."""
+    """The waiting time, if it had not ended."""
 
 
 def absence(session: str, python: str = sys.executable) -> Absence | None:
-    """None where every rank came that was waited for. Raises ValueError or Unavailable."""
+    """None if no rank was missed. Raises ValueError or Unavailable."""
     if not session_file(session).exists():
         return None
     library = ctypes.CDLL(str(build(python) / "libnvidia-ml.so.1"))
@@ -48,7 +48,7 @@ def absence(session: str, python: str = sys.executable) -> Absence | None:
 
 
 def records(session: str, python: str = sys.executable) -> tuple[Record, ...]:
-    """One a device, in NVML's order; none where no process has opened the session. Raises ValueError or Unavailable."""
+    """One per device, in NVML's order; empty if no process has opened the session. Raises ValueError or Unavailable."""
     if not session_file(session).exists():
         return ()
     library = ctypes.CDLL(str(build(python) / "libnvidia-ml.so.1"))

@@ -1,4 +1,4 @@
-"""Reads sizes as people write them: ``16GiB``, ``450MiB``, ``512`` (bytes). Binary units only."""
+"""Parses sizes such as ``16GiB``, ``450MiB``, ``512`` (bytes). Binary units only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def parse(size: int | str) -> int:
-    """Bytes in ``size``. Raises ValueError with one clear sentence for anything else."""
+    """Bytes in ``size``. Raises ValueError with a one-sentence message."""
     if isinstance(size, int):
         return size
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)

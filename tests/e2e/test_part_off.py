@@ -68,7 +68,7 @@ def test_a_part_that_is_off_shows_on_the_screen_and_in_json_for_who_comes_late(t
         assert "forward is off" in screen
         made = [json.loads(line) for line in ask("--json", "--for", "3").splitlines()]
         (finding,) = [each for each in made if each["type"] == "finding" and each["code"] == "agent-part-off"]
-        assert (finding["severity"], finding["where"].partition(":")[0]) == ("warning", "attribution/inventory.py")
+        assert (finding["severity"], finding["where"].partition(":")[0]) == ("warning", "storages.py")
         assert "RuntimeError: ask by name" in finding["remedy"]
         print(file=training.stdin, flush=True)
         _, err = training.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""One device's allocator, read: what every backend offers to the phases."""
+"""Reads one device's allocator: the interface of all backends."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gpumon_agent.wire import Device
 
 
 class Reading(NamedTuple):
-    """What an allocator says of itself at a boundary. Bytes; None where the backend or this torch does not tell."""
+    """An allocator's figures at a boundary, in bytes; None if the backend or this torch does not report one."""
 
     allocated: int | None = None
-    allocated_peak: int | None = None  # since the boundary before
+    allocated_peak: int | None = None  # since the previous boundary
     reserved: int | None = None
     reserved_peak: int | None = None
     active: int | None = None
@@ -27,10 +27,10 @@ class Reading(NamedTuple):
 
 
 Read = tuple[Any, ...] | dict[str, Any]
-"""What a boundary found: in the order of a Reading, or as torch's allocator told it, to be looked through later."""
+"""A boundary's figures: in the order of a Reading, or torch's stats dict, which is converted later."""
 
 Reader = tuple[Callable[[int], Read], int, Any]
-"""reads a boundary; the device's index; the torch.device"""
+"""`Probe.boundary`, device index, torch.device"""
 
 
 def reading(read: Read) -> Reading:
@@ -38,7 +38,7 @@ def reading(read: Read) -> Reading:
 
 
 def stood(read: Read) -> tuple[int | None, int | None]:
-    """allocated, allocated_peak, where a boundary cannot afford the rest."""
+    """(allocated, allocated_peak), for callers that cannot afford a whole Reading."""
     if isinstance(read, dict):
         allocated = read["allocated_bytes"]["all"]
         return allocated["current"], allocated["peak"]
@@ -49,16 +49,16 @@ class Probe(Protocol):
     """A backend. Called in the training thread; no call may initialize a device, synchronize or allocate on it."""
 
     kind: str
-    """As torch spells it in Device.kind: cuda, hip, mps, xpu, cpu."""
+    """wire.Device.kind: cuda, hip, mps, xpu, cpu"""
 
     def boundary(self, device: int) -> Read:
-        """Read the device, and let its peaks begin anew."""
+        """Read the device and reset its peaks."""
         ...
 
     def devices(self) -> tuple[Device, ...]:
-        """The devices this process can already name. Empty before the backend is initialized."""
+        """The backend's devices. Empty before it is initialized."""
         ...
 
     def stop(self) -> None:
-        """Leave torch as it was found."""
+        """Restore torch."""
         ...

@@ -1,6 +1,6 @@
-"""Backends that torch reaches through torch.accelerator (mps, xpu, …): what this torch tells, None for the rest.
+"""Backends of torch.accelerator (mps, xpu, …): the figures that this torch reports, None for the rest.
 
-Their peak counters are never reset, so a peak is the largest since the process (or the user) last reset it: a bound.
+We never reset their peak counters, so a peak is only a bound: the largest since the process began or the user's reset.
 """
 
 from __future__ import annotations
@@ -59,4 +59,4 @@ class AcceleratorProbe:
         return tuple(Device(i, None, self.kind, None, self.kind) for i in range(self._accelerator.device_count()))
 
     def stop(self) -> None:
-        """Nothing was replaced."""
+        """Nothing to restore."""

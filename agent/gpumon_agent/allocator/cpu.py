@@ -1,7 +1,7 @@
-"""The CPU as a device: the process's resident memory, and, if asked for, every live storage by a tracker.
+"""The CPU as a device: resident memory, and optionally all live storages.
 
-torch keeps no statistics of CPU memory. By default only the RSS is known, read from /proc (None where there is none).
-`GPUMON_TRACK_CPU=1` (`gpumon run --track-cpu`) adds `StorageTracker`; what that costs and changes is said there.
+torch has no statistics of CPU memory. By default only the RSS is known, from /proc (None if there is none).
+`GPUMON_TRACK_CPU=1` (`gpumon run --track-cpu`) adds `StorageTracker`; see there for its cost and side effects.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CpuProbe:
         return Reading(
             allocated=allocated,
             allocated_peak=peak,
-            requested=allocated,  # storages are counted as they were asked for
+            requested=allocated,  # storages count by their requested size
             allocations=allocations,
             rss=resident_bytes(),
         )
@@ -66,7 +66,7 @@ def resident_bytes() -> int | None:
 
 
 class _Live(weakref.ref[Any]):
-    """A storage that is alive: its identity and bytes outlive it by as long as the tracker needs to subtract them."""
+    """A reference to a storage; keeps identity and bytes, which the tracker subtracts after the storage was freed."""
 
     __slots__ = ("identity", "nbytes")
     identity: int
@@ -74,24 +74,24 @@ class _Live(weakref.ref[Any]):
 
 
 class StorageTracker:
-    """Exact bytes of the CPU storages that this thread's operators have returned, and their peak.
+    """Exact bytes of the CPU storages returned by this thread's operators, and their peak.
 
-    Model: a TorchDispatchMode sees what every operator returns; a storage counts from then until its last reference is
-    gone. A storage's Python object lives as long as the storage, so a weak reference to it tells.
-    Cost: 10 to 20 µs an operator, so that steps of small operators take three to four times as long
-    (benchmarks/inventory.py); nothing that grows with the run.
-    What it changes: results are bit-identical. torch.compile cannot work under a dispatch mode (with fullgraph=True it
-    raises), and what compiled code allocates no mode sees: so the first `torch.compile` ends the tracking, and from
-    then on the bytes are None.
-    Known limitations: memory that an operator takes and returns before it ends (convolution workspaces) is not seen;
-    storages that exist before `start`, or that other threads make, only when an operator here returns them; a tensor
-    from NumPy likewise. Under any dispatch mode a TorchFunctionMode sees the `set_` of torch.load.
+    Model: a TorchDispatchMode sees every operator's results; a storage counts until it is freed. Its Python object
+    lives as long as the storage, so a weak reference reports that.
+    Cost: 10 to 20 µs per operator, so steps of small operators take three to four times as long
+    (benchmarks/inventory.py); constant over the run.
+    Side effects: results are bit-identical. torch.compile does not work under a dispatch mode (it raises with
+    fullgraph=True), and no mode sees the allocations of compiled code. So the first `torch.compile` ends the tracking,
+    and the bytes are None from then on.
+    Known limitations: an operator's temporary memory (convolution workspaces) is not seen. Storages from before
+    `start`, from other threads or from NumPy are seen only when an operator of this thread returns them. Under any
+    dispatch mode a TorchFunctionMode sees the `set_` of torch.load.
     """
 
     def __init__(self) -> None:
         self.off = False
         self._live: dict[int, _Live] = {}
-        self._gone: deque[_Live] = deque()  # appended to by whoever drops the last reference, in any thread
+        self._gone: deque[_Live] = deque()  # appended to in the thread that drops the last reference
         self._allocated = 0
         self._peak = 0
         self._mode: Any = None
@@ -100,7 +100,7 @@ class StorageTracker:
         self._plain: Any = iter
 
     def start(self) -> None:
-        """From here on operators of the calling thread are seen."""
+        """Starts to track the calling thread's operators."""
         import torch
         from torch import Tensor
         from torch.utils._python_dispatch import TorchDispatchMode
@@ -134,7 +134,7 @@ class StorageTracker:
         self.stop()
 
     def stop(self) -> None:
-        """Sees nothing more. The mode itself can be taken off only where no other has been put on above it."""
+        """Stops tracking. The mode itself can be removed only if no other mode is above it."""
         from torch.utils._python_dispatch import _get_current_dispatch_mode
 
         self.off = True
@@ -173,7 +173,7 @@ class StorageTracker:
         self._peak = max(self._peak, self._allocated)
 
     def _settle(self) -> None:
-        """Subtracts what has gone. Before anything is added: its identity may be taken again at once."""
+        """Subtracts freed storages. Call it before adding any: identities are reused at once."""
         gone = self._gone
         while gone:
             dead = gone.popleft()

@@ -1,4 +1,4 @@
-"""CUDA, and ROCm through the same API: boundaries by shadow peaks, names and UUIDs of the devices, out-of-memory."""
+"""CUDA, and ROCm by the same API: boundaries with shadow peaks, names and UUIDs of devices, out-of-memory observer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gpumon_agent.guard import pass_on
 from gpumon_agent.wire import Device
 
 Oom = Callable[[int, int, int, int], None]
-"""device, requested bytes, the device's total, its free bytes"""
+"""device, requested bytes, the device's total and free bytes"""
 
 
 def uuid_of_driver(index: int) -> str | None:
-    """What torch 2.4 does not tell, from the driver that it has loaded; the device itself is asked nothing."""
+    """The UUID from the loaded driver, for torch 2.4, which does not report it. Does not touch the device."""
     import ctypes
     from uuid import UUID
 
@@ -31,10 +31,9 @@ def uuid_of_driver(index: int) -> str | None:
 
 
 def pinned_bytes() -> int | None:
-    """Page-locked host memory that torch's own allocator has, lent or kept for the next to ask, in bytes.
+    """Bytes of pinned host memory held by torch's allocator, in use or cached, rounded up to powers of two by torch.
 
-    Counted as it was taken: torch asks for powers of two. None where this torch does not tell, and before CUDA began.
-    8 µs, and 15 µs with 2,000 blocks.
+    None if this torch does not report it, and before CUDA is initialized. Cost: 8 µs, 15 µs with 2,000 blocks.
     """
     import torch
 
@@ -42,7 +41,7 @@ def pinned_bytes() -> int | None:
     if ask is None or not torch.cuda.is_initialized():
         return None
     stats = ask()
-    had = stats.get("reserved_bytes") or stats.get("allocated_bytes")  # older ones: the latter is what is lent
+    had = stats.get("reserved_bytes") or stats.get("allocated_bytes")  # older torch: only the latter, without its cache
     return None if had is None else int(had["current"])
 
 
@@ -53,7 +52,7 @@ class CudaProbe:
         self._torch = torch
         self.kind = "hip" if torch.version.hip else "cuda"
         self.boundary: Callable[[int], Read] = peaks.boundary
-        self.silent = False  # the allocator tells nothing
+        self.silent = False  # the allocator has no statistics
         self._peaks = peaks
         self._oom: Oom | None = oom
         self._observing = False
@@ -73,7 +72,6 @@ class CudaProbe:
         return tuple(found)
 
     def fall_silent(self) -> None:
-        """Nothing is read from here on, and what was replaced to read it is put back."""
         self.silent = True
         self.boundary = lambda device: Reading()
         self._peaks.stop()
@@ -84,9 +82,9 @@ class CudaProbe:
         return stats["allocated_bytes"]["all"]["current"], stats["reserved_bytes"]["all"]["current"]
 
     def observe_oom(self, *, began: bool = False) -> None:
-        """Be told before OutOfMemoryError is raised. torch attaches to devices that exist: call after CUDA began.
+        """Attaches an observer that runs before OutOfMemoryError is raised. Call it after CUDA is initialized.
 
-        `began`: it has, though torch says so only when everybody who waited for it was called.
+        `began`: it is, although `is_initialized()` is still False while callbacks of the initialization run.
 
         torch cannot detach an observer: after `stop()` ours stays and does nothing.
         """
@@ -104,7 +102,7 @@ class CudaProbe:
             attach(observer)
         except RuntimeError as error:
             pass_on(error)
-            return  # cudaMallocAsync calls no observer: then the exception's own words are all there is
+            return  # cudaMallocAsync has no observers: then only the exception's message is known
 
     def stop(self) -> None:
         self._oom = None

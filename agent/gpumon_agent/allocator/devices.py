@@ -1,4 +1,4 @@
-"""The devices that training uses: which they are, how each is read, and what none of their allocations can exceed."""
+"""The devices that training uses, their readers, and their memory limits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 SLICE_TENSORS = 4096
-_MODULE = 8  # tensors are looked at in the time of a module
+_MODULE = 8  # a module costs as much time as this many tensors
 
 
 class Devices:
-    """One probe a backend, made when a model is first found there; CUDA's from the beginning."""
+    """One probe per backend, created when a model is first found there; CUDA's at once."""
 
     def __init__(
         self,
@@ -34,20 +34,20 @@ class Devices:
         tell: Callable[[str], None],
     ) -> None:
         self.found: tuple[wire.Device, ...] = ()
-        self.limits: dict[int, int] = {}  # bytes, of CUDA devices: the total, or the share that the user set of it
-        self.fractions: dict[str, str] = {}  # where the user set one
+        self.limits: dict[int, int] = {}  # CUDA device → bytes: the total times the user's memory fraction
+        self.fractions: dict[str, str] = {}  # memory fractions below 1 set by the user
         self._models = models
         self._tell = tell
-        self._seen: set[tuple[str, int]] = set()  # where tensors of the models are, as far as was looked by now
-        self._known: set[tuple[str, int]] = set()  # the same of the newest look that is over
+        self._seen: set[tuple[str, int]] = set()  # devices of the models' tensors, found so far by this search
+        self._known: set[tuple[str, int]] = set()  # the same, from the last complete search
         self._looking: Iterator[None] | None = None
         self._tracker = tracker or _asked_for()
         self._cuda = _cuda(oom, bounds)
         self._probes: dict[str, Probe] = {} if self._cuda is None else {"cuda": self._cuda}
 
     def readers(self) -> tuple[Reader, ...]:
-        """Of the devices the models live on; where they are on none, of the one CUDA computes on (offloading), or the
-        CPU."""
+        """Readers of the devices with the models' tensors; if there are none, of the current CUDA device (offloading),
+        else of the CPU."""
         self._seen = set()
         self._looking = _places(self._models(), self._seen)
         self.look_on()
@@ -55,11 +55,10 @@ class Devices:
 
     @property
     def looking(self) -> bool:
-        """Whether a look goes on with the next step."""
         return self._looking is not None
 
     def look_on(self) -> tuple[Reader, ...] | None:
-        """The next slice, where a model has more tensors than one step may look at. The readers, once that is over."""
+        """Runs the next slice of the search. Returns the readers once it is complete, else None."""
         if self._looking is None or next(self._looking, self) is not self:
             return None
         self._looking = None
@@ -79,7 +78,7 @@ class Devices:
         return tuple((self._probe(kind).boundary, index, torch.device(kind, index)) for kind, index in sorted(chosen))
 
     def _look_whether_silent(self, cuda: CudaProbe) -> None:
-        """The script may have put an allocator of its own in the place of PyTorch's: every question raises then."""
+        """A script's CUDAPluggableAllocator has no statistics: every read would raise."""
         import torch
 
         if torch.cuda.get_allocator_backend() == "pluggable":
@@ -89,7 +88,7 @@ class Devices:
             self._tell(text)
 
     def look(self, used: Iterable[Reader]) -> None:
-        """What can be named by now, and the limits of those that are used: a question about another may wake it."""
+        """Lists the devices, and reads the limits of those in use: a query could initialize another one."""
         self.found = tuple(device for probe in self._probes.values() for device in probe.devices())
         import torch
 
@@ -100,7 +99,7 @@ class Devices:
                 continue
             share = 1.0
             if fraction is not None and self._cuda is not None and not self._cuda.silent:
-                with torch.cuda.device(device.index):  # torch 2.8 leaves the device that it asked the current one
+                with torch.cuda.device(device.index):  # torch 2.8 leaves the queried device as the current one
                     share = fraction(device.index)
             self.limits[device.index] = int(share * device.total_bytes)
             if share < 1:
@@ -135,7 +134,7 @@ class Devices:
 
 
 def _places(models: Iterable[Module], seen: set[tuple[str, int]]) -> Iterator[None]:
-    """Adds to `seen` on which devices the models' tensors are. Yields where the rest may wait for the next step."""
+    """Adds the devices of the models' tensors to `seen`. Yields after each slice."""
     from gpumon_agent.module_tree import tree
 
     looked = 0

@@ -1,15 +1,15 @@
-"""Peaks of every phase, while the user's own peak figures stay exactly what they would have been.
+"""Measures the peak of every phase, and keeps the user's peak figures exactly as they would be without us.
 
-The allocator keeps one set of peak counters a device. A phase's peak needs them reset at each boundary; the user reads
-and resets the same ones. So each boundary folds the peaks it is about to reset into a *shadow*; a read through torch
-returns max(shadow, counter), and a user's reset first tells the open window its peak, then drops the shadow.
+The allocator has one set of peak counters per device. We reset them at each boundary; the user reads and resets the
+same ones. So each boundary saves the peaks in a *shadow* before it resets them. A read through torch returns
+max(shadow, counter). A user's reset first saves the peak for the open window, then drops the shadow.
 
-Covered: every reader through torch.cuda and torch.accelerator, which look their C functions up in `torch._C` at each
-call. Not covered: C++ readers, and names bound from `torch._C` before the agent came: they see a window's peak.
+Covered: all functions of torch.cuda and torch.accelerator, which look up their C functions in `torch._C` at each call.
+Not covered: C++ readers, and names bound from `torch._C` before the agent started: they see the window's peak.
 
-After `stop()` the counters hold the peak since the last boundary, and older ones exist in the shadow alone: nothing can
-put them back. So the four functions stay wrapped until no counter is below its shadow: until the user's next reset of
-each device, or a read that finds the counters caught up. Until then a read costs a microsecond more, and nothing else.
+After `stop()` the counters hold the peak since the last boundary; older peaks exist only in the shadow, and counters
+cannot be set. So the four functions stay wrapped until no counter is below its shadow: until the user's next reset of
+each device, or a read that finds the counters caught up. Until then a read costs 1 µs more.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _NAMES = (
 _OVERSIZE = ("oversize_allocations", "oversize_segments")
 _POOLS = ("all", "small_pool", "large_pool")
 _PRIVATE = "reserved_bytes_by_private_pools"
-_HELD_MAX = 64  # readings as torch gave them, some 12 KB each
+_HELD_MAX = 64  # stats dicts, about 12 KB each
 _QUIET_CHECKS = 256  # after so many checks without a foreign allocation, check one boundary in sixteen
 
 
 def figures(stats: Stats, flags: int = 0) -> tuple[Any, ...]:
-    """Of what torch's allocator tells of itself, what a Reading holds, in its order."""
+    """The fields of a Reading, in order, from torch's memory stats."""
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
     return (
         allocated["current"], allocated["peak"], reserved["current"], reserved["peak"],
@@ -55,7 +55,7 @@ def figures(stats: Stats, flags: int = 0) -> tuple[Any, ...]:
 
 
 class _Past:
-    """Peaks of before the last boundaries. Never changed once made: any thread may be reading it."""
+    """Peaks before the last boundaries. Immutable: any thread may read it."""
 
     __slots__ = ("oversize", "peaks", "private")
 
@@ -65,7 +65,7 @@ class _Past:
         self.private: dict[Any, list[int]] = {}
 
     def raised(self, readings: Iterable[Stats]) -> _Past:
-        """One more, with the peaks of `readings`, oldest first."""
+        """A new instance, raised to the peaks of `readings` (oldest first)."""
         past = _Past()
         peaks, oversize, private = self.peaks.copy(), self.oversize, self.private
         for stats in readings:
@@ -82,7 +82,7 @@ class _Past:
         return past
 
     def lift(self, stats: Stats) -> bool:
-        """Raise the peaks in `stats` to these: what the user would have read. Whether any was below."""
+        """Raises the peaks in `stats` to the user's values. Whether any was below."""
         lifted = False
         for peak, (stat, pool) in zip(self.peaks, _pools(stats), strict=True):
             if peak > stat[pool]["peak"]:
@@ -105,25 +105,25 @@ def _pools(stats: Stats) -> Iterator[tuple[Stats, str]]:
 
 
 class _Shadow:
-    """One device's peaks from before the last boundary, and what a user's reset took from the open window."""
+    """One device's peaks before the last boundary, and the open window's peaks before a user's reset."""
 
     __slots__ = ("_folding", "boundaries", "carried", "carried_reserved", "held", "quiet", "resets")
 
     def __init__(self) -> None:
         self.carried = 0
         self.carried_reserved = 0
-        self.resets = 0  # how often the user reset: a boundary that a reset interrupts must not bring old peaks back
+        self.resets = 0  # user's resets: a boundary interrupted by one must not restore old peaks
         self.boundaries = 0
         self.quiet = 0
-        self._folding = Lock()  # tried, never waited for
+        self._folding = Lock()  # never waited for
         self.drop()
 
     def drop(self) -> None:
-        self.held: list[Any] = [_Past()]  # and the readings since, as torch gave them. Another list at each reset:
-        # who folds an older one at this moment brings nothing back
+        self.held: list[Any] = [_Past()]  # and the stats since. A new list at each reset: a concurrent fold of the
+        # old one must not restore old peaks
 
     def fold(self) -> None:
-        """Make one of all that is held. Appending goes on meanwhile, and so does reading."""
+        """Merges the held stats into one `_Past`. Other threads may append and read meanwhile."""
         if self._folding.acquire(blocking=False):
             try:
                 held = self.held
@@ -143,7 +143,7 @@ def _asked(device: int) -> int:
 
 
 def _never() -> bool:
-    """Also while a compiler traces: what is traced without a compiler of its own really reads."""
+    """Never inert, not even while a compiler traces: the wrapped functions really run then."""
     return False
 
 
@@ -161,7 +161,7 @@ class Peaks:
         self._patches = Patches()
         self._installed = False
         self._leaving = False
-        for before in REGISTRY.lingering[:]:  # watched again after stop(): the older peaks are still the user's
+        for before in REGISTRY.lingering[:]:  # started again after stop(): keep the user's older peaks
             self._shadows.update(before._shadows)
             before._shadows.clear()
             before._uninstall()
@@ -181,11 +181,11 @@ class Peaks:
             ("_cuda_resetPeakMemoryStats", self._reset_begins, self._reset_ends),
             ("_accelerator_resetPeakStats", self._reset_begins, self._reset_ends),
         ):
-            if hasattr(self._C, name):  # torch.accelerator's came with 2.9
+            if hasattr(self._C, name):  # torch.accelerator's exist since 2.9
                 self._patches.observe(self._C, name, before, after, inert=_never)
 
     def stop(self) -> None:
-        """No boundary comes any more. Torch is as it was found as soon as no peak is missing from its counters."""
+        """No more boundaries. Unwraps torch's functions once no counter is below its shadow."""
         self._leaving = True
         self._fold()
         if self._installed:
@@ -193,7 +193,7 @@ class Peaks:
             self._forget(None)
 
     def _forget(self, device: int | None) -> None:
-        """After `stop`: the counters of `device` tell what the user would have read."""
+        """After `stop`: the counters of `device` are right without the shadow."""
         self._shadows.pop(device, None)  # type: ignore[arg-type]
         if not self._shadows:
             self._uninstall()
@@ -233,13 +233,12 @@ class Peaks:
             self._shadows[device].drop()
 
     def boundary(self, device: int) -> tuple[Any, ...] | Stats:
-        """Close the device's window: read once, reset its peaks, and give what was read: `figures`, or what they are
-        made of.
+        """Closes the device's window: reads once, resets the peaks, and returns `figures` or the stats they come from.
 
-        While other Python threads run, a second read tells whether one of them allocated between the two calls: its
-        peak may be lost, so the reading is marked a bound. After 256 quiet checks every sixteenth boundary is checked.
+        While other Python threads run, a second read detects allocations between read and reset, whose peak may be
+        lost: the reading is then marked as a bound. After 256 quiet checks only every 16th boundary is checked.
 
-        It runs at every boundary, where training has left nothing of it in the caches: what can be done later, is.
+        It runs at every boundary with cold caches, so all work that can wait is deferred.
         """
         shadow = self._shadows.get(device)
         if shadow is None:
@@ -248,7 +247,7 @@ class Peaks:
         stats = self.read(device)
         if self.bounds:
             return figures(stats, BOUND)
-        # into the shadow before the reset, or a reader in another thread would see the peak missing
+        # into the shadow before the reset: a reader in another thread must not miss the peak
         shadow.held.append(stats)
         self.reset(device)
         if resets != shadow.resets:
@@ -270,7 +269,7 @@ class Peaks:
             shadow.fold()
 
     def _check(self, shadow: _Shadow, allocation: Stats, device: int) -> int:
-        """BOUND if somebody has allocated since `allocation` was read."""
+        """BOUND if another thread has allocated since `allocation` was read."""
         shadow.boundaries += 1
         if shadow.quiet >= _QUIET_CHECKS and shadow.boundaries & 15:
             return 0

@@ -1,1 +1,1 @@
-"""Bytes by owner of a device: at the end of a phase, and at the peak."""
+"""Attributes a device's bytes to owners, at the end of each phase and at the peak."""

@@ -1,9 +1,9 @@
-"""Reads everything that a sampled step is read for: owners, activations, workspaces, layers, the peak's breakdown.
+"""Reads everything in a sampled step: owners, activations, workspaces, layers, the peak's breakdown.
 
-The order of one step: `begin_step`; walks of the graph as forward ends and backward begins; `boundary` as each phase
-closes; `close_step` before its Step is told. With the governor on a sampled step has one task beside its ledger: to
-compose the peak, to tell the layers (at most once a second), or, where neither is due, none. They take turns; the
-first sampled step has none.
+Order of calls in a step: `begin_step`; graph walks as forward ends and as backward begins; `boundary` as each phase
+closes; `close_step` before its Step is recorded. With the governor on, a sampled step does at most one task besides
+its ledger: break down the peak, or report layers (at most once a second). They alternate; the first sampled step has
+none.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 
 LAYERS_EVERY_NS = 1_000_000_000
 COMPOSED_EVERY = 2
-"""Sampled steps, with the governor on: every so many a peak is composed."""
+"""With the governor on, every nth sampled step breaks down a peak."""
 REST_FIRST, REST_MAX = 2, 64
-"""Where composing takes a sampled step over its limit: so many times are left out, twice as many after each."""
+"""Turns skipped after a breakdown takes a sampled step over its limit; doubles each time."""
 PLACES_EVERY_STEPS = 64
 TENSORS_AT_ONCE = 3_000
-"""Parameters, buffers and modules: of models with more, and the governor on, a step looks at a slice, as it ends."""
-_LOOKS = 8  # steps at whose end workspaces are looked for; later only with the layers
+"""Parameters, buffers and modules. With more, and the governor on, a step reads only a slice, as it ends."""
+_LOOKS = 8  # first steps that search workspaces without the governor; later only with the layers
 _CPU = -1
 
 
 class Loads(Protocol):
-    """The checkpoints that were loaded, as far as their bytes are counted here."""
+    """Loaded checkpoints, whose bytes are one line of the ledger."""
 
     loads: list[Any]
 
@@ -60,7 +60,7 @@ class Loads(Protocol):
 
 
 class Accounts:
-    """The books of one process. Called in the training thread, under the guard."""
+    """The accounts of one process. Called in the training thread, under the guard."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class Accounts:
     ) -> None:
         self.inventory = Inventory()
         self.many = False
-        """whether the models have too many tensors to look at all of them in one step"""
+        """whether the models have too many tensors for one step"""
         self.ledgers: dict[int, wire.Ledger] = {}
-        """the newest of each device"""
+        """device → newest ledger"""
         self._recorder = recorder
         self._cost = cost
         self._booked = Booked(cost, clock=True)
@@ -85,7 +85,7 @@ class Accounts:
         self._models = models
         self._limited = limited
         self._tell = tell
-        self._untracked = False  # that an allocator knows no blocks was told
+        self._untracked = False  # the notice about an allocator without blocks was sent
         self._places = Places()
         self._places_left = 0
         self._activations = Activations(self._current_places, tell, limited=limited)
@@ -104,34 +104,32 @@ class Accounts:
         self._peak = PeakBreakdowns(block_owners, self._activations, self._current_places)
         self._peak.wanted = not limited
         self._sampled = 0
-        self._last_ns = SAMPLED_STEP_NS  # that a sampled step took
-        self._rest = 0  # turns that composing leaves out
+        self._last_ns = SAMPLED_STEP_NS  # cost of the last sampled step
+        self._rest = 0  # breakdowns to skip
         self._resting = 0
 
     @property
     def recomputes(self) -> bool:
-        """Whether backward runs parts of the forward again, as the graph that was last walked tells."""
+        """Whether backward recomputes parts of the forward, according to the last graph walked."""
         return self._activations.recomputes
 
     @property
     def layers(self) -> dict[tuple[int, int], tuple[wire.Layers, ...]]:
-        """The newest of each model and device."""
+        """(model, device) → newest layers"""
         return self._layers.newest
 
     @property
     def history(self) -> History:
-        """The one switch of PyTorch's history of allocations."""
         return self._peak.history
 
     def changed(self) -> None:
-        """A model was added, or wrapped."""
         self._rolling.restart()
         self._others.changed()
         self._activations.forget_models()
         self._places_left = 0
 
     def measure(self) -> None:
-        """Counts the models' tensors, as far as it matters: it tells what a ledger will cost before one was read."""
+        """Counts the models' tensors up to `TENSORS_AT_ONCE`, to estimate a ledger's cost before the first one."""
         tensors = 0
         for _, reference in tree([model for _, model in self._models()]):
             module = reference()
@@ -159,7 +157,7 @@ class Accounts:
             self._peak.wanted = False
             turn = walks and not self._sampled % COMPOSED_EVERY
             if turn:
-                # a walk first, and composing alone the next time, where both together would be too much
+                # if walk and breakdown in one step would cost too much: first the walk, next time the breakdown
                 self._peak.wanted = not self._resting and (
                     self._peak.alone or self._peak.moved or self._last_ns < SAMPLED_STEP_NS // 3
                 )
@@ -171,7 +169,7 @@ class Accounts:
         self._layers.begin_step(walks=self._activations.known)
 
     def inputs(self, args: object, kwargs: object) -> tuple[int, list[tuple[int, ...]]]:
-        """A root's forward begins with these."""
+        """A root's forward begins with these arguments. Returns their bytes and shapes."""
         found = self.inventory.inputs(args, kwargs)
         if self._cost.ledger:
             with NO_COLLECTION, self._booked:
@@ -181,23 +179,23 @@ class Accounts:
     # ------------------------------------------------------------------------------------------------------ the graph
 
     def forward_ends(self, output: object, model: Module | None) -> None:
-        """A root returns `output`: it is noted, and what autograd saved for it."""
+        """A root returns `output`: records it, and what autograd saved for it."""
         if not self._cost.ledger:
             return
         self._walk(list(tensors_in(output)))
         if model is None or torch.is_grad_enabled() or self.many or _nothing_is_real():
             return
-        if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):  # else its cache is empty by now
+        if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):  # otherwise its cache is empty
             with NO_COLLECTION, self._booked:
                 self._activations.evaluated(model.parameters())
 
     def backward_begins(self, roots: Iterable[object]) -> None:
-        """`roots`: also the gradients that it starts from, which are there until `loss.backward()` returns."""
+        """`roots` includes the initial gradients, which stay alive until `loss.backward()` returns."""
         if self._cost.ledger:
             self._walk(list(roots), look=made, backward=True)
 
     def backward_returns(self, gradients: Iterable[object]) -> None:
-        """With `create_graph` they have a graph of their own, made in the engine's threads."""
+        """With `create_graph`, gradients have their own graph, made in the engine's threads."""
         with_graph = [each for each in gradients if getattr(each, "grad_fn", None) is not None]
         if with_graph:
             self._walk(with_graph, whole=True, backward=True)
@@ -228,7 +226,7 @@ class Accounts:
     # ------------------------------------------------------------------------------------------------------ boundaries
 
     def boundary(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
-        """A phase closed on a device: its ledger."""
+        """Reads the ledger of a device as a phase closes."""
         if not _nothing_is_real():
             with NO_COLLECTION, self._booked_by_thread:
                 if self.many:
@@ -237,11 +235,11 @@ class Accounts:
                     self._boundary(step, phase, index, where, reading)
 
     def _boundary_of_many(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
-        """A slice, and the ledger if all slices are known and agree: at the same moment of each step."""
+        """Reads a slice as the first optimizer phase ends; makes a ledger once all slices are known and agree."""
         if phase != wire.OPTIMIZER or index:
             return
         rolling = self._rolling
-        if step and self._rolled_step != step:  # the first has enough to do
+        if step and self._rolled_step != step:  # the first step has enough to do
             self._rolled_step = step
             rolling.look()
             self.inventory.know_ddp(module for module, _ in rolling.ddp)
@@ -275,7 +273,7 @@ class Accounts:
 
     def _boundary(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
         device = _index(where)
-        # what rarely changes is summed again at each step's end, but not in a step that composes its peak
+        # what rarely changes is summed again at the end of a step, unless that step breaks down its peak
         fresh = step == 0 or (phase == wire.OPTIMIZER and not (self._limited and self._peak.wanted))
         owners = self.inventory.owners(where, fresh=fresh)
         others = self._others.tensors(look=fresh)
@@ -297,7 +295,7 @@ class Accounts:
         workspaces = self._workspaces.bytes(device)
         activations = sum(each.nbytes for each in saved)
         casting = _casts_weights(where.type)
-        if casting and reading.requested is not None:  # as far as there is room: a cache cannot be looked into
+        if casting and reading.requested is not None:  # autocast's cache is not readable: cap by what is unexplained
             named = (
                 activations
                 + sum(owners)
@@ -333,13 +331,13 @@ class Accounts:
             self._peak.phase_ended(ledger, reading, device, saved)
 
     def _looks_for_workspaces(self, step: int, phase: str) -> bool:
-        """They are known at the second look: within the first step, so that its end can tell them."""
+        """Workspaces need two searches. Both are in the first step, so that its end can report them."""
         if phase != wire.OPTIMIZER:
             return step == 0 and (phase == wire.BACKWARD or not self._limited)
         return self._layers_wanted or step < (1 if self._limited else _LOOKS)
 
     def close_step(self, step: int) -> None:
-        """Before the step is told."""
+        """Call it before the Step is recorded."""
         if self._cost.ledger:
             with NO_COLLECTION, self._booked:
                 composed = self._close_step(step)
@@ -349,7 +347,7 @@ class Accounts:
                 self._rest = self._resting = min(max(REST_FIRST, self._rest * 2), REST_MAX) if dear else 0
 
     def _close_step(self, step: int) -> bool:
-        """Whether a peak was composed."""
+        """Returns whether a peak was broken down."""
         composed = self._peak.step_ended()
         for each in composed:
             self._recorder.append(each)
@@ -358,24 +356,23 @@ class Accounts:
         return bool(composed)
 
     def stop(self) -> None:
-        """Leaves nothing switched on and nothing replaced."""
         self._peak.stop()
         self._peak.history.remove()
         self._activations.stop()
 
     def disown(self) -> None:
-        """In a forked child: what is switched on is the parent's."""
+        """In a forked child: recordings belong to the parent."""
         self._peak.history.disown()
         self._activations.stop()
 
 
 def _index(where: torch.device) -> int:
-    """As Tensor.get_device() has it."""
+    """As Tensor.get_device() returns it."""
     return _CPU if where.type == "cpu" else where.index or 0
 
 
 def _casts_weights(kind: str) -> bool:
-    """Within autocast, which keeps copies of weights: what no gradient needs (a first layer's) only its cache holds."""
+    """Whether autocast's cache is active: it may hold the only copy of a weight that no gradient needs."""
     try:
         return bool(torch.is_autocast_enabled(kind) and torch.is_autocast_cache_enabled())
     except RuntimeError as error:  # no autocast on this kind of device
@@ -384,7 +381,7 @@ def _casts_weights(kind: str) -> bool:
 
 
 def _nothing_is_real() -> bool:
-    """Within torch.func's transforms and under fake tensors a model's own tensors stand for others, or for none."""
+    """Whether a torch.func transform or FakeTensorMode is active: a model's tensors are then not its real ones."""
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None

@@ -1,16 +1,16 @@
-"""Activations: the bytes that autograd saved for backward, and what forward returned, for as long as they are alive.
+"""Activations: tensors saved by autograd for backward, and outputs of forward, while they are alive.
 
-Model. On a sampled step the graph is walked (graph.py) as the root's forward ends, from what it returned, and as
-backward begins, from where it begins: then the loss is there too. (An evaluation has no graph; what it returned is
-noted all the same.) Each storage is noted once, weakly: its Python object lives exactly as long as the storage, so a
-weak reference tells. At any boundary activations are the noted storages that are still alive and that no owner
-(weights, inputs, ...) claims: after a plain backward none, with a graph or an output that somebody keeps, those.
-Within autocast its cache keeps a copy of each weight that was multiplied: those that no gradient needs (a first
-layer's, biases) are in no node; their sizes follow from the nodes that made them. An evaluation makes no node, and is
-taken to copy what a training forward did.
-Cost: graph.py's; a look at the clock ends a walk that takes longer than `WALK_NS`. Then as many sampled steps pass
-without one, twice as many each time it happens again (at most `REST_MAX`), and a walk that ends well begins anew.
-Known limitations. What was saved on a step that was not sampled and is still kept is not noted: it is unexplained.
+Model. In a sampled step the graph is walked (graph.py) from the root's output as forward ends, and from backward's
+roots as it begins, which adds the loss. (An evaluation has no graph; its output is still recorded.) Each storage gets a
+weak reference: its Python object lives exactly as long as the storage. At a boundary, activations are the recorded
+storages that are alive and have no owner (weights, inputs, ...): none after a plain backward, unless the script keeps a
+graph or an output.
+Autocast's cache keeps a half-precision copy of each weight that it casts. Copies that no gradient needs (a first
+layer's, biases) are in no node; their sizes follow from the nodes that made them. An evaluation makes no nodes, and is
+assumed to copy what a training forward copied.
+Cost: that of graph.py; a walk stops after `WALK_NS`. Unless it extended its plan, sampled steps are then skipped: 1,
+doubled each time, at most `REST_MAX`; a complete walk resets this.
+Known limitations. Tensors saved in a step that was not sampled, and still alive, are unexplained.
 Nothing here keeps a tensor or a graph alive.
 """
 
@@ -31,14 +31,12 @@ from gpumon_agent.storages import plain, untransformed
 WALK_NS = 7_000_000
 REST_MAX = 32
 """sampled steps without a walk"""
-_TOLD_AT = 4  # steps of rest: a walk that one slow moment ended is nothing to tell
+_TOLD_AT = 4  # skipped steps from which a notice is sent: a single slow walk is not worth one
 _STRIDED = torch.strided
 _transformed = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class _Noted(weakref.ref[Any]):
-    """A storage that was saved, and by which module."""
-
     __slots__ = ("address", "index", "place")
     address: int
     index: int
@@ -46,43 +44,41 @@ class _Noted(weakref.ref[Any]):
 
 
 class Alive(NamedTuple):
-    """A storage that was saved and is still there."""
-
     address: int
     nbytes: int
     place: Place | None
 
 
 class Activations:
-    """What was noted of the models' graphs. `limited`: a walk may be given up (the governor is on)."""
+    """Saved storages of the models' graphs. `limited`: walks are limited in time (the governor is on)."""
 
     def __init__(self, places: Callable[[], Places], tell: Callable[[str], None], *, limited: bool) -> None:
         self.known = READABLE
-        """whether the graphs of the present step were walked whole"""
+        """whether the current step's graphs were walked completely"""
         self.hidden: dict[str, None] = {}
-        """who packed what nobody can look into, by name"""
+        """names of pack hooks whose results are opaque"""
         self._recomputes = False
-        """whether a checkpoint that runs a part of the forward again was met, in the newest step that was walked"""
+        """whether the newest walked step had a checkpoint that recomputes a part of the forward"""
         self._places = places
-        self._casts: dict[int, Cast] = {}  # of this step, by parameter: a later copy takes the place of an earlier
-        self._copied: dict[int, Cast] = {}  # what training's forwards copied so far, kept by a node or not
+        self._casts: dict[int, Cast] = {}  # of this step, by parameter: a later copy replaces an earlier one
+        self._copied: dict[int, Cast] = {}  # all copies by training forwards so far, saved by a node or not
         self._tell = tell
         self._budget_ns = WALK_NS if limited else None
         self._noted: dict[int, _Noted] = {}  # by the storage's identity
         self._newly: list[_Noted] = []  # since the last boundary
-        self._walked: tuple[int, int] = (0, -1)  # thread, number of the newest node that was walked
-        self._rest = 0  # sampled steps, after a walk that took too long
+        self._walked: tuple[int, int] = (0, -1)  # thread, sequence number of the newest walked node
+        self._rest = 0  # sampled steps to skip after a walk that took too long
         self._resting = 0  # how many of them are left
         self._told = self._told_hooked = False
         self._watch = Watch()
 
     @property
     def recomputes(self) -> bool:
-        """Whether the last backward ran parts of the forward again."""
+        """Whether the last backward recomputed parts of the forward."""
         return self._recomputes or self._watch.recomputed
 
     def begin_step(self, *, walks: bool) -> None:
-        """Another step: nothing of its graph was walked yet. `walks`: it will be."""
+        """A sampled step begins. `walks`: its graph will be walked."""
         if self._watch.hooked and not self._told_hooked:
             self._told_hooked = True
             self._tell("with this version of torch activations cannot be read where saved-tensor hooks are used")
@@ -103,11 +99,11 @@ class Activations:
         made: Iterable[Tensor] = (),
         whole: bool = False,
     ) -> None:
-        """Notes what the graphs behind `roots` keep, as far as they were not walked before in this step.
+        """Records what the graphs behind `roots` saved, except nodes already walked in this step.
 
-        `weights`: identities of storages that need no note. Not of all that has an owner: a gradient may be gone by
-        now, and a storage of the graph be found where its was. `made`: what somebody holds of the graph. `whole`: with
-        what was walked, for nodes made in different threads cannot be put in order.
+        `weights`: identities of storages to skip; gradients must not be among them, because a freed one's identity may
+        be reused in the graph. `made`: other tensors of the graph. `whole`: walks all nodes again, because sequence
+        numbers do not order nodes of different threads.
         """
         if not self.known:
             return
@@ -139,21 +135,21 @@ class Activations:
         self._walked = (thread, walk.newest)
         self.hidden |= walk.hidden
         self._copied.update(walk.copies)
-        for parameter in walk.copies:  # an evaluation's are no more
+        for parameter in walk.copies:  # replaces an evaluation's copies
             self._casts.pop(parameter, None)
         self._casts.update((cast.parameter, cast) for cast in walk.casts.values())
         self._note(walk.saved, weights)
         self._note([(root, None) for root in (*roots, *made) if isinstance(root, Tensor)], weights)
 
     def evaluated(self, parameters: Iterable[Tensor]) -> None:
-        """A model with these was called without a graph, where autocast makes the copies that training had."""
+        """A model with these parameters was called without a graph under autocast: it makes training's copies."""
         for parameter in parameters if self.known and self._copied else ():
             cast = self._copied.get(id(parameter))
-            if cast is not None and cast.nbytes == parameter.numel() * HALF:  # its id may have been another's
+            if cast is not None and cast.nbytes == parameter.numel() * HALF:  # the id may be reused
                 self._casts[cast.parameter] = cast
 
     def forget_models(self) -> None:
-        """Others are watched from here on, or are wrapped."""
+        """Call it when the watched models change."""
         self._copied.clear()
 
     def _note(self, saved: Iterable[tuple[Tensor, Place | None]], weights: Container[int]) -> None:
@@ -174,7 +170,7 @@ class Activations:
                     self._newly.append(known)
 
     def alive(self, index: int, claimed: set[int]) -> list[Alive]:
-        """What is alive on one device and not in `claimed`, which it joins."""
+        """Claims and returns the live storages on one device that are not in `claimed`."""
         self._newly.clear()
         found = []
         gone = []
@@ -190,7 +186,7 @@ class Activations:
         return found
 
     def newly(self, index: int) -> list[Alive]:
-        """What was noted since the last boundary and is alive on one device."""
+        """Live storages on one device recorded since the last boundary."""
         return [
             Alive(noted.address, storage.nbytes(), noted.place)
             for noted in self._newly
@@ -198,13 +194,12 @@ class Activations:
         ]
 
     def cast_bytes(self, index: int) -> int:
-        """Of the copies that autocast made of weights, as far as no node keeps them."""
+        """Bytes of autocast's copies of weights that no node saved."""
         return sum(cast.nbytes for cast in self._casts.values() if cast.device == index)
 
     def forget_casts(self) -> None:
-        """Autocast has ended, and with it its cache."""
+        """Autocast has ended, and its cache is cleared."""
         self._casts.clear()
 
     def stop(self) -> None:
-        """Leaves nothing replaced."""
         self._watch.stop()

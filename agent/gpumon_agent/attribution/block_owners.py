@@ -1,6 +1,6 @@
-"""The owner of each block of a device, by address: a peak is broken down by these.
+"""Maps block addresses of a device to owners, for the breakdown of a peak.
 
-Cost: 1 µs a tensor. What lasts (weights, buffers, optimizer state) is looked at again when its sums have moved, or
+Cost: 1 µs per tensor. Lasting tensors (weights, buffers, optimizer state) are read again when their sums change, or
 after `LASTING_USES`; `prepare` does that ahead, in a step that has time for it.
 """
 
@@ -24,33 +24,29 @@ from gpumon_agent.storages import addresses, has_storage
 LASTING_USES = 32
 _ELSEWHERE = ("gradients", "buckets", "workspaces", "other_models")
 _LASTING = tuple(line for line in wire.LASTING if line not in _ELSEWHERE)
-"""Tensors that stay at one address: gradients and buckets are made anew, the others are looked at each time."""
+"""Lines whose tensors keep their addresses. The others are reallocated, or read each time anyway."""
 _CPU = -1
 _PLAIN = (Tensor, Parameter)
 
 
 class Block(NamedTuple):
-    """Whose the bytes at an address are."""
-
     line: str
     nbytes: int
     place: Place | None = None
 
 
 Blocks = dict[int, Block]
-"""by address"""
+"""address → block"""
 
 
 class _Lasting(NamedTuple):
-    """Blocks that stay where they are, and the sums of their lines under which they do."""
+    """Blocks of lasting tensors; valid while the sums of their lines are unchanged."""
 
     blocks: Blocks
     sums: tuple[int | None, ...]
 
 
 class BlockOwners:
-    """The blocks of this process's devices."""
-
     def __init__(self, inventory: Inventory, others: UnwatchedModels, workspaces: Workspaces) -> None:
         self._inventory = inventory
         self._others = others
@@ -59,7 +55,7 @@ class BlockOwners:
         self._uses = 0
 
     def prepare(self, ledger: wire.Ledger, device: int) -> None:
-        """Looks for what lasts, if that will soon have to be: as a step ends that has nothing else to do."""
+        """Reads lasting tensors ahead if that is soon needed. Call it as a step ends that has no other task."""
         lasting = self._lasting.get(device)
         if device != _CPU and (lasting is None or lasting.sums != _sums(ledger) or self._uses > LASTING_USES // 2):
             self._look(ledger, device)
@@ -67,7 +63,7 @@ class BlockOwners:
     def _look(self, ledger: wire.Ledger, device: int) -> None:
         self._uses = 0
         blocks: Blocks = {}
-        for tensor in self._inventory.gathered():  # while FSDP2 has a parameter gathered it stands in the module
+        for tensor in self._inventory.gathered():  # while FSDP2 has gathered a parameter, the module holds it
             _add(blocks, tensor, "buckets", device, None)
         gathered = set(blocks)
         for line, tensor, _ in self._inventory.held(fleeting=False):
@@ -77,7 +73,7 @@ class BlockOwners:
         self._lasting[device] = _Lasting(blocks, _sums(ledger))
 
     def blocks(self, ledger: wire.Ledger, device: int, saved: list[Alive], places: Places) -> Blocks:
-        """All that has an owner, or was saved, as the ledger of this moment has it."""
+        """All blocks with an owner or saved by autograd, consistent with `ledger`."""
         lasting = self._lasting.get(device)
         self._uses += 1
         if lasting is None or lasting.sums != _sums(ledger) or self._uses > LASTING_USES:
@@ -100,7 +96,7 @@ class BlockOwners:
         return blocks
 
     def addresses(self, saved: Iterable[Alive]) -> set[int]:
-        """Where what is owned or saved stands, on any device."""
+        """Addresses of owned and saved storages, on any device."""
         held = {address for _, tensor, _ in self._inventory.held() for address, _, _ in addresses(tensor)}
         held.update(each.address for each in saved)
         held.update(address for tensor in variables.tensors() for address, _, _ in addresses(tensor))

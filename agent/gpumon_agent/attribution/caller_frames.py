@@ -26,25 +26,24 @@ from gpumon_agent.hooks.wrappers import unwrapped
 
 FRAMES_MAX = 4
 VARIABLES_MAX = 512
-"""of a script's own module: one with more is not looked through"""
+"""of the script's module: with more it is not read"""
 CONTAINED_MAX = 64
 _LIBRARIES = ("site-packages", "dist-packages")
 OURS = ("torch", "gpumon_agent")
 
 
 def beside(given: Iterable[Tensor]) -> list[Tensor]:
-    """The rest of a batch of which `given` was handed to forward."""
+    """The rest of a batch, of which `given` was passed to forward."""
     known = {id(tensor) for tensor in given}
     return [tensor for tensor in _held(known) if tensor.grad_fn is None and not tensor.requires_grad]
 
 
 def made() -> list[Tensor]:
-    """What has a graph."""
     return [tensor for tensor in _held(set()) if tensor.grad_fn is not None]
 
 
 def engine_of(model: Module) -> Module | None:
-    """DeepSpeed's engine, where it is what calls `model`: it takes a model without registering it, so no hook tells."""
+    """The DeepSpeed engine that calls `model`, if any: no hook shows it, because it wraps without registering."""
     frame: FrameType | None = sys._getframe(1) if "deepspeed" in sys.modules else None
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] == "deepspeed":
@@ -73,7 +72,7 @@ def _held(known: set[int]) -> Iterator[Tensor]:
 
 
 def variables(frame: FrameType) -> dict[str, Any]:
-    """By name: a function's, or of a script's own level."""
+    """Variables by name: a function's locals, or a module's globals."""
     if frame.f_code.co_name == "<module>":
         names = frame.f_globals
         return dict.copy(names) if len(names) <= VARIABLES_MAX else {}

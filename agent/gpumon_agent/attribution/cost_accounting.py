@@ -1,4 +1,4 @@
-"""Counts the time that reading a sampled step takes, where it is spent; no garbage collection runs in between."""
+"""Measures the cost of reading a sampled step, and keeps garbage collections out of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Cost(Protocol):
-    """Where the cost of reading is booked: the governor."""
+    """The governor, which the cost is charged to."""
 
     at_end_only: bool
     hurries: bool
@@ -19,10 +19,9 @@ class Cost(Protocol):
 
 
 class NoCollection:
-    """Thousands of short-lived objects are made within: the collector would take them for a reason to look at all.
+    """Disables the collector: thousands of short-lived objects are made within, which would trigger a full collection.
 
-    In a process with transformers imported one such look takes a quarter of a second. Made once: to make one would be
-    such an object too.
+    With transformers imported one takes a quarter of a second. A single instance, to create no further object.
     """
 
     def __init__(self) -> None:
@@ -38,7 +37,7 @@ class NoCollection:
 
 
 class Booked:
-    """What is done within costs: of the thread, and, unless somebody else books that, by the clock."""
+    """Charges thread time, and with `clock` also wall time, to the governor."""
 
     def __init__(self, cost: Cost, *, clock: bool) -> None:
         self._cost = cost

@@ -1,9 +1,9 @@
-"""The Model and Module messages of one watched root. Long: everything that is stated of a model is read here, once.
+"""Builds the Model and Module messages of one watched root. Long: all facts about a model are read in one pass.
 
-Bytes are storage bytes of this process, each storage counted once (tied parameters by the module that comes first in
-`named_modules` order); a DTensor and ZeRO 3's parameters count all their elements and the bytes of this rank's part;
-meta tensors count elements and no bytes. Optimizer settings are read as torch will resolve them at the step. `parts`
-works in slices, for models of many thousand modules or tensors; cost about 4 µs a module, 2 µs a tensor.
+Bytes are storage bytes of this process. Each storage counts once; tied parameters count for the first module in
+`named_modules` order. DTensors and ZeRO 3's parameters count all elements, but only this rank's bytes; meta tensors
+count elements and no bytes. `foreach` and `fused` are resolved as torch will at the step. `parts` works in slices, for
+models of many thousand modules or tensors; cost: about 4 µs per module, 2 µs per tensor.
 """
 
 from __future__ import annotations
@@ -41,17 +41,16 @@ _MATTERS_FOR_BYTES = (
     "maximize", "momentum", "nesterov", "optim_bits", "weight_decay",
 )  # fmt: skip
 SLICE_TENSORS = 64
-"""Between two looks at the clock. A module without tensors counts as one too."""
+"""Tensors between two clock checks. A module without tensors counts as one."""
 _PLAIN = (Tensor, Parameter)
 _MANY_NOTED = 30_000
-_EXACT_STATES = 4096  # of more, a state that nothing shares its storage with counts by its own size
-OPTIMIZERS_MAX = 64  # of a message; of more (one made anew each epoch, and the old ones kept) the newest are told
+_EXACT_STATES = 4096  # with more, states with unshared storage count by their own size
+OPTIMIZERS_MAX = 64  # newest ones per message; a script may keep a new optimizer per epoch
 
 
 def model(
     root: Module, optimizers: Sequence[Optimizer], *, index: int, revision: int, name: str, found: bool
 ) -> tuple[wire.Model, list[wire.Module]]:
-    """The whole description at once."""
     *_, described = parts(root, optimizers, index=index, revision=revision, name=name, found=found)
     assert described is not None
     return described
@@ -71,7 +70,7 @@ def parts(
     found: bool,
     over: Callable[[], bool] = _always,
 ) -> Iterator[tuple[wire.Model, list[wire.Module]] | None]:
-    """None after each slice of work at whose end the time is `over`; the description at the end."""
+    """Yields None after each slice if the time is `over`, and the description at the end."""
     modules: list[wire.Module] = []
     tally = _Tally(over)
     kinds: dict[type, weakref.ref[Module]] = {}  # one module of each class
@@ -136,7 +135,7 @@ def parts(
 
 
 class _Tally:
-    """Goes from module to module and counts every storage, and every parameter, where it turns up first."""
+    """Counts storages and parameters module by module, each where it is met first."""
 
     def __init__(self, over: Callable[[], bool]) -> None:
         self._over = over
@@ -145,8 +144,8 @@ class _Tally:
         self.devices: set[torch.device] = set()
         self.meshes = Meshes()
         self._noted = 0
-        self._storages: Pieces[bool] = Pieces()  # of those that several tensors share; and ids of buffers
-        self._parameters: Pieces[str] = Pieces()  # what tells one parameter from another → path of its first module
+        self._storages: Pieces[bool] = Pieces()  # identities of shared storages, and ids of buffers
+        self._parameters: Pieces[str] = Pieces()  # identity of a parameter → path of its first module
 
     def module(self, path: str, module: Module, index: int, revision: int) -> wire.Module | None:
         *_, described = self.slices(path, weakref.ref(module), index, revision)
@@ -155,7 +154,7 @@ class _Tally:
     def slices(
         self, path: str, reference: weakref.ref[Module], index: int, revision: int
     ) -> Iterator[wire.Module | None]:
-        """None after each slice at whose end the time is over; at the end what is said of it, if anything."""
+        """Yields None after each slice if the time is over; at the end the message, or None without tensors."""
         counted = parameter_bytes = trainable_bytes = buffer_bytes = at = 0
         shared_with = None
         kind, seen = "", False
@@ -194,7 +193,7 @@ class _Tally:
                     shared_with = first
                 if tensor.requires_grad:
                     trainable_bytes += nbytes
-            tensor = part = None  # nothing of the user's is held until the next slice
+            tensor = part = None  # hold no user tensors until the next slice
             del module
             if not more:
                 break
@@ -215,13 +214,13 @@ class _Tally:
         )
 
     def clear(self) -> Iterator[None]:
-        """Every module was seen. Yields as it takes time."""
+        """Frees the records, after the last module. Yields if there are many."""
         for count, _ in enumerate(chain(self._parameters.clear(), self._storages.clear()), 1):
             if self._noted > _MANY_NOTED and not count % 8:
                 yield
 
     def _partitioned(self, parameter: Tensor, part: Tensor) -> tuple[object, int]:
-        """The same of one of ZeRO 3's: every parameter's part lies in one storage."""
+        """As `_claim`, for a ZeRO 3 parameter: the partitions of all parameters share one storage."""
         identity = id(parameter)
         if identity in self._parameters:
             return identity, 0
@@ -229,7 +228,7 @@ class _Tally:
         return identity, part.numel() * part.element_size()
 
     def _claim(self, tensor: Tensor) -> tuple[object, int]:
-        """(what tells it from others: storage and offset, as tied ones may be two objects; bytes nobody claimed)."""
+        """(identity: id, or storage and offset if shared, since tied parameters may be two objects; unclaimed bytes)"""
         identity: object = id(tensor)
         nbytes = 0
         if type(tensor) in _PLAIN and small(tensor):
@@ -239,7 +238,7 @@ class _Tally:
         for part in plain(tensor):
             storage = part.untyped_storage()
             key = storage._cdata
-            if not shared(key):  # nobody else has it: nothing to be noted
+            if not shared(key):  # need not be recorded
                 if nbytes == 0:
                     identity = id(tensor)
                 self.devices.add(part.device)
@@ -259,7 +258,7 @@ class _Tally:
 
 
 def optimizer(optimizer: Optimizer) -> wire.Optimizer:
-    """One optimizer as it stands; `state_bytes` is None before its first step."""
+    """The message of one optimizer; `state_bytes` is None before its first step."""
     slices = _optimizer_in_slices(weakref.ref(optimizer))
     while True:
         try:
@@ -272,7 +271,7 @@ def optimizer(optimizer: Optimizer) -> wire.Optimizer:
 def _optimizer_in_slices(
     reference: weakref.ref[Optimizer], over: Callable[[], bool] = _always
 ) -> Generator[None, None, wire.Optimizer | None]:
-    """Yields after each slice at whose end the time is over. None: it is gone."""
+    """Yields after each slice if the time is over. Returns None if the optimizer was freed."""
     counted = parameter_bytes = state_bytes = 0
     resolved: list[tuple[bool | None, bool | None]] = []
     claimed: set[int] = set()
@@ -282,7 +281,7 @@ def _optimizer_in_slices(
         if group >= len(groups):
             break
         looked_at = groups[group]["params"][at : at + SLICE_TENSORS]
-        taken = [each for each in looked_at if each.requires_grad]  # the others have no gradient, so no state
+        taken = [each for each in looked_at if each.requires_grad]  # others have no gradient, so no state
         counted += sum(map(elements, taken))
         parameter_bytes += sum(
             each.nbytes if type(each) in _PLAIN and small(each) else _nbytes((each,), claimed) for each in taken
@@ -344,13 +343,13 @@ def _optimizer_in_slices(
 
 
 def stepping(optimizer: Optimizer) -> Optimizer:
-    """The one that holds the state: inside ZeroRedundancyOptimizer, the optimizer of this rank's share."""
+    """The optimizer with the state: for ZeroRedundancyOptimizer its inner one, of this rank's partition."""
     inner = getattr(optimizer, "optim", None)
     return inner if isinstance(inner, Optimizer) else optimizer
 
 
 def state_tensors(optimizer: Optimizer) -> Iterator[Tensor]:
-    """Every tensor an optimizer keeps: its state, however deep, and settings that are tensors (a capturable lr)."""
+    """All tensors of an optimizer: its state, also nested, and settings that are tensors (a capturable lr)."""
     optimizer = stepping(optimizer)
     for state in optimizer.state.values():
         yield from tensors_within(state)
@@ -361,10 +360,10 @@ def state_tensors(optimizer: Optimizer) -> Iterator[Tensor]:
 
 
 def _resolve(group: dict[str, Any]) -> tuple[bool | None, bool | None]:
-    """(foreach, fused) as the step will choose them. The rules are those of torch.optim's functional forms.
+    """(foreach, fused) as the step will choose them; rules of torch.optim's functional forms.
 
-    Neither asked for: foreach if every parameter is a plain tensor on a device with such kernels, and, unless
-    capturable, the learning rate is a number. An optimizer without the setting tells nothing.
+    If neither is set: foreach, if every parameter is a plain tensor on a device with such kernels and, unless
+    capturable, the learning rate is a number. (None, None) for an optimizer without the setting.
     """
     if "foreach" not in group:
         return None, None
@@ -385,7 +384,7 @@ def _agreed(values: Iterable[bool | None]) -> bool | None:
 
 
 def _nbytes(tensors: Iterable[Tensor], claimed: set[int]) -> int:
-    """Bytes of the storages behind `tensors` that are not in `claimed` yet, which they join."""
+    """Claims the storages of `tensors` that are not in `claimed`, and returns their bytes."""
     total = 0
     for tensor in tensors:
         for identity, nbytes, _ in storages(tensor):
@@ -396,7 +395,7 @@ def _nbytes(tensors: Iterable[Tensor], claimed: set[int]) -> int:
 
 
 def _state_bytes(state: object, claimed: set[int]) -> int:
-    """The same of one parameter's state, without a note of what is nobody else's."""
+    """The same for one parameter's state, without recording unshared storages."""
     if type(state) is not dict:
         return _nbytes(tensors_within(state), claimed)
     values = list(state.values())

@@ -1,22 +1,20 @@
-"""What autograd saved for backward: a graph walked from its roots, without unpacking and without a hook.
+"""Reads what autograd saved for backward: walks the graph from its roots, without unpacking and without hooks.
 
-Model. From the roots' `grad_fn` every node is reached through `next_functions`; saving.py reads what each one keeps.
-Which module a node belongs to (no hook tells, so nothing changes for torch.compile):
-1. one that uses a parameter, directly or through views and casts of it, or that saved one: the parameter's module.
-   Of a tied parameter, the first use belongs to the first module that holds it, the second to the second.
-2. any other: where the newest of the nodes that feed it belongs; if that one used parameters, the module around it.
-   Within that module a child without parameters whose class is the node's operator (a GELU for `GeluBackward`) takes
-   it, if there is one such child, or else the first one that stands behind the child which feeds it.
-3. one that nothing of the model feeds: none.
+Model. All nodes are reached from the roots' `grad_fn` through `next_functions`; saving.py reads what each one saved.
+A node is attributed to a module without hooks, so torch.compile is not affected:
+1. A node that uses a parameter (directly, or through views and casts), or saved one: to the parameter's module.
+   For a tied parameter, the nth use belongs to the nth module that holds it.
+2. Any other: to the module of its newest input node, or to that module's parent if that node used parameters. Within
+   it, to a child without parameters whose class matches the node's operator (a GELU for `GeluBackward`): the only one,
+   or else the first one after the child that feeds it.
+3. A node without inputs from the model: to none.
 
-A step's graph is mostly the last one's: the same kinds of node in the same order, feeding one another in the same way,
-from the same parameters. Then what was found out about it holds (a `_Plan`): where each node belongs, and which of its
-fields hold nothing but weights, which the ledger counts elsewhere and nobody has to read. A walk that has no time to
-find it all out leaves what it found to the next.
+A step's graph usually equals the last one: the same node types in the same order with the same edges and parameters.
+Then the results are reused (a `_Plan`): each node's module, and which fields hold only weights and need not be read. If
+the time runs out, the next walk continues the plan.
 
-Cost: 2 to 3 µs a node, 4 where the graph is new; see benchmarks/inventory.py.
-Known limitations. Rule 2 says "at or around": an operator called between two modules belongs to the one around the
-first.
+Cost: 2 to 3 µs per node, 4 for a new graph; see benchmarks/inventory.py.
+Known limitations. Rule 2 is approximate: an operator called between two modules belongs to the parent of the first.
 """
 
 from __future__ import annotations
@@ -44,13 +42,13 @@ _Leaf: Any = torch._C._functions.AccumulateGrad
 Place = tuple[int, str]
 """index of a watched model, path of a module in it"""
 Around = tuple[Place, str]
-"""a module that holds others, and the name of the child that was left last"""
+"""a module with children, and the name of the last child that ran"""
 
 _PLAIN = (Tensor, Parameter)
 HALF = 2
 """bytes"""
 _LOOK_AT_CLOCK_EVERY = 64  # nodes
-_PLANS_MAX = 8  # of a model: graphs of other shapes (an evaluation, a last batch) take turns
+_PLANS_MAX = 8  # different graphs (an evaluation, a smaller last batch) alternate
 _NO_WEIGHTS: frozenset[int] = frozenset()
 
 
@@ -63,7 +61,7 @@ class Cast(NamedTuple):
 
 
 class TooLarge(Exception):
-    """The graph could not be walked within the time allowed. `learns`: more of it is known now, the next is faster."""
+    """The walk ran out of time. `learns`: the plan was extended, so the next walk is faster."""
 
     def __init__(self, *, learns: bool) -> None:
         super().__init__()
@@ -71,24 +69,23 @@ class TooLarge(Exception):
 
 
 class Places:
-    """Which module a parameter belongs to, and what stands around and beside each module."""
+    """Which module a parameter belongs to, and each module's parent and children."""
 
     def __init__(self) -> None:
         self.by_parameter: dict[int, list[Place]] = {}
-        """id of a parameter → the modules that hold it, in the model's order; several where it is tied"""
+        """id of a parameter → the modules that hold it, in the model's order; several if it is tied"""
         self.frozen: dict[int, Place] = {}
-        """identity of the storage of a parameter that needs no gradient → the first module that holds it"""
+        """identity of a frozen parameter's storage → the first module that holds it"""
         self.children: dict[Place, list[tuple[str, str]]] = {}
-        """module → (name, class in lower case) of its children; the class is "" of those that hold more than nothing"""
+        """module → (name, class in lower case) of its children; class "" for those with parameters or children"""
         self.kinds: dict[Place, str] = {}
         """module → its class, in the model's order"""
         self.plans: dict[tuple[Any, ...], _Plan] = {}
-        """what was found out about graphs, by their structure"""
+        """by structure of the graph"""
         self._positions: dict[Around, int] = {}
-        self._alike: dict[tuple[Place, str], list[int]] = {}  # children that are an operator, by position
+        self._alike: dict[tuple[Place, str], list[int]] = {}  # positions of children that match an operator
 
     def add(self, index: int, root: Module) -> None:
-        """One more model."""
         bare: set[Module] = set()
         paths = {module: path for path, module in root.named_modules()}
         for module, path in reversed(paths.items()):  # children before the modules that hold them
@@ -121,7 +118,7 @@ class Places:
                 self.frozen.setdefault(identity, place)
 
     def around(self, place: Place) -> Around:
-        """Where an operator belongs that takes what the module at `place` made with its own parameters."""
+        """Where an operator belongs that consumes the output of the module at `place`."""
         if place in self.children:
             return place, ""
         model, path = place
@@ -129,7 +126,7 @@ class Places:
         return (model, above), name
 
     def within(self, around: Around, operator: str) -> tuple[Place, Around]:
-        """Where `operator` belongs, and those that it feeds."""
+        """The module of `operator`, and where the operators that it feeds belong."""
         place, fed_by = around
         alike = self._alike.get((place, operator))
         if alike is None:
@@ -150,28 +147,28 @@ class Places:
 
 
 class _Plan:
-    """What holds for every graph of one structure: of its first `known` nodes, if a walk had no time for the rest."""
+    """Results for graphs of one structure; only for the first `known` nodes if a walk ran out of time."""
 
     def __init__(self) -> None:
         self.known = 0
         self.reads: list[tuple[int, Place | None, tuple[str, ...]]] = []
-        """nodes by their position, where each belongs, and which of its fields are to be read"""
+        """position of a node, its module, its fields to be read"""
         self.frozen: list[tuple[int, str, int]] = []
-        """what told a node's place where no parameter did: position, field, identity of a frozen weight's storage"""
+        """nodes attributed by a frozen weight: position, field, identity of the weight's storage"""
         self.placed: list[_Placed] = []
         self.uses: dict[int, int] = {}
-        """id of a tied parameter → how often it was used so far"""
+        """id of a tied parameter → uses so far"""
         self.casts: dict[int, Cast] = {}
-        """copies of parameters in half precision that no node keeps, by the position of the node that made each"""
+        """half-precision copies of parameters that no node saved, by the position of the node that made each"""
         self.copies: dict[int, Cast] = {}
-        """all copies of parameters in half precision, by the parameter's id"""
+        """all half-precision copies of parameters, by the parameter's id"""
 
 
 class GraphWalk:
-    """One walk over what `roots` (tensors, or gradient edges) were computed from.
+    """One walk of the graph behind `roots` (tensors, or gradient edges).
 
-    `after`: nodes with no later sequence number were walked before. `budget_ns`, of this thread's time: raises
-    TooLarge beyond it. `weights`: identities of storages that need not be told. `reader` keeps what it has met.
+    `after`: sequence number of the newest node that was already walked. `budget_ns`: thread time; raises TooLarge
+    beyond it. `weights`: identities of storages to skip. `reader` records the pack hooks it meets.
     """
 
     def __init__(
@@ -185,11 +182,11 @@ class GraphWalk:
         reader: Reader | None = None,
     ) -> None:
         self.saved: list[tuple[Tensor, Place | None]] = []
-        """what is kept for backward, and where it belongs"""
+        """tensors saved for backward, and their modules"""
         self.newest = after
         """sequence number of the newest node"""
         self.learns = False
-        """whether there is something in this graph that was not known before"""
+        """whether this walk extends the plan"""
         self._places = places
         self._weights = weights
         self._reader = reader or Reader()
@@ -204,20 +201,19 @@ class GraphWalk:
                 places.plans.clear()
             plan = places.plans[structure] = _Plan()
         self.casts = plan.casts
-        """copies of parameters in half precision that nothing in this graph keeps: those that are left autocast has"""
+        """half-precision copies of parameters that this graph does not save: only autocast's cache holds them"""
         self.copies = plan.copies
-        """these and those that are kept: what autocast copies when the model is called without a graph"""
+        """all half-precision copies: what autocast copies if the model is called without a graph"""
         self.learns = plan.known < len(nodes)
         self._follow(plan, nodes)
         self._attribute(plan, nodes)
 
     @property
     def hidden(self) -> dict[str, None]:
-        """Names of pack hooks whose results nobody can look into, in the order in which they were met."""
         return self._reader.hidden
 
     def _collect(self, roots: Iterable[object], after: int) -> list[tuple[int, Any, Any]]:
-        """(sequence number, node, its next functions), oldest first; parameters' own nodes are not among them."""
+        """(sequence number, node, its next functions), oldest first, without AccumulateGrad nodes."""
         waiting = [node for root in roots if (node := node_of(root)) is not None and type(node) is not _Leaf]
         seen = set(waiting)
         nodes: list[tuple[int, Any, Any]] = []
@@ -244,7 +240,7 @@ class GraphWalk:
             raise TooLarge(learns=self.learns)
 
     def _holds(self, plan: _Plan, nodes: list[tuple[int, Any, Any]]) -> bool:
-        """False where another frozen layer was taken than in the graph that the plan was made with."""
+        """False if this graph uses other frozen layers than the plan's."""
         read = self._reader.read
         return all(
             any(_identity(tensor) == identity for tensor in read(nodes[at][1], name))
@@ -269,7 +265,7 @@ class GraphWalk:
                 self._look_at_clock()
 
     def _attribute(self, plan: _Plan, nodes: list[tuple[int, Any, Any]]) -> None:
-        """What the plan does not know yet: oldest first, so that a node's feeders have their places before it."""
+        """Attributes the nodes that the plan does not have yet, oldest first: inputs before the nodes they feed."""
         if plan.known == len(nodes):
             return
         positions = {node: at for at, (_, node, _) in enumerate(nodes)}
@@ -282,7 +278,7 @@ class GraphWalk:
             used: Place | None = None
             passes: int | None = None
             fed: tuple[int, _Placed] | None = None
-            casts: list[int] = []  # what it takes of them
+            casts: list[int] = []  # positions of casts among its inputs
             for below, _ in edges:
                 if below is None:
                     continue
@@ -294,7 +290,7 @@ class GraphWalk:
                     if feeder.cast is not None:
                         casts.append(feeder.cast)
                 if parameter is not None:
-                    if not names and len(edges) == 1:  # a view or a cast of it: whoever takes that uses it
+                    if not names and len(edges) == 1:  # a view or a cast: the node that consumes it uses the parameter
                         passes = parameter
                     elif used is None:
                         used = self._use(plan, parameter)
@@ -322,7 +318,7 @@ class GraphWalk:
                 place, around = self._places.within(fed[1].around, _operator(node))
             placed.append(_Placed(around, passes, cast))
             self.saved += [(tensor, place) for tensors in kept.values() for tensor in tensors]
-            # what is empty in a node that was not released always is, unless somebody packs what is kept there
+            # fields empty in an unreleased node are always empty, unless pack hooks are used
             whole = any(kept.values()) and self._reader.packed == packed
             to_read = tuple(
                 name
@@ -348,19 +344,17 @@ class GraphWalk:
 
 
 class _Placed(NamedTuple):
-    """What is known of a node that was passed."""
-
     around: Around | None  # of the operators that it feeds
-    parameter: int | None  # id of the one that it only reshapes or casts
+    parameter: int | None  # id of the parameter that it only reshapes or casts
     cast: int | None = None  # position of the node that cast it
 
 
 def _structure(nodes: list[tuple[int, Any, Any]]) -> tuple[Any, ...]:
-    """Kinds of node, whom each takes from, and which parameters: equal where a plan holds."""
+    """Node types, edges and parameters of a graph: the key of its plan."""
     at = {node: position for position, (_, node, _) in enumerate(nodes)}
     told: list[Any] = []
     for _, node, edges in nodes:
-        told.append(id(type(node)))  # no class is kept: a compiled function's holds what it was compiled with
+        told.append(id(type(node)))  # the id: the class of a compiled function would keep its tensors alive
         for below, _ in edges:
             told.append(id(below.variable) if type(below) is _Leaf else at.get(below))
     return tuple(told)
@@ -377,7 +371,7 @@ def _operator_named(name: str) -> str:
 
 
 def _cast(node: Any, below: Any) -> Cast | None:
-    """What `node` made of a parameter, if that is a copy of it in half precision."""
+    """The half-precision copy of a parameter that `node` made, if any."""
     if type(below) is not _Leaf or not type(node).__name__.startswith("ToCopyBackward"):
         return None
     told, variable = getattr(node, "_input_metadata", None), below.variable

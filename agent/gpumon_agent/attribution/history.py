@@ -1,21 +1,19 @@
-"""PyTorch's history of allocations, switched on for one phase or a few steps, and never seen by the user's code.
+"""Records PyTorch's allocation history for one phase or a few steps, and hides it from the user's code.
 
-Model. Torch has one history for everybody. Ours is on without stacks for a phase of a sampled step (`begin`, `end`),
-and with stacks for the steps in which a leak is looked for (`begin_stacks`, `stop_stacks`). Switching it off empties
-torch's ring of events, but a block that was made with a stack keeps it until it is freed. So what a user reads is
-cleaned:
+Model. Torch has one history per process. We record without stacks for a phase of a sampled step (`begin`, `end`), and
+with stacks for the steps of a leak search (`begin_stacks`, `stop_stacks`). Switching it off clears torch's ring of
+events, but a block allocated with a stack keeps it until it is freed. So we clean what the user reads:
 
-- while ours is on, `device_traces` and `external_annotations` are empty and `_cuda_isHistoryEnabled` says False;
-- stacks of blocks and segments are taken out of every snapshot, for as long as the process lives;
-- once the user records, only those stacks are taken out that blocks and segments had when the user began. The user's
-  events can show them too: torch gives a free the stack of the allocation, unless `context="all"` (the default) asks
-  for one of its own.
+- while we record, `device_traces` and `external_annotations` are empty and `_cuda_isHistoryEnabled` returns False;
+- once we have recorded stacks, all stacks of blocks and segments are removed from every snapshot;
+- once the user records, we remove only the stacks that blocks and segments had when the user began. They are removed
+  from the user's events too: torch gives a free the allocation's stack, unless `context="all"` (the default).
 
-Once the user has recorded, ours is never switched on again.
+Once the user has recorded, we never record again.
 
-Known limitations. A block had a stack of ours when the user began, was freed, and was made again at the same address by
-the same lines: its stack is the user's, but looks like ours. An `alloc` event in the user's history, or C++ frames
-(torch's default), tell them apart; with `stacks="python"` and without events the stack is taken out. Since torch 2.15
+Known limitations. If a block with one of our stacks is freed after the user began and reallocated at the same address
+by the same lines, its stack is the user's but equals ours. It is kept if the user's history has its `alloc` event or
+C++ frames (torch's default), and removed with `stacks="python"` and no events. Since torch 2.15
 `torch.cuda.memory._allocation_traceback` reads one block's stack; it is not cleaned.
 """
 
@@ -32,7 +30,7 @@ from gpumon_agent.guard import leave_no_frame, pass_on, protect
 from gpumon_agent.patching import Patches
 
 ENTRIES_MAX = 100_000
-"""of the trace: a phase with more events is given up"""
+"""of the trace: a phase with more events is dropped"""
 _COUNTED = frozenset({"alloc", "free_requested"})
 _SKIPPED = ["free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap"]
 _MORE: tuple[tuple[Any, ...], ...] = (
@@ -43,22 +41,22 @@ _MORE: tuple[tuple[Any, ...], ...] = (
     (True,),
     (),  # torch 2.4
 )
-"""What follows the four arguments that every version takes, newest first."""
+"""Arguments after the four that all torch versions take, newest first."""
 _MAKES = frozenset({"alloc", "segment_alloc", "segment_map"})
 _Stacks = dict[tuple[str, int], list[Any]]
-"""By "block" or "segment" and its address."""
+"""("block" or "segment", address) → frames"""
 
 
 class History:
-    """The one switch of it."""
+    """Switches the history; all recording by the agent goes through here."""
 
     def __init__(self) -> None:
         self.recording = False
-        self.stacks = False  # instead of the events, the stacks of a few steps' allocations are kept
-        self._inherited = False  # by a forked child: ours is on there, and cannot be switched off
-        self._kept_stacks = False  # blocks may have stacks of ours
-        self._standing: _Stacks | None = None  # ours, as the user began to record
-        self._own_stacks = False  # each event of the user's has one
+        self.stacks = False  # recording stacks instead of events
+        self._inherited = False  # in a forked child: the parent's recording is on, and cannot be switched off
+        self._kept_stacks = False  # blocks may have our stacks
+        self._standing: _Stacks | None = None  # our stacks when the user began to record
+        self._own_stacks = False  # each of the user's events has its own stack
         self._record = getattr(torch._C, "_cuda_record_memory_history", None)
         self._enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
         self._theirs = self._is_theirs()
@@ -71,16 +69,16 @@ class History:
         self._replace("_cuda_isHistoryEnabled", self._asks)
 
     def begin(self) -> bool:
-        """False where this torch has no such history, or the user records or has recorded."""
+        """Starts to record events. False: this torch has no history, or the user records or has recorded."""
         if not self._is_free():
             return False
-        self.recording = True  # first: another thread may read at any moment
+        self.recording = True  # first: another thread may read a snapshot at any moment
         self._switch("all", None, ENTRIES_MAX)
         return True
 
     def begin_stacks(self, entries: int = 1) -> bool:
-        """With every block that is made from here on its stack is kept; and so many of the newest allocations as
-        events, without stacks, if it is more than 1. False as above."""
+        """Starts to record the stack of every new block. With `entries` > 1 also keeps that many newest allocations as
+        events, without stacks. False as above."""
         if not torch.cuda.is_initialized() or not self._is_free():
             return False
         self.stacks = self._kept_stacks = True
@@ -91,7 +89,6 @@ class History:
         return True
 
     def newest(self) -> list[list[dict[str, Any]]]:
-        """By device the events that `begin_stacks` was to keep."""
         traces: list[list[dict[str, Any]]] = snapshot(segments=False)["device_traces"] if self.stacks else []
         return traces
 
@@ -101,10 +98,7 @@ class History:
             self.stacks = False
 
     def end(self) -> list[list[dict[str, Any]]] | None:
-        """The events since `begin` by device, oldest first.
-
-        None where the user took over, or there were too many.
-        """
+        """The events since `begin` by device, oldest first. None if the user took over, or there were too many."""
         if not self.recording:
             return None
         traces: list[list[dict[str, Any]]] = snapshot(segments=False)["device_traces"]
@@ -112,27 +106,27 @@ class History:
         return None if any(len(trace) >= ENTRIES_MAX for trace in traces) else traces
 
     def stop(self) -> None:
-        """Switches it off; no event of ours stays recorded."""
+        """Stops recording events; torch drops them."""
         if self.recording:
             self._switch(None, None, ENTRIES_MAX)
             self.recording = False
 
     def remove(self) -> None:
-        """Puts back what was replaced, unless there may be something of ours left to hide."""
+        """Restores the patches, unless some of our stacks may still have to be hidden."""
         if not (self._kept_stacks or self._inherited):
             self._patches.restore()
 
     def disown(self) -> None:
-        """In a forked child: what is on cannot be switched off there, and is still hidden."""
+        """In a forked child: the recording cannot be switched off there, but stays hidden."""
         self._inherited = self.on()
         self.recording = self.stacks = False
 
     def on(self) -> bool:
-        """Whether ours is. For a phase or some steps: then there is a better moment to read blocks."""
+        """Whether we record, or a forked child inherited a recording."""
         return self.recording or self.stacks or self._inherited
 
     def _is_theirs(self) -> bool:
-        """Whether the user records already, or has recorded: then stacks in blocks are the user's."""
+        """Whether the user records already, or blocks have stacks from an earlier recording by the user."""
         if self._record is None or self._enabled is None or not torch.cuda.is_initialized() or not tracks_blocks():
             return False
         return bool(self._enabled()) or any(_with_stack(torch.cuda.memory._snapshot()))
@@ -150,7 +144,7 @@ class History:
                 more = tuple([*_SKIPPED, *_COUNTED - {only}] if each is _SKIPPED else each for each in more)
             try:
                 self._record(*arguments, *more)
-            except TypeError as error:  # another version's arguments
+            except TypeError as error:  # arguments of another torch version
                 pass_on(error)
                 continue
             return
@@ -196,7 +190,7 @@ class History:
         read = original(*args, **kwargs)
         if on or self.on():
             read["device_traces"] = [[] for _ in read["device_traces"]]
-            if "external_annotations" in read:  # newer torch: where each optimizer's step began and ended
+            if "external_annotations" in read:  # newer torch: begin and end of each optimizer step
                 read["external_annotations"] = []
         if self._kept_stacks:
             self._clean(read, self._standing, self._own_stacks)
@@ -208,7 +202,7 @@ class History:
 
 
 def _with_stack(read: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The segments and blocks of a snapshot that have one."""
+    """The segments and blocks of a snapshot that have a stack."""
     for segment in read["segments"]:
         if segment.get("frames"):
             yield "segment", segment
@@ -218,7 +212,7 @@ def _with_stack(read: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _clean(read: dict[str, Any], standing: _Stacks | None, own_stacks: bool) -> None:
-    """Takes our stacks out: all that there are, or those of `standing`; of events only if they may have any."""
+    """Removes all stacks, or with `standing` only those, then also from events without stacks of their own."""
     nothing: list[Any] = []
     if standing is None:
         for _, each in _with_stack(read):

@@ -1,18 +1,18 @@
-"""Bytes by owner on one device. Long, because DDP, FSDP and ZeRO each keep tensors where plain torch keeps none.
+"""Bytes by owner on one device. Long, because DDP, FSDP and ZeRO each keep tensors in places of their own.
 
 Owners: weights, buffers, gradients, optimizer state, buckets, the current inputs.
 
-Model: each storage is counted once, whole and unrounded, by the first that claims it in that order. With DDP's
-gradient_as_bucket_view the gradients are views of the buckets: the buckets hold the bytes, the gradients none. FSDP2's
-and ZeRO 3's unsharded parameters, while they are gathered, count as buckets, and so does what a communication hook of
-DDP keeps. Of ZeRO, the weights are partitions and master copies, the gradients those it has reduced.
-Gradients and what FSDP gathers are read at every call. The list of parameters and the sums of weights and buffers are
-kept until a call says `fresh`, that of optimizer state over 16 of those too, unless a mark has moved: a state object,
-its size, where its first entry and the first parameter are stored. State that holds more than tensors (LBFGS) is never
-kept. The list of modules is made anew every 64 fresh calls.
+Model: each storage counts once, whole and unrounded, for its first owner. With DDP's gradient_as_bucket_view, gradients
+are views of buckets and count there. Gathered (unsharded) parameters of FSDP and ZeRO 3, tensors of DDP's communication
+hooks and ZeRO's buckets count as buckets. For ZeRO, weights are partitions and master copies, gradients the reduced
+ones.
+Gradients and gathered parameters are read at every call. The parameter list and the sums of weights and buffers are
+cached until a `fresh` call, the sum of optimizer state for 16 fresh calls; a changed mark (state object, its size,
+addresses of the first entry and first parameter) also invalidates them. State with nested containers (LBFGS) is not
+cached. The module list is rebuilt every 64 fresh calls.
 Cost for 1,000 parameters with AdamW: benchmarks/inventory.py.
-Known limitations: of a state kept over 16 fresh calls, a change in its middle is seen when they are over; a module
-added late without an optimizer of its own, at the next list; master copies kept outside `state` are not found.
+Known limitations: other changes of optimizer state are seen after at most 16 fresh calls; a module added later without
+an optimizer, when the module list is rebuilt; master copies outside of `state` are not found.
 Nothing here keeps a tensor alive.
 """
 
@@ -37,7 +37,7 @@ _LIST_EVERY_FRESH = 64
 _STATE_EVERY_FRESH = 16
 _BUCKETS_SETTLE_LOOKS = 64  # DDP rebuilds its buckets in its second forward and logs it in the third
 _PLAIN = (Tensor, Parameter)
-_CPU = -1  # as Tensor.get_device() has it
+_CPU = -1  # as Tensor.get_device() returns it
 
 
 class Owners(NamedTuple):
@@ -52,7 +52,7 @@ class Owners(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """A sum on one device, the storages it claimed, and the mark under which both hold."""
+    """Cached sums of one device and their storages; valid while the mark is unchanged."""
 
     mark: tuple[object, ...]
     claimed: frozenset[int]
@@ -62,34 +62,33 @@ class _Kept(NamedTuple):
 
 
 class Inventory:
-    """What the models and optimizers that the agent watches hold. They are known by weak reference only."""
+    """Tensors of the watched models and optimizers; holds only weak references."""
 
     def __init__(self) -> None:
         self._models: list[weakref.ref[Module]] = []
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._inputs: list[weakref.ref[Tensor]] = []
-        self._handed = 0  # so many of them were arguments of the forward
+        self._handed = 0  # how many of them were arguments of the forward; they come first
         self._model_sums: dict[int, _Kept] = {}
         self._state_sums: dict[int, _Kept] = {}
         self._state_uses = 0
         self._buckets: dict[int, int] = {}
         self._bucket_looks = 0
         self._until_list = 0
-        self._modules: list[weakref.ref[Module]] = []  # those with parameters or buffers of their own
-        self._known: list[weakref.ref[Tensor]] = []  # parameters, as they were looked at last
-        self._strays: list[weakref.ref[Tensor]] = []  # parameters of optimizers that are in no watched model
+        self._modules: list[weakref.ref[Module]] = []  # those with their own parameters or buffers
+        self._known: list[weakref.ref[Tensor]] = []  # parameters of the last read
+        self._strays: list[weakref.ref[Tensor]] = []  # optimizers' parameters that are in no watched model
         self._ddp: list[weakref.ref[Module]] = []
-        self._sharded: list[weakref.ref[Any]] = []  # FSDP2's own record of a parameter
-        self._flat: list[weakref.ref[Any]] = []  # FSDP1's parameters, each those of a unit
+        self._sharded: list[weakref.ref[Any]] = []  # FSDPParam of FSDP2
+        self._flat: list[weakref.ref[Any]] = []  # FlatParameter of FSDP1, one per unit
         self._zero: list[weakref.ref[Any]] = []  # DeepSpeed's optimizers
-        self._partitioned = False  # some parameter is one of ZeRO 3's
+        self._partitioned = False  # ZeRO 3 partitions some parameters
         self.views: set[int] = set()
         """ids of parameters whose gradients are views of DDP buckets"""
         self.claimed: set[int] = set()
-        """Identities of the storages that the newest call of `owners` counted."""
+        """Identities of the storages counted by the last call of `owners`."""
 
     def watch(self, model: Module, optimizers: Iterable[Optimizer] = ()) -> None:
-        """Counts `model` and `optimizers` too, each once however often it is given."""
         if all(known() is not model for known in self._models):
             self._models.append(weakref.ref(model))
         for optimizer in optimizers:
@@ -99,17 +98,17 @@ class Inventory:
         self._until_list = self._bucket_looks = 0
 
     def forget(self, model: Module) -> None:
-        """No longer counts `model`: another that holds it took its place."""
+        """Removes `model`: a wrapper has replaced it."""
         self._models = [known for known in self._models if known() is not model]
         self._model_sums.clear()
         self._until_list = 0
 
     def inputs(self, *batch: object) -> tuple[int, list[tuple[int, ...]]]:
-        """Notes, weakly, the tensors handed to a root's forward; their bytes (of a view its own) and their shapes."""
+        """Records, weakly, the tensors passed to a root's forward. Returns their bytes (a view's own) and shapes."""
         shapes: list[tuple[int, ...]] = []
         noted: list[weakref.ref[Tensor]] = []
         sizes: dict[int, int] = {}  # of each tensor once
-        for part in batch:  # arguments, and those with names: mostly plain tensors, at every forward
+        for part in batch:  # args and kwargs; mostly plain tensors
             for value in part.values() if type(part) is dict else part if type(part) is tuple else (part,):
                 if type(value) is Tensor and has_storage(value):
                     noted.append(weakref.ref(value))
@@ -127,18 +126,18 @@ class Inventory:
         return sum(sizes.values()), shapes
 
     def beside(self) -> None:
-        """Notes, weakly, what else of the batch the callers of the forward that has begun have in their variables."""
+        """Records, weakly, other tensors of the batch in the variables of the running forward's callers."""
         self._inputs += [weakref.ref(tensor) for tensor in beside(list(_alive(self._inputs)))]
 
     def owners(self, device: torch.device, *, fresh: bool = True) -> Owners:
-        """What each owner holds on `device` now. `fresh=False` may reuse the sums of what rarely changes."""
+        """Bytes of each owner on `device` now. `fresh=False` may use cached sums."""
         index = _CPU if device.type == "cpu" else device.index or 0
         if self._until_list <= 0:
             self._list()
             self._until_list = _LIST_EVERY_FRESH
         self._until_list -= fresh
         parameters = self._parameters(fresh=fresh)
-        gathered: set[int] = set()  # while FSDP2 has a parameter gathered, it stands in the module in its shard's place
+        gathered: set[int] = set()  # a parameter gathered by FSDP2 replaces its shard in the module
         gathered_bytes = claim(self.gathered(), gathered, index)
         model = self._model_sum(parameters, gathered, index, fresh)
         state = self._state_sum(model.claimed, index, fresh)
@@ -156,7 +155,7 @@ class Inventory:
         )
 
     def rolled(self, device: torch.device, sums: dict[str, int]) -> Owners:
-        """The same of a model with too many tensors to be looked at in one step, from what `Rolling` has summed up."""
+        """The same for models with too many tensors for one step, from the sums of `Rolling`."""
         index = _CPU if device.type == "cpu" else device.index or 0
         inputs = [each for each in _alive(self._inputs) if not isinstance(each, Parameter)]
         claimed: set[int] = set()
@@ -172,20 +171,19 @@ class Inventory:
         )
 
     def models(self) -> Iterator[Module]:
-        """Those that are counted and still there."""
         return _alive(self._models)
 
     def optimizers(self) -> Iterator[Optimizer]:
         return _alive(self._optimizers)
 
     def know_ddp(self, modules: Iterable[weakref.ref[Module]]) -> None:
-        """DistributedDataParallel's modules, as somebody else has found them."""
+        """Sets the DistributedDataParallel modules, which `Rolling` has found."""
         self._ddp = list(modules)
 
     def held(self, *, lasting: bool = True, fleeting: bool = True) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-        """(line of the ledger, tensor, the parameter it is a gradient of) in the order in which storages are claimed.
+        """(line of the ledger, tensor, its parameter if it is a gradient), in the order of claims.
 
-        `lasting`: what stays where it is from step to step (weights, buffers, optimizer state); `fleeting`: the rest.
+        `lasting`: those that keep their addresses: weights, buffers, optimizer state, DDP hooks, ZeRO's buckets.
         """
         if fleeting:
             yield from (("buckets", tensor, None) for tensor in self.gathered())
@@ -222,7 +220,7 @@ class Inventory:
                         yield parameter, tensor
 
     def groups(self) -> dict[int, int]:
-        """id of each parameter that an optimizer updates → the number of its group."""
+        """id of each optimizer's parameter → the index of its group."""
         return {
             id(parameter): at
             for optimizer in _alive(self._optimizers)
@@ -231,25 +229,25 @@ class Inventory:
         }
 
     def state_mark(self) -> object:
-        """Equal from call to call while the optimizers' state is what it was. None: that cannot be told."""
+        """Equal between calls while the optimizers' state is unchanged. None: unknown."""
         marks = tuple((index, kept.mark, kept.state) for index, kept in sorted(self._state_sums.items()))
         return None if any(None in mark for _, mark, _ in marks) else marks
 
     @property
     def weights(self) -> frozenset[int]:
-        """Identities of the storages of weights and buffers, as the newest calls of `owners` counted them."""
+        """Identities of the storages of weights and buffers, from the last calls of `owners`."""
         kept = list(self._model_sums.values())
         return kept[0].claimed if len(kept) == 1 else frozenset().union(*(each.claimed for each in kept))
 
     def references(self) -> tuple[_Refs[Module], _Refs[Tensor], _Refs[Any], _Refs[Optimizer]]:
-        """Modules that own something, tensors of optimizers that are in none of them, FSDP2's records, optimizers."""
+        """Modules with tensors, optimizers' parameters outside of them, FSDPParams, optimizers."""
         if not self._modules and not self._strays:
             self._list()
         return self._modules, self._strays, self._sharded, self._optimizers
 
     def input_storages(self) -> set[int]:
-        """Identities of what was handed to the newest forward and is still alive. Not of what stands beside it in the
-        callers' variables: one that gets larger with each step would pass for a part of the batch."""
+        """Identities of the live tensors passed to the newest forward. Without those found in the callers' variables:
+        a leak that grows there would be taken for a part of the batch."""
         return {identity for tensor in _alive(self._inputs[: self._handed]) for identity, _, _ in storages(tensor)}
 
     def _each_buffer(self) -> Iterator[Tensor]:
@@ -280,7 +278,7 @@ class Inventory:
         return kept
 
     def _list(self) -> None:
-        """Goes through the whole tree of every model: what the calls after it go through in a straight line."""
+        """Walks all modules of all models, and keeps flat lists for later calls."""
         self._modules, self._strays, self._ddp, self._sharded, self._flat, self._zero = [], [], [], [], [], []
         self.views = set()
         seen: set[int] = set()
@@ -311,7 +309,7 @@ class Inventory:
         self._known = []
 
     def _parameters(self, *, fresh: bool = True) -> list[Tensor]:
-        """Every parameter. Without `fresh` as they were, if they are still there; what FSDP swaps is looked at anew."""
+        """All parameters. Without `fresh` from the cache, if all are alive and neither FSDP nor ZeRO is used."""
         if not fresh and self._known and not self._sharded and not self._flat and not self._zero:
             known = [parameter() for parameter in self._known]
             if all(parameter is not None for parameter in known):
@@ -334,7 +332,7 @@ class Inventory:
         return found
 
     def _gradients(self, parameters: list[Tensor], claimed: set[int], index: int) -> tuple[int, int]:
-        """Bytes of gradients that own their storage, and of the storages in which the others are views."""
+        """Bytes of gradients with their own storage, and of the storages that the others are views of."""
         views = self.views
         if views:
             owned = [g for p in parameters if id(p) not in views and (g := p.grad) is not None]
@@ -346,7 +344,7 @@ class Inventory:
             gradient = getattr(sharded, "unsharded_accumulated_grad", None)  # no_sync: not yet reduced
             if gradient is not None:
                 owned.append(gradient)
-        for flat in _alive(self._flat):  # kept until the next forward, whatever zero_grad did to the views of it
+        for flat in _alive(self._flat):  # kept until the next forward, even after zero_grad on its views
             owned += [g for g in (flat.grad, getattr(flat, "_saved_grad_shard", None)) if g is not None]
         for optimizer in _alive(self._zero):
             owned += zero.gradients(optimizer)
@@ -354,7 +352,7 @@ class Inventory:
         return claim(owned, claimed, index), claim(viewed, claimed, index)
 
     def _bucket_bytes(self, index: int) -> int:
-        """DDP's own figures. Where gradients are views of the buckets, those views may show more in the meantime."""
+        """Bucket sizes from DDP's logger. With gradient_as_bucket_view the views may temporarily show more."""
         if self._ddp and self._bucket_looks < _BUCKETS_SETTLE_LOOKS:
             self._bucket_looks += 1
             self._buckets = {}
@@ -376,7 +374,7 @@ class Inventory:
         for sharded in _alive(self._sharded):
             yield from sharded.all_gather_outputs
         for flat in _alive(self._flat):
-            if hasattr(flat, "_full_param_padded"):  # from the first forward on; no storage while it is not gathered
+            if hasattr(flat, "_full_param_padded"):  # set by the first forward; empty storage while not gathered
                 yield flat._full_param_padded
         if self._partitioned:
             known = [parameter for known in self._known if (parameter := known()) is not None]
@@ -392,9 +390,9 @@ def _alive(references: Iterable[weakref.ref[T]]) -> Iterator[T]:
 
 
 def claim(tensors: Iterable[Tensor], claimed: set[int], index: int) -> int:
-    """Bytes of the storages behind `tensors`, on one device, that nobody has claimed yet; claims them.
+    """Claims all unclaimed storages of `tensors` on one device, and returns their bytes.
 
-    Not the empty ones: FSDP1 drops those with every gathering, and another storage may then be found where one was.
+    Skips empty storages: FSDP1 frees them at every gathering, and their identity may be reused.
     """
     total = 0
     for tensor in tensors:
@@ -418,7 +416,7 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
 
 
 def _state_mark(optimizer: Optimizer) -> object:
-    """What moves when `optimizer`'s state gains an entry, is loaded or is moved. None: its size cannot be told so."""
+    """Changes when `optimizer`'s state gains an entry, is loaded or moved. None: nested state, so no such mark."""
     state: Any = stepping(optimizer).state
     first: Any = next(iter(state.values()), {}) if state else {}
     if not isinstance(first, dict) or any(isinstance(value, (dict, list, tuple)) for value in first.values()):

@@ -1,9 +1,9 @@
-"""What each module keeps: gradients and optimizer state at a step's end, activations at a step's fullest moment.
+"""Bytes per module: gradients and optimizer state at the end of a step, activations at the boundary with most of them.
 
-Model. Activations are those of the newest step whose graph was walked, which need not be the one that is told. A
-gradient or a state belongs to the first module that holds its parameter. A gradient that is a view of a DDP bucket
-counts as long as it is. State is counted again only when the inventory's own sum of it was.
-Cost: 1 µs a gradient; 3 µs a tensor of optimizer state, where that has changed.
+Model. Activations are from the newest step whose graph was walked, which may be an earlier one. Gradients and state
+belong to the first module that holds their parameter. A gradient that is a view of a DDP bucket counts with its own
+bytes. State is counted again only when the inventory's mark of it has changed.
+Cost: 1 µs per gradient; 3 µs per tensor of optimizer state, if that has changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Layers:
-    """The layers of the watched models. `say` is handed what changed."""
+    """The layers of the watched models. `say` gets those that changed."""
 
     def __init__(
         self,
@@ -41,12 +41,12 @@ class Layers:
         say: Callable[[tuple[wire.Event, ...]], None],
     ) -> None:
         self.newest: dict[tuple[int, int], tuple[wire.Layers, ...]] = {}
-        """the newest of each model and device"""
+        """(model, device) → newest layers"""
         self._inventory = inventory
         self._places = places
         self._models = models
         self._say = say
-        self._by_place: dict[int, dict[Place | None, int]] = {}  # of the step's fullest moment, by device
+        self._by_place: dict[int, dict[Place | None, int]] = {}  # by device, at the boundary with most activations
         self._fullest: dict[int, int] = {}
         self._walked = False
         self._kept: _Kept | None = None
@@ -58,7 +58,7 @@ class Layers:
             self._fullest.clear()
 
     def note(self, device: int, saved: list[Alive]) -> None:
-        """What is alive of what was saved, in a step whose graph was walked."""
+        """Records the live activations at a boundary, in a step whose graph was walked."""
         self._walked = True
         total = sum(each.nbytes for each in saved)
         if self._fullest.get(device, -1) < total:
@@ -69,12 +69,12 @@ class Layers:
 
     @property
     def stale(self) -> bool:
-        """Whether the optimizers' state must be gone through again."""
+        """Whether the optimizers' state must be read again."""
         mark = self._inventory.state_mark()
         return mark is None or mark != self._state_mark
 
     def take(self) -> None:
-        """The step's end: what is kept for each parameter."""
+        """Reads gradients and state by module, at the end of a step."""
         holders = self._places().by_parameter
         inventory = self._inventory
         if self.stale:
@@ -114,7 +114,7 @@ class Layers:
         return found
 
     def tell(self, step: int, devices: Iterable[int]) -> bool:
-        """Says what `take` found, if it did."""
+        """Sends what `take` has read. False: nothing to send."""
         kept, self._kept = self._kept, None
         if kept is None:
             return False
@@ -131,7 +131,7 @@ class Layers:
     def _layers_of(
         self, step: int, index: int, device: int, kept: _Kept, by_place: dict[Place | None, int] | None
     ) -> tuple[wire.Layers, ...]:
-        """The messages about one model on one device; none if they say what the ones before said."""
+        """The messages about one model on one device; none if they are unchanged."""
         layers = []
         for place, kind in self._places().kinds.items():
             if place[0] != index:
@@ -150,5 +150,4 @@ class Layers:
 
 
 def _index(where: torch.device) -> int:
-    """As Tensor.get_device() has it."""
     return _CPU if where.type == "cpu" else where.index or 0

@@ -1,31 +1,31 @@
-"""Takes apart the peak of a step: whose bytes were alive at its highest moment, on each device.
+"""Breaks down a step's peak on each device: the owners of the bytes that were alive at the peak.
 
-Model. The phase that made the last step's peak is expected to make this one's. PyTorch's history of allocations is
-recorded for one such phase a step, without stacks; where the devices' peaks lie in different phases (a pipeline), these
-take turns. If the phase turns out not to have made the peak, its breakdown is dropped.
+Model. The phase that made the last step's peak is expected to make this one's. PyTorch's allocation history is recorded
+for one such phase per step, without stacks; if the devices' peaks are in different phases (a pipeline), these
+alternate. If the phase did not make the peak, its breakdown is dropped.
 
-From the bytes requested at the phase's beginning, every event of the history adds or subtracts its requested bytes. The
-largest sum is the peak. A block that was alive then belongs
+Starting with the bytes requested at the beginning of the phase, we replay the history's allocations and frees. The
+largest sum is the peak. A block alive at the peak belongs
 
-- to the owner that held its address at the beginning of the phase, if it was not freed since;
-- else to the owner that holds it at the end of the phase, if it is not freed until then;
-- else, if it was made and freed within the phase, to what autograd saved in it (of the loss), or to `temporaries`.
+- to the owner of its address at the beginning of the phase, if it was not freed before the peak;
+- else to the owner of its address at the end of the phase, if it was not freed until then;
+- else, allocated and freed within the phase, to activations if autograd saved it (for the loss), or to `temporaries`.
 
-A block counts as freed as soon as it is given back, as `allocated` counts it. A block that another stream still uses
-(FSDP's gathered parameters and gradients) waits, and torch goes on counting it as requested.
+A block counts as freed when it is returned, as in `allocated`. If another stream still uses it (FSDP's gathered
+parameters and gradients), torch's `requested` still includes it.
 
-The rest of `requested` is *unexplained*. The module that was running: forward allocates what each module saves in the
-order of the modules, backward frees it and makes gradients in the opposite order. So the nearest such events before and
-after the peak name two modules, and the answer is the innermost module around both; None if one of them is missing.
+The rest of `requested` is *unexplained*. The running module is inferred: forward allocates activations in the order of
+the modules, backward frees them and makes gradients in reverse order. The nearest such events before and after the peak
+give two modules; the result is their innermost common parent, or None if one is missing.
 
 Breaking down a peak does not need a fresh graph walk (`alone`); both in one step are slow with a large model. An
 earlier walk is reused if the allocator's counters (blocks, allocated, requested, reserved) are unchanged since, at the
 beginning and the end of the phase. If not, the next breakdown is made with a walk.
 
 Source: history.History; the sizes in its trace are requested bytes.
-Cost: 0.2 µs an allocation while it records; 1 µs an event to read and replay: benchmarks/inventory.py.
-Known limitations. No breakdown once the user has recorded a history. The largest sum of requested bytes is taken for
-the peak of allocated ones: they differ by rounding.
+Cost: 0.2 µs per allocation while it records; 1 µs per event to read and replay: benchmarks/inventory.py.
+Known limitations. No breakdown once the user has recorded a history. We use the peak of requested bytes, which may be
+at another moment than that of allocated bytes: they differ by rounding.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ _COMPOSED = ("weights", "buffers", "gradients", "optimizer", "buckets", "inputs"
 
 
 class _Began(NamedTuple):
-    """The phase to be composed begins on one device."""
+    """State of one device at the beginning of the phase to break down."""
 
     ledger: wire.Ledger
     blocks: Blocks
     requested: int
-    """of what is allocated: what waits for a stream is not"""
+    """of allocated blocks, without those that wait for a stream"""
 
 
 class _Walked(NamedTuple):
-    """What a walk had found of one device at a boundary, and how its allocator stood."""
+    """Results of a walk for one device at a boundary, and the allocator's counters then."""
 
     stood: tuple[int | None, ...]
     saved: list[Alive]
@@ -68,9 +68,9 @@ class _Device:
     """One device, from step to step."""
 
     def __init__(self) -> None:
-        self.walked: dict[_Key, _Walked] = {}  # as the target begins, and as it ends
-        self.within: list[Alive] = []  # what was saved at the newest walk: as this backward began, as it ends
-        self.walked_within: list[Alive] = []  # as the target ended in that step
+        self.walked: dict[_Key, _Walked] = {}  # at the beginning and the end of the target
+        self.within: list[Alive] = []  # newly saved at the walk as this backward began
+        self.walked_within: list[Alive] = []  # the same of the step of `walked`
         self.phases: list[tuple[_Key, int]] = []  # of this step, with their peaks
         self.target: tuple[_Key, _Key] | None = None  # the phase that makes the peak, and the one before it
         self.began: _Began | None = None
@@ -78,7 +78,7 @@ class _Device:
 
 
 class PeakBreakdowns:
-    """Composes the peaks of a process's devices."""
+    """Breaks down the peaks of a process's devices."""
 
     def __init__(self, block_owners: BlockOwners, activations: Activations, places: Callable[[], Places]) -> None:
         self.history = History()
@@ -92,11 +92,11 @@ class PeakBreakdowns:
         self._traces: list[list[dict[str, object]]] | None = None
         self._turn = 0
         self.moved = False
-        """what a walk found did not hold any more"""
+        """the counters have changed since the last walk: its results are invalid"""
 
     @property
     def alone(self) -> bool:
-        """Whether the present step's peak may be composed without a walk."""
+        """Whether the current step's peak can be broken down without a walk."""
         target = self._target
         return (
             target is not None
@@ -105,7 +105,7 @@ class PeakBreakdowns:
         )
 
     def phase_ended(self, ledger: wire.Ledger, reading: Reading, device: int, saved: list[Alive]) -> None:
-        """A boundary of a sampled step was read on one device."""
+        """Call it after each boundary of a sampled step was read on a device."""
         if device == _CPU or ledger.requested is None:
             return
         mine = self._devices.setdefault(device, _Device())
@@ -141,14 +141,14 @@ class PeakBreakdowns:
             self.history.stop()
 
     def graph_walked(self, *, backward: bool) -> None:
-        """Backward begins: what autograd saved since the phase began may be gone by its end."""
+        """Backward begins: records what was saved since the last boundary, which may be freed before the next one."""
         if self._target is not None and self._target[0][0] == wire.BACKWARD:
             for device, mine in self._devices.items():
                 if mine.target == self._target:
                     mine.within = self._activations.newly(device) if backward else []
 
     def step_ended(self) -> list[wire.Ledger]:
-        """The compositions of phases that made their device's peak."""
+        """The breakdowns of phases that made their device's peak."""
         self.stop()
         told = []
         for mine in self._devices.values():
@@ -167,7 +167,7 @@ class PeakBreakdowns:
         return told
 
     def stop(self) -> None:
-        """Nothing is recorded, nothing kept of the phase."""
+        """Stops recording and forgets the phase."""
         self.history.stop()
         self._traces = None
         for mine in self._devices.values():
@@ -193,7 +193,7 @@ class PeakBreakdowns:
             return None  # other threads allocated while the boundary was read
         lines = composed.lines
         buckets = sum(block.nbytes for block in before.values() if block.line == "buckets")
-        if began.buckets is not None and began.buckets > buckets:  # DDP tells how large its buckets are, not where
+        if began.buckets is not None and began.buckets > buckets:  # DDP logs the sizes of its buckets, not addresses
             lines["buckets"] = lines.get("buckets", 0) + began.buckets - buckets
         known: dict[str, int | None] = {line: lines.get(line, 0) for line in _COMPOSED}
         if not mine.walked.keys() >= {(began.phase, began.index), (ended.phase, ended.index)}:
@@ -218,7 +218,7 @@ class PeakBreakdowns:
 
 
 def _requested(reading: Reading, blocks: Blocks) -> int:
-    """What live tensors asked for. What waits for a stream is known rounded only: no less than is held for sure."""
+    """Requested bytes of allocated blocks. For those that wait for a stream only the rounded size is known."""
     allocated, requested = reading.allocated or 0, reading.requested or 0
     waits = max(0, (reading.active or 0) - allocated)
     if not waits:
@@ -231,7 +231,7 @@ def _stands(reading: Reading) -> tuple[int | None, ...]:
 
 
 class PeakBreakdown(NamedTuple):
-    """A peak, taken apart: requested bytes."""
+    """A peak and its lines, in requested bytes."""
 
     requested: int
     lines: dict[str, int]
@@ -249,12 +249,12 @@ def compose(
 ) -> PeakBreakdown:
     """The peak of one phase; see the module.
 
-    `requested`: bytes as it began. `before`, `after`: whose the blocks are at its beginning and its end; `saved`: those
-    that autograd saved within it, all of them alive at one moment, and that may be gone by its end.
+    `requested`: bytes at its beginning. `before`, `after`: owners of blocks at its beginning and end. `saved`: blocks
+    that autograd saved within it, all alive at one moment, possibly freed before its end.
     """
     addresses: list[int] = []
     changes: list[int] = []
-    for event in trace:  # once: they are more than a processor's cache holds
+    for event in trace:  # a single pass: the trace is larger than the CPU caches
         action = event["action"]
         if action == "alloc":
             addresses.append(event["addr"])
@@ -264,21 +264,21 @@ def compose(
             changes.append(-event["size"])
     sums = list(accumulate(changes, initial=requested))
     peak = max(sums)
-    behind = sums.index(peak)  # so many events led to the peak
-    # dicts keep the last of equal keys: an address's newest event, and going backwards its first
+    behind = sums.index(peak)  # number of events up to the peak
+    # dicts keep the last of equal keys: an address's newest event, or in reverse order its first
     first = dict(zip(reversed(addresses), range(len(addresses) - 1, -1, -1), strict=True))
     newest = dict(zip(addresses[:behind], range(behind), strict=True))
     made = [first[address] for address in saved.keys() & first.keys()]
-    latest = max((at for at in made if changes[at] > 0), default=-1)  # until then the saved were all there
+    latest = max((at for at in made if changes[at] > 0), default=-1)  # at that event all of `saved` were alive
     lines: defaultdict[str, int] = defaultdict(int)
     for line, nbytes, _ in before.values():
         lines[line] += nbytes
     for address in newest.keys() & before.keys():
-        if changes[first[address]] < 0:  # given back before the peak
+        if changes[first[address]] < 0:  # freed before the peak
             lines[before[address].line] -= before[address].nbytes
     alive = {address: changes[at] for address, at in newest.items() if changes[at] > 0}
     later = reversed(addresses[behind:] if alive else ())
-    freed = dict(zip(later, range(len(addresses) - 1, behind - 1, -1), strict=False))  # after the peak, if they are
+    freed = dict(zip(later, range(len(addresses) - 1, behind - 1, -1), strict=False))  # first event after the peak
     for address, size in alive.items():
         until = freed.get(address)
         if until is None:
@@ -303,13 +303,13 @@ def _running(
     *,
     forward: bool,
 ) -> str | None:
-    """The innermost module around the nearest events that tell a module, before and after the peak."""
+    """The innermost common parent of the modules of the nearest events before and after the peak."""
     telling = "activations" if forward else "gradients"
     newest: dict[int, int] = {}
 
     def told(index: int) -> Block | None:
         address = addresses[index]
-        if changes[index] > 0:  # tells if it stays
+        if changes[index] > 0:  # an allocation counts if it stays until the end
             block = after.get(address)
             if block is None or block.line != telling:
                 return None
@@ -319,7 +319,7 @@ def _running(
         block = None if forward else before.get(address) or saved.get(address)
         if block is None or block.line != "activations":
             return None
-        stood = changes[first[address]] < 0  # as the phase began; else it is freed by the first event after it was made
+        stood = changes[first[address]] < 0  # alive as the phase began; else freed by the event after its allocation
         return block if index == (first[address] if stood else addresses.index(address, first[address] + 1)) else None
 
     earlier = next((block for index in range(at, -1, -1) if (block := told(index)) is not None), None)

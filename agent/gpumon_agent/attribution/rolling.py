@@ -1,15 +1,14 @@
-"""Bytes by owner of a model with too many tensors for one step: read a chunk at a time, over many steps, in a circle.
+"""Bytes by owner for models with too many tensors for one step: reads chunks over many steps, in repeated passes.
 
-A chunk is told by its position. What it holds is compared with what it held in the circle before; once every chunk has
-read the same twice, the sums are known, and as soon as one reads otherwise, they are not. So a model whose gradients
-differ from step to step (experts that are not always chosen) gets no ledger rather than one mixed from several steps.
-Every reading is taken as the optimizer ends.
+Each chunk, identified by its position, is compared with the previous pass. The sums are known once all chunks in a row
+were equal, and unknown as soon as one differs. So a model whose gradients differ between steps (experts of an MoE) gets
+no ledger, instead of one mixed from several steps. All reads are at the end of the optimizer step.
 
-Model. Storages count once, by identity. A gradient, a state, or a small weight that nothing else shares its storage
-with counts by its own size (storages.py, `small`).
-Cost: 0.5 µs a tensor. Memory: 90 bytes a parameter while a circle lasts.
-Known limitations. FSDP1 and DeepSpeed's ZeRO are not read: there are no sums. Nor where an optimizer keeps state under
-other keys than its parameters.
+Model. Storages count once, by identity. A gradient, state or small weight with an unshared storage counts by its own
+size (storages.py, `small`).
+Cost: 0.5 µs per tensor. Memory: 90 bytes per parameter during a pass.
+Known limitations. No sums for FSDP1 and DeepSpeed's ZeRO, nor if an optimizer keeps state under keys other than its
+parameters.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ from gpumon_agent.thread_clock import ThreadClock
 CHUNK_TENSORS = 128
 CHUNKS_AT_ONCE = 64
 SLICE_NS = 1_000_000
-"""Of one step, of the thread's own time, after the first chunk: then the next step goes on."""
+"""Thread time per step, after the first chunk."""
 HURRIED_CIRCLES = 3
-"""So many circles, from the beginning or a change on, go on with each step; later ones with each sampled step."""
+"""After a start or a restart, this many passes continue at every step, later ones only at sampled steps."""
 LINES = ("weights", "buffers", "gradients", "optimizer", "gathered", "views", "other_models")
 _CPU = -1
-_MODULE = 8  # tensors are looked at in the time of a module
+_MODULE = 8  # a module costs as much time as this many tensors
 _PLAIN = (Tensor, Parameter)
 _Sums = dict[tuple[int, str], int]
 """(device, line) → bytes"""
 
 
 class Rolling:
-    """The sums of all models and optimizers. `others` goes through the models that nobody watches, in slices."""
+    """The sums of all models and optimizers. `others` iterates over the unwatched models, in slices."""
 
     def __init__(
         self,
@@ -65,20 +64,19 @@ class Rolling:
         self.unreadable: str | None = None
         """why there will be no sums"""
         self.looked = 0
-        """tensors looked at by the newest call of `look`"""
+        """tensors read by the last call of `look`"""
         self._models = models
         self._optimizers = optimizers
         self._others = others
         self.ddp: list[tuple[weakref.ref[Module], str | None]] = []
-        """DistributedDataParallel's, with the path below which gradients are views of its buckets"""
+        """DDP modules, and the path prefix below which gradients are views of its buckets"""
         self.restart()
 
     def restart(self) -> None:
-        """Nothing of what was read holds any more."""
         self._circle: Iterator[None] | None = None
         self._before: list[_Sums] = []
         self._now: list[_Sums] = []
-        self._alike = 0  # chunks in a row that read as in the circle before
+        self._alike = 0  # consecutive chunks equal to those of the previous pass
         self._circles = 0
         self._mark: object = None
         self._chunk: _Sums = {}
@@ -87,11 +85,10 @@ class Rolling:
 
     @property
     def hurries(self) -> bool:
-        """Whether the next slice should not wait for a step that is sampled."""
+        """Whether the next slice should run at the next step, sampled or not."""
         return self._sums is None and self.unreadable is None and self._circles < HURRIED_CIRCLES
 
     def look(self) -> None:
-        """The next slice."""
         self.looked = 0
         if self.unreadable is not None:
             return
@@ -107,7 +104,7 @@ class Rolling:
                 break
 
     def sums(self, device: int) -> dict[str, int] | None:
-        """The lines of one device, if they are known: as the newest two circles agree on them."""
+        """The sums of one device, or None if the last two passes differ."""
         if self._sums is None or self._marks() != self._mark:
             return None
         return {line: self._sums.get((device, line), 0) for line in LINES}
@@ -117,7 +114,7 @@ class Rolling:
         return self._others_known
 
     def _marks(self) -> object:
-        """What moves when optimizer state appears or is loaded, or a model is moved."""
+        """Changes when optimizer state is created or loaded, or a model is moved."""
         states = tuple((id(state), len(state)) for each in self._optimizers() for state in (stepping(each).state,))
         first = tuple(
             (parameter.get_device(), parameter.dtype)
@@ -152,7 +149,7 @@ class Rolling:
                     self._sums[key] = self._sums.get(key, 0) + nbytes
 
     def _go_round(self) -> Iterator[None]:
-        """Yields as a chunk is complete."""
+        """One pass; yields after each chunk."""
         claimed: Pieces[bool] = Pieces()  # ids of parameters, and identities of storages that several tensors share
         states = 0
         looked = 0
@@ -160,7 +157,7 @@ class Rolling:
         for path, reference in tree(self._models()):
             start: int | None = 0
             self._note_ddp(path, reference())
-            names = parameter_names(reference())  # from 100,000, the next ones are found at once
+            names = parameter_names(reference())  # a list: with 100,000 names the next ones are found at once
             while start is not None:
                 count, met, start = self._take(path, reference(), names, start, claimed)
                 states += met
@@ -211,12 +208,12 @@ class Rolling:
     def _take_strays(
         self, optimizer: Optimizer | None, at: tuple[int, int], claimed: Pieces[bool]
     ) -> tuple[int, tuple[int, int] | None]:
-        """Parameters of an optimizer that are in no watched model: (states met, group and place where to go on)."""
+        """Reads an optimizer's parameters outside of watched models. Returns (states met, next group and position)."""
         group, start = at
         if optimizer is None:
             return 0, None
         if group == len(optimizer.param_groups):
-            for each in optimizer.param_groups:  # settings that are tensors: a capturable rate
+            for each in optimizer.param_groups:  # settings that are tensors: a capturable learning rate
                 for key, value in each.items():
                     for tensor in () if key == "params" else tensors_within(value):
                         self._claim("optimizer", tensor, claimed)
@@ -226,13 +223,13 @@ class Rolling:
         met = self._take_parameters(strays, "gradients", claimed)[1]
         self.looked += len(known)
         if len(strays) == CHUNK_TENSORS // 2:
-            return met, at  # there may be more among them: those that were taken are claimed by now
+            return met, at  # there may be more: those just read are claimed, and skipped next time
         return met, (group, start + len(known)) if len(known) == CHUNK_TENSORS * 4 else (group + 1, 0)
 
     def _take(
         self, path: str, module: Module | None, names: list[str], start: int, claimed: Pieces[bool]
     ) -> tuple[int, int, int | None]:
-        """Of one module from its parameter number `start` on: (tensors looked at, states met, where to go on)."""
+        """Reads a module from its parameter `start` on. Returns (tensors read, states met, next start or None)."""
         if module is None:
             return 0, 0, None
         looked = _MODULE
@@ -266,7 +263,7 @@ class Rolling:
         return looked + more_looked, met, more
 
     def _take_parameters(self, parameters: Iterable[Any], gradients: str, claimed: Pieces[bool]) -> tuple[int, int]:
-        """(tensors looked at, states met)"""
+        """(tensors read, states met)"""
         looked = met = 0
         optimizers = [stepping(each).state for each in self._optimizers()]
         for parameter in parameters:
@@ -301,15 +298,15 @@ class Rolling:
         return looked
 
     def _claim_parameter(self, parameter: Tensor, claimed: Pieces[bool]) -> bool:
-        """False: this very parameter was met before."""
-        if id(parameter) in claimed:  # nothing else is at the address of a Python object, no storage either
+        """False: this parameter was met before."""
+        if id(parameter) in claimed:  # ids and storage identities share the set: both are addresses, so never equal
             return False
         claimed[id(parameter)] = True
         self._claim("weights", parameter, claimed)
         return True
 
     def _claim(self, line: str, tensor: Tensor, claimed: Pieces[bool]) -> None:
-        """By the storage itself, which may be larger than the tensor."""
+        """Counts the bytes of the storage, which may be larger than the tensor."""
         chunk = self._chunk
         if type(tensor) in _PLAIN and has_storage(tensor):
             device = tensor.get_device()
@@ -334,7 +331,7 @@ class Rolling:
                 chunk[device, line] = chunk.get((device, line), 0) + nbytes
 
     def _add(self, line: str, tensor: Tensor, claimed: Pieces[bool]) -> None:
-        """What nothing else shares its storage with needs no note of it."""
+        """Counts a tensor; an unshared storage need not be recorded."""
         if type(tensor) is Tensor and alone(tensor):
             key = tensor.get_device(), line
             self._chunk[key] = self._chunk.get(key, 0) + tensor.nbytes

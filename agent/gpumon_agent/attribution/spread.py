@@ -1,13 +1,12 @@
-"""How a model is spread over ranks: DDP's buckets and hook, FSDP's and ZeRO's shards, the local bytes of DTensors.
+"""How a model is spread over ranks: DDP's buckets and hooks, FSDP's and ZeRO's shards, the local bytes of DTensors.
 
-Told by the classes found in the model, and by what those classes themselves have written down: DDP's reducer logs its
-buckets, a FlatParameter and an FSDPParam know their sizes. Bytes are this rank's; `whole_bytes` are what the parameters
-would take unsharded, `unit_bytes` what is gathered at once for the largest unit, in the type it is gathered in.
-Cost: one pass over the modules where the model is sharded, none where it is not. Keeps nothing alive.
-Known limitations. Of DeepSpeed's ZeRO only stage 3 shows on the parameters; stages 1 and 2 are told by the engine, and
-show as an optimizer of fewer elements than the model has where the engine is not known. With FSDP another unit is often
-gathered ahead of time; with DDP's mixed precision and with hooks that keep bytes outside their state, those are not
-seen. To torch pipeline stages are models apiece.
+Read from the classes in the model and their own records: DDP's logger has the bucket sizes, FlatParameter and FSDPParam
+have theirs. Bytes are this rank's. `whole_bytes`: the parameters unsharded; `unit_bytes`: the largest unit gathered, in
+the dtype of the gathering.
+Cost: one pass over the modules if the model is sharded, else none. Keeps nothing alive.
+Known limitations. Only ZeRO 3 is visible on the parameters. ZeRO 1 and 2 need DeepSpeed's engine; without it they look
+like an optimizer with fewer elements than the model. FSDP often prefetches one more unit. Tensors of DDP's mixed
+precision, and of hooks that keep them outside their state, are not seen. Each pipeline stage is a separate model.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ _BUCKETS_MAX = 4096
 
 
 class Meshes:
-    """What a description's own pass over the parameters learns of their DTensors: nobody goes over them twice."""
+    """Collects facts about DTensors and ZeRO 3 during the description's pass over the parameters."""
 
     def __init__(self) -> None:
         self._widest: Any = None
         self.local_bytes = 0  # of all parameters, DTensors or not
         self.whole_bytes = 0
-        self.partitioned = 0  # ranks over which DeepSpeed's ZeRO 3 spreads the parameters; 0: it does not
+        self.partitioned = 0  # ranks that ZeRO 3 partitions the parameters over; 0: no ZeRO 3
 
     def see(self, parameter: Tensor, local_bytes: int) -> None:
         part = zero.partition(parameter)
@@ -54,7 +53,7 @@ class Meshes:
 
     @property
     def dimensions(self) -> dict[str, int]:
-        """Dimension → ranks; of several meshes that with most dimensions."""
+        """Dimension → ranks, of the mesh with the most dimensions."""
         mesh = self._widest
         if mesh is None:
             return {}
@@ -63,7 +62,7 @@ class Meshes:
 
 
 def parallel(root: Module, kinds: dict[type, Module], meshes: Meshes) -> wire.Parallel | None:
-    """How `root` is spread over ranks, told by the classes in it (and a module of each); None where it is not."""
+    """How `root` is spread over ranks, or None. `kinds`: the classes in it, with one module each."""
     by_name = {base.__name__: module for kind, module in reversed(kinds.items()) for base in kind.__mro__}
     if "DistributedDataParallel" in by_name:
         return _ddp(by_name["DistributedDataParallel"], meshes)
@@ -83,12 +82,12 @@ def parallel(root: Module, kinds: dict[type, Module], meshes: Meshes) -> wire.Pa
             whole_bytes=meshes.whole_bytes,
         )
     sharing = zero.keeper(by_name["DeepSpeedEngine"]) if "DeepSpeedEngine" in by_name else None
-    if sharing is not None:  # every rank has all parameters: what is shared is the state, in stage 2 gradients too
+    if sharing is not None:  # all ranks have all parameters; the state, and in stage 2 the gradients, are partitioned
         return wire.Parallel(
             "zero2" if getattr(sharing, "partition_gradients", False) else "zero1",
             world_size=_group_size(getattr(sharing, "dp_process_group", None)),
         )
-    if meshes.size is not None:  # DTensors that nothing gathers: tensor parallelism
+    if meshes.size is not None:  # DTensors without FSDP: tensor parallelism
         return wire.Parallel(
             "tensor_parallel",
             world_size=meshes.size,
@@ -103,13 +102,13 @@ def parallel(root: Module, kinds: dict[type, Module], meshes: Meshes) -> wire.Pa
 
 
 def ddp_logging(module: Any) -> dict[str, Any]:
-    """What DistributedDataParallel's own logger tells; empty where this torch has none."""
+    """The data of DistributedDataParallel's logger; empty if this torch has none."""
     read = getattr(module, "_get_ddp_logging_data", None)
     return {} if read is None or getattr(module, "logger", None) is None else read()
 
 
 def bucket_sizes(logged: dict[str, Any]) -> tuple[int, ...]:
-    """Bytes of each gradient bucket, after the rebuild if the logger has seen it."""
+    """Bytes of each gradient bucket; of the rebuilt buckets, once they are logged."""
     return _sizes(logged.get("rebuilt_bucket_sizes")) or _sizes(logged.get("bucket_sizes"))
 
 
@@ -136,7 +135,7 @@ def _ddp(module: Any, meshes: Meshes) -> wire.Parallel:
 
 
 def hook_tensors(module: Any) -> Iterator[Tensor]:
-    """What the states of DDP's communication hooks keep: PowerSGD's error and its factors."""
+    """Tensors in the states of DDP's communication hooks, such as PowerSGD's error and factors."""
     for _, state in getattr(module, "_comm_hooks", ()):
         names = [slot for kind in type(state).__mro__ for slot in getattr(kind, "__slots__", ())]
         kept = [getattr(state, name, None) for name in names] + list(getattr(state, "__dict__", {}).values())
@@ -204,14 +203,14 @@ def _fsdp2(root: Module, meshes: Meshes) -> wire.Parallel:
 
 
 def flat_parameter(module: Module) -> Any:
-    """FSDP1's parameter of the unit that `module` is; None for other modules and where nothing is sharded."""
+    """The FlatParameter if `module` is a sharded unit of FSDP1, else None."""
     handle: Any = getattr(module, "_handle", None)
     flat = getattr(handle, "flat_param", None)
     return flat if flat is not None and handle.uses_sharded_strategy else None
 
 
 def fsdp_parameters(module: Module) -> Iterable[Any]:
-    """FSDP2's records of the parameters that `module` shards; none for other modules and other versions of torch."""
+    """FSDP2's FSDPParams of the parameters that `module` shards; empty for other modules and old torch."""
     read = getattr(module, "_get_fsdp_state", None)
     if read is None:
         return []
@@ -225,5 +224,5 @@ def _width(gathered_as: Any, parameter: Tensor) -> int:
 
 
 def distinct_bytes(tensors: Iterable[Tensor]) -> int:
-    """Storage bytes behind `tensors`, each storage once; of a DTensor its local part."""
+    """Storage bytes of `tensors`, each storage once; for a DTensor its local part."""
     return sum({identity: nbytes for tensor in tensors for identity, nbytes, _ in storages(tensor)}.values())

@@ -1,10 +1,10 @@
 """Weights and buffers of models on the device that are not watched (an EMA, a teacher, a frozen copy), and their names.
 
-Model. While model_discovery is installed (`gpumon run`), it notes every module that is built, copied or unpickled. A
+Model. While model_discovery is installed (`gpumon run`), it records every module that is built, copied or unpickled. A
 module that is no child, not watched, and neither around nor inside a watched one is an unwatched model. If its
 parameters have the shapes of a watched model's, in order, it is called a copy of that model.
-Cost: one pass over the noted modules every `LOOK_EVERY` looks; between them, one over the unwatched models' tensors.
-Known limitations. With `watch()` alone no modules are noted: the line is None. Gradients of such models are
+Cost: every `LOOK_EVERY` fresh reads one pass over the recorded modules, else one over the unwatched models' tensors.
+Known limitations. With `watch()` alone no modules are recorded: the line is None. Gradients of such models are
 unexplained.
 """
 
@@ -26,7 +26,7 @@ SLICE_MODULES, SLICE_TENSORS = 1000, 256
 
 
 class UnwatchedModels:
-    """The models that nobody watches, known weakly. `tell` is told of each once."""
+    """The unwatched models, by weak reference. `tell` reports each once."""
 
     def __init__(self, watched: Callable[[], Iterable[tuple[int, Module]]], tell: Callable[[str], None]) -> None:
         self._watched = watched
@@ -36,11 +36,10 @@ class UnwatchedModels:
         self._told: weakref.WeakSet[Module] = weakref.WeakSet()
 
     def changed(self) -> None:
-        """More is watched than before."""
         self._left = 0
 
     def tensors(self, *, look: bool) -> Iterator[Tensor] | None:
-        """Their parameters and buffers. None where modules are not noted. `look`: new ones may be looked for."""
+        """Their parameters and buffers. None if modules are not recorded. `look`: may search for new models."""
         if self._left <= 0 and (look or self._others is None):
             self._left = LOOK_EVERY
             self._look()
@@ -48,7 +47,7 @@ class UnwatchedModels:
         return None if self._others is None else self._each()
 
     def modules(self) -> list[Module]:
-        """Those that the last look found and that are still there."""
+        """The models found by the last search that are alive."""
         return [module for reference in self._others or () if (module := reference()) is not None]
 
     def _each(self) -> Iterator[Tensor]:
@@ -62,7 +61,7 @@ class UnwatchedModels:
             pass
 
     def in_slices(self) -> Iterator[weakref.ref[Module] | None] | None:
-        """Looks for them, and then each of their modules; None in between, where the next slice may wait for a step."""
+        """Searches for them, then yields each of their modules; yields None where the work may be interrupted."""
         if model_discovery.tops() is None:
             self._others = None
             return None
@@ -77,7 +76,7 @@ class UnwatchedModels:
             yield from (module for _, module in found)
 
     def _looking(self) -> Iterator[None]:
-        """None after every slice."""
+        """Searches for unwatched models; yields None after every slice."""
         tops = model_discovery.tops()
         if tops is None:
             self._others = None
@@ -104,13 +103,12 @@ class UnwatchedModels:
             else:
                 others.append(candidate)
         self._others = others
-        if not inside:  # what is trained is not known yet
+        if not inside:  # no model is watched yet
             return
         for other in others:
             yield from self._tell_of(other)
 
     def _tell_of(self, reference: weakref.ref[Module]) -> Iterator[None]:
-        """Says once what a model is that nobody watches."""
         other = reference()
         if other is None or other in self._told:
             return
@@ -145,7 +143,6 @@ class UnwatchedModels:
 
 
 def _parameters(root: Module) -> Iterator[weakref.ref[Tensor]]:
-    """Each once, in the model's order."""
     seen: set[int] = set()
     for _, reference in tree([root]):
         at, more = 0, True

@@ -1,15 +1,14 @@
-"""What only variables hold: an average of the weights kept as a list, data on the device, a batch as it came.
+"""Tensors held only by variables: an EMA kept as a list, data on the device, a batch before preprocessing.
 
-Model. The functions that led here are looked at, innermost first, torch's own passed over (but for an optimizer's step,
-which may call the model: LBFGS keeps flat vectors meanwhile), and a script's own module last. A tensor counts that a
-variable holds, or a list, tuple or dict in it, or an attribute of an object in it; a list, tuple or dict there may hold
-others, which hold tensors. Each storage that no other line has counts for the first variable that leads to it. The
-activations' come before: what has a graph counts only where the step's graphs were walked (`torch.autograd.grad`'s
-gradients, weights that an inner step made), else nobody knows what of it autograd saved.
-Cost: 0.1 µs an entry, 0.5 µs a tensor on the device; no more than `ENTRIES_MAX` entries a look.
-Known limitations. Not seen: tensors of a subclass, what sets, deques and slots hold, what lies deeper, what only a
-generator holds, and a container of more entries than are left of `ENTRIES_MAX`. Optimizers are not looked into. A model
-with too many tensors for one step has no such line.
+Model. The functions on the stack are read, innermost first, up to the script's module. Torch's are skipped, except
+torch.optim, because an optimizer step may call the model (LBFGS then holds flat vectors). Counted are tensors held by a
+variable or by an attribute of its object, directly or in up to two nested lists, tuples or dicts. Each storage that no
+other line claims counts for the first variable that leads to it. Activations come first: tensors with a graph
+(gradients of `torch.autograd.grad`, weights made by an inner step) count only if the step's graphs were walked.
+Cost: 0.1 µs per entry, 0.5 µs per tensor on the device; at most `ENTRIES_MAX` entries per read.
+Known limitations. Not seen: tensor subclasses, contents of sets, deques and slots, deeper nesting, variables of
+suspended generators, and containers with more entries than are left of `ENTRIES_MAX`. Optimizers are not read. Models
+with too many tensors for one step have no such line.
 Nothing here keeps a tensor alive.
 """
 
@@ -34,7 +33,7 @@ from gpumon_agent.naming import dict_words, instance_dict, place, stored_at
 FRAMES_MAX = 8
 ENTRIES_MAX = 4_096
 NAMED_MAX = 4
-_DEPTH = 2  # containers within one another
+_DEPTH = 2  # nested containers
 _MANY = 32
 _has_storage = torch._C._has_storage
 _PLAIN = (Tensor, Parameter)
@@ -46,7 +45,7 @@ _room_for_a_dict = type.__dict__["__dictoffset__"].__get__
 
 
 class Held(NamedTuple):
-    """Bytes of storages that nobody else has claimed, and the variables that lead to them, the largest first."""
+    """Bytes of otherwise unclaimed storages, and the variables that lead to them, largest first."""
 
     nbytes: int
     holders: tuple[wire.Holder, ...]
@@ -56,7 +55,7 @@ NOTHING = Held(0, ())
 
 
 class _Found(NamedTuple):
-    """What one variable, or one attribute of what it is, leads to."""
+    """The tensors of one variable, or of one attribute of its object."""
 
     code: CodeType
     name: str
@@ -65,15 +64,15 @@ class _Found(NamedTuple):
 
 
 class Variables:
-    """What the callers' variables hold, ledger after ledger."""
+    """Reads the callers' variables for each ledger."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, ...], tuple[frozenset[int], int]] = {}
 
     def held(self, claimed: set[int], device: int, *, fresh: bool, graphs: bool) -> Held:
-        """On `device` (as Tensor.get_device() has it), in bytes; claims it. `fresh=False` may reuse sums of many.
+        """Claims the variables' storages on `device` (as returned by Tensor.get_device()).
 
-        `graphs`: also what has a graph.
+        `fresh=False` may reuse the sums of large containers. `graphs`: include tensors with a graph.
         """
         if fresh:
             self._kept.clear()
@@ -107,7 +106,7 @@ def _own(found: Iterable[Tensor], device: int, *, graphs: bool) -> Iterator[Tens
 
 
 def tensors() -> Iterator[Tensor]:
-    """All of them, whoever else has them, on any device."""
+    """All tensors in variables, whether claimed or not, on any device."""
     for found in _look():
         yield from filter(_has_storage, found.tensors)
 
@@ -135,13 +134,13 @@ def _look() -> Iterator[_Found]:
             for name, value in caller_frames.variables(frame).items():
                 for attribute, found in look.into(value):
                     yield _Found(frame.f_code, name, attribute, found)
-            if module == "__main__" and frame.f_code.co_name == "<module>":  # what comes now started the script
+            if module == "__main__" and frame.f_code.co_name == "<module>":  # outer frames only started the script
                 return
         frame = frame.f_back
 
 
 class _Look:
-    """One look: what is left of its entries, and what it was at already."""
+    """One read: entries left, and containers and objects already seen."""
 
     def __init__(self) -> None:
         self._left = ENTRIES_MAX
@@ -174,7 +173,7 @@ class _Look:
         elif depth and (kind in _ROWS or kind in _DICTS) and id(value) not in self._seen:
             self._seen.add(id(value))
             if kind in _ROWS and len(value) > _MANY and type(next(iter(value), None)) in _PLAIN_VALUES:
-                return  # numbers, as a log has them
+                return  # numbers, such as a log of losses
             for each in self._entries(value, dict.values if kind in _DICTS else iter):
                 if (kind := type(each)) in _PLAIN:
                     found.append(each)

@@ -1,14 +1,14 @@
-"""cuBLAS workspaces: blocks of the allocator that torch keeps for each handle and stream, and that no tensor shows.
+"""cuBLAS workspaces: allocator blocks that torch keeps per handle and stream, and that belong to no tensor.
 
-Model. A workspace has one size, which this torch tells or which follows from its documented rule: the product of
-`CUBLAS_WORKSPACE_CONFIG` (pairs of KiB and count), else 32 MiB on compute capability 9.0, else 8,320 KiB. A block that
-was asked for with exactly that size, that no owner and no saved tensor holds, and that stands at the same address at
-two looks, is one. Nothing is cleared, and no handle is asked for.
-Source: aten/src/ATen/cuda/CublasHandlePool.cpp. torch 2.15 gives its workspaces back after each product.
+Model. All workspaces have the same size. Torch reports it, or it follows from the documented rule: the sum of KiB ×
+count over the pairs in `CUBLAS_WORKSPACE_CONFIG`, else 32 MiB on compute capability 9.0, else 8,320 KiB. A block counts
+as a workspace if its requested size is exactly that, it has no owner and no saved tensor, and it was at the same
+address in two searches. Nothing is cleared, and no handle is created.
+Source: aten/src/ATen/cuda/CublasHandlePool.cpp. torch 2.15 frees its workspaces after each matmul.
 Cost: one snapshot of the segments without history (0.3 ms with 80 segments, 0.8 with 220).
-Known limitations. Nothing is looked for while the user records a history: a look would be an event in it. A tensor of
-exactly that size that somebody keeps, of which nothing here knows, is taken for one; cuBLASLt's own workspace (since
-torch 2.7 the same block) and cuDNN's are not kept and so not counted.
+Known limitations. No search while the user records a history: a snapshot would be an event in it. An unknown tensor of
+exactly that size is taken for a workspace. Workspaces of cuBLASLt (since torch 2.7 the same block) and cuDNN are freed
+at once and not counted.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from gpumon_agent.guard import pass_on
 
 _snapshot: Any = getattr(torch._C, "_cuda_memorySnapshot", None)  # None: a build without CUDA
 _can_leave_out = "include_traces" in inspect.signature(torch.cuda.memory_snapshot).parameters
-reads_traces_alone = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) >= (2, 15)  # where it was tried
+reads_traces_alone = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) >= (2, 15)  # the version tested
 _NO_POOL = (1 << 60, 1 << 60)
 _PAIR = re.compile(r":(\d+):(\d+)")
 
 
 def workspace_bytes(device: int) -> int:
-    """What one workspace takes on this device."""
+    """Size of one workspace on this device."""
     tell = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)
     if tell is not None:
         return int(tell())
@@ -44,28 +44,28 @@ def workspace_bytes(device: int) -> int:
 
 @functools.cache
 def tracks_blocks() -> bool:
-    """Whether CUDA's allocator here is PyTorch's own: others (cudaMallocAsync, a pluggable one) have no snapshot.
+    """Whether PyTorch's own CUDA allocator is used: others (cudaMallocAsync, a pluggable one) have no snapshot.
 
-    To be asked after CUDA began: until then the user can change it.
+    Call it only after CUDA is initialized: until then the user can change it, and the result is cached.
     """
     return bool(torch.cuda.get_allocator_backend() == "native")
 
 
 class Workspaces:
-    """What was found so far, by device."""
+    """The workspaces found so far, by device."""
 
     def __init__(self) -> None:
         self.addresses: dict[int, dict[int, int]] = {}
         """device → address → bytes"""
-        self._seen: dict[int, set[int]] = {}  # candidates of the look before
+        self._seen: dict[int, set[int]] = {}  # candidates of the previous search
 
     def bytes(self, device: int) -> int | None:
-        """As the last look found them; None before two looks."""
+        """Bytes according to the last search; None before the second one."""
         found = self.addresses.get(device)
         return None if found is None else sum(found.values())
 
     def look(self, device: int, owned: Callable[[], Container[int]]) -> None:
-        """Reads the segments. `owned` gives the addresses that somebody holds; asked only if there is a candidate."""
+        """Searches the segments. `owned` returns the addresses with an owner; only called for new candidates."""
         if user_records():
             return
         size = workspace_bytes(device)
@@ -87,16 +87,16 @@ class Workspaces:
 
 
 def user_records() -> bool:
-    """Whether the user records a history. Then no snapshot is to be read: it would be one more event in it."""
+    """Whether the user records a history. Then do not read a snapshot: it would be an event in the history."""
     enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return enabled is not None and bool(enabled())
 
 
 def snapshot(*, traces: bool = True, segments: bool = True) -> dict[str, Any]:
-    """The allocator's segments, their blocks, and its history, by torch's own function: others may replace it.
+    """The allocator's segments, blocks and history, read with torch's original function, even if it was replaced.
 
-    Without `traces` the history is left out, without `segments` those are, where this torch can: of a pool that does
-    not exist there are none. (torch 2.8 crashes there.)
+    `traces` False omits the history, `segments` False the segments, if this torch can: we ask for those of a memory
+    pool that does not exist. (torch 2.8 crashes on that.)
     """
     asked: Any = None
     if not traces and _can_leave_out:

@@ -1,1 +1,1 @@
-"""Where phases and iterations begin and end, and which model they belong to."""
+"""Hooks into torch that find models, phases and step boundaries."""

@@ -1,4 +1,4 @@
-"""Whether a backward concerns a watched model: its graph is followed from the roots, for a bounded number of nodes."""
+"""Whether a backward belongs to a watched model: searches its graph from the roots, at most `_LED_MAX` nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LED_MAX = 1000  # nodes
 
 
 def leads_to(roots: Iterable[Any], parameters: Container[int]) -> bool:
-    """Whether the graph has one of the parameters, by their ids, among the first thousand nodes or has more of them."""
+    """Whether one of `parameters` (ids) is among the first `_LED_MAX` nodes. True too if the graph has more nodes."""
     waiting = [node for root in roots if (node := node_of(root)) is not None]
     seen = set(waiting)
     while waiting and len(seen) < _LED_MAX:

@@ -1,11 +1,11 @@
-"""Finds the models of which no optimizer tells, at the first backwards of a run.
+"""Finds models that no optimizer leads to, at the first backwards of a run.
 
-Their parameters are updated by hand, as `p.data.add_(p.grad)` does: then they have gradients. Or the model is called
-with parameters that are not its own, by torch.func.functional_call: then its own never have any, with torch.func.grad
-no tensor has, and an optimizer over those that it is given leads to no module. So the modules that are no other's
-child are hooked, and those that are called so in the next few backwards are adopted; the others are let go.
+Either the script updates parameters itself (`p.data.add_(p.grad)`): then they have gradients. Or it uses
+torch.func.functional_call with other parameters: then the module's own never get gradients, and an optimizer over the
+others leads to no module. In that case we hook all top-level modules for the next few backwards, adopt those called
+through functional_call, and release the others.
 
-Known limitation: the part of a larger module, if functional_call is given that part, is not found.
+Known limitation: a submodule passed to functional_call is not found.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gpumon_agent.hooks import model_discovery
 from gpumon_agent.hooks.phases import Phases
 from gpumon_agent.hooks.torch_hooks import Hooks
 
-_BACKWARDS = 3  # without an optimizer; one may come before it is built. And so many to see what is called
-_TRIED_MAX = 64  # the newest
+_BACKWARDS = 3  # without an optimizer, which may be built late; and as many again to see which modules are called
+_TRIED_MAX = 64  # newest modules
 
 
 class ByHand:
-    """`watched` says whether a model is; `adopt` is told of each that is found, with the optimizers that step."""
+    """`watched`: whether any model is watched. `adopt` is called with each model found and the known optimizers."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ByHand:
         self._notice = notice
         self._backwards = 0
         self._tried: list[weakref.ref[Module]] = []
-        self._until = 0  # so many backwards
+        self._until = 0  # number of the backward at which the search ends
 
     def backward_ended(self) -> None:
         self._backwards += 1

@@ -1,4 +1,4 @@
-"""CUDA graphs: nobody sees what runs inside a replay. Each gets a window of its own, labelled; it is said once."""
+"""CUDA graphs: hooks do not run inside a replay, so each replay is one window with its own label; a notice says so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpumon_agent.hooks.torch_hooks import Hooks
 
 MAKES_GRAPHS = inspect.unwrap(graphs.make_graphed_callables).__code__
-"""It runs a model to warm up and to capture it, which is no training."""
+"""It runs a model to warm it up and to capture it; that is not training."""
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _REPLAYED = (
     "a CUDA graph is replayed: the phases inside it are not seen, and the allocator counts their memory as reserved, "
@@ -27,20 +27,20 @@ _REPLAYED = (
 
 
 class Graphs:
-    """Sees captures and replays. A capture is a step like any other: its hooks run, and the allocator counts."""
+    """Follows captures and replays. During a capture hooks and allocator counters work as in any other step."""
 
     def __init__(self, hooks: Hooks, phases: Phases, guard: Guard, notice: Callable[[str], None]) -> None:
         self._hooks = hooks
         self._phases = phases
         self._guard = guard
         self._notice = notice
-        self._captured: weakref.ref[Any] | None = None  # the graph that is being captured, or was last
+        self._captured: weakref.ref[Any] | None = None  # the graph being captured, or captured last
         self._stepping: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs with an optimizer's step in them
         self._replayed = False
-        self._open = False  # a replay has a window of its own
+        self._open = False  # the running replay has its own window
 
     def install(self, patches: Patches) -> list[Any]:
-        """By torch's own hooks, whose handles are returned; where it has none, by replacing two methods."""
+        """Registers torch's graph hooks and returns their handles; older torch: wraps two methods of CUDAGraph."""
         captures = self._guard.protect("graph capture", self._capture_begins)
         begins = self._guard.protect("graph replay", self._replay_begins)
         ends = self._guard.protect("graph replay", self._replay_ends)
@@ -63,7 +63,7 @@ class Graphs:
         return []
 
     def optimizer_stepped(self) -> None:
-        """Called at the end of each: one that is captured will step at each replay."""
+        """Called after each optimizer step: a captured one will run again in each replay."""
         if self._captured is None:
             return
         graph = self._captured()

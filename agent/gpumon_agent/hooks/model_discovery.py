@@ -1,23 +1,21 @@
-"""Finds the root model and its optimizers with no help from the user: an optimizer's parameters lead to them.
+"""Finds the root model and its optimizers automatically: an optimizer's parameters lead to the model.
 
-Modules are noted, weakly, where they are built (registration of a child or of a parameter): at construction, never at a
-step. Copies and unpickled modules register nothing: they are looked for among the collector's objects, at the first
-optimizer and at one with parameters that no noted module owns. When an optimizer has been constructed, the *tops* among
-the noted modules (those that are no other's child) which own its parameters are adopted, before the first forward.
-Teachers and losses own none of them and are left alone. What may run an evaluation by itself is told of too: a trained
-model without what is put around it for training (DistributedDataParallel), and a copy of it (an average of its
-weights, a target network, a reference model), if that is there as the optimizer is built or first steps, or a module
-takes it as its child later.
+Modules are recorded by weak reference when they register a child or a parameter: at construction, never in a step.
+Copied and unpickled modules register nothing: `gc.get_objects()` is searched for them at the first optimizer, and at
+any optimizer with parameters that no recorded module owns. When an optimizer has been constructed, the *tops* (modules
+without a parent) that own its parameters are adopted, before the first forward. Teachers and losses own none of them
+and are ignored. Modules that may run an evaluation are reported too: a trained model without its wrapper (such as
+DistributedDataParallel), and a copy (EMA, target network, reference model) that exists when the optimizer is built or
+first steps, or that later becomes a module's child.
 
-The top is not always what training calls: containers without a forward, Lightning's modules, a GAN in one module.
-So the modules below that own the same parameters are *entries* too, and so is a module that later takes an adopted
-one as its child; of nested forwards only the outermost is a phase. At the optimizer's first steps the entries that
-proved needless are let go, and where no forward was seen at all the search goes one level down, to a child that owns
-everything sought.
+Training does not always call the top: it may be a container without a forward, a LightningModule, or a GAN in one
+module. So modules below it that own the same parameters are *entries* too, and so is a module that later takes an
+entry as its child; of nested forwards only the outermost is a phase. At the optimizer's first steps unused entries are
+released; if no forward was seen at all, the search goes one level down.
 
-Cost: 1 µs per registration; per optimizer one pass over the parameters of the noted tops; 20 ms a look among 700,000
+Cost: 1 µs per registration; per optimizer one pass over the parameters of the tops; 20 ms per search of 700,000
 objects.
-Known limitations: parameters used without any module's forward show none (the phases then infer it).
+Known limitation: parameters used outside of any module's forward give no forward phase (it is then inferred).
 """
 
 from __future__ import annotations
@@ -47,38 +45,38 @@ _TRACERS = ("torch._dynamo.", "torch._export.", "torch.export._", "torch.onnx.")
 
 
 class Watcher(Protocol):
-    """What the search tells of its findings, and asks."""
+    """Callbacks of the search."""
 
     def adopt(self, model: Module, optimizer: Optimizer) -> None:
-        """`optimizer` updates parameters of `model`, which is no other module's child."""
+        """`optimizer` updates parameters of `model`, which has no parent module."""
 
     def enter(self, module: Module) -> None:
-        """The training may begin its forward at `module`, too."""
+        """Training may call `module` directly."""
 
     def let_go(self, module: Module) -> None:
-        """It does not."""
+        """Training does not call `module` directly."""
 
     def entered(self, module: Module) -> bool:
         """Whether a forward of `module` was seen."""
 
     def evaluates(self, module: Module) -> None:
-        """`module` is a trained one's inside, or its copy: what it runs by itself may be an evaluation."""
+        """`module` is inside a trained wrapper, or is a trained model's copy: its own forward may be an evaluation."""
 
     def homeless(self, optimizer: Optimizer) -> None:
         """`optimizer` updates parameters that no known module owns."""
 
 
 class _Search:
-    """The entries into one top for one optimizer, until its first steps have told which of them are used."""
+    """The entries of one top for one optimizer, until its first steps show which of them are used."""
 
     def __init__(self, top: Module, parameters: set[int]) -> None:
         self.parameters = parameters
         self.levels = 0
         self.entries = [weakref.ref(top)]
-        self.frontier = [weakref.ref(top)]  # the lowest entries: below them the search goes on
+        self.frontier = [weakref.ref(top)]  # the lowest entries: the search continues below them
 
     def descend(self, enter: Callable[[Module], None]) -> bool:
-        """One level down: every child that owns some of the parameters is an entry. Whether there was any."""
+        """Goes one level down: children that own some of the parameters become entries. False: none were added."""
         below = [
             child
             for module in _alive(self.frontier)
@@ -89,9 +87,8 @@ class _Search:
         self.levels += 1
         if not below or self.levels > _LEVELS_MAX:
             return False
-        # several are models of their own (an actor and a critic) only below a container, if they are few and have
-        # parts; what another method of a model (`model.encode()`) calls one by one are its layers: that forward is
-        # better inferred than cut to pieces
+        # Several children count as models (an actor and a critic) only below a container, if they are few and have
+        # children. Otherwise they are layers, called by another method (`model.encode()`): that forward is inferred.
         if len(below) > 1 and not (
             _is_never_called(_alive(self.frontier))
             and len(below) <= _SIBLINGS_MAX
@@ -106,14 +103,14 @@ class _Search:
 
 
 class Finder:
-    """What `install` put in place; `uninstall()` takes all of it out again."""
+    """The search's hooks and patches; `stop()` removes them."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
         self._noted: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
         self._entries: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
-        self._trained: list[weakref.ref[Module]] = []  # without what was put around them
-        self._looked = False  # whether all modules are noted that copying and unpickling made
+        self._trained: list[weakref.ref[Module]] = []  # without their wrappers
+        self._looked = False  # whether copied and unpickled modules were searched
         self._handles: list[Any] = [
             register_module_module_registration_hook(guard.protect("find", self._child_registered)),
             register_module_parameter_registration_hook(guard.protect("find", self._note)),
@@ -126,12 +123,11 @@ class Finder:
             lambda optimizer, *_, **__: optimizer,
             lambda optimizer, _, error: None if error is not None else built(optimizer),
         )
-        # until their first steps; one hook for all, since an optimizer's own hook cannot be removed while it runs
+        # until their first steps; one global hook, since an optimizer's own hook cannot be removed while it runs
         self._searches: weakref.WeakKeyDictionary[Optimizer, list[_Search]] = weakref.WeakKeyDictionary()
         self._handles.append(register_optimizer_step_pre_hook(hook(guard.protect("find", self._first_steps))))
 
     def stop(self) -> None:
-        """Hooks nothing any more and keeps nothing."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -150,14 +146,14 @@ class Finder:
             self._noted[key] = module
 
     def _look(self) -> None:
-        """Notes every module there is. By its type: to ask an object for its class may run code of the user's."""
+        """Records all modules. Checks `type(each)`: `isinstance` may run the user's code through `__class__`."""
         self._looked = True
         for each in gc.get_objects():
             if issubclass(type(each), Module) and not _is_torchs_own(each):
                 self._note(each)
 
     def look_again(self) -> None:
-        """A module is copied or pickled: its copy is noted when somebody asks for the tops."""
+        """A module is copied or pickled: the next `tops` searches for the copy."""
         self._looked = False
 
     def _child_registered(self, parent: Module, name: str, child: Module | None) -> None:
@@ -203,7 +199,7 @@ class Finder:
         return [top for top in self.tops() if _owns(top, parameters)]
 
     def tops(self) -> Iterator[Module]:
-        """The noted modules that are no other's child."""
+        """The recorded modules without a parent."""
         if not self._looked:
             self._look()
         noted = list(self._noted.values())
@@ -211,8 +207,8 @@ class Finder:
         return (module for module in noted if id(module) not in children)
 
     def _first_steps(self, optimizer: Optimizer, *_: object) -> None:
-        """Before the optimizer's first step: every forward it needs has been. Lets go of entries that saw none, or
-        saw theirs inside another's; where there was none at all, the next step looks again, one level further down."""
+        """Runs before an optimizer's first steps, after all forwards they need. Releases entries that were not called,
+        or only inside another entry; if none was called, goes one level down and waits for the next step."""
         searches = self._searches.get(optimizer)
         if searches is None:
             return
@@ -249,25 +245,25 @@ class Finder:
 
 
 def install(watcher: Watcher) -> Finder:
-    """From here on `watcher` is told of every root and optimizer that turn up."""
+    """Starts to report every root model and optimizer to `watcher`."""
     finder = Finder(watcher)
     REGISTRY.finders.append(finder)
     return finder
 
 
 def tops() -> list[Module] | None:
-    """The modules of this process that are no other's child, as far as they were seen built. None: nobody looks."""
+    """The known modules of this process without a parent. None: no finder is installed."""
     return [top for finder in REGISTRY.finders for top in finder.tops()] if REGISTRY.finders else None
 
 
 def copied() -> None:
-    """A watched model is copied or pickled."""
+    """Call it when a watched model is copied or pickled."""
     for finder in REGISTRY.finders:
         finder.look_again()
 
 
 def _is_torchs_own(module: Module) -> bool:
-    """What torch puts around a model for the time of a trace. Hooks on it would be traced, and it trains nothing."""
+    """Whether torch made this module for a trace. Hooks on it would be traced, and it is never trained."""
     kind = type(module)
     return kind.__module__.startswith(_TRACERS) and kind.__name__ != "OptimizedModule"
 
@@ -281,12 +277,12 @@ def _owns(module: Module, parameters: set[int]) -> bool:
 
 
 def _is_never_called(modules: Iterator[Module]) -> bool:
-    """Containers whose class has no forward, and Lightning's modules, of which a trainer calls `training_step`."""
+    """Whether one is a container without forward, or a LightningModule (the trainer calls `training_step`)."""
     return any(type(m).forward is _FORWARD_MISSING or hasattr(type(m), "training_step") for m in modules)
 
 
 def _leads_to_one(search: _Search) -> bool:
-    """Everything sought lies in one child: that child may be what training calls (of a GAN in one module, one part)."""
+    """Whether one child owns all parameters: training may call that child (one part of a GAN in one module)."""
     frontier = list(_alive(search.frontier))
     if len(frontier) != 1 or search.levels >= 2 or _is_compiled(frontier[0]) or is_wrapper(frontier[0]):
         return False
@@ -296,7 +292,8 @@ def _leads_to_one(search: _Search) -> bool:
 
 
 def _called_beside(module: Module) -> Iterator[Module]:
-    """What an evaluation may call instead of a wrapper: what is in it, or the parts of that. Nothing compiled."""
+    """Modules that an evaluation may call instead of a wrapper: the inner model and, if that is a container, its
+    children. None if any part is compiled."""
     inner = unwrapped(module)
     if inner is module or any(map(_is_compiled, module.modules())):
         return
@@ -314,5 +311,5 @@ def _is_copy(module: Module, of: Module) -> bool:
 
 
 def _is_compiled(module: Module) -> bool:
-    """Nothing may be hooked inside what torch.compile traces."""
+    """Whether the module is compiled. Modules inside must not be hooked: torch.compile traces them."""
     return type(module).__name__ == "OptimizedModule" or module.__dict__.get("_compiled_call_impl") is not None

@@ -1,22 +1,22 @@
-"""Turns what the hooks saw into windows that tile the step. Long: one state machine, whose events belong together.
+"""Turns hook events into windows that tile the step. Long: one state machine, whose events belong together.
 
-A pure state machine: it knows no torch. Each event closes the open window under the label that the event gives it,
-reads every device of the watched models once, and opens the next.
+The state machine does not import torch. Each event closes the open window with the label that the event gives it, reads
+every device of the watched models once, and opens the next.
 
     first forward begins   → load          root's forward returns  → forward, or eval
     a forward begins       → between       the engine returns      → backward
     a user's phase begins  → between       optimizer.step returns  → optimizer
 
-Backward ends as the engine returns. `loss.backward()` has the gradient that it started from (512 bytes for a scalar)
-until it returns itself: the figures of that moment include it.
+Backward ends when the engine returns. `loss.backward()` holds its initial gradient (512 bytes for a scalar) a little
+longer, so the reading includes it.
 
-A forward is one that records a graph; one that does not is an evaluation. A model in eval mode that records one may be
-fine-tuned, or evaluated without `no_grad`: its window is called forward, and the step tells as it closes which of them
-no backward used (`Step.evaluated`).
+A forward that records a graph is labelled forward, otherwise eval. A model in eval mode that records a graph may be
+fine-tuned, or evaluated without `no_grad`: its window is labelled forward, and when the step closes it lists the
+windows that no backward used (`Step.evaluated`).
 
-An engine that begins before any forward was seen in the step closes a `forward (inferred)`. A step closes at the end of
-`optimizer.step`: at once where one optimizer is known, at the next event where several take turns; or where the user's
-code marks it, from the first mark on nowhere else.
+If the engine begins before any forward in the step, a `forward (inferred)` is closed. A step closes at the end of
+`optimizer.step`: at once if one optimizer is known, at the next event if several take turns. After the user's first
+mark, steps close only at marks.
 """
 
 from __future__ import annotations
@@ -60,25 +60,25 @@ from gpumon_agent.wire import (
 )
 
 Inputs = tuple[int, Sequence[tuple[int, ...]]]
-"""bytes and shapes"""
+"""bytes, shapes"""
 
-_OVERLAP_WINDOWS = 64  # after two threads met, so many windows stay marked
-_MERGED_NS = 2_000_000_000  # a step that never closes (evaluation only) still shows its folded windows this often
-_OPTIMIZERS_MAX = 64  # of which a step tells that they stepped
+_OVERLAP_WINDOWS = 64  # windows marked after two threads overlapped
+_MERGED_NS = 2_000_000_000  # a step that never closes (evaluation only) sends its folded windows this often
+_OPTIMIZERS_MAX = 64  # listed per step
 _LAST = (OPTIMIZER, GRAPH_REPLAY)  # windows that may close a step
 _UNREAD = Reading()
 
 
 class _Thread:
-    """What one thread is in the middle of."""
+    """What one thread currently runs."""
 
     __slots__ = ("engine", "forwards", "label", "optimizers", "trains", "unsure")
 
     def __init__(self) -> None:
         self.forwards: list[int] = []  # roots entered and not left, outermost first
         self.label = FORWARD
-        self.trains = True  # the model whose forward runs is in training mode
-        self.unsure: _Unsure | None = None  # the forward that runs
+        self.trains = True  # the running model is in training mode
+        self.unsure: _Unsure | None = None  # the running forward
         self.engine = False
         self.optimizers: list[int] = []  # steps entered and not left
 
@@ -88,26 +88,26 @@ class _Thread:
 
 
 class _Unsure:
-    """A forward of a model in eval mode that records a graph: fine-tuning, or an evaluation without `no_grad`."""
+    """A forward in eval mode that records a graph: fine-tuning, or an evaluation without `no_grad`."""
 
     __slots__ = ("called", "count", "index", "output", "shapes")
 
     def __init__(self, count: int, shapes: Sequence[tuple[int, ...]]) -> None:
         self.count = count
         self.shapes = shapes
-        self.called = ""  # who was, and where
-        self.index: int | None = None  # among the step's windows of forward
+        self.called = ""  # the model, and the line that called it
+        self.index: int | None = None  # among the step's forward windows
         self.output: Callable[[], object] | None = None
 
     def waits(self) -> bool:
-        """Whether a backward may still come that uses its graph: what it returned is still there."""
+        """Whether a backward may still use its graph: its output is still alive."""
         return self.output is not None and self.output() is not None
 
 
 class Phases:
-    """The open window, the open step. Events arrive in the training thread; nothing here locks."""
+    """The open window and step. Events arrive in the training thread; nothing here locks."""
 
-    __slots__ = (  # what a boundary touches lies side by side
+    __slots__ = (  # fields used at every boundary are adjacent in memory
         "__dict__", "_counts", "_events", "_flags", "_governor", "_names", "_numbers", "_opened_ns", "_overlap_left",
         "_put", "_reads", "_recorder", "_usual", "_windows", "aborted", "asked", "readers", "step",
     )  # fmt: skip
@@ -127,19 +127,19 @@ class Phases:
         flush: Callable[[], object] = int,
     ) -> None:
         self.step = 0
-        self.asked = False  # a viewer wants something done between two windows
-        self.readers: tuple[Reader, ...] | None = None  # None: not looked for yet
+        self.asked = False  # a viewer's request waits for the next boundary
+        self.readers: tuple[Reader, ...] | None = None  # None: not searched yet
         self._recorder = recorder
         self._append = recorder.append
         self._numbers, self._put = recorder.numbers, recorder.put
         self._governor = governor
         self._find_readers = find_readers
         self._read_ledger = read_ledger
-        self._step_closes = step_closes  # of a sampled step, before its Step is told
-        self._step_closed = step_closed  # of each, with what its windows have read since its last batch came
+        self._step_closes = step_closes  # called for a sampled step, before its Step is recorded
+        self._step_closed = step_closed  # called for each step, with the readings since its last batch
         self._carry_out = carry_out
-        self._flush = flush  # what was recorded goes out
-        self._batch_comes = batch_comes  # step, which of its batches, shapes, bytes, what stands on each device
+        self._flush = flush  # sends the recorded events
+        self._batch_comes = batch_comes  # called with step, index of the batch, shapes, bytes, `_stands()`
         self._owner = get_ident()
         self._thread = _Thread()
         self._threads = {self._owner: self._thread}
@@ -147,36 +147,36 @@ class Phases:
         self._opened_ns = self._step_opened_ns = opened_ns
         self._loaded = False
         self._names: list[str] = []  # the user's phases, outermost first
-        self._optimizers: dict[int, tuple[int, weakref.ref[Any]]] = {}  # each with a number that no other has
-        self._pending = False  # optimizers take turns: the step waits for the next event
-        self._due = False  # an optimizer stepped inside the engine: the step closes with it
-        self.marked = False  # steps close where the user's code says so, and nowhere else
+        self._optimizers: dict[int, tuple[int, weakref.ref[Any]]] = {}  # each with a unique number
+        self._pending = False  # optimizers take turns: the step closes at the next event
+        self._due = False  # an optimizer stepped inside the engine: the step closes when the engine ends
+        self.marked = False  # steps close only at the user's marks
         self._ended_ns = 0
-        self.aborted: str | None = None  # the phase that an exception ended, until the next one closes
+        self.aborted: str | None = None  # the phase that an exception ended, until the next window closes
         # of the open step
         self._counts: dict[str, int] = {}
         self._merged: dict[tuple[str, int], Phase] = {}
         self._stepped: list[int] = []
-        self._turn: set[int] = set()  # their numbers: the optimizer may be gone as the step closes
+        self._turn: set[int] = set()  # their numbers: an optimizer may be freed before the step closes
         self._input_shapes: list[tuple[int, ...]] = []
-        self._unsure: list[_Unsure] = []  # no backward has used them so far
-        self._evaluated: list[int] = []  # windows of forward that none will use
-        self._sure = False  # the newest forward was none of them
-        self._tunes = False  # of forwards in eval mode that record a graph, the newest was one that a backward used
-        self._infers = False  # a backward had no such forward, and needed one
-        self._seen = False  # forwards with a graph are seen in this run: a step without one has none
+        self._unsure: list[_Unsure] = []  # not used by a backward so far
+        self._evaluated: list[int] = []  # indices of forward windows that no backward uses
+        self._sure = False  # the newest forward is not in `_unsure`
+        self._tunes = False  # eval-mode forwards with a graph count as training: a backward used one
+        self._infers = False  # a backward needed a forward that was not seen
+        self._seen = False  # this run has had a forward with a graph: then none is inferred
         recorder.now = (0, LOAD, opened_ns)
         self._begin_step()
 
     def _begin_step(self) -> None:
-        self._thread.engine = False  # as it is, but where a signal handler raised as the engine began or ended
-        self._usual = False  # until its first forward: from there on windows close with nothing but a reading
+        self._thread.engine = False  # only True here if a signal handler raised as the engine began or ended
+        self._usual = False  # set by the step's first forward: windows close with only a reading
         self._counts.clear()
         self._windows = 0
         self._events = 0
         self._merged_since = 0
         self._flags = 0
-        self._observed = False  # a forward that may need a backward was seen
+        self._observed = False  # a forward with a graph was seen
         self._stepped.clear()
         self._turn.clear()
         self._unsure.clear()
@@ -187,23 +187,23 @@ class Phases:
         self._input_shapes.clear()
         self._inputs_seen = False
         self._batches = 0
-        self._reads: list[tuple[int, Read]] = []  # since the last batch came
-        self._tops: dict[int, int] = {}  # device -> highest peak of this step
+        self._reads: list[tuple[int, Read]] = []  # since the last batch
+        self._tops: dict[int, int] = {}  # device → highest peak of this step before the last batch
 
     # ---------------------------------------------------------------------------------------------------- what happens
 
     def forward_begins(
         self, root: int, *, gradients: bool, trains: bool, inputs: Callable[[], Inputs], called: Callable[[], str] = str
     ) -> None:
-        """`gradients`: a graph is recorded. `trains`: the model is in training mode. `called`: which it is, and where;
-        asked of the first that may be an evaluation in a step."""
+        """`gradients`: a graph is recorded. `trains`: the model is in training mode. `called`: the model and the line
+        that called it; only used for a step's first possible evaluation."""
         thread = self._thread if get_ident() == self._owner else self._here()
         forwards = thread.forwards
         if forwards:
             if root not in forwards:  # a watched model inside another
                 forwards.append(root)
                 return
-            del forwards[forwards.index(root) :]  # it was left by an interrupt, which no hook sees
+            del forwards[forwards.index(root) :]  # an interrupt ended it, which no hook sees
             if forwards:
                 forwards.append(root)
                 return
@@ -214,7 +214,7 @@ class Phases:
         thread.trains = trains
         thread.unsure = None
         forwards.append(root)
-        count, shapes = inputs()  # before the window closes: its ledger names them
+        count, shapes = inputs()  # before the window closes: its ledger includes them
         if trains and gradients:
             self._takes(count, shapes)
         elif gradients:
@@ -231,14 +231,14 @@ class Phases:
         self._loaded = True
 
     def _takes(self, count: int, shapes: Sequence[tuple[int, ...]]) -> None:
-        """The step is made from this input."""
+        """Adds an input of the step."""
         self._inputs_seen = True
         self._input_bytes += count
         if len(self._input_shapes) < SHAPES_MAX:
             self._input_shapes += shapes[: SHAPES_MAX - len(self._input_shapes)]
 
     def _used(self) -> None:
-        """A backward begins: it uses the newest forward's graph, and those before whose output is still there."""
+        """A backward begins: it uses the newest forward's graph, and earlier ones whose output is still alive."""
         newest = None if self._sure else self._unsure[-1]
         for each in self._unsure:
             if each is newest or each.waits():
@@ -250,7 +250,7 @@ class Phases:
         self._unsure.clear()
 
     def _unused(self) -> None:
-        """The step closes, and no backward came."""
+        """The step closes, and no backward used the waiting forwards."""
         self._tunes = self._tunes and self._inputs_seen
         for each in self._unsure:
             if each.index is not None:
@@ -258,7 +258,7 @@ class Phases:
                 self._evaluated_by = self._evaluated_by or each.called
 
     def _stands(self) -> list[tuple[int, int | None, int]]:
-        """Of each device: allocated now, and the step's highest peak so far."""
+        """(device, allocated now, the step's highest peak so far)"""
         tops, stands = self._tops, {}
         for device, read in self._reads:
             allocated, peak = stood(read)
@@ -277,7 +277,7 @@ class Phases:
         output: Callable[[], object] | None = None,
         look: Callable[[], object] | None = None,
     ) -> None:
-        """`look` sees what the forward made, before the window closes. `output`: of a graph, while it is there."""
+        """`look` reads the graph before the window closes. `output`: returns an output with a grad_fn while alive."""
         thread = self._thread if get_ident() == self._owner else self._here()
         forwards = thread.forwards
         if root not in forwards:
@@ -286,7 +286,7 @@ class Phases:
         if forwards:
             return
         if aborted:
-            self._batches = max(0, self._batches - 1)  # a batch that was given up is none of the step's
+            self._batches = max(0, self._batches - 1)  # an aborted batch does not count
         elif look is not None:
             look()
         if gradients:
@@ -304,7 +304,7 @@ class Phases:
             if self._windows < PHASES_PER_STEP_MAX:
                 unsure.index = None if self._names else self._counts.get(label, 0)
             elif not self._tunes:
-                label = EVAL  # it is folded with others of its name
+                label = EVAL  # folded windows of one label are merged
             if not aborted:
                 self._unsure.append(unsure)
         if not self._names:
@@ -315,7 +315,8 @@ class Phases:
     ) -> bool:
         """False: this call is part of a forward (a compiler traces) or of another engine call.
 
-        `look` sees the graph that it starts from. `needed`: whether a model made it, asked until one was seen to.
+        `look` reads the graph. `needed`: whether it may belong to a watched model; called only while no forward with a
+        graph was seen and none was inferred.
         """
         thread = self._thread if get_ident() == self._owner else self._here()
         if thread.forwards or thread.engine:
@@ -333,7 +334,7 @@ class Phases:
             else:
                 self._close(BETWEEN if self._loaded else LOAD, BACKWARD)
             self._loaded = True
-        thread.engine = True  # last: where a signal handler raises in a line before, nobody would end it
+        thread.engine = True  # last: if a signal handler raises before, no `engine_ends` follows
         return True
 
     def engine_ends(self, *, aborted: bool) -> None:
@@ -350,13 +351,13 @@ class Phases:
                 self._close_step()
 
     def recomputes(self) -> None:
-        """A forward runs again inside the engine. Called from the engine's own threads too."""
+        """A forward is recomputed inside the engine. Also called from the engine's own threads."""
         if self._thread.engine:
             self._flags |= RECOMPUTED
             self._usual = False
 
     def know(self, optimizers: Iterable[Any]) -> None:
-        """Optimizers that will step. Others make themselves known by their first step."""
+        """Registers optimizers. Others are registered at their first step."""
         known = self._optimizers
         for optimizer in optimizers:
             key = id(optimizer)
@@ -395,7 +396,7 @@ class Phases:
         self._optimizer_done(id(optimizer), SKIPPED)
 
     def optimizers_left(self, depth: int, *, in_engine: bool = False) -> None:
-        """Only `depth` optimizer steps are really running here: the others were left by an exception."""
+        """Only `depth` optimizer steps still run in this thread: exceptions ended the others."""
         optimizers = self._stepping(in_engine).optimizers
         if len(optimizers) > depth:
             del optimizers[depth:]
@@ -404,19 +405,19 @@ class Phases:
 
     @property
     def sampled(self) -> bool:
-        """Whether who holds what is read in the open step: only then is there something to look at."""
+        """Whether the ledger is read in the open step."""
         return self._governor.ledger
 
     def in_optimizer(self, *, in_engine: bool = False) -> bool:
         return bool(self._stepping(in_engine).optimizers)
 
     def _stepping(self, in_engine: bool) -> _Thread:
-        """Whose step it is. The engine's own threads, one a device, act for the thread that waits for them."""
+        """The thread that an optimizer step belongs to. The engine's threads act for the thread that waits for them."""
         waits = in_engine and self._thread.engine
         return self._thread if waits or get_ident() == self._owner else self._here()
 
     def replay_begins(self) -> bool:
-        """A CUDA graph is about to run. False: inside a phase, to which it belongs."""
+        """A CUDA graph is about to run. False: it is part of a running phase."""
         if self._here().busy:
             return False
         if self._pending:
@@ -426,7 +427,7 @@ class Phases:
         return True
 
     def replay_ends(self, *, steps: bool) -> None:
-        """`steps`: an optimizer stepped as the graph was captured, so each replay closes a step."""
+        """`steps`: the graph contains an optimizer step, so each replay closes a step."""
         name = self._names[-1] if self._names else None
         if steps or name is None:
             self._close(name or GRAPH_REPLAY, name or BETWEEN, INFERRED)
@@ -446,16 +447,16 @@ class Phases:
             self._close(name, self._names[-1] if self._names else BETWEEN, ABORTED if aborted else 0)
 
     def mark(self) -> None:
-        """The user's code says that a step ends here, and where each later one does.
+        """The user's code marks the end of a step; from then on steps end only at marks.
 
-        What followed the last backward was the optimizer, if no optimizer stepped: parameters were updated by hand.
+        If no optimizer stepped, the window since the last backward is labelled optimizer: a manual update.
         """
         first, self.marked = not self.marked, True
         if self._pending:
             self._close_step()
             return
         if first and not self._windows:
-            return  # an optimizer has just closed it
+            return  # an optimizer has just closed the step
         if self._names:
             self._close(self._names[-1], self._names[-1])
         elif not self._stepped and self._counts.get(BACKWARD):
@@ -467,11 +468,9 @@ class Phases:
 
     @property
     def optimizers(self) -> list[Any]:
-        """Those that step, as far as they are known."""
         return [optimizer for _, reference in self._optimizers.values() if (optimizer := reference()) is not None]
 
     def finish(self) -> None:
-        """Training ends: what waited for another optimizer is complete."""
         if self._pending:
             self._close_step()
 
@@ -487,14 +486,14 @@ class Phases:
         self._ended_ns = self._opened_ns
         if self.marked:
             return
-        # the very first step waits too: only its successor tells whether another optimizer takes turns with this one
+        # the first step waits too: whether another optimizer takes turns shows only afterwards
         if len(self._optimizers) > 1 or not self.step:
             self._pending = True
         else:
             self._close_step()
 
     def _here(self) -> _Thread:
-        """Of the calling thread. Those whom every step calls look first whether it is the one they last met."""
+        """The calling thread's state. Frequent callers inline the check for the last thread."""
         ident = get_ident()
         return self._thread if ident == self._owner else self._another(ident)
 
@@ -511,15 +510,14 @@ class Phases:
         return thread
 
     def _is_usual(self) -> bool:
-        """Whether the step's windows close with nothing but a reading."""
         governor = self._governor
         if governor.ledger or governor.times or not governor.reads or self.readers is None:
             return False
         return not (self._flags or self._overlap_left or self.aborted)
 
     def _close(self, label: str, following: str, flags: int = 0) -> None:
-        """Written flat, and the usual case without what only others need: training leaves nothing of it in the caches,
-        so each object looked at costs a microsecond."""
+        """Inlined, with a short path for the usual case: training evicts our data from the caches, so each object
+        accessed costs 1 µs."""
         now = monotonic_ns()
         if self._usual and not flags and self._windows < PHASES_PER_STEP_MAX:
             step = self.step
@@ -559,7 +557,7 @@ class Phases:
             self._overlap_left -= 1
             flags |= OVERLAPPED
         if not reads and (label in _LAST or self._names):
-            reads = True  # the last window of a step that is not read: else the next sampled one began with old peaks
+            reads = True  # in a step that is not read: otherwise the next sampled step would start with old peaks
             flags |= BOUND
         ledger = governor.ledger and not fold and (label == OPTIMIZER or not governor.ledger_at_end_only)
         if ledger and not governor.hurries:
@@ -596,8 +594,7 @@ class Phases:
         return readers
 
     def _fold(self, phase: Phase) -> None:
-        """More windows than a step may have: those that follow become one a label, with the largest peak and the index
-        of the last."""
+        """Beyond `PHASES_PER_STEP_MAX`, merges windows per label and device: largest peaks, index of the last."""
         key = phase.phase, phase.device
         before = self._merged.get(key)
         if before is None:
@@ -660,7 +657,7 @@ class Phases:
 
 
 def _flagged(read: tuple[Any, ...], label: str, flags: int) -> tuple[Any, ...]:
-    """A reading with more flags, and without the peaks that they say nobody knows."""
+    """A reading with more flags, and without the peaks that they make invalid."""
     allocated, peak, reserved, reserved_peak, *others, before, rss = read
     if flags & OVERLAPPED:
         peak = reserved_peak = None

@@ -16,23 +16,22 @@ EVENTS_MAX = 16_384  # some 5 MiB; emptied at each boundary
 
 
 class Recorder:
-    """Numbers events and keeps them until drained. Never blocks: when full, the oldest goes and is counted.
+    """Numbers events and keeps them until drained. Never blocks: when full, the oldest is dropped and counted.
 
-    A forked child inherits this object, and its `append` does nothing there.
+    In a forked child `append` does nothing.
     """
 
     __slots__ = ("__weakref__", "_drained", "_events", "_inert", "_newest", "now", "numbers", "put")
 
     def __init__(self, limit: int = EVENTS_MAX) -> None:
         self.now: tuple[int, str, int] = (0, LOAD, 0)
-        """Step, phase and its beginning (monotonic ns). Swapped whole, so that any thread may read it."""
-        self._inert = False  # in a forked child; a flag, for asking the kernel who we are costs a system call
+        """Step, phase and its start (monotonic ns). Replaced as a whole, so any thread may read it."""
+        self._inert = False  # in a forked child; a flag, because os.getpid() is a system call
         self._events: deque[tuple[Any, ...]] = deque(maxlen=limit)
         self._drained = 0  # events so far
-        self._newest = -1  # number of those
-        # What `append` is made of, for who cannot afford a call more: `put((next(numbers), *the fields of a Phase up to
-        # its figures, what was read))`. Muted in a fork by who calls them. The number is atomic: two training threads
-        # never share one.
+        self._newest = -1  # number of the newest drained event
+        # The parts of `append`, for callers that cannot afford the call: `put((next(numbers), *the fields of a Phase up
+        # to its figures, the reading))`. In a fork the caller must mute them. `next(numbers)` is atomic across threads.
         self.numbers = count()
         self.put: Callable[[tuple[Any, ...]], None] = self._events.append
         REGISTRY.recorders.add(self)
@@ -45,10 +44,10 @@ class Recorder:
             self.put((next(self.numbers), event))
 
     def drain(self) -> list[tuple[int, NumberedEvent]]:
-        """Everything put since the last call, in order. One thread drains at a time; it makes the Phases."""
+        """All events since the last call, in order; builds the Phases. Only one thread may drain at a time."""
         drained: list[tuple[int, NumberedEvent]] = []
         pop = self._events.popleft
-        for _ in range(len(self._events)):  # no other thread takes any; what comes meanwhile is for the next call
+        for _ in range(len(self._events)):  # events appended meanwhile wait for the next call
             seq, *window, last = pop()
             figures: tuple[Any, ...] = reading(last) if window else ()
             drained.append((seq, Phase(*window, *figures) if window else last))
@@ -58,12 +57,11 @@ class Recorder:
 
     @property
     def dropped(self) -> int:
-        """Events that had to go before they were drained, as the drained ones' numbers tell."""
+        """Number of events lost before they were drained: gaps in the drained numbers."""
         return self._newest + 1 - self._drained
 
     @property
     def last_seq(self) -> int:
-        """The number of the newest event."""
         try:
             newest: int = self._events[-1][0]
         except IndexError as error:

@@ -1,7 +1,7 @@
-"""Hooks and wraps the few places in torch that phases start from. Long: what is hooked is undone in the same file.
+"""Hooks and wraps the few places in torch where phases begin and end. Long: hooks are removed in the same file.
 
-Every hook asks `torch.compiler.is_compiling()` first (patching.hook): under a compiler that call is a constant, so what
-it traces is `return None` and neither graphs nor guards change.
+Every hook checks `torch.compiler.is_compiling()` first (patching.hook). A compiler treats that as a constant and traces
+only `return None`, so graphs and guards do not change.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from gpumon_agent.patching import Patches, around
 from gpumon_agent.shape_model.outlook import Outlooks
 from gpumon_agent.storages import tensors_in
 
-# `-1` outside any engine call; the engine's own threads run hooks and recomputed forwards under the call's id
+# -1 outside of engine calls. The engine's threads run hooks and recomputed forwards under the call's id.
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _is_compiling = torch.compiler.is_compiling
 _is_tracing: Callable[[], bool] = torch._C._is_tracing  # torch.jit.trace
 _KEY = -0x6D6F6E  # torch's hook ids count up from 0
 _HOOKED = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_always_called")
 _CALLS = ("_call_impl", "inner")  # Module's; the second is nested in the first
-_CALLED = "called_always_called_hooks"  # a variable of such a call
-_MADE_LATE = _CALLED in Module._call_impl.__code__.co_varnames  # else it is there before the call's `try`
-_STEP_CODE = Optimizer.profile_hook_step(lambda: None).__code__  # of the frame around every optimizer's step
+_CALLED = "called_always_called_hooks"  # a local variable of them
+_MADE_LATE = _CALLED in Module._call_impl.__code__.co_varnames  # else it is set before the call's `try`
+_STEP_CODE = Optimizer.profile_hook_step(lambda: None).__code__  # of the frame around every optimizer step
 _COMPILED = "OptimizedModule"
-_DEPTH = 10  # frames, between a hook of ours and who calls the module or the engine
+_DEPTH = 10  # frames between one of our hooks and the caller of the module or engine
 _REENTRANT = checkpoint.CheckpointFunction.backward.__code__
 _FUNCTIONAL = stateless._functional_call.__code__
 _WRAPPERS = (_COMPILED, "DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "DeepSpeedEngine")
 
 
 class Graph(Protocol):
-    """Who looks at what autograd recorded, at the two moments when it is whole."""
+    """Reads the autograd graph as the forward ends and as the backward begins."""
 
     def forward_ends(self, output: object, model: Module | None) -> None: ...
 
@@ -63,22 +63,21 @@ class Graph(Protocol):
 
     @property
     def recomputes(self) -> bool:
-        """Whether the graph that was last walked runs parts of the forward again."""
+        """Whether the last graph read recomputes parts of the forward."""
 
 
 class _Hooks(OrderedDict[int, Any]):
-    """A module's hook dict with ours in it, which only `Module._call_impl` sees: its truth and its items.
+    """A module's hook dict that contains our hook, but shows it only to `Module._call_impl` (`bool()` and `items()`).
 
-    Everybody else sees the plain dict without ours: `len` (TransformerEncoderLayer's fused path and
-    make_graphed_callables ask for 0), iteration, comparison, pickles, copies, and the values that torch.jit.script
-    compiles and torch.ao.quantization hands on. While a compiler traces, the items are all there: our hooks trace to
-    nothing.
+    All other code sees the dict without it: `len` (TransformerEncoderLayer's fused path and make_graphed_callables
+    check for 0), iteration, comparison, pickles, copies, and the values that torch.jit.script compiles and
+    torch.ao.quantization copies. While a compiler traces, `items()` is complete: our hooks trace to nothing.
     """
 
     def plain(self) -> OrderedDict[int, Any]:
         return OrderedDict((key, hook) for key, hook in OrderedDict.items(self) if key != _KEY)
 
-    users = 0  # hooks. An attribute: before torch 2.7 the compiler cannot ask a subclass of a dict for its length
+    users = 0  # user's hooks. An attribute: before torch 2.7 the compiler cannot trace `len` of a dict subclass
 
     def __setitem__(self, key: int, hook: Any) -> None:
         OrderedDict.__setitem__(self, key, hook)
@@ -95,7 +94,7 @@ class _Hooks(OrderedDict[int, Any]):
     def __bool__(self) -> bool:
         try:
             return self.users > 0 or (not _is_compiling() and _KEY in self and _is_called_by_module())
-        except BaseException as error:  # a signal handler's, as in `items`
+        except BaseException as error:  # from a signal handler, as in `items`
             leave_no_frame(error, called_nothing=True)
             raise
 
@@ -123,7 +122,7 @@ class _Hooks(OrderedDict[int, Any]):
     def __eq__(self, other: object) -> bool:
         return self.plain() == (other.plain() if isinstance(other, _Hooks) else other)
 
-    def __ne__(self, other: object) -> bool:  # OrderedDict has one of its own
+    def __ne__(self, other: object) -> bool:  # OrderedDict defines its own
         return not self == other
 
     __hash__ = None  # type: ignore[assignment]
@@ -150,20 +149,20 @@ class _Hooks(OrderedDict[int, Any]):
 
 
 def _is_called_by_module() -> bool:
-    """Whether a module's call asks the caller of this."""
+    """Whether the caller of this was called by `Module._call_impl`."""
     return sys._getframe(2).f_code.co_name in _CALLS
 
 
 def _would_fail() -> bool:
-    """Whether the module's call that asks would lose an exception of the user's for a hook that is always called.
+    """Whether an always-called hook would make `_call_impl` lose the user's exception.
 
-    In torch 2.4 it fails itself if a signal handler has raised before it made the set of the hooks that it called.
+    In torch 2.4 it fails itself if a signal handler raises before it has created `called_always_called_hooks`.
     """
     return _MADE_LATE and sys.exc_info()[1] is not None and _CALLED not in frames.variables(sys._getframe(2))
 
 
 class Hooks:
-    """Everything the agent has put into torch. `remove()` takes all of it out again."""
+    """All hooks and wrappers of phases; `remove()` undoes them."""
 
     def __init__(
         self,
@@ -181,7 +180,7 @@ class Hooks:
         self._outlooks = outlooks
         self._phases = phases
         self._guard = guard
-        self._rooted = rooted  # told of every module that becomes a root
+        self._rooted = rooted  # called with every new root
         self._entered = guard.protect("devices", entered)  # called before a root's first forward
         self._roots: dict[int, _Root] = {}
         self._patches = Patches()
@@ -191,8 +190,8 @@ class Hooks:
         self._forward_made = guard.protect("activations", graph.forward_ends)
         self._backward_returns = guard.protect("activations", graph.backward_returns)
         self._backward_takes = guard.protect("activations", graph.backward_begins)
-        self._stepped = 0  # optimizer steps that have ended
-        self.backward_ended: Callable[[], object] | None = None  # told of each
+        self._stepped = 0  # completed optimizer steps
+        self.backward_ended: Callable[[], object] | None = None  # called after each backward
         self._graphs = Graphs(self, phases, guard, notice)
         self._install()
 
@@ -207,7 +206,7 @@ class Hooks:
         self._handles.clear()
 
     def mute(self) -> None:
-        """In a forked child: every hook stays where it is and does nothing."""
+        """In a forked child: hooks stay in place and do nothing."""
         self.fires = False
 
     def _install(self) -> None:
@@ -234,7 +233,7 @@ class Hooks:
     def _engine_begins(self, roots: Any, gradients: Any = (), *_: Any, **__: Any) -> bool | None:
         if not self.fires:
             return None
-        if _graph_task() != -1:  # an engine call inside another
+        if _graph_task() != -1:  # a nested engine call
             if _is_below(_REENTRANT):
                 self._phases.recomputes()
             return None
@@ -244,7 +243,7 @@ class Hooks:
         return self._phases.engine_begins(look, functools.partial(self._needed_a_model, roots)) or None
 
     def _needed_a_model(self, roots: Any) -> bool:
-        """Whether a parameter of a watched model is in this graph."""
+        """Whether this graph contains a parameter of a watched model. True too if no such parameters are known."""
         modules = [module for root in self._roots.values() if (module := root.module()) is not None]
         parameters = {id(parameter) for module in modules for parameter in module.parameters()}
         return not parameters or leads_to(roots, parameters)
@@ -293,9 +292,9 @@ class Hooks:
     # ------------------------------------------------------------------------------------------------------------ roots
 
     def watch(self, module: Module, *, evaluated: bool = False) -> None:
-        """From here on `module`'s forward is a phase. Of a compiled module, the call into the compiled code.
+        """From here on `module`'s forward is a phase; for a compiled module, the call of the compiled code.
 
-        `evaluated`: training does not call it. Only what it runs in eval mode and without a graph is a phase.
+        `evaluated`: training does not call it, so only forwards in eval mode without a graph are phases.
         """
         key = id(module)
         root = self._roots.get(key)
@@ -307,19 +306,18 @@ class Hooks:
         self._rooted(module)
 
     def release(self, module: Module) -> None:
-        """`module`'s forward is no phase any more."""
         root = self._roots.get(id(module))
         if root is not None and root.holds(module):
             del self._roots[id(module)]
             root.remove()
 
     def entered(self, module: Module) -> bool:
-        """Whether a forward of `module` has begun since it is watched."""
+        """Whether a watched `module`'s forward has begun at least once."""
         root = self._roots.get(id(module))
         return root is not None and root.holds(module) and root.entered
 
     def functional(self, module: Module) -> bool:
-        """Whether its first forward ran with parameters that were given to torch.func.functional_call."""
+        """Whether its first forward was called by torch.func.functional_call."""
         root = self._roots.get(id(module))
         return root is not None and root.holds(module) and root.functional
 
@@ -331,7 +329,7 @@ class Hooks:
         return hook
 
     def _registered(self, parent: Module, child: Module) -> None:
-        """A root gets wrapped: the wrapper's forward is the whole. Inside a compiled one nothing may stay hooked."""
+        """A root was wrapped: watch the wrapper. Inside a compiled wrapper, remove all hooks."""
         kind, inner = type(parent).__name__, self._roots[id(child)]
         if kind not in _WRAPPERS or not inner.holds(child):
             return
@@ -350,15 +348,13 @@ class Hooks:
 
 
 class _Root:
-    """One watched model and what was put into it."""
-
     def __init__(self, hooks: Hooks, module: Module) -> None:
         self._hooks = hooks
         self._key = key = id(module)
         roots = hooks._roots
         self._module = weakref.ref(module, lambda _: roots.pop(key, None) and None)
         self.entered = self.functional = self.evaluated = False
-        self._raising = 0  # id of the exception that was being handled as the forward began
+        self._raising = 0  # id of the exception being handled when the forward began
         self._undo: list[Callable[[], None]] = []
         self._begins = hooks._guard.protect("forward", self._forward_begins)
         self._ends = hooks._guard.protect("forward", self._forward_ends)
@@ -388,7 +384,7 @@ class _Root:
         restore = self._hooks._guard.protect("traceback", as_without_hooks)
 
         def pre_hook(module: Module, args: Any, kwargs: Any) -> None:
-            # DataParallel's replicas and shallow copies carry the same dict; what is read of a tensor would be traced
+            # DataParallel's replicas and shallow copies share the dict; torch.jit.trace would record our tensor reads
             if held() is module and not _is_tracing():
                 begins(module, args, kwargs)
                 if outlooks.waiting is not None:
@@ -434,7 +430,7 @@ class _Root:
             if outlooks.waiting is not None:
                 try:
                     outlooks.tell()
-                except BaseException:  # a listener of the user's gives the batch up
+                except BaseException:  # a user's listener skips the batch
                     ends(None, True)
                     raise
             return True
@@ -481,7 +477,7 @@ class _Root:
         hooks = self._hooks
         if not hooks.fires or _graph_task() != -1:
             return
-        if aborted is None:  # an always-called hook learns of an exception only by asking the interpreter
+        if aborted is None:  # an always-called hook can detect an exception only through sys.exc_info
             aborted = id(sys.exc_info()[1]) != self._raising
         phases = hooks._phases
         gradients = torch.is_grad_enabled()
@@ -505,19 +501,19 @@ def _called(module: Module) -> str:
 
 
 def _steps_running() -> int:
-    """How many `optimizer.step` frames are on this thread's stack: after an exception fewer than were entered."""
+    """Number of `optimizer.step` frames on this thread's stack; after an exception, fewer than were entered."""
     return sum(frame is not None and frame.f_code is _STEP_CODE for frame in _stack())
 
 
 def _loads_state() -> bool:
-    """Whether torch.distributed.checkpoint calls the optimizer, with zero gradients, to have state to load into."""
+    """Whether torch.distributed.checkpoint calls the optimizer with zero gradients, to create its state for loading."""
     module = sys.modules.get("torch.distributed.checkpoint.state_dict")
     initializes = getattr(module, "_init_optim_state", None)
     return initializes is not None and _is_below(initializes.__code__)
 
 
 def _is_below(code: CodeType) -> bool:
-    """Whether a call of the function with this code is among the innermost frames."""
+    """Whether a function with this code is among the innermost `_DEPTH` frames."""
     return any(frame.f_code is code for frame in itertools.islice(_stack(), _DEPTH))
 
 
@@ -529,10 +525,10 @@ def _stack() -> Iterator[Any]:
 
 
 def _swap(module: Module, name: str, old: OrderedDict[int, Any], new: OrderedDict[int, Any]) -> None:
-    """Puts `new` in `old`'s place, for the handles too that would remove a hook from `old`.
+    """Replaces `old` by `new`, also in the handles that would remove a hook from `old`.
 
-    A handle knows its dict by weak reference, and a dict knows only those references, not who has them: where hooks
-    were registered before (rarely, on a root), the handles are found among the collector's objects, once.
+    Handles hold weak references to their dict. If there are any (hooks are rarely registered on a root before us), the
+    handles are searched once with `gc.get_objects()`.
     """
     module.__dict__[name] = new
     if not weakref.getweakrefs(old):

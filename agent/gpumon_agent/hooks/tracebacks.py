@@ -1,8 +1,8 @@
-"""Keeps the traceback of an exception in a model's forward as it is without hooks.
+"""Makes the traceback of an exception in a model's forward look as it would without hooks.
 
-torch calls a module with hooks by another way (`inner` in `Module._call_impl`) than one without, and the traceback
-shows it. An always-called forward hook runs while torch handles the exception, and what torch raises again is the
-traceback that the exception has then. Known limitation: torch calls no hook for KeyboardInterrupt and SystemExit.
+With hooks, `Module._call_impl` calls the forward from `inner`, which adds a frame to the traceback. Our always-called
+forward hook runs while torch handles the exception, and torch re-raises it with the traceback that we set.
+Known limitation: torch calls no hook for KeyboardInterrupt and SystemExit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GLOBAL = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre
 
 
 def as_without_hooks(module: Module) -> None:
-    """Called in an always-called hook of `module`. Does nothing if the user has hooks."""
+    """Call it in an always-called hook of `module`. Does nothing if the user has hooks."""
     error = sys.exc_info()[1]
     entry = None if error is None else error.__traceback__
     if error is None or entry is None or _users_hooks(module):
@@ -31,7 +31,7 @@ def as_without_hooks(module: Module) -> None:
     code = caller.f_code
     if inner is None or code is not _CALL:
         return
-    if inner.tb_frame.f_code in code.co_consts:  # `inner`, which torch 2.4 does not have
+    if inner.tb_frame.f_code in code.co_consts:  # `inner`; torch 2.4 has none
         inner = inner.tb_next
     place = _direct_call(code)
     if place is None:
@@ -48,7 +48,7 @@ def _users_hooks(module: Module) -> bool:
 
 @functools.cache
 def _direct_call(code: CodeType) -> tuple[int, int] | None:
-    """Offset and line of the call that `Module._call_impl` makes where there is no hook: the first with *args."""
+    """Offset and line of `Module._call_impl`'s call without hooks, its first call with *args."""
     offset = next((i.offset for i in dis.get_instructions(code) if i.opname == "CALL_FUNCTION_EX"), None)
     if offset is None:
         return None

@@ -1,4 +1,4 @@
-"""Modules that torch and others put around a user's model, known by their class names so that nothing is imported."""
+"""Wrapper modules of torch and other packages. Matched by class name, so that nothing is imported."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tensors that stay without an owner, the variables that hold them, and checkpoints that were loaded."""
+"""Finds live tensors without an owner, the variables that hold them, and loaded checkpoints that stay in memory."""

@@ -1,19 +1,18 @@
-"""Where tensors were made: Python's stack at each allocation, switched on for a few steps, and read in slices.
+"""Finds the lines that allocated tensors: records Python stacks for a few steps, and reads them in slices.
 
-Model. PyTorch's own history, told to keep a stack with every block. Blocks made while it is on keep their stacks after
-it is off, so that each can be asked later for the innermost line of the user's code. The switch is
-history.History's, which leaves a history alone that the script records, and takes these stacks out of the snapshots
-that the script reads. How they are asked:
+Model. PyTorch's allocation history records a stack with every block. Blocks keep their stacks after recording ends, so
+the innermost line of the user's code can be read later. history.History switches the recording: it leaves a history
+that the script records alone, and removes these stacks from the snapshots that the script reads. Stacks are read
 
-- up to `BLOCKS_MAX` live blocks, by one snapshot of the segments, in one piece; what it says is gone through in slices;
-- of more, address by address (torch 2.15 can): those that the census found, and the newest `TRACE_MAX` that the last of
-  those steps made, of which a trace without stacks tells the addresses;
-- of more with an older torch, by one snapshot within the pause of a census that is asked for by key.
+- with up to `BLOCKS_MAX` live blocks: from one snapshot of the segments, taken in one piece and processed in slices;
+- with more, from torch 2.15: by address, for the census's finds and for up to `TRACE_MAX` newest allocations of the
+  recorded steps, whose addresses come from a trace without stacks;
+- with more, on older torch: from one snapshot, during the pause of a census requested by key.
 
-Cost: some 4 µs an allocation while it is on, for `STEPS` steps (twice as many each time nothing was found, up to
-`STEPS_MAX`); of a snapshot 0.2 µs a block and 0.5 µs more for one with a stack; 0.5 µs an address and 6 to 10 more for
-one with a stack. benchmarks/census.py.
-Known limitations. Blocks made before it was on have no stack.
+Cost: some 4 µs per allocation while recording, for `STEPS` steps (doubled each time nothing is found, up to
+`STEPS_MAX`). A snapshot: 0.2 µs per block, plus 0.5 µs with a stack. By address: 0.5 µs, plus 6 to 10 µs with a stack.
+benchmarks/census.py.
+Known limitations. Blocks allocated before the recording have no stack.
 """
 
 from __future__ import annotations
@@ -33,20 +32,18 @@ from gpumon_agent.thread_clock import ThreadClock
 
 STEPS = 2
 STEPS_MAX = 16
-STEPS_AFTER = 3  # by then gradients, batches and activations of those steps are gone
-BLOCKS_MAX = 500  # of which the snapshot takes less than a millisecond on a slow machine, too
+STEPS_AFTER = 3  # by then gradients, batches and activations of the recorded steps are freed
+BLOCKS_MAX = 500  # their snapshot takes less than 1 ms even on a slow machine
 BLOCKS_IN_PAUSE_MAX = 60_000  # some 30 ms
 TRACE_MAX = 400  # allocations, read in one piece
-_AT_ONCE = 16  # blocks between two looks at the clock
-_STALE_STEPS = 64  # by then what was made in those steps is not among the newest any more
+_AT_ONCE = 16  # blocks between two clock checks
+_STALE_STEPS = 64  # by then the recorded blocks are no longer the newest
 _BLOCK_BYTES = 512
-_ROOM = 0.9  # of BLOCKS_MAX as it begins: there are more by the time it is read
+_ROOM = 0.9  # of BLOCKS_MAX when recording starts: there may be more blocks when it is read
 _ask: Any = getattr(torch._C, "_cuda_allocationTraceback", None)  # since torch 2.15
 
 
 class Made(NamedTuple):
-    """A block that has a stack."""
-
     device: int
     address: int
     nbytes: int
@@ -61,12 +58,12 @@ class Allocations:
         self._files = files
         self._left = 0
         self._steps = STEPS
-        self.unread = False  # something was recorded that was not read yet
-        self._closed = 0  # steps since it was last on
-        self._blocks: Iterator[Made | None] | None = None  # while it is being read
+        self.unread = False  # recorded stacks wait to be read
+        self._closed = 0  # steps since the recording ended
+        self._blocks: Iterator[Made | None] | None = None  # of the read in progress
         self._whole: list[Made] | None = None  # read in a pause
-        self._traced: list[tuple[int, int, int]] | None = None  # device, address, bytes: to be asked one by one
-        self.lines: dict[int, str] = {}  # address → file.py:LINE, as last read
+        self._traced: list[tuple[int, int, int]] | None = None  # device, address, bytes: to be read by address
+        self.lines: dict[int, str] = {}  # address → file.py:LINE, of the last read
         self.unclaimed: tuple[wire.Unclaimed, ...] = ()
         self._others: Counter[tuple[int, str]] = Counter()
         self._sizes: Counter[tuple[int, str]] = Counter()
@@ -76,7 +73,7 @@ class Allocations:
         return self._left > 0
 
     def begin(self, blocks: int) -> None:
-        """From here on, for a few steps. `blocks`: that are alive."""
+        """Records stacks for the next steps. `blocks`: number of live blocks."""
         singly = _ask is not None and blocks > _ROOM * BLOCKS_MAX
         if not self._left and self._history.begin_stacks(TRACE_MAX if singly and reads_traces_alone else 1):
             self._left = self._steps
@@ -98,15 +95,15 @@ class Allocations:
         self._history.stop_stacks()
 
     def worth_beginning(self, blocks: int) -> bool:
-        """Whether what is kept from here on could be read; and nothing that was read in a pause would be lost."""
+        """Whether stacks recorded from here on could be read, and no unprocessed read would be lost."""
         return self._whole is None and (_ask is not None or blocks <= BLOCKS_MAX)
 
     def readable(self, blocks: int) -> bool:
-        """Whether it can be read in slices, of so many that are alive."""
+        """Whether it can be read in slices with this many live blocks."""
         return self._traced is not None or self._whole is not None or blocks <= BLOCKS_MAX
 
     def waits_for_pause(self, blocks: int) -> bool:
-        """A pause was asked for, and has to wait: stacks are being kept, for only in a pause can they be read."""
+        """Whether a requested pause must wait for stacks that can only be read in a pause; may start to record."""
         if _ask is not None or not BLOCKS_MAX < blocks <= BLOCKS_IN_PAUSE_MAX:
             return False
         if not self.unread or self._closed > _STALE_STEPS:
@@ -120,17 +117,16 @@ class Allocations:
 
     @property
     def reading(self) -> bool:
-        """A read has begun, and is not complete."""
         return self._blocks is not None
 
     @property
     def survived(self) -> bool:
-        """Whether so many steps went by since that what is alive of it stays."""
+        """Whether enough steps have passed since the recording that blocks still alive are retained."""
         return not self._left and self._closed >= STEPS_AFTER
 
     def read(self, addresses: Collection[int], known: tuple[Collection[int], ...], clock: ThreadClock) -> bool:
-        """Finds the `lines` of those that were made while stacks were kept; and of the others that were made then and
-        are in none of `known`, by line, what is `unclaimed`. True: it is complete."""
+        """Fills `lines` for `addresses`, and sums recorded blocks that are in neither `addresses` nor `known` by line
+        into `unclaimed`. True: complete."""
         if self._blocks is None:
             self.unread = False
             self.lines, self.unclaimed = {}, ()
@@ -167,8 +163,7 @@ class Allocations:
 
 
 def _with_stacks(segments: Any) -> Iterator[Made | None]:
-    """Those in use that have a stack; now and then one that has none, to look at the clock: then None is in its
-    place."""
+    """Live blocks with a stack. Yields None after every `_AT_ONCE` others, for a clock check."""
     passed = 0
     for segment in segments:
         device, address = segment["device"], segment["address"]
@@ -192,7 +187,7 @@ def _traced(traces: Any) -> list[tuple[int, int, int]]:
 
 
 def _asked(addresses: Collection[int], traced: Iterable[tuple[int, int, int]]) -> Iterator[Made | None]:
-    """The same, each address by itself: it has a stack if the block there now was made while stacks were kept."""
+    """The same by address: a block has a stack if it was allocated during the recording."""
     others = ((device, address, nbytes) for device, address, nbytes in traced if address not in addresses)
     seen = set()
     for passed, (device, address, nbytes) in enumerate(chain(((0, each, 0) for each in addresses), others)):

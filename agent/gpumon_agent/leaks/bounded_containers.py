@@ -1,11 +1,11 @@
-"""Whether a script keeps a container within bounds itself: a length that its source compares with and shortens at.
+"""Reads from the user's source at which length a script trims a container.
 
-Model. Three forms are known, of a variable or an attribute of that name, in the file that it is from: `len(x) > N`
-followed within three lines by a pop, clear, del or new value of x; `x = x[-N:]`; `del x[:-N]`. N is a number, or a name
-that stands for one in the same place. Where the container is longer than that already, nothing bounds it.
-Kept for users who keep a window of the newest outputs (`if len(recent) > 100: recent.pop(0)`): until it is full, the
-window grows like a leak and would be reported as one (tests/scenarios/leaks, the clean twin of `recent_outputs`).
-Known limitations. Two variables of one name in one file are not told apart; other forms are not known.
+Model. Three patterns are searched for the variable or attribute in its file: `len(x) > N` followed within three lines
+by a pop, clear, del or assignment of x; `x = x[-N:]`; `del x[:-N]`. N is a number, or a name for one in the same scope.
+The caller must check that the container is not already longer.
+Needed for windows of the newest outputs (`if len(recent) > 100: recent.pop(0)`): until it is full, such a window grows
+like a leak and would be reported as one (tests/scenarios/leaks, the clean twin of `recent_outputs`).
+Known limitations. Variables with the same name in one file are not distinguished; other patterns are not recognized.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 
 from gpumon_agent.guard import pass_on
 
-SOURCE_BYTES_MAX = 1 << 17  # reading and searching one is a single piece of work
-PLACES_MAX = 24  # lines that speak of a name's length or parts
-LINES = 4  # in which the comparison and what follows from it stand
+SOURCE_BYTES_MAX = 1 << 17  # a file is read and searched in one piece
+PLACES_MAX = 24  # lines searched per name
+LINES = 4  # from the comparison to the trimming, both included
 _LIMIT = r"([A-Za-z_][\w.]*|\d[\d_]*)"
 
 
 def limit(lines: list[str], name: str, value: Callable[[str], Any]) -> int | None:
-    """The length at which this source shortens what it calls `name`. `value`: what another name stands for there."""
+    """The length at which this source trims `name`, or None. `value` looks up other names in the same scope."""
     own = rf"\b{re.escape(name)}\b"
     compares = re.compile(rf"\blen\([\w.]*{own}\)\s*(?:>=?|==)\s*{_LIMIT}")
     shortens = re.compile(rf"{own}\.(?:pop|popleft|popitem|clear)\(|\bdel\s+[\w.]*{own}|{own}(?:\[:\])?\s*=[^=]")
@@ -44,7 +44,7 @@ def limit(lines: list[str], name: str, value: Callable[[str], Any]) -> int | Non
 
 
 def source(file: str) -> list[str]:
-    """The lines of a file of the user's; none where there is no such file, or it is too large."""
+    """The lines of a file; none if it cannot be read or is too large."""
     path = Path(file)
     try:
         return [] if path.stat().st_size > SOURCE_BYTES_MAX else path.read_text(errors="replace").splitlines()

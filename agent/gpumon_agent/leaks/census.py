@@ -1,22 +1,21 @@
 """Finds live tensors without an owner, and their holders. Long: it runs in slices, so all of its state is in one class.
 
-A census is begun by growth or on request.
+A census is started by memory growth, on request, or to find who holds a loaded checkpoint.
 
-Model. First the storages of the ledger's owners are gone through (owned_storages), then objects from names downward
-(heap_walker), in rounds: the user's variables to six levels, to twelve, to 24, then to the bottom, last what installed
-packages' modules hold. A round that has explained the growth ends a census that growth began. What is found is grouped
-by shape, type, device and whether it holds a graph; a storage counts once, for the name that leads to it first. What
-no name leads to any more is looked at once more, as a reference cycle (cycles).
+Model. Collect the storages of known owners (owned_storages), then walk the heap from names (heap_walker) in rounds: the
+user's variables to 6, 12 and 24 levels, then without limit, last the modules of installed packages. A census started by
+growth ends once a round explains the growth. Finds are grouped by shape, dtype, device and whether they have a graph; a
+storage counts once, under the first name that reaches it. Tensors that lose their name are checked for reference cycles
+(cycles).
 
-Slices run as a step closes, in the training thread. They have a quarter of the governor's budget, saved up for
-`CREDIT_STEPS` steps at most; until what was spent is saved up again, the agent's other work has half of the budget. One
-asked for by key may take `PAUSE_NS` in one piece, says so, and goes on in slices. Nothing is looked at during a CUDA
+Slices run as a step closes, in the training thread. They get a quarter of the governor's budget, which accumulates for
+at most `CREDIT_STEPS` steps; until it is full again, the agent's other work gets half of the budget. A census requested
+by key first runs for up to `PAUSE_NS` in one piece, reports that, and continues in slices. No slice runs during a CUDA
 graph capture, under a compiler, or (before Python 3.13, where it would change what a debugger sees) under a trace
-function.
-Between slices only ids, counts and texts are kept: nothing that keeps an object alive.
+function. Between slices it holds only ids, counts, texts and weak references.
 Cost: benchmarks/census.py.
-Known limitations: heap_walker's, and: identities of storages that went between two slices may be taken again by others,
-which are then missed until the next census.
+Known limitations: those of heap_walker. A storage whose id is reused between two slices is missed until the next
+census.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ from gpumon_agent.leaks.owned_storages import OwnedStorages
 from gpumon_agent.storages import plain
 from gpumon_agent.thread_clock import ThreadClock
 
-SLICE_NS = 500_000  # a slice ends at the first look at the clock after it
+SLICE_NS = 500_000  # a slice ends at the first clock check after it
 PAUSE_NS = 70_000_000
-TELLING_NS = 15_000_000  # after it, for saying what was found so far
+TELLING_NS = 15_000_000  # after PAUSE_NS, to report what was found so far
 CREDIT_STEPS = 200
 ROUNDS = (
     ("user", 6, True),
@@ -65,31 +64,29 @@ ROUNDS = (
     ("user beside", DEPTH_MAX, True),
     ("packages", DEPTH_MAX, False),
 )
-"""where from, how many levels, and whether to look again into what the rounds before have visited"""
-_ROUNDS_AFTER_TWELVE_LEVELS = 3  # where one tensor gets larger there is no heap to wait for
-_LEAST_NS = 60_000  # of budget, for a slice: finding the way back takes some of it
-_EXPLAINED = 0.5  # of the blocks that were added
+"""roots, maximum depth, whether to walk again what earlier rounds have visited"""
+_ROUNDS_AFTER_TWELVE_LEVELS = 3  # rounds left: enough if a single tensor grows, which makes no heap of tensors
+_LEAST_NS = 60_000  # budget below which no slice starts: resuming takes some of it
+_EXPLAINED = 0.5  # share of the added blocks that must be found
 _STRIDED = torch.strided
 _HOST = -1
 _HOST_GROUPS_MAX = 8
-_TALLIES_MAX = 2_000  # more kinds of tensors than that are counted together
+_TALLIES_MAX = 2_000  # groups; further kinds of tensors share one
 _MODULES_AT_ONCE = 32
 _OURS = "gpumon_agent"
 _ADDRESSES_MAX = 128  # of a group's newest
 
 _Key = tuple[Any, Any, int, bool, str]
-"""shape, dtype, device, has a graph, and of one tensor with a graph its name: what graphs keep differs"""
+"""shape, dtype, device, has a graph, and for a single tensor with a graph its name, since graph sizes differ"""
 
 
 class _Tally:
-    """One group under way."""
-
     __slots__ = ("addresses", "bytes", "count", "graphs", "holders")
 
     def __init__(self) -> None:
         self.count = 0
         self.bytes = 0
-        self.graphs: list[int | None] = []  # bytes that the graphs of the first few keep
+        self.graphs: list[int | None] = []  # bytes retained by the graphs of the first few
         self.holders: Counter[Name] = Counter()
         self.addresses: deque[int] = deque(maxlen=_ADDRESSES_MAX)
 
@@ -100,7 +97,7 @@ class _Tally:
 
 
 _One = tuple["weakref.ref[Any]", _Tally, Name, int, int]
-"""A storage, where and under which name it is counted, its bytes and its device."""
+"""A storage, its group, the name it is counted under, bytes, device."""
 
 
 class Census:
@@ -132,7 +129,7 @@ class Census:
         self._number = 0
         self._taking: _Taking | None = None
         self._asked = False
-        self._suspected = False  # at a step that was looked at late
+        self._suspected = False  # by an earlier step of the same batch of steps
         self._turn = 0
         self._credit_ns = 0
         self._earned_ns = 0  # by one step
@@ -140,12 +137,12 @@ class Census:
         self._heaped_before: Counter[int] = Counter()  # by device
         self._files = Files()
         self.allocations = Allocations(history, self._files)
-        self._blocks: dict[int, int] = {}  # live blocks at the census before
-        self.blocks: dict[int, int] = {}  # live blocks as the newest step ended, by device
+        self._blocks: dict[int, int] = {}  # live blocks at the previous census, by device
+        self.blocks: dict[int, int] = {}  # live blocks at the end of the newest step, by device
         self._buffers: dict[tuple[int, str], int] = {}
 
     def ask(self) -> str | None:
-        """By key: at the next boundary a piece of at most 100 ms, the rest in slices. None, or why not."""
+        """Requests a census: at most 100 ms in one piece as the next step closes, then slices. None, or why not."""
         why = _why_not()
         if why is not None:
             return why
@@ -155,8 +152,8 @@ class Census:
     def step_closed(
         self, step: int, figures: Iterable[tuple[int, int | None, int | None]], newest: bool = True
     ) -> None:
-        """(device, allocated, live blocks) as the optimizer ended. `newest`: of the steps that are looked at together,
-        the one that has just closed: only then is anything done."""
+        """`figures`: (device, allocated, live blocks) at the end of the optimizer step. Steps come in batches; work is
+        only started for the last step of a batch (`newest`)."""
         figures = tuple(figures)
         self.blocks = {device: count for device, _, count in figures if count is not None}
         suspected = self._suspected = self.growth_trigger.step_closed(step, figures) or self._suspected
@@ -187,11 +184,11 @@ class Census:
 
     @property
     def at_work(self) -> bool:
-        """Each step counts: one is being taken, or asked for, or stacks are being kept."""
+        """A census runs or is requested, or allocation stacks are recorded: then every step matters."""
         return self._taking is not None or self._asked or self.allocations.open
 
     def search(self) -> bool:
-        """Looks for who holds what loaded checkpoints have left. False: not now."""
+        """Starts a search for the holders of loaded checkpoints. False: not possible now."""
         if self._taking is not None or _why_not() is not None:
             return False
         self._begin(0, "checkpoint", ())
@@ -217,7 +214,7 @@ class Census:
                 self.allocations.begin(alive)
 
     def _earn(self) -> None:
-        """Up to what `CREDIT_STEPS` steps would have left, all of it at the beginning."""
+        """Adds one step's share to the credit, which is capped at `CREDIT_STEPS` steps and starts full."""
         earned = int(self._governor.budget_ns / 4)
         if earned > self._earned_ns:
             self._credit_ns += CREDIT_STEPS * (earned - self._earned_ns)
@@ -234,7 +231,7 @@ class Census:
         taking = self._taking
         assert taking is not None
         self._turn = (self._turn + 1) % _TURNS
-        if not self._turn:  # one look may take a whole slice
+        if not self._turn:  # one check may take a whole slice
             taking.look_for_cycles(step)
         if not clock.over():
             self._slice(step, clock)
@@ -243,16 +240,15 @@ class Census:
     def _slice(self, step: int, clock: ThreadClock) -> bool:
         taking = self._taking
         assert taking is not None
-        self._taking = None  # one that fails is not gone on with
+        self._taking = None  # a census that raises is not continued
         complete = taking.run(step, clock)
         if complete:
-            vars(taking).clear()  # it and its walk know one another, and training may run with the collector off
+            vars(taking).clear()  # breaks its cycle with the walker: training may run with the collector off
         else:
             self._taking = taking
         return complete
 
     def publish(self, census: wire.Census, counts: Counter[_Key], heaped: Counter[int], *, complete: bool) -> None:
-        """One is complete, or has found so much."""
         self.newest = census
         if not complete:
             self._say((census,))
@@ -264,7 +260,7 @@ class Census:
 
 
 class _Taking:
-    """One census under way: its stages, one after the other, each a slice at a time."""
+    """A running census: a stack of stages, each run in slices."""
 
     def __init__(self, census: Census, step: int, reason: str, added: Mapping[int, int]) -> None:
         self._census = census
@@ -276,14 +272,14 @@ class _Taking:
         self._claimed = self._owners.claimed
         self._inputs: set[int] = set()
         self._seen: set[int] = set()
-        self._known: set[int] = set()  # addresses of what was found
-        self._single: set[str] = set()  # names that are one tensor's
+        self._known: set[int] = set()  # addresses of finds
+        self._single: set[str] = set()  # names of a single tensor
         self._tallies: dict[_Key, _Tally] = {}
         self._tensors: Counter[int] = Counter()  # by device
-        self._heaped: Counter[int] = Counter()  # those with others beside them
-        self._largest = 0  # group
+        self._heaped: Counter[int] = Counter()  # by device: tensors in containers or in groups of at least `_HEAP`
+        self._largest = 0  # tensors in the largest group
         self._walk = HeapWalker(self._found, self._files, gc_roots.of_module)
-        self._wanted: dict[int, tuple[Load, int]] = {}  # storages that loads have left: whose, and on which device
+        self._wanted: dict[int, tuple[Load, int]] = {}  # identity of a storage left by a load → load, device
         self._holders: dict[Load, dict[int, Counter[Name]]] = {}
         for load in census.loads.loads:
             self._holders[load] = {device: Counter() for device in load.loaded}
@@ -293,7 +289,7 @@ class _Taking:
         self._missing = len(self._wanted)
         self.searches = reason == "checkpoint"
         self._rounds = list(ROUNDS[::-1])
-        self._names: list[str] = []  # of modules that are still to be told the user's or not
+        self._names: list[str] = []  # of modules that are not yet sorted
         self._modules: tuple[list[str], list[str]] = ([], [])  # installed packages', the user's
         self._told: list[wire.Group] = []
         self._to_tell: list[tuple[_Key, _Tally]] = []
@@ -301,26 +297,26 @@ class _Taking:
         self._slices = 0
         self._spent_ns = 0
         self._collects = True  # Python's collector is on
-        self._reaches_back = False  # one tensor's graph is too long for a step's
-        self._early = False  # what was found by names was told, before what lies deep is looked at
-        self._lines: dict[int, str] = {}  # address → where it was made
+        self._reaches_back = False  # a single tensor's graph is too long to measure at once, or grows
+        self._early = False  # intermediate results were sent before the deep rounds
+        self._lines: dict[int, str] = {}  # address → line that allocated it
         self._wanted_lines: set[int] = set()  # addresses
         self._unclaimed: tuple[wire.Unclaimed, ...] = ()
         self._cycles = Cycles()
-        self._heap: list[_One] = []  # what a heap's name led to, at first
-        self._alive: list[_One] = []  # of them, while they are looked at again
+        self._heap: list[_One] = []  # the first finds in containers, to check later whether they are still alive
+        self._alive: list[_One] = []  # those of them found alive during that check
         self._clock = ThreadClock(0)
         self._stages = [self._tell, self._read_lines, self._go_round, self._owners.run]
-        self._long: dict[str, tuple[_Tally, int, Looks]] = {}  # by name: graphs too long to be measured in passing
-        self._follow: set[str] = set()  # names of tensors whose graph is another variable's doing
+        self._long: dict[str, tuple[_Tally, int, Looks]] = {}  # by name: graphs too long to measure in one go
+        self._follow: set[str] = set()  # names of tensors whose graph grows only because another variable's does
 
     def run(self, step: int, clock: ThreadClock) -> bool:
-        """One slice. True: the census is complete, and published."""
+        """Runs one slice. True: the census is complete and published."""
         self._step, self._clock = step, clock
         enabled = self._collects = gc.isenabled()
-        gc.disable()  # a collection that the objects made here bring about would look at all of the process's
+        gc.disable()  # objects made here could trigger a collection, which scans the whole process
         try:
-            with torch._C.DisableTorchFunction():  # attributes of tensors, unseen by the user's own modes
+            with torch._C.DisableTorchFunction():  # keeps our attribute reads from the user's torch function modes
                 self._slices += 1
                 self._inputs = self._census._inventory.input_storages()
                 while self._stages:
@@ -348,14 +344,14 @@ class _Taking:
         return True
 
     def _go_round(self, clock: ThreadClock) -> bool:
-        """Round by round, until one has explained the growth."""
+        """Walks round by round, until the growth is explained or no round is left."""
         while self._walk.run(clock, self._explains):
             if not self._rounds or self._explains():
                 return True
             if clock.over():
                 return False
             if self._reaches_back and self._reason == "growth" and not self._early:
-                self._reaches_back = False  # there is no heap to wait for: told now, and again before the last rounds
+                self._reaches_back = False  # a long graph is enough: report now, and again before the last rounds
                 self.tell_early()
                 self._early = False
                 return False
@@ -382,7 +378,8 @@ class _Taking:
         return models + [("optimizer", reference) for reference in self._census._inventory.references()[3]]
 
     def _explains(self) -> bool:
-        """A census that growth began has found as many as were added since the one before: deeper ones can wait."""
+        """Whether deeper rounds can be skipped. A growth census: at least `_EXPLAINED` of the blocks added since the
+        previous census were found. A checkpoint search: all storages were found, or one round is left."""
         if self._reason == "checkpoint":
             return self._missing <= 0 or len(self._rounds) == 1
         if self._reason != "growth" or self._rounds == list(ROUNDS[::-1]) or not self._seems_explained():
@@ -398,8 +395,8 @@ class _Taking:
         return all(self._heaped[device] - before[device] >= _EXPLAINED * count for device, count in added.items())
 
     def _forget_dead(self) -> bool:
-        """A variable that is given other values has been gone into more than once: what lives no more was no leak.
-        True: all were looked at, as far as this slice allowed."""
+        """Uncounts finds that were freed meanwhile: they were no leak. A variable that is reassigned is walked more
+        than once. True: all were checked; False: the slice is over."""
         while self._heap:
             each = self._heap.pop()
             reference, tally, name, nbytes, device = each
@@ -442,7 +439,7 @@ class _Taking:
             return True
         if identity in self._inputs or self._owners.claim(identity):
             return False
-        if identity in self._seen:  # or its place was taken again by a newer one
+        if identity in self._seen:  # or a newer storage reuses the id
             if self._long and (told := walk.name().key) in self._long:
                 self._measure(tensor, told, walk)
             return True
@@ -451,7 +448,7 @@ class _Taking:
             return False
         name = walk.name()
         several = "*" in name.text or "…" in name.text
-        if not several:  # one place, which holds another tensor than a while ago
+        if not several:  # a single variable; it may hold another tensor than before
             if self._reason == "growth":
                 graph = tensor.requires_grad and not tensor.is_leaf
                 key = (tensor.shape, tensor.dtype, part.get_device(), graph, "")
@@ -482,7 +479,7 @@ class _Taking:
                 self._reaches_back = True
                 self._long[name.key] = tally, len(tally.graphs) - 1, looks
                 if self._reason == "growth":
-                    walk.once_more()  # in a slice that has only just begun: then there is time for several steps' graph
+                    walk.once_more()  # measure again at the start of a slice, with time for several steps' graph
         if name in tally.holders or len(tally.holders) < _NAMES_MAX:
             tally.holders[name] += 1
         self._tensors[device] += 1
@@ -498,8 +495,8 @@ class _Taking:
         return max(_GRAPH_NS, min(_LONG_GRAPH_NS, _SLICE_NS_MAX - walk.spent_ns))
 
     def _measure(self, tensor: Any, name: str, walk: HeapWalker) -> None:
-        """A graph that was too long for the time that was left: again, and the most that was seen counts. It is another
-        variable's doing, if it leads through that one's, and that one's reaches back as well."""
+        """Retries a graph measurement that ran out of time, and keeps the maximum. If the graph leads through another
+        variable's graph that also reaches back to an earlier step, that variable is to blame."""
         tally, at, looks = self._long[name]
         measured = retained(tensor, self._claimed, self._time_for_graph(walk), looks)
         if measured is None:
@@ -507,7 +504,7 @@ class _Taking:
         looks.count += 1
         if measured.bytes > (tally.graphs[at] or 0):
             tally.graphs[at] = measured.bytes
-            self._reaches_back = True  # perhaps enough to be told now
+            self._reaches_back = True  # may be enough to report now
         if looks.before < looks.newest:
             beside = (each for each in walk.beside() if each is not tensor and _leads(each, measured))
             if any(reaches(each, looks.before, _REACH_NS) for each in beside):
@@ -519,11 +516,11 @@ class _Taking:
 
     @property
     def _unnamed(self) -> bool:
-        """Everything was looked at, and what was found does not explain the growth."""
+        """The walk is complete, and its finds do not explain the growth."""
         return self._reason == "growth" and not self._rounds and not self._explains()
 
     def _read_lines(self, clock: ThreadClock) -> bool:
-        """Once stacks have been kept for as long as they are to be; in a slice of its own."""
+        """Reads the allocation stacks, once their recording has ended; starts only in a fresh slice."""
         allocations = self._census.allocations
         if not allocations.reading:
             if self.searches or not (allocations.unread or self._unnamed):
@@ -541,7 +538,7 @@ class _Taking:
         return True
 
     def _tell(self, clock: ThreadClock) -> bool:
-        """Makes the message's groups, most bytes first."""
+        """Builds the message's groups: cycles, then on devices, then on the host; most bytes first."""
         if not self._to_tell and not self._told:
             if not self._forget_dead():
                 return False
@@ -567,7 +564,7 @@ class _Taking:
         return not clock.over()
 
     def look_for_cycles(self, step: int) -> None:
-        """What is found is told at once: a walk from names will not find it."""
+        """Checks for a reference cycle, and reports it at once: a walk from names cannot find it."""
         if not self._cycles.due(step):
             return
         enabled = gc.isenabled()
@@ -601,7 +598,7 @@ class _Taking:
         ][: wire.HOLDERS_MAX]
 
     def tell_early(self) -> None:
-        """What was found so far is told next: what is left may take minutes."""
+        """Schedules a report of the finds so far: the rest may take minutes."""
         if not self._early and not self.searches and (self._tallies or self._cycles.found):
             self._early = True
             self._stages += [self._tell_so_far, self._read_lines]
@@ -614,7 +611,7 @@ class _Taking:
         return True
 
     def _tell_of_loads(self) -> None:
-        """Who holds them. What was known stays where a census that looked for something else has seen less."""
+        """Stores the holders of loads. A census for another reason replaces them only if it found as many or more."""
         for load, devices in self._holders.items():
             for device, found in devices.items():
                 if self.searches or found.total() >= load.holders.get(device, Counter()).total():
@@ -672,33 +669,33 @@ class _Taking:
         )
 
 
-_RARELY = 10_000  # new objects until the collector looks; 700 to 2,000 is what Python itself has
+_RARELY = 10_000  # collector threshold from which it counts as off; Python's default is 700 to 2,000
 _UNREAL = frozenset({"FakeTensor", "FunctionalTensor"})
-_NAMES_MAX = 200  # of a group: more are counted, and not told
-_GRAPHS_MAX = 3  # of a group: the first may be the present step's, whose graph is gone
+_NAMES_MAX = 200  # per group; tensors under further names are counted without their name
+_GRAPHS_MAX = 3  # per group: the first may be of the current step, whose graph is already freed
 _GRAPH_NS = 200_000
 _LONG_GRAPH_NS = 500_000
 _LOOKS_MAX = 5  # a step apart
 _REACH_NS = 100_000
 _SLICE_NS_MAX = 700_000
 _LONG_MAX = 4
-_FRESH_NS = 100_000  # spent by a slice that has only just begun
-_TURNS = 3  # slices, of which one begins with a look for a cycle
-_CYCLES_TOLD = 3  # at once, each
-_HEAP = 5  # tensors alike
-_HEAP_EACH = 48  # of one name: what is renewed in each step is seldom more, and what leaks stays anyway
+_FRESH_NS = 100_000  # a slice that has spent less counts as fresh
+_TURNS = 3  # every third slice begins with a check for a cycle
+_CYCLES_TOLD = 3  # the first ones are each reported at once
+_HEAP = 5  # equal tensors
+_HEAP_EACH = 48  # per name: what a step renews is seldom more, and leaked tensors stay anyway
 _HEAP_MAX = 2_000
 _CHECKED_AT_ONCE = 32
-_FIRST_HEAP = 8  # tensors alike, in a first census: that is what grew
+_FIRST_HEAP = 8  # equal tensors that explain the growth when the block counts do not
 
 
 def _numbered(device: int) -> int:
-    """As readings number it: 0 is the host where nothing else is trained on."""
+    """The device index as in readings: the host is 0 if CUDA is not initialized."""
     return 0 if device == _HOST and not torch.cuda.is_initialized() else device
 
 
 def _why_not() -> str | None:
-    """Why no census may be taken at this moment."""
+    """Why no census may run now; None: it may."""
     if torch.compiler.is_compiling():
         return "a compiler is tracing"
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
@@ -709,12 +706,12 @@ def _why_not() -> str | None:
 
 
 def _leads(other: Any, measured: Retained) -> bool:
-    """Whether the graph that was measured leads through this one's."""
+    """Whether the measured graph contains `other`'s grad_fn."""
     return isinstance(other, Tensor) and other.grad_fn in measured.nodes
 
 
 def _waiting(collects: bool) -> int | None:
-    """How many objects nobody looks at, where the collector is off or as good as that."""
+    """How many new objects wait for the collector, if it is off or practically off."""
     often = gc.get_threshold()[0]
     return None if collects and 0 < often < _RARELY else gc.get_count()[0]
 

@@ -1,7 +1,7 @@
-"""What loaded checkpoints leave on a device: told when they are loaded, used, retained or gone, and by whom held.
+"""Reports loaded checkpoints that stay on a device: loaded, used, retained or freed, and their holders.
 
-Two steps after `load_state_dict` what is alive and in no owner's books is retained; who holds it a search tells, with
-the census's own walk. Said on change only. A device on which no watched model lives is foreign: nobody trains there.
+Tensors still alive without an owner two steps after `load_state_dict` are retained; the census's walk searches their
+holders. Reports are sent on change only. A device without a watched model is `foreign`: nothing is trained there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpumon_agent.leaks.names import together
 
 STEPS_AFTER = 2
 _HOST = -1
-_LOOKS_APART = 64  # steps between looks at what has not changed
+_LOOKS_APART = 64  # steps between checks of unchanged loads
 
 
 class Checkpoints:
@@ -41,7 +41,7 @@ class Checkpoints:
         self._search = search
         self._searching = searching
         self._told: dict[tuple[int, int], wire.Checkpoint] = {}
-        self._marks: dict[int, tuple[object, ...]] = {}  # of a load: what tells that something changed
+        self._marks: dict[int, tuple[object, ...]] = {}  # by load: state at the last check, to detect changes
 
     def picture(self) -> list[wire.Event]:
         return list(self._told.copy().values())
@@ -51,7 +51,7 @@ class Checkpoints:
         if not loads.settle():
             return
         devices = set(self._devices())
-        if self._searching():  # what it has found so far is half of it
+        if self._searching():  # its results are incomplete
             return
         indices = {index for kind, index in devices if kind != "cpu"}
         on_cpu = all(kind == "cpu" for kind, _ in devices)
@@ -64,7 +64,7 @@ class Checkpoints:
                 self._governor.ask_ledger()  # whether owners have taken the tensors over
                 continue
             if any(load.holders.values()):
-                load.twin = False  # just kept, by somebody who has a name
+                load.twin = False  # a named holder merely keeps it
             mark = len(load.followed), used, sum(map(len, load.holders.values())), len(load.owned), load.twin, due
             if self._marks.get(load.number) == mark and step % _LOOKS_APART:
                 continue

@@ -1,13 +1,13 @@
-"""Whether objects are kept by nothing but each other: a reference cycle that waits for the collector, proven.
+"""Proves that objects are kept alive only by a reference cycle, and wait for the collector.
 
-Model. While a name still leads to it, an object that holds a tensor is noted by weak reference. Some steps later the
-name leads elsewhere. If the object is alive nevertheless, references are counted as the collector would count them, but
-of its own surroundings only: downward from it, `OBJECTS_MAX` objects at most. Where each reference to it comes from
-among those, and nobody outside refers to one of them that leads to it, nothing but the cycle keeps it. A reference
-whose origin is not seen, from C or from further away, counts as one from outside: then nothing is said.
-Cost: 0.5 µs a reference, at most one object a step; nothing where no name led to a tensor of its own.
-Known limitations. What never has a name as a step closes (an exception's frames, a local variable of a function that
-has returned) is not noted; nor are lists, dicts and tuples, of which there are no weak references.
+Model. While a name leads to it, an object that holds a tensor is recorded by weak reference. If it is still alive
+`STEPS_AFTER` steps later, we count references as the collector does, but only among the objects reachable from it, at
+most `OBJECTS_MAX`. If all references to it come from these objects, and none of those that lead to it is referenced
+from outside, only the cycle keeps it alive. References of unknown origin (from C, or from further away) count as from
+outside: nothing is reported.
+Cost: 0.5 µs per reference, at most one tensor per step; nothing if no name leads to a single tensor.
+Known limitations. Objects without a name when a step closes (an exception's frames, locals of a function that has
+returned) are not recorded; nor are lists, dicts and tuples, which have no weak references.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from gpumon_agent.leaks.object_children import Name
 
 OBJECTS_MAX = 400
 NOTED_MAX = 24
-WAY_MAX = 6  # objects on the way to one tensor that are noted, the innermost
+WAY_MAX = 6  # innermost objects on the path to a tensor that are recorded
 STEPS_AFTER = 2
 TRIES = 3
 
 
 class InCycle(NamedTuple):
-    """A tensor that nothing but a reference cycle keeps. `name`: where it was when a name led to it."""
+    """A tensor kept alive only by a reference cycle. `name`: the last name that led to it."""
 
     name: Name
     key: Any
@@ -51,14 +51,14 @@ class _Noted:
 
 
 class Cycles:
-    """Those of one census. Called in the training thread; between calls nothing is held but weak references."""
+    """The cycles of one census. Called in the training thread; between calls it holds only weak references."""
 
     def __init__(self) -> None:
         self.found: list[InCycle] = []
         self._noted: deque[_Noted] = deque()
 
     def note(self, way: Iterable[Any], name: Name, key: Any, storage: Any, step: int) -> None:
-        """A name leads to a tensor through the objects of `way`, the innermost first."""
+        """Records that `name` leads to a tensor through the objects of `way`, innermost first."""
         if len(self._noted) >= NOTED_MAX:
             return
         references = []
@@ -78,7 +78,7 @@ class Cycles:
         return bool(self._noted) and step >= self._noted[0].step + STEPS_AFTER
 
     def look(self, step: int) -> bool:
-        """Of one that is due. Whether it is in a cycle."""
+        """Checks the tensor that is due. Whether it is in a cycle."""
         noted = self._noted.popleft()
         if noted.storage() is None:
             return False
@@ -94,7 +94,7 @@ class Cycles:
 
 
 def only_each_other(reference: weakref.ref[Any]) -> bool:
-    """Whether nothing outside of what it leads to keeps an object."""
+    """Whether the object is kept alive only by objects reachable from it."""
     objects = [reference()]
     if objects[0] is None:
         return False
@@ -135,12 +135,12 @@ def only_each_other(reference: weakref.ref[Any]) -> bool:
 
 
 def _is_namespace(child: Any) -> bool:
-    """A module's globals, or the builtins: from there everything is reached."""
+    """A module's globals or the builtins, which lead to everything."""
     return type(child) is dict and ("__builtins__" in child or "__import__" in child)
 
 
 def _running() -> set[int]:
-    """ids of the frames that run, in any thread: theirs are references from outside."""
+    """ids of the running frames of all threads: their references count as from outside."""
     found: set[int] = set()
     for frame in sys._current_frames().values():
         above: FrameType | None = frame
@@ -155,4 +155,4 @@ def _references(objects: list[Any]) -> list[int]:
     return [sys.getrefcount(each) for each in objects]
 
 
-_LISTED = _references([object()])[0]  # what being in the list costs
+_LISTED = _references([object()])[0]  # references from the list and the call itself

@@ -20,9 +20,9 @@ from gpumon_agent.leaks.heap_walker import Root
 from gpumon_agent.leaks.object_children import Files, ours
 from gpumon_agent.naming import place, stored_at
 
-_SOURCE_BYTES_MAX = 1 << 17  # reading and searching one is a single piece of work
+_SOURCE_BYTES_MAX = 1 << 17  # a file is read and searched in one piece
 _FRAMES_MAX = 400
-_FINALIZERS_MAX = 200  # the newest: making a list of them is a single piece of work
+_FINALIZERS_MAX = 200  # newest ones; they are listed in one piece
 _GLOBAL_HOOKS = (
     "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
     "_global_module_registration_hooks", "_global_parameter_registration_hooks", "_global_buffer_registration_hooks",
@@ -30,9 +30,9 @@ _GLOBAL_HOOKS = (
 
 
 def of_the_user(files: Files, modules: Iterable[str]) -> list[Root]:
-    """The functions that run in this thread (outermost first), the main module, then the user's other modules.
+    """Running functions of this thread (outermost first), their modules and the main one, then other user modules.
 
-    `modules`: those known by name; the walk meets more.
+    `modules`: names of known user modules; the walk finds more.
     """
     stack = [frame for frame in _stack(None) if files.users_file(frame.f_code.co_filename)][::-1]
     main = sys.modules.get("__main__")
@@ -47,7 +47,7 @@ def of_the_user(files: Files, modules: Iterable[str]) -> list[Root]:
             name = frame.f_globals.get("__name__")
             if isinstance(name, str) and vars(sys.modules.get(name, _EMPTY)) is frame.f_globals:
                 namespaces[key] = of_module(name)
-            else:  # run by exec or runpy: no module has these names
+            else:  # run by exec or runpy: no module has these globals
                 namespaces[key] = Root(
                     functools.partial(_globals_of, None, id(frame), code), named=True, where=_line_in_module(None, code)
                 )
@@ -63,12 +63,12 @@ def of_the_user(files: Files, modules: Iterable[str]) -> list[Root]:
 
 
 def beside(files: Files, objects: Iterable[tuple[str, Any]]) -> list[Root]:
-    """What the watched models and optimizers hold (by weak reference), the frames of other threads and of installed
-    packages, hooks for all modules, exceptions that wait, what threads run, and arguments of finalizers."""
+    """The other roots: `objects` (name, weak reference), frames of other threads and of installed packages, global
+    module hooks, the last and the handled exceptions, context variables, builtins, threads, and finalizers."""
     found = [Root(reference, prefix=name, kind="attribute") for name, reference in objects]
     for ident in sys._current_frames():
         own = ident == threading.get_ident()
-        # no loop over frames here: its variable would end as this very frame, a cycle that keeps every caller's tensors
+        # no for loop: its variable would end up holding this very frame, a cycle that keeps all callers' tensors alive
         found += [
             of_frame(frame, None if own else ident)
             for frame in list(_stack(None if own else ident))[::-1]
@@ -96,14 +96,14 @@ def beside(files: Files, objects: Iterable[tuple[str, Any]]) -> list[Root]:
 
 
 def _finalizers(files: Files) -> list[Root]:
-    """The newest finalizers of the user's, and of no function that is known. A script that passes tensors as arguments
-    to `weakref.finalize` leaks with them, and no variable leads there (tests/scenarios/leaks, `finalizer_arguments`).
+    """The newest finalizers whose callback is the user's or has no Python code. Tensors passed as arguments to
+    `weakref.finalize` leak without a variable that leads there (tests/scenarios/leaks, `finalizer_arguments`).
     """
     found = []
     registry: dict[Any, Any] = weakref.finalize._registry  # type: ignore[attr-defined]
     for key in list(islice(reversed(registry.copy()), _FINALIZERS_MAX)):
         code = getattr(getattr(registry.get(key), "func", None), "__code__", None)
-        if code is None or files.users_file(code.co_filename):  # the key holds nothing: what it stands for is asked for
+        if code is None or files.users_file(code.co_filename):  # the key keeps nothing alive; look it up in each slice
             found.append(Root(functools.partial(registry.get, key), prefix="weakref.finalize._registry[*]"))
     return found
 
@@ -149,7 +149,7 @@ _EMPTY = ModuleType("empty")
 
 
 def _in_context(name: str) -> Any:
-    """What a context variable of this thread holds: no object leads to it, only the thread does."""
+    """The value of a context variable of this thread; no Python object leads to it."""
     return next((value for variable, value in contextvars.copy_context().items() if variable.name == name), None)
 
 
@@ -164,13 +164,13 @@ def _globals_of(ident: int | None, identity: int, code: CodeType) -> dict[str, A
 
 
 def _frame(ident: int | None, identity: int, code: CodeType) -> FrameType | None:
-    """Where a frame has ended another may lie by now, this very one even: taken for it, it would be held by whom it
-    runs for, a cycle that keeps every caller's tensors until the collector comes."""
+    """The frame with this id and code. Ids of finished frames are reused, even by the frame of this function: a wrong
+    match would make a cycle that keeps all callers' tensors alive until the collector runs."""
     return next((frame for frame in _stack(ident) if id(frame) == identity and frame.f_code is code), None)
 
 
 def _stack(ident: int | None) -> Iterable[FrameType]:
-    """Innermost first. `ident`: of another thread."""
+    """Frames, innermost first. `ident`: another thread's; None: the current thread."""
     frame = sys._getframe(1) if ident is None else sys._current_frames().get(ident)
     for _ in range(_FRAMES_MAX):
         if frame is None:
@@ -184,7 +184,7 @@ def _handled() -> BaseException | None:
 
 
 def _line_in_module(name: str | None, code: CodeType | None) -> Any:
-    """From a variable of a module to the line that first gives it a value: in the code that runs, or in the source."""
+    """A function from a module variable to the line that first assigns it, in the running code or else the source."""
 
     def where(variable: str) -> str | None:
         if code is not None:

@@ -1,12 +1,12 @@
-"""How many bytes one tensor's autograd graph keeps alive. The walk is bounded in time, and may give up.
+"""How many bytes one tensor's autograd graph keeps alive. The walk is bounded in time.
 
-A graph that takes longer than there is time for at once is looked at several times, a step apart: what was read of it
-is known by the numbers that autograd gives its nodes, so that each look goes further back than the one before.
+A graph too long for one walk is measured several times, a step apart. Results are cached by autograd's sequence number
+(`_sequence_nr`), so each walk gets further back than the last.
 
-Source: graph.py and saving.py, of which this is the part that needs no modules. Cost: 3 µs a node, five times as much
-where a training step has just been through the processor's caches.
-Known limitations. Of a graph of more nodes than the time allows it is what was seen until then: at least so much.
-Nodes' numbers are a thread's own: of forwards in several threads some may be taken for others.
+Source: graph.py and saving.py, without the part that needs modules. Cost: 3 µs per node, five times as much with cold
+caches after a training step.
+Known limitations. If time runs out, the result is a lower bound. Sequence numbers are per thread: with forwards in
+several threads, nodes may be confused.
 """
 
 from __future__ import annotations
@@ -20,30 +20,28 @@ from gpumon_agent.attribution.saving import READABLE, Reader, fields
 from gpumon_agent.storages import has_storage, storages
 from gpumon_agent.thread_clock import ThreadClock
 
-BLOCK_BYTES = 512  # what the allocator gives for one byte
+BLOCK_BYTES = 512  # the allocator's rounding
 
 
 class Retained(NamedTuple):
-    """What a graph keeps."""
-
     bytes: int
-    cut: bool  # there was no time to see all of it
-    nodes: frozenset[Any]  # of it, that were seen: for the slice only
+    cut: bool  # the time ran out
+    nodes: frozenset[Any]  # seen or queued; strong references: for the current slice only
 
 
 class Looks:
-    """What earlier looks at one variable's graph have read. Ids only: it keeps nothing alive."""
+    """Results of earlier walks of one variable's graph. Holds only ids, so keeps nothing alive."""
 
     def __init__(self) -> None:
         self.read: dict[int, dict[int, int]] = {}
-        """a node's number → what it saves: identity → bytes"""
+        """sequence number of a node → its saved storages: identity → bytes"""
         self.newest = self.before = -1
-        """number of the newest node, and at the look before"""
+        """sequence number of the root node, now and at the previous walk"""
         self.count = 0
 
 
 def retained(tensor: Any, claimed: Container[int], budget_ns: int, looks: Looks | None = None) -> Retained | None:
-    """The storages that `tensor`'s graph has saved, its own and those in `claimed` left out."""
+    """Bytes of the storages saved by `tensor`'s graph, except its own and those in `claimed`."""
     root = tensor.grad_fn
     if root is None or not READABLE:
         return None
@@ -89,7 +87,7 @@ def _kept(node: Any, reader: Reader) -> dict[int, int]:
 
 
 def reaches(tensor: Tensor, number: int, budget_ns: int) -> bool:
-    """Whether `tensor`'s graph leads to nodes no newer than `number`, as far as there is time to see."""
+    """Whether `tensor`'s graph contains a node with a sequence number ≤ `number`; False if the time runs out."""
     clock = ThreadClock(budget_ns)
     waiting = [tensor.grad_fn]
     seen = set(waiting)

@@ -1,15 +1,15 @@
-"""Decides whether memory grows from step to step, and so whether a census is worth it. Constant in memory.
+"""Decides whether memory grows from step to step, so that a census is worth it. Uses constant memory.
 
-Model. Two figures of each device, both as the optimizer's step ends: allocated bytes and live blocks. Of each the
-minimum over two steps is taken, of four such minima again the minimum, and so on: a series at every scale. A figure
-rises where the last `RUN` minima of one scale each lie above the one before. A leak of one block a step adds one to
-every minimum, whatever batches do to the bytes; noise makes `RUN` rising minima once in 40,320 windows. A leak every
-tenth step, or one that adds bytes to a tensor that grows, is seen at a larger scale.
+Model. Per device we track allocated bytes and live blocks at the end of the optimizer step. Minima over groups of steps
+(`GROUPS`), then over groups of these minima, give one series per scale. A figure rises if the last `RUN` minima of one
+scale strictly increase. A leak of one block per step raises every minimum by the same amount, however much the bytes
+vary by batch; noise gives `RUN` increasing minima once in 8! = 40,320 windows. Slower leaks, and a tensor that grows,
+show at larger scales.
 
-A suspicion starts one census; while growth goes on the next one waits twice as many steps as the one before.
-Cost: 1 µs a step and device; benchmarks/census.py.
-Known limitations. Where the allocator is not read at every step, neither is this. Figures that rise for a good reason
-(a buffer that fills) are suspected too: what is found then tells.
+Growth starts one census; while it continues, the pause before the next one doubles each time.
+Cost: 1 µs per step and device; benchmarks/census.py.
+Known limitations. Steps at which the allocator is not read are not seen. Legitimate growth (a buffer that fills) also
+starts a census, whose finds then show the reason.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import pairwise
 
-RUN = 8  # minima in a row
-GROUPS = (2, 2, 2, 4, 4, 4)  # minima that make one of the next scale: 2, 4, 8, 32, 128, 512 steps
-FIRST_STEP = 2  # the steps before make optimizer state, workspaces and DDP's own buckets
-PAUSE_STEPS = 16  # from one census to the next, then twice as many
+RUN = 8  # increasing minima
+GROUPS = (2, 2, 2, 4, 4, 4)  # values per minimum at each scale, which span 2, 4, 8, 32, 128 and 512 steps
+FIRST_STEP = 2  # earlier steps allocate optimizer state, workspaces and DDP buckets
+PAUSE_STEPS = 16  # between the first two censuses; doubles after each
 PAUSE_STEPS_MAX = 8_192
-QUIET_STEPS = 2_048  # without growth: then the pause becomes shorter again
+QUIET_STEPS = 2_048  # without growth; then the pause is halved
 
 
 class Rise:
-    """One figure, step by step, at several scales."""
+    """Minima of one figure, at several scales."""
 
     __slots__ = ("_counts", "_least", "_minima", "_rising", "first")
 
@@ -39,7 +39,7 @@ class Rise:
         self.first: int | None = None
 
     def feed(self, value: int) -> bool:
-        """Whether it rises."""
+        """Adds a step's value. Whether the figure rises."""
         if self.first is None:
             self.first = value
         for scale, group in enumerate(GROUPS):
@@ -57,7 +57,7 @@ class Rise:
 
 
 class GrowthTrigger:
-    """Of one process: all its devices."""
+    """One per process, for all its devices."""
 
     def __init__(self) -> None:
         self._rises: dict[int, tuple[Rise, Rise]] = {}
@@ -65,14 +65,14 @@ class GrowthTrigger:
         self._not_before = 0
         self._quiet_since = 0
         self.grows = False
-        self.blocks_grow = False  # else a few tensors that get larger
+        self.blocks_grow = False  # if only bytes grow, a few tensors get larger
 
     def blocks_at_first(self) -> dict[int, int]:
-        """By device: live blocks where it began to look."""
+        """device → live blocks at the first observed step."""
         return {device: rises[1].first for device, rises in self._rises.items() if rises[1].first is not None}
 
     def step_closed(self, step: int, figures: Iterable[tuple[int, int | None, int | None]]) -> bool:
-        """(device, allocated, blocks) as this step ended. True: look now."""
+        """`figures`: (device, allocated, live blocks) at the end of this step. True: start a census."""
         if step < FIRST_STEP:
             return False
         grows = blocks_grow = False

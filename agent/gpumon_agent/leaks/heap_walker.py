@@ -1,21 +1,19 @@
 """Walks from named roots to the tensors they hold. Long: it stops and resumes anywhere, so its cursor is one class.
 
-It walks a slice at a time and keeps no object alive in between.
+It walks in time slices and keeps no object alive between them.
 
-Model. Depth first from roots (a module's globals, a frame's locals, an object). Where the walk stands is a stack of
-levels. Within a slice a level holds its object; between slices it holds the object's id and the way to it from the
-level above (a position, a key), so that it is found again, or is not: then the walk goes on above it. Containers are
-read in chunks by position, never expanded; an object to which only one reference leads is not noted as visited, for
-no second way can lead to it. With a limit of levels an object that is met again closer to a root is looked into again,
-so that walks with growing limits give the shortest name first. What lies within the limit to its end, and leads to no
-tensor that counts, is not looked into again by a later round.
+Model. Depth-first search from roots (a module's globals, a frame's locals, an object). The cursor is a stack of levels.
+Within a slice a level holds its object; between slices only the object's id and its position or key in the level above.
+If the object is no longer there, the walk continues one level up. Containers are read in chunks by position, never
+copied whole. An object with a single reference is not marked as visited, because no second path can lead to it. Under a
+depth limit, an object met again closer to a root is walked again, so rounds with growing limits find the shortest name
+first. An object that was fully walked within the limit without a find is skipped by later rounds.
 
-Never asked: the collector's list of objects, or who refers to something. `gc.get_referents` of one object is, where no
-other way tells what it holds.
+It never calls `gc.get_objects` or `gc.get_referrers`, and `gc.get_referents` only where no cheaper way exists.
 
-Cost: 0.3 to 1 µs an object; benchmarks/census.py.
-Known limitations. An object whose references are in C and not told to the collector is opaque. A large set is read up
-to `SET_MAX`. What changes between two slices may be missed, and is then found by the next census.
+Cost: 0.3 to 1 µs per object; benchmarks/census.py.
+Known limitations. C objects that do not report their references to the collector are opaque. Sets are read up to
+`SET_MAX`. Changes between two slices may be missed until the next census.
 """
 
 from __future__ import annotations
@@ -51,14 +49,14 @@ from gpumon_agent.leaks.object_children import (
 )
 from gpumon_agent.thread_clock import ThreadClock
 
-CHUNK = 16  # children between two looks at the clock
-DEPTH_MAX = 160  # the way back takes 1 µs a level
-BIG = 4_096  # entries: a dict of more is read by the interpreter's own cursor; a position in it costs time to return to
+CHUNK = 16  # children read at once
+DEPTH_MAX = 160  # resuming costs 1 µs per level
+BIG = 4_096  # entries: larger dicts are read with PyDict_Next, whose cursor resumes without skipping entries
 SET_MAX = 10_000
 AGAIN_MAX = 8
-GLANCE = 512  # entries of a large container that a shallow walk reads, its newest
+GLANCE = 512  # newest entries of a large sequence that a depth-limited round reads first
 _KEY = object()
-_ITEM, _NAMED, _BARE = range(3)  # how a dict's keys are told: ['key'], .key, not at all
+_ITEM, _NAMED, _BARE = range(3)  # how names show a dict's keys: ['key'], .key, not at all
 
 _next: Any = ctypes.pythonapi.PyDict_Next
 _next.restype = ctypes.c_int
@@ -71,37 +69,37 @@ _next.argtypes = [
 
 
 class Root(NamedTuple):
-    """Where a walk begins: an object that can be asked for again, and what it is called."""
+    """Where a walk begins: a function that finds the object again in each slice, and the object's name."""
 
     find: Callable[[], Any]
     prefix: str = ""  # before the first label: "metrics."
-    function: str | None = None  # whose variables these are
+    function: str | None = None  # whose local variables these are
     kind: str = "global"
     named: bool = False  # a namespace: its dict's keys are variables
-    own: str = ""  # what `self` stands for
+    own: str = ""  # the class name that replaces `self`
     module: str | None = None  # whose globals these are
     where: Callable[[str], str | None] = lambda _: None  # the line that first gave the variable a value
 
 
 class _Level:
-    """One object on the way down. What is set in a slice only is None between slices."""
+    """One object on the path from the root. Fields marked "in a slice" are None between slices."""
 
     cursor = 0  # of the next chunk
     end = -1  # of a sequence: where to stop; -1: at its end
-    glances = False  # only the newest entries of a large one are read, the others if those hold finds
+    glances = False  # of a large sequence, read the newest entries first, the others only if those hold finds
     full = False
     attributed = False
-    again_later = False  # a deeper round has something to look for in it
-    began = 0  # objects that were looked at before it
-    again = 0  # times that an entry was gone into anew, for another object had taken its place
+    again_later = False  # a deeper round must walk it again
+    began = 0  # objects seen before it
+    again = 0  # times that an entry was walked again because another object had replaced it
     chunk: Any = None  # in a slice
     edges: Any = None  # in a slice: keys, or labels and tags
     places: Any = None  # in a slice: cursors of a big dict's entries
     items: Any = None  # in a slice: an iterator
     index = 0  # next within the chunk
     base = 0  # cursor of the chunk's first entry
-    alike: Any = None  # what of its place goes into its name
-    holder: object_children.Name | None = None  # of tensors that are direct elements: the same for all of them
+    alike: Any = None  # the part of its position that goes into its name
+    holder: object_children.Name | None = None  # shared by all tensors that are direct elements
 
     def __init__(self, obj: Any, how: int, at: int, key: Any, label: str | None, tag: str, style: int) -> None:
         self.obj = obj  # in a slice
@@ -109,14 +107,14 @@ class _Level:
         self.how = how
         self.at = at  # position in the level above
         self.key = key  # or its key there, if a string or an int; _KEY: it is itself a key
-        self.label = label  # None: to be told from the level above
+        self.label = label  # None: made from the level above
         self.tag = tag
         self.style = style
 
 
 class HeapWalker:
-    """One census's way through the objects. `found` is told of every tensor that is met, with this walk to ask for its
-    name; it returns whether the tensor counts as a find."""
+    """The walk of one census. `found` is called with every tensor met and with this walker, which can name it;
+    it returns whether the tensor counts as a find."""
 
     def __init__(
         self, found: Callable[[Any, HeapWalker], bool], files: object_children.Files, of_module: Callable[[str], Root]
@@ -124,24 +122,24 @@ class HeapWalker:
         self.objects = 0
         self._of_module = of_module
         self._spaces: set[int] = set()  # namespaces that are roots, by id
-        self._met: set[object] = set()  # modules of the user's that are roots, by name
+        self._met: set[object] = set()  # names of the user's modules that are roots
         self._found = found
         self._files = files
-        self._roots: list[Root | str] = []  # a name: of a module
+        self._roots: list[Root | str] = []  # a str names a module
         self._root: Root = Root(lambda: None)
         self._levels: list[_Level] = []
         self._visited: dict[int, int] = {}
-        self._done: set[int] = set()  # larger ones that hold nothing, to their ends
-        self._cut: set[int] = set()  # visited, and a deeper round has something to look for in them
-        self._modules: list[str] = []  # of the user's that something led to, in any round
+        self._done: set[int] = set()  # fully walked, without finds; only objects with many descendants
+        self._cut: set[int] = set()  # visited, but a deeper round must walk them again
+        self._modules: list[str] = []  # the user's modules that were reached, in any round
         self._how: dict[type, int] = {}  # of types that are not the user's
         self._users_how: dict[int, tuple[weakref.ref[type], int]] = {}
         self._clock = ThreadClock(0)
         self._once_more = False
-        self._holders: dict[Any, object_children.Name] = {}  # of containers, by id, or by id and the way on
-        self._named: dict[Any, object_children.Name] = {}  # of places that are told alike, below one root
+        self._holders: dict[Any, object_children.Name] = {}  # of containers, by id, or by id and the path below
+        self._named: dict[Any, object_children.Name] = {}  # of positions with the same name, below one root
         self._sources: dict[str, list[str]] = {}  # by file
-        self._stems: dict[int, Counter[str]] = {}  # of namespaces, by id: names without their numbers
+        self._stems: dict[int, Counter[str]] = {}  # of namespaces, by id: names without their trailing digits
         self._lines: dict[tuple[str, int, str], int | None] = {}
         self._limit = DEPTH_MAX
         self._installed = False
@@ -150,9 +148,9 @@ class HeapWalker:
         self._tensor_edge: Any = None
 
     def begin(self, roots: list[Root | str], *, limit: int, installed: bool = False, again: bool = True) -> None:
-        """Another round from `roots`. `limit`: of levels. `installed`: installed packages' classes too.
+        """Starts a round. `limit`: maximum depth. `installed`: also walk the classes of installed packages.
 
-        `again` False: what earlier rounds have visited is not looked into again.
+        `again` False: skip objects that earlier rounds have visited.
         """
         self._met = {root.module for root in roots if isinstance(root, Root)} | (set() if again else self._met)
         self._spaces |= {id(root.find()) for root in roots if isinstance(root, Root) and root.named}
@@ -170,7 +168,7 @@ class HeapWalker:
             self._cut = set()
 
     def run(self, clock: ThreadClock, enough: Callable[[], bool]) -> bool:
-        """Walks on until the clock says so. True: this round is complete. `enough` is asked before each root."""
+        """Walks until the clock is over. True: the round is complete. `enough` is called before each root."""
         levels = self._levels
         self._clock, self._once_more = clock, False
         self._resume()
@@ -182,7 +180,7 @@ class HeapWalker:
                     self._roots.clear()
                 else:
                     self._enter()
-                if self._once_more or clock.over():  # asked last: finding the way back may take all of a short slice
+                if self._once_more or clock.over():  # checked last: resuming may take all of a short slice
                     break
             return not levels and not self._roots
         finally:
@@ -214,7 +212,6 @@ class HeapWalker:
 
     @staticmethod
     def _position(level: _Level) -> int:
-        """The cursor of the entry that is next."""
         if level.chunk is None:
             return level.cursor
         if level.places is not None:
@@ -230,11 +227,11 @@ class HeapWalker:
             obj = self._root.find() if above is None else self._again(above, level)
             if obj is None or id(obj) != level.identity:
                 if above is not None and levels[depth - 1].again < AGAIN_MAX and level.at >= 0:
-                    levels[depth - 1].again += 1  # a variable that is given a new value in each step
+                    levels[depth - 1].again += 1  # for example a variable that each step assigns anew
                     levels[depth - 1].cursor = level.at
                 if above is not None:
                     levels[depth - 1].again_later = True
-                for lost in levels[depth:]:  # not looked at to its end: another way may lead there
+                for lost in levels[depth:]:  # not fully walked: another path may lead there
                     self._visited.pop(lost.identity, None)
                 del levels[depth:]
                 return
@@ -242,7 +239,7 @@ class HeapWalker:
             above = level
 
     def _again(self, above: _Level, level: _Level) -> Any:
-        """The object of `level`, by the way that led to it."""
+        """The object of `level`, looked up in the level above; possibly another object, or None."""
         obj, at = above.obj, level.at
         try:
             if at == _ATTRIBUTES:
@@ -274,11 +271,11 @@ class HeapWalker:
     # --------------------------------------------------------------------------------------------------- one chunk on
 
     def _advance(self, level: _Level) -> None:
-        """Looks at the level's next children, until one of them is a level of its own."""
+        """Visits the level's next children, until one of them is pushed as a level."""
         if level.chunk is None or level.index >= len(level.chunk):
             try:
                 more = self._fill(level)
-            except (RuntimeError, IndexError) as error:  # it changed under our eyes
+            except (RuntimeError, IndexError) as error:  # it changed while it was read
                 pass_on(error)
                 more = False
             if not more:
@@ -344,7 +341,7 @@ class HeapWalker:
         self.objects += index - start
 
     def _leave(self) -> None:
-        """The innermost level is looked at to its end, as far as the limit allows."""
+        """Pops the innermost level, which is fully walked as far as the limit allows."""
         level = self._levels.pop()
         if level.again_later or level.glances:
             self._cut.add(level.identity)
@@ -356,7 +353,7 @@ class HeapWalker:
             self._done.add(level.identity)
 
     def _attributes(self, level: _Level) -> bool:
-        """A container of the user's own class may have attributes too: they come after what it contains."""
+        """Pushes the instance dict of a container's subclass, after its entries. False: there is none to walk."""
         if (
             level.attributed
             or level.how not in (SEQUENCE, DICT, DEQUE, SET, ROWS)
@@ -459,7 +456,7 @@ class HeapWalker:
         return True
 
     def _keys(self, level: _Level, keys: list[Any]) -> None:
-        """Tensors among a dict's keys, alone or in a tuple (as a cache has its arguments)."""
+        """Tensors among a dict's keys, directly or in a tuple (such as a cache keyed by arguments)."""
         for key in keys:
             kind = type(key)
             if kind is str or kind is int:
@@ -469,9 +466,9 @@ class HeapWalker:
                     self._tensor(each, level, _KEY)
 
     def _children(self, level: _Level) -> tuple[list[Any], list[Any] | None]:
-        """Of a level that is no container: its children, and (label, tag) of each where that is known.
+        """Children of a level that is not a container, and the (label, tag) of each if known.
 
-        Of a class, which may have a thousand, only the names: no text is made for each."""
+        For a class, which may have a thousand, only attribute names: building labels would be slow."""
         obj = level.obj
         if level.how == REFERENTS:
             return gc.get_referents(obj), None
@@ -490,12 +487,12 @@ class HeapWalker:
         module = getattr(kind, "__module__", None)
         if kind.__flags__ & _HEAP_TYPE == 0 or (isinstance(module, str) and not self._files.users_module(module)):
             self._how[kind] = found
-        else:  # a class can go like any other object
+        else:  # the user's classes can be freed like any other object
             self._users_how[id(kind)] = weakref.ref(kind), found
         return found
 
     def _meet(self, name: Any) -> None:
-        """A module of the user's that something leads to: what is imported is found so, without going through all."""
+        """Adds a user's module that the walk has reached as a root, so `sys.modules` need not be scanned."""
         if name not in self._met and self._files.users_module(name):
             self._met.add(name)
             if name not in self._modules:
@@ -503,7 +500,7 @@ class HeapWalker:
             self._roots.append(self._of_module(name))
 
     def _holds_nothing(self, child: Any, kind: int) -> bool:
-        """Whether a small object has only such children as have none themselves: then it needs no level of its own."""
+        """Whether a small object has only children without children of their own: then it needs no level."""
         if kind == REFERENTS:
             held: Any = gc.get_referents(child)
         elif kind == SEQUENCE:
@@ -537,11 +534,11 @@ class HeapWalker:
             elif not self._installed:
                 return False
         elif type(child) in _UNTRACKED_IF_EMPTY and not gc.is_tracked(child):
-            return False  # nothing in it could hold anything
+            return False  # untracked: nothing in it can hold references
         elif kind == ROWS and not child.dtype.hasobject:
             return False
         elif kind == DICT and id(child) in self._spaces:
-            return False  # globals() in a variable: its own names are what a person knows
+            return False  # globals() in a variable: the plain variable names are better
         edge = None if level.edges is None else level.edges[index]
         label: str | None = None
         tag = ""
@@ -583,7 +580,7 @@ class HeapWalker:
         self._tensor_edge = edge
         self._tensor_label = None
         if self._found(tensor, self):
-            for each in self._levels:  # it holds finds: it is read whole
+            for each in self._levels:  # it holds finds: read all of it
                 each.full = each.full or each.glances
             level.again_later = True
         depth = len(self._levels)
@@ -601,14 +598,14 @@ class HeapWalker:
     # ---------------------------------------------------------------------------------------------------------- names
 
     def name(self) -> object_children.Name:
-        """Of what holds the tensor that `found` is being told of."""
+        """The name of the holder of the tensor that `found` is being called with."""
         level = self._levels[-1]
         steady = level.how in _CONTAINERS or (level.how == DICT and len(level.obj) > _NAMED_KEYS_MAX)
         if steady and _fixed(level.obj):
-            steady = False  # each entry has a name of its own
+            steady = False  # each entry has its own name
         if steady:
             known = level.holder or self._holders.get(level.identity)
-            if known is not None:  # what came into it since another way led there is held by the same
+            if known is not None:  # reached before by another path: keep that name for its new entries
                 level.holder = known
                 return known
         edge = self._tensor_edge
@@ -631,8 +628,8 @@ class HeapWalker:
         return told
 
     def _within(self, entry: object) -> object:
-        """The innermost container whose entries are told alike, and the way on from there: another name that leads to
-        it leads to the same holder."""
+        """The innermost container whose entries share a name, plus the path below it. It identifies the holder when
+        another name leads to the same container."""
         way: list[object] = [entry]
         for each in reversed(self._levels):
             if each.how in _CONTAINERS and not _fixed(each.obj):
@@ -680,27 +677,27 @@ class HeapWalker:
         return self._clock.spent_ns
 
     def once_more(self) -> None:
-        """Ends this slice: the next one begins where the tensor is that `found` is being told of."""
+        """Ends this slice; the next one begins with the tensor that `found` is being called with."""
         self._once_more = True
 
     def beside(self) -> Iterator[Any]:
-        """The other variables of the function or object that `found` is being told a tensor of."""
+        """The other variables of the function or object that holds the tensor passed to `found`."""
         level = self._levels[-1]
         return iter(()) if level.how in _CONTAINERS else iter(level.chunk)
 
     def way(self) -> Iterator[Any]:
-        """The objects that lead to the tensor that `found` is being told of, the innermost first."""
+        """The objects on the path to the tensor passed to `found`, innermost first."""
         return (level.obj for level in reversed(self._levels))
 
     def _users_class(self) -> str | None:
-        """Where the class of the innermost object of the user's begins: better than no line."""
+        """The line of the innermost user-defined object's class, used if there is no better line."""
         for each in reversed(self._levels):
             if each.how == REFERENTS and self._files.users_module(type(each.obj).__module__):
                 return object_children.class_line(type(each.obj))
         return None
 
     def _shortened_by_its_own(self) -> bool:
-        """Whether the outermost container that grows is shorter than what its own code lets it become."""
+        """Whether the outermost growing container is within the length that the user's code trims it to."""
         grows = next(
             (at for at, each in enumerate(self._levels) if at and each.how in _CONTAINERS and _starred(each)), 0
         )
@@ -756,7 +753,7 @@ class HeapWalker:
         return "", ""
 
     def _stem(self, above: _Level, name: str) -> str:
-        """`seen*` for seen17, where the newest names of a namespace are many that differ in their number only."""
+        """`seen*` for seen17, if many of the namespace's newest names differ only in trailing digits."""
         stem = name.rstrip(_DIGITS)
         if stem == name:
             return name
@@ -767,7 +764,7 @@ class HeapWalker:
         return f"{stem}*" if stems[stem] >= _NUMBERED else name
 
     def _line_within(self, above: _Level, label: str) -> str | None:
-        """Where a function's own variable, closure or default stands; the innermost one tells."""
+        """The line of a frame's local variable; for a function's closures and defaults, its first line."""
         code = object_children.code_of(above.obj)
         if code is None or above is self._levels[0]:
             return None
@@ -775,7 +772,6 @@ class HeapWalker:
         return naming.place(code, line)
 
     def line(self, code: Any, name: str) -> int | None:
-        """Where `code` first gives the variable `name` a value."""
         key = code.co_filename, code.co_firstlineno, name
         if key not in self._lines:
             self._lines[key] = naming.stored_at(code, name)
@@ -783,7 +779,7 @@ class HeapWalker:
 
 
 def _shortened(labels: Iterable[str]) -> Iterator[str]:
-    """A linked list's `.next.next.next` is `.next…`."""
+    """Turns a linked list's `.next.next.next` into `.next…`."""
     for label, run in groupby(each for each in labels if each):
         times = len(list(run))
         few = times == 1 or label == "[*]" or (times == 2 and label.endswith("]"))
@@ -791,7 +787,7 @@ def _shortened(labels: Iterable[str]) -> Iterator[str]:
 
 
 def _starred(level: _Level) -> bool:
-    """Whether what is in it is told alike, as "[*]"."""
+    """Whether its entries share the label "[*]"."""
     if level.how in _CONTAINERS:
         return not _fixed(level.obj)
     if type(level.obj) in object_children.TEES:
@@ -800,7 +796,7 @@ def _starred(level: _Level) -> bool:
 
 
 def _fixed(container: Any) -> bool:
-    """Whether a container's entries are told by their place: a record's, a small tuple's, the only one."""
+    """Whether a container's entries are labelled by index: of a small tuple or a list of one."""
     if isinstance(container, tuple):
         return tuple.__len__(container) <= _PLACES_MAX
     return isinstance(container, list) and list.__len__(container) == 1
@@ -817,21 +813,21 @@ _PRIORITY = (
     "tee", "link", "bounded", "hook", "cache", "traceback", "generator", "closure", "default", "class", "module",
     "attribute",
 )  # fmt: skip
-_UNTRACKED_IF_EMPTY = (tuple, dict)  # those made in C may be untracked, and hold tensors all the same
+_UNTRACKED_IF_EMPTY = (tuple, dict)  # exact types: others made in C may be untracked and still hold tensors
 _CONTAINERS = (SEQUENCE, DEQUE, SET, ROWS)
 _NAMED_KEYS_MAX = 32
 _PLACES_MAX = 8
 _DIGITS = "0123456789"
-_NUMBERED = 8  # names alike but for their number: made in a loop
-_LEAST_TRIMMED = 5  # entries: what holds fewer grows no more, or has only begun
-_NO_BOUND = 10_000_000  # entries: as many blocks, the smallest there are, take 5 GB
+_NUMBERED = 8  # names that differ only in trailing digits: made in a loop
+_LEAST_TRIMMED = 5  # entries: a container with fewer does not grow, or has only begun to
+_NO_BOUND = 10_000_000  # entries: this many blocks of the smallest size take 5 GB
 _HEAP_TYPE = 1 << 9
 _SMALL = 24
-_LARGER = 12  # objects: to note what holds less costs more than to look again
+_LARGER = 12  # objects: for fewer, remembering them costs more than walking them again
 _HOLDERS_MAX = 10_000
 _BUILTINS = id(vars(builtins))  # every namespace leads there
 _ATTRIBUTES = -1  # in place of a position
-_AT_ONCE = 16  # children of one object between two looks at the clock
+_AT_ONCE = 16  # children of one object between two clock checks
 
 
 def _entry(mapping: dict[Any, Any], cursor: int) -> tuple[Any, Any] | None:
@@ -843,7 +839,7 @@ def _entry(mapping: dict[Any, Any], cursor: int) -> tuple[Any, Any] | None:
 
 
 def _references_of_a_single() -> int:
-    """What sys.getrefcount says, in the place where it is asked above, of an object that one container holds."""
+    """What `sys.getrefcount` in `_advance` returns for an object that only one container holds."""
     held: list[list[object]] = [[]]
     chunk = held[0:1]
     child = chunk[0]

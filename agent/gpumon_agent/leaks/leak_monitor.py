@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 TOGETHER = 4
-"""Steps that are looked at in one go while there is nothing to be done: the first of them pays for cold caches."""
-_HOST = -1  # as Tensor.get_device() has it
-_RESIDENT_UNIT_BYTES = 4 << 20  # it has to rise by that much to be suspected: resident memory creeps anyway
+"""Steps processed in one batch while the census is idle: cold caches are paid for once per batch."""
+_HOST = -1  # as Tensor.get_device() returns it
+_RESIDENT_UNIT_BYTES = 4 << 20  # smaller rises are ignored: resident memory always creeps
 
 
 class LeakMonitor:
-    """One process's. Made and called in the training thread, except `picture`."""
+    """One per process. Created and called in the training thread, except `picture`."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class LeakMonitor:
         self._resident_before: int | None = None
 
     def follow(self, optimizer: Any) -> None:
-        """A state dict that this optimizer is given uses the load that it came from."""
+        """From here on `optimizer.load_state_dict` marks the load that the state came from as used."""
         self._loads.follow_optimizer(optimizer)
 
     def step_closed(self, step: int, reads: Iterable[tuple[int, Read]]) -> None:
-        """(device, reading) of the step's windows: the last of each tells what is allocated as the optimizer ends."""
+        """`reads`: (device, reading) of the step's windows; the last per device is from the end of the optimizer."""
         waiting = self._waiting
         waiting.append((step, dict(reads)))
         if len(waiting) >= TOGETHER or self.census.at_work or self._loads.loads:
@@ -92,16 +92,15 @@ class LeakMonitor:
         self._take(step, figures, newest)
 
     def picture(self) -> list[wire.Event]:
-        """What a viewer that comes late is shown."""
+        """Events for a viewer that connects late."""
         newest = self.census.newest
         told = self.checkpoints.picture()
         return told if newest is None else [newest, *told]
 
     def stop(self) -> None:
-        """Leaves nothing switched on and nothing replaced."""
         self.census.stop()
         self._loads.stop()
 
     def disown(self) -> None:
-        """In a forked child: what PyTorch keeps is the parent's, and its device."""
+        """In a forked child: PyTorch's state and the device belong to the parent."""
         self._loads.stop()

@@ -1,18 +1,17 @@
-"""Checkpoints that were loaded: their tensors followed by storage, weakly, until they are gone or somebody owns them.
+"""Follows the tensors of loaded checkpoints, by weak references to their storages, until they are freed or owned.
 
-Model. `torch.serialization._load`, with which torch.load reads a file, and `safetensors.torch.load_file` are watched;
-whatever loads a checkpoint for a library ends there. The storages behind the tensors of a result are noted by weak
-reference: one that goes reports itself. `load_state_dict`, of a module or a watched optimizer, marks the load whose
-tensors it is given (or, where they were converted on the way, the newest one of enough tensors) as used: what lives on
-after that, and is no owner's, is retained. What no known load brought and is given to `load_state_dict` before the
-first step (from `safetensors.safe_open`, `safetensors.torch.load`, `torch.distributed.checkpoint`, a reader of one's
-own) is a load from there on. Where `load_state_dict` is given other tensors than a load's, but of shapes that this one
-has too (a library has read the file again by itself), the load is a twin of what was used: it counts once a name is
-found that leads to it, if nothing has written to it meanwhile and no parameter has it, as an average of the weights or
-a second model would.
-Cost: 2 µs a tensor of a load; nothing a step.
-Known limitations. Of a file in the format of before torch 1.6 only what is given to `load_state_dict` is seen. Of a
-load no more than `TENSORS_MAX` tensors are followed.
+Model. We wrap `torch.serialization._load` (used by torch.load) and `safetensors.torch.load_file`, which most libraries
+call. Every storage of the result gets a weak reference, whose callback reports that it was freed. `load_state_dict`, of
+a module or a watched optimizer, marks the load that its tensors come from as used; if they were converted on the way,
+the newest unused load with enough tensors. Tensors that stay alive after that without an owner are retained. Tensors of
+no known load that are passed to `load_state_dict` before the first step (from `safetensors.safe_open`,
+`safetensors.torch.load`, `torch.distributed.checkpoint` or custom code) become a load themselves. If `load_state_dict`
+gets different tensors with the same shapes (a library re-read the file), the load is a twin of what was used. A twin is
+reported only if it is reachable by name, was not written to and is not a parameter, which rules out EMA copies and
+second models.
+Cost: 2 µs per tensor of a load; nothing per step.
+Known limitations. Loads in the file format before torch 1.6 are only seen through `load_state_dict`. At most
+`TENSORS_MAX` tensors per load are followed.
 """
 
 from __future__ import annotations
@@ -38,16 +37,14 @@ from gpumon_agent.registry import REGISTRY
 from gpumon_agent.storages import plain
 
 TENSORS_MAX = 200_000
-LOADS_MAX = 64  # followed at one time; the oldest is given up
-TWINS_LEAST = 2  # tensors: of a single one others of its shape say nothing
-TWINS_SHARE = 0.125  # of a load's tensors: those of a model, in a file that has an optimizer's too
-GIVEN = "load_state_dict"  # the source of what no known load brought
-_HOST = -1  # as Tensor.get_device() has it
+LOADS_MAX = 64  # followed at one time; then the oldest is dropped
+TWINS_LEAST = 2  # tensors: the shape of a single one proves nothing
+TWINS_SHARE = 0.125  # of a load's tensors: a model's share in a file with optimizer state
+GIVEN = "load_state_dict"  # source of tensors from no known load
+_HOST = -1  # as Tensor.get_device() returns it
 
 
 class _Followed(weakref.ref[Any]):
-    """A storage that a load made."""
-
     __slots__ = ("device", "identity", "load", "nbytes", "version")
     device: int
     identity: int
@@ -57,7 +54,7 @@ class _Followed(weakref.ref[Any]):
 
 
 class Load:
-    """One call, and what is left of it."""
+    """One load, and its tensors that are still alive."""
 
     def __init__(
         self, number: int, source: str, step: int, file: str | None, where: str | None, mapped: bool | None
@@ -72,15 +69,15 @@ class Load:
         self.loaded: Counter[int] = Counter()  # bytes by device
         self.followed: dict[int, _Followed] = {}  # by the storage's identity
         self.owned: set[int] = set()  # identities that an owner of the ledger has taken over
-        self.looked_step: int | None = None  # when that was found
-        self.holders: dict[int, Counter[Any]] = {}  # device → who was found to hold its tensors
+        self.looked_step: int | None = None  # at which `owned` was updated
+        self.holders: dict[int, Counter[Any]] = {}  # device → names that hold its tensors
         self.searched = False
         self.shapes: Counter[torch.Size] = Counter()
-        self.twin = False  # used by its likes only, and nobody was found yet who just keeps it
-        self.at_work: set[int] = set()  # identities of a twin's tensors that somebody uses himself
+        self.twin = False  # only equal shapes were used, and no holder that merely keeps it was found yet
+        self.at_work: set[int] = set()  # identities of a twin's tensors that are in use
 
     def keeps(self, tensor: Tensor, identity: int) -> bool:
-        """Whether a tensor with a storage of this load is only kept, as far as can be told."""
+        """Whether a tensor with a storage of this load is merely kept; of a twin, neither written to nor trained."""
         if not self.twin:
             return True
         known = self.followed.get(identity)
@@ -92,11 +89,11 @@ class Load:
 
     @property
     def left(self) -> int:
-        """Tensors that live and are in nobody's books."""
+        """Storages that are alive and have no owner."""
         return sum(identity not in self.owned for identity in self.followed)
 
     def alive(self, device: int) -> dict[int, int]:
-        """identity → bytes of what lives on a device and is in nobody's books."""
+        """identity → bytes of the storages on `device` that have no owner and are not in use."""
         return {
             identity: each.nbytes
             for identity, each in self.followed.items()
@@ -105,15 +102,15 @@ class Load:
 
 
 class Loads:
-    """Those of this process. `step` tells the present one."""
+    """The loads of this process. `step` returns the current step."""
 
     def __init__(self) -> None:
         self.step: Callable[[], int] = lambda: 0
         self.loads: list[Load] = []
         self.fires = True
         self._count = 0
-        self._depth = 0  # of wrapped calls: one that another makes is part of it
-        self._gone: deque[_Followed] = deque()  # appended to by whoever drops the last reference, in any thread
+        self._depth = 0  # of wrapped calls: a nested one is part of the outer
+        self._gone: deque[_Followed] = deque()  # appended to in the thread that drops the last reference
         self._loaded = protect("checkpoint", self._note)
         self._used = used = protect("checkpoint", self._mark)
         self._patches = Patches()
@@ -129,7 +126,7 @@ class Loads:
         self.wrap_safetensors()
 
     def wrap_safetensors(self) -> None:
-        """Once that package is there."""
+        """Wraps its `load_file`, once the package is imported."""
         module = sys.modules.get("safetensors.torch")
         if not self._safetensors and hasattr(module, "load_file"):
             self._safetensors = True
@@ -139,7 +136,6 @@ class Loads:
         self.fires = False
 
     def stop(self) -> None:
-        """Nothing is replaced any more, nothing followed."""
         if REGISTRY.loads is self:
             REGISTRY.loads = None
         self.fires = False
@@ -150,7 +146,7 @@ class Loads:
         self.loads.clear()
 
     def settle(self) -> bool:
-        """Takes out what has gone. Whether anything is still followed."""
+        """Removes freed storages. Whether any load is still followed."""
         while self._gone:
             gone = self._gone.popleft()
             if gone.load.followed.get(gone.identity) is gone:
@@ -158,7 +154,7 @@ class Loads:
         return bool(self.loads)
 
     def claim(self, device: int, claimed: set[int]) -> int:
-        """Bytes on a device that loads have left and nobody else has claimed; claims them."""
+        """Claims all unclaimed storages of loads on a device, and returns their bytes."""
         total = 0
         if self.settle():
             step = self.step()
@@ -178,7 +174,7 @@ class Loads:
     def _observe_load(
         self, owner: Any, name: str, source: str, arguments: Callable[..., tuple[Any, bool | None]]
     ) -> None:
-        """`arguments` gives, of a call's, the file and whether it was mapped to a device."""
+        """`arguments` extracts from the call's arguments the file and whether it was mapped to a device."""
 
         def begins(*args: Any, **kwargs: Any) -> tuple[Any, bool | None] | None:
             if not self.fires:
@@ -197,7 +193,7 @@ class Loads:
         return state_dict if self.fires and (self.loads or not self.step()) else None
 
     def follow_optimizer(self, optimizer: Optimizer) -> None:
-        """A state that it is given from here on marks the load that it came from as used."""
+        """From here on its `load_state_dict` marks the load that the state came from as used."""
         if optimizer not in self._optimizers:
             self._optimizers[optimizer] = optimizer.register_load_state_dict_pre_hook(self._optimizer_given)
 
@@ -229,7 +225,6 @@ class Loads:
             del self.loads[:-LOADS_MAX]
 
     def _mark(self, state_dict: Any) -> None:
-        """The loads that `state_dict` is made of are used."""
         self.settle()
         given = [tensor for tensor in _tensors(state_dict) if type(tensor) in _PLAIN and not tensor.is_meta]
         identities = {tensor.untyped_storage()._cdata for tensor in given if tensor.layout is torch.strided}
@@ -252,7 +247,7 @@ class Loads:
 
 
 def _torchs_arguments(reader: Any, map_location: Any = None, *_: Any, **__: Any) -> tuple[Any, bool]:
-    """Of `_load`, called by torch.load, in whose frame the file stands: a path, or an open file."""
+    """File (a path or an open file, read from torch.load's frame) and whether `map_location` was passed."""
     frame = sys._getframe(1)
     for _depth in range(4):
         if frame.f_code is _LOAD:
@@ -296,7 +291,7 @@ def _name(file: Any) -> str | None:
 
 
 def install() -> Loads:
-    """From here on loads are followed; the one of this process."""
+    """Starts to follow loads, unless started already. Returns the process's `Loads`."""
     if REGISTRY.loads is None:
         REGISTRY.loads = Loads()
     running: Loads = REGISTRY.loads

@@ -13,7 +13,7 @@ _KEY = re.compile(r"\['[^']*'\]")
 
 
 def together(holders: Counter[Name], told: int = KEYS_TOLD) -> Counter[Name]:
-    """Of more than `told` names those that differ in the last key become one, then those that differ in any."""
+    """If there are more than `told` names, merges those that differ in the last key only, then in any keys."""
     for differing in (_LAST_KEY, _KEY):
         if len(holders) <= told:
             break

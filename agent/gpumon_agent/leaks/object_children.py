@@ -1,6 +1,6 @@
-"""The children of an object by its kind, with labels that name them.
+"""The children of an object by its type, with labels for names.
 
-Nothing here keeps anything: every list that is returned is for the slice in which it was asked for.
+Returned lists hold strong references: use them within one slice only.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from gpumon_agent.guard import pass_on
 from gpumon_agent.naming import instance_dict, place
 
 ATOM, TENSOR, SEQUENCE, DICT, DEQUE, SET, ROWS, PAIRS, REFERENTS, CLASS, FUNCTION, BUILTIN, MODULE = range(13)
-"""How an object's children are come by; ATOM: it has none that matter; ROWS: of numpy's arrays of objects."""
+"""How an object's children are read. ATOM: no relevant children; ROWS: a numpy array of dtype object."""
 
 Child = tuple[str, str, Any]
-"""label ("[*]", ".values", ".closure(kept)"), what kind of holder that makes (or ""), the object"""
+"""label ("[*]", ".values", ".closure(kept)"), kind of holder or "", object"""
 
 _FUNCTIONS = (types.FunctionType,)
 FRAMES = (types.FrameType,)
@@ -37,7 +37,7 @@ CACHE = type(functools.lru_cache(lambda: None))
 _LINK: Any = getattr(itertools, "_tee_dataobject", None)  # undocumented
 TEES: tuple[Any, ...] = (type(itertools.tee(())[0]), *((_LINK,) if _LINK is not None else ()))
 _HAS_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: instances can hold references
-_OURS = str(Path(__file__).parents[1])  # of the whole package
+_OURS = str(Path(__file__).parents[1])  # the whole package
 _EXACT: dict[type, int] = {
     **dict.fromkeys(
         (
@@ -78,18 +78,17 @@ _CONTAINERS = tuple((kind, told) for kind, told in _EXACT.items() if kind in PLA
 
 
 def how(kind: type) -> int:
-    """How the children of a `kind`'s instances are come by."""
     known = _EXACT.get(kind)
     if known is not None:
         return known
     if issubclass(kind, Tensor):
         return TENSOR
     for base, found in _CONTAINERS:
-        if issubclass(kind, base):  # also our own dicts of hooks: the others' hooks are in them
+        if issubclass(kind, base):  # includes our own hook dicts: they contain the user's hooks
             return found
     array = getattr(sys.modules.get("numpy"), "ndarray", None)
     if array is not None and issubclass(kind, array):
-        return ROWS  # it does not tell the collector what it holds
+        return ROWS  # it does not report its references to the collector
     if issubclass(kind, type):
         return CLASS
     if issubclass(kind, (BaseException, functools.partial)):
@@ -104,7 +103,7 @@ def how(kind: type) -> int:
 
 
 class Files:
-    """Which code is the user's: neither Python's, nor an installed package's, nor ours. By module and by file."""
+    """Decides by module or file whether code is the user's: not Python's, an installed package's, or ours."""
 
     def __init__(self) -> None:
         self._modules: dict[str, bool] = {}
@@ -117,7 +116,7 @@ class Files:
         if known is None:
             top = name.partition(".")[0]
             known = self._modules.get(top)
-            if known is None or (known and top != name):  # an installed package is installed whole
+            if known is None or (known and top != name):  # all submodules of an installed package are installed
                 file = vars(sys.modules.get(name, builtins)).get("__file__")
                 interactive = name == "__main__"  # no file in a notebook, nor with -c
                 known = interactive or (isinstance(file, str) and self.users_file(file))
@@ -139,7 +138,7 @@ def ours(code: types.CodeType) -> bool:
 
 
 def children(thing: Any) -> list[Child]:
-    """Of an object whose kind says PAIRS. In an order that holds as long as the object does not change."""
+    """Children of a PAIRS object, in an order that is stable while the object does not change."""
     kind = type(thing)
     if kind in _FUNCTIONS:
         return _of_function(thing)
@@ -179,8 +178,8 @@ def children(thing: Any) -> list[Child]:
 
 
 def again(thing: Any, at: int, identity: int) -> Any:
-    """The child that had this place and identity a slice ago, where it is found without listing them all: going back
-    down to where a walk stands must not take what is left of the slice. None: ask for all of them."""
+    """The child that had this position and id in the last slice, found without listing all children: resuming a walk
+    must not use up the slice. None: list all children."""
     kind = type(thing)
     if kind is CACHE:
         return next((each for each in gc.get_referents(thing) if id(each) == identity), None)
@@ -200,13 +199,13 @@ def again(thing: Any, at: int, identity: int) -> Any:
 
 
 def _of_tee(part: Any) -> list[Child]:
-    """Of itertools.tee's iterators and of the links of their chain: the source, what one still has to get, a link.
+    """Children of itertools.tee's iterators and of their linked chunks: the source, pending values, the next chunk.
 
-    The last link keeps what both iterators have had until it has 57 entries: that is bounded. Kept for users who read
-    one iterator of a tee ahead of the other: without this their leak has no name, and a tee that is read evenly warns
+    The last chunk also keeps values that both iterators have read, up to 57: that is bounded ("link"). Needed to name
+    the leak of a script that reads one iterator ahead of the other, and not to warn of one that reads both evenly
     (tests/scenarios/leaks, `two_readers`).
     """
-    held = [each for each in gc.get_referents(part) if type(each) is not type]  # since Python 3.12 their own
+    held = [each for each in gc.get_referents(part) if type(each) is not type]  # Python ≥ 3.12 includes its type
     behind = "tee" if type(held[-1]) in TEES and type(part) is _LINK else "link"
     return [
         ("[*]", behind, each) if at and type(each) not in TEES else ("", behind, each) for at, each in enumerate(held)
@@ -221,7 +220,7 @@ def _of_function(function: Any) -> list[Child]:
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
         try:
             found.append((f".closure({name})", "closure", cell.cell_contents))
-        except ValueError as error:  # not yet filled
+        except ValueError as error:  # empty cell
             pass_on(error)
             continue
     defaults = function.__defaults__ or ()
@@ -230,7 +229,7 @@ def _of_function(function: Any) -> list[Child]:
     for name, value in (function.__kwdefaults__ or {}).items():
         found.append((f".default({name})", "default", value))
     if len(found) or code.co_filename[:1] != "<":
-        # its __dict__ is not asked for: that makes one where there was none
+        # reading function.__dict__ would create it
         known = (function.__globals__, function.__kwdefaults__)
         for each in gc.get_referents(function):
             if type(each) is dict and each and not any(each is k for k in known) and "__builtins__" not in each:
@@ -243,7 +242,7 @@ def _of_function(function: Any) -> list[Child]:
 
 
 def has_attributes(function: Any) -> bool:
-    """Whether something was set on a function (`step.losses = []`), as far as can be told without making a dict."""
+    """Whether attributes were set on a function (`step.losses = []`); reads no `__dict__`, which would create one."""
     return any(
         type(each) is dict and each and each is not function.__globals__ and "__import__" not in each
         for each in gc.get_referents(function)
@@ -261,8 +260,8 @@ def _of_exception(error: BaseException) -> list[Child]:
 
 
 def cached(cache: Any) -> tuple[list[Any], list[tuple[str, str]]]:
-    """Of functools.lru_cache: what it remembers, be it in a dict or (with a limit) in a list of its own; and label and
-    tag of each. Many entries are read in one piece, so nothing is asked of each that can be asked of all."""
+    """Children of a functools.lru_cache, and the (label, tag) of each: its dict, or with a `maxsize` its links. All are
+    read in one piece, so the work per entry is minimal; with a `maxsize`, more than 2,000 entries are skipped."""
     function = getattr(cache, "__wrapped__", None)
     info = cache.cache_info()
     if info.maxsize is not None and info.currsize > _REMEMBERED_MAX:
@@ -286,24 +285,24 @@ HOOKS_FEW = 4
 
 
 def _of_frame(frame: types.FrameType) -> list[Child]:
-    """A function's local variables, in the order of its code."""
+    """A frame's local variables, in the order of its code object."""
     code = frame.f_code
     if ours(code):
         return []
     values = frames.variables(frame)
-    names = (*code.co_cellvars, *code.co_varnames, *code.co_freevars)  # a closure has its variables from here
+    names = (*code.co_cellvars, *code.co_varnames, *code.co_freevars)  # cellvars: used by closures
     return [(f".{name}", "", values[name]) for name in dict.fromkeys(names) if name in values]
 
 
 def row_entries(array: Any, begin: int, end: int) -> list[Any]:
-    """Of numpy's array of objects, in the order of its index."""
+    """Entries of a numpy array of dtype object, in index order."""
     flat = sys.modules["numpy"].ndarray.flat.__get__(array)
     entries: list[Any] = flat[begin:end].tolist()
     return entries
 
 
 def code_around(owner: Any) -> tuple[str | None, Callable[[str], Any]]:
-    """The file of the code that has `owner` as a frame, a namespace or `self`, and what a name means there."""
+    """The source file of `owner` (a frame, a module's globals or an instance), and a lookup of names used there."""
     if isinstance(owner, types.FrameType):
         known = {label.lstrip("."): value for label, _, value in _of_frame(owner)}
         return owner.f_code.co_filename, lambda name: known.get(name, owner.f_globals.get(name))
@@ -322,7 +321,7 @@ def code_around(owner: Any) -> tuple[str | None, Callable[[str], Any]]:
 
 
 def class_line(kind: type) -> str | None:
-    """file.py:LINE of a class, as far as it or its methods tell."""
+    """file.py:LINE of a class; before Python 3.13 the line of its first method. None: it has no methods."""
     first = vars(kind).get("__firstlineno__")  # since Python 3.13
     codes = [code for value in vars(kind).values() if (code := getattr(value, "__code__", None)) is not None]
     codes = [code for code in codes if isinstance(code, types.CodeType)]
@@ -333,7 +332,7 @@ def class_line(kind: type) -> str | None:
 
 
 def tensor_children(tensor: Any) -> list[Child]:
-    """Hooks and attributes of a tensor: what it saved for backward is told as its graph."""
+    """Hooks and attributes of a tensor. Tensors saved for backward are counted with its graph."""
     found: list[Child] = []
     for hooks in (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)):
         if hooks:
@@ -343,12 +342,12 @@ def tensor_children(tensor: Any) -> list[Child]:
 
 
 def attributes(tensor: Any) -> dict[str, Any]:
-    """What was set on a tensor (`parameter.norms = []`). Its __dict__ is not asked for: that makes one for each."""
+    """Attributes set on a tensor (`parameter.norms = []`). Reading tensor.__dict__ would create it."""
     return next((each for each in gc.get_referents(tensor) if type(each) is dict), {})
 
 
 def among(hooks: int) -> str:
-    """What tells one of them apart: nothing where they are few, of a heap that it is one of many."""
+    """A suffix: "[*]" if there are many hooks, which then share a label, else nothing."""
     return "[*]" if hooks > HOOKS_FEW else ""
 
 
@@ -356,7 +355,7 @@ def among(hooks: int) -> str:
 
 
 def attribute(owner: Any, child: Any) -> str | None:
-    """The name under which `owner`, an instance, holds `child`; None where no name leads to it."""
+    """The attribute under which the instance `owner` holds `child`, or None."""
     values = instance_dict(owner)
     if values is not None:
         for name, value in values.items():
@@ -375,16 +374,14 @@ def attribute(owner: Any, child: Any) -> str | None:
 
 
 class Name(NamedTuple):
-    """A holder, as it is told."""
-
     text: str
     kind: str
     where: str | None
-    function: str | None = None  # whose variable it begins with
+    function: str | None = None  # of the variable that `text` begins with
 
     @property
     def key(self) -> str:
-        """Tells apart variables of one name in two functions."""
+        """Distinguishes equal variable names in different functions."""
         return f"{self.text}@{self.function}"
 
     def holder(self, count: int) -> wire.Holder:
@@ -395,7 +392,6 @@ PAIRED = frozenset(kind for kind, told in _EXACT.items() if told in (PAIRS, FUNC
 
 
 def code_of(thing: Any) -> types.CodeType | None:
-    """Of a function, or a frame."""
     kind = type(thing)
     if kind in _FUNCTIONS:
         code: types.CodeType = thing.__code__

@@ -1,4 +1,4 @@
-"""The storages that have an owner, so that a census need not name a holder. Read a slice at a time."""
+"""Collects the storages that have an owner: a census does not report these. Runs in slices."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from gpumon_agent.attribution.inventory import Inventory
 from gpumon_agent.storages import plain, storages, tensors_within
 from gpumon_agent.thread_clock import ThreadClock
 
-ALIKE_MAX = 3  # models of one kind and size that nobody watches; more are a heap, and no owner
+ALIKE_MAX = 3  # unwatched models of one class and size; more suggest a leak of models, so none is an owner
 _AT_ONCE = 8
-_SEEN = ""  # in place of a buffer's name: that module was looked at
+_SEEN = ""  # in place of a buffer's name: marks the module as seen
 _Claim = Callable[[Any, int], bool]
 
 
 class OwnedStorages:
-    """Identities of the storages that belong to somebody. `run` until it says True, then ask `claimed`.
+    """Identities of owned storages. Call `run` until it returns True, then use `claimed` or `claim`.
 
-    Of several optimizers for the same parameters only the newest owns its state; of many unwatched models alike none
-    owns its weights: those are what a leak of optimizers or of copies is made of. A buffer that has become larger since
-    the census before, or was not there then, is nobody's either; `sizes` has the bytes of each.
+    Of several optimizers for the same parameters only the newest owns its state, and more than `ALIKE_MAX` equal
+    unwatched models own nothing: otherwise leaked optimizers or model copies would stay hidden. A buffer that has grown
+    or is new since the previous census is unowned too; `sizes` has the bytes of each.
     """
 
     def __init__(
         self, inventory: Inventory, others: Callable[[], Iterable[Module]], sizes: dict[tuple[int, str], int]
     ) -> None:
         self.claimed: set[int] = set()
-        self.addresses: set[int] = set()  # of the same
+        self.addresses: set[int] = set()  # of the claimed storages
         self._gradients: dict[int, weakref.ref[Tensor]] = {}
         self._inventory = inventory
         self._work: Iterator[tuple[_Claim, weakref.ref[Any]]] = iter(())
@@ -63,8 +63,8 @@ class OwnedStorages:
                 return False
 
     def claim(self, identity: int) -> bool:
-        """Whether a storage is somebody's. Gradients come and go with each step, and what is made next may lie where
-        they lay, so the leaf is asked again."""
+        """Whether a storage has an owner. Gradients are freed every step and their ids are reused, so the leaf's
+        current gradient is checked."""
         if identity in self.claimed:
             return True
         reference = self._gradients.get(identity)
@@ -116,7 +116,7 @@ class OwnedStorages:
         return complete
 
     def _grew(self, module: Module, name: str, buffer: Tensor) -> bool:
-        """Whether a buffer is larger than at the census before, or was not there then."""
+        """Whether a buffer is larger than at any previous census, or is new in a known module."""
         nbytes = sum(size for _, size, _ in storages(buffer))
         key = id(module), name
         before = self._sizes.get(key, 0 if (id(module), _SEEN) in self._sizes else nbytes)

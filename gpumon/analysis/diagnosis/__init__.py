@@ -1,1 +1,1 @@
-"""Out of memory, explained: from a message, a log, a recording or the moment itself to what failed, when and why."""
+"""Explains an out-of-memory from a message, a log, a recording or the live event: what failed, when and why."""

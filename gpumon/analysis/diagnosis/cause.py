@@ -4,7 +4,7 @@ Model. Before PyTorch raises, it has given back every segment that is wholly fre
 and not allocated then (slack) lies in segments that are partly in use. With r requested, S slack and F free,
 
     r > total                    oversized: no arrangement holds it
-    F ≥ r, under an own limit    limit: the driver would have given it
+    F ≥ r, own limit is set      limit: the driver would have given it
     F ≥ r                        refused: a limit outside PyTorch, or memory was freed before F was read
     S + F ≥ r                    fragmentation: enough is unused, in pieces that are too small. Not if S < r and less
                                  than `CRUMBS` of the device would be left (then it is full), and not if the step's
@@ -12,13 +12,13 @@ and not allocated then (slack) lies in segments that are partly in use. With r r
     S + F + others ≥ r           other-process: theirs is what is missing
     else                         capacity: r − S − F is missing even without fragmentation
 
-Each figure is an interval (gpumon.analysis.diagnosis.figures). The sentence says so where the verdict depends on which
-value inside the interval is the true one. Old messages do not name other processes: bytes that are neither free nor
-reserved count as this process's CUDA context up to CONTEXT_MAX, and as another process's above it.
-The peak that a step was going to need is known for a watched run only: the agent's forecast as the batch entered
-forward. Its lower end counts, after other processes are checked for the missing bytes. A leak needs a watched run or a
-recording: the growth per step. It takes precedence over the last three verdicts if the leaked bytes exceed both the
-slack and the shortfall, so that the request would have succeeded without it.
+Each figure is an interval (gpumon.analysis.diagnosis.figures). For fragmentation, a reason says so if the verdict
+depends on the rounding. Old messages do not name other processes: bytes that are neither free nor reserved count as
+this process's CUDA context up to CONTEXT_MAX, and as another process's above it. The step's forecast peak is known for
+a watched run only: the agent's forecast when the batch entered forward. The lower end of its interval is compared;
+other processes are checked for the missing bytes first. A leak needs a watched run or a recording: the growth per step.
+It takes precedence over the last three verdicts if the leaked bytes exceed both the slack and the shortfall, so that
+the request would have succeeded without it.
 """
 
 from __future__ import annotations
@@ -32,18 +32,16 @@ from gpumon.analysis.types import Finding
 from gpumon_agent.units import torch_size as shown
 
 CONTEXT_MAX = 2 << 30
-"""A CUDA context with its libraries takes 0.3 to 1.8 GiB; more than this outside PyTorch is not ours alone."""
+"""A CUDA context with its libraries takes 0.3 to 1.8 GiB; more outside PyTorch means another process."""
 
 CRUMBS = 0.02
-"""A share of the device: less than this left over is no room to speak of."""
+"""A device with less than this share left counts as full."""
 
 ZERO = known(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A verdict with both sides."""
-
     verdict: str
     sentence: str
     reasons: tuple[str, ...] = ()
@@ -61,7 +59,7 @@ class LeakEvidence:
 
 @dataclass(frozen=True, slots=True)
 class PredictedPeak:
-    """What the step was to need at its peak, as its batch entered forward: bytes, the interval's lower end too."""
+    """The step's forecast peak when its batch entered forward, and the lower end of its interval, in bytes."""
 
     peak: int
     low: int
@@ -70,7 +68,7 @@ class PredictedPeak:
 
 
 def find_cause(message: Message, growth: LeakEvidence | None = None, foreseen: PredictedPeak | None = None) -> Cause:
-    """The verdict on a message; `growth` where a trend is known, `foreseen` where the step's need was."""
+    """The verdict on a message; `growth` if there is a trend, `foreseen` if the step's peak was forecast."""
     if message.kind != "allocator":
         return _without_figures(message)
     asked = message.requested
@@ -287,7 +285,7 @@ def _others(message: Message, asked: Figure, room: Figure, missing: Figure) -> C
 
 
 def _outside(message: Message) -> Figure | None:
-    """Of the device, neither free nor reserved by PyTorch here."""
+    """Bytes of the device neither free nor reserved by PyTorch in this process."""
     if message.total is None or message.free is None or message.reserved is None:
         return None
     return message.total - message.free - message.reserved

@@ -19,7 +19,7 @@ SHAPES_SHOWN = 2
 
 
 def changed(rank: RankFrame, event: wire.Oom, kept: Sequence[Finding] = ()) -> tuple[str, ...]:
-    """Sentences, the batch first. `kept`: findings of what stays allocated, most bytes first."""
+    """Sentences, the batch first. `kept`: findings on memory that stays allocated, most bytes first."""
     device = event.device
     before = next(
         (
@@ -45,7 +45,7 @@ def changed(rank: RankFrame, event: wire.Oom, kept: Sequence[Finding] = ()) -> t
 
 
 def _start(rank: RankFrame, device: int) -> int | None:
-    """Allocated as the first forward of the step under way began."""
+    """Bytes allocated when the open step's first forward began."""
     if rank.open_step is None:
         return None
     start: int | None = None

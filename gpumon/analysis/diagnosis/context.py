@@ -1,4 +1,4 @@
-"""One failure as remedies see it: what is known of it, and what is on already."""
+"""One failure as the input for remedies."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from gpumon.analysis.estimate.model import Tensor
 from gpumon.analysis.types import Finding
 
 VARIABLES = ("PYTORCH_HIP_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""The last since PyTorch 2.9."""
+"""The last one exists since PyTorch 2.9."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is on already. None: not known."""
+    """Settings already in use. None: not known."""
 
     expandable: bool | None = None
     fused: bool | None = None
-    bucket_views: bool | None = None  # None too where there is no DDP
-    set: str = ""  # PYTORCH_CUDA_ALLOC_CONF as it stands, the other options included
+    bucket_views: bool | None = None  # None also without DDP
+    set: str = ""  # the value of PYTORCH_CUDA_ALLOC_CONF, with all options
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Settings:
-        """From environment variables by name; of several the last of `VARIABLES` counts."""
+        """From environment variables. The last of `VARIABLES` that is set counts."""
         values = [environment[name] for name in VARIABLES if environment.get(name)]
         if not values:
             return cls()
@@ -35,8 +35,6 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class FailureContext:
-    """What is known of the failure."""
-
     message: Message
     verdict: str
     phase: str | None = None
@@ -44,12 +42,12 @@ class FailureContext:
     recipe: Recipe | None = None
     way: str | None = None
     settings: Settings = field(default_factory=Settings)
-    activation: Tensor | None = None  # logits or attention scores, where it is one of those
-    kept: Sequence[Finding] = ()  # of what the device keeps for nothing
+    activation: Tensor | None = None  # logits or attention scores, if the request was for these
+    kept: Sequence[Finding] = ()  # findings on memory kept for no use
 
 
 def room(message: Message) -> int | None:
-    """What PyTorch can surely have in all: what it holds and what the device has free, within its limit."""
+    """A lower bound of PyTorch's total bytes: reserved + free, within its limit."""
     if message.reserved is None or message.free is None:
         return None
     both = (message.reserved + message.free).low

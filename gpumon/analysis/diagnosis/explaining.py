@@ -1,4 +1,4 @@
-"""From a message and what is known of the model to one explanation: verdict, tensor, moment, remedies."""
+"""Explains one out-of-memory from its message and the model: verdict, tensor, moment, remedies."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from gpumon_agent import wire
 from gpumon_agent.units import torch_size as shown
 
 DEFAULT_OPTIMIZER = "adamw"
-"""Assumed, and said to be, where a model is given and no optimizer."""
+"""Assumed if a model is given without an optimizer; the report says so."""
 
 SAME_BYTES = 8 << 20
-"""Ways whose figures differ by less are not told apart."""
+"""Ways whose figures differ by less are not distinguished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What beside the message is known."""
+    """Input beside the message."""
 
     tensors: Sequence[Tensor] = ()
     optimizer: str | None = None  # "adamw", "adamw:fused"
     batch: int | None = None
     sequence: int | None = None
     heads: int | None = None
-    later: bool | None = None  # whether the optimizer had stepped before; None: not known
+    later: bool | None = None  # whether the optimizer had stepped before; None: unknown
     settings: Settings = field(default_factory=Settings)
     growth: LeakEvidence | None = None
     foreseen: PredictedPeak | None = None
-    kept: tuple[Finding, ...] = ()  # of what the device keeps for nothing, most bytes first
+    kept: tuple[Finding, ...] = ()  # findings on memory kept for no use, most bytes first
 
 
 def explain(story: Story, known: Known | None = None) -> OomReport:
-    """The explanation of the last out-of-memory of a text. Raises ValueError for an optimizer that is not known."""
+    """Explains a text's last out-of-memory. Raises ValueError for an unknown optimizer."""
     known = known or Known()
     message = story.message
     settings = known.settings
@@ -97,7 +97,7 @@ def _suspects(
 
 
 def _assumptions(known: Known, best: Candidate | None, recipe: Recipe) -> list[str]:
-    """What the walk takes for granted, and what another way of writing the optimizer would have shown instead."""
+    """Assumptions behind the match, and the figures under the optimizer's other ways."""
     if best is None or best.phase != wire.OPTIMIZER or best.way is None or best.stands is None:
         return []
     named = recipe.name if known.optimizer else f"{recipe.name} (none was given)"

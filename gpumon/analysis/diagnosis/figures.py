@@ -1,4 +1,4 @@
-"""Figures as a message shows them: rounded to two decimals of a unit, so that each stands for an interval of bytes."""
+"""Sizes in messages: rounded to two decimals of a unit, so each is an interval of bytes."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def known(count: int) -> Figure:
 
 
 def read(text: str) -> Figure:
-    """ "2.69 GiB" → every number of bytes that is written so. Raises ValueError for what is no size.
+    """ "2.69 GiB" → the interval of bytes that is written so. Raises ValueError if `text` is not a size.
 
-    "512 bytes" is exact; a decimal d places long is right to half of its last place, both ends included.
+    "512 bytes" is exact. Decimals are right to half of the last place, both ends included.
     """
     found = _SIZE.match(text.strip())
     if found is None:

@@ -1,4 +1,4 @@
-"""A training that was killed, as people read of it: it said no goodbye, so only its helper knows how far it was."""
+"""Text about a training that was killed. It sent no goodbye, so only its helper knows its last state."""
 
 from __future__ import annotations
 

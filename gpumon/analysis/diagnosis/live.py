@@ -1,9 +1,9 @@
-"""An out-of-memory that was watched: from the event (live, or in a recording) or the report on disk to an explanation.
+"""Explains an out-of-memory of a watched process, from its event (live or recorded) or its report on disk.
 
-Figures are exact here, the phase is known, and the settings are the process's own. The event names parameters of the
-request's size; the report on disk holds every parameter's shape, so that the optimizer's walk can be made.
-Known limitations. The observer is told the process's limit in place of the device's total where a memory fraction is
-set. With cudaMallocAsync PyTorch calls no observer.
+Figures are exact, the phase is known, and the settings are the process's own. The event names parameters of the
+request's size. The report on disk has every parameter's shape, so the optimizer step can be replayed.
+Known limitations. With a memory fraction set, the OOM observer gets that limit instead of the device's total. With
+cudaMallocAsync PyTorch calls no observer.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MORE = "The report on the trainer's disk knows every parameter's shape: gpumon e
 def of_rank(
     rank: RankFrame, growth: LeakEvidence | None = None, kept: Sequence[Finding] = (), held: Held | None = None
 ) -> OomReport | None:
-    """The newest out-of-memory of a rank. `growth`: what stays with every step, where a trend was seen; `kept`:
-    findings of what the device keeps for nothing, and who holds it; `held`: what of it is still growing, in bytes."""
+    """The newest out-of-memory of a rank. `growth`: bytes per step, if there is a trend; `kept`: findings on memory
+    kept for no use, with holders; `held`: the bytes of it that still grow."""
     event = rank.oom
     if event is None:
         return None
@@ -73,8 +73,8 @@ def of_rank(
 
 
 def of_file(report: Report, file: str | None = None, watched: OomReport | None = None) -> OomReport:
-    """From the report that a trainer left on disk. `watched`: what its recorded past says of the same failure, with
-    growth and holders; the report adds what only it knows, every parameter's shape.
+    """From a report on the trainer's disk. `watched`: the recording's explanation of the same failure, with growth and
+    holders; the report adds every parameter's shape.
     """
     event = wire.Oom(
         report.step, report.phase, report.device, 0, report.requested, report.total, report.free, report.allocated,
@@ -111,7 +111,7 @@ def of_file(report: Report, file: str | None = None, watched: OomReport | None =
 
 
 def _foreseen(rank: RankFrame, event: wire.Oom) -> PredictedPeak | None:
-    """What was said of this very batch, on this device."""
+    """The forecast for this batch on this device."""
     if event.phase not in (wire.FORWARD, wire.BACKWARD):
         return None
     said = next((each for each in rank.outlooks if (each.device, each.step) == (event.device, event.step)), None)
@@ -141,11 +141,11 @@ def _known(count: int | None) -> Figure | None:
 
 
 def _others(rank: RankFrame, device: int) -> tuple[tuple[int, Figure], ...]:
-    """Other processes on the device, at the newest reading of the host."""
+    """Other processes on the device, from the newest host reading."""
     described = device_of(rank, device)
     reading = reading_of(rank.host, described.uuid if described is not None else None)
     if reading is None or reading.processes is None or all(p.pid != rank.hello.pid for p in reading.processes):
-        return ()  # in a container the driver's pids are not ours: whose bytes they are cannot be told
+        return ()  # in a container the driver's pids differ from ours: the owners are unknown
     return tuple((p.pid, known(p.bytes)) for p in reading.processes if p.pid != rank.hello.pid and p.bytes)
 
 
@@ -161,7 +161,7 @@ def _settings(environment: dict[str, str], rank: RankFrame) -> Settings:
 
 
 def _buckets(rank: RankFrame, message: Message, phase: str) -> Iterator[Candidate]:
-    """DDP makes its buckets of gradients with itself, and once more in its second forward."""
+    """DDP allocates its gradient buckets when it is constructed, and again in its second forward."""
     if phase not in (wire.LOAD, wire.FORWARD):
         return
     for record in rank.models:
@@ -175,7 +175,7 @@ def _buckets(rank: RankFrame, message: Message, phase: str) -> Iterator[Candidat
 
 
 def _optimizer(report: Report) -> str | None:
-    """As `--optimizer` takes it; None for one whose walk is not known."""
+    """The value for `--optimizer`; None if the optimizer's step is not modelled."""
     if len(report.optimizers) != 1:
         return None
     (optimizer,) = report.optimizers
@@ -190,7 +190,7 @@ def _optimizer(report: Report) -> str | None:
 
 
 def _stepped_before(report: Report) -> bool | None:
-    """Whether optimizer state stood at the newest boundary: it may have come from a checkpoint."""
+    """Whether optimizer state existed at the newest boundary; it may come from a checkpoint."""
     state = report.ledger.get("optimizer")
     return report.step > 0 or None if state is None else state > 0
 

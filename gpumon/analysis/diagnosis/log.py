@@ -1,9 +1,9 @@
-"""A whole log read for its last out-of-memory: the message, where in the user's code it was raised, in which phase.
+"""Reads a log for its last out-of-memory: the message, the user's line that raised it, and the phase.
 
-Model. The frames are those of the traceback that ends in the message: plain, with a rank's prefix, IPython's or rich's.
-The phase is the innermost of the marks below that the frames show, except that a forward inside a backward is a
-recomputation and stays backward.
-Known limitations. The text of a log is all there is: a message without a traceback has no phase.
+Model. Frames come from the traceback above the message: plain, with a rank's prefix, IPython's or rich's. The phase is
+that of the innermost frame with one of the marks below. A forward inside a backward is a recomputation and counts as
+backward.
+Known limitations. A message without a traceback has no phase.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from gpumon.analysis.diagnosis.message_parser import Message, find_all, newest
 from gpumon_agent import wire
 
 TRACEBACK_CHARS = 20_000
-"""How far above the message its traceback is looked for."""
+"""How far above the message its traceback is searched."""
 
 PROGRESS_CHARS = 200_000
-"""How far above it the newest step is."""
+"""How far above the message the newest step number is searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameLine:
-    """One line of a traceback."""
-
     file: str
     line: int | None
     function: str
@@ -32,7 +30,7 @@ class FrameLine:
 
     @property
     def foreign(self) -> bool:
-        """In an installed package, Python itself, or nowhere: not the user's own code."""
+        """In an installed package, in Python itself, or without a file: not the user's code."""
         return bool(re.search(r"(?:site|dist)-packages|/lib/python3|\\lib\\|^<|conda\w*/lib", self.file))
 
     @property
@@ -43,17 +41,17 @@ class FrameLine:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What a text tells of its last out-of-memory."""
+    """The last out-of-memory in a text."""
 
     message: Message
     frames: tuple[FrameLine, ...] = ()  # outermost first
     phase: str | None = None  # wire.LOAD, FORWARD, BACKWARD, OPTIMIZER, BETWEEN, EVAL
-    times: int = 1  # such messages in the text
-    progress: tuple[int, int] | None = None  # the newest "step of steps" before it
+    times: int = 1  # number of such messages in the text
+    progress: tuple[int, int] | None = None  # (step, total) before it; total 0: unknown
 
     @property
     def where(self) -> str | None:
-        """file.py:LINE of the user's own innermost frame."""
+        """file.py:LINE of the innermost user frame."""
         own = [frame for frame in self.frames if not frame.foreign]
         return own[-1].place if own else None
 
@@ -64,7 +62,7 @@ class Story:
 
     @property
     def inner(self) -> FrameLine | None:
-        """The innermost frame of all."""
+        """The innermost frame, the user's or not."""
         return self.frames[-1] if self.frames else None
 
 
@@ -72,7 +70,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def cleaned(text: str) -> str:
-    """Printable, but for line ends (a progress bar's carriage return is one): a log may hold anything."""
+    """Replaces unprintable characters (a log may hold anything); a progress bar's carriage return is a line end."""
     if text.replace("\n", "").isprintable():
         return text
     text = _COLOUR.sub("", text).replace("\r", "\n").expandtabs(4)
@@ -80,7 +78,7 @@ def cleaned(text: str) -> str:
 
 
 def read(text: str) -> Story | None:
-    """The last out-of-memory a text tells of. None: it tells of none."""
+    """The last out-of-memory in a text, or None."""
     text = cleaned(text)
     messages = find_all(text)
     message = newest(messages)
@@ -90,7 +88,7 @@ def read(text: str) -> Story | None:
 
 
 def story(text: str, message: Message) -> Story:
-    """What `text` tells of one message in it."""
+    """The frames, phase and progress that `text` gives for one of its messages."""
     begin = message.where[0]
     frames = _frames(text[max(0, begin - TRACEBACK_CHARS) : begin])
     progress = _progress(text[max(0, begin - PROGRESS_CHARS) : begin])
@@ -113,7 +111,6 @@ _WORD = re.compile(
 
 
 def _frames(before: str) -> tuple[FrameLine, ...]:
-    """The frames of the last traceback in `before`."""
     start = before.rfind("Traceback (most recent call last)")
     if start >= 0:
         before = before[start:]
@@ -153,7 +150,7 @@ _MOVES = {"_apply", "to", "cuda", "convert", "half", "float", "load_state_dict",
 
 
 def phase_of(frames: tuple[FrameLine, ...]) -> str | None:
-    """In which phase of training a traceback ends."""
+    """The training phase in which a traceback ends."""
     phase: str | None = None
     evaluates = False
     for frame in frames:

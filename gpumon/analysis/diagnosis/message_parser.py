@@ -1,12 +1,12 @@
-"""Messages of exhausted memory, read back as figures: every wording of PyTorch's since 1.0, and those of its libraries.
+"""Parses out-of-memory messages: every wording of PyTorch since 1.0, of its libraries, the driver and the host.
 
-Known by their own words, wherever they stand in a text: CUDA, ROCm (HIP), XPU and NPU allocators, old ("already
-allocated") and new ("of the allocated memory"), cudaMallocAsync's, MPS's; libraries and the driver, which name no
-figures; host memory (DefaultCPUAllocator, NumPy, Python), DataLoader workers, processes killed by the kernel.
+Messages are recognised by their wording, anywhere in a text: CUDA, ROCm (HIP), XPU and NPU allocators, old ("already
+allocated") and new ("of the allocated memory"), cudaMallocAsync, MPS; libraries and the driver, which give no figures;
+host memory (DefaultCPUAllocator, NumPy, Python), DataLoader workers, processes killed by the kernel.
 
-Source. The messages as users paste them into issues, and those of torch 2.4, 2.8 and 2.15, made on the virtual GPU.
-Known limitations. A message cut off before its figures is read as far as it goes. Versions are told apart no further
-than the wording does: before 2.1, or since.
+Source. Messages from issues, and those of torch 2.4, 2.8 and 2.15 on the virtual GPU.
+Known limitations. A truncated message is read as far as it goes. The PyTorch version is known only as before 2.1, or
+since.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ TAIL_CHARS = 2500
 
 SEGMENT_STEP = 2 << 20
 SMALL_MAX = 1 << 20  # tensors up to here come from 2 MiB segments
-LARGE_MIN = 10 << 20  # below, from 20 MiB segments; from here on, from one of their own
+LARGE_MIN = 10 << 20  # below: 20 MiB segments; from here on: one segment per tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one message tells. None: it does not tell."""
+    """One parsed message. None: not in the message."""
 
     text: str  # its own words, on one line
     kind: str
-    """allocator: PyTorch's on a device; driver: a library or the driver, without figures; overflow: more than could
-    ever be; host: the machine's memory; worker: a DataLoader's process; shared: the memory workers share; killed."""
+    """allocator: PyTorch's, on a device; driver: a library or the driver, without figures; overflow: "more than 1EB";
+    host: host memory; worker: a DataLoader worker; shared: the workers' shared memory; killed."""
     backend: str = "cuda"  # cuda | hip | xpu | npu | mps | cpu
-    source: str = "PyTorch"  # who says so
-    sure: bool = True  # False: often, not always, a sign of exhausted memory
+    source: str = "PyTorch"  # who reports it
+    sure: bool = True  # False: often, but not always, means out of memory
     device: int | None = None
     requested: Figure | None = None
     total: Figure | None = None
@@ -44,7 +44,7 @@ class Message:
     allocated: Figure | None = None
     reserved: Figure | None = None
     allowed: Figure | None = None  # set_per_process_memory_fraction
-    unallocated: Figure | None = None  # reserved and not allocated, where the message says it so
+    unallocated: Figure | None = None  # reserved but unallocated, if the message gives it
     private: Figure | None = None  # in private pools: CUDA graphs
     process: Figure | None = None  # this process on the device, context included
     others: tuple[tuple[int, Figure], ...] = ()  # other processes on it: pid, bytes
@@ -62,15 +62,15 @@ class Message:
 
     @property
     def asked(self) -> tuple[Figure, ...]:
-        """What the tensor itself may take.
+        """Possible sizes of the tensor itself.
 
-        The caching allocator names the segment it asks the driver for: 2 MiB for a tensor of up to 1 MiB, 20 MiB below
-        10 MiB, else the next multiple of 2 MiB.
+        The caching allocator reports the segment it requests from the driver: 2 MiB for a tensor of up to 1 MiB, 20 MiB
+        below 10 MiB, else the next multiple of 2 MiB.
         """
         if self.requested is None:
             return ()
         first, last = -(-self.requested.low // SEGMENT_STEP), self.requested.high // SEGMENT_STEP
-        if not self.segments or not 1 <= first <= last:  # no multiple of 2 MiB is meant: the size itself
+        if not self.segments or not 1 <= first <= last:  # not a multiple of 2 MiB: the tensor's own size
             return (self.requested,)
         ranges = []
         if first == 1:
@@ -82,12 +82,12 @@ class Message:
         return tuple(ranges)
 
     def may_be(self, count: int) -> bool:
-        """Whether a tensor of so many bytes can be what was asked for."""
+        """Whether a tensor of `count` bytes can be the failed request."""
         return any(each.low <= count <= each.high for each in self.asked)
 
 
 def find_all(text: str) -> list[Message]:
-    """Every message in a text, in order. Of several readings of one place the longest counts."""
+    """Every message in a text, in order. Of overlapping matches the one that starts first counts, then the longest."""
     found: list[Message] = []
     for message in sorted((*_allocators(text), *_others(text)), key=lambda m: (m.where[0], -m.where[1])):
         if not found or message.where[0] >= found[-1].where[1]:
@@ -96,12 +96,12 @@ def find_all(text: str) -> list[Message]:
 
 
 def find(text: str) -> Message | None:
-    """The last message in a text: earlier ones were survived. A sure one goes before a mere sign."""
+    """The last message in a text: training survived the earlier ones. Those with figures come first, then sure ones."""
     return newest(find_all(text))
 
 
 def newest(messages: list[Message]) -> Message | None:
-    """Which of them `find` takes."""
+    """The one of `messages` that `find` returns."""
     figures = [m for m in messages if m.requested is not None]
     told = figures or [m for m in messages if m.sure] or messages
     return told[-1] if told else None
@@ -142,14 +142,14 @@ _ASYNC_FIELDS = {
 }
 _DEVICE = re.compile(r"\b(?:GPU|NPU|XPU) {0,2}(\d{1,9})(?:;| has a total)")
 _OTHER = re.compile(rf"Process (\d{{1,12}}) has ({SIZE}) memory in use")
-_IMPOSSIBLE = 1 << 50  # "17179869184.00 GiB": a driver that does not know (Windows, WSL) wraps around
+_IMPOSSIBLE = 1 << 50  # "17179869184.00 GiB": wrapped around; the driver does not know (Windows, WSL)
 
 
 _LIKELY = re.compile(r"Tried\s+to\b|MPS\s+backend|Allocation\s+on\s+device|preemptively\s+rejected")
 
 
 def _allocators(text: str) -> Iterator[Message]:
-    """Only what lies around likely words is looked at closely: logs are long."""
+    """Parses only the text around likely words: logs are long."""
     begin = end = 0
     for likely in _LIKELY.finditer(text):
         if likely.start() >= end:
@@ -211,7 +211,7 @@ def _read(head: re.Match[str], body: str) -> tuple[Message, int]:
 
 
 def _figures(body: str, fields: dict[str, re.Pattern[str]]) -> tuple[dict[str, Any], int]:
-    """Each field's figure, and where the last of them ends."""
+    """Each field's figure, and where the last one ends."""
     figures: dict[str, Any] = {}  # names of Message's fields
     end = 0
     for name, pattern in fields.items():
@@ -232,7 +232,7 @@ _PREFIX = re.compile(
 
 
 def _flat(text: str) -> tuple[str, list[int]]:
-    """The text with line breaks, ranks' prefixes and runs of blanks as one, and where each character came from."""
+    """The text without rank prefixes and with single spaces, and the original offset of each character."""
     flat: list[str] = []
     place: list[int] = []
     at = 0

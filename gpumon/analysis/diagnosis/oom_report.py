@@ -1,4 +1,4 @@
-"""What gpumon states about one out-of-memory: the words that screens, exports and `gpumon explain` share."""
+"""The explanation of one out-of-memory as data, shared by screens, exports and `gpumon explain`."""
 
 from __future__ import annotations
 
@@ -23,40 +23,38 @@ VERDICTS = {
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A tensor whose size it is."""
+    """A tensor that the failed request may have been for."""
 
     tensor: Tensor
     what: str  # "second-moment square root", "gradient", "weights"
     phase: str | None
     bytes: int
-    stands: int | None = None  # allocated as it is asked for, by the walk; None where the walk does not tell
-    left: Figure | None = None  # of what the message says is allocated, beyond `stands`
-    way: str | None = None  # how the optimizer creates its states, where it matters
+    stands: int | None = None  # allocated before the request, computed; None: unknown
+    left: Figure | None = None  # the message's allocated figure − `stands`
+    way: str | None = None  # the optimizer's implementation (optimizer_step.WAYS)
     explains: bool = False  # size and allocated figure both agree
-    later: bool = False  # of a step after the first, when all states stand
+    later: bool = False  # in a step after the first, with all states allocated
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Something to do, in order of what serves most."""
-
     code: str
     text: str
-    saves: int | None = None  # bytes at the moment that failed; None where not computable
+    saves: int | None = None  # bytes at the failure; None: not computable
     enough: bool | None = None  # whether that alone makes it fit
 
 
 @dataclass(frozen=True, slots=True)
 class OomReport:
-    """One out-of-memory, explained. Bytes; None where not known."""
+    """One out-of-memory, explained. Bytes; None: not known."""
 
     verdict: str  # a key of VERDICTS
     sentence: str  # the verdict in one line
     message: str
-    reasons: tuple[str, ...] = ()  # what speaks for the verdict, then what speaks against it
-    requested: Figure | None = None  # as the message says: of a device, the size of a segment
-    tensor: tuple[Figure, ...] = ()  # what the tensor itself may take: one of these ranges
-    missing: Figure | None = None  # of the request, once everything unused is given to it
+    reasons: tuple[str, ...] = ()  # evidence for the verdict, then against it
+    requested: Figure | None = None  # as in the message: on a device, the segment's size
+    tensor: tuple[Figure, ...] = ()  # possible sizes of the tensor itself
+    missing: Figure | None = None  # bytes short even if all unused memory were usable
     device: int | None = None
     step: int | None = None
     phase: str | None = None
@@ -65,7 +63,7 @@ class OomReport:
     code: str | None = None  # that line
     suspects: tuple[Candidate, ...] = ()
     assumptions: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what it grows with, and what has nothing to do with it
+    notes: tuple[str, ...] = ()  # what the request depends on, and what it does not
     remedies: tuple[Remedy, ...] = ()
-    lines: Breakdown | None = None  # the ledger at that moment
+    lines: Breakdown | None = None  # the ledger at the failure
     file: str | None = None  # the report on the trainer's disk

@@ -1,4 +1,4 @@
-"""Remedies of the optimizer's step, each walked again: what the first step would peak at with it."""
+"""Remedies for the optimizer step, each with the recomputed peak of the first step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpumon.analysis.estimate.model import Tensor, per_row, vocabulary_of
 
 
 def stepping(case: FailureContext) -> Iterator[Remedy]:
-    """Remedies of the optimizer's step, each walked again. Without a model only their names."""
+    """Remedies for the optimizer step. Without a model they have no figures."""
     tensors, recipe, way = case.tensors, case.recipe, case.way or LOOP
     if recipe is None or not tensors:
         if not case.settings.fused:
@@ -51,7 +51,7 @@ TORCH = {"adam": "torch.optim.Adam", "adamw": "torch.optim.AdamW", "sgd": "torch
 
 
 def _vocabulary(case: FailureContext, now: int, space: int | None, recipe: Recipe, way: str) -> Iterator[Remedy]:
-    """Fewer rows of the largest table, found by halving the interval; and the table somewhere else."""
+    """Fewer rows for the largest table (by bisection), or the table on the CPU."""
     tensors = case.tensors
     table = vocabulary_of(tensors)
     if table is None or 2 * table.count < sum(t.count for t in tensors):
@@ -72,7 +72,6 @@ def _vocabulary(case: FailureContext, now: int, space: int | None, recipe: Recip
 
 
 def with_rows(tensors: Sequence[Tensor], rows: int, instead: int) -> list[Tensor]:
-    """The model with another size of vocabulary."""
     return [replace(t, shape=tuple(instead if size == rows else size for size in t.shape)) for t in tensors]
 
 

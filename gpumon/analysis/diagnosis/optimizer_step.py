@@ -10,17 +10,16 @@ first. The order of allocations depends on the optimizer's implementation:
     fused     all states of a group first, no temporaries
 
 Parameter groups follow one another. special_optimizers.py has the optimizers whose temporaries differ in shape from
-their parameters. The size of a failed request and `already allocated` together identify the event that failed.
-Blocks count as the caching allocator counts them: sizes rounded up to 512 B; the rest of a segment of its own that is
-not split off (1 MiB or less) counts too.
+their parameters. The size of a failed request and `already allocated` together identify the event that failed. Blocks
+count as the caching allocator counts them: sizes rounded up to 512 B; the rest of a segment of its own that is not
+split off (1 MiB or less) counts too.
 
 Source. torch/optim (2.15), transformers' AdamW (to 4.x) and bitsandbytes' 8-bit Adam, the first two compared with the
 allocator's own record of first and third steps on the virtual GPU (tests/oom/test_walk.py).
 Cost. O(parameters).
-Known limitations. Ways that a recipe does not list are not known, nor is LBFGS, whose step runs forward and backward
-in turns with itself. SparseAdam's temporaries have as many rows as were looked up: its states are told, and of its
-gradients nothing. Tensors below 10 MiB are taken as split without a remainder. Counters of steps kept on the device
-(fused, 512 B each) are left out.
+Known limitations. Not modelled: ways that a recipe does not list; LBFGS, whose step calls forward and backward;
+SparseAdam's gradients and temporaries, whose rows are those looked up; step counters on the device (fused, 512 B each).
+Tensors below 10 MiB are assumed to leave no remainder when a block is split.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ WAYS_IN_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """An optimizer as far as memory is concerned.
+    """An optimizer's memory use.
 
-    `temporaries` are those of one parameter, in the order in which they are asked for; all but the last are gone before
-    the next parameter, the last one when its successor exists (a local variable of the loop).
+    `temporaries` are those of one parameter, in order of allocation. All but the last are freed before the next
+    parameter; the last lives until its successor exists (a local variable of the loop).
     """
 
     name: str
@@ -58,16 +57,16 @@ class Recipe:
     temporaries: tuple[str, ...] = ()
     lists: int | None = 0  # lists of temporaries of a foreach step; None: not known
     ways: tuple[str, ...] = WAYS
-    made: Callable[[Tensor], list[tuple[str, int]]] | None = None  # states that are not as large as their parameter
-    takes: Callable[[Allocated, Sequence[Tensor], str], Iterator[Event]] | None = None  # temporaries likewise
-    early: bool = False  # states are made with the optimizer, before the first forward
+    made: Callable[[Tensor], list[tuple[str, int]]] | None = None  # for states that differ in size from their parameter
+    takes: Callable[[Allocated, Sequence[Tensor], str], Iterator[Event]] | None = None  # for such temporaries
+    early: bool = False  # states are created in the optimizer's __init__
     kept: bool = True  # the last temporary lives until its successor exists
-    together: bool = True  # lists of a foreach step stand at the same time
-    looped: bool = True  # the temporaries are those of a loop, too
+    together: bool = True  # lists of a foreach step live at the same time
+    looped: bool = True  # LOOP has these temporaries too
     gradients: bool = True  # as large as their parameters; False: sparse
 
     def states_of(self, tensor: Tensor) -> list[tuple[str, int]]:
-        """(what, bytes) of each, in the order in which they are made."""
+        """(what, bytes) of each state, in order of creation."""
         return [(state, tensor.bytes) for state in self.states] if self.made is None else self.made(tensor)
 
 
@@ -95,13 +94,13 @@ RECIPES = {
         Recipe("adamw8bit", ways=(REACH,), made=special_optimizers.eight_bit),
     )
 }
-"""By torch's names in lower case; `momentum` is SGD with momentum."""
+"""Keyed by torch's names in lower case; `momentum` is SGD with momentum."""
 
 
 def recipe_of(text: str) -> tuple[Recipe, str | None]:
-    """ "adamw:fused" → its recipe and its way, None where none is named; "sgd,momentum=0.9" is `momentum`.
+    """ "adamw:fused" → recipe and way (None if not given); "sgd,momentum=0.9" → `momentum`.
 
-    Raises ValueError with one sentence.
+    Raises ValueError with a message of one sentence.
     """
     head, *settings = text.lower().replace(" ", "").split(",")
     name, _, way = head.partition(":")
@@ -122,18 +121,17 @@ def standing(tensors: Sequence[Tensor], recipe: Recipe | None = None) -> int:
 
 
 def stepped(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """What the optimizer updates, group by group."""
+    """The parameters that the optimizer updates, by group."""
     trained = [t for t in tensors if t.trainable and not t.tied_to and t.group is not None]
     return [[t for t in trained if t.group == group] for group in sorted({t.group or 0 for t in trained})]
 
 
 def states(tensors: Sequence[Tensor], recipe: Recipe) -> int:
-    """Bytes of all states."""
     return sum(counted(size) for group in stepped(tensors) for t in group for _, size in recipe.states_of(t))
 
 
 def step(tensors: Sequence[Tensor], recipe: Recipe, way: str, *, later: bool = False) -> Iterator[Event]:
-    """The requests of one `optimizer.step`, in order: of the first, or, `later`, of every other."""
+    """The requests of one `optimizer.step`, in order: of the first step, or with `later` of any other."""
     there = later or recipe.early
     stands = Allocated(standing(tensors, recipe) + (states(tensors, recipe) if there else 0), later)
     before: list[int] = []
@@ -161,7 +159,7 @@ def _states(stands: Allocated, recipe: Recipe, tensor: Tensor) -> Iterator[Event
 def _reaching(
     stands: Allocated, recipe: Recipe, group: Sequence[Tensor], there: bool, before: list[int]
 ) -> Generator[Event, None, list[int]]:
-    """`before`: the temporary of the parameter before, which lives on from one group to the next. Gives the last."""
+    """`before`: the previous parameter's temporary, which lives on into the next group. Returns the last one."""
     for tensor in group:
         if not there:
             yield from _states(stands, recipe, tensor)
@@ -207,7 +205,7 @@ def loading(tensors: Sequence[Tensor]) -> Iterator[Event]:
 
 
 def gradients(tensors: Sequence[Tensor]) -> Iterator[Event]:
-    """The gradients of a first backward, last parameter first. What stands is the least: activations come on top."""
+    """The gradients of a first backward, last parameter first. `stands` is a lower bound: it excludes activations."""
     stands = sum(counted(t.bytes) for t in tensors)
     for tensor in reversed([t for t in tensors if t.trainable and not t.tied_to]):
         yield Event(wire.BACKWARD, "gradient", tensor, tensor.bytes, stands)
@@ -215,6 +213,6 @@ def gradients(tensors: Sequence[Tensor]) -> Iterator[Event]:
 
 
 def peak(tensors: Sequence[Tensor], recipe: Recipe, way: str) -> int:
-    """The most that stands allocated during the first step: in later ones it is no more."""
+    """Peak of allocated bytes in the first step; later steps peak no higher."""
     events = step(tensors, recipe, way)
     return max((event.stands + counted(event.bytes) for event in events), default=standing(tensors, recipe))

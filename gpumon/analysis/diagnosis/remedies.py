@@ -1,9 +1,8 @@
-"""What to do about an out-of-memory, as data: what each remedy would save, never one that is on already.
+"""Remedies for an out-of-memory as data, with the bytes each would save. Those already in use are left out.
 
-Model. In the optimizer's step everything follows from the model, so each remedy is computed: the peak of the first step
-is computed again with the remedy in place (`optimizer_step`). In forward and backward, everything
-beside weights, gradients and state counts as activations, in proportion to the batch. Remedies that make it fit come
-first, then those that save most bytes, last those that save next to nothing.
+Model. In the optimizer step each remedy's peak is recomputed from the model (`optimizer_step`). In forward and
+backward, all bytes beside weights, gradients and state count as activations, proportional to the batch. Remedies that
+make it fit come first, then those that save most bytes, last those that save next to nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ SETTING = "expandable_segments:True"
 
 
 def remedies(case: FailureContext) -> tuple[Remedy, ...]:
-    """In order of what serves most."""
+    """Most useful first."""
     return tuple(_ordered((*_let_go(case), *_FOR.get(case.verdict, _unknown)(case)), _short(case) or 0))
 
 
@@ -40,15 +39,15 @@ def _ordered(found: Iterable[Remedy], short: int) -> list[Remedy]:
 
 
 def _let_go(case: FailureContext) -> Iterator[Remedy]:
-    """Of what the device was seen to keep for nothing, whatever the verdict."""
+    """Freeing what findings say is kept for no use, whatever the verdict."""
     short = _short(case)
-    for finding in case.kept:  # where nothing is short it lies in pieces, and so may what comes free
+    for finding in case.kept:  # short == 0: the memory is fragmented, and what is freed may be too
         enough = (finding.bytes or 0) >= short if short else None
         yield Remedy(finding.code, finding.remedy, finding.bytes, enough)
 
 
 def _short(case: FailureContext) -> int | None:
-    """Bytes of the request that what is unused does not hold, in whatever pieces it lies."""
+    """Bytes missing even if all unused memory were in one piece."""
     asked, free, slack = case.message.requested, case.message.free, case.message.slack
     if asked is None or free is None or slack is None:
         return None
@@ -98,7 +97,6 @@ def _activations(case: FailureContext) -> Iterator[Remedy]:
 
 
 def _instead(activation: Tensor) -> Remedy:
-    """How not to make it at all."""
     if activation.name.startswith("logits"):
         text = (
             "a cross entropy that is fused with the output layer, or goes in chunks of tokens: no logits in one piece"
@@ -109,7 +107,7 @@ def _instead(activation: Tensor) -> Remedy:
 
 
 def _beside_owners(case: FailureContext) -> int | None:
-    """Allocated beyond weights, gradients and states; the states only if they fit: in the first step there are none."""
+    """Allocated beyond weights, gradients and states; without gradients or states if they do not fit (first step)."""
     allocated = case.message.allocated
     if allocated is None or not case.tensors:
         return None
@@ -147,7 +145,7 @@ def _fragmentation(case: FailureContext) -> Iterator[Remedy]:
 
 
 def _variable(case: FailureContext) -> str:
-    """What to set, beside what is set."""
+    """The environment variable with its current options and expandable segments."""
     name = "PYTORCH_HIP_ALLOC_CONF" if case.message.backend == "hip" else "PYTORCH_CUDA_ALLOC_CONF"
     return f"{name}={case.settings.set},{SETTING}" if case.settings.set else f"{name}={SETTING}"
 
@@ -162,7 +160,7 @@ def _other(case: FailureContext) -> Iterator[Remedy]:
 
 def _leak(case: FailureContext) -> Iterator[Remedy]:
     if any(finding.bytes_per_step for finding in case.kept):
-        return  # its own remedy is told
+        return  # the finding has its own remedy
     yield Remedy("item", "loss.item() (or .detach()) for what is logged or summed: a kept loss keeps its graph")
     yield Remedy("lists", "lists and dicts that collect outputs, predictions or losses: keep them on the CPU, detached")
     yield Remedy(

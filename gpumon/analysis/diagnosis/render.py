@@ -1,4 +1,4 @@
-"""An explanation as text, 80 columns wide: the verdict in the first line, then what, why, and what to do."""
+"""Renders an explanation as text, 80 columns wide: the verdict first, then what failed, why, and what to do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ DTYPES = {4: "fp32", 2: "16-bit", 1: "8-bit", 8: "fp64"}
 
 
 def text(report: OomReport, width: int = WIDTH) -> str:
-    """The whole explanation."""
     blocks = [_wrap(line(of_oom(report)), width)]
     for heading, said in (
         ("What was asked for", list(_what(report))),
@@ -95,7 +94,7 @@ def _explained(explained: Sequence[Candidate], report: OomReport) -> Iterator[st
 
 
 def _segment(ranges: Sequence[Figure], requested: Figure) -> Iterator[str]:
-    """Small tensors share a segment, whose size is what the message names."""
+    """Small tensors share a segment; the message gives the segment's size."""
     first, *rest = ranges
     if first.high > requested.high - SEGMENT_STEP and first.high > SMALL_MAX:
         return

@@ -1,9 +1,9 @@
-"""A log of any size read as a stream for its last out-of-memory: `log.read` of what lies around a few likely words.
+"""Streams a log of any size for its last out-of-memory: runs `log.read` on the text around likely words.
 
-Cost. One pass over the bytes, a search for each of the words at the speed of memory; then the newest `KEPT_BYTES`
-around them, and what comes before the message that counts, are read as text.
-Known limitations. Where more than `KEPT_BYTES` lie around likely words, earlier messages are only counted, and only
-PyTorch's own.
+Cost. One pass over the bytes, with a search per word. Then the newest `KEPT_BYTES` around the words, and the text
+before the message, are decoded and parsed.
+Known limitations. If likely words cover more than `KEPT_BYTES`, earlier messages are only counted, and only PyTorch's
+own.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from gpumon.analysis.diagnosis.message_parser import Message, find_all, newest
 
 CHUNK_BYTES = 1 << 20
 BEFORE_BYTES, AFTER_BYTES = 2 << 10, 8 << 10
-"""Around a likely word: the line it is in, and the longest message."""
+"""Around a likely word: its line, and the longest message."""
 
 KEPT_BYTES = 512 << 10
-"""Of each of the three kinds of words, so that a log full of weak signs does not hide the one message with figures."""
+"""Per kind of word, so that a log full of weak signs does not hide the one message with figures."""
 
 _COUNTED = b"Tried to allocate"
 _WORDS: tuple[tuple[bytes, ...], ...] = (
@@ -62,7 +62,7 @@ class _Found:
 
 
 def scan(file: BinaryIO) -> log.Story | None:
-    """The last out-of-memory that a file tells of, which can be sought in. None: it tells of none."""
+    """The last out-of-memory in a seekable file, or None."""
     found, counted = _look(file)
     windows = [(begin, _text(file, begin, end)) for begin, end in _merged(found)]
     told: list[tuple[Message, int, str]] = []
@@ -81,7 +81,7 @@ def scan(file: BinaryIO) -> log.Story | None:
 
 
 def _look(file: BinaryIO) -> tuple[list[_Found], int]:
-    """Where the likely words are, and how many messages of PyTorch's there are."""
+    """Spans around likely words, and the number of PyTorch's messages."""
     found = [_Found(deque()) for _ in _WORDS]
     counted = 0
     file.seek(0)
@@ -98,7 +98,7 @@ def _look(file: BinaryIO) -> tuple[list[_Found], int]:
 
 
 def _places(data: bytes, words: tuple[bytes, ...]) -> set[int]:
-    """Of each word, one place in `AFTER_BYTES` / 2: what follows closely is within its span."""
+    """Positions of each word, at least `AFTER_BYTES` / 2 apart: closer ones lie within the span."""
     places: set[int] = set()
     for word in words:
         place = data.find(word)

@@ -1,9 +1,8 @@
-"""Optimizers whose states or temporaries are not as large as their parameters: what one step of theirs asks for.
+"""Optimizers whose states or temporaries differ in size from their parameters: the requests of one step.
 
 Source. torch/optim/rprop.py, _muon.py and _adafactor.py (2.15), bitsandbytes' optim/optimizer.py.
-Known limitations. Single numbers, means of rows and columns, and cuBLAS's workspace (8 or 32 MiB for Muon and
-Adafactor) are left out: they are small beside what they are computed from. What a norm over columns stages is not small
-(twice the parameter, for long ones), and depends on the device: an A100's is told.
+Known limitations. Left out as small: single numbers, means of rows and columns, and cuBLAS's workspace (8 or 32 MiB for
+Muon and Adafactor). A norm over long columns stages twice the parameter, depending on the device: an A100 is assumed.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ _MUON_ITERATIONS = 5
 
 
 def eight_bit(tensor: Tensor) -> list[tuple[str, int]]:
-    """A byte an element and moment, and a scale a block; small tensors stay as they are."""
+    """One byte per element and moment, one scale per block; small tensors stay as they are."""
     names = ("first moment (state1)", "second moment (state2)", "scales (absmax1)", "scales (absmax2)")
     return list(zip(names, eight_bit_states(tensor.count), strict=False))
 
 
 def factored(tensor: Tensor) -> list[tuple[str, int]]:
-    """Adafactor's: a matrix has its rows' and its columns' means of squares, a vector all of them."""
+    """Adafactor's states: row and column means of squares for a matrix, all squares for a vector."""
     if len(tensor.shape) < 2:
         return [("squares (variance)", tensor.bytes)]
     rows, columns = tensor.shape[-2:]
@@ -36,11 +35,11 @@ def factored(tensor: Tensor) -> list[tuple[str, int]]:
 
 
 def rprop(stands: Allocated, group: Sequence[Tensor], way: str) -> Iterator[Event]:
-    """Signs of the product with the gradient before, masks of them, and what is left of the gradient."""
+    """Signs of the product with the previous gradient, their masks, and the masked gradient."""
     if way == FOREACH:
         yield from _rprop_lists(stands, group)
         return
-    sign: list[int] = []  # of the parameter before, and its gradient
+    sign: list[int] = []  # of the previous parameter, and its gradient
     gradient: list[int] = []
     for tensor in group:
         stands.gone(*gradient)
@@ -57,7 +56,7 @@ def rprop(stands: Allocated, group: Sequence[Tensor], way: str) -> Iterator[Even
 
 
 def _rprop_lists(stands: Allocated, group: Sequence[Tensor]) -> Iterator[Event]:
-    """All signs of the products; one gradient after the other without what turned; all signs of the gradients."""
+    """All signs of products, then one masked gradient after the other, then all signs of gradients."""
     for tensor in group:
         yield stands.asked("product with the gradient before", tensor, tensor.bytes)
     for tensor in group:
@@ -74,7 +73,7 @@ def _rprop_lists(stands: Allocated, group: Sequence[Tensor]) -> Iterator[Event]:
 
 
 def adafactor(stands: Allocated, group: Sequence[Tensor], way: str) -> Iterator[Event]:
-    """Norms over the columns, then an estimate as large as the parameter, which becomes its update."""
+    """Norms over the columns, then an estimate of the parameter's size, which becomes its update."""
     if way == FOREACH:
         matrices = [tensor for tensor in group if len(tensor.shape) > 1]
         vectors = [tensor for tensor in group if len(tensor.shape) < 2]
@@ -114,7 +113,7 @@ def _masks(stands: Allocated, tensor: Tensor, names: Sequence[str]) -> Iterator[
 
 
 def muon(stands: Allocated, group: Sequence[Tensor], way: str) -> Iterator[Event]:
-    """Newton and Schulz's iterations on the update in bf16: two products of its smaller side, and the next update."""
+    """Newton–Schulz iterations on the update in bf16: two products of its smaller side, and the next update."""
     assert way
     before: list[int] = []
     for tensor in group:
@@ -122,7 +121,7 @@ def muon(stands: Allocated, group: Sequence[Tensor], way: str) -> Iterator[Event
         yield stands.asked("update", tensor, tensor.bytes)
         stands.gone(*before)
         yield stands.asked("update in bf16", tensor, half)
-        old: list[int] = []  # of the iteration before
+        old: list[int] = []  # of the previous iteration
         for _ in range(_MUON_ITERATIONS):
             yield stands.asked("product with itself", tensor, gram)
             stands.gone(*old[:1])

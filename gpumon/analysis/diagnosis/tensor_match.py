@@ -1,10 +1,10 @@
-"""Whose size it is: the tensors of a model that a failed request can have been a copy of, and at which event.
+"""Finds the tensor behind a failed request, and the allocation event.
 
-Model. The request's size selects tensors; `already allocated` selects among the events of the optimizer's walk, of
-loading, and of the first backward (gpumon.analysis.diagnosis.optimizer_step). An event *explains* the message if it has
-at most `LEFT_MAX` bytes less allocated than the message says: inputs, workspaces and outputs may account for that much.
-Gradients are allocated while activations live, so any difference is possible: they are named as possible only.
-With batch and sequence, logits and attention scores are tried too.
+Model. The request's size selects tensors. `already allocated` selects among the events of the optimizer step and of
+loading (gpumon.analysis.diagnosis.optimizer_step). An event *explains* the message if the message's figure exceeds the
+computed one by at most `LEFT_LEAST` bytes or `LEFT_SHARE` of it: inputs, workspaces and outputs may take that much.
+Gradients are allocated beside activations of unknown size, so they are only reported as possible. With batch and
+sequence, logits and attention scores are tried too.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from gpumon_agent import wire
 
 LEFT_SHARE = 0.02
 LEFT_LEAST = 96 << 20
-"""What may stand beside the walk: inputs, outputs, workspaces; bytes, or a share of what is allocated."""
+"""Bytes, or a share of allocated, that may exist beside the computed ones: inputs, outputs, workspaces."""
 
 ACTIVATION = "activation"
 
 SAME_SIZE_MAX = 4
-"""Tensors of one size that are named before it says how many more there are."""
+"""Tensors of one size that are listed by name; the rest are counted."""
 
 
 def explaining(
@@ -37,9 +37,9 @@ def explaining(
     phase: str | None = None,
     later: bool | None = None,
 ) -> list[Candidate]:
-    """Events whose size and whose standing both agree with the message, best first.
+    """Events whose size and allocated bytes both match the message, best first.
 
-    `later`: whether it was a step after the first; None: not known, and both are tried.
+    `later`: whether it was a step after the first; None: unknown, both are tried.
     """
     allocated = message.allocated
     if allocated is None or not tensors:
@@ -74,7 +74,7 @@ def _matching(message: Message, allocated: Figure, events: Iterable[Event], way:
 
 
 def same_size(message: Message, tensors: Sequence[Tensor]) -> list[Candidate]:
-    """Tensors of the request's size: a copy of each would be as large, and its gradient is."""
+    """Tensors of the request's size: it may be a copy of one, or its gradient."""
     allocated = message.allocated
     backward = {event.tensor.name: event for event in gradients(tensors)}
     found = []

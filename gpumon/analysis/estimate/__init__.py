@@ -1,1 +1,1 @@
-"""What a training step should need, from the description of the model alone or with a little measured."""
+"""Estimates what a training step needs, from the model's description alone or with a few measurements."""

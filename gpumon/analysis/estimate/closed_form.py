@@ -1,26 +1,25 @@
 """What a training step should need on a device, line by line, from the described model and its first iterations.
 
-Model. Exact, from the description: weights, buffers, gradients (as many bytes as trainable parameters), optimizer
-state (a formula per optimizer), DDP's buckets. Learnt, from the first complete iterations: what forward and backward
-add above what stands as forward begins (activations), and what else is alive then. The peak is the largest of
+Model. Exact, from the description: weights, buffers, gradients (as many bytes as trainable parameters), optimizer state
+(a formula per optimizer), DDP's buckets. Learnt, from the first complete iterations: the rise of forward and backward
+above the bytes at forward's start (activations), and what else is alive then. The peak is the largest of
 
     forward, backward:  W + B + S + buckets + held + learnt excess
-    optimizer:          W + B + G + S + buckets + held + foreach temporaries, or what it took, if that was more
+    optimizer:          W + B + G + S + buckets + held + foreach temporaries, or the measured ones, if larger
 
-with `held` learnt at the begin of each: workspaces, rounding, gradients that are kept, outputs that live on.
+with `held` learnt at the start of each: workspaces, rounding, kept gradients, outputs that live on.
 
-`Estimate.lines` stand at the end of the optimizer, where every owner is alive at once; activations and temporaries are
-what the peak adds. With gradients that are views of DDP's buckets, buckets hold the bytes and gradients are not
-counted again.
+`Estimate.lines` are those at the end of the optimizer, where all owners are alive; activations and temporaries are what
+the peak adds. If gradients are views of DDP's buckets, their bytes count as buckets only.
 
 Source. The per-phase contents of a step in PyTorch's own memory documentation; formulas in estimate.optimizers.
 Cost. O(modules) once per description (cached by the caller), O(learnt steps) otherwise.
 
-Known limitations. A model spread over several devices is described as a whole, so no estimate is made for one of them.
-Where fewer gradients stand than there are trainable parameters (sparse ones, or none), the measured ones are taken.
-Learnt figures belong to the input sizes they were learnt from, or to the line through two of them; what is not linear
-is the forecast's business. Workspaces and rounding are measured, not derived. Of several optimizers it is not described
-which one stepped: what each takes for a moment is learnt, for each kind of step (`learnt.kind`).
+Known limitations. A model on several devices is described as a whole, so there is no estimate for one device. If
+gradients are fewer than trainable parameters (sparse, or none), the measured ones are used. Learnt figures hold for the
+input sizes they were learnt from, or for the line through two of them. Workspaces and rounding are measured, not
+derived. With several optimizers, which one stepped is not described: temporaries are learnt for each kind of step
+(`rank_state.kind`).
 """
 
 from __future__ import annotations
@@ -35,14 +34,15 @@ from gpumon.session.frame import ModelRecord
 from gpumon_agent import wire
 
 LEARNING_STEPS = 3
+"""Complete iterations to learn from. An estimate that followed the whole run would explain nothing."""
+
 NEAR = 0.001
-"""State that differs from its formula by a smaller share has a step counter on the device: the formula is right."""
-"""Complete iterations that are learnt from, and no more: an estimate that followed the run would explain nothing."""
+"""State that differs less from its formula has a step counter on the device: the formula is right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """Bytes that follow from the description alone."""
+    """Bytes that follow from the model's description alone."""
 
     weights: int
     buffers: int
@@ -57,17 +57,17 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What the first iterations showed beyond the owners, in bytes."""
+    """What the first iterations had beyond the owners, in bytes."""
 
     steps: int
-    excess: tuple[tuple[str, int], ...]  # phase, peak above what stood as forward began
-    kept: int  # above the owners as forward begins: held outputs, rounding, workspaces
-    at_optimizer: int  # above the owners as the optimizer begins
-    temporaries: int  # peak of the optimizer above its end
+    excess: tuple[tuple[str, int], ...]  # phase, peak − bytes at forward's start
+    kept: int  # above the owners at forward's start: held outputs, rounding, workspaces
+    at_optimizer: int  # above the owners at the optimizer's end
+    temporaries: int  # peak of the optimizer − bytes at its end
 
 
 def owned(models: Sequence[ModelRecord], device: int) -> Owned | None:
-    """None without a model on this device alone."""
+    """None unless a model is on this device alone."""
     here = [record for record in models if record.model.devices == (device,)]
     if not here or any(device in record.model.devices and record not in here for record in models):
         return None
@@ -99,8 +99,8 @@ def owned(models: Sequence[ModelRecord], device: int) -> Owned | None:
 
 
 def calibrated(owners: Owned, measured: Breakdown | None) -> Owned:
-    """With what exists, once it does: gradients where they are fewer than the trainable parameters (sparse, or never
-    computed), and optimizer state, which parameters without a gradient do not get. Temporaries shrink with it.
+    """Replaces derived figures by measured ones: gradients if fewer than the trainable parameters (sparse, or never
+    computed), and optimizer state, which parameters without a gradient do not get. Temporaries shrink with the state.
     """
     if measured is None:
         return owners
@@ -115,13 +115,13 @@ def calibrated(owners: Owned, measured: Breakdown | None) -> Owned:
 
 
 def learn(steps: Sequence[StepPeaks], owners: Owned, input_bytes: int | None = None) -> Learnt | None:
-    """From the newest of the first `LEARNING_STEPS` complete iterations. The very first one stands in alone if it must:
-    it has no optimizer state before its own optimizer step, and the figures allow for that.
+    """From the newest of the first `LEARNING_STEPS` complete iterations. The very first one is used alone if it must
+    be: its optimizer state is missing until its own optimizer step, which is accounted for.
 
-    `input_bytes`: of the iteration to be stated. What forward and backward add is taken to be a line in the inputs'
-    bytes: through those of the learnt ones if they differ (one that comes later and differs counts too), else through
-    what an empty batch would add, which is backward's gradients. A peak is convex in the batch (it is the highest of
-    moments, each a line), so between these it is not above that line.
+    `input_bytes`: of the iteration to estimate. The rise of forward and backward is assumed linear in the input bytes:
+    through the learnt sizes if they differ (a later, different one counts too), else through that of an empty batch,
+    which is backward's gradients. A peak is convex in the batch (the maximum of linear moments), so between known sizes
+    it is not above that line.
     """
     usable = [step for step in steps if not step.skipped]
     if not usable:
@@ -156,7 +156,7 @@ def learn(steps: Sequence[StepPeaks], owners: Owned, input_bytes: int | None = N
 
 
 def _at(size: int | None, points: Sequence[tuple[int | None, int]], empty: int) -> int:
-    """The value at `size` on the line through the smallest and the largest, or through `empty` at none."""
+    """The value at `size` on the line through the smallest and the largest, or through `empty` at size 0."""
     placed = sorted((at, value) for at, value in points if at is not None)
     if size is None or len(placed) < len(points) or not placed[-1][0]:
         return max(0, *(value for _, value in points))
@@ -167,9 +167,9 @@ def _at(size: int | None, points: Sequence[tuple[int | None, int]], empty: int) 
 
 
 def _between(size: int | None, points: Sequence[tuple[int | None, int]]) -> int:
-    """As `_at`, but no further than the sizes known: of what a batch finds, little follows its own size.
+    """As `_at`, but without extrapolation: little of what a batch finds depends on its own size.
 
-    The first of `points` stands for all where there is one size.
+    With a single size, the first of `points` counts.
     """
     sizes = [at for at, _ in points if at is not None]
     if size is None or len(points) == 1:
@@ -178,7 +178,7 @@ def _between(size: int | None, points: Sequence[tuple[int | None, int]]) -> int:
 
 
 def estimate(owners: Owned, learnt: Learnt | None, measured: Breakdown | None) -> Estimate:
-    """The estimate. `measured`: the ledger at the end of a step, for the lines no formula knows."""
+    """The estimate. `measured`: the ledger at a step's end, for the lines without a formula."""
     workspaces = measured.workspaces if measured is not None else None
     rounding = measured.rounding if measured is not None else None
     inputs = measured.inputs if measured is not None else None
@@ -189,7 +189,7 @@ def estimate(owners: Owned, learnt: Learnt | None, measured: Breakdown | None) -
     if owners.buckets:
         sources["buckets"] = "exact"
     exact = temporaries is not None and owners.temporaries_source == "exact"
-    more = learnt is not None and learnt.steps > 1 and learnt.temporaries > (temporaries or 0)  # as DeepSpeed's copies
+    more = learnt is not None and learnt.steps > 1 and learnt.temporaries > (temporaries or 0)  # DeepSpeed's copies
     if learnt is not None and (more or not exact):
         temporaries, sources["temporaries"] = learnt.temporaries, "learnt"
     elif temporaries is not None:

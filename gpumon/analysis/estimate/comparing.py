@@ -1,4 +1,4 @@
-"""Two models beside each other, layer by layer: where the parameters of one come from that the other has not."""
+"""Compares two models layer by layer: which parameters one has that the other has not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpumon.analysis.estimate.model import Model, vocabulary_of
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One layer (numbered ones folded) with its parameters in either model; 0: it is not there."""
+    """One layer (numbered ones folded) with its parameters in either model; 0: not there."""
 
     layer: str
     first: int
@@ -22,7 +22,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Rows in the models' order, the sums, and what an entry of the vocabulary costs where that explains all of it."""
+    """Rows in the models' order, the sums, and the parameters per vocabulary entry if that explains all."""
 
     rows: tuple[Row, ...]
     first: int
@@ -33,7 +33,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two. `vocabulary`: as its config says; None: the rows of its largest table are taken."""
+    """One of the two. `vocabulary`: from its config; None: the rows of its largest table."""
 
     model: Model
     vocabulary: int | None = None

@@ -1,13 +1,13 @@
-"""A Hugging Face config.json as the subject of an estimate: transformers builds the model on the meta device.
+"""Estimates a Hugging Face config.json: transformers builds the model on the meta device.
 
-Model. The class that the config's `architectures` names, as `AutoModel….from_config` takes it; without a name, a
-decoder with its head, the base model of any other type. It is traced (estimate.traced) with the inputs that its
-`forward` asks for: tokens or images, labels while training. With a cache of keys, the prompt is run as `generate()`
-runs it. No weights are read, nothing is fetched, and code that a config points to is not run.
+Model. The class named in the config's `architectures`, built as by `AutoModel….from_config`. Without a name: a decoder
+with its head, for other types the base model. It is traced (estimate.traced) with the inputs of its `forward`: tokens
+or images, and labels in training. With a KV cache, the prompt runs as in `generate()`. No weights are read, nothing is
+downloaded, and code that a config points to is not run.
 
 Cost. Importing transformers, 2 to 4 s; building the model, 0.1 s; then a trace for each workload.
 
-Known limitations. Models of speech, video or several kinds of inputs are refused: their code is given with `--model`.
+Known limitations. Models of speech, video or several kinds of inputs are refused: give their code with `--model`.
 Attention masks are not passed.
 """
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from gpumon.analysis.estimate.plan import Subject
 
 VOCABULARY = 32_000
-"""What a smaller vocabulary is computed with, if the model's is more than this: that of Llama 2's tokenizer."""
+"""The reduced vocabulary of the remedy, if the model's is larger: that of Llama 2's tokenizer."""
 
 _OTHERWISE = "give its code (--model pkg.module:factory --input …) or its size (--parameters COUNT)"
 
 
 def load(path: Path | str) -> FromConfig:
-    """From a config.json, or the folder it lies in. Raises NotAModel where transformers cannot build it."""
+    """From a config.json or its folder. Raises NotAModel if transformers cannot build it."""
     place = Path(path)
     if place.is_dir():
         place /= "config.json"
@@ -50,7 +50,7 @@ def load(path: Path | str) -> FromConfig:
 
 
 def of(content: Mapping[str, Any], where: str = "config.json") -> FromConfig:
-    """Raises NotAModel where transformers cannot build it."""
+    """Raises NotAModel if transformers cannot build it."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a config can ask for weights of its backbone
     import transformers
 
@@ -71,14 +71,14 @@ def of(content: Mapping[str, Any], where: str = "config.json") -> FromConfig:
 
     def build(attention: str = "sdpa") -> nn.Module:
         config = transformers.AutoConfig.for_model(kind, **settings)
-        config.dtype = None  # --precision says which
+        config.dtype = None  # set by --precision
         builder = made._from_config if made is not None else _unnamed(type(config)).from_config
         module: nn.Module = builder(config, attn_implementation=attention)
         return module
 
     try:
         module = on_meta(build)
-    except Exception as reason:  # noqa: BLE001 - what transformers may raise for a value it cannot use
+    except Exception as reason:  # noqa: BLE001 - transformers may raise anything for an invalid value
         told = " ".join(str(reason).split())[:200]
         if "overflow" in told:
             raise OutOfBounds(f"{where}: a tensor would have more than 8 EiB; correct the sizes in the file") from None
@@ -87,19 +87,17 @@ def of(content: Mapping[str, Any], where: str = "config.json") -> FromConfig:
 
 
 def _unnamed(kind: type) -> Any:
-    """What trains such a model if the config does not say: a decoder predicts tokens, of all others take the base."""
+    """The class to train if the config names none: a decoder with its head, else the base model."""
     import transformers
 
     encoder = kind in transformers.MODEL_FOR_MASKED_LM_MAPPING
-    both = getattr(kind(), "is_encoder_decoder", False)  # Whisper: its decoder alone is not what is trained
+    both = getattr(kind(), "is_encoder_decoder", False)  # Whisper: its decoder is not trained alone
     decoder = kind in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not encoder and not both
     return transformers.AutoModelForCausalLM if decoder else transformers.AutoModel
 
 
 @dataclass
 class FromConfig(FromModule):
-    """A model of transformers'."""
-
     content: Mapping[str, Any] = field(kw_only=True)
     where: str = field(kw_only=True)
     _kept: dict[Workload, int] = field(default_factory=dict)  # bytes of keys and values
@@ -113,7 +111,7 @@ class FromConfig(FromModule):
         if self._takes != "input_ids":
             return None
         most = getattr(self.config, "max_position_embeddings", None)
-        if not isinstance(most, int) or most < 1:  # positions do not end, as T5's
+        if not isinstance(most, int) or most < 1:  # no limit of positions, as in T5
             return None
         return most
 
@@ -145,7 +143,7 @@ class FromConfig(FromModule):
 
     @property
     def _table(self) -> nn.Embedding | None:
-        """The embedding of the inputs, unless the head has its weights too."""
+        """The embedding of the inputs, unless the head shares its weights."""
         from torch import nn
 
         table = self.module.get_input_embeddings()
@@ -185,16 +183,16 @@ class FromConfig(FromModule):
         if "use_cache" in asked:
             given["use_cache"] = work.kv_cache > 0
         if work.kv_cache and "logits_to_keep" in asked:
-            given["logits_to_keep"] = 1  # as generate() asks of the prompt
+            given["logits_to_keep"] = 1  # as in generate()'s pass over the prompt
         return given
 
     def play(self, work: Workload) -> Played:
-        """Raises NotAModel where its forward cannot be run so."""
+        """Raises NotAModel if its forward does not run with these inputs."""
         try:
             played = super().play(work)
         except (NotAModel, OutOfMemory):
             raise
-        except Exception as reason:  # noqa: BLE001 - whatever the forward of a model raises that wants other inputs
+        except Exception as reason:  # noqa: BLE001 - the forward may raise anything if it needs other inputs
             told = " ".join(str(reason).split())[:200]
             raise NotAModel(f"{self.name} does not run so ({type(reason).__name__}: {told}): {_OTHERWISE}") from None
         return replace(
@@ -209,7 +207,7 @@ class FromConfig(FromModule):
         vocabulary = self.vocabulary
         if vocabulary is not None and vocabulary > VOCABULARY:
             title = f"a vocabulary of {VOCABULARY:,} instead of {vocabulary:,}"
-            yield "vocabulary", title, self._having(vocab_size=VOCABULARY, pad_token_id=None)  # it may lie beyond
+            yield "vocabulary", title, self._having(vocab_size=VOCABULARY, pad_token_id=None)  # it may be too large
         if getattr(self.config, "tie_word_embeddings", None) is False:
             tied = self._having(tie_word_embeddings=True)
             if tied.model.count < self.model.count:
@@ -230,7 +228,6 @@ def _numbers(work: Workload) -> torch.dtype:
 
 
 def _bytes_kept(output: Any) -> int:
-    """Of the keys and values in a model's output."""
     cache = getattr(output, "past_key_values", None)
     parts = [getattr(cache, name, None) for name in ("self_attention_cache", "cross_attention_cache")]
     layers = [layer for part in (parts if any(parts) else [cache]) for layer in getattr(part, "layers", ())]
@@ -238,7 +235,7 @@ def _bytes_kept(output: Any) -> int:
 
 
 def _embedding_on_host(table: nn.Embedding | None, numbers: torch.dtype) -> nn.Module:
-    """Rows come from the host, and their gradient goes back there: the device has neither table nor state."""
+    """Rows are copied from the host, and their gradient back: the device has neither table nor state."""
     import torch
     from torch import nn
 

@@ -1,7 +1,7 @@
-"""A torch.nn.Module as the subject of an estimate: built on the meta device, so that it has shapes and no bytes.
+"""Estimates a torch.nn.Module: it is built on the meta device, with shapes and no bytes.
 
-Cost. Building the module without its weights, once: what its constructors cost, and no memory. Each trace changes its
-module, so it has a copy; a module that copying could take apart is built anew for each. No workload is traced twice.
+Cost. Building the module once, without memory for its weights. Each trace changes its module, so it gets a copy; a
+module that cannot be copied safely is rebuilt for each. No workload is traced twice.
 
 Known limitations. A factory that reads values of its tensors, or loads a checkpoint, fails on the meta device.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def on_meta(factory: Callable[[], Any]) -> Any:
-    """What the factory returns when every tensor it makes has no storage."""
+    """The factory's result, built from tensors without storage."""
     import torch
 
     with torch.device("meta"):
@@ -54,7 +54,7 @@ def is_module(made: object) -> bool:
 
 
 def describe(module: nn.Module) -> Model:
-    """Its tensors in the order in which a loop over `parameters()` meets them; tied ones point to the first name."""
+    """Its tensors in the order of `parameters()`; tied ones point to the first name."""
     from torch import nn
 
     sparse = {
@@ -84,8 +84,8 @@ def describe(module: nn.Module) -> Model:
 
 
 def copied(module: nn.Module) -> nn.Module | None:
-    """The same once more. None where a copy might share something with it: what a function that was put into it has
-    from around it, what is known by weak reference, tensors that share a storage; or where copying fails."""
+    """A copy of the module. None if it might share something with the original (closures in its attributes, weak
+    references, tensors that share a storage), or if copying fails."""
     if any(_may_lead_back(part) for part in module.modules()):
         return None
     tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
@@ -93,7 +93,7 @@ def copied(module: nn.Module) -> nn.Module | None:
         return None
     try:
         return deepcopy(module)
-    except Exception:  # noqa: BLE001 - anything their class may raise: it is built anew
+    except Exception:  # noqa: BLE001 - anything the user's class may raise: the module is rebuilt
         return None
 
 
@@ -112,7 +112,7 @@ def _may_lead_back(part: nn.Module) -> bool:
 class _Trace:
     phases: tuple[PhaseBytes, ...]
     requests: Requests
-    as_rank: bool  # False: of one rank of several was asked, and the module was traced alone
+    as_rank: bool  # False: one of several ranks was requested, but the module was traced alone
 
 
 def _no_shapes() -> Shapes:
@@ -123,7 +123,7 @@ def _no_shapes() -> Shapes:
 
 @dataclass
 class FromModule:
-    """The module and the functions that were named with it. `began` is called with each workload that is traced."""
+    """The module and the functions given with it. `began` is called with each workload that is traced."""
 
     module: nn.Module
     factory: Callable[[], nn.Module]
@@ -150,18 +150,17 @@ class FromModule:
         return self.batches is not None
 
     def instance(self, work: Workload) -> nn.Module:
-        """One for a trace, which may change it."""
+        """A module for one trace, which may change it."""
         copy = copied(self.module)
         return self.factory() if copy is None else copy
 
     def given(self, work: Workload) -> Any:
-        """What its forward is called with."""
         if work.embedding_on_cpu or work.kv_cache:
             raise Untraceable("an embedding on the CPU and a cache of keys are the model's own business: build it so")
         return () if self.batches is None else self.batches(work.batch)
 
     def play(self, work: Workload) -> Played:
-        """Traced; without `batches` no forward is known, and nothing but gradients and the optimizer's step are.
+        """Traces the workload. Without `batches` no forward is known, only gradients and the optimizer step.
 
         Raises traced.Untraceable, and whatever the user's functions raise.
         """
@@ -169,7 +168,7 @@ class FromModule:
         if work.precision.weights == HALF:
             model = model.in_width(HALF)
         forward = self.has_forward
-        if not forward:  # nor do these make a difference
+        if not forward:  # these make no difference either
             work = replace(work, batch=1, sequence=1, checkpointing=False)
             plain = alone(replace(plain, batch=1, sequence=1, checkpointing=False))
         done = self.traced(plain)
@@ -190,14 +189,14 @@ class FromModule:
         )
 
     def traced(self, work: Workload, **how: Any) -> _Trace:
-        """As a rank, where PyTorch's code for ranks can wrap it; alone where not."""
+        """Traces it as a rank, if PyTorch's code for ranks can wrap it; otherwise alone."""
         if work not in self._traces:
             self.began(work)
             try:
                 self._traces[work] = self._traced(work, how)
             except OutOfMemory:
                 raise
-            except Exception:  # DDP or FSDP cannot wrap it so; what the user's functions raise comes again
+            except Exception:  # DDP or FSDP cannot wrap it; the user's own errors are raised again
                 if work.world_size == 1:
                     raise
                 self._traces[work] = replace(self.traced(alone(work), **how), as_rank=False)
@@ -207,7 +206,7 @@ class FromModule:
         requests = Requests()
 
         def build() -> nn.Module:
-            made = self.factory() if how.get("built_on_device") else self.instance(work)  # a copy is no building
+            made = self.factory() if how.get("built_on_device") else self.instance(work)  # a copy is not built
             if self.has_forward:
                 return made
             return without_forward(made, all_sparse=work.optimizer.name == "sparseadam")
@@ -230,7 +229,7 @@ class FromModule:
 
 @dataclass
 class FromTensors(FromModule):
-    """Names and shapes alone."""
+    """From names and shapes alone."""
 
     tensors: Model = field(kw_only=True)
 
@@ -264,8 +263,8 @@ class FromTensors(FromModule):
 
 
 def traceable(work: Workload) -> Workload:
-    """The nearest workload that can be traced: an optimizer of torch's own, weights that the step updates, and ranks
-    where PyTorch's code for them runs in a trace."""
+    """The nearest workload that can be traced: one of torch's optimizers, weights that the step updates, and ranks if
+    PyTorch's code for them runs in a trace."""
     optimizer, precision = work.optimizer, work.precision
     if optimizer.eight_bit:
         optimizer = Optimizer(EIGHT_BIT[optimizer.name].lower(), "fused")
@@ -276,16 +275,15 @@ def traceable(work: Workload) -> Workload:
 
 
 def alone(work: Workload) -> Workload:
-    """The same without other ranks."""
     return replace(work, world_size=1, zero=0, bucket_views=False, flat=False)
 
 
 def shared(traced: Sequence[PhaseBytes], model: Model, plain: Workload, work: Workload) -> tuple[PhaseBytes, ...]:
-    """The same phases with the tensors that ranks share, or another optimizer keeps, in place of those traced.
+    """The traced phases with tensors replaced that ranks shard, or that another optimizer keeps.
 
-    Weights, gradients and states are computed, with and without sharing; what was traced of everything else stays. With
-    ZeRO 3, what stands in no numbered layer is taken as gathered from its forward to its backward, and with it the
-    buffer that the newest layer was gathered into, which lives until the next one's.
+    Weights, gradients and states are computed with and without sharding; the rest of the trace stays. With ZeRO 3,
+    weights outside numbered layers count as gathered from their forward to their backward, together with the buffer of
+    the newest gathered layer, which lives until the next one's.
     """
     gathered = sum(model.units()) if work.zero == 3 and plain.zero != 3 else 0
     before = {name: max(getattr(phase.at_end, name) or 0 for phase in traced) for name in _SHARED_OUT}
@@ -304,11 +302,11 @@ def shared(traced: Sequence[PhaseBytes], model: Model, plain: Workload, work: Wo
 
 
 _SHARED_OUT = tuple(line for line in wire.LASTING if line not in ("buffers", "workspaces", "other_models"))
-"""Of what lasts, the lines that sharing a model out over ranks changes."""
+"""The lasting lines that sharding over ranks changes."""
 
 
 def _lasting(model: Model, plain: Workload, work: Workload, before: dict[str, int]) -> dict[str, int]:
-    """What one rank keeps of each line when all of it is there. `before`: what was traced without sharing."""
+    """What one rank keeps of each line when all of it exists. `before`: traced without sharding."""
     state = round(before["optimizer"] * work.precision.state / plain.precision.state)
     if work.optimizer.eight_bit:
         state = sum(sum(eight_bit_states(tensor.count)) for tensor in model.trained)
@@ -326,7 +324,7 @@ def _lasting(model: Model, plain: Workload, work: Workload, before: dict[str, in
 
 
 _STAGES = {"optimizer": 1, "gradients": 2, "weights": 3}
-"""From which stage of ZeRO on a rank has its share only."""
+"""The ZeRO stage from which a rank keeps only its shard."""
 
 
 def _with_buckets(lines: Breakdown, nbytes: int) -> Breakdown:
@@ -334,7 +332,7 @@ def _with_buckets(lines: Breakdown, nbytes: int) -> Breakdown:
 
 
 def _exchanged(phase: PhaseBytes, lines: Breakdown, before: dict[str, int], after: dict[str, int]) -> Breakdown:
-    """`after` in place of `before`, in proportion where only a part stood (gradients in the middle of backward)."""
+    """Replaces `before` by `after`, in proportion if only a part existed (gradients in the middle of backward)."""
     changed = {}
     for name in _SHARED_OUT:
         mine = getattr(lines, name) or 0

@@ -1,12 +1,12 @@
-"""Bytes that CUDA's kernels allocate while they run, beside their outputs: workspaces, partial sums, sorted indices.
+"""Bytes that CUDA kernels allocate while they run, beside their outputs: workspaces, partial sums, sorted indices.
 
-Model. One function an operator, from shapes and strides to the sizes that are alive together at its highest moment.
+Model. One function per operator: from shapes and strides to the sizes alive together at its peak.
 
-Source. ATen's CUDA sources, named at each function, and what PyTorch's allocator was asked for on the virtual GPU.
-Cost. O(1) an operator.
+Source. ATen's CUDA sources, named at each function, and the requests that PyTorch's allocator got on the virtual GPU.
+Cost. O(1) per operator.
 
-Known limitations. Operators that are not listed need less than their outputs, or are not known here. cuDNN's own
-workspaces depend on the algorithm it chooses by timing, and are 0 here as on the virtual GPU.
+Known limitations. Operators not listed need less than their outputs, or are unknown. cuDNN's workspaces depend on the
+algorithm it chooses by timing; they count as 0, as on the virtual GPU.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ CUBLASLT_WORKSPACE = MIB
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What of a device the sizes depend on; the defaults are an A100's."""
+    """The device properties that sizes depend on; defaults are an A100's."""
 
     multiprocessors: int = 108
-    threads: int = 2048  # a multiprocessor's
+    threads: int = 2048  # per multiprocessor
     cublas_workspace: int = CUBLAS_WORKSPACE
 
 
@@ -41,12 +41,12 @@ def temporaries(name: str, args: Sequence[Any], outputs: Sequence[Any], hardware
 
 
 def uses_handle(name: str) -> bool:
-    """Whether the operator asks for cuBLAS's handle, with which older versions make a workspace; cuBLASLt does too."""
+    """Whether the operator uses cuBLAS's handle, for which older versions allocate a workspace; cuBLASLt does too."""
     return name in _CUBLAS or name == "aten.addmm.default"
 
 
 def uses_cublas(name: str, args: Sequence[Any]) -> bool:
-    """Whether the operator takes cuBLAS's own workspace, which PyTorch may keep."""
+    """Whether the operator uses cuBLAS's own workspace, which PyTorch may keep."""
     return name in _CUBLAS or (name == "aten.addmm.default" and not _is_lt(args))
 
 
@@ -68,7 +68,7 @@ def _addmm(args: Sequence[Any], outputs: Sequence[Any], hardware: Hardware) -> S
 
 
 def _products(args: Sequence[Any], _: Sequence[Any], hardware: Hardware) -> Sequence[int]:
-    """Copies of the factors whose strides cuBLAS cannot take."""
+    """Copies of the factors whose strides cuBLAS does not support."""
     return tuple(factor.numel() * factor.element_size() for factor in args[:2] if not _blas_can_take(factor))
 
 
@@ -95,9 +95,9 @@ def reduction(
     hardware: Hardware,
     width_of_sum: int = 4,
 ) -> Sequence[int]:
-    """A sum split over blocks meets in global memory: that buffer and its semaphores (aten/src/ATen/native/cuda/
-    Reduce.cuh, setReduceConfig). `inputs`: elements summed for each of `outputs`; `output_row`: the length of the
-    fastest dimension that stays; `width_of_sum`: bytes of what is carried along."""
+    """A sum split over blocks is combined in global memory: its buffer and semaphores
+    (aten/src/ATen/native/cuda/Reduce.cuh, setReduceConfig). `inputs`: elements summed for each of `outputs`;
+    `output_row`: length of the fastest remaining dimension; `width_of_sum`: bytes of the accumulator."""
     wide, high, vector = (inputs, outputs, 1) if along_fastest else (outputs, inputs, 1)
     if along_fastest and wide >= 128 and one_dimension:
         wide //= 4
@@ -163,24 +163,24 @@ def _over(tensor: Any, dims: Sequence[int], hardware: Hardware, width_of_sum: in
 
 
 def _efficient_backward(args: Sequence[Any], _: Sequence[Any], hardware: Hardware) -> Sequence[int]:
-    """Gradients of the queries add up in fp32 (…/transformers/cuda/attention_backward.cu): a row's share of the output
-    for each query, and blocks of 64 queries with their counters."""
+    """Gradients of the queries are summed in fp32 (…/transformers/cuda/attention_backward.cu): a row's share of the
+    output for each query, and blocks of 64 queries with their counters."""
     gradient, query = args[0], args[1]
     batch, heads, length, width = query.shape
     delta = [4 * batch * heads * length]
-    if query.element_size() == 4:  # the product that the shares are sums of is another tensor
+    if query.element_size() == 4:  # the product that is summed to shares is another tensor
         delta = [query.numel() * 4, *delta, *delta]
     nbytes = gradient.numel() * gradient.element_size()
     copy = [] if gradient.transpose(1, 2).is_contiguous() or gradient.is_contiguous() else [nbytes]
     blocks = -(-length // 64)
     workspace = batch * heads * (64 * blocks * (-(-width // 32) * 32) * 4 + 16 * blocks)
-    if query.element_size() == 4:  # the product is gone before the workspace comes
+    if query.element_size() == 4:  # the product is freed before the workspace is allocated
         return (*copy, *delta) if sum(delta) > workspace + delta[-1] else (*copy, delta[-1], workspace)
     return (*copy, *delta, workspace)
 
 
 def _flash_backward(args: Sequence[Any], _: Sequence[Any], hardware: Hardware) -> Sequence[int]:
-    """Row sums and the queries' gradient in fp32, both padded; keys and values again where heads share them
+    """Row sums and the queries' gradient in fp32, both padded; keys and values again if heads share them
     (…/transformers/cuda/flash_attn/flash_api.cpp)."""
     query, key = args[1], args[2]
     batch, heads, length, width = query.shape
@@ -193,7 +193,7 @@ def _flash_backward(args: Sequence[Any], _: Sequence[Any], hardware: Hardware) -
 
 
 def _embedding_backward(args: Sequence[Any], _: Sequence[Any], hardware: Hardware) -> Sequence[int]:
-    """Above 3,072 indices they are sorted, and rows summed in parts (aten/src/ATen/native/cuda/Embedding.cu and
+    """Above 3,072 indices: sorted indices and partial sums of rows (aten/src/ATen/native/cuda/Embedding.cu and
     EmbeddingBackwardKernel.cu)."""
     gradient, indices, rows = args[:3]
     count, width = indices.numel(), gradient.shape[-1]
@@ -207,7 +207,7 @@ def _embedding_backward(args: Sequence[Any], _: Sequence[Any], hardware: Hardwar
 
 
 def _convolution_backward(args: Sequence[Any], _: Sequence[Any], hardware: Hardware) -> Sequence[int]:
-    """The gradient as cuDNN takes it; when it is gone, the bias's gradient as a sum over batch and positions."""
+    """The gradient as cuDNN needs it; after it is freed, the bias's gradient as a sum over batch and positions."""
     gradient, bias = args[0], args[3]
     copy = () if gradient.is_contiguous() else (gradient.numel() * gradient.element_size(),)
     if bias is None or not args[-1][2]:
@@ -224,14 +224,14 @@ def _contiguous_gradient(args: Sequence[Any], _: Sequence[Any], hardware: Hardwa
 
 
 def _elementwise_loss(args: Sequence[Any]) -> int:
-    """Bytes of the losses of every element; 0 where they are what is asked for."""
+    """Bytes of the losses of every element; 0 if they are the output."""
     reduced = len(args) < 3 or args[-1] != 0
     return args[0].numel() * args[0].element_size() if reduced else 0
 
 
 def kept(name: str, args: Sequence[Any]) -> int | None:
-    """Bytes of the output's storage where it is more than the output: the mean of such a loss stays in what was
-    allocated for every element's (aten/src/ATen/native/BinaryOps.cpp, mse_loss_out)."""
+    """Bytes of the output's storage, if larger than the output: the mean of such a loss stays in the storage of all
+    elements' losses (aten/src/ATen/native/BinaryOps.cpp, mse_loss_out)."""
     return _elementwise_loss(args) or None if name in _LOSSES_IN_PLACE else None
 
 

@@ -1,19 +1,19 @@
-"""A step of LBFGS against a memory: what it keeps from step to step, and what stands while its closure runs again.
+"""Memory of an LBFGS step: what it keeps from step to step, and what is alive while its closure runs again.
 
-Model. All parameters are one flat tensor to it. Between steps it keeps the direction, the last gradient, and
-`history_size` pairs of older ones. Within a step stand also this gradient, the direction before, the one in the making,
-and while an iteration takes up the newest pair the one that it replaces. Each iteration but the last runs the closure
-once more, with all of that there. The line search (`strong_wolfe`) runs it as often as it needs: it keeps a copy of the
-parameters, the gradient it began with, those of both ends of its bracket, and the newest two.
+Model. LBFGS treats all parameters as one flat tensor. Between steps it keeps the direction, the last gradient, and
+`history_size` pairs of older ones. Within a step there are also the current gradient, the previous direction, the new
+one, and the replaced pair while the newest is stored. Each iteration but the last runs the closure once more, with all
+of that alive. The line search (`strong_wolfe`) runs it as often as needed: it keeps a copy of the parameters, the
+initial gradient, those of both ends of its bracket, and the newest two.
 
-Source. torch/optim/lbfgs.py (2.15), read line by line; compared with the allocator in first, second and later steps,
-the numbers it decides by taken from the same problem solved on the CPU (tests/analysis/test_estimate_lbfgs.py).
-Cost. O(iterations) requests, and four of a step's passes at most (with the line search four times as many): what an
-iteration between needs is no more.
+Source. torch/optim/lbfgs.py (2.15); compared with the allocator in first, second and later steps, with the values it
+decides by from the same problem solved on the CPU (tests/analysis/test_estimate_lbfgs.py).
+Cost. O(iterations) requests, and at most four passes of a step (with the line search four times as many): iterations in
+between need no more.
 
-Known limitations. How far it goes depends on values. Taken: every iteration there may be, each pair kept, and of the
-line search the most it keeps at once, which is up to four tensors of all parameters more than where the first step
-does. What a reduction stages is left out.
+Known limitations. The number of iterations depends on values. Assumed: all possible iterations, each pair kept, and the
+most the line search keeps at once, which is up to four tensors of all parameters too much if the first step succeeds.
+Reduction buffers are left out.
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ from gpumon.analysis.estimate.workload import FLOAT, Workload
 NAME = "lbfgs"
 _HISTORY, _ITERATIONS = 100, 20
 _ALIKE = 4
-"""Iterations after which those that follow need no more."""
+"""Iterations after which the following ones need no more."""
 
 
 class Taking(Protocol):
-    """A trace's recorder."""
-
     def take(self, size: int, line: str) -> Any: ...
 
     def drop(self, storage: Any) -> None: ...
@@ -52,10 +50,10 @@ class Lbfgs:
     _pairs: deque[list[Any]] = field(default_factory=deque)
     _scales: list[Any] = field(default_factory=list)
     _direction: Any = None
-    _gradient: Any = None  # of the iteration before
+    _gradient: Any = None  # of the previous iteration
 
     def step(self) -> None:
-        """After the closure's first run, to the end of `step()`."""
+        """The rest of `step()`, after the closure's first run."""
         last = most = self._iterations
         if len(self._pairs) == self._history:
             most = min(most, _ALIKE)
@@ -99,12 +97,12 @@ class Lbfgs:
         self._direction = self.memory.move(direction, "optimizer")
 
     def fill(self) -> None:
-        """As after so many steps that the history is full."""
+        """Sets the state after so many steps that the history is full."""
         while self._direction is not None and len(self._pairs) < self._history:
             self._keep([self._fresh(), self._fresh()])
 
     def _search(self, flat: Any, needed: bool) -> Any:
-        """Two points further, then into the bracket: both ends, the gradient at its start, the newest two."""
+        """Two extrapolations, then the bracket: both ends, the gradient at its start, the newest two."""
         self._brief()
         start, newest, clones = self._fresh(), None, []
         for _ in range(3):
@@ -118,7 +116,7 @@ class Lbfgs:
         return low
 
     def _evaluated(self, before: Any, needed: bool) -> Any:
-        """The gradient at another point; the one before stands until it is there."""
+        """The gradient at another point; the previous one lives until it exists."""
         if needed:
             self.evaluate()
         fresh = self._fresh()
@@ -126,7 +124,7 @@ class Lbfgs:
         return fresh
 
     def _pair(self) -> None:
-        """The newest change of gradient and of place; the oldest pair goes when they are there."""
+        """The newest difference of gradient and position; the oldest pair is freed after it exists."""
         fresh = [self._fresh(), self._fresh()]
         self._dot()
         if len(self._pairs) == self._history:
@@ -135,7 +133,7 @@ class Lbfgs:
 
     def _keep(self, pair: list[Any]) -> None:
         self._pairs.append([self.memory.move(each, "optimizer") for each in pair])
-        while len(self._scales) < 2 * len(self._pairs):  # `ro` and `al`, a number each
+        while len(self._scales) < 2 * len(self._pairs):  # `ro` and `al`, one number each
             self._scales.append(self.memory.take(FLOAT, "optimizer"))
 
     # -------------------------------------------------------------------------------------------------------- settings
@@ -154,7 +152,7 @@ class Lbfgs:
 
     @property
     def _iterations(self) -> int:
-        """Of a step; each but the last evaluates once, and `max_eval` ends them too."""
+        """Iterations of a step; each but the last evaluates once, and `max_eval` limits them too."""
         most = _whole(self._settings, "max_iter", _ITERATIONS)
         evaluations = _whole(self._settings, "max_eval", most * 5 // 4)
         return max(1, min(most, evaluations - (not self._searches)))
@@ -177,12 +175,12 @@ class Lbfgs:
 
 
 def history(settings: dict[str, str]) -> int:
-    """Pairs it keeps at most."""
+    """The most pairs it keeps."""
     return _whole(settings, "history_size", _HISTORY)
 
 
 def searches(settings: dict[str, str]) -> bool:
-    """Whether it has a line search, and so how much it keeps depends on values."""
+    """Whether it has a line search, so that its memory depends on values."""
     return settings.get("line_search_fn", "none").lower() != "none"
 
 

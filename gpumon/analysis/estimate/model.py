@@ -1,4 +1,4 @@
-"""A model described by its tensors: names, shapes, bytes an element, which are trained, which are one and the same."""
+"""A model described by its tensors: names, shapes, bytes per element, which are trained, which are tied."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Tensor:
     width: int = 4  # bytes an element
     trainable: bool = True
     tied_to: str | None = None
-    sparse: bool = False  # its gradient has the rows that were looked up only
+    sparse: bool = False  # its gradient has only the rows looked up
     group: int | None = 0  # of the optimizer's parameter groups; None: in none of them
 
     @property
@@ -63,7 +63,7 @@ class Model:
         return sum(tensor.bytes for tensor in self.buffers)
 
     def in_width(self, width: int) -> Model:
-        """The same with parameters of `width` bytes an element."""
+        """The same model with parameters of `width` bytes per element."""
         return replace(self, parameters=tuple(replace(tensor, width=width) for tensor in self.parameters))
 
     def layers(self) -> Iterator[tuple[str, int]]:
@@ -80,9 +80,9 @@ class Model:
             yield (path.replace("*", f"*{times}", 1) if times else path), count
 
     def units(self) -> tuple[int, int]:
-        """(bytes of the largest numbered layer, of what is in none): what FSDP usually gathers at once, and with it.
+        """(bytes of the largest numbered layer, bytes outside all of them): what FSDP gathers at once.
 
-        Usually each block of a list of layers is wrapped, and the whole around them.
+        Usually each block of a list of layers is wrapped, and then the whole model.
         """
         blocks: dict[tuple[str, str], int] = {}
         rest = 0
@@ -118,7 +118,7 @@ def per_row(tensors: Sequence[Tensor], rows: int) -> int:
 
 
 class NotAModel(ValueError):
-    """What was given does not describe a model; the text says why and what to do."""
+    """The input does not describe a model; the text says why and what to do."""
 
 
 def from_shapes(shapes: Mapping[str, Sequence[int]], name: str = "parameters") -> Model:

@@ -1,8 +1,8 @@
-"""Makes PyTorch run on the meta device as it would on CUDA, and tells what it allocates and frees, in order.
+"""Makes PyTorch run on the meta device as on CUDA, and reports what it allocates and frees, in order.
 
-Nothing here needs CUDA, not even a torch built for it. Tensors have shapes and no bytes; autograd, optimizers and
-modules are the real ones. Where PyTorch would do something else on CUDA than on any other device, that is put in place:
-the rules of autocast, dropout with a mask of one byte an element, the choice among attention kernels.
+CUDA is not needed, nor a torch built for it. Tensors have shapes and no bytes; autograd, optimizers and modules are the
+real ones. Behaviour specific to CUDA is emulated: autocast's rules, dropout with a mask of one byte per element, the
+choice of attention kernel.
 
 Source. ATen's autocast lists (aten/src/ATen/autocast_mode.h), aten/src/ATen/native/Dropout.cpp and
 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
@@ -20,7 +20,7 @@ from math import prod
 from typing import Any
 
 import torch
-import torch._meta_registrations  # older versions import it late, and attention has no shapes until then
+import torch._meta_registrations  # older versions import it late; attention has no meta kernels before
 from torch import overrides
 from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
@@ -34,14 +34,14 @@ aten = torch.ops.aten
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 _EFFICIENT = "aten._scaled_dot_product_efficient_attention.default"
 _FUSED_RMS_NORM = (2, 15)
-_GROUPED_EFFICIENT = VERSION >= (2, 15)  # since then it takes fewer heads of keys than of queries
+_GROUPED_EFFICIENT = VERSION >= (2, 15)  # supports fewer key heads than query heads since then
 
 
 class Shapes:
-    """What operators returned, by the shapes they were given: layers are alike, and so are iterations.
+    """Caches operators' results by input shapes: layers are alike, and so are iterations.
 
-    PyTorch works most results out in Python, which takes ten times as long as looking them up. Kept is what operators
-    return that make new tensors or change their first argument. Views and all others are run each time.
+    PyTorch computes most results in Python, ten times slower than a lookup. Cached are operators that return new
+    tensors or change their first argument. Views and all others are run each time.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,6 @@ class Shapes:
         self._known: dict[Any, Any] = {}
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What `func` returns."""
         kind = self._kinds.get(func) or self._kinds.setdefault(func, _kind(func))
         if kind == _RUN:
             return func(*args, **kwargs)
@@ -57,7 +56,7 @@ class Shapes:
             key = (func, *map(_alike, args), *((name, _alike(value)) for name, value in kwargs.items()))
             if key in self._known:
                 return _made(self._known[key]) if kind == _NEW else args[0] if func._schema.returns else None
-        except (_Unlike, TypeError):  # TypeError: an argument that has no hash
+        except (_Unlike, TypeError):  # TypeError: an unhashable argument
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
         if kind == _NEW and _shares(out, args):  # such as _unsafe_view, a view by another name
@@ -68,7 +67,7 @@ class Shapes:
 
 
 class _Unlike(Exception):
-    """A tensor of which shape, strides and type are not everything."""
+    """A tensor that is not described by shape, strides and dtype alone."""
 
 
 _NEW, _CHANGES, _RUN = "returns new tensors", "changes its first argument", "is run"
@@ -112,7 +111,7 @@ _ELEMENTWISE = {
 
 
 def _alike(value: Any) -> Any:
-    """What of an argument a result's layout depends on."""
+    """What a result's layout depends on in an argument."""
     if isinstance(value, torch.Tensor):
         if not value.is_meta or value.layout is not torch.strided or type(value) not in _PLAIN:
             raise _Unlike
@@ -123,7 +122,7 @@ def _alike(value: Any) -> Any:
 
 
 def _shares(out: Any, args: Any) -> bool:
-    """Whether a result is of an argument's storage, or is no ordinary tensor on the device."""
+    """Whether a result shares an argument's storage, or is not an ordinary tensor on the device."""
     made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
     if not all(each.is_meta and each.layout is torch.strided and type(each) in _PLAIN for each in made):
         return True
@@ -144,8 +143,8 @@ def _made(layout: Any) -> Any:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[misc]
-    """Tells `born(key, bytes, gathered)` and `died(key)` of every storage on the meta device; and `during(op, inputs,
-    outputs)` what else a kernel of CUDA's would allocate while it runs."""
+    """Calls `born(key, bytes, gathered)` and `died(key)` for every storage on the meta device, and `during(op, inputs,
+    outputs)` for what else a CUDA kernel would allocate while it runs."""
 
     def __init__(
         self,
@@ -164,27 +163,27 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if any(kind.__name__ == "DTensor" for kind in types):  # it calls the operator on its shard, which comes here
+        if any(kind.__name__ == "DTensor" for kind in types):  # its operator on the shard comes here too
             return NotImplemented
         kwargs = _on_meta(kwargs or {})
         name = self.operator = str(func)
         if name == "aten.copy_.default" and args[1].is_meta and not args[0].is_meta:
-            return args[0]  # a download: what stood there stays
+            return args[0]  # a copy to the host: keep the old values
         if name in _ANSWERED and args[0].device.type == "meta":
             return _ANSWERED[name](*args, **kwargs)
-        if name.startswith("aten._fused_"):  # in place, and without a kernel for this device
+        if name.startswith("aten._fused_"):  # in place, and no kernel for this device
             return None
         out = self.shapes.run(func, args, kwargs)
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor) and leaf.device.type == "meta"]
         for tensor in made[:2] if name == _EFFICIENT else made:  # its random state is on the host
-            if tensor.layout is torch.strided:  # a sparse one is made of tensors that were seen
+            if tensor.layout is torch.strided:  # a sparse one consists of tensors already seen
                 self.see(tensor, self.larger(name, args))
         if made:
             self.during(name, args, made)
         return out
 
     def see(self, tensor: torch.Tensor, size: int | None = None) -> int:
-        """The key of the tensor's storage, which is told of if it is new, with `size` bytes if it would have these."""
+        """The key of the tensor's storage. A new one is reported, with `size` bytes if given."""
         storage = tensor.untyped_storage()
         key = int(storage._cdata)
         if key not in self._alive:
@@ -209,7 +208,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         self._patch.__exit__(None, None, None)
 
     def _resized(self, resize: Callable[..., Any], storage: torch.UntypedStorage, size: int) -> None:
-        """How FSDP gives a storage's bytes back, and takes them anew."""
+        """FSDP frees and reallocates a storage this way."""
         key, before = int(storage._cdata), storage.nbytes()
         resize(storage, size)
         if key in self._alive and before != size:
@@ -218,7 +217,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
 
 
 class _Devices(TorchFunctionMode):  # type: ignore[misc]
-    """What is asked of a CUDA device is done on the meta device."""
+    """Redirects CUDA devices to the meta device."""
 
     def __torch_function__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -238,7 +237,7 @@ def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: _device(value) if name == "device" else value for name, value in kwargs.items()}
 
 
-# A number read from the device is zero, a shape that depends on values is empty: as on the virtual GPU.
+# Numbers read from the device are zero, shapes that depend on values are empty: as on the virtual GPU.
 _ANSWERED: dict[str, Callable[..., Any]] = {
     "aten._local_scalar_dense.default": lambda tensor: torch.zeros((), dtype=tensor.dtype, device="cpu").item(),
     "aten.nonzero.default": lambda tensor: tensor.new_empty((0, tensor.dim()), dtype=torch.int64),
@@ -262,7 +261,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """scaled_dot_product_attention with the kernel that a device of compute capability 8.0 would choose."""
+    """scaled_dot_product_attention with the kernel for compute capability 8.0."""
     given = (query, key, value)
     graph = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
     half = query.dtype in (torch.float16, torch.bfloat16)
@@ -296,7 +295,7 @@ def _attention(
 
 
 def _bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
-    """A mask as the kernel wants it: numbers, rows aligned to 16, one for each head by a view."""
+    """A mask as the kernel needs it: floating point, rows aligned to 16, expanded over heads by a view."""
     if mask is None:
         return None
     if mask.dtype is torch.bool:
@@ -315,7 +314,7 @@ def _dropout(tensor: torch.Tensor, probability: float, train: bool) -> torch.Ten
 
 
 class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
-    """CUDA's fused kernel: the result, and one fp32 number a row kept for backward with input and weight."""
+    """CUDA's fused kernel: the result, and one fp32 number per row kept for backward with input and weight."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, rows: int, weight: torch.Tensor | None) -> torch.Tensor:
@@ -385,7 +384,7 @@ class _Autocast:
     def install(self, library: Any) -> None:
         def rule(op: Any, cast: Callable[[Any], Any]) -> Callable[..., Any]:
             def kernel(*args: Any, **kwargs: Any) -> Any:
-                done = [tree_map(cast, arg) for arg in reversed(args)]  # as C++ compilers evaluate arguments
+                done = [tree_map(cast, arg) for arg in reversed(args)]  # C++ compilers evaluate them in this order
                 with torch._C._ExcludeDispatchKeyGuard(_KEYS):
                     return op(*reversed(done), **tree_map(cast, kwargs))
 
@@ -420,13 +419,13 @@ class _Autocast:
         )
         listed = {f"aten::{name}" for names, _ in makers for name in names.split()}
         for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU"):
-            if name.startswith("aten::") and name not in listed:  # a rule of the CPU's only
+            if name.startswith("aten::") and name not in listed:  # a rule for the CPU only
                 library.impl(name.removeprefix("aten::"), torch.library.fallthrough_kernel, "AutocastCPU")
         for names, make in makers:
             for name in names.split():
                 packet, _, overload = name.partition(".")
                 op = getattr(getattr(aten, packet, None), overload or "default", None)
-                if op is not None:  # else this torch has none
+                if op is not None:  # otherwise not in this torch
                     library.impl(name, make(op), "AutocastCPU")
 
 
@@ -435,7 +434,7 @@ def _castable(value: Any) -> bool:
 
 
 def _dtype_position(op: Any) -> int | None:
-    """Where an operator takes a dtype without its name."""
+    """Position of an operator's positional dtype argument."""
     names = [argument.name for argument in op._schema.arguments if not argument.kwarg_only]
     return names.index("dtype") if "dtype" in names else None
 
@@ -444,8 +443,8 @@ def _dtype_position(op: Any) -> int | None:
 
 
 def _in_a_thread_of_its_own(worker: ThreadPoolExecutor) -> Callable[..., Any]:
-    """The engine's run. A graph that backward makes is made in the device's thread, and autograd numbers nodes thread
-    by thread and runs the highest first: so the order of a second backward depends on where the first one ran."""
+    """The autograd engine's run. With create_graph the new graph is built in the device's thread: autograd numbers
+    nodes per thread and runs the highest first, so the order of a second backward depends on the first one's thread."""
     run = torch.autograd._engine_run_backward
 
     def there(outputs: Any, args: Any, named: Any, functions: Sequence[Any], dispatches: Sequence[Any]) -> Any:
@@ -474,7 +473,7 @@ def _in_a_thread_of_its_own(worker: ThreadPoolExecutor) -> Callable[..., Any]:
 
 @contextmanager
 def as_cuda() -> Iterator[None]:
-    """Inside, the meta device behaves as CUDA's, as far as memory goes."""
+    """Inside, the meta device uses memory as a CUDA device would."""
     casts = _Autocast()
     begin, clear = torch.autocast.__init__, torch.clear_autocast_cache
 

@@ -1,18 +1,17 @@
-"""Bytes an optimizer keeps and needs for a moment, by closed form, for every optimizer of torch.optim.
+"""Bytes of an optimizer's state and temporaries, by closed form, for every optimizer of torch.optim.
 
-Model. All figures are multiples of the bytes of the parameters it updates: states have the parameters' type, and a
-foreach step builds whole lists of temporaries. A step that goes parameter by parameter (foreach off) needs only
-`loop_tensors` times the largest one; a fused step needs none.
+Model. All figures are multiples of the bytes of the updated parameters: states have the parameters' type, and a foreach
+step builds whole lists of temporaries. A step that goes parameter by parameter (foreach off) needs only `loop_tensors`
+times the largest one; a fused step needs none.
 
 Source. Derived from the step functions in torch/optim (2.15) and compared with the allocator's own figures for each
 optimizer and setting (tests/analysis/test_optimizers.py, on the virtual GPU).
 Cost. O(1).
 
-Known limitations. Steps kept as tensors on the device (`capturable`, `fused`, ASGD) take 512 B a tensor and are left
-out, as the number of tensors is not described.
-ASGD's loop needs one tensor more once it averages.
-Adafactor's state (rows and columns) depends on shapes and is taken as measured. LBFGS evaluates a closure: its
-temporaries are not stated here but in estimate.lbfgs. Sparse gradients are outside.
+Known limitations. Step counters on the device (`capturable`, `fused`, ASGD) take 512 B per tensor and are left out, as
+the number of tensors is not described. ASGD's loop needs one tensor more once it averages. Adafactor's state (rows and
+columns) depends on shapes and is measured. LBFGS's temporaries are in estimate.lbfgs. Sparse gradients are not
+modelled.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from gpumon_agent import wire
 
 EIGHT_BIT_FROM, EIGHT_BIT_BLOCK = 4096, 256
-"""bitsandbytes leaves tensors of fewer elements in fp32, and keeps one fp32 scale a block of the others."""
+"""bitsandbytes leaves smaller tensors in fp32, and keeps one fp32 scale per block of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ _RULES = {
 
 
 def needs(optimizer: wire.Optimizer) -> Needs:
-    """What the optimizer keeps and needs, from its class and settings."""
+    """The optimizer's state and temporaries, from its class and settings."""
     kind, settings = optimizer.kind, optimizer.settings
     if kind == "LBFGS":  # the flat gradient, the direction, and `history_size` of old directions and steps
         history = _number(settings.get("history_size"), 100)
@@ -95,7 +94,7 @@ def needs(optimizer: wire.Optimizer) -> Needs:
 
 
 def eight_bit_states(count: int) -> tuple[int, ...]:
-    """Bytes that bitsandbytes' Adam keeps of a parameter of `count` elements: both moments, then their scales."""
+    """Bytes of bitsandbytes' Adam state for a parameter of `count` elements: both moments, then their scales."""
     if count < EIGHT_BIT_FROM:
         return 4 * count, 4 * count
     scales = 4 * -(-count // EIGHT_BIT_BLOCK)
@@ -103,13 +102,13 @@ def eight_bit_states(count: int) -> tuple[int, ...]:
 
 
 def state_bytes(optimizer: wire.Optimizer) -> int | None:
-    """Bytes of state after the first step; None where no formula knows the class."""
+    """Bytes of state after the first step; None without a formula for the class."""
     multiple = needs(optimizer).state
     return None if multiple is None else round(multiple * optimizer.parameter_bytes)
 
 
 def temporary_bytes(optimizer: wire.Optimizer, largest_tensor: int | None = None) -> int | None:
-    """Bytes of temporaries at a step's highest moment; None where not known."""
+    """Bytes of temporaries at a step's peak; None if unknown."""
     if optimizer.fused:
         return 0
     known = needs(optimizer)
@@ -121,7 +120,7 @@ def temporary_bytes(optimizer: wire.Optimizer, largest_tensor: int | None = None
 
 
 def _on(settings: dict[str, str], name: str) -> bool:
-    """Whether a setting is neither false nor zero; of parameter groups that differ ("0 | 0.1"), in any of them."""
+    """Whether a setting is neither false nor zero, in any of the parameter groups ("0 | 0.1")."""
     values = (value.strip().lower() for value in settings.get(name, "").split("|"))
     return any(value not in ("", "none", "false") and _number(value, 1) != 0 for value in values)
 

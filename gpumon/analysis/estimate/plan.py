@@ -1,16 +1,16 @@
-"""What a run will need: the peak and its phase, bytes by line, what fits on a device, and what each remedy would save.
+"""What a run will need: the peak and its phase, bytes by line, what fits on a device, and what each remedy saves.
 
-Model. A `Subject` runs any workload on the meta device (estimate.traced). The needed memory is the allocator's reserved
-bytes at their highest plus the context. Whether a workload fits is tried: its requests are replayed on a simulated
-allocator with the device's room, which gives cached segments back before it fails, as PyTorch's does.
+Model. A `Subject` runs any workload on the meta device (estimate.traced). The memory needed is the peak of reserved
+bytes plus the context. Whether a workload fits is simulated: its requests are replayed on an allocator with the
+device's capacity, which releases cached segments before it fails, as PyTorch's does.
 
-Source. estimate.traced; the rule of thumb is the one that is passed around: 4 bytes × 4 copies (weights, gradients, two
-moments) a parameter, activations, and 2 GB for the rest.
+Source. estimate.traced; the usual rule of thumb: 4 bytes × 4 copies (weights, gradients, two moments) per parameter,
+activations, and 2 GB for the rest.
 Cost. A trace for the estimate, one for the floor, three or four for each limit, about one for each remedy; a subject
-keeps its traces. About a third of a second each for a transformer of 24 layers.
+caches its traces. Each takes about a third of a second for a transformer of 24 layers.
 
-Known limitations. The context is assumed: it depends on driver and libraries as much as on the device.
-A remedy is computed alone, not with others.
+Known limitations. The context is assumed: it depends on driver and libraries as much as on the device. Each remedy is
+computed alone, not combined with others.
 """
 
 from __future__ import annotations
@@ -31,42 +31,40 @@ LONGEST = 1 << 20
 
 
 class Subject(Protocol):
-    """What an estimate is made of."""
-
     @property
     def name(self) -> str: ...
 
     @property
     def longest(self) -> int | None:
-        """Tokens the model can be given at most; None where it does not say, or has no tokens."""
+        """The most tokens the model accepts; None if it does not say, or has no tokens."""
 
     def play(self, work: Workload) -> Played:
-        """Load and two iterations. Raises simulator.OutOfMemory beyond what any device has."""
+        """The load and two iterations. Raises simulator.OutOfMemory beyond the capacity of any device."""
 
     def variants(self) -> Iterator[tuple[str, str, Subject]]:
-        """(code, what was changed, the subject so changed) of changes to the model itself."""
+        """(code, title, subject) of changes to the model itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a subject did. `forward`: whether its forward is known. `requests`: None where parts of it are computed."""
+    """The result of a run. `forward`: whether its forward is known. `requests`: None if parts are computed."""
 
     model: Model
     phases: tuple[PhaseBytes, ...]
     requests: Requests | None
     forward: bool
-    has_tokens: bool = False  # the sequence is the user's to choose
-    tables: bool = False  # it has embeddings that are only looked up in
+    has_tokens: bool = False  # the user chooses the sequence length
+    tables: bool = False  # it has embeddings that are used for lookup only
     layers: bool = True  # it can be checkpointed layer by layer
     kv_cache: int = 0
-    gathered: str = "assumed"  # how it is known what FSDP gathers
+    gathered: str = "assumed"  # source of what FSDP gathers
 
     @property
     def reserved(self) -> int:
         return max(phase.reserved for phase in self.phases)
 
     def fits(self, room: int) -> bool:
-        """Whether the two iterations run in so many bytes."""
+        """Whether the two iterations run within `room` bytes."""
         if self.reserved <= room:
             return True
         if self.requests is None or max(phase.peak for phase in self.phases) > room:
@@ -76,7 +74,7 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device by name: bytes in all, and what a process costs beside its allocator."""
+    """A device by name: total bytes, and a process's bytes beside its allocator."""
 
     name: str
     total: int
@@ -90,7 +88,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The estimate of one workload. `peak` is of allocated bytes, over all iterations played."""
+    """The estimate of one workload. `peak` is of allocated bytes, over all iterations run."""
 
     played: Played
     work: Workload
@@ -118,7 +116,7 @@ class Expected:
 
     @property
     def steady(self) -> tuple[PhaseBytes, ...]:
-        """The load, and the phases of the last iteration: what every later one looks like."""
+        """The load, and the phases of the last iteration, which every later one resembles."""
         last = self.phases[-1].iteration
         return tuple(phase for phase in self.phases if phase.iteration in (0, last) and phase.phase != wire.BETWEEN)
 
@@ -129,7 +127,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One change and what the peak would be with it. `saves` is below 0 where it costs."""
+    """One change, and the peak with it. `saves` is negative if it costs memory."""
 
     code: str
     title: str
@@ -140,7 +138,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class Thumb:
-    """The rule of thumb: its sum, and by how much of the computed need it is off (0.1: a tenth too much)."""
+    """The rule of thumb: its sum, and its relative error to the computed need (0.1: a tenth too much)."""
 
     total: int
     parameters: int
@@ -155,7 +153,6 @@ def expect(subject: Subject, work: Workload) -> Expected:
 
 
 def _sources(work: Workload, played: Played) -> tuple[tuple[str, str], ...]:
-    """Where each line's figure comes from."""
     found = dict.fromkeys(("weights", "buffers", "gradients", "inputs", "optimizer"), "exact")
     if work.optimizer.name in EIGHT_BIT:
         found["optimizer"] = "closed form"
@@ -176,12 +173,12 @@ def fits(subject: Subject, work: Workload, device: Device) -> bool:
 
 
 def largest_batch(subject: Subject, work: Workload, device: Device) -> int:
-    """Samples of one forward that still fit; 0: not even one."""
+    """The most samples of one forward that fit; 0: not even one."""
     return _largest(subject, device, work.batch, LARGEST_BATCH, lambda batch: replace(work, batch=batch))
 
 
 def longest_sequence(subject: Subject, work: Workload, device: Device) -> int:
-    """Tokens that still fit, at most what the model can be given; 0: not even one."""
+    """The most tokens that fit and that the model accepts; 0: not even one."""
     most = subject.longest or LONGEST
     return _largest(subject, device, min(work.sequence, most), most, lambda length: replace(work, sequence=length))
 
@@ -189,7 +186,7 @@ def longest_sequence(subject: Subject, work: Workload, device: Device) -> int:
 def _largest(subject: Subject, device: Device, start: int, most: int, of: Callable[[int], Workload]) -> int:
     """The largest size that fits, if every smaller one does.
 
-    Each phase's peak is nearly linear in the size, so two plays say where to look; what is found has been tried.
+    Each phase's peak is nearly linear in the size, so two runs give a starting point; the result itself has been run.
     """
 
     def good(size: int) -> bool:
@@ -213,7 +210,7 @@ def _largest(subject: Subject, device: Device, start: int, most: int, of: Callab
 
 
 def _guess(subject: Subject, device: Device, start: int, of: Callable[[int], Workload]) -> int:
-    """Where the first phase reaches the room, by a line through two sizes."""
+    """The size at which the first phase fills the device, by a line through two sizes."""
     sizes = (start, 2 * start) if start < 4 else (start // 2, start)
     one, two = (subject.play(of(size)).phases for size in sizes)
     found = []
@@ -225,7 +222,7 @@ def _guess(subject: Subject, device: Device, start: int, of: Callable[[int], Wor
 
 
 def rule_of_thumb(expected: Expected) -> Thumb | None:
-    """None where no forward is known: the rule needs the activations."""
+    """None without a known forward: the rule needs the activations."""
     if expected.work.inference or not expected.played.forward:
         return None
     activations = max((phase.at_peak.activations or 0) for phase in expected.phases)
@@ -235,7 +232,7 @@ def rule_of_thumb(expected: Expected) -> Thumb | None:
 
 
 def remedies(subject: Subject, expected: Expected, device: Device | None = None) -> list[Remedy]:
-    """Every change that is not made yet, the one that saves most first."""
+    """Every change not made yet, the one that saves most first."""
     found = []
     for code, title, other, work in _changes(subject, expected):
         changed = expect(other, work)

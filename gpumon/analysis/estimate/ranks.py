@@ -1,15 +1,16 @@
-"""One rank of several in a trace: PyTorch's own DDP, fully_shard and FullyShardedDataParallel, with nobody else there.
+"""One rank of several in a trace: PyTorch's own DDP, fully_shard and FullyShardedDataParallel, without other processes.
 
-Model. The module is wrapped as a script would wrap it, in a process group whose collectives return at once. What the
-wrappers make stands where they make it: buckets and their copies, gathered weights, shards, and on which stream, as
-the allocator lends a block to no other stream. FSDP's units are the numbered layers and the rest, as in Model.units.
+Model. The module is wrapped as a script would wrap it, in a process group whose collectives return at once. The
+wrappers allocate where and when they really do: buckets and their copies, gathered weights, shards, each on its stream,
+since the allocator does not reuse blocks across streams. FSDP's units are the numbered layers and the rest, as in
+Model.units.
 
-Source. PyTorch's own code, run; the group is torch.testing's fake one.
-Cost. As the trace's own: about 0.1 ms an operator.
+Source. PyTorch's own code, run; torch.testing's fake process group.
+Cost. That of the trace: about 0.1 ms per operator.
 
-Known limitations. From torch 2.13; before it, and for ZeRO 1 and 2, estimate.from_module exchanges what ranks share in
-the trace of one rank. Memory that waits for another stream (record_stream) is free when it is freed, as in a
-simulation nothing lasts.
+Known limitations. Needs torch 2.13; before it, and for ZeRO 1 and 2, estimate.from_module replaces what ranks shard in
+the trace of one rank. Memory that waits for another stream (record_stream) is free when it is freed, since nothing
+takes time in a simulation.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _UNIT = re.compile(r"^((?:.*?\.)?\d+)(?=\.|$)")
 
 
 class _Stream:
-    """One of the device's streams, by a number of its own; 0 is where everything begins."""
+    """One of the device's streams, by number; 0 is the default stream."""
 
     device, device_index, device_type = META, 0, 1
 
@@ -57,7 +58,7 @@ class _Stream:
 
 
 class _Event:
-    """What has always happened."""
+    """An event that has always happened."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -73,13 +74,13 @@ class _Event:
 
 
 class _Streams:
-    """Which stream an allocation is made on: the current one, or in backward the one its operator's forward ran on."""
+    """The stream of an allocation: the current one; in backward, that of the operator's forward."""
 
     def __init__(self, operator: Callable[[], str]) -> None:
         _Stream.made = -1
         self.current = _Stream()
         self._operator = operator
-        self._spans: list[tuple[int, int, int]] = []  # autograd nodes from one number to the other, and their stream
+        self._spans: list[tuple[int, int, int]] = []  # (first node, end, stream): sequence numbers of autograd nodes
 
     def number(self) -> int:
         if self.current.stream_id:
@@ -87,7 +88,7 @@ class _Streams:
         node = torch._C._current_autograd_node()
         if node is None:
             return 0
-        if self._operator() == "aten.add.Tensor":  # the engine adds gradients up where they are used
+        if self._operator() == "aten.add.Tensor":  # the engine adds gradients on the consumer's stream
             return max((self._of(other) for other, _ in node.next_functions if other is not None), default=0)
         return self._of(node)
 
@@ -108,7 +109,7 @@ class _Streams:
             self.current = before
 
     def module(self) -> ModuleType:
-        """What `torch.cuda` is to CUDA, for the device of a trace."""
+        """The counterpart of `torch.cuda` for the trace's device."""
         module = ModuleType("torch.meta")
         module.__dict__.update(
             Stream=_Stream,
@@ -126,9 +127,10 @@ class _Streams:
 
 @contextmanager
 def among(work: Workload, operator: Callable[[], str]) -> Iterator[Callable[[], int]]:
-    """Inside, this process is rank 0 of `work.world_size` on the meta device; tells the number of the stream in use.
+    """Inside, this process is rank 0 of `work.world_size` on the meta device. Yields a function that gives the current
+    stream's number.
 
-    `operator()`: the name of the one that allocates.
+    `operator()`: name of the operator that allocates.
     """
     import torch.distributed as dist
     from torch.distributed.fsdp import _init_utils as flat
@@ -143,13 +145,13 @@ def among(work: Workload, operator: Callable[[], str]) -> Iterator[Callable[[], 
     ask = ShardingPropagator._propagate_tensor_meta_non_cached
 
     def aside(*args: Any, **named: Any) -> Any:
-        with _disable_current_modes():  # it tries an operator on tensors of its own, whole ones
+        with _disable_current_modes():  # it tries the operator on unsharded tensors of its own
             return ask(*args, **named)
 
     with ExitStack() as stack:
         for owner, name, value in (
             (torch, "meta", streams.module()),
-            (distributed, "_verify_param_shape_across_processes", nothing),  # reads what the others would have sent
+            (distributed, "_verify_param_shape_across_processes", nothing),  # reads messages of other ranks
             (_fsdp_param_group.FSDPParamGroup, "_validate_no_meta_params", nothing),
             (_fully_shard, "_get_device_from_mesh", lambda _: META),
             (ShardingPropagator, "_propagate_tensor_meta_non_cached", aside),
@@ -162,7 +164,7 @@ def among(work: Workload, operator: Callable[[], str]) -> Iterator[Callable[[], 
 
 
 def sharded(module: nn.Module, work: Workload) -> nn.Module:
-    """The module with a share of every weight, by units."""
+    """The module with every weight sharded, by units."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
@@ -173,7 +175,7 @@ def sharded(module: nn.Module, work: Workload) -> nn.Module:
 
         def wrapped(unit: nn.Module) -> nn.Module:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that it is old, and that the device has no index
+                warnings.simplefilter("ignore")  # about deprecation, and a device without index
                 return FullyShardedDataParallel(unit, device_id=META, use_orig_params=True)
 
         for name in units:
@@ -188,15 +190,15 @@ def sharded(module: nn.Module, work: Workload) -> nn.Module:
 
 
 def _is_called(part: nn.Module | None) -> bool:
-    """Whether it is a module that runs, rather than a list of others or of parameters."""
+    """Whether the module runs, rather than being a list or dict of others."""
     return part is not None and not isinstance(part, (nn.ModuleList, nn.ModuleDict))
 
 
 def in_buckets(module: nn.Module, work: Workload, filling: Callable[[bool], None]) -> nn.Module:
-    """The module under DDP; `filling` hears when what is made are buckets."""
+    """The module under DDP. `filling(True)` is called before buckets are allocated, `filling(False)` after."""
     from torch.nn.parallel import DistributedDataParallel
 
-    def reduced(_, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations, and not those that are strings
+    def reduced(_, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations, but not as strings
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
@@ -205,7 +207,7 @@ def in_buckets(module: nn.Module, work: Workload, filling: Callable[[bool], None
     wrapped = DistributedDataParallel(module, gradient_as_bucket_view=work.bucket_views)
     filling(False)
     wrapped.register_comm_hook(None, reduced)
-    wrapped.logger = SimpleNamespace(set_runtime_stats_and_log=lambda: None)  # its own warns of the device
+    wrapped.logger = SimpleNamespace(set_runtime_stats_and_log=lambda: None)  # its own warns about the device
     before = wrapped._pre_forward
 
     def rebuilding(*inputs: Any, **named: Any) -> Any:

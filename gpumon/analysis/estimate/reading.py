@@ -1,4 +1,4 @@
-"""A JSON file that describes a model, read with bounds: what is beyond them is said in one sentence."""
+"""Reads a JSON file that describes a model, with limits; what exceeds them is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ELEMENTS_MAX = 1 << 50  # of one tensor: a petabyte
 
 
 class OutOfBounds(NotAModel):
-    """A model far larger than any there is: a mistake in the file, or in an option."""
+    """A model far larger than any that exists: a mistake in the file, or in an option."""
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a file, its texts printable. Raises NotAModel."""
+    """The object in a file, with printable texts. Raises NotAModel."""
     try:
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)
@@ -57,7 +57,7 @@ def check_shapes(content: dict[str, Any], where: Path) -> None:
     """Raises OutOfBounds for a shape that no parameter has."""
     for name, shape in content.items():
         if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
-            continue  # the reader of shapes says so
+            continue  # from_shapes reports it
         if len(shape) > 16 or prod(shape) > ELEMENTS_MAX or any(size > ELEMENTS_MAX for size in shape):
             raise OutOfBounds(f"{where}: {name!r} has more elements than any parameter; correct its shape in the file")
 

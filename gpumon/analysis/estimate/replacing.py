@@ -1,4 +1,4 @@
-"""One attribute of a module or class replaced for a while, then as it was, also where it was inherited or missing."""
+"""Replaces an attribute of a module or class for a while, and restores it, even if it was inherited or missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ _MISSING = object()
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """`owner.name` is `value` inside."""
     before = vars(owner).get(name, _MISSING)  # not getattr: a static method would come back as a function
     setattr(owner, name, value)
     try:

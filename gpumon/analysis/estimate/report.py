@@ -1,4 +1,4 @@
-"""Everything `gpumon estimate` states about one workload, put together: floor, phases, limits, remedies."""
+"""Everything `gpumon estimate` states about one workload: floor, phases, limits, remedies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpumon.analysis.estimate.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What still fits on a device."""
+    """The largest that fits on a device."""
 
     fits: bool
     floor_fits: bool
@@ -37,12 +37,12 @@ class EstimateReport:
 
     @property
     def needed(self) -> int:
-        """Reserved at its highest and the context."""
+        """Peak of reserved bytes, plus the context."""
         return self.expected.reserved + self.context
 
 
 def make(subject: Subject, work: Workload, device: Device | None, *, brief: bool = False) -> EstimateReport:
-    """`brief` leaves limits and remedies out."""
+    """`brief` omits limits and remedies."""
     expected = plan.expect(subject, work)
     least = replace(work, batch=1, accumulation=1, kv_cache=min(1, work.kv_cache))
     least = replace(least, sequence=1) if expected.played.has_tokens else least

@@ -1,13 +1,13 @@
-"""Bytes a rank holds of a model of which the number of parameters is known, by precision, optimizer and ZeRO stage.
+"""Bytes a rank holds of a model with a known number of parameters, by precision, optimizer and ZeRO stage.
 
-Model. With Ψ parameters in 2-byte numbers and an optimizer of K bytes a parameter (12 for Adam: master copy and two
+Model. With Ψ parameters in 2-byte numbers and an optimizer of K bytes per parameter (12 for Adam: master copy and two
 moments) on N ranks: (2 + 2 + K)·Ψ; stage 1: (2 + 2)·Ψ + K·Ψ/N; stage 2: 2·Ψ + (2 + K)·Ψ/N; stage 3: (2 + 2 + K)·Ψ/N.
 Other precisions and optimizers change the three numbers.
 
 Source. ZeRO (arXiv 1910.02054), section 5 and Figure 1: 120, 31.4, 16.6 and 1.9 GB for 7.5·10⁹ parameters on 64 ranks.
 Cost. O(1).
 
-Known limitations. Activations, buffers and what a step needs for a moment come on top.
+Known limitations. Activations, buffers and temporaries are not included.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpumon.analysis.estimate.workload import NONE, Workload
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank holds all the time, bytes."""
+    """What one rank holds permanently, in bytes."""
 
     stage: int
     weights: int
@@ -34,7 +34,7 @@ class Share:
 
 
 def state_per_parameter(work: Workload) -> float | None:
-    """Bytes an element of optimizer state takes, master copy included; None where no formula knows the class."""
+    """Bytes of optimizer state per parameter, master copy included; None without a formula for the class."""
     precision, optimizer = work.precision, work.optimizer
     if work.inference or optimizer.name == NONE:
         return 0
@@ -45,7 +45,7 @@ def state_per_parameter(work: Workload) -> float | None:
 
 
 def per_rank(count: int, work: Workload) -> Share | None:
-    """None where the optimizer's state depends on shapes."""
+    """None if the optimizer's state depends on shapes."""
     state = state_per_parameter(work)
     if state is None:
         return None

@@ -1,19 +1,20 @@
-"""PyTorch's CUDA caching allocator without a device: which blocks, splits and segments a series of requests makes.
+"""PyTorch's CUDA caching allocator without a device: the blocks, splits and segments that a series of requests makes.
 
-Model. Sizes are rounded to 512 B. Requests up to 1 MiB come from 2 MiB segments, up to 10 MiB from 20 MiB segments,
-larger ones from a segment of their own, rounded to 2 MiB. The smallest free block of the stream that fits is taken, of
-equals the one at the lowest address; it is split if the rest is worth keeping (512 B in the small pool and in
-expandable segments, more than 1 MiB elsewhere), and a rest that is not split off counts as allocated. A freed block
-merges with free neighbours. When the device has no more, cached segments without an allocated block are given back and
-the request is tried once more. Segments get ascending addresses that are not used again.
+Model. Sizes are rounded to 512 B. Requests up to 1 MiB use 2 MiB segments, below 10 MiB 20 MiB segments, larger ones a
+segment of their own, rounded to 2 MiB. The smallest fitting free block of the stream is taken, of equals the one at the
+lowest address. It is split if the rest is worth keeping (512 B in the small pool and in expandable segments, more than
+1 MiB elsewhere); a rest that is not split off counts as allocated. A freed block merges with free neighbours. If the
+device is full, cached segments without an allocated block are released and the request is tried once more. Segments get
+ascending addresses that are not reused.
 
 Source. c10/cuda/CUDACachingAllocator.cpp; compared with PyTorch's own allocator after every operation, to the byte
 (tests/analysis/test_simulator.py).
-Cost. O(log blocks) a request, some µs; memory for what is live. One file, as every rule below changes the same blocks.
+Cost. O(log blocks) per request, some µs; memory for live blocks. One file, since every rule below changes the same
+blocks.
 
 Known limitations. Blocks lent to other streams (record_stream) are free as soon as they are freed, so active equals
-allocated. Private pools (CUDA graphs, MemPool), garbage_collection_threshold and the cudaMallocAsync backend are left
-out. A real driver may place segments in another order, which decides between equal blocks only.
+allocated. Private pools (CUDA graphs, MemPool), garbage_collection_threshold and the cudaMallocAsync backend are not
+modelled. A real driver may place segments in another order, which only decides between equal blocks.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from dataclasses import dataclass, field
 
 MIB = 1 << 20
 SMALLEST = 512
-SMALL = MIB  # the largest request the small pool serves
+SMALL = MIB  # the largest request of the small pool
 SMALL_SEGMENT = 2 * MIB
-LARGE = 10 * MIB  # from here on a request gets a segment of its own
+LARGE = 10 * MIB  # from here on, one segment per request
 LARGE_SEGMENT = 20 * MIB
 ROUND_SEGMENT = 2 * MIB
 _FIRST_ADDRESS = 1 << 44
@@ -33,7 +34,7 @@ _UNLIMITED = 1 << 62
 
 
 class OutOfMemory(Exception):
-    """The device has no room, not even after cached segments were given back. All figures in bytes."""
+    """The device is full, even after cached segments were released. All figures in bytes."""
 
     def __init__(self, requested: int, capacity: int, allocated: int, reserved: int) -> None:
         super().__init__(f"{requested} B do not fit: {allocated} of {reserved} B reserved are allocated, of {capacity}")
@@ -45,7 +46,7 @@ class OutOfMemory(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The allocator's figures, bytes, by the names of `torch.cuda.memory_stats`."""
+    """The allocator's figures in bytes, named as in `torch.cuda.memory_stats`."""
 
     allocated: int
     requested: int
@@ -56,7 +57,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One range the device gave, with its blocks in order: (address, bytes, bytes requested, allocated)."""
+    """One range from the device, with its blocks in order: (address, bytes, bytes requested, allocated)."""
 
     address: int
     size: int
@@ -73,7 +74,7 @@ class _Pool:
 
     def __init__(self, small: bool) -> None:
         self.small = small
-        self.segment = SMALL_SEGMENT if small else LARGE_SEGMENT  # what an expandable segment grows by
+        self.segment = SMALL_SEGMENT if small else LARGE_SEGMENT  # step by which an expandable segment grows
         self.free: list[tuple[int, int, int, Block]] = []
         self.unmapped: list[tuple[int, int, Block]] = []
 
@@ -90,13 +91,13 @@ class _Pool:
             del self.unmapped[bisect_left(self.unmapped, (block.stream, block.address))]
 
     def first(self, stream: int, size: int) -> int:
-        """Index of the smallest block of the stream, or of a later one, that has the size."""
+        """Index of the stream's smallest block of at least `size`, or of a later stream's block."""
         return bisect_left(self.free, (stream, size, 0))
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A piece of a segment, in bytes; `free` it where it was allocated."""
+    """A piece of a segment, in bytes; free it with the allocator that made it."""
 
     address: int
     size: int
@@ -105,7 +106,7 @@ class Block:
     requested: int = 0
     allocated: bool = False
     mapped: bool = True
-    base: int | None = None  # where its expandable segment begins; None in an ordinary one
+    base: int | None = None  # start of its expandable segment; None in an ordinary one
     previous: Block | None = None
     next: Block | None = None
 
@@ -114,7 +115,7 @@ class Block:
         return self.previous is not None or self.next is not None
 
     def insert_after(self, before: Block | None) -> None:
-        """Into the chain of its segment, behind `before`, or ahead of all."""
+        """Inserts it into its segment's chain after `before`, or first."""
         self.previous = before
         if before is not None:
             self.next, before.next = before.next, self
@@ -135,8 +136,8 @@ class _Stat:
 
 @dataclass
 class Allocator:
-    """One device's allocator. `capacity`: bytes that it may reserve, that is the device's without contexts and other
-    processes; None: no limit. The other settings are those of PYTORCH_CUDA_ALLOC_CONF, in bytes."""
+    """One device's allocator. `capacity`: bytes it may reserve, i.e. the device's without contexts and other processes;
+    None: no limit. The other settings are those of PYTORCH_CUDA_ALLOC_CONF, in bytes."""
 
     capacity: int | None = None
     expandable_segments: bool = False
@@ -144,7 +145,7 @@ class Allocator:
     roundup_power2_divisions: int = 0
     total: int | None = None  # the device's bytes: an expandable segment reserves addresses for 9/8 of them
     retries: int = field(default=0, init=False)
-    """How often cached segments were given back because the device had no room: `num_alloc_retries`."""
+    """How often cached segments were released because the device was full: `num_alloc_retries`."""
 
     def __post_init__(self) -> None:
         self._limit = _UNLIMITED if self.capacity is None else self.capacity
@@ -177,13 +178,12 @@ class Allocator:
 
     @property
     def figures(self) -> Figures:
-        """What stands now."""
         allocated, requested, reserved, inactive_split = (stat.current for stat in self._stats)
         return Figures(allocated, requested, reserved, allocated, inactive_split)
 
     @property
     def peaks(self) -> Figures:
-        """The highest of each since the start or the last `reset_peaks`; not of one moment."""
+        """The peak of each since the start or the last `reset_peaks`; not of one moment."""
         allocated, requested, reserved, inactive_split = (stat.peak for stat in self._stats)
         return Figures(allocated, requested, reserved, allocated, inactive_split)
 
@@ -199,7 +199,7 @@ class Allocator:
         return self._hand_out(block, rounded, size)
 
     def free(self, block: Block) -> None:
-        """Give a block back. ValueError: it was given back before."""
+        """Frees a block. Raises ValueError if it was freed before."""
         if not block.allocated:
             raise ValueError(f"the block at {block.address:#x} is not allocated")
         size, requested, pool = block.size, block.requested, block.pool
@@ -214,7 +214,7 @@ class Allocator:
         self._requested.add(-requested)
 
     def empty_cache(self) -> None:
-        """Give segments without an allocated block back to the device, of expandable ones whole pages."""
+        """Releases segments without an allocated block, of expandable ones whole pages."""
         for pool in (self._large, self._small):
             growing: list[Block] = []
             for *_, block in tuple(pool.free):
@@ -228,13 +228,13 @@ class Allocator:
                     pool.remove(block)
 
     def segments(self) -> tuple[Segment, ...]:
-        """The map, by address; an expandable segment is one entry for each range that is mapped."""
+        """The map, by address; an expandable segment has one entry for each mapped range."""
         cached = [entry[-1] for pool in (self._small, self._large) for entry in pool.free]
         heads = [b for b in (*cached, *self._live) if b.previous is None or not b.previous.mapped]
         return tuple(_segment(head) for head in sorted(heads, key=lambda block: block.address))
 
     def round(self, size: int) -> int:
-        """Bytes a block for a request of `size` has at least."""
+        """Minimum size in bytes of a block for a request of `size`."""
         if size < SMALLEST:
             return SMALLEST
         divisions = self.roundup_power2_divisions
@@ -245,12 +245,12 @@ class Allocator:
         return _up(size, SMALLEST)
 
     def _cached(self, pool: _Pool, stream: int, size: int) -> Block | None:
-        """The best free block, taken out of its pool."""
+        """Takes the best free block out of its pool."""
         index = pool.first(stream, size)
         if index == len(pool.free) or pool.free[index][0] != stream:
             return None
         block = pool.free[index][-1]
-        if block.base is not None:  # it counts with what it may grow by
+        if block.base is not None:  # its size includes what it may grow by
             for *_, other in pool.free[index + 1 :]:
                 if other.stream != stream or _growable(other) >= _growable(block):
                     break
@@ -263,7 +263,7 @@ class Allocator:
         return block
 
     def _fresh(self, pool: _Pool, stream: int, size: int) -> Block:
-        """A block from the device, which may have to take cached ones back first."""
+        """A block from the device, which may need cached ones released first."""
         block = self._from_device(pool, stream, size)
         if block is None and self._release_oversize(pool, stream, size):
             block = self._from_device(pool, stream, size)
@@ -312,7 +312,7 @@ class Allocator:
         return block
 
     def _merge(self, block: Block, other: Block | None) -> int:
-        """Take a free neighbour in, if it is one. Returns its bytes."""
+        """Merges a free neighbour into the block. Returns its bytes."""
         if other is None or other.allocated or other.mapped != block.mapped:
             return 0
         other.pool.remove(other)
@@ -333,7 +333,7 @@ class Allocator:
         self._reserved.add(-block.size)
 
     def _release_oversize(self, pool: _Pool, stream: int, size: int) -> bool:
-        """With a max_split_size, larger blocks are given back one by one before everything is."""
+        """With max_split_size, larger blocks are released one by one before the whole cache is."""
         if self.max_split_size is None:
             return False
         wanted = max(size, self.max_split_size)
@@ -373,7 +373,7 @@ class Allocator:
         return block
 
     def _expandable(self, pool: _Pool, stream: int, size: int) -> Block:
-        """The lowest free or unmapped block behind which there are addresses enough; a new segment if there is none."""
+        """The lowest free or unmapped block followed by enough addresses; a new segment if there is none."""
         start = bisect_left(pool.unmapped, (stream, 0))
         for owner, _, unmapped in pool.unmapped[start:]:
             if owner != stream:

@@ -1,18 +1,18 @@
-"""Traces a module's load and first iterations without a GPU and plays what they allocate against the simulator.
+"""Traces a module's load and first iterations without a GPU, and replays its allocations in the simulator.
 
 Model. The user's module, loss and optimizer run on the meta device, where tensors have shapes and no bytes, made to
-behave as CUDA (estimate.on_meta). Each storage is allocated when it is made and freed when the last tensor lets go of
-it, by torch itself; what kernels take while they run is added (estimate.kernels). An iteration is a batch, forward,
-backward, optimizer, zero_grad; the second is like all that follow.
+behave as CUDA (estimate.on_meta). torch itself decides when a storage is allocated and freed; temporaries of kernels
+are added (estimate.kernels). An iteration is a batch, forward, backward, optimizer, zero_grad; the second one is like
+all later ones.
 
-Source. PyTorch's own code, run. Accuracy: docs/estimate-accuracy.md.
-Cost. About 0.1 ms an operator: a second or two for a model of 24 layers.
+Source. PyTorch's own code, run. Accuracy: benchmarks/estimate-accuracy.md.
+Cost. About 0.1 ms per operator: a second or two for a model of 24 layers.
 
-Known limitations. PyTorch's own optimizers, eager mode. Numbers read from the device are zero and shapes that
-depend on values empty. Attention is chosen as on compute capability 8.0. cuDNN's workspaces and its fused recurrent
-layers are not modelled. With torch 2.4 the fused attention kernels have no rule for shapes, with 2.8 sparse gradients
-have none. The load is the module's tensors in order, without what initialisation takes for a moment.
-The peak of backward was too high where a large parameter is used twice (a Llama with a tied head under autocast: 7 %).
+Known limitations. PyTorch's own optimizers, eager mode. Numbers read from the device are zero, shapes that depend on
+values empty. Attention is chosen for compute capability 8.0. cuDNN's workspaces and fused recurrent layers are not
+modelled. torch 2.4 has no meta kernels for fused attention, 2.8 none for sparse gradients. The load is the module's
+tensors in order, without temporaries of the initialisation. The peak of backward was too high if a large parameter is
+used twice (a Llama with a tied head under autocast: 7 %).
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 
 ITERATIONS = 2
 RANKS_TRACED = (2, 13)
-"""Since this torch its code for several ranks runs in a trace."""
+"""The first torch whose code for several ranks runs in a trace."""
 WORKSPACES_RETURNED = (2, 15)
-"""Since this torch cuBLAS's workspace is given back after each product; before, each thread kept its own."""
+"""The first torch that frees cuBLAS's workspace after each product; earlier, each thread kept its own."""
 
 
 class Untraceable(NotAModel):
-    """Why this workload cannot be traced, in a sentence."""
+    """The reason why this workload cannot be traced, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseBytes:
-    """One phase of one iteration (0: load). The lines add up to `peak` and to `end`, `rounding` included."""
+    """One phase of one iteration (0: load). Lines add up to `peak` and `end`, `rounding` included."""
 
     phase: str
     iteration: int
@@ -57,17 +57,17 @@ class PhaseBytes:
     end: int
     at_peak: Breakdown
     at_end: Breakdown
-    reserved: int  # at its highest
+    reserved: int  # peak of reserved
 
 
 @dataclass
 class Requests:
-    """What was asked of the allocator, in order: (bytes, stream), or the index of the request that is given back."""
+    """Requests to the allocator in order: (bytes, stream), or the index of the request that is freed."""
 
     made: list[tuple[int, int] | int] = field(default_factory=list)
 
     def fit(self, room: int) -> bool:
-        """Whether an allocator with `room` bytes can serve them all."""
+        """Whether an allocator with `room` bytes can serve all of them."""
         allocator = Allocator(room)
         blocks: dict[int, Block] = {}
         try:
@@ -93,7 +93,7 @@ class _Storage:
 
 @dataclass
 class Recorder:
-    """Receives births and deaths of storages, and closes phases."""
+    """Records allocations and frees of storages, and closes phases."""
 
     allocator: Allocator
     hardware: Hardware = field(default_factory=Hardware)
@@ -101,9 +101,9 @@ class Recorder:
     requests: Requests = field(default_factory=Requests)
     phases: list[PhaseBytes] = field(default_factory=list)
     iteration: int = 0
-    thread: str = ""  # forward and backward run in threads of their own, each with its cuBLAS handle
-    stream: Callable[[], int] = int  # 0: where everything runs, unless several ranks are traced
-    fresh: str = "temporaries"  # the line of what is made now, until it is named
+    thread: str = ""  # forward and backward run in different threads, each with its cuBLAS handle
+    stream: Callable[[], int] = int  # always 0, unless several ranks are traced
+    fresh: str = "temporaries"  # the line of new storages, until they are named
     _alive: dict[int, _Storage] = field(default_factory=dict)
     _taken: set[_Storage] = field(default_factory=set)
     held: bool = False  # phases do not close: LBFGS runs its closure within its step
@@ -135,7 +135,7 @@ class Recorder:
             self._drop(storage)
 
     def take(self, size: int, line: str) -> _Storage:
-        """What no tensor of the trace is."""
+        """Allocates memory that is no tensor of the trace."""
         storage = self._take(size, line)
         self._taken.add(storage)
         return storage
@@ -149,19 +149,18 @@ class Recorder:
         return storage
 
     def name(self, keys: Iterable[int], line: str) -> None:
-        """What these storages are."""
+        """Assigns these storages to a line."""
         for key in keys:
             if key in self._alive:
                 self._alive[key].line = line
 
     def name_rest(self, line: str) -> None:
-        """What the living are that have no name yet."""
+        """Assigns live storages without a line of their own to a line."""
         for storage in self._alive.values():
             if storage.line == "temporaries":
                 storage.line = line
 
     def close(self, phase: str) -> None:
-        """The phase ends here."""
         if self.held:
             return
         now = self.allocator.allocated
@@ -221,11 +220,11 @@ def trace(
 ) -> list[PhaseBytes]:
     """Every phase of the load (iteration 0) and of `iterations` more.
 
-    `factory()` returns the module; `batches(work.batch)`, called for each forward, returns what is passed to it: a
-    tuple, a dict or a tensor. `loss` is called with the output; without it its `.loss` is taken, or else its sum.
-    `keeps_workspaces`: None is what this torch does. `built_on_device`: the module's tensors are made on the device,
-    rather than moved there when it is complete. `requests` is filled; `shapes` may be an earlier trace's. Raises
-    Untraceable, simulator.OutOfMemory where the allocator has a capacity, and what the user's functions raise.
+    `factory()` returns the module; `batches(work.batch)`, called for each forward, returns its inputs: a tuple, a dict
+    or a tensor. `loss` is called with the output; without it the output's `.loss` is used, or else the sum of its first
+    tensor with a gradient. `keeps_workspaces`: None: as this torch does. `built_on_device`: the module's tensors are
+    created on the device, not moved there once complete. `requests` is filled; `shapes` may come from an earlier trace.
+    Raises Untraceable, simulator.OutOfMemory if the allocator has a capacity, and whatever the user's functions raise.
     """
     _refuse(work)
     import torch
@@ -243,7 +242,7 @@ def trace(
             with watch:
                 _run(_Traced(module, batches, loss, work, recorder, watch), iterations)
         except NotImplementedError as reason:
-            told = str(reason).partition(". ")[0].splitlines()[0]  # what follows lists every kernel there is
+            told = str(reason).partition(". ")[0].splitlines()[0]  # the rest lists every kernel
             raise Untraceable(f"an operator has no rule for shapes without data: {told}") from reason
         except AttributeError as reason:
             if "'torch' has no attribute 'meta'" not in str(reason):
@@ -254,7 +253,7 @@ def trace(
 
 
 def shares(work: Workload) -> bool:
-    """Whether PyTorch's own code for ranks can be run in a trace."""
+    """Whether PyTorch's own code for ranks can run in a trace."""
     from gpumon.analysis.estimate.on_meta import VERSION
 
     return work.zero in (0, 3) and not work.inference and VERSION >= RANKS_TRACED
@@ -278,13 +277,16 @@ def _refuse(work: Workload) -> None:
 
 
 def _build(factory: Callable[[], torch.nn.Module]) -> torch.nn.Module:
-    """On the meta device; a factory that reads values of its tensors is run as it is, and its tensors are replaced."""
+    """Builds on the meta device; or on the host, if the factory reads values, with tensors replaced afterwards."""
     import torch
 
     try:
         with torch.device("meta"):
             return factory()
-    except (RuntimeError, TypeError):  # what reading values of a meta tensor raises; an error of theirs comes again
+    except (
+        RuntimeError,
+        TypeError,
+    ):  # raised by reading meta values; the user's own errors are raised again
         module = factory()
     replaced: dict[int, torch.Tensor] = {}
     for part in module.modules():
@@ -300,7 +302,7 @@ def _build(factory: Callable[[], torch.nn.Module]) -> torch.nn.Module:
 
 
 def _prepared(module: torch.nn.Module, work: Workload) -> torch.nn.Module:
-    """As it is when it is moved to the device: precision, mode, and each rank's share of it."""
+    """Applies precision, mode and sharding before the module is moved to the device."""
     import torch
 
     if work.precision.weights == 2:
@@ -401,7 +403,7 @@ def _run(run: _Traced, iterations: int) -> None:
         return torch.autocast("cuda", lowered or torch.float16, enabled=lowered is not None)
 
     def passes() -> list[Any]:
-        """Forward and backward of every micro-batch; what is alive until the optimizer has stepped."""
+        """Forward and backward of every micro-batch. Returns what lives until the optimizer has stepped."""
         recorder.thread = "forward"
         for _ in range(min(2, work.accumulation)):
             given = output = loss = None
@@ -410,7 +412,7 @@ def _run(run: _Traced, iterations: int) -> None:
             if work.inference:
                 with torch.no_grad(), precision():
                     output = run.forward(given)
-                recorder.name_rest("activations")  # what it returns: keys and values among it
+                recorder.name_rest("activations")  # its output, keys and values included
                 recorder.close(wire.FORWARD)
                 continue
             with precision():
@@ -456,14 +458,14 @@ def _run(run: _Traced, iterations: int) -> None:
 
 
 def without_forward(module: torch.nn.Module, all_sparse: bool) -> torch.nn.Module:
-    """A module of which no forward is known: its backward only leaves each parameter its gradient."""
+    """Wraps a module without a known forward: backward only creates each parameter's gradient."""
     import torch
 
     class Gradients(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, *parameters: torch.Tensor) -> torch.Tensor:
             ctx.parameters = parameters
-            return torch.zeros((), device="cpu")  # takes nothing of the device
+            return torch.zeros((), device="cpu")  # uses no device memory
 
         @staticmethod
         def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -472,7 +474,7 @@ def without_forward(module: torch.nn.Module, all_sparse: bool) -> torch.nn.Modul
     def gradient(parameter: torch.Tensor) -> torch.Tensor:
         if not all_sparse and id(parameter) not in sparse:
             return torch.empty_like(parameter)
-        rows = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)  # how many are looked up is not known
+        rows = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)  # the number of rows looked up is unknown
         values = parameter.new_empty(0, *parameter.shape[1:])
         return torch.sparse_coo_tensor(rows, values, parameter.shape, check_invariants=False)
 
@@ -490,7 +492,7 @@ def without_forward(module: torch.nn.Module, all_sparse: bool) -> torch.nn.Modul
 
 
 def _children_first(module: torch.nn.Module) -> Iterable[torch.nn.Module]:
-    """In the order in which `Module.to` moves them."""
+    """The order in which `Module.to` moves modules."""
     for child in module.children():
         yield from _children_first(child)
     yield module
@@ -503,14 +505,14 @@ def _optimizer(module: torch.nn.Module, work: Workload) -> torch.optim.Optimizer
     if kind is None:
         raise Untraceable(f"torch {torch.__version__} has no optimizer {work.optimizer.name}")
     settings = {name: _value(text) for name, text in work.optimizer.settings}
-    if work.optimizer.name not in NO_FOREACH:  # else torch chooses by the parameters' device
+    if work.optimizer.name not in NO_FOREACH:  # otherwise torch chooses by the parameters' device
         settings["foreach"] = work.optimizer.form == "foreach"
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
         optimizer: torch.optim.Optimizer = kind(trained, **settings)
-    except ValueError as reason:  # a setting's value, or Muon, which takes matrices only
+    except ValueError as reason:  # a setting's value, or Muon, which accepts matrices only
         raise Untraceable(f"torch's {OPTIMIZERS[work.optimizer.name]} refuses: {reason}") from None
-    if work.optimizer.form == "fused":  # refused for this device only when it is made
+    if work.optimizer.form == "fused":  # torch refuses it for this device only in the constructor
         for group in optimizer.param_groups:
             group.update(fused=True, foreach=False)
     return optimizer
@@ -531,7 +533,7 @@ def _state(optimizer: torch.optim.Optimizer) -> list[int]:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's share of it, where it has one."""
+    """This rank's shard of it, if it has one."""
     return getattr(tensor, "_local_tensor", tensor)
 
 

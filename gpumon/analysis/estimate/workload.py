@@ -1,4 +1,4 @@
-"""What is done with a model: batch, length, numbers, optimizer, ranks; and how a person writes them."""
+"""The workload of a model (batch, length, precision, optimizer, ranks), and its parser for user input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HALF, FLOAT = 2, 4  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Bytes of a parameter by what they are for, and how products are computed."""
+    """Bytes per parameter by purpose, and the precision of products."""
 
     name: str
     weights: int
@@ -36,8 +36,8 @@ PRECISIONS = {
         Precision("fp16-master", HALF, HALF, FLOAT, FLOAT, says="fp16 weights and gradients, fp32 master and state"),
     )
 }
-"""By the names `--precision` takes. "master" is what DeepSpeed and Megatron do: 2 + 2 + 12 bytes a parameter with Adam
-(ZeRO, arXiv 1910.02054, section 3.1); autocast is 4 + 2 (the casts) + 4 + 8 = 18."""
+"""Keyed by `--precision`. "master" is as in DeepSpeed and Megatron: 2 + 2 + 12 bytes per parameter with Adam (ZeRO,
+arXiv 1910.02054, section 3.1); autocast is 4 + 2 (the casts) + 4 + 8 = 18."""
 
 _CLASSES = (
     "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "ASGD", "Rprop", "RMSprop", "Muon",
@@ -52,7 +52,7 @@ NO_FOREACH = ("muon", "sparseadam", "lbfgs")
 
 
 class Unknown(ValueError):
-    """A name that means nothing here; the text lists what does."""
+    """An unknown name; the text lists the known ones."""
 
 
 _COUNTS = ("history_size", "max_iter", "max_eval")
@@ -63,11 +63,11 @@ _SETTINGS = (
     "maximize", "momentum", "momentum_decay", "nesterov", "ns_steps", "rho", "t0", "tolerance_change",
     "tolerance_grad", "weight_decay",
 )  # fmt: skip
-"""Of torch.optim's classes, as far as they are single values; `foreach` and `fused` are forms."""
+"""Settings of torch.optim's classes with single values; `foreach` and `fused` are forms."""
 
 
 def _setting(key: str, value: str) -> tuple[str, str]:
-    """Raises Unknown: a setting that is misspelt would be left out without a word."""
+    """Raises Unknown: a misspelt setting would otherwise be ignored silently."""
     if key not in _SETTINGS:
         near = difflib.get_close_matches(key, _SETTINGS, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(sorted(_SETTINGS))}"
@@ -125,7 +125,7 @@ class Optimizer:
         return self.name in EIGHT_BIT
 
     def described(self, count: int, size: int) -> wire.Optimizer:
-        """As an agent would describe it, for `count` parameters of `size` bytes."""
+        """As an agent describes it, for `count` parameters of `size` bytes."""
         kind = OPTIMIZERS.get(self.name) or EIGHT_BIT[self.name]
         defaults = {"weight_decay": "0.01"} if kind == "AdamW" else {}
         settings = {**defaults, **dict(self.settings)}
@@ -137,9 +137,9 @@ class Optimizer:
 class Workload:
     """What one rank does in an iteration.
 
-    `batch`: samples of one forward; `accumulation`: forwards before the optimizer steps. `zero`: None is DDP (or
-    one rank), 1 to 3 the stages of ZeRO; 3 is what FSDP does. `flat`: as FSDP1 does it, a unit's parameters in one.
-    `kv_cache`: tokens whose keys and values are kept.
+    `batch`: samples of one forward; `accumulation`: forwards per optimizer step. `zero`: 0 is DDP (or one rank), 1 to 3
+    are ZeRO's stages; 3 is FSDP. `flat`: FSDP1, with a unit's parameters in one tensor. `kv_cache`: tokens whose keys
+    and values are kept.
     """
 
     batch: int = 1

@@ -1,10 +1,10 @@
-"""The catalogue of findings that present data can prove: where each rule's evidence comes from.
+"""The catalogue of findings: each rule, and the function that looks for its evidence.
 
-Model. A rule looks at one device of one rank at one step and returns evidence or None; thresholds are data
-(gpumon.analysis.rules), and gpumon.analysis.tracker makes findings of evidence that stays.
+Model. A rule looks at one device of one rank at one step and returns evidence or None. Thresholds are data
+(gpumon.analysis.rules). gpumon.analysis.tracker turns evidence that lasts into findings.
 Source. The catalogue of the design, section 7.
-Cost. A few comparisons a rule; statements about the model walk its modules once, as it is described.
-Known limitations. `rank-skew` does not know of pipeline stages, whose peaks differ by design.
+Cost. A few comparisons per rule; a model's modules are walked once per description.
+Known limitations. `rank-skew` does not know pipeline stages, whose peaks differ by design.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ CATALOGUE: tuple[tuple[Rule, Find], ...] = (
     (BUCKET_COPY, bucket_copy),
     (DOMINANT_EMBEDDING, dominant_embedding),
 )
-"""Every rule and where its evidence comes from, most urgent first: the order findings are shown in."""
+"""Every rule and its function, most urgent first: the order in which findings are shown."""
 
 RULES: tuple[Rule, ...] = (*(rule for rule, _ in CATALOGUE), AGENT_PART_OFF)
-"""These, and what the agent says of itself, which no look has to prove (`agent.parts_off`)."""
+"""The catalogue's rules, and `agent-part-off`, which needs no look (`agent.parts_off`)."""

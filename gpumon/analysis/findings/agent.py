@@ -1,4 +1,4 @@
-"""What the agent says of itself: agent-part-off. It needs no step and no device, so it stands beside the catalogue."""
+"""The finding that the agent reports about itself: agent-part-off. It needs no step, no device, no catalogue rule."""
 
 from __future__ import annotations
 
@@ -52,11 +52,10 @@ MISSING = {
     "watch": "models given to watch() from now on are not watched",
     "wrapper": "a wrapper around the model (DDP, torch.compile) is not followed",
 }
-"""What is missing where a part is off."""
+"""What is missing while a part is off."""
 
 
 def parts_off(rank: RankFrame) -> tuple[Finding, ...]:
-    """One for each part that the agent has switched off."""
     off = rank.heartbeat.off if rank.heartbeat is not None else ()
     return tuple(
         Finding(

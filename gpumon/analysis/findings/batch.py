@@ -1,4 +1,4 @@
-"""What one batch or one evaluation costs: outlier-batch, grad-in-eval."""
+"""Findings on a single batch or evaluation: outlier-batch, grad-in-eval."""
 
 from __future__ import annotations
 

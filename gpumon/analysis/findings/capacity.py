@@ -1,4 +1,4 @@
-"""Whether memory will do: near-capacity, oom-ahead, allocator-retries, fragmentation, other-process."""
+"""Findings on free memory: near-capacity, oom-ahead, allocator-retries, fragmentation, other-process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def oom_ahead(look: Look) -> Evidence | None:
 
 
 def _said_of_now(look: Look) -> Evidence | None:
-    """What the agent said of the batch that is in forward now, its shapes known."""
+    """Evidence from the agent's forecast for the batch now in forward, whose shapes are known."""
     if not look.rank.outlooks:
         return None
     outlook = next((each for each in look.rank.outlooks if each.device == look.device), None)
@@ -79,9 +79,9 @@ def _said_of_now(look: Look) -> Evidence | None:
 
 
 def _headroom(look: Look, outlook: wire.Outlook) -> int | None:
-    """As the agent knew it, and no more than the failed allocation told there is, once it has.
+    """The agent's headroom; after the allocation failed, no more than that failure reported.
 
-    The agent may have had no more than the device's total to hold the batch against, what the context takes included.
+    The agent may have known only the device's total, which includes the CUDA context.
     """
     failed = look.rank.oom
     if failed is None or (failed.device, failed.step) != (outlook.device, outlook.step):
@@ -121,7 +121,7 @@ def _expandable(look: Look) -> bool:
 
 
 def retries(record: StepRecord, device: int) -> int | None:
-    """The allocator's count of retries at the step's last sample on a device."""
+    """`num_alloc_retries` at the step's last sample on a device."""
     for phase in reversed(record.phases):
         if phase.device == device and phase.retries is not None:
             return phase.retries
@@ -133,7 +133,7 @@ def other_process(look: Look) -> Evidence | None:
     if reading is None or reading.processes is None or look.rank.status != "live":
         return None
     if all(process.pid != look.rank.hello.pid for process in reading.processes):
-        return None  # the driver's pids are not ours (a container): whose bytes these are cannot be told
+        return None  # in a container the driver's pids differ from ours: the owners are unknown
     children = set()
     if look.rank.host is not None:
         children = {child.pid for process in look.rank.host.processes for child in process.children}

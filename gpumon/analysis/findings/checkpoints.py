@@ -1,4 +1,4 @@
-"""What loading a checkpoint left behind: retained-checkpoint, checkpoint-device."""
+"""Findings on checkpoint loading: retained-checkpoint, checkpoint-device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpumon.analysis.rules import CHECKPOINT_DEVICE, RETAINED_CHECKPOINT
 from gpumon_agent import wire
 
 GIVEN = "load_state_dict"
-"""The source of what no load that is known had brought: who brought it, and where from, is not known."""
+"""The source of tensors given to load_state_dict that no observed load returned: their file and reader are unknown."""
 
 ON_HOST = {"torch": 'map_location="cpu"', "safetensors": 'device="cpu"'}
 
@@ -54,7 +54,7 @@ def _retained(look: Look, loaded: wire.Checkpoint) -> Evidence:
 
 
 def checkpoint_device(look: Look) -> tuple[Evidence, ...]:
-    """Stated once for each load, at whichever device of the rank is looked at first."""
+    """Reported once per load, on the rank's lowest device."""
     if not look.rank.checkpoints:
         return ()
     first = min((phase.device for phase in look.record.phases), default=look.device)

@@ -1,8 +1,8 @@
-"""What is kept from step to step: tensor-leak, retained-graph, host-leak.
+"""Findings on memory that grows from step to step: tensor-leak, retained-graph, host-leak.
 
-Evidence is a growth that gpumon.analysis.growth has confirmed. Which tensors it is made of, and who holds them, the
-newest census tells that can explain it (gpumon.analysis.suspects). Until there is one, the finding waits for
-`alone_steps` of growth, and is then stated as a tensor-leak without a name.
+The evidence is a growth confirmed by gpumon.analysis.growth. The newest census that can explain it gives the tensors
+and their holders (gpumon.analysis.suspects). Without one, a tensor-leak without a holder is reported after
+`alone_steps` of growth.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from gpumon.analysis.suspects import Suspect, explaining
 from gpumon.analysis.types import Growth
 
 NAMED_MAX = 4
-WHOLE = 0.995  # share of the growth from which on one suspect is said to make all of it
-SAME_SHARE = 1.25  # of the device's rate: pages and the interpreter's own objects come on top
+WHOLE = 0.995  # a suspect with this share of the growth is reported as all of it
+SAME_SHARE = 1.25  # times the device's rate: pages and Python's own objects come on top
 _HOST_DEVICE = -1
 SOMEBODY = "something keeps tensors: losses (.item()), outputs (.detach()), a cache, a hook; a census names it"
 NOBODY = "a reference cycle that gc has not visited (gc.collect() frees it; is gc disabled?), or C++ code keeps them"
@@ -77,7 +77,7 @@ def _leaks(look: Look, *, with_graph: bool) -> tuple[Evidence, ...]:
 
 
 def _named(look: Look, main: Growth, suspect: Suspect, steps: int, grown: float, share: float) -> Evidence:
-    """`share`: of what grows by `grown` bytes a step, the part that this suspect holds."""
+    """`share`: the part of the growth (`grown` bytes per step) that this suspect holds."""
     per_step = round(grown * share)
     where = suspect.where or (suspect.holder.where if suspect.holder else None)
     made = f", made at {suspect.where}" + (f" ({suspect.phase})" if suspect.phase else "") if suspect.where else ""
@@ -146,7 +146,7 @@ def _collector_off(waiting: int) -> str:
 
 
 def _made_at(look: Look, main: Growth) -> tuple[str | None, str]:
-    """The line that made most of what stays and nobody was found to hold, and words for it."""
+    """The line that made most of the tensors without a known holder, and the text for it."""
     for census in reversed(look.censuses):
         made = [each for each in census.unclaimed if each.device == look.device]
         if made and census.step >= (main.since or 0):
@@ -156,13 +156,13 @@ def _made_at(look: Look, main: Growth) -> tuple[str | None, str]:
 
 
 def _urgency(look: Look) -> str | None:
-    """Critical where memory is full soon, else the rule's severity. The forecast says how soon, anew each step."""
+    """Critical if the newest forecast says that memory is full soon, else the rule's severity."""
     left = look.forecast.steps_to_oom if look.forecast is not None else None
     return "critical" if left is not None and left <= TENSOR_LEAK.critical_steps_to_oom else None
 
 
 def _evidence(main: Growth, share: float) -> str:
-    if share < WHOLE:  # the growth is another suspect's too
+    if share < WHOLE:  # other suspects grow too
         return f"; {units.percent(share)} of what grows"
     if main.figure == "blocks":
         return f"; live blocks grow by {main.per_step:.2g} ({main.low or 0:.2g}–{main.high or 0:.2g}) a step"
@@ -173,9 +173,9 @@ def _evidence(main: Growth, share: float) -> str:
 
 
 def _pace(suspect: Suspect, steps: int, per_step: int) -> str:
-    """ "one a step", "3 a step", "one every 5 steps"; of one tensor that it grows.
+    """ "one a step", "3 a step", "one every 5 steps"; "growing" for one tensor that gets longer.
 
-    No more than the bytes grow by, `per_step`: some of those counted may have been there before the growth began.
+    Limited by the byte rate `per_step`: some of the counted tensors may be older than the growth.
     """
     if _gets_longer(suspect):
         return "growing"
@@ -186,7 +186,7 @@ def _pace(suspect: Suspect, steps: int, per_step: int) -> str:
 
 
 def _gets_longer(suspect: Suspect) -> bool:
-    """One tensor of which there is another, longer one each step; or one such in each of a few layers."""
+    """One tensor that is replaced by a longer one each step, or one such tensor in each of several layers."""
     return suspect.count == 1 or suspect.several_places
 
 
@@ -306,6 +306,6 @@ def _pinned(look: Look, growth: Growth) -> str:
 
 
 def _as_fast_on_the_device(look: Look, growth: Growth) -> bool:
-    """With unified memory, or a virtual GPU, a device's leak is one of the host's too: it is told once."""
+    """Whether the host grows no faster than the device: one leak shows in both with unified memory or a virtual GPU."""
     allocated = next((each for each in look.growth if each.figure == "allocated" and each.growing), None)
     return (growth.per_step or 0.0) <= SAME_SHARE * ((allocated.per_step if allocated else None) or 0.0)

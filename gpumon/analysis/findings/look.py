@@ -1,4 +1,4 @@
-"""What a rule sees, and what it answers: one device of one rank at its newest closed step, and evidence or none."""
+"""Input and output of a rule: one device of one rank at its newest closed step, and the evidence."""
 
 from __future__ import annotations
 
@@ -16,56 +16,52 @@ from gpumon_agent import wire
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Why a rule holds, at one look."""
-
     title: str
     bytes: int | None
     remedy: str
     bytes_per_step: int | None = None
     holder: str | None = None
     where: str | None = None
-    subject: str = ""  # tells two findings of one rule on one device apart
-    since: int | None = None  # the step it began with, where the evidence itself tells
-    severity: str | None = None  # where it is another than the rule's
-    by: wire.Holder | None = None  # `holder`, in fields
-    at_once: bool = False  # it cannot wait for another look
+    subject: str = ""  # distinguishes two findings of one rule on one device
+    since: int | None = None  # the first step, if the evidence knows it
+    severity: str | None = None  # if it differs from the rule's
+    by: wire.Holder | None = None  # `holder` as fields
+    at_once: bool = False  # opens the finding at the first look
 
 
-@dataclass(slots=True)  # one is made for each step of each rank, and a frozen one takes twice as long
+@dataclass(slots=True)  # one per step and rank; a frozen one takes twice as long to make
 class Look:
-    """One device of one rank at its newest closed step: all that rules see."""
-
     rank: RankFrame
     device: int
     record: StepRecord
     figures: StepPeaks | None
     forecast: Forecast | None
-    lines: Breakdown | Callable[[], Breakdown | None] | None  # the ledger, or how it is made
+    lines: Breakdown | Callable[[], Breakdown | None] | None  # the ledger, or a function that computes it
     reading: wire.DeviceReading | None
     capacity: int | None
-    our_pids: Collection[int] = ()  # every watched process of the session
-    usually_above: float | None = None  # what three of four of this rank's recent peaks are above
-    typical_peak: float | None = None  # the median of this rank's recent peaks
-    peers_peaks: tuple[float, ...] = ()  # the medians of the other ranks of its job
-    retries_before: int | None = None  # num_alloc_retries at the look before
+    our_pids: Collection[int] = ()  # of all watched processes of the session
+    usually_above: float | None = None  # lower quartile of this rank's recent peaks
+    typical_peak: float | None = None  # their median
+    peers_peaks: tuple[float, ...] = ()  # the other ranks' medians
+    retries_before: int | None = None  # num_alloc_retries at the previous look
     elsewhere: Mapping[int, str] = field(default_factory=dict)  # pid → label of watched processes on other devices only
-    growth: tuple[Growth, ...] = ()  # of this device's figures
-    host_growth: tuple[Growth, ...] = ()  # of the process and its children; with its first device only
-    censuses: Sequence[wire.Census] = ()  # the newest last
-    leak: Leak | None = None  # what grows of it, and who holds that
-    outlier: Outlier | None = None  # the newest batch that stood out
+    growth: tuple[Growth, ...] = ()  # figures of this device
+    host_growth: tuple[Growth, ...] = ()  # process and children; only for the rank's first device
+    censuses: Sequence[wire.Census] = ()  # oldest first
+    leak: Leak | None = None  # what grows, and the holders
+    outlier: Outlier | None = None  # the newest one
     standing: PersistentConditions = field(default_factory=PersistentConditions)
     tables: Sequence[tuple[ModelRecord, tuple[wire.Module, ...]]] | None = None  # large embeddings, if known
 
     @property
     def where(self) -> str:
-        """ " on cuda:1", where a rank has more than one device."""
+        """ " on cuda:1" if the rank has several devices, else ""."""
         several = len(self.rank.hello.devices) > 1
         return f" on {self.rank.hello.backend}:{self.device}" if several else ""
 
 
 Found = Evidence | tuple[Evidence, ...] | None
-"""What a rule answers: several, where it holds of several subjects on one device."""
+"""A rule's result; a tuple if it holds for several subjects on one device."""
 
 Find = Callable[[Look], Found]
 

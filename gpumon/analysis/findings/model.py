@@ -1,4 +1,4 @@
-"""What a model and its optimizer cost: bucket-copy, dominant-embedding, foreach-peak, zeroed-gradients."""
+"""Findings on a model and its optimizer: bucket-copy, dominant-embedding, foreach-peak, zeroed-gradients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def dominant_embedding(look: Look) -> Evidence | None:
         total = record.model.parameter_bytes
         for module in found:
             if _has_sparse_gradients(look, module):
-                continue  # the table costs its rows once, and gradients only of those looked up
+                continue  # sparse: gradients only for the rows looked up
             share = module.parameter_bytes / total if total else 0.0
             if share < DOMINANT_EMBEDDING.share_of_parameters:
                 continue
@@ -57,7 +57,7 @@ def dominant_embedding(look: Look) -> Evidence | None:
 
 
 def tables(described: Iterable[ModelRecord]) -> tuple[tuple[ModelRecord, tuple[wire.Module, ...]], ...]:
-    """Models with embeddings large enough to be spoken of. A pass over all modules: once for what does not change."""
+    """Models with large embeddings. Walks all modules, so callers cache the result."""
     least = DOMINANT_EMBEDDING.least_bytes
     found = (
         (record, tuple([m for m in record.modules if "Embedding" in m.kind and m.parameter_bytes >= least]))
@@ -67,7 +67,7 @@ def tables(described: Iterable[ModelRecord]) -> tuple[tuple[ModelRecord, tuple[w
 
 
 def _has_sparse_gradients(look: Look, module: wire.Module) -> bool:
-    """At the end of the optimizer fewer bytes of gradients stand than this one module's would have dense."""
+    """Whether all gradients at the step's end take less than half the bytes of this module's dense gradient."""
     lines = look.lines() if callable(look.lines) else look.lines
     if lines is None or lines.gradients is None:
         return False

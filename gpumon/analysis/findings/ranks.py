@@ -1,4 +1,4 @@
-"""One rank beside the others of its job: rank-skew, stray-context."""
+"""Findings from comparing the ranks of a job: rank-skew, stray-context."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def rank_skew(look: Look) -> Evidence | None:
     if look.typical_peak is None or look.usually_above is None or not look.peers_peaks:
         return None
     if look.usually_above - min(*look.peers_peaks, look.typical_peak) < rule.least_bytes:
-        return None  # then it is not above the median by that much either
+        return None  # so it cannot exceed the median by that much
     ordered = sorted((*look.peers_peaks, look.typical_peak))
     usual = ordered[(len(ordered) - 1) // 2]
     if look.usually_above - usual < max(rule.least_bytes, rule.excess_share_of_median * usual):
-        return None  # batches that differ make medians differ; a rank that is set apart is above in most of its steps
+        return None  # varying batches make medians differ; a real outlier is above in most steps
     excess = look.typical_peak - usual
     return Evidence(
         f"{look.rank.label} peaks {units.size(round(excess))} above the median of its job's ranks",

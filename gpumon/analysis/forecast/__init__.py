@@ -1,4 +1,4 @@
-"""What the next iteration will need, and whether that fits: the forecast after each step, and what is left above it."""
+"""The forecast of the next iteration's peak after each step, and the headroom above it."""
 
 from __future__ import annotations
 

@@ -1,19 +1,18 @@
-"""What the next iteration's peak will be while its batch is not known yet: the shape model asked about the usual batch.
+"""Forecasts the next iteration's peak before its batch is known: the shape model evaluated at the usual batch.
 
-Model. The next step starts with the bytes that the newest one ended with, plus what recent steps found beyond that
-(inputs, what a leak adds). The usual batch is the newest one where the last three steps needed the same, or where the
-recent ones rise or fall (sorted by length); else the one in the middle of the recent ones, of those with the same
-optimizers where these take turns. The shape model (gpumon_agent.shape_model.model) says what that batch needs and what
-follows it. Peaks that rise by the same amount step by step are carried on; where the last three rounds of steps peaked
-alike, the next peak is that of one round before. What runs before a step's first forward every so many steps (an
-evaluation) is added when it is due.
+Model. The next step starts at the newest step's end plus the usual difference (inputs, a leak's bytes). The usual batch
+is the newest one if the last three steps needed the same, or if the recent ones rise or fall (sorted by length);
+otherwise the median of the recent ones, of those with the same optimizers if optimizers alternate. The shape model
+(gpumon_agent.shape_model.model) gives that batch's peak and phase. Peaks that rise by the same amount each step are
+extrapolated. If the last three rounds of steps peaked alike, the next peak is that of one round ago. Phases that run
+before the first forward of every nth step (an evaluation) are added when due.
 
-Interval. The residuals of this forecast itself, kept as the shape model keeps its own (see its `residuals`): wide
-in the first steps and after a change of regime. A residual far outside widens the next interval at once.
+Interval. The residuals of this forecast, kept as the shape model keeps its own (see its `residuals`): wide in the first
+steps and after a change of regime. A residual far outside widens the next interval at once.
 
-Cost. One update of the shape model a step, and one question to it. Memory is constant.
-Known limitations. The shapes of a step's micro-batches are shared out evenly over its forwards. `max_batch_factor`
-scales all of the excess, gradients included, while fewer than `NEW_BATCHES` batches are known: a lower bound.
+Cost. One update and one query of the shape model per step. Memory is constant.
+Known limitations. A step's micro-batch shapes are divided evenly among its forwards. With fewer than `NEW_BATCHES`
+different batches, `max_batch_factor` scales all of the excess, gradients included: a lower bound.
 """
 
 from __future__ import annotations
@@ -35,58 +34,54 @@ from gpumon_agent.shape_model.residuals import FIRST_WIDTH, Residuals
 from gpumon_agent.shape_model.shape_regression import KNOWN, Features, features
 from gpumon_agent.shape_model.verdict import Fragments
 
-SAME = 0.001  # share of a peak by which those of two rounds may differ
-WINDOW = 64  # steps that say how batches differ
-RECENT = 9  # of them, whose middle is the usual one
+SAME = 0.001  # relative difference allowed between peaks of two rounds
+WINDOW = 64  # steps that are kept
+RECENT = 9  # newest of them: their median is the usual step
 TYPICAL_STEPS = 16
-TURNS = 3  # steps of the same optimizers whose middle is taken
-SAME_PACE_STEPS = 8  # steps whose peaks rise by the same amount: they are carried on
-SAME_PACE_APART = 0.05  # share by which those amounts may differ
-NEW_BATCHES = 3  # different ones, from which on the shape model scales a batch
-END_ANCHORED = (wire.OPTIMIZER, wire.BETWEEN)  # their peaks stand on what the optimizer's end holds
+TURNS = 3  # steps with the same optimizers, for their median
+SAME_PACE_STEPS = 8  # peaks that rise by the same amount over so many steps are extrapolated
+SAME_PACE_APART = 0.05  # relative difference allowed between these amounts
+NEW_BATCHES = 3  # different batches needed before the shape model scales one
+END_ANCHORED = (wire.OPTIMIZER, wire.BETWEEN)  # their peaks do not move with the next step's start
 BATCH_PHASES = (wire.FORWARD, wire.BACKWARD)
 UNKNOWN: tuple[tuple[int, ...], ...] = ((1,),)
-"""Stands for a batch whose shapes were not read: the model then takes all of them as alike."""
+"""Placeholder for a batch whose shapes were not read: the model treats all of these as alike."""
 
 
 class _Step(NamedTuple):
-    """What is kept of a step."""
-
     peak: int
     end: int
-    excess: int  # of the peak above the start
+    excess: int  # peak − start
     phase: str
     by_batch: int  # excess of forward and backward
     optimizers: tuple[int, ...]
-    batch: Features | None  # None: what the step needed is known, no question to the shape model
+    batch: Features | None  # None: take the measured excess, do not ask the shape model
     kind: Kind
 
 
 class Forecaster:
-    """Follows one device of one rank, step by step."""
-
     def __init__(self) -> None:
         self.shape_model = ShapeModel()
         self.fragments = Fragments(False)
         self.seen = 0
         self._recent: deque[_Step] = deque(maxlen=WINDOW)
-        self._between: deque[int] = deque(maxlen=RECENT)  # a step's start above the end of the one before
-        self._early: dict[str, deque[Seen]] = {}  # what ran before a step's first forward, by phase
+        self._between: deque[int] = deque(maxlen=RECENT)  # a step's start − the previous step's end
+        self._early: dict[str, deque[Seen]] = {}  # peaks before a step's first forward, by phase
         self._newest: StepPeaks | None = None
-        self._pace: float | None = None  # by which each of the newest peaks rose
-        self._alike = 0  # steps until the newest that were the same in all
-        self._highest = 0  # peak of the steps before those
+        self._pace: float | None = None  # rise of the newest peaks per step
+        self._alike = 0  # identical newest steps in a row
+        self._highest = 0  # highest peak of older steps
         self._taken = Taken()
         self._residuals = Residuals()
         self._surprise: float | None = None
-        self._unit = 1  # bytes that residuals are shares of: a peak of this regime
+        self._unit = 1  # a peak of this regime, in bytes: residuals are relative to it
         self._start = 0.0  # of the next step
         self._next: tuple[float, str] | None = None
 
     # ------------------------------------------------------------------------------------------------- learning
 
     def observe(self, step: StepPeaks, phases: Sequence[wire.Phase], gradient_bytes: int | None = None) -> None:
-        """Learns one closed step. `gradient_bytes`: what zero_grad will give back, asked for after the first step."""
+        """Learns one closed step. `gradient_bytes`: bytes that zero_grad will free, used after the first step."""
         before, changed = self._newest, self.shape_model.changed
         groups = shared_out(step.input_shapes, phases)
         same = before is not None and step.step == before.step + 1 and step[1:] == before[1:]
@@ -98,9 +93,7 @@ class Forecaster:
         self._score(step)
         if self.seen <= 1 or self.shape_model.changed != changed:
             self._forget()
-            self._unit = max(
-                1, step.peak
-            )  # before the first optimizer step there is no optimizer state: another regime
+            self._unit = max(1, step.peak)  # the first step has no optimizer state before its end: another regime
         elif before is not None and step.step == before.step + 1:
             self._between.append(step.start - before.end)
         self.seen += 1
@@ -108,7 +101,7 @@ class Forecaster:
             self._highest = max(self._highest, self._recent[0].peak)
         early, peak, phase = _parted(phases, step)
         shapes = groups[0] if groups else UNKNOWN
-        batch = features(shapes) if len(groups) == 1 else None  # what several need together was measured
+        batch = features(shapes) if len(groups) == 1 else None  # of several batches only the joint need is known
         kind = False, tuple(map(len, shapes))
         by_batch = max([p for name, p in step.phases if name in BATCH_PHASES], default=step.peak) - step.start
         self._recent.append(
@@ -119,16 +112,16 @@ class Forecaster:
             self._taken.observe(step.step, step.reserved_peak, step.end)
         end = before.end if before is not None else step.start
         for name, peak in early.items():
-            if name not in self._early:  # names may be endless: what has not come for long goes
+            if name not in self._early:  # names may be unlimited: drop those not seen for long
                 oldest = self.seen - 2 * WINDOW
                 self._early = {known: series for known, series in self._early.items() if series[-1][0] >= oldest}
             series = self._early.setdefault(name, deque(maxlen=2 * WINDOW))
             series.append((self.seen, peak - step.start, peak - end, peak))
-        if self._next is None or self._alike <= RECENT or len(self._early) > 1:  # else the same is said again
+        if self._next is None or self._alike <= RECENT or len(self._early) > 1:  # otherwise the forecast is unchanged
             self._next = self._predict(gradient_bytes)
 
     def skip(self, highest: int) -> None:
-        """Steps were left out, which peaked at `highest`: the next one says nothing of how well it was foreseen."""
+        """Steps with peaks up to `highest` were left out, so the next residual is not scored."""
         self._highest = max(self._highest, highest)
         self._next = self._surprise = None
 
@@ -159,7 +152,7 @@ class Forecaster:
         assert newest is not None
         between = self._between
         start = newest.end + _level(between) if between else float(newest.start)
-        if self.seen == 1:  # what the first step leaves to the second: optimizer state
+        if self.seen == 1:  # the second step starts with optimizer state
             if gradient_bytes is not None:
                 start = max(start, float(newest.end - gradient_bytes))
             self._start = start
@@ -199,12 +192,12 @@ class Forecaster:
     # ------------------------------------------------------------------------------------------------ answering
 
     def typical_peak(self) -> tuple[float, float] | None:
-        """Lower quartile and median of the recent peaks; None before there are enough to speak of them."""
+        """Lower quartile and median of the last `TYPICAL_STEPS` peaks; None if there are fewer."""
         recent = sorted([self._recent[at].peak for at in range(-min(TYPICAL_STEPS, len(self._recent)), 0)])
         return (recent[TYPICAL_STEPS // 4], median(recent)) if len(recent) == TYPICAL_STEPS else None
 
     def forecast(self, room: Room | None, kept: Growth | None = None) -> Forecast | None:
-        """Of the next iteration; None before the first one closed. `kept`: what grows from step to step."""
+        """The next iteration's forecast; None before the first closed step. `kept`: growth from step to step."""
         if self._next is None or self._newest is None:
             return None
         predicted, phase = self._next
@@ -246,12 +239,12 @@ class Forecaster:
         )
 
     def _batch_factor(self, room: Room) -> float | None:
-        """Largest k so that steps fit with k times their batches, the largest of the recent ones included."""
+        """Largest k for which k times the batch fits, the largest recent batch included."""
         newest, largest = self._newest, max(self._recent, key=lambda each: each.by_batch)
         assert newest is not None
         usable = room.available - room.stranded
         optimizer = max((peak for name, peak in newest.phases if name == wire.OPTIMIZER), default=0)
-        if usable < max(newest.start, optimizer):  # no batch does
+        if usable < max(newest.start, optimizer):  # no batch fits
             return 0.0
         once = slope = float(largest.by_batch)
         known = None if largest.batch is None else self.shape_model.needs(largest.kind, largest.batch)
@@ -266,7 +259,7 @@ class Forecaster:
 
 
 def shared_out(shapes: Sequence[tuple[int, ...]], phases: Sequence[wire.Phase]) -> list[Sequence[tuple[int, ...]]]:
-    """The step's shapes, forward by forward; `UNKNOWN` where none were read."""
+    """The step's shapes, forward by forward; `UNKNOWN` if none were read."""
     forwards = sum([phase.phase == wire.FORWARD for phase in phases])
     each, rest = divmod(len(shapes), forwards) if forwards else (0, 0)
     if not each or rest:
@@ -275,7 +268,7 @@ def shared_out(shapes: Sequence[tuple[int, ...]], phases: Sequence[wire.Phase]) 
 
 
 def _parted(phases: Sequence[wire.Phase], step: StepPeaks) -> tuple[dict[str, int], int, str]:
-    """The peak of each phase before the step's first forward; and of the rest the highest, and its phase."""
+    """Peaks by phase before the step's first forward; of the rest, the highest peak and its phase."""
     early: dict[str, int] = {}
     highest, highest_in, begun = -1, step.peak_phase, False
     for phase in phases:
@@ -291,7 +284,7 @@ def _parted(phases: Sequence[wire.Phase], step: StepPeaks) -> tuple[dict[str, in
 
 
 def _level(values: Sequence[int]) -> float:
-    """The newest value where the last three agree, else the median."""
+    """The newest value if the last three agree, else the median."""
     if len(values) < 3 or values[-1] == values[-2] == values[-3]:
         return values[-1]
     return median(values)
@@ -305,7 +298,7 @@ def _same_pace(peaks: Sequence[int]) -> float | None:
 
 
 def _round(steps: Sequence[_Step]) -> int | None:
-    """After how many steps peaks repeat: seen in the last three rounds. None: they do not, or are all the same."""
+    """The period of the peaks in steps, seen three times; None if they do not repeat or are all equal."""
     peaks = [each.peak for each in steps]
     newest = peaks[-1]
     if len(peaks) < 6 or newest == peaks[-2] == peaks[-3]:
@@ -320,7 +313,7 @@ def _round(steps: Sequence[_Step]) -> int | None:
 
 
 def _turn(steps: Sequence[_Step]) -> int | None:
-    """After how many steps the same optimizers step again, by the last two rounds. None: they take no turns."""
+    """The period in steps of the optimizers that step, seen twice; None if they do not alternate."""
     newest = steps[-1].optimizers
     if all(each.optimizers == newest for each in steps):
         return None

@@ -1,14 +1,13 @@
 """Headroom above a forecast peak in bytes, the steps until out-of-memory, and the probability of running out.
 
-Model. Headroom = what the process can have (reserved + free, by the driver; no more than a fraction that the user set)
-− the next peak − what the allocator will hold reserved then and cannot use. That last figure (the agent's
-Fragments) is at most reserved − allocated at a peak, for it fitted into that, and it is that very figure once the
-allocator had to give its cache back; with expandable segments it is nothing. Steps to OOM:
-the bytes that may still be retained, divided by the growth per step (gpumon.analysis.growth) plus what other processes
-take per step. The numerator is learned from past segment allocations (Taken). With too few of them, or once usage
-exceeds that estimate, headroom is used instead.
-Known limitations. Which blocks lie free together is known only where the segments were read: a request that is larger
-than each of them fails earlier. Growth of one tensor by less than a segment's rounding costs nothing at first.
+Model. Headroom = available bytes (reserved + free by the driver, at most the user's memory fraction) − next peak −
+reserved bytes that the allocator cannot use then. The last term (the agent's Fragments) is at most reserved − allocated
+at a peak, equals it once the allocator had to release its cache, and is 0 with expandable segments. Steps to OOM: the
+bytes that may still be retained, divided by the growth per step (gpumon.analysis.growth) plus what other processes take
+per step. The numerator is learned from past segment allocations (Taken). With too few of them, or once usage exceeds
+that estimate, headroom is used instead.
+Known limitations. Sizes of free blocks are known only if segments were read: a request larger than all of them fails
+earlier. Growth of one tensor within a segment's rounding costs nothing at first.
 """
 
 from __future__ import annotations
@@ -24,53 +23,53 @@ from gpumon.analysis.robust import NORMAL_95, theil_sen
 from gpumon.analysis.types import Growth
 
 SHRINKS_Z = 4.0
-"""Kendall's S, in standard deviations: a room that shrinks less surely than this stands."""
+"""Kendall's S in standard deviations; below it the available bytes count as constant."""
 
 SHRINKS_LEAST = 1 << 20
-"""bytes a second"""
+"""bytes per second"""
 
 SEGMENTS, SEGMENTS_LEAST = 32, 3
-"""How many of the newest growths of what is reserved count, and from how many on they tell."""
+"""The number of newest growths of `reserved` that count, and the minimum."""
 
 FAR_SEGMENTS = 32
-"""So many of all growths tell whether fragments get more."""
+"""Sample size, over all growths, for the trend of fragmentation."""
 
 WIDENS_Z = 4.0
-"""Kendall's S, in standard deviations: fragments that get more less surely than this are taken to stay as they are."""
+"""Kendall's S in standard deviations; below it fragmentation counts as constant."""
 
-WITHIN = (0.125, 0.375, 0.625, 0.875)  # places in a growth that stand for all ends in it
+WITHIN = (0.125, 0.375, 0.625, 0.875)  # positions sampled within one growth
 
 ALIKE_LEAST, ALIKE_APART = 5, 8
-"""So many segments of one size, each taken with what stood at the same height below, but for an eighth of that size."""
+"""Segments of one size, and the fraction (1/8) of that size within which their gaps must agree."""
 
-SETTLES = 8  # steps before which it grows for other reasons: the cache fills
+SETTLES = 8  # growths up to this step are ignored: the cache is filling
 
 SMALL_SEGMENT = 2 << 20
-"""bytes; the allocator's for tensors below 1 MiB: they share none with larger ones"""
+"""bytes; segment of the allocator's small pool, never shared with tensors above 1 MiB"""
 
 LEAST_POINTS = 8
-"""Of a growth, from which on its amounts tell how surely its end is known."""
+"""Points of a growth needed for the variance of its steps."""
 
 READINGS = 64
-CHUNKS = 24  # into which the steps are cut between which a large batch and the usual one meet the end
+CHUNKS = 24  # intervals from the step at which the largest batch fails to that of the usual one
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the process can have on its device: reserved and free at one moment, by allocator and driver."""
+    """The process's available bytes on its device: reserved + free at one moment, by allocator and driver."""
 
     available: int
     stranded: int = 0
-    shrinks_per_step: float = 0.0  # taken by other processes
+    shrinks_per_step: float = 0.0  # bytes that other processes take
 
     def above(self, peak: int) -> int:
-        """Bytes left above a peak; below 0, missing."""
+        """Bytes left above a peak; negative: missing."""
         left = self.available - peak
         return left - min(self.stranded, max(0, left))
 
 
 class Others:
-    """Follows what the process can have as others come and go."""
+    """Follows the available bytes as other processes allocate and free."""
 
     def __init__(self) -> None:
         self._readings: deque[tuple[float, float]] = deque(maxlen=READINGS)
@@ -88,39 +87,40 @@ class Others:
         self._slope = trend.slope if trend is not None and trend.z <= -SHRINKS_Z else 0.0
 
     def per_step(self, steps_per_s: float | None) -> float:
-        """Bytes that others take a step; 0 where that is no trend."""
+        """Bytes that others take per step; 0 without a clear trend."""
         if not steps_per_s or self._slope > -SHRINKS_LEAST:
             return 0.0
         return -self._slope / steps_per_s
 
 
 class Taken:
-    """Follows how the allocator takes memory from the device: in segments, each when what it holds does not do.
+    """Learns from segment allocations how many bytes can be retained before one fails.
 
-    Why it is here: of five runs that a leak ends (benchmarks/forecast.py), the steps to OOM are within 10 % at 90 % of
-    the steps; at 75 % where headroom alone is asked.
+    Why: in five runs that end by a leak (benchmarks/forecast.py), steps to OOM are within 10 % at 90 % of the steps;
+    with headroom alone at 75 %.
 
-    Each time it does, the last step left so many bytes standing, and what came then needed more than was reserved: a
-    device that ended anywhere between the reserved before and after would have ended there. So each such growth tells,
-    for each end that lies in it, how far below that end what stood then lay: activations, batches, fragments. The
-    device's own end is one more of these. Where all segments are alike, it is known into which of them it falls.
+    Before each growth of `reserved`, the last step ended with some bytes retained, and the next one needed more than
+    `reserved`. A device with any capacity between the old and the new `reserved` would have failed there. So each
+    capacity in that range gives one sample of the gap between capacity and retained bytes: activations, batches,
+    fragments. The real device is one more such case. If all segments are alike, the position of its capacity within a
+    segment is known too.
     """
 
     def __init__(self) -> None:
         self._highest = 0  # reserved, ever
         self._standing = self._reserved = 0
         self._step = -1
-        self._grown: deque[tuple[int, int, int]] = deque(maxlen=SEGMENTS)  # reserved before and after, what stood
-        self._far: list[tuple[float, float]] = []  # reserved and how far below, over the whole run, ever further apart
+        self._grown: deque[tuple[int, int, int]] = deque(maxlen=SEGMENTS)  # reserved before and after, bytes retained
+        self._far: list[tuple[float, float]] = []  # (reserved, gap) over the whole run, thinned
         self._seen = 0
         self._stride = 1
-        self._gaps: list[tuple[float, float]] | None = None  # how far below, and how many bytes of ends; by size
-        self._widens = 0.0  # bytes a byte reserved
+        self._gaps: list[tuple[float, float]] | None = None  # (gap, weight in bytes), sorted
+        self._widens = 0.0  # growth of the gap per byte reserved
 
     def observe(self, step: int, reserved: int, standing: int) -> None:
         """`standing`: allocated at the step's end."""
         if reserved > self._highest:
-            if self._step == step - 1 >= SETTLES:  # else what stood before was not read
+            if self._step == step - 1 >= SETTLES:  # otherwise the bytes retained before are unknown
                 self._grow(self._highest, reserved, self._standing)
             self._highest = reserved
         self._standing, self._step, self._reserved = standing, step, reserved
@@ -136,10 +136,10 @@ class Taken:
                 self._stride *= 2
 
     def last_standing(self, available: int) -> tuple[float, float] | None:
-        """What will stand as an allocation fails, as likely more as less, and by how much that differs each time.
+        """The bytes retained when an allocation will fail (median), and their spread.
 
-        None where the reserved did not grow often enough to tell; and where more than that stands already, after the
-        allocator gave its cache back: what lay idle when it had to grow does so no more.
+        None with too few growths of `reserved`; also if more is retained already after the allocator released its
+        cache, since the memory that was idle at earlier growths no longer is.
         """
         if len(self._grown) < SEGMENTS_LEAST:
             return None
@@ -156,7 +156,7 @@ class Taken:
         return available - middle - self._widens * available, (high - low) / 2
 
     def _level(self) -> list[tuple[float, float]]:
-        """How far below each end what stood lay, less by what fragments had come to with it by then."""
+        """The gaps between capacity and retained bytes, minus the trend of fragmentation."""
         trend = theil_sen(self._far)
         self._widens = trend.low if trend is not None and trend.z >= WIDENS_Z else 0.0
         return sorted(
@@ -166,7 +166,7 @@ class Taken:
         )
 
     def _alike(self) -> tuple[int, float, float] | None:
-        """The size of a segment, how far below the reserved it is taken, and how that differs; None: they differ."""
+        """Segment size, gap between reserved and retained, and its spread; None if segments differ."""
         large = [each for each in self._grown if each[1] - each[0] > SMALL_SEGMENT]
         if len(large) < ALIKE_LEAST:
             return None
@@ -178,7 +178,7 @@ class Taken:
 
 
 def _quantile(weighted: Sequence[tuple[float, float]], share: float) -> float:
-    """Of values with weights, by size."""
+    """A quantile of (value, weight) pairs sorted by value."""
     left = share * sum([weight for _, weight in weighted])
     for value, weight in weighted:
         left -= weight
@@ -194,10 +194,10 @@ def room_over_growth(
     shrinks: float = 0.0,
     end: tuple[float, float] | None = None,
 ) -> tuple[int, int, int | None] | None:
-    """Steps until memory is full at this pace, and the 95 % interval; None for the most: it may never come to that.
+    """Steps until memory is full at this rate, and the 95 % interval; upper end None: possibly never.
 
-    `differ`: by how much recent batches need more than the usual one; `shrinks`: bytes a step that others take; `end`:
-    what may still be kept before an allocation fails, and by how much that differs (Taken), where that is known.
+    `differ`: recent batches' needs minus the usual one's; `shrinks`: bytes per step that others take; `end`: bytes that
+    may still be retained before an allocation fails, and their spread (Taken), if known.
     """
     pace, varies, seen = _amounts(growth) if growth is not None else (0.0, 0.0, None)
     pace += shrinks
@@ -213,34 +213,34 @@ def room_over_growth(
         low, high = shrinks + (growth.low or 0.0), max(pace, shrinks + (growth.high or 0.0))
         most = math.ceil(steps * pace / low) + 1 if low > 0 else None
         return steps, max(0, math.floor(steps * pace / high) - 1), most
-    # what is kept is a sum of amounts: known from n of them, k more vary by their variance times k + k² / n
+    # a sum of random amounts: after n observed ones, k more have the variance of one times k + k² / n
     apart = NORMAL_95 * math.sqrt(varies * (steps + steps * steps / (seen or 1)) + ends_apart**2) / pace
     return steps, max(0, math.floor(steps - apart) - 1), math.ceil(steps + apart) + 1
 
 
 def _amounts(growth: Growth) -> tuple[float, float, int | None]:
-    """What a step keeps: its mean and variance, and of how many steps; None: too few points tell the variance."""
+    """Mean and variance of the bytes retained per step, and the number of steps; None: too few points for these."""
     points = [point for point in growth.points if growth.since is None or point[0] >= growth.since]
     if len(points) < LEAST_POINTS:
         return growth.per_step or 0.0, 0.0, None
     (x1, y1), (x2, y2) = points[0], points[-1]
-    mean = (y2 - y1) / (x2 - x1)  # of a sum of random amounts the ends tell all that the points between do
+    mean = (y2 - y1) / (x2 - x1)  # for a sum of random amounts, the points between add no information
     steps = [(right[0] - left[0], right[1] - left[1]) for left, right in pairwise(points)]
     return mean, sum([(kept - mean * apart) ** 2 / apart for apart, kept in steps]) / len(steps), x2 - x1
 
 
 def _spread(differ: Collection[float]) -> float:
-    """One standard deviation, by the quantiles."""
+    """One standard deviation, from quantiles."""
     ordered = sorted(differ) or [0.0]
     last = len(ordered) - 1
     return (ordered[int(0.84 * last)] - ordered[int(0.16 * last)]) / 2
 
 
 def steps_until(headroom: int, pace: float, differ: Collection[float] = ()) -> int | None:
-    """Steps after which an allocation will have failed as likely as not; None without a pace.
+    """Steps until an allocation fails with probability ½; None without growth.
 
-    `differ`: by how much batches need more than the usual one. A large batch meets the end before the usual one does:
-    each step ahead fails with the share of batches that its headroom does not cover.
+    `differ`: by how much batches need more than the usual one. A large batch fails before the usual one: each step
+    ahead fails with the share of batches that its headroom does not cover.
     """
     if pace <= 0:
         return None

@@ -1,4 +1,4 @@
-"""What screens share: they hand a View to their panels, and explain the panel that has the focus."""
+"""Base classes of the screens: they pass a View to their panels and explain the focused panel."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from gpumon.tui.widgets.panel import Panel
 
 
 class MonitorScreen(Screen[None]):
-    """A screen made of panels."""
-
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("e", "explain", "Explain", id="screen.explain",
                 tooltip="What the figures of the focused panel, or of its chosen line, mean: formulas, every byte"),
@@ -29,7 +27,7 @@ class MonitorScreen(Screen[None]):
         return cast("Monitor", self.app)
 
     def show(self, view: View, *, calm: bool) -> None:
-        """Hand the view on; tables only when `calm` (at half the rate)."""
+        """Updates the panels; tables only if `calm` (half the rate)."""
         for panel in self.query(Panel):
             if calm or not panel.CALM:
                 panel.show(view)
@@ -38,7 +36,7 @@ class MonitorScreen(Screen[None]):
         self.monitor.redraw()
 
     def explained(self) -> Panel | None:
-        """The panel that `e` explains: the focused one, else the first that has something to say."""
+        """The panel that `e` explains: the focused one, else the first with a name."""
         if isinstance(self.focused, Panel):
             return self.focused
         return next((panel for panel in self.query(Panel) if panel.NAME), None)

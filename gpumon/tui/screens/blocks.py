@@ -1,4 +1,4 @@
-"""The allocator's segments and blocks, as they were when somebody asked, or when memory ran out."""
+"""The allocator's segments and blocks, as read on request or at an OOM."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from gpumon_agent import wire
 
 
 class BlocksScreen(RankScreen):
-    """Blocks."""
-
     AUTO_FOCUS = "#blocks"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("b", "read", "Read", id="blocks.read",

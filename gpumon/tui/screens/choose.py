@@ -1,4 +1,4 @@
-"""Several jobs run: which one?"""
+"""The job chooser."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from gpumon.tui.widgets.panel import Panel
 
 
 class JobList(Panel):
-    """Jobs, one a line, with a cursor."""
-
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "Up", id="choose.up", key_display="↑", tooltip="The job above"),
         Binding("down,j", "move(1)", "Down", id="choose.down", key_display="↓", tooltip="The job below"),
@@ -28,8 +26,6 @@ class JobList(Panel):
     ]
 
     class Chosen(Message):
-        """The person has chosen."""
-
         def __init__(self, index: int) -> None:
             super().__init__()
             self.index = index
@@ -69,8 +65,6 @@ class JobList(Panel):
 
 
 class ChooseScreen(MonitorScreen):
-    """The list of jobs."""
-
     AUTO_FOCUS = "#jobs"
 
     def __init__(self, choices: Sequence[Choice]) -> None:

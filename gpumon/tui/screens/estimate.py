@@ -1,4 +1,4 @@
-"""The estimate beside what was measured, line by line and phase by phase, and whether it fits."""
+"""The estimate next to the measured values, by line and phase, and whether it fits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from gpumon.tui.widgets.key_line import KeyLine
 
 
 class EstimateScreen(RankScreen):
-    """Estimate."""
-
     AUTO_FOCUS = "#estimated"
 
     def compose(self) -> ComposeResult:

@@ -1,4 +1,4 @@
-"""Pages over a screen: help made from the bindings, a panel's figures explained, an out-of-memory read in full."""
+"""Pages over a screen: help from the bindings, a panel's figures explained, the full OOM report."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ CLOSE = Binding("escape,q,enter,question_mark,e", "dismiss", "Close", id="page.c
 
 
 class Page(Prose):
-    """Fixed lines, given once."""
-
     def compose_lines(self, slice_: Any, width: int, glyphs: Glyphs) -> list[Line]:
         raise NotImplementedError
 
@@ -43,8 +41,6 @@ class Page(Prose):
 
 
 class HelpPage(Page):
-    """Keys by group, then the words."""
-
     def __init__(self, keys: tuple[Key, ...]) -> None:
         super().__init__(id="page")
         self._slice = keys
@@ -66,8 +62,6 @@ class HelpPage(Page):
 
 
 class ExplainPage(Page):
-    """A panel's sums with their figures, then its words."""
-
     def __init__(self, title: str, sums: list[str], terms: tuple[str, ...]) -> None:
         super().__init__(id="page")
         self._slice = (title, tuple(sums), terms)
@@ -86,8 +80,6 @@ class ExplainPage(Page):
 
 
 class OomPage(Page):
-    """The whole explanation of an allocation that failed."""
-
     def __init__(self, report: OomReport) -> None:
         super().__init__(id="page")
         self._slice = report
@@ -115,8 +107,6 @@ def term_lines(term: Term, width: int) -> list[Line]:
 
 
 class _Popup(ModalScreen[None]):
-    """A page over the screen."""
-
     AUTO_FOCUS = "#page"
     BINDINGS: ClassVar[list[BindingType]] = [CLOSE]
 
@@ -130,7 +120,7 @@ class _Popup(ModalScreen[None]):
 
 
 def keys_of(app: App[int]) -> tuple[Key, ...]:
-    """Every binding of the app, its screen and the screen's panels, as (group, key, what it does)."""
+    """Every binding of the app, its screen and the focused panel, as (group, key, what it does)."""
     found: list[Key] = []
     seen: set[str] = set()
     nodes = zip(GROUPS, (app, app.screen, app.focused), strict=True)
@@ -184,7 +174,7 @@ class OomScreen(_Popup):
 
 
 class ExplainScreen(_Popup):
-    """`e`: the focused panel's numbers."""
+    """`e`: explains the focused panel."""
 
     def __init__(self, panel: Panel) -> None:
         super().__init__()

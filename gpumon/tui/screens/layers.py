@@ -1,4 +1,4 @@
-"""The model's modules as a tree, with what each of them keeps on the device."""
+"""The model's modules as a tree, with the memory of each."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from gpumon.tui.widgets.layer_table import LayerTable
 
 
 class LayersScreen(RankScreen):
-    """Layers."""
-
     AUTO_FOCUS = "#layers"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter", id="layers.filter", key_display="/", priority=True,
@@ -37,7 +35,7 @@ class LayersScreen(RankScreen):
         return self.query_one(LayerTable)
 
     def action_filter(self) -> None:
-        """At once (its key has priority, the focus is set without a message): what is typed next belongs to it."""
+        """Focuses the line at once (priority key, no focus message), so that no key is lost."""
         line = self.query_one(FilterLine)
         line.display = True
         self.set_focus(line)
@@ -46,7 +44,7 @@ class LayersScreen(RankScreen):
         self.table.want(message.value)
 
     def on_filter_line_done(self, message: FilterLine.Done) -> None:
-        """Enter keeps the filter, esc drops it."""
+        """Enter keeps it, esc clears it."""
         if not message.kept:
             self.action_show_all()
         self.query_one(FilterLine).display = False

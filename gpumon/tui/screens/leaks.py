@@ -1,4 +1,4 @@
-"""What grows, which tensors it is made of, and who holds them."""
+"""What grows, its tensors, and what holds them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from gpumon_agent import wire
 
 
 class LeaksScreen(RankScreen):
-    """Leaks."""
-
     AUTO_FOCUS = "#held"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("c", "census", "Census", id="leaks.census",

@@ -1,4 +1,4 @@
-"""What was said: the agents' notices, lost events, ends, and the viewer's own messages, in order of time."""
+"""The agents' notices, lost events, ends of ranks, and the viewer's own messages, by time."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from gpumon.tui.widgets.prose import Prose
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the log."""
-
     unix_ns: int
     who: str
     text: str
@@ -57,7 +55,7 @@ def entries(view: View) -> tuple[Entry, ...]:
 
 
 class Log(Prose):
-    """The log's lines; follows the end until scrolled up."""
+    """The log; follows new lines until scrolled up."""
 
     NAME = "Log"
     CALM = True
@@ -80,8 +78,6 @@ class Log(Prose):
 
 
 class LogScreen(MonitorScreen):
-    """Log."""
-
     AUTO_FOCUS = "#log"
 
     def compose(self) -> ComposeResult:

@@ -1,4 +1,4 @@
-"""The first screen: one rank's memory, phase by phase, beside what it should be and what comes next."""
+"""The first screen: one rank's memory by phase, the estimate and the forecast."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from gpumon.tui.widgets.timeline import Timeline
 
 
 class OverviewScreen(RankScreen):
-    """Overview."""
-
     AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "explain", "Explain", show=False, id="overview.explain", tooltip="Like e"),

@@ -1,4 +1,4 @@
-"""All ranks of the job; Enter opens one on the Overview."""
+"""All ranks of the job; Enter opens one in the Overview."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from gpumon.tui.widgets.rank_table import RankTable
 
 
 class RanksScreen(MonitorScreen):
-    """Ranks."""
-
     AUTO_FOCUS = "#ranks"
 
     def compose(self) -> ComposeResult:

@@ -1,4 +1,4 @@
-"""The allocator's map as lines: figures, a row of cells for each pool, the chosen segment in words."""
+"""The allocator's map as text: figures, rows of cells per pool, the selected segment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpumon_agent import wire
 
 FOOT = 3
 MARGIN = 3  # cells left of a row
-FULL = 15 / 16  # a cell is drawn full from this share on, and free below its rest
+FULL = 15 / 16  # a cell is drawn full from this share on, and free below the rest
 
 _KINDS = (
     # kind, word, role, sign, sign without Unicode
@@ -29,12 +29,12 @@ _PARTLY = {ALLOCATED: ("▓", "%"), SPLIT: ("▒", "+")}
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """What the panel shows. `why_not`: why nothing can be asked of the agent; None: it can."""
+    """The panel's data. `why_not`: why the agent takes no requests; None: it does."""
 
     device: str
     record: SegmentsRecord | None = None
     found: Allocator | None = None
-    oom: wire.Oom | None = None  # the one that the record was made at
+    oom: wire.Oom | None = None  # the OOM at which the record was made
     unix_ns: int = 0
     why_not: str | None = None
     on_gpu: bool = True
@@ -42,14 +42,14 @@ class Map:
 
 
 def oom_of(rank: RankFrame, record: SegmentsRecord) -> wire.Oom | None:
-    """The out-of-memory at which the allocator was read."""
+    """The OOM at which the allocator was read, if any."""
     oom = rank.oom
     at_one = record.reason == "oom" and oom is not None and (oom.device, oom.step) == (record.device, record.step)
     return oom if at_one else None
 
 
 def map_lines(m: Map, chosen: tuple[int, int], room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
-    """`chosen`: the pool's number, the segment's number in it."""
+    """`chosen`: index of the pool, index of the segment in it."""
     head: list[Span] = [(" Blocks", title), (f"  {m.device}", "dim")]
     if m.record is None or m.found is None or not m.found.pools:
         return [fit(head, room), EMPTY, *_nothing(m, room)]
@@ -78,7 +78,7 @@ def map_lines(m: Map, chosen: tuple[int, int], room: int, height: int, glyphs: G
 
 
 def _that_fit(pools: tuple[Pool, ...], rows: int) -> tuple[tuple[Pool, ...], tuple[Pool, ...]]:
-    """Those that get a heading and a row at least, and the others."""
+    """The pools with room for a heading and a row; the others."""
     if 2 * len(pools) <= rows:
         return pools, ()
     count = max(1, (rows - 1) // 2)
@@ -148,7 +148,7 @@ def _rows(pool: Pool, each: int, width: int, chosen: int | None, glyphs: Glyphs)
 
 
 def mark(cell: Cell, glyphs: Glyphs) -> tuple[str, str]:
-    """The sign and the role of one cell: by what most of its bytes are."""
+    """Sign and role of a cell, by the kind of most of its bytes."""
     kind = max(range(4), key=cell.__getitem__)
     _, _, role, sign, plain = _KINDS[kind]
     allocated = cell[ALLOCATED] / (sum(cell) or 1)
@@ -184,7 +184,6 @@ def _nothing(m: Map, room: int) -> list[Line]:
 
 
 def sums(m: Map) -> list[str]:
-    """The figures to the byte."""
     if m.found is None or m.record is None:
         return []
     t = m.found.totals

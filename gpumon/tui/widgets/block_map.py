@@ -1,4 +1,4 @@
-"""The allocator's segments and blocks as a map, with a cursor on one segment."""
+"""The allocator's segments and blocks as a map, with a cursor on a segment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpumon.tui.widgets.panel import Panel
 
 
 class BlockMap(Panel):
-    """Pools, one below the other. The blocks are gone through once a reading, the cells once a change of size."""
+    """Pools, one below the other. Blocks are parsed once per reading; cells are computed at each draw."""
 
     NAME = "Blocks"
     TERMS = ("segment", "block", "allocated", "waiting", "inactive split", "unused", "largest free block",
@@ -64,7 +64,7 @@ class BlockMap(Panel):
         return self._found.pools if self._found is not None else ()
 
     def _keep(self) -> None:
-        """The cursor on what there is."""
+        """Clamps the cursor."""
         pools = self._pools
         pool = max(0, min(self._at[0], len(pools) - 1))
         self._at = (pool, max(0, min(self._at[1], len(pools[pool].segments) - 1)) if pools else 0)

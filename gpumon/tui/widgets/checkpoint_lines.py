@@ -1,4 +1,4 @@
-"""Checkpoints of which something is still on the device: one a line; no line where there is none."""
+"""Checkpoints that still have tensors on the device, one per line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gpumon_agent import wire
 
 MOST = 3
 LOW = 20
-"""A lower screen keeps its room for who holds what: the finding on the Overview says the same."""
+"""Hidden on a lower screen; the Overview has the finding."""
 
 
 class Checkpoints(Panel):
-    """Hidden while nothing of a checkpoint is alive."""
+    """Hidden if nothing of a checkpoint is alive."""
 
     NAME = "Checkpoints still alive"
     TERMS = ("checkpoints", "held by")

@@ -1,4 +1,4 @@
-"""The device as one bar by owner: now, and at the step's peak, to one scale; under it the legend in numbers."""
+"""The device as bars by owner, now and at the step's peak, to one scale, with a legend in numbers."""
 
 from __future__ import annotations
 
@@ -19,40 +19,38 @@ LABELS = {
     "step_adds": "step adds", "update_adds": "update adds",
 }  # fmt: skip
 SMALL = 4096
-"""A line below 1/4096 of what is reserved is left out of the legend (the explanation has it, to the byte)."""
+"""A line below 1/4096 of what is reserved is not in the legend (the explain page shows it, to the byte)."""
 
 LITTLE_OF_PEAK = 500
-"""A line below 1/500 of a peak is left out of what was alive there."""
+"""A line below 1/500 of a peak is not listed for that peak."""
 
 LITTLE = 0.25
-"""A device filled less than this is not drawn to its whole scale: the free part is cut, and says so."""
+"""Below this share of use, the scale is shortened: the free part is drawn cut off."""
 
 HIGHER = 1.01
-"""The highest peak so far is stated where it is more than a hundredth above the newest."""
+"""The highest peak so far is shown if it exceeds the newest by more than 1 %."""
 
 HOLDER_CELLS = 32
-"""No name in the legend is longer: Leaks and the explanation have it whole."""
+"""Longer names are cut in the legend; Leaks shows them whole."""
 
 STALE_S = 3.0
-"""The driver's lines older than this carry their age."""
+"""Older driver figures are shown with their age."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """What the bar shows."""
-
     name: str
     now: Breakdown | None
     stale_s: int | None
     peak: Peak | None
-    composed: Peak | None  # the newest that was taken apart
+    composed: Peak | None  # newest peak with a breakdown
     forecast: Forecast | None
-    word: str | None  # the job's state, or of what fits and is no finding the forecast's verdict
+    word: str | None  # the forecast's verdict, or "leak"
     capacity: int | None
-    rss: int | None  # where the allocator counts nothing (CPU)
+    rss: int | None  # where the allocator reports nothing (CPU)
     learning: bool
     highest: Highest | None = None  # peak so far
-    holders: tuple[str, ...] = ()  # what `variables` are held in, the most bytes first
+    holders: tuple[str, ...] = ()  # containers that hold `variables`, largest first
 
 
 def bars(view: View) -> Bars:
@@ -63,7 +61,7 @@ def bars(view: View) -> Bars:
         return Bars(name, None, None, None, None, None, None, None, rss, rank is not None)
     old = device.ledger_age_s
     failed = view.report is not None and view.report.oom is not None
-    forecast = None if failed else device.forecast  # what comes next is no question any more
+    forecast = None if failed else device.forecast  # after an OOM there is no forecast
     stale = int(old) if old is not None and old > STALE_S else None
     read_by = device.read.held_by if device.read is not None else ()
     holders = tuple(dict.fromkeys(each.container for each in read_by or (device.held.by if device.held else ())))
@@ -115,7 +113,7 @@ def sums(now: Breakdown | None) -> list[str]:
 
 
 def parts(lines: Breakdown, capacity: int | None) -> list[tuple[str, int]]:
-    """The known lines in the ledger's order. Bytes that only the total tells of stay blank: nothing is made up."""
+    """The known lines in the ledger's order. Bytes of the capacity that no line explains stay blank."""
     shown = [(name, value) for name in ORDER if (value := getattr(lines, name))]
     if not any(name in OWNERS or name in REST for name, _ in shown) and lines.allocated:
         shown.insert(0, ("allocated", lines.allocated))
@@ -127,7 +125,7 @@ def parts(lines: Breakdown, capacity: int | None) -> list[tuple[str, int]]:
 
 
 def bar(shown: list[tuple[str, int]], total: int, room: int, glyphs: Glyphs) -> Line:
-    """Cells in proportion to bytes, by largest remainder; half a cell's worth or more is never invisible."""
+    """Cells in proportion to bytes, by largest remainder; anything worth half a cell or more gets one."""
     if total <= 0 or room <= 0:
         return ()
     exact = [min(value, total) * room / total for _, value in shown]  # no line is longer than the bar
@@ -148,7 +146,7 @@ def bar(shown: list[tuple[str, int]], total: int, room: int, glyphs: Glyphs) -> 
 
 
 def _legend(shown: list[tuple[str, int]], glyphs: Glyphs, label: int = 0, holders: tuple[str, ...] = ()) -> list[Line]:
-    """The unit first (below the bars' names, `label` cells wide), then sign, line and figure of each."""
+    """The unit (`label` cells wide), then glyph, name and number of each line."""
     unit = unit_for(*(value for name, value in shown if name))
     items: list[Line] = []
     small = sum(value for name, value in shown if name not in ("", *DRIVER)) // SMALL
@@ -161,7 +159,7 @@ def _legend(shown: list[tuple[str, int]], glyphs: Glyphs, label: int = 0, holder
 
 
 def _holders(names: tuple[str, ...]) -> Line:
-    """ " in Trainer.cache", of several the first, and how many more."""
+    """ " in Trainer.cache and 2 more"."""
     if not names:
         return ()
     name = names[0] if len(names[0]) <= HOLDER_CELLS else names[0][: HOLDER_CELLS - 1] + "…"
@@ -173,7 +171,7 @@ VERDICTS = {"fits": "good", "tight": "warn", "oom-ahead": "bad", "leak": "bad"}
 
 
 def word_of(view: View) -> str | None:
-    """What follows for the shown device: the forecast's verdict, or "leak" where what fits now is going to be full."""
+    """The forecast's verdict for the shown device; "leak" if it fits now but the job's state is a leak."""
     word = view.device.forecast.verdict if view.device is not None and view.device.forecast is not None else None
     if word not in (wire.FITS, wire.TIGHT) or view.rank is None or view.report is None:
         return word
@@ -244,7 +242,7 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
     space = height - 1
     if space >= 2 + len(legend):
         return [*lines, *bar_rows, *legend, *alive][:height]
-    # short: the bar that says most, then as much legend as there is room
+    # short: one bar, then as much of the legend as fits
     keep = bar_rows[:1] if space >= 1 else []
     lines += keep
     room_left = height - len(lines)
@@ -260,7 +258,7 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
 
 
 def _alive(b: Bars, label: int, room: int, glyphs: Glyphs) -> list[Line]:
-    """What was alive at the newest peak that was taken apart, in one line; what has no room is told together."""
+    """The newest peak with a breakdown, in one line; lines that do not fit are summed as "other"."""
     peak = b.composed
     if peak is None:
         return []
@@ -282,19 +280,18 @@ def _alive(b: Bars, label: int, room: int, glyphs: Glyphs) -> list[Line]:
 
 
 def _item(name: str, value: int, unit: Unit, glyphs: Glyphs) -> Line:
-    """Sign, line and figure."""
     number = in_unit(value, unit) if abs(value) >= unit.bytes // 20 else size(value)
     return ((f"{glyphs.lines[name]} ", line_role(name)), (f"{LABELS.get(name, name)} ", "dim"), (number, "text"))
 
 
 def _full_scale(b: Bars, now_shown: list[tuple[str, int]], total: int) -> int:
-    """Bytes that the whole bar stands for: the device's total, or less where most of it is free."""
+    """Bytes that the whole bar represents: the total, or less if most of it is free."""
     taken = max(sum(v for n, v in now_shown if n not in ("", "free")), b.peak.allocated if b.peak else 0)
     return min(total, round(taken / 0.75)) if taken < LITTLE * total else total
 
 
 def _cut(shown: list[tuple[str, int]], full: int, total: int, room: int, glyphs: Glyphs) -> Line:
-    """The bar; what is free beyond the scale is drawn as a torn edge."""
+    """The bar; a shortened scale ends in a torn edge."""
     if full >= total:
         return bar(shown, total, room, glyphs)
     taken = [(n, v) for n, v in shown if n not in ("", "free")]
@@ -319,7 +316,7 @@ def _peak_parts(peak: Peak, capacity: int | None) -> list[tuple[str, int]]:
 
 
 def _shared(value: int, unit: Unit, capacity: int | None) -> str:
-    """In the capacity's unit where that says enough, else in its own."""
+    """In the capacity's unit if the value is large enough for it."""
     if value >= unit.bytes:
         return in_unit(value, unit)
     return size(value) if capacity else in_unit(value, unit)

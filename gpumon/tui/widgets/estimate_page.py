@@ -1,6 +1,6 @@
-"""Everything that was estimated beside what was measured: owners, what a step adds, the peak of every phase, and words.
+"""All estimates next to the measured values: owners, what a step adds, the peak of each phase, and remarks.
 
-One line is chosen; `e` explains it.
+`e` explains the selected line.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ _WORD = {"fits": "fits", "tight": "tight", "oom-ahead": "OOM ahead", "leak": "le
 
 @dataclass(frozen=True, slots=True)
 class Estimated:
-    """What the page shows."""
-
     found: Comparison | None
     remarks: tuple[str, ...]
     forecast: Forecast | None
@@ -63,8 +61,6 @@ def _why_not(view: View) -> str:
 
 
 class EstimatePage(TablePanel):
-    """The table with a chosen line."""
-
     NAME = "Estimate"
     BINDINGS: ClassVar[list[BindingType]] = [
         *moves("estimate", "line"),
@@ -109,7 +105,7 @@ class EstimatePage(TablePanel):
         if len(page) <= height:
             self._top = 0
             return page
-        # what follows the table counts too: at its last line the page's end is shown
+        # text below the table counts too: on the last row, show the page's end
         aim = len(page) - 1 if self._at == len(self.rows) - 1 else chosen
         self._top = min(self._top, max(0, chosen - 2))
         self._top = max(self._top, min(aim, chosen + height - 3) - height + 1)
@@ -120,12 +116,12 @@ class EstimatePage(TablePanel):
 
 
 def rows_of(found: Comparison) -> list[Compared]:
-    """The lines that can be chosen, from top to bottom."""
+    """The selectable lines, from top to bottom."""
     return [*found.owners, *([found.allocated] if found.allocated else []), *found.added, *found.phases]
 
 
 def page_lines(e: Estimated, chosen: int, room: int, glyphs: Glyphs) -> tuple[list[Line], list[int]]:
-    """All lines, and which of them have the rows."""
+    """All lines, and the line number of each row."""
     found = e.found
     if found is None:
         return [((" Estimate", "title"),), ((f"   {e.why_not}", "dim"),)], []
@@ -236,7 +232,7 @@ _SOURCE = 25
 
 
 def _bar(row: Compared, phase: bool, largest: int, left_over: int, room: int, glyphs: Glyphs) -> Line:
-    """What both have, then what is measured beyond the estimate, or estimated and not there."""
+    """The part in both, then the excess of measured over estimate, or the missing part."""
     start = _placed(room)[1] + _SOURCE
     cells = min(40, room - start - 1)
     if cells < 12 or largest <= 0 or row.measured is None:
@@ -250,7 +246,7 @@ def _bar(row: Compared, phase: bool, largest: int, left_over: int, room: int, gl
 
 
 def explanation(row: Compared) -> list[str]:
-    """The chosen line to the byte, and where its estimate comes from."""
+    """The selected line to the byte, and the source of its estimate."""
     name = LABELS.get(row.line, row.line)
     said = [f"{name}: estimate {exact(row.estimate)}, measured {exact(row.measured)}"]
     if row.difference is not None:

@@ -1,4 +1,4 @@
-"""What each line should be in closed form, beside what it is."""
+"""Each line's estimate next to its measured value."""
 
 from __future__ import annotations
 
@@ -15,22 +15,20 @@ from gpumon.tui.widgets.panel import Panel
 
 ROWS_MAX = 12
 LEAST_WITH_ADDED = 8
-"""Rows, below which what a step adds is left out."""
+"""Below this, what a step adds is hidden."""
 
 LITTLE_OF_ALLOCATED = 50
-"""A line without an estimate is shown from a 50th of what is allocated."""
+"""A line without an estimate is shown from 1/50 of allocated on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparisons:
-    """What the table shows."""
-
     found: Comparison | None
     waiting: bool
 
 
 def compared(view: View) -> Comparison | None:
-    """The newest step that was read beside its estimate."""
+    """The newest step with figures, and its estimate."""
     if view.device is None:
         return None
     rank = view.rank
@@ -39,7 +37,7 @@ def compared(view: View) -> Comparison | None:
 
 
 def comparisons(view: View) -> Comparisons:
-    """The lines that have an estimate, what is beside them, and their sum; then what a step adds, and the peak."""
+    """The comparison; `waiting` if there is none yet."""
     found = compared(view)
     if found is None:
         return Comparisons(None, True)
@@ -47,7 +45,7 @@ def comparisons(view: View) -> Comparisons:
 
 
 def summed(found: Comparison, most: int = ROWS_MAX) -> tuple[Compared, ...]:
-    """At most so many rows. What has no room, or no estimate, is one line: `allocated` is the sum of those above it."""
+    """At most `most` rows. Lines without room or estimate are summed; `allocated` is the sum above it."""
     added = found.added if most >= LEAST_WITH_ADDED else ()
     total, last = found.allocated, [row for row in (*added, found.peak) if row is not None]
     room = max(0, most - len(last) - 2)
@@ -68,8 +66,6 @@ def summed(found: Comparison, most: int = ROWS_MAX) -> tuple[Compared, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How a row's figures are written."""
-
     unit: Unit
     strong: bool
     none: str = NOT_KNOWN
@@ -79,7 +75,7 @@ class Written:
 
 
 def figures(number: int) -> Columns[Compared, Written]:
-    """Estimate, measured and their difference, `number` cells each; the estimate is given up first."""
+    """Estimate, measured and difference, `number` cells each; the estimate is dropped first."""
     return (
         Column("estimate", "estimate", number, 2, lambda row, how: how.figure(row.estimate, "text")),
         Column("measured", "measured", number, 1,
@@ -90,8 +86,6 @@ def figures(number: int) -> Columns[Compared, Written]:
 
 
 class EstimateTable(Panel):
-    """Estimate against measurement, line by line."""
-
     NAME = "Estimate vs measured"
     TERMS = ("estimate", "measured", "difference", "source", "weights", "gradients", "optimizer", "still held",
              "step adds", "update adds", "allocated", "peak")  # fmt: skip

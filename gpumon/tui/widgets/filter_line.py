@@ -1,4 +1,4 @@
-"""A line to type a filter into, hidden until it is asked for."""
+"""An input line for a filter, hidden until requested."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from textual.widgets import Input
 
 
 class FilterLine(Input):
-    """Filters as one types. Enter keeps what it says, esc drops it."""
+    """Filters while typing. Enter keeps the text, esc drops it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(
@@ -25,8 +25,6 @@ class FilterLine(Input):
     ]
 
     class Done(Message):
-        """The person has finished typing."""
-
         def __init__(self, kept: bool) -> None:
             super().__init__()
             self.kept = kept

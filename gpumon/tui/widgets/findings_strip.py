@@ -1,4 +1,4 @@
-"""What gpumon states about this run: the weightiest finding first, each with its evidence and what to do."""
+"""Findings about this run, most severe first, each with evidence and a remedy."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ MOST_ROWS, MOST_ROWS_SHORT = 5, 2
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the strip shows."""
-
     findings: tuple[JobFinding, ...]  # of the whole job
-    oom: wire.Oom | None  # where nothing explains it yet
-    known: bool  # there are steps to judge by
+    oom: wire.Oom | None  # if no report explains it yet
+    known: bool  # some steps have closed
 
 
 def findings(view: View) -> Findings:
@@ -38,15 +36,13 @@ def findings(view: View) -> Findings:
 
 
 LEAKS = frozenset(("tensor-leak", "retained-graph", "retained-checkpoint", "checkpoint-device", "host-leak"))
-"""Findings that the Leaks screen tells more of."""
+"""Findings with details on the Leaks screen."""
 
 GAPS = frozenset(("fragmentation",))
-"""And those that the Blocks screen does."""
+"""And on the Blocks screen."""
 
 
 class FindingsStrip(Panel):
-    """Findings, one a line."""
-
     NAME = "Findings"
     TERMS = ("finding",)
     CALM = True
@@ -61,7 +57,7 @@ class FindingsStrip(Panel):
 
     @property
     def leads_to(self) -> tuple[str, JobFinding] | None:
-        """The screen that tells more of a finding, and the weightiest finding with one."""
+        """The most severe finding that has a detail screen, and that screen."""
         picked: Findings | None = self._slice
         for each in picked.findings if picked is not None else ():
             if each.finding.code in LEAKS | GAPS:
@@ -94,7 +90,7 @@ class FindingsStrip(Panel):
 
 
 class LeakFindings(FindingsStrip):
-    """Those about what grows and what is held by the shown rank; hidden where there is none."""
+    """Leak findings of the shown rank; hidden if there are none."""
 
     def pick(self, view: View) -> Findings:
         found = job_findings(view.frame, (view.report,)) if view.report else ()

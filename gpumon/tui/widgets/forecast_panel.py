@@ -1,4 +1,4 @@
-"""The next iteration: its peak with an interval, what is left above it, and whether it fits."""
+"""The next iteration: its peak with an interval, the headroom above it, and whether it fits."""
 
 from __future__ import annotations
 
@@ -32,16 +32,14 @@ _WORD = {"fits": "fits", "tight": "tight", "oom-ahead": "OOM ahead"}
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What the panel shows."""
-
     forecast: Forecast | None
     capacity: int | None
     ended: bool
-    counted: bool  # the allocator counts on this device
-    now: wire.Outlook | None = None  # said by the agent of the batch that is in forward, where that tells more
-    regime: int | None = None  # the step with which another regime began, where that is not long ago
+    counted: bool  # the allocator reports figures for this device
+    now: wire.Outlook | None = None  # the agent's, for the batch in forward; not if it fits
+    regime: int | None = None  # the step of a recent regime change
     whatif: tuple[Answer, ...] = ()
-    left: str = ""  # time, until memory is full
+    left: str = ""  # time to OOM
 
 
 def outlook(view: View) -> Outlook:
@@ -64,8 +62,6 @@ def outlook(view: View) -> Outlook:
 
 
 class ForecastPanel(Panel):
-    """Will it fit?"""
-
     NAME = "Next iteration"
     TERMS = ("next peak", "headroom", "fits · tight · OOM ahead", "batch factor")
     CALM = True
@@ -156,7 +152,7 @@ def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: st
 
 
 def _trend(f: Forecast, number: int, time: str, indent: str, pad: int, room: int, glyphs: Glyphs) -> list[Span]:
-    """The steps that are left, with as much beside them as there is room for: what holds them rather than the time."""
+    """Steps to OOM, in the longest text that fits; the interval is more important than the time."""
     steps, apart = units.steps(number), ""
     if f.steps_to_oom_low is not None and f.steps_to_oom_high is not None:
         apart = f" ({f.steps_to_oom_low:,}{'–' if glyphs.braille else '-'}{f.steps_to_oom_high:,})"
@@ -173,9 +169,8 @@ def _trend(f: Forecast, number: int, time: str, indent: str, pad: int, room: int
 
 
 def _now(said: wire.Outlook) -> list[Span]:
-    """The batch that is in forward now."""
     shapes = "×".join(map(str, said.input_shapes[0])) if said.input_shapes else ""
-    role = _ROLE.get(said.verdict, "text")  # a newer agent may say another word
+    role = _ROLE.get(said.verdict, "text")  # a newer agent may send another verdict
     return [
         (f"   step {said.step:,}", "dim"),
         (f"  {shapes} needs {size(said.next_peak)}: {_WORD.get(said.verdict, said.verdict)}", role),
@@ -183,7 +178,7 @@ def _now(said: wire.Outlook) -> list[Span]:
 
 
 def _whatif(answers: tuple[Answer, ...], room: int, glyphs: Glyphs) -> list[Span]:
-    """As many of the usual changes as fit into a line, each with its peak."""
+    """The usual what-ifs that fit into a line, each with its peak."""
     spans: list[Span] = [("   what if", "dim")]
     left = room - 10
     for each in answers:
@@ -200,7 +195,7 @@ def _whatif(answers: tuple[Answer, ...], room: int, glyphs: Glyphs) -> list[Span
 
 
 def _gauge(f: Forecast, capacity: int, room: int, glyphs: Glyphs) -> Line:
-    """The interval on a scale from nothing to the device's total."""
+    """The interval on a scale from 0 to the device's total."""
     low, high = (max(0, min(room, round(v * room / capacity))) for v in (f.low, f.high))
     high = min(room, max(high, low + 1))
     full, span, rest = ("━", "█", "┈") if glyphs.braille else ("=", "#", ".")

@@ -1,4 +1,4 @@
-"""What grows from step to step: every figure in words; allocated and live blocks at the end of the step as a plot."""
+"""Growth per step: every figure in words; allocated and live blocks at the end of the step as a plot."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gpumon.tui.widgets.panel import Panel
 
 ALLOCATED, BLOCKS = "allocated", "blocks"
 COUNTED = (BLOCKS,)
-"""Figures that are no bytes."""
+"""Figures without bytes."""
 
 _WORDS = {BLOCKS: "live blocks", "rss": "RSS"}
-_BLOCKS_REACH = 0.9  # of the plot's height: the two curves shall not hide each other
+_BLOCKS_REACH = 0.9  # of the plot's height, so that neither curve hides the other
 LEAST_ROWS = 4
 SOON, LATER = 1_000, 10_000
-"""Steps until memory runs out: below, it is the most urgent thing on the screen; above, hardly a concern."""
+"""Steps to OOM: urgent below the first, hardly relevant above the second."""
 
 LOW, TALL = 20, 32
 MOST = 5
@@ -30,11 +30,11 @@ MOST = 5
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """What the panel shows: the device's figures, then the host's."""
+    """The panel's data: the device's figures, then the host's."""
 
     device: str
     figures: tuple[Growth, ...]
-    steps_to_oom: int | None = None  # by what stays from step to step: the forecast's
+    steps_to_oom: int | None = None  # the forecast's, by growth from step to step
 
 
 def grown(view: View) -> Grown:
@@ -46,15 +46,13 @@ def grown(view: View) -> Grown:
 
 
 class GrowthPlot(Panel):
-    """Growth, or its absence."""
-
     NAME = "Growth"
     TERMS = ("growth", "allocated", "live blocks", "unexplained", "slack", "RSS", "pinned", "step")
     CALM = True
 
     def pick(self, view: View) -> Grown:
         picked = grown(view)
-        if LOW <= self.app.size.height < TALL:  # no room for a plot: none for empty lines either
+        if LOW <= self.app.size.height < TALL:  # without room for a plot, use no empty lines either
             growing = sum(figure.growing for figure in picked.figures)
             self.styles.height = 1 + min(MOST, max(1, growing + (growing < len(picked.figures))))
         else:
@@ -140,7 +138,7 @@ def _plot(figures: list[Growth], room: int, rows: int, glyphs: Glyphs) -> list[L
     dots = 2 * width if glyphs.braille else width
 
     def column(points: tuple[tuple[int, int], ...], least: int, times: float) -> tuple[int | None, ...]:
-        floor = reach // 20 + 1  # so that the lowest is drawn too
+        floor = reach // 20 + 1  # so that the lowest value is visible
         made = _stretched([round((value - least) * times) + floor for _, value in points], dots)
         return tuple(made if glyphs.braille else [v for v in made for _ in range(2)])
 
@@ -168,7 +166,7 @@ def _plot(figures: list[Growth], room: int, rows: int, glyphs: Glyphs) -> list[L
 
 
 def _stretched(values: list[int], dots: int) -> list[int | None]:
-    """Over the whole width; the highest of those that share a column."""
+    """Stretched to the whole width; columns show their maximum."""
     if len(values) > dots:
         return columns(values, 0, dots)
     return [values[dot * len(values) // dots] for dot in range(dots)]

@@ -1,4 +1,4 @@
-"""The first line: which script, which process, where it stands, and whether it lives."""
+"""The first line: script, process, step and state."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from gpumon.tui.widgets.panel import Panel
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What the header shows."""
-
     name: str
     who: str
     step: int | None
     phase: str | None
     speed: str
     state: str  # live | silent | ended | finished | paused | waiting | replay
-    said: str  # the second line: why it ended, that it is silent
+    said: str  # the second line: why it ended, or that it is silent
     torch: str | None
     device: str | None
 
@@ -83,7 +81,7 @@ _STATES = {
 
 
 class Header(Panel):
-    """Title line, and below it one line more when there is something to say."""
+    """Title line, and a second line if there is a message."""
 
     TERMS = ("step", "it/s")
     can_focus = False

@@ -1,4 +1,4 @@
-"""The machine beside the allocator: the process, its workers, the GPU as its driver sees it, and who else is there."""
+"""The host: the process, its workers, the GPU according to the driver, and other processes on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpumon_agent import wire
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What the line shows; every figure already in the precision it is written in."""
+    """The line's data, already formatted."""
 
     rss: str
     pinned: str | None
@@ -86,8 +86,6 @@ def _others(reading: wire.DeviceReading, pid: int) -> str:
 
 
 class HostLine(Panel):
-    """Host and device, beside what torch knows."""
-
     NAME = "Host"
     TERMS = ("RSS", "pinned", "CPU", "workers", "GPU", "other processes")
     CALM = True

@@ -1,4 +1,4 @@
-"""The last line: the keys that matter now, made from the bindings."""
+"""The last line: the keys that work now, from the bindings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gpumon.tui.view import View
 from gpumon.tui.widgets.panel import Panel
 
 FIRST = ("app.quit", "page.close", "app.help", "app.pause")
-"""Whatever else there is, these come first, at the same place on every screen."""
+"""These come first, at the same place on every screen."""
 
 
 class KeyLine(Panel):
-    """Keys of the screen and the app; those that cannot act now are left out."""
+    """Keys of the screen and the app that are enabled now."""
 
     can_focus = False
     CALM = True
@@ -30,7 +30,7 @@ class KeyLine(Panel):
 
 
 def keys(active: dict[str, ActiveBinding], display: Callable[[Binding], str]) -> tuple[tuple[str, str], ...]:
-    """(key, what) of every shown and enabled binding; several keys of one action once."""
+    """(key, what) of every shown and enabled binding, each action once."""
     seen: dict[str, tuple[str, str]] = {}
     ordered = sorted(
         active.values(), key=lambda found: FIRST.index(found.binding.id) if found.binding.id in FIRST else 99

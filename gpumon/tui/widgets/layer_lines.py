@@ -1,4 +1,4 @@
-"""The rows of the module tree as lines: columns that fit, shares as bars, the chosen module in words."""
+"""Rows of the module tree as text: columns that fit, shares as bars, details of the selected module."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ HEADS = 2
 """Lines above the rows: the title, the columns."""
 
 ROOM_FOR_MOMENT = 110
-"""Cells from which on the title has room for the moment that activations were read at; the explanation says it too."""
+"""Width from which the title also says when activations were read; the explain page always does."""
 
 FOOT = 2
-"""Lines below them: the chosen module in words."""
+"""Lines below the rows: the selected module."""
 
 _NAME = 26
 _WIDEST = 14  # one column is always shown
@@ -28,15 +28,13 @@ _WIDEST = 14  # one column is always shown
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What the table shows."""
-
     trees: tuple[Tree, ...]
     device: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """What all rows are written in: the unit, the largest row of a bar, the bytes of all."""
+    """What all rows share: the unit, the longest bar, the total bytes."""
 
     unit: Unit
     largest: int
@@ -68,7 +66,7 @@ def _share(row: Row, scale: _Scale) -> Span:
 
 
 def _bar(row: Row, scale: _Scale) -> tuple[Line, str]:
-    """Of an open row none: it is the sum of those below it."""
+    """No bar for an open row: it sums those below."""
     shown = [(each, value) for each in FIGURES if (value := getattr(row.figures, each))]
     return () if row.open and not scale.flat else tuple(bar(shown, scale.largest, 11, scale.glyphs)), ""
 
@@ -88,13 +86,13 @@ COLUMNS: tuple[Column[Row, _Scale], ...] = (
 
 
 def _placed(room: int, order: str) -> tuple[int, Sequence[Column[Row, _Scale]]]:
-    """Cells of the name, and the columns that have room beside it."""
+    """Width of the name, and the columns that fit beside it."""
     columns = place(COLUMNS, max(_WIDEST, room - _NAME), order)
     return max(1, room - used(columns)), columns
 
 
 def order_at(x: int, room: int, order: str) -> str | None:
-    """By what a click at a cell of the headings sorts; left of all columns is the model's order."""
+    """The order selected by a click on the headings; left of all columns: the model's order."""
     name, columns = _placed(room, order)
     found = "model" if x < name else column_at(columns, x - name)
     return found if found is None or found in ORDERS else "total"
@@ -105,7 +103,7 @@ def layer_lines(
 ) -> list[Line]:
     if not rows.rows and not choice.wanted:
         return [((" Layers", "title"),), (("   known once a model is watched", "dim"),)]
-    # a row that is open is the sum of those below it: bars and the unit go by what is not
+    # an open row is the sum of those below, so it counts for neither bars nor unit
     parts = [row for row in rows.rows if not row.open or choice.flat]
     largest = max((row.figures.total for row in parts), default=0)
     unit = unit_for(largest // 8)  # most modules are far smaller than the largest
@@ -165,7 +163,7 @@ def _named(row: Row, room: int, choice: Choice, here: bool, glyphs: Glyphs) -> l
 
 
 def _tail(path: str, room: int) -> str:
-    """A path's end says more than its beginning."""
+    """A path cut at its beginning."""
     return path if len(path) <= room else "…" + path[len(path) - room + 1 :] if room > 1 else ""
 
 
@@ -182,7 +180,7 @@ def _foot(row: Row, room: int, glyphs: Glyphs) -> list[Line]:
             (f"  shares its parameters with {layer.shared_with or 'the root'}, where they are counted", "warn")
         )
     own = _own_in_words(layer, glyphs)
-    if width(own) > room:  # signs without names: the columns above have the same colours
+    if width(own) > room:  # drop the names if there is no room: the glyphs have the columns' colours
         own = [(text, role) for text, role in own if text.strip() not in FIGURES]
     return [fit(first, room), fit(own, room)]
 
@@ -199,7 +197,6 @@ def _own_in_words(layer: Layer, glyphs: Glyphs) -> list[Span]:
 
 
 def explanation(row: Row, tree: Tree) -> list[str]:
-    """The row's figures to the byte."""
     layer = row.layer
     said = [f"{layer.path or layer.name} ({(layer.kind or 'a container') if layer.path else 'the whole model'})"]
     if layer.own.total:

@@ -1,4 +1,4 @@
-"""The modules of a tree as rows: which are open, in which order, and which a filter leaves."""
+"""The modules of a tree as rows: which are open, their order, and a filter."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from gpumon.analysis.layers import FIGURES, Figures, Layer, Tree, together
 
 Key = tuple[int, str]
-"""Which tree, and the module's path in it."""
+"""(tree index, the module's path)"""
 
 ORDERS = ("model", "parameters", *FIGURES, "total")
-"""By what siblings are sorted: as the model holds them, or by a column, largest first."""
+"""Sort orders of siblings: as in the model, or by a column, largest first."""
 
 OUTSIDE = "\0outside"
-"""Path of the row for activations of no module. No name holds a NUL: they are cleaned when decoded."""
+"""Path of the row for activations of no module. Decoded names never contain NUL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One module as it is shown. `figures`: with everything below, in the flat list its own."""
+    """One module. `figures` includes everything below; in the flat list, only its own."""
 
     key: Key
     layer: Layer
@@ -36,30 +36,28 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How the person wants to see the modules."""
-
     opened: frozenset[Key] = frozenset()
     order: str = "model"
     upwards: bool = False
     """Smallest first."""
     flat: bool = False
     wanted: str = ""
-    """Part of a path or kind, whatever its case."""
+    """Part of a path or kind, case-insensitive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is shown, and of it the sum: of the modules that match, each byte once."""
+    """The shown rows, and the sum of the modules that match, each byte once."""
 
     rows: tuple[Row, ...]
-    modules: int  # of the trees
+    modules: int  # in all trees
     matches: int
     total: Figures
     parameters: int
 
 
 def rows_of(trees: Sequence[Tree], choice: Choice) -> Rows:
-    """Cost: O(modules), and their sorting."""
+    """Cost: O(modules) and the sort."""
     roots = [_with_outside(tree) for tree in trees]
     counts: dict[Key, int] = {}
     for at, root in enumerate(roots):
@@ -91,7 +89,7 @@ def rows_of(trees: Sequence[Tree], choice: Choice) -> Rows:
 
 
 def opened_at_first(trees: Sequence[Tree], room: int) -> frozenset[Key]:
-    """Level by level as many as there is room for; what holds one thing only is opened for nothing."""
+    """Keys to open first: level by level, while there is room."""
     opened: set[Key] = {(at, "") for at, tree in enumerate(trees) if tree.root.children}
     level = [(at, child) for at, tree in enumerate(trees) for child in tree.root.children]
     used = len(trees) + len(level)
@@ -106,7 +104,7 @@ def opened_at_first(trees: Sequence[Tree], room: int) -> frozenset[Key]:
 
 
 def all_keys(trees: Sequence[Tree]) -> frozenset[Key]:
-    """Of every module that has others below."""
+    """Keys of all modules with children."""
     return frozenset((at, layer.path) for at, tree in enumerate(trees) for layer in _walk(tree.root) if layer.children)
 
 
@@ -117,13 +115,13 @@ def _walk(layer: Layer) -> Iterator[Layer]:
 
 
 def _count(layer: Layer, at: int, counts: dict[Key, int]) -> int:
-    """Parameters with everything below."""
+    """Parameters including all below."""
     found = counts[at, layer.path] = layer.elements + sum(_count(child, at, counts) for child in layer.children)
     return found
 
 
 def _with_outside(tree: Tree) -> Layer:
-    """The root with one child more, where autograd saved something for no module of it."""
+    """The root, with an extra child for activations outside all its modules."""
     if not tree.elsewhere:
         return tree.root
     figures = Figures(activations=tree.elsewhere)
@@ -137,7 +135,7 @@ def _with_outside(tree: Tree) -> Layer:
 def _grow(
     layer: Layer, at: int, depth: int, choice: Choice, matched: Collection[Key], counts: dict[Key, int], rows: list[Row]
 ) -> bool:
-    """Adds the module's row and those below; False where the filter leaves none."""
+    """Adds rows of the module and those below; False if none match."""
     key = (at, layer.path)
     here = len(rows)
     opened = bool(layer.children) and (key in choice.opened or bool(choice.wanted))
@@ -154,7 +152,7 @@ def _grow(
 
 
 def _topmost(layer: Layer, at: int, matched: Collection[Key], counts: dict[Key, int]) -> list[Row]:
-    """The modules that match and have none above that does."""
+    """The matching modules without a matching ancestor."""
     if (at, layer.path) in matched:
         return [_whole(at, layer, 0, counts)]
     return [row for child in layer.children for row in _topmost(child, at, matched, counts)]

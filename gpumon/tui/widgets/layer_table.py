@@ -1,4 +1,4 @@
-"""The model as a tree of modules: what each keeps of weights, gradients, optimizer state and activations."""
+"""The model as a module tree: weights, gradients, optimizer state and activations of each."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from gpumon.tui.widgets.layer_rows import ORDERS, Choice, Key, Row, Rows, all_ke
 
 
 class LayerTable(TablePanel):
-    """Modules, one a line, with a cursor."""
-
     NAME = "Layers"
     TERMS = ("module", "parameters", "weights", "buffers", "gradients", "optimizer", "activations", "total", "share",
              "tied", "sampled")  # fmt: skip
@@ -62,7 +60,7 @@ class LayerTable(TablePanel):
 
     @property
     def rows(self) -> Rows:
-        """Made again only when the trees or the person's choice have changed."""
+        """Recomputed only when the trees or the user's choice change."""
         slice_: Layers = self._slice or Layers((), None)
         if self._choice is None and any(tree.root.children for tree in slice_.trees):
             self._choice = Choice(opened=opened_at_first(slice_.trees, max(6, self.size.height - HEADS - FOOT)))
@@ -76,19 +74,18 @@ class LayerTable(TablePanel):
         return self._choice or Choice()
 
     def choose(self, choice: Choice) -> None:
-        """Show it so. In another order, or with others left out, one looks from the top on."""
+        """Applies a choice. A new order or filter starts at the top."""
         if replace(choice, opened=self.choice.opened) != self.choice:
             self.from_top()
         self._choice = choice
         self._redraw()
 
     def want(self, text: str) -> None:
-        """Only modules whose path or kind has this in it."""
+        """Only modules with this in their path or kind."""
         self.choose(replace(self.choice, wanted=text.strip()))
 
     @property
     def here(self) -> Row | None:
-        """The row under the cursor."""
         rows = self.rows.rows
         return rows[self._at] if self._at < len(rows) else None
 
@@ -109,7 +106,7 @@ class LayerTable(TablePanel):
         return order_at(x, self.size.width, self.choice.order)
 
     def sort(self, order: str) -> None:
-        """By this column; once more: the other way round."""
+        """Sorts by this column; again: reverses it."""
         again = self.choice.order == order
         self.choose(replace(self.choice, order=order, upwards=again and not self.choice.upwards))
 

@@ -1,4 +1,4 @@
-"""The groups of the newest census: columns that fit, a cursor, and in words who holds the group under it."""
+"""The newest census: columns that fit, a cursor, and the holders of the selected group."""
 
 from __future__ import annotations
 
@@ -42,17 +42,13 @@ COLUMNS: tuple[Column[Row, Glyphs], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Leaks:
-    """What the table shows."""
-
     census: wire.Census | None
     rows: tuple[Row, ...]
-    why_not: str | None = None  # nothing can be asked for
+    why_not: str | None = None  # why no census can be requested
     key: str = "c"
 
 
 class LeakTable(TablePanel):
-    """Groups, one a line."""
-
     NAME = "Held tensors"
     TERMS = ("census", "tensors", "grown", "bytes/step", "graph", "held by", "made at", "unexplained")
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -85,7 +81,6 @@ class LeakTable(TablePanel):
 
     @property
     def here(self) -> Row | None:
-        """The group under the cursor."""
         rows = self._rows
         return rows[self._at] if self._at < len(rows) else None
 
@@ -118,7 +113,7 @@ def _placed(room: int, order: str) -> Sequence[Column[Row, Glyphs]]:
 
 
 def order_at(x: int, room: int, order: str) -> str | None:
-    """The order that a click on a heading asks for."""
+    """The order selected by a click on a heading."""
     name = column_at(_placed(room, order), x - 2)
     return name if name in ORDERS else None
 
@@ -173,7 +168,7 @@ def what(group: wire.Group) -> str:
 
 
 def holders(row: Row, room: int, height: int, glyphs: Glyphs) -> list[Line]:
-    """Who keeps the group's tensors, one a line."""
+    """The group's holders, one per line."""
     g = row.group
     first: list[Span] = [(f" {what(g)}", "strong")]
     if g.where:
@@ -207,7 +202,6 @@ def _nothing(leaks: Leaks, room: int) -> list[Line]:
 
 
 def explanation(row: Row, census: wire.Census) -> list[str]:
-    """The group to the byte."""
     g = row.group
     said = [f"{g.count:,} tensor{'s' * (g.count != 1)} {what(g)}: {g.bytes:,} B of storages, each counted once"]
     if g.graph_bytes:

@@ -1,4 +1,4 @@
-"""An allocation failed: what it comes to, what was asked for, where, what was alive, and what to do."""
+"""The newest OOM: the cause, the request, where, what was alive, and remedies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LABEL = 9
 
 
 class OomPanel(Panel):
-    """The explanation in short; `o` opens the whole."""
+    """A summary; `o` opens the full report."""
 
     NAME = "Out of memory"
     TERMS = ("requested", "verdict", "allocated", "reserved", "slack", "phase")
@@ -57,7 +57,7 @@ def oom_lines(report: OomReport, room: int, height: int, glyphs: Glyphs) -> list
             name = (f"   {left(label if at == 0 else '', indent)}", "dim")
             lines.append(fit((name, *row), room))
     wanted = 1 + min(2, len(report.remedies)) if report.remedies else 1
-    lines = lines[: max(1, height - wanted + 1)]  # something to do is worth more than what was alive
+    lines = lines[: max(1, height - wanted + 1)]  # remedies are more useful than what was alive
     left_over = height - len(lines)
     for number, remedy in enumerate(report.remedies[: max(0, left_over)], start=1):
         gain = f"  saves {size(remedy.saves)}" if remedy.saves else ""

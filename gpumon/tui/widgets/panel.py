@@ -1,4 +1,4 @@
-"""The base of every widget here: takes its slice of the View, draws lines from it, repaints only lines that changed."""
+"""Base class of the widgets: takes its slice of the View, draws lines, repaints only changed lines."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from gpumon.tui.view import View
 
 
 class Panel(Widget, can_focus=True):
-    """A part of the screen. Subclasses say what they need (`pick`) and how it is written (`draw`).
+    """A part of the screen. Subclasses select data (`pick`) and write it as lines (`draw`).
 
-    `pick` returns something that compares by value: an equal slice draws nothing. `draw` is pure.
+    `pick` returns something that compares by value: an equal slice is not redrawn. `draw` is pure.
     """
 
     DEFAULT_CSS = "Panel { height: 1fr; width: 1fr; }"  # a Line-API widget has no size of its own
 
     NAME: ClassVar[str] = ""
-    """What its explanation is headed with."""
+    """Title of its explain page."""
 
     TERMS: ClassVar[tuple[str, ...]] = ()
-    """Words of the glossary that explain this panel."""
+    """Glossary terms on its explain page."""
 
     CALM: ClassVar[bool] = False
-    """Follow at every second tick only (tables: 2 Hz)."""
+    """Update at every second tick only (tables: 2 Hz)."""
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
@@ -48,11 +48,11 @@ class Panel(Widget, can_focus=True):
         raise NotImplementedError
 
     def terms(self) -> tuple[str, ...]:
-        """The words that explain what is shown now."""
+        """Glossary terms for what is shown now."""
         return self.TERMS
 
     def sums(self) -> list[str]:
-        """The formulas of the panel's figures with the figures put in, for its explanation."""
+        """The panel's formulas with numbers, for its explain page."""
         return []
 
     @property
@@ -64,7 +64,7 @@ class Panel(Widget, can_focus=True):
         return "title" if self.has_focus else "strong"
 
     def show(self, view: View) -> None:
-        """Take the new view; repaint the lines that differ."""
+        """Takes the new view; repaints lines that differ."""
         picked = self.pick(view)
         if self._fresh and picked == self._slice:
             return
@@ -88,8 +88,8 @@ class Panel(Widget, can_focus=True):
             self.refresh(*(Region(0, y, room, 1) for y in changed))
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """As drawn. Textual's own way adds borders, padding and opacity: a panel has none, and each line costs there
-        four strips, which stay, by what they cache of each other, until they are collected.
+        """The strips without Textual's borders, padding and opacity, which a panel does not use. Those cost four strips
+        per line, which cache each other and stay until they are collected.
         """
         strips = [self.render_line(y) for y in crop.line_range]
         if crop.column_span == (0, self.size.width):
@@ -115,14 +115,14 @@ class Panel(Widget, can_focus=True):
         return Strip(segments, self.size.width)
 
     def _filtered(self, style: Style) -> Style:
-        """As Textual would have it on this terminal (NO_COLOR is a filter of its lines), asked once a role."""
+        """The style after Textual's line filters (NO_COLOR is one), computed once per role."""
         segments = [Segment(" ", style)]
         for each in self.get_line_filters():
             segments = each.apply(segments, self.background_colors[1])
         return segments[0].style or style
 
     def notify_style_update(self) -> None:
-        """A theme or a class changed: forget every colour."""
+        """A theme or class changed: drop all colours."""
         super().notify_style_update()
         self._ink = None
         self._strips.clear()

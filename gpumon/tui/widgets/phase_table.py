@@ -1,4 +1,4 @@
-"""Every phase of the step: allocated as it began, at its highest, as it closed, what it left behind, how long."""
+"""The phases of the step: allocated at start, peak and end, the difference, the duration."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire
 
 ROLLOUT_LEAST = 8
-"""Forwards without a graph, of a model in training mode, in one step: a rollout, where fewer may be anything."""
+"""Graph-free forwards in training mode per step, from which on they are called a rollout."""
 
 LONG_STEP_NS = 500_000_000
-"""A step slower than this is shown as it goes, phase by phase; a faster one when it closed."""
+"""A slower step is shown while it runs, phase by phase; a faster one after it closed."""
 
 _NOTES = (
     (wire.ABORTED, "aborted by an exception"),
@@ -32,7 +32,7 @@ _NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A phase, or several of one name folded into one (`count`)."""
+    """A phase, or several of one name folded into one."""
 
     phase: str
     index: int
@@ -42,7 +42,7 @@ class Row:
     duration_ns: int
     flags: int
     count: int = 1
-    past: bool = False  # of the step before the one under way
+    past: bool = False  # of the previous step
 
     @property
     def delta(self) -> int | None:
@@ -55,18 +55,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """What the table shows."""
-
     step: int | None
     running: bool
     rows: tuple[Row, ...]
     live: str | None
-    live_s: int | None  # whole seconds in the live phase, once that is long
-    every: int = 1  # the agent reads the allocator on every so many steps
+    live_s: int | None  # whole seconds in the live phase, if it is long
+    every: int = 1  # the agent reads the allocator every n steps
 
 
 def rows_of(record: StepRecord, before: StepRecord | None, device: int) -> list[Row]:
-    """The step's phases; the first one starts where the step before it ended."""
+    """The step's phases; the first starts where the previous step ended."""
     previous = before.on(device) if before else ()
     start = previous[-1].allocated if previous else None
     rows: list[Row] = []
@@ -113,7 +111,7 @@ def _live(rank: RankFrame, now_unix_ns: int) -> tuple[str | None, int | None]:
 
 
 def fold(rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    """One row a phase name: start of the first, highest peak, end of the last, all durations together."""
+    """One row per phase name: start of the first, highest peak, end of the last, sum of the durations."""
     by_name: dict[str, list[Row]] = {}
     for row in rows:
         by_name.setdefault(row.phase, []).append(row)
@@ -140,7 +138,7 @@ def fold(rows: tuple[Row, ...]) -> tuple[Row, ...]:
 
 
 class PhaseTable(Panel):
-    """Phases of the newest step; the one that runs now is marked."""
+    """Phases of the newest step; the live one is marked."""
 
     NAME = "Phases"
     TERMS = ("phase", "start", "peak", "end", "Δ", "time", "allocated", "step")
@@ -158,8 +156,6 @@ _NUMBER = 8
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """How a row's figures are written."""
-
     unit: Unit
     role: str
     highest: bool
@@ -217,7 +213,7 @@ def phase_lines(p: Phases, room: int, height: int, glyphs: Glyphs, title: str) -
 
 
 def _ranges(measured: list[Row], rows: tuple[Row, ...], name_room: int, room: int, glyphs: Glyphs) -> list[Line]:
-    """For each phase what it keeps at its end, and how much more it needs on the way, to one scale."""
+    """For each phase its end and how far its peak is above it, to one scale."""
     top = max(r.peak or 0 for r in measured) or 1
     kept, more = ("━", "╍") if glyphs.braille else ("=", "-")
     lines: list[Line] = [

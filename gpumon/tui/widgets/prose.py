@@ -1,4 +1,4 @@
-"""Lines that scroll: help, explanations, the log."""
+"""Scrolling text: help, explain pages, the log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpumon.tui.widgets.panel import Panel
 
 
 class Prose(Panel):
-    """A page of lines; subclasses or callers hand the lines in. `tail`: stays at the end until scrolled up."""
+    """A page of lines. `tail`: follows the end until scrolled up."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "scroll_lines(-1)", "Up", show=False, id="prose.up", tooltip="One line up"),
@@ -34,7 +34,6 @@ class Prose(Panel):
         return self._slice
 
     def compose_lines(self, slice_: Any, width: int, glyphs: Glyphs) -> list[Line]:
-        """Every line of the page."""
         raise NotImplementedError
 
     def draw(self, slice_: Any, width: int, height: int, glyphs: Glyphs) -> list[Line]:

@@ -1,8 +1,8 @@
-"""Rank by step: how high each rank peaked in each of the newest steps, as one sign a step, so that an odd one shows.
+"""Heat strip: each rank's peak in each of the newest steps, one sign per step, so that outliers are visible.
 
-A sign's height is where the peak lies between the lowest and the highest in sight; its colour how far it is above the
-median of its step's ranks. Where all peaks are within a hundredth of each other, every sign is the lowest: noise is
-not blown up. Cost: one pass over what is drawn.
+A sign's height is the peak's place between the lowest and highest shown; its colour, how far it is above the median of
+that step's ranks. If all peaks are within 1 % of each other, every sign is the lowest, so that noise is not amplified.
+Cost: one pass over what is drawn.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Heat = Sequence[Sequence[int | None]]
 
 
 def strips(heat: Heat, count: int, glyphs: Glyphs) -> list[Line]:
-    """A line a row, of its newest `count` steps."""
+    """One line per row: the last `count` steps."""
     if not heat or count <= 0:
         return [() for _ in heat]
     shown = [row[-count:] for row in heat]

@@ -1,4 +1,4 @@
-"""How the Ranks page is written: a table with a heat strip under it or, of many ranks, a grid of short cells."""
+"""The Ranks page as text: a table with a heat strip below, or a grid of short cells for many ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpumon.tui.widgets.rank_heat import strips
 from gpumon.tui.widgets.rank_rows import RankPage, RankRow, reading, trouble
 
 CELL = 39
-"""Cells of the terminal that one rank takes in the grid."""
+"""Width of a rank in the grid."""
 
 _READABLE = 8
 _STATE_WIDTH = 12
@@ -29,13 +29,13 @@ _WORDS = {"fits": "good", "tight": "warn", "oom-ahead": "bad"}
 
 
 def _far(value: int | None, unit: Unit) -> str:
-    """Where a figure is so much larger than the others that their unit makes a number nobody reads: in its own."""
+    """In the common unit, or in its own if that makes too long a number."""
     text = in_unit(value, unit)
     return text if len(text) <= _READABLE else size(value)
 
 
 def _headroom(row: RankRow, unit: Unit) -> tuple[str, str]:
-    """A bound, where no driver tells what is free, is dim and has a sign."""
+    """A bound (the driver's free memory is unknown) is dim with a sign."""
     text = _far(row.headroom, unit)
     return (f"<{text}", "dim") if row.headroom_at_most else (text, "text")
 
@@ -59,12 +59,12 @@ COLUMNS: tuple[Column[RankRow, Unit], ...] = (
     Column("host", "host", 12, 14, lambda row, unit: (row.host, "dim")),
 )  # fmt: skip
 UNHEARD = (COLUMNS[0],)
-"""All that is written of a rank that was never heard."""
+"""The columns of a rank that was never heard."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The lines, how many rows one column of a grid holds (1 in a table), and in a table the row of each line."""
+    """The lines, rows per grid column (1 in a table), and for a table the row of each line."""
 
     lines: list[Line]
     stride: int = 1
@@ -81,7 +81,7 @@ def rank_lines(page: RankPage, cursor: int, room: int, height: int, glyphs: Glyp
 
 
 def summary(page: RankPage, unit: Unit, room: int) -> list[Line]:
-    """What holds of the job: median, worst, skew, who is missing; buckets and shards."""
+    """Facts about the job: median, worst, skew, missing ranks; buckets and shards."""
     heard = len({row.source for row in page.rows if row.source})
     world = page.job.world_size
     title = (
@@ -126,7 +126,6 @@ def _entries(page: RankPage) -> list[Entry]:
 
 
 def _heading(page: RankPage, node: str, unit: Unit) -> Line:
-    """A machine and its worst rank."""
     of_node = [row for row in page.rows if row.node == node]
     apart = spread(row.peak for row in of_node)
     worst = f"  worst {in_unit(apart.worst, unit)}, rank {of_node[apart.at].label}" if apart else ""
@@ -180,7 +179,7 @@ def _glyph(row: RankRow, glyphs: Glyphs) -> str:
 
 
 def _heat(page: RankPage, room: int, height: int, glyphs: Glyphs) -> list[Line]:
-    """Under the table, where there is room for every rank."""
+    """Below the table, if there is room for every rank."""
     if not page.heat or height < len(page.heat) + 2 or len(page.heat) > MANY:
         return []
     label = max(len(row.label) for row in page.rows) + 7
@@ -201,7 +200,7 @@ def _grid(
     page: RankPage, entries: list[Entry], top: list[Line], cursor: int, unit: Unit, room: int, height: int,
     glyphs: Glyphs,
 ) -> Drawn:  # fmt: skip
-    """Cells side by side, top to bottom and then left to right; scrolled where even they are too many."""
+    """Cells top to bottom, then left to right; scrolls if there are too many."""
     count = room // CELL
     strip_room = CELL - 30
     heat = strips(page.heat, strip_room, glyphs) if page.heat else [()] * len(page.rows)
@@ -258,7 +257,7 @@ def _cell(row: RankRow, strip: Line, here: bool, unit: Unit, glyphs: Glyphs) -> 
 
 
 def _detail(row: RankRow, unit: Unit, glyphs: Glyphs) -> Sequence[Span]:
-    """All that the table says of the row under the cursor."""
+    """All the table's columns for the selected row."""
     parts: list[Span] = [(f" rank {row.label} ", "title"), (_state(row, glyphs), _STATES[row.state])]
     if said := trouble(row):
         parts.append((f"  {said}", "text"))

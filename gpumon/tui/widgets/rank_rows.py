@@ -1,4 +1,4 @@
-"""What the Ranks screen states of each rank: one row a device, those never heard of included, in the order wanted."""
+"""Rows of the Ranks screen: one per device of each rank, including ranks never heard, in the chosen order."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gpumon.session.frame import RankFrame
 from gpumon.tui.view import MANY, View, device_name
 
 HEAT_STEPS, HEAT_STEPS_OF_MANY = 160, 16
-"""Steps of a strip under the table; and in a cell of the grid, which takes over where rows are more than `MANY`."""
+"""Steps of a heat strip: up to `MANY` rows below the table; with more, in the cells of a grid."""
 
 
 class RankRow(msgspec.Struct, frozen=True, gc=False):
-    """One device of one rank; figures None where nothing was heard of them."""
+    """One device of one rank; None for unknown figures."""
 
     rank: int | None
     state: State
@@ -36,16 +36,16 @@ class RankRow(msgspec.Struct, frozen=True, gc=False):
     step_s: float | None = None
     peak: int | None = None
     phase: str = ""
-    spread: int | None = None  # from the median peak
+    spread: int | None = None  # difference from the median peak
     reserved: int | None = None
     slack: int | None = None
     buckets: int | None = None
     headroom: int | None = None
     headroom_at_most: bool = False
     word: str = ""
-    findings: int = 0  # open ones that warn
+    findings: int = 0  # open warnings and critical findings
     critical: bool = False
-    said: str = ""  # how it ended
+    said: str = ""  # how the process ended
 
     @property
     def label(self) -> str:
@@ -57,13 +57,13 @@ NOBODY = Job((), None)
 
 @dataclass(frozen=True, slots=True)
 class RankPage:
-    """Everything that is drawn; compares by value."""
+    """Everything that is drawn; compared by value."""
 
     rows: tuple[RankRow, ...] = ()
     job: Job = NOBODY
     sentences: tuple[str, ...] = ()
     first_step: int = 0
-    heat: tuple[tuple[int | None, ...], ...] = ()  # by row, the peaks of the steps from `first_step` on
+    heat: tuple[tuple[int | None, ...], ...] = ()  # by row: peaks of the steps from `first_step` on
     order: str = "rank"
     reverse: bool = False
 
@@ -78,12 +78,12 @@ ORDERS: dict[str, Callable[[RankRow], float | None]] = {
     "s/step": lambda row: None if row.step_s is None else -row.step_s,
     "findings": lambda row: -row.findings or None,
 }
-"""What rows can be sorted by: what is worst comes first."""
+"""Sort keys: the worst first."""
 
 
 @dataclass
 class Peaks:
-    """Each device's peak by step, in order, kept from look to look: only what is new is read."""
+    """Each device's peak by step, in order. Kept between looks, so only new steps are read."""
 
     _known: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)
 
@@ -92,7 +92,7 @@ class Peaks:
         newest = next(reversed(known), -1)
         steps = rank.steps
         for record in steps[-min(HEAT_STEPS, steps[-1].step - newest) :] if steps and steps[-1].step > newest else ():
-            if record.step <= newest:  # numbers that were left out
+            if record.step <= newest:  # skipped step numbers
                 continue
             peak = record.peak(device)
             if peak is not None:
@@ -107,7 +107,6 @@ class Peaks:
 
 
 def rank_page(view: View, peaks: Peaks, order: str = "rank", reverse: bool = False) -> RankPage:
-    """The page of a view."""
     reports = {report.source: report for report in view.reports}
     ranks = {rank.source: rank for rank in view.frame.ranks}
     paces = [report.steps_per_s if (report := reports.get(source)) else None for source in ranks]
@@ -127,7 +126,7 @@ def rank_page(view: View, peaks: Peaks, order: str = "rank", reverse: bool = Fal
 
 
 def ordered(rows: Sequence[RankRow], order: str, reverse: bool = False) -> list[RankRow]:
-    """By node and rank, or whatever node by a figure: rows without it last, either way round."""
+    """By node and rank, or by a figure; rows without that figure are last in both directions."""
     if order == "rank":
         return list(reversed(rows)) if reverse else list(rows)
     key = ORDERS[order]
@@ -179,7 +178,7 @@ def _with_spread(rows: list[RankRow]) -> list[RankRow]:
 def _heat(
     rows: Sequence[RankRow], ranks: dict[str, RankFrame], peaks: Peaks
 ) -> tuple[int, tuple[tuple[int | None, ...], ...]]:
-    """Peaks by row over the same steps, the last that any rank closed."""
+    """Peaks by row, up to the last step that any rank closed."""
     known = [
         peaks.of(ranks[row.source], row.device) if row.source in ranks and row.device is not None else {}
         for row in rows
@@ -194,12 +193,12 @@ def _heat(
 
 
 def reading(row: RankRow) -> str:
-    """What the row's state means, where it is more than a word."""
+    """The row's state, with the lag of a late rank."""
     return f"late −{row.behind}" if row.state == "late" else row.state
 
 
 def trouble(row: RankRow) -> str:
-    """What is known of a rank that does not go on with the others, and where to look; empty for one that does."""
+    """What is wrong with a rank that has fallen behind or ended, and where to look; empty if nothing is wrong."""
     if row.state == "missing":
         return "never heard: it has not begun, or carries no agent (`gpumon ls` on its machine lists those that do)"
     if row.state == "late":

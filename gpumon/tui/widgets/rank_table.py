@@ -1,4 +1,4 @@
-"""All ranks of the job beside one another: where each stands, how high it peaks, how far it is from the others."""
+"""All ranks of the job: step, peak, and difference from the other ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpumon.tui.widgets.rank_rows import ORDERS, Peaks, RankPage, rank_page
 
 
 class RankTable(TablePanel):
-    """Ranks; the cursor's one opens on the Overview."""
+    """Ranks; Enter opens one on the Overview."""
 
     NAME = "Ranks"
     TERMS = ("step", "it/s", "peak", "spread", "reserved", "slack", "buckets", "headroom", "device")
@@ -32,8 +32,6 @@ class RankTable(TablePanel):
     ]  # fmt: skip
 
     class Opened(Message):
-        """The person wants to see this rank."""
-
         def __init__(self, source: str, device: int | None) -> None:
             super().__init__()
             self.source = source

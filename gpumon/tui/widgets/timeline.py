@@ -1,6 +1,6 @@
-"""The last steps as a plot: the peak of allocated as an area, reserved and the device as lines, the capacity above.
+"""The last steps as a plot: allocated peak as an area, reserved and device as lines, the capacity above.
 
-Upright marks stand where the peaks were seen to follow another rule from then on.
+Vertical marks show regime changes.
 """
 
 from __future__ import annotations
@@ -19,26 +19,24 @@ from gpumon.tui.view import View, device_of
 from gpumon.tui.widgets.panel import Panel
 
 SHORTEST = 10
-"""A young run's few steps are not stretched wider than this many would be."""
+"""Fewer steps than this are not stretched over the full width."""
 
 AXIS_ROOM = 8
-"""Cells beside the plot: figures, the axis, the edge."""
+"""Cells beside the plot: numbers, axis, edge."""
 
 NEAR_CAPACITY = 0.35
-"""From this share of the device on, the plot reaches up to the capacity; below, it keeps to what is there."""
+"""From this share of the device on, the plot reaches up to the capacity; below, it scales to the data."""
 
 
 READING_LASTS_NS = 3_000_000_000
-"""How long a reading of the driver stands for the steps after it."""
+"""How long a driver reading is used for the steps after it."""
 
 READING_COMES_NS = 500_000_000
-"""A reading that comes so much after a step still tells of it."""
+"""A reading this long after a step still counts for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One closed step on one device."""
-
     step: int
     allocated_peak: int | None
     reserved: int | None
@@ -47,13 +45,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What the plot shows."""
-
     points: tuple[Point, ...]
     span: int
     capacity: int | None
     any_device: bool
-    regimes: tuple[int, ...] = ()  # steps with which another one began
+    regimes: tuple[int, ...] = ()  # steps at which a regime began
 
 
 def point(record: StepRecord, device: int, used: int | None) -> Point:
@@ -63,7 +59,7 @@ def point(record: StepRecord, device: int, used: int | None) -> Point:
 
 
 class Series:
-    """The points of one rank's device, extended by what is new: a closed step never changes."""
+    """One device's points; only new steps are appended, since closed ones never change."""
 
     def __init__(self, keep: int = 2000) -> None:
         self._key: tuple[str, int] | None = None
@@ -73,7 +69,7 @@ class Series:
         self._keep = keep
 
     def follow(self, rank: RankFrame, device: int, uuid: str | None) -> list[Point]:
-        """All points up to now, oldest first. Older steps that turn up late (the snapshot) begin the list anew."""
+        """All points so far, oldest first. If older steps arrive late (the snapshot), the list is rebuilt."""
         steps = rank.steps
         first = steps[0].step if steps else None
         late = first is not None and self._first is not None and first < self._first
@@ -94,7 +90,7 @@ class Series:
 
 
 def _readings(rank: RankFrame, uuid: str | None) -> list[tuple[int, int]]:
-    """(unix_ns, bytes taken on the device) of the viewer's readings, oldest first."""
+    """(unix_ns, used bytes of the device) of the viewer's readings, oldest first."""
     made: list[tuple[int, int]] = []
     for sample in rank.host_samples:
         reading = ledger.reading_of(sample.host, uuid)
@@ -104,7 +100,7 @@ def _readings(rank: RankFrame, uuid: str | None) -> list[tuple[int, int]]:
 
 
 def _at(readings: list[tuple[int, int]], rank: RankFrame, record: StepRecord) -> int | None:
-    """The newest reading when the step closed, if it is fresh."""
+    """The reading when the step closed; None if old."""
     if not readings or record.closed is None:
         return None
     unix_ns = rank.unix_ns(record.closed.t_ns)
@@ -113,7 +109,7 @@ def _at(readings: list[tuple[int, int]], rank: RankFrame, record: StepRecord) ->
 
 
 class Timeline(Panel):
-    """The plot; the screen's `+` and `-` choose how many steps."""
+    """The plot; `+` and `-` set the number of steps."""
 
     NAME = "Memory over the last steps"
     TERMS = ("allocated", "peak", "reserved", "device", "capacity", "step")
@@ -126,7 +122,7 @@ class Timeline(Panel):
         self._waited = False
 
     def show(self, view: View) -> None:
-        """Only new steps: at every second turn, once a second. A plot that moves is the dearest thing on the screen."""
+        """New steps are drawn only every second time, once per second: a moving plot is the most expensive widget."""
         shown = (view.rank.source, view.rank.status) if view.rank else None, view.index, view.span, view.paused
         if shown == self._shown and not self._waited:
             self._waited = True
@@ -154,7 +150,7 @@ class Timeline(Panel):
 
 
 def fill(span: int, dots: int) -> int:
-    """About `span` steps, so many that columns of whole steps (or steps of whole columns) fill `dots`."""
+    """About `span` steps, adjusted so that whole columns fill `dots`."""
     if dots <= 0:
         return span
     return dots * max(1, round(span / dots)) if span >= dots else max(SHORTEST, dots // (dots // span))
@@ -225,7 +221,7 @@ def timeline_lines(h: History, room: int, height: int, glyphs: Glyphs, title: st
 
 
 def _head(head: list[Span], steps: int, legend: list[str], signs: Mapping[str, str], room: int) -> Line:
-    """Title and legend; where both are too long, first words get shorter, then the rarer lines go."""
+    """Title and legend; if they do not fit, shorter words, then fewer legend entries."""
     longest = f", last {steps:,} steps" if steps > 1 else ""
     for names in (legend, *(legend[:n] for n in range(len(legend) - 1, 0, -1))):
         for peak, about in (("allocated peak", longest), ("peak", longest), ("peak", longest.replace("last ", ""))):
