@@ -23,7 +23,7 @@ class Feed:
         self.source = source
         self.missed = 0
         self.wants_snapshot = True
-        self.synced = False  # a snapshot was completed at least once
+        self.synced = False  # a snapshot was completed or given up
         self.hello: wire.Hello | None = None
         self.heartbeat: wire.Heartbeat | None = None
         self._holding = True
