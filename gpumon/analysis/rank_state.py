@@ -240,14 +240,14 @@ class RankState:
             return False
         again = rank.thinned is not self.thinned or steps[0].step < self.first
         if known is None or again or steps[-1].step <= known.step:
-            self._learn_again(rank)
+            self._learn_again(rank, sparsely=sparsely and known is not None)
             again = True
         else:
             self.observe(after(steps, known.step), sparsely=sparsely)
         self.first, self.newest = steps[0].step, steps[-1]
         return again
 
-    def _learn_again(self, rank: RankFrame) -> None:
+    def _learn_again(self, rank: RankFrame, *, sparsely: bool) -> None:
         steps, self.thinned = rank.steps, rank.thinned
         self.devices = {index: device.again() for index, device in self.devices.items()}
         self.host_growth.again(rank)
@@ -255,7 +255,7 @@ class RankState:
         self.forecast_from = newest
         recent = after(steps, newest)
         self.observe([*rank.older, *steps[: len(steps) - len(recent)]], forecast=False)
-        self.observe(recent)
+        self.observe(recent, sparsely=sparsely)
 
     def observe(self, steps: Sequence[StepRecord], *, forecast: bool = True, sparsely: bool = False) -> None:
         """Closed steps, oldest first."""
