@@ -243,7 +243,7 @@ class RankState:
             self._learn_again(rank, sparsely=sparsely and known is not None)
             again = True
         else:
-            self.observe(after(steps, known.step), sparsely=sparsely)
+            self._observe_from(after(steps, known.step), sparsely=sparsely)
         self.first, self.newest = steps[0].step, steps[-1]
         return again
 
@@ -253,9 +253,16 @@ class RankState:
         self.host_growth.again(rank)
         newest = rank.thinned.newest - LEARNT_STEPS if rank.thinned else -1
         self.forecast_from = newest
-        recent = after(steps, newest)
-        self.observe([*rank.older, *steps[: len(steps) - len(recent)]], forecast=False)
-        self.observe(recent, sparsely=sparsely)
+        self._observe_from([*rank.older, *steps], sparsely=sparsely)
+
+    def _observe_from(self, steps: Sequence[StepRecord], *, sparsely: bool) -> None:
+        """The forecast only from those after `forecast_from`, also where they come one by one, as in a replay."""
+        recent = after(steps, self.forecast_from)
+        earlier = steps[: len(steps) - len(recent)]
+        if earlier:
+            self.observe(earlier, forecast=False)
+        if recent:
+            self.observe(recent, sparsely=sparsely)
 
     def observe(self, steps: Sequence[StepRecord], *, forecast: bool = True, sparsely: bool = False) -> None:
         """Closed steps, oldest first."""

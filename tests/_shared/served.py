@@ -56,6 +56,14 @@ class Served:
             store.apply(received)
         return store.frame(self._now)
 
+    def arriving(self) -> Iterator[Frame]:
+        """The frames of a viewer that comes now, as each step arrives."""
+        store = SessionStore()
+        for received in self._served():
+            store.apply(received)
+            if isinstance(received.event, wire.Step):
+                yield store.frame(self._now)
+
     @property
     def _now(self) -> int:
         return self.run.unix_ns(self._step)

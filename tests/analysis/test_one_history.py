@@ -68,16 +68,18 @@ def test_a_viewer_that_comes_late_states_what_one_from_the_start_states(make: An
             more = min(draw.randrange(1, 40), moment - steps)
             early.report(served.go_on(more))
             steps += more
-        late = Reporter()
-        late.report(served.late())
-        for _ in range(24):  # a finding opens after some looks
+        for _ in range(10):  # a finding opens after some looks
             frame = served.go_on(1)
             early.report(frame)
-            late.report(served.late())
             steps += 1
-        here, there = stated(early, frame), stated(late, served.late())
-        for what, told in here.items():
-            assert there[what] == told, f"{what} at step {steps}"
+        here = stated(early, frame)
+        one_by_one = Reporter()
+        for arriving in served.arriving():  # as in a replay: it looks while the history comes in
+            one_by_one.report(arriving)
+        for late in (Reporter(), one_by_one):
+            there = stated(late, served.late())
+            for what, told in here.items():
+                assert there[what] == told, f"{what} at step {steps}"
 
 
 def test_a_leak_since_the_beginning_is_not_taken_for_normal() -> None:
