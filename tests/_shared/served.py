@@ -59,9 +59,9 @@ class Served:
     def arriving(self) -> Iterator[Frame]:
         """The frames of a viewer that comes now, as each step arrives."""
         store = SessionStore()
-        for received in self._served():
+        for received in (*self._served(), *self._newest.values()):
             store.apply(received)
-            if isinstance(received.event, wire.Step):
+            if isinstance(received.event, (wire.Step, wire.Host)):
                 yield store.frame(self._now)
 
     @property

@@ -76,8 +76,8 @@ def test_a_viewer_that_comes_late_states_what_one_from_the_start_states(make: An
         one_by_one = Reporter()
         for arriving in served.arriving():  # as in a replay: it looks while the history comes in
             one_by_one.report(arriving)
-        for late in (Reporter(), one_by_one):
-            there = stated(late, served.late())
+        for late, its in ((Reporter(), served.late()), (one_by_one, arriving)):
+            there = stated(late, its)
             for what, told in here.items():
                 assert there[what] == told, f"{what} at step {steps}"
 
