@@ -263,6 +263,7 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
     pids = {target.pid for target in targets if target.nonce not in foreign}
     waiting: asyncio.Queue[wire.Received | None] = asyncio.Queue()
     read = asyncio.Event()  # the host, once
+    first: list[wire.Received] = []  # that reading: it goes before the first step
 
     async def pass_on(received: wire.Received) -> None:
         while waiting.qsize() >= _WAITING_MAX:
@@ -275,10 +276,6 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
                 if isinstance(received.event, wire.Hello) and received.event.nonce not in foreign:
                     pids.add(received.event.pid)
                 budgets.take(received)
-                if received.seq >= 0 and not read.is_set():  # without it the device's free memory is unknown
-                    with contextlib.suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(read.wait(), ROOM_PATIENCE_S)
-                    read.set()
                 await pass_on(received)
 
     async def look() -> None:
@@ -286,13 +283,22 @@ async def _live(targets: Sequence[Descriptor]) -> AsyncIterator[wire.Received]:
             async for received in sampler:
                 budgets.take(received)
                 sampler.hurry(budgets.wanted(received.unix_ns))
-                await pass_on(received)
-                read.set()
+                if read.is_set():
+                    await pass_on(received)
+                else:
+                    first.append(received)
+                    read.set()
 
     listening, looking = asyncio.create_task(listen()), asyncio.create_task(look())
     listening.add_done_callback(lambda _: waiting.put_nowait(None))
     try:
         while (received := await waiting.get()) is not None:
+            if received.seq >= 0 and not read.is_set():  # without it nobody knows what the device has free
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(read.wait(), ROOM_PATIENCE_S)
+                read.set()
+            while first and (received.seq >= 0 or isinstance(received.event, wire.Host)):
+                yield first.pop()
             yield received
         await listening
     finally:
