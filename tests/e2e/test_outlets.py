@@ -230,8 +230,8 @@ def test_every_outlet_states_the_same_at_every_moment(job: Job) -> None:
     for who, told in zip(explained, said, strict=True):
         assert told == said[0], who
     for who, told in answers.items():
-        assert told == answers["an early --json"], who
-        assert told["what"] == said[0]["sentence"].rstrip("."), who
+        assert told["what"].endswith(said[0]["sentence"].rstrip(".")), who  # a dry run names its device before
+        assert {**told, "what": ""} == {**answers["an early --json"], "what": ""}, who
     assert f"in step {MOMENTS[-1]}, the last that fitted, it was" in said[0]["reasons"][0]
     assert "`kept[*] in train()` grows" in said[0]["reasons"][1]
 
