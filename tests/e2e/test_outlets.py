@@ -232,7 +232,7 @@ def test_every_outlet_states_the_same_at_every_moment(job: Job) -> None:
     for who, told in answers.items():
         assert told["what"].endswith(said[0]["sentence"].rstrip(".")), who  # a dry run names its device before
         assert {**told, "what": ""} == {**answers["an early --json"], "what": ""}, who
-    assert f"in step {MOMENTS[-1]}, the last that fitted, it was" in said[0]["reasons"][0]
+    assert f"in step {MOMENTS[-1]:,}, the last that fitted, it was" in said[0]["reasons"][0]
     assert "`kept[*] in train()` grows" in said[0]["reasons"][1]
 
 
