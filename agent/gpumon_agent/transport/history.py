@@ -22,7 +22,6 @@ OLD_STEPS_MAX = 512  # one of every `stride` steps
 OLD_BYTES_MAX = 1024 * 1024
 SAID_MAX = 64  # notices and out-of-memories of thinned steps
 _PAGE_BYTES = 32 * 1024
-_LEDGERS_MAX = 64
 
 
 class _Page(NamedTuple):
@@ -148,7 +147,7 @@ class History:
                     assert isinstance(closed, wire.Step)
                     parts = loose.pop(closed.step) if closed.step in loose else _Parts()
                     about = facts(closed, len(parts.phases), parts.peaks, len(parts.ledgers))
-                    yield closed.step, _Closed(about, raw, parts.phases, parts.ledgers[-_LEDGERS_MAX:])
+                    yield closed.step, _Closed(about, raw, parts.phases, parts.ledgers[-wire.LEDGERS_PER_PAST_STEP :])
                 elif kind in ("notice", "oom"):
                     self._said.append(raw)
 

@@ -105,6 +105,7 @@ from .stream import FORWARD as FORWARD
 from .stream import GRAPH_REPLAY as GRAPH_REPLAY
 from .stream import INFERRED as INFERRED
 from .stream import LASTING as LASTING
+from .stream import LEDGERS_PER_PAST_STEP as LEDGERS_PER_PAST_STEP
 from .stream import LOAD as LOAD
 from .stream import MERGED as MERGED
 from .stream import OOM_AHEAD as OOM_AHEAD

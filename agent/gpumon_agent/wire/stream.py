@@ -42,6 +42,7 @@ RECORDED = 256  # a forward in eval mode recorded a graph: neither no_grad nor i
 TRAINS = 512  # the step's first forward without a graph was of a model in training mode, as in many rollouts
 
 PHASES_PER_STEP_MAX = 256
+LEDGERS_PER_PAST_STEP = 64  # the last ones: a frame holds them
 SHAPES_MAX = 64  # of a step's inputs; if there are this many, some may be missing
 
 _cleaned = lru_cache(maxsize=256)(clean)  # phase names: equal ones share a string; users may create any number
@@ -98,7 +99,7 @@ class Step(Message, frozen=True, tag="step"):
     """Indexes of windows named forward that were an evaluation: no backward used their graph."""
     evaluated_by: Text = ""
     """Of the first of them: module class and the user's calling line: "Net, called at train.py:31"."""
-    optimizers: Annotated[tuple[Index, ...], Meta(max_length=SHAPES_MAX)] = ()
+    optimizers: Annotated[tuple[Index, ...], Meta(max_length=64)] = ()
     """Which of the process's optimizers stepped, by numbers that each keeps for its life; none twice."""
 
 
@@ -158,7 +159,7 @@ class PastStep(Message, frozen=True, tag="past"):
 
     closed: Step
     phases: Annotated[tuple[Phase, ...], Meta(max_length=PHASES_PER_STEP_MAX)] = ()
-    ledgers: Annotated[tuple[Ledger, ...], Meta(max_length=SHAPES_MAX)] = ()
+    ledgers: Annotated[tuple[Ledger, ...], Meta(max_length=LEDGERS_PER_PAST_STEP)] = ()
 
 
 class Thinned(Message, frozen=True, tag="thinned"):
