@@ -18,6 +18,9 @@ SPANS = (20, 50, 100, 200, 500, 1000, 2000)
 
 DEFAULT_SPAN = 200
 
+WHOLE_FROM = 0.35
+"""From this share of use on, plot and bar reach up to the capacity; below, they scale to what is used."""
+
 MANY = 16
 """More ranks than this are analysed in turn, with shorter heat strips."""
 
