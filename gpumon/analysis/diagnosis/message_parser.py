@@ -17,13 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpumon.analysis.diagnosis.figures import SIZE, Figure, read
+from gpumon.analysis.estimate.simulator import LARGE, ROUND_SEGMENT, SMALL
 
 TAIL_CHARS = 2500
 """No message is longer."""
-
-SEGMENT_STEP = 2 << 20
-SMALL_MAX = 1 << 20  # tensors up to here come from 2 MiB segments
-LARGE_MIN = 10 << 20  # below: 20 MiB segments; from here on: one segment per tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +66,16 @@ class Message:
         """
         if self.requested is None:
             return ()
-        first, last = -(-self.requested.low // SEGMENT_STEP), self.requested.high // SEGMENT_STEP
+        first, last = -(-self.requested.low // ROUND_SEGMENT), self.requested.high // ROUND_SEGMENT
         if not self.segments or not 1 <= first <= last:  # not a multiple of 2 MiB: the tensor's own size
             return (self.requested,)
         ranges = []
         if first == 1:
-            ranges.append(Figure(1, SMALL_MAX))
+            ranges.append(Figure(1, SMALL))
         if first <= 10 <= last:
-            ranges.append(Figure(SMALL_MAX + 1, LARGE_MIN - 1))
-        if last * SEGMENT_STEP >= LARGE_MIN:
-            ranges.append(Figure(max((first - 1) * SEGMENT_STEP + 1, LARGE_MIN), last * SEGMENT_STEP))
+            ranges.append(Figure(SMALL + 1, LARGE - 1))
+        if last * ROUND_SEGMENT >= LARGE:
+            ranges.append(Figure(max((first - 1) * ROUND_SEGMENT + 1, LARGE), last * ROUND_SEGMENT))
         return tuple(ranges)
 
     def may_be(self, count: int) -> bool:
