@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import msgspec
@@ -9,6 +10,9 @@ import pytest
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.types import Breakdown, Highest, Peak
+from gpumon.session.store import SessionStore
+from gpumon.tui.app import MonitorApp
+from gpumon.tui.ingest import take_events
 from gpumon.tui.styles import UNICODE
 from gpumon.tui.text_layout import plain
 from gpumon.tui.view import choose
@@ -113,3 +117,50 @@ def test_a_reading_of_the_device_counts_for_the_steps_half_a_second_before_and_t
     run = new_run().hello().steps(0, 10).host().steps(10, 15)  # a step every 312 ms
     points = Series().follow(view_of(store_of(run)).rank, 0, run.uuid)
     assert [point.step for point in points if point.device is not None] == [8, 9, *range(10, 19)]
+
+
+def test_ten_steps_fill_the_timeline_and_five_fill_half() -> None:
+    for count in (5, 10):
+        points = tuple(Point(step, GIB, GIB, None) for step in range(count))
+        row = plain(timeline_lines(History(points, 200, None, False), 100, 12, UNICODE, "")).splitlines()[-2]
+        assert len(row.split("│")[-1].rstrip()) == pytest.approx(92 * count / 10, abs=2)
+
+
+def test_of_more_than_16_ranks_a_part_is_analysed_at_a_time_at_least_a_quarter(store_of, new_run) -> None:
+    frame = store_of(*(new_run(rank=n, pid=n).hello() for n in range(128))).frame(0)
+    due = [MonitorApp()._due(replace(frame, ranks=frame.ranks[:count])) for count in (16, 20, 128)]
+    assert [each and len(each - {frame.ranks[0].source}) for each in due] == [None, 10, 32]
+
+
+def test_the_viewer_keeps_its_newest_200_messages_and_2400_steps_at_least_280_of_each_rank(new_run) -> None:
+    app = MonitorApp()
+    for number in range(250):
+        app.say(str(number))
+    assert [each.text for each in app._said] == [str(number) for number in range(50, 250)]
+    for ranks, steps, kept in ((1, 2500, 2400), (10, 300, 280)):
+        app = MonitorApp()
+        for run in [new_run(rank=n, pid=n).hello() for n in range(ranks)]:
+            for step in range(steps):
+                run.say(wire.Step(step, step, 1), numbered=True)
+            for received in run.events:
+                app._store.apply(received)
+        assert {len(rank.steps) for rank in app._store.frame(0).ranks} == {kept}
+
+
+async def test_keys_work_while_a_long_past_is_taken_in(new_run) -> None:
+    run = new_run().hello()
+    for step in range(3000):
+        run.say(wire.Step(step, step, 1), numbered=True)
+    store, taken = SessionStore(), []
+
+    async def past():
+        for received in run.events:
+            yield received
+
+    async def key() -> None:
+        taken.append(store.frame(0).ranks[0].steps[-1].step)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(take_events(past(), store, lambda: None))
+        group.create_task(key())
+    assert taken == [510]  # of 512 events the first is the greeting
