@@ -7,7 +7,7 @@ tensors inside a pack hook's result. Other results are opaque, and reported by t
 
 Before torch 2.9 there is no `SavedTensor.data`. A saved tensor can then only be unpacked (`_saved_*`), which gives a
 tensor on the same storage; a version mismatch raises here without side effects. But unpacking runs unpack hooks, and
-torch cannot tell whether there are any. So `SavedTensorWatch` detects whether hooks are ever set; from then on no graph is read.
+torch cannot tell whether there are any. `SavedTensorWatch` detects whether hooks are ever set, which ends the reading.
 
 Source: torch/csrc/autograd/saved_variable.h, torch/utils/checkpoint.py.
 Known limitations. Objects in a `ctx` that hold tensors are opaque. Before torch 2.9: nothing is known with
