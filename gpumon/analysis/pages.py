@@ -14,7 +14,7 @@ WIDTH = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class FindingPage:
     """One finding's page. `silent`: when it says nothing."""
 
     means: str
@@ -24,7 +24,7 @@ class Page:
 
 
 PAGES = {
-    "near-capacity": Page(
+    "near-capacity": FindingPage(
         "The next peak is expected to come close to what the device has. The run goes on, but a longer batch, an "
         "evaluation, or a checkpoint's copy may be one allocation too many.",
         "The forecast's headroom: what the driver counts as free, plus what PyTorch has reserved, less the next peak.",
@@ -32,7 +32,7 @@ PAGES = {
         "optimizer's step makes the peak, fused=True. If reserved stands far above allocated, expandable segments.",
         "Until a few iterations are learnt from, and once oom-ahead says more.",
     ),
-    "oom-ahead": Page(
+    "oom-ahead": FindingPage(
         "Memory will run out: the peak grows and the steps until it no longer fits can be counted, or the coming "
         "iteration alone is likely not to fit.",
         "The trend of the peaks over steps, told apart by what grows: bytes that stay (a leak), or what a step needs "
@@ -40,20 +40,20 @@ PAGES = {
         "Where bytes stay: find the list, dict or closure that keeps losses or outputs (`.item()`, `.detach()`). "
         "Where steps need more: the longest batch first tells at once whether it fits.",
     ),
-    "allocator-retries": Page(
+    "allocator-retries": FindingPage(
         "cudaMalloc failed, PyTorch gave back everything it could and tried again, this time with success. Each retry"
         " waits for the device and is slow; the next one may fail for good.",
         "num_alloc_retries of torch.cuda.memory_stats has grown since the look before.",
         "A smaller peak; expandable segments, if fragmentation is the cause; a device without other processes.",
     ),
-    "bucket-copy": Page(
+    "bucket-copy": FindingPage(
         "DistributedDataParallel reduces gradients in buckets, and keeps the buckets beside the gradients: one more "
         "copy of every trained parameter.",
         "The bucket sizes DDP itself reports, without gradient_as_bucket_view.",
         "DistributedDataParallel(..., gradient_as_bucket_view=True): gradients become views of the buckets. Code that"
         " calls detach_() on gradients has to go.",
     ),
-    "dominant-embedding": Page(
+    "dominant-embedding": FindingPage(
         "One embedding owns most of the model's parameters. Its rows cost weights, gradients and optimizer state "
         "whether a batch uses them or not, so the vocabulary decides whether it fits, and the batch does not.",
         "The share of the parameters' bytes, and which layers share the table.",
@@ -61,14 +61,14 @@ PAGES = {
         "are two tables. The table on the CPU, or sparse gradients with SparseAdam.",
         "Where its gradients are sparse already.",
     ),
-    "foreach-peak": Page(
+    "foreach-peak": FindingPage(
         "The optimizer's step itself makes the peak: with foreach it builds lists of temporaries as large as all "
         "parameters together.",
         "The optimizer phase's peak stands above every other phase's, and its temporaries are what is above its end.",
         "fused=True (Adam, AdamW, SGD, Adagrad on CUDA) needs no temporaries; foreach=False needs one parameter's.",
         "Where another phase peaks as high: then nothing would be saved.",
     ),
-    "stray-context": Page(
+    "stray-context": FindingPage(
         "A process of the same job, which trains on another device, holds a CUDA context on this one: some hundred "
         "megabytes for nothing, on device 0 once for every other rank.",
         "The driver lists the rank's process on a device on which none of its phases ran.",
@@ -77,7 +77,7 @@ PAGES = {
         " without device_ids.",
         "Where the driver does not list processes (some containers), and until the other rank has closed a phase.",
     ),
-    "rank-skew": Page(
+    "rank-skew": FindingPage(
         "One rank of a job peaks far above the others. It decides what batch fits, and all others wait for it if it "
         "runs out of memory.",
         "The median of its recent peaks against the median of the ranks, both steady over some steps.",
@@ -85,14 +85,14 @@ PAGES = {
         "other ranks' contexts on its device.",
         "Pipeline stages differ by design: there it means nothing.",
     ),
-    "other-process": Page(
+    "other-process": FindingPage(
         "Somebody else's process holds memory of a device that this run uses.",
         "The driver's list of processes, without this job's and without its children.",
         "nvidia-smi names it: an old run, a notebook's kernel, another user's job. End it, or take another device "
         "with CUDA_VISIBLE_DEVICES.",
         "In containers that hide process ids, nothing can be said.",
     ),
-    "tensor-leak": Page(
+    "tensor-leak": FindingPage(
         "Tensors are kept from step to step: what is allocated at the end of a step grows without end, and one day an"
         " allocation fails that has always fitted.",
         "Allocated, live blocks and what the ledger cannot name, each at the end of the optimizer: they must rise "
@@ -107,7 +107,7 @@ PAGES = {
         "shorter than the length at which its own code shortens it (if len(x) > N: x.pop(0); x = x[-N:]; del x[:-N]). "
         "Another buffer that fills for longer is told as a leak until it is full, then it is gone.",
     ),
-    "retained-graph": Page(
+    "retained-graph": FindingPage(
         "Tensors are kept together with the graph they came from. A loss after backward() costs a block of 512 bytes "
         "a step and every node of its graph; an output before backward(), or with retain_graph=True, keeps all that "
         "autograd saved for it: a whole step's activations, each step anew.",
@@ -117,7 +117,7 @@ PAGES = {
         "For the graph of the step under way. Note that a loss can keep more than itself: an elementwise loss with "
         "reduction (mse_loss and its like) may keep a storage as large as all of the batch's losses.",
     ),
-    "retained-checkpoint": Page(
+    "retained-checkpoint": FindingPage(
         "Tensors that torch.load made are still alive on the device, steps after load_state_dict has copied them: one"
         " more copy of the weights, of the optimizer's state too where the file holds it, for the whole run.",
         "The loaded tensors are followed by identity. Those that a model or an optimizer has taken over "
@@ -127,14 +127,14 @@ PAGES = {
         " puts the copy on the device at all; mmap=True does not even read it whole.",
         "Where load_state_dict has not been called since: it may be data. Where less than a tenth of it is alive.",
     ),
-    "checkpoint-device": Page(
+    "checkpoint-device": FindingPage(
         "A file was loaded onto a device on which this process trains nothing. torch.load puts tensors back to where "
         "they were saved from: with several ranks that is rank 0's device for all of them, with a context of some "
         "hundred megabytes for each.",
         "The devices of the loaded tensors against those of the watched models.",
         'torch.load(..., map_location="cpu"), or map_location=f"cuda:{local_rank}".',
     ),
-    "grad-in-eval": Page(
+    "grad-in-eval": FindingPage(
         "The model was in eval mode and its forward recorded a graph that no backward used. model.eval() changes "
         "dropout and batch norm, not autograd: activations are saved as in training, and an evaluation can be the "
         "highest peak.",
@@ -143,7 +143,7 @@ PAGES = {
         "later.",
         "Where a backward follows, as in training with frozen batch norm, or for saliency maps.",
     ),
-    "outlier-batch": Page(
+    "outlier-batch": FindingPage(
         "One batch is far larger than the others and alone decides how much memory the run needs.",
         "Bytes handed to the model against the peak of the same step, over the last 512 steps: 1.5 times as large as "
         "95 of 100 others, and peaking at least a quarter above theirs.",
@@ -151,7 +151,7 @@ PAGES = {
         "rather than by samples. The saving that is stated is that of the largest batch within the percentile.",
         "In the first ten steps, and where the sizes are spread evenly.",
     ),
-    "fragmentation": Page(
+    "fragmentation": FindingPage(
         "The allocator has reserved far more than was ever allocated at once: the free blocks it caches do not fit "
         "what is asked for, so it reserves more beside them. cudaMalloc fails while memory stands unused.",
         "As reserved rises, it stands above the highest peak of allocated so far by more than 40 %.",
@@ -159,7 +159,7 @@ PAGES = {
         "multiples, the largest batch first.",
         "Below 128 MiB, and where the highest peak lies before the steps that are known.",
     ),
-    "zeroed-gradients": Page(
+    "zeroed-gradients": FindingPage(
         "Gradients of the step before are still there while the next forward runs: as zeros, with "
         "zero_grad(set_to_none=False), or because zero_grad() comes after the forward. Their bytes are then part of "
         "the forward's peak.",
@@ -167,7 +167,7 @@ PAGES = {
         "optimizer.zero_grad() before the forward, with set_to_none=True (the default since torch 2.0).",
         "With gradient accumulation, where gradients have to stay.",
     ),
-    "host-leak": Page(
+    "host-leak": FindingPage(
         "The resident memory of the training process, or of one of its children (DataLoader workers), grows step on "
         "step. When the machine is full, the kernel ends a process without a word from Python.",
         "Resident memory at each reading, about once a second; every process for itself. The same test as for "
@@ -179,7 +179,7 @@ PAGES = {
         "information where the process grows no faster than what is allocated on its device: with unified memory, or a "
         "virtual GPU, a leak on the device is one of the host's too.",
     ),
-    "agent-part-off": Page(
+    "agent-part-off": FindingPage(
         "A part of gpumon's agent failed five times in the training process and is switched off for the rest of the "
         "run. Training is not affected. What the part delivers is missing from then on; the finding says what that is.",
         "The agent says so itself, once a second, with the exception and the line it came from.",

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gpumon.analysis import Reporter
-from gpumon.analysis.types import Breakdown, Highest, Peak
+from gpumon.analysis.types import Breakdown, HighestStep, Peak
 from gpumon.session.store import SessionStore
 from gpumon.tui.app import MonitorApp
 from gpumon.tui.ingest import take_events
@@ -18,9 +18,9 @@ from gpumon.tui.text_layout import plain
 from gpumon.tui.view import choose
 from gpumon.tui.widgets.device_bar import Bars, bars, device_lines
 from gpumon.tui.widgets.forecast_panel import outlook
-from gpumon.tui.widgets.phase_table import Phases, Row, phase_lines, phases
+from gpumon.tui.widgets.phase_table import PhaseRow, PhasesData, phase_lines, phases
 from gpumon.tui.widgets.rank_heat import strips
-from gpumon.tui.widgets.timeline import History, Point, Series, timeline_lines
+from gpumon.tui.widgets.timeline import Point, Series, TimelineData, timeline_lines
 from gpumon_agent import wire
 
 GIB = 1 << 30
@@ -45,15 +45,15 @@ def test_peaks_within_a_hundredth_are_drawn_alike(above: float, sign: str) -> No
 @pytest.mark.parametrize(("used", "shown"), [(34, False), (36, True), (60, True)])
 def test_plot_and_bar_reach_up_to_the_capacity_where_a_third_of_it_is_used(used: int, shown: bool) -> None:
     points = tuple(Point(step, used * GIB, used * GIB, None) for step in range(20))
-    lines = timeline_lines(History(points, 200, 100 * GIB, False), 100, 12, UNICODE, "title")
+    lines = timeline_lines(TimelineData(points, 200, 100 * GIB, False), 100, 12, UNICODE, "title")
     assert ("100.0┤" in plain(lines)) is shown
     assert ("⁄⁄" not in device_text(now=Breakdown(weights=used * GIB, free=(100 - used) * GIB))) is shown
 
 
 @pytest.mark.parametrize(("forwards", "name"), [(7, "eval ×7"), (8, "rollout ×8")])
 def test_eight_forwards_without_a_graph_are_a_rollout(forwards: int, name: str) -> None:
-    row = Row(wire.EVAL, 0, GIB, 2 * GIB, GIB, 1, wire.TRAINS, forwards)
-    assert name in plain(phase_lines(Phases(1, False, (row,), None, None), 80, 9, UNICODE, ""))
+    row = PhaseRow(wire.EVAL, 0, GIB, 2 * GIB, GIB, 1, wire.TRAINS, forwards)
+    assert name in plain(phase_lines(PhasesData(1, False, (row,), None, None), 80, 9, UNICODE, ""))
 
 
 @pytest.mark.parametrize(("step_s", "running"), [(0.4, False), (0.6, True)])
@@ -96,7 +96,7 @@ def test_what_was_alive_at_a_peak_leaves_out_lines_below_a_500th_of_it(part: int
 
 @pytest.mark.parametrize(("above", "told"), [(1.005, False), (1.02, True)])
 def test_the_highest_peak_is_told_where_it_is_a_hundredth_above_the_newest(above: float, told: bool) -> None:
-    text = device_text(peak=Peak(9, "backward", 0, 50 * GIB), highest=Highest(3, round(above * 50 * GIB)))
+    text = device_text(peak=Peak(9, "backward", 0, 50 * GIB), highest=HighestStep(3, round(above * 50 * GIB)))
     assert ("at step 3" in text) is told
 
 
@@ -122,7 +122,7 @@ def test_a_reading_of_the_device_counts_for_the_steps_half_a_second_before_and_t
 def test_ten_steps_fill_the_timeline_and_five_fill_half() -> None:
     for count in (5, 10):
         points = tuple(Point(step, GIB, GIB, None) for step in range(count))
-        row = plain(timeline_lines(History(points, 200, None, False), 100, 12, UNICODE, "")).splitlines()[-2]
+        row = plain(timeline_lines(TimelineData(points, 200, None, False), 100, 12, UNICODE, "")).splitlines()[-2]
         assert len(row.split("│")[-1].rstrip()) == pytest.approx(92 * count / 10, abs=2)
 
 
