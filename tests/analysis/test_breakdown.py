@@ -163,6 +163,13 @@ def test_the_compact_table_adds_up_however_few_rows_it_has():
     assert "rounding" not in lines  # 12 of 912 is less than a fiftieth
 
 
+@pytest.mark.parametrize(
+    ("estimated", "more", "off"), [(10.0, 0.9, False), (10.0, 1.5, True), (1000.0, 19.0, False), (1000.0, 21.0, True)]
+)
+def test_an_estimate_is_off_by_more_than_a_mib_and_two_percent(estimated: float, more: float, off: bool) -> None:
+    assert Compared("weights", round(estimated * (1 << 20)), round((estimated + more) * (1 << 20)), "exact").off is off
+
+
 def test_the_highest_peak_so_far_stays(messages):
     highest, peaks = None, []
     objects = Objects()
