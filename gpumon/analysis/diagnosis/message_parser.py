@@ -18,6 +18,7 @@ from typing import Any
 
 from gpumon.analysis.diagnosis.figures import SIZE, Figure, read
 from gpumon.analysis.estimate.simulator import LARGE, ROUND_SEGMENT, SMALL
+from gpumon_agent.wire.base import BYTES_MAX
 
 TAIL_CHARS = 2500
 """No message is longer."""
@@ -139,7 +140,6 @@ _ASYNC_FIELDS = {
 }
 _DEVICE = re.compile(r"\b(?:GPU|NPU|XPU) {0,2}(\d{1,9})(?:;| has a total)")
 _OTHER = re.compile(rf"Process (\d{{1,12}}) has ({SIZE}) memory in use")
-_IMPOSSIBLE = 1 << 50  # "17179869184.00 GiB": wrapped around; the driver does not know (Windows, WSL)
 
 
 _LIKELY = re.compile(r"Tried\s+to\b|MPS\s+backend|Allocation\s+on\s+device|preemptively\s+rejected")
@@ -200,7 +200,7 @@ def _read(head: re.Match[str], body: str) -> tuple[OomMessage, int]:
         (head["backend"] or "cuda").lower(),
         device=int(device[1]) if device else None,
         requested=read(head["size"]) if head["size"] else None,
-        others=tuple((int(pid), each) for pid, size in _OTHER.findall(body) if (each := read(size)).low < _IMPOSSIBLE),
+        others=tuple((int(pid), each) for pid, size in _OTHER.findall(body) if (each := read(size)).low < BYTES_MAX),
         expandable=True if "expandable_segments is enabled" in body else None,
         new="unallocated" in figures or " has a total capac" in body,
     )
@@ -217,7 +217,7 @@ def _figures(body: str, fields: dict[str, re.Pattern[str]]) -> tuple[dict[str, A
             continue
         figure = read(next(group for group in found.groups() if group is not None))
         end = max(end, found.end())
-        if figure.low < _IMPOSSIBLE:
+        if figure.low < BYTES_MAX:  # "17179869184.00 GiB" wrapped around: unknown to the driver (Windows, WSL)
             figures[name] = figure
     return figures, end
 
