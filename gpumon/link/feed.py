@@ -101,5 +101,5 @@ class Feed:
         lost = self.missed - self._told
         if lost and not self._holding and unix_ns - self._told_ns >= _PATIENCE_NS:
             self._told, self._told_ns = self.missed, unix_ns
-            notice = wire.Notice(self._t_ns, f"{lost} messages were lost on their way to this viewer")
+            notice = wire.Notice(self._t_ns, f"{lost} messages did not reach this viewer")
             told.append(Received(self.source, unix_ns, notice))

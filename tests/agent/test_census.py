@@ -123,7 +123,7 @@ def test_not_in_a_compiler_nor_under_a_tracer(watch: Any, monkeypatch: pytest.Mo
     monkeypatch.undo()
     if sys.version_info < (3, 13):
         monkeypatch.setattr(sys, "gettrace", lambda: print)
-        assert watch.agent.ask_census() == "a debugger or a tracer is at work"
+        assert watch.agent.ask_census() == "a debugger or a tracer is active"
 
 
 def test_a_training_is_the_same_to_the_bit(watch: Any) -> None:

@@ -201,7 +201,7 @@ def test_keys_and_values_grow_with_what_is_generated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "say what to estimate: one of --config, --model, --parameters or --compare"),
+        ([], "give one of --config, --model, --parameters or --compare"),
         (["--parameters", "7", "--config", "c.json"], "say what to estimate"),
         (["--parameters", "0"], "a number above 0"),
         (["--parameters", "7", "--zero", "4"], "no stage of ZeRO: write 0, 1, 2, 3 or 0..3"),
@@ -211,12 +211,12 @@ def test_keys_and_values_grow_with_what_is_generated(tmp_path: Path) -> None:
         (["--parameters", "7", "--optimizer", "radam:fused"], "torch has no fused radam"),
         (["--parameters", "7", "--optimizer", "adam:quick"], "write adam:foreach, adam:fused or adam:loop"),
         (["--parameters", "7", "--optimizer", "adafactor"], "depends on shapes"),
-        (["--parameters", "7", "--precision", "fp8"], "is no precision: choose from fp32"),
+        (["--parameters", "7", "--precision", "fp8"], "is not a precision: choose from fp32"),
         (["--parameters", "7", "--device", "a1000"], "is not a device profile"),
         (["--parameters", "7", "--device", "1 MiB"], "smaller than what a process costs"),
         (["--parameters", "7", "--inference", "--optimizer", "adam"], "--inference has no optimizer"),
-        (["--parameters", "7", "--kv-cache", "9"], "--kv-cache goes with --inference"),
-        (["--parameters", "7", "--loss", "a:b"], "--input and --loss go with --model"),
+        (["--parameters", "7", "--kv-cache", "9"], "--kv-cache needs --inference"),
+        (["--parameters", "7", "--loss", "a:b"], "--input and --loss need --model"),
         pytest.param(["--model", "nowhere"], "is written as package.module:function", marks=pytest.mark.torch),
     ],
 )
@@ -390,7 +390,7 @@ def test_what_cannot_be_traced_is_a_sentence(theirs: Any, arguments: tuple[str, 
     ("model", "code", "said"),
     [
         ("theirs:mkae", 2, "theirs has no 'mkae': did you mean 'make'?"),
-        ("theirs:number", 2, "theirs:number returned a int, and should return a torch.nn.Module"),
+        ("theirs:number", 2, "theirs:number returned a int, not a torch.nn.Module"),
         ("theirs:constant", 2, "theirs:constant is not a function but a int"),
     ],
 )

@@ -46,7 +46,7 @@ def test_the_first_line_is_the_verdict_and_no_line_is_longer_than_80_columns() -
     assert done.exit_code == 0
     lines = done.output.splitlines()
     assert " ".join(lines).startswith(
-        "OUT OF MEMORY: Capacity: 2.69 GiB asked for, 1.56 GiB left: 1.13 GiB too little. To do: "
+        "OUT OF MEMORY: Capacity: 2.69 GiB requested, 1.56 GiB left: 1.13 GiB too little. To do: "
     )
     assert max(map(len, lines)) <= 80
     said = " ".join(done.output.split())
@@ -114,7 +114,7 @@ def test_it_reads_a_pipe() -> None:
     ("arguments", "code", "said"),
     [
         (["all is well"], 1, "no out-of-memory in this text"),
-        (["-"], 1, "no out-of-memory in what came through the pipe"),
+        (["-"], 1, "no out-of-memory in the text from the pipe"),
         (["--log", "/nowhere/train.log"], 1, "No such file"),
         (["--session", "/nowhere/run.gpumon"], 1, "No such file"),
         (["no-such-finding"], 1, "there are agent-part-off, "),

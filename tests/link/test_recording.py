@@ -86,7 +86,7 @@ async def test_replayed_at_its_own_pace_and_faster(tmp_path: Path) -> None:
 def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x"
     path.write_bytes(content)
-    with pytest.raises(link.BadRecording, match="is no recording of gpumon's; name a file made by `gpumon record`"):
+    with pytest.raises(link.BadRecording, match="is not a recording of gpumon; give a file made by `gpumon record`"):
         link.replay(path)
 
 

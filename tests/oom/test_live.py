@@ -82,7 +82,7 @@ def test_without_a_viewer_the_report_stays_and_explains_itself(place: Place) -> 
     assert place.reports.stat().st_mode & 0o777 == 0o700
     explained = place.gpumon("explain", "--last")
     assert explained.returncode == 0, explained.stderr
-    assert explained.stdout.startswith("OUT OF MEMORY: Capacity: 144.00 MiB asked for, ")
+    assert explained.stdout.startswith("OUT OF MEMORY: Capacity: 144.00 MiB requested, ")
     assert "One more copy of weight (4,608 × 8,192, fp32, 144.00 MiB): its second moment" in " ".join(
         explained.stdout.split()
     )

@@ -73,7 +73,7 @@ def find_cause(message: Message, growth: LeakEvidence | None = None, foreseen: P
         return _without_figures(message)
     asked = message.requested
     if asked is None:
-        return Cause("unknown", f"{_place(message)} is full; the message does not say how much was asked for.")
+        return Cause("unknown", f"{_place(message)} is full; the message does not give the size of the request.")
     if "per_process_memory_fraction" in message.text:
         return Cause(
             "limit",
@@ -86,7 +86,7 @@ def find_cause(message: Message, growth: LeakEvidence | None = None, foreseen: P
     if limited is not None:
         return limited
     if message.allocated is None or (message.free is None and message.slack is None):
-        return Cause("unknown", f"{shown(asked.middle)} could not be had; the message is cut off before its figures.")
+        return Cause("unknown", f"{shown(asked.middle)} could not be allocated; the message is cut off.")
     return _by_room(message, asked, message.slack or ZERO, message.free or ZERO, growth, foreseen)
 
 
@@ -97,8 +97,8 @@ def _oversized(message: Message, asked: Figure, total: Figure) -> Cause:
         f"One request too large: {shown(asked.middle)} can never fit on {shown(total.middle)}.",
         (
             f"In fp32 it is {asked.middle // 4:,} elements, as many as a square of {side:,} × {side:,}: two "
-            "shapes that were broadcast against each other, pairwise distances, an outer product, or a batch or length "
-            "that is not what it should be.",
+            "shapes that were broadcast against each other, pairwise distances, an outer product, or a wrong "
+            "batch or length.",
         ),
         asked - total,
     )
@@ -112,7 +112,7 @@ def _limited(message: Message, asked: Figure) -> Cause | None:
         left = allowed - message.process
         return Cause(
             "limit" if left.low < asked.high else "fragmentation",
-            f"The limit of the MPS backend: {shown(asked.middle)} asked for, {shown(left.middle)} left of "
+            f"The limit of the MPS backend: {shown(asked.middle)} requested, {shown(left.middle)} left of "
             f"{shown(allowed.middle)}.",
             ("The limit is a share of what macOS recommends, not the whole memory of the machine.",),
             asked - left,
@@ -126,7 +126,7 @@ def _limited(message: Message, asked: Figure) -> Cause | None:
         (
             f"Reserved and requested together are above the {shown(allowed.middle)} that "
             "torch.cuda.set_per_process_memory_fraction leaves to this process.",
-            f"The device itself could still give {shown(free.middle)}.",
+            f"The device itself still has {shown(free.middle)} free.",
         ),
         asked - slack - (allowed - (message.reserved or ZERO)),
     )
@@ -145,11 +145,11 @@ def _by_room(
     if message.allowed is None and free.low >= asked.high:
         return Cause(
             "refused",
-            f"Refused although free: {shown(asked.middle)} asked for, {shown(free.middle)} free as the driver counts.",
+            f"Refused although free: {shown(asked.middle)} requested, {shown(free.middle)} free on the device.",
             (
-                "Either a limit outside PyTorch holds (a container, MIG, the share Windows or WSL gives a process, the "
-                "part of an APU's memory set aside for graphics), or another process let go between the failure and "
-                "the message.",
+                "Either a limit outside PyTorch applies (a container, MIG, the share Windows or WSL gives a process, "
+                "the part of an APU's memory set aside for graphics), or another process freed memory after the "
+                "failure and before the message.",
             ),
         )
     stayed = 0 if growth is None else growth.bytes_per_step * growth.steps
@@ -164,16 +164,16 @@ def _by_room(
             return _fragmented(message, asked, slack, free, sure=room.low >= asked.high)
         return Cause(
             "capacity",
-            f"Capacity: the device is full; {shown(room.middle)} is left, in pieces, for {shown(asked.middle)}.",
+            f"Capacity: the device is full; {shown(asked.middle)} requested, {shown(room.middle)} left in pieces.",
             (
-                f"Free on the device {shown(free.middle)}, reserved but unallocated {shown(slack.middle)}: in one "
-                f"piece just enough, with {shown((room - asked).middle)} left for everything after it.",
+                f"Free on the device {shown(free.middle)}, reserved but unallocated {shown(slack.middle)}: just enough "
+                f"if it were one piece, with {shown((room - asked).middle)} left for everything after it.",
             ),
             missing,
         )
     return _others(message, asked, room, missing) or Cause(
         "capacity",
-        f"Capacity: {shown(asked.middle)} asked for, {shown(room.middle)} left: {shown(missing.middle)} too little.",
+        f"Capacity: {shown(asked.middle)} requested, {shown(room.middle)} left: {shown(missing.middle)} too little.",
         _capacity_reasons(message, slack, free, missing),
         missing,
     )
@@ -187,8 +187,8 @@ def _leaked(growth: LeakEvidence, asked: Figure, room: Figure, missing: Figure) 
         + (f"held by `{growth.named[0].holder}`." if growth.named else "until the device is full."),
         (
             *(_held(finding) for finding in growth.named),
-            f"Over {growth.steps:,} steps that is {shown(stayed)} which did not go away between one iteration and the "
-            f"next. {shown(asked.middle)} was asked for, {shown(room.middle)} was left.",
+            f"Over {growth.steps:,} steps that is {shown(stayed)} that was not freed. "
+            f"{shown(asked.middle)} was requested, {shown(room.middle)} was left.",
         ),
         missing,
     )
@@ -205,12 +205,12 @@ def _foreseen(foreseen: PredictedPeak, whole: Figure, asked: Figure, room: Figur
     shapes = ", ".join("×".join(map(str, shape)) for shape in foreseen.inputs[:2])
     return Cause(
         "capacity",
-        f"Capacity: this batch was to need {shown(foreseen.peak)}, and {shown(whole.middle)} is all there is: "
+        f"Capacity: this batch needs {shown(foreseen.peak)}, and {shown(whole.middle)} is all there is: "
         f"{shown(missing.middle)} too little.",
         (
-            f"Foreseen as the batch{f' of {shapes}' if shapes else ''} entered forward, from the steps before. The "
-            f"{shown(asked.middle)} is only where it met the end: the {shown(room.middle)} that is unused, in pieces, "
-            "would not have carried it to its peak.",
+            f"Forecast from earlier steps when the batch{f' of {shapes}' if shapes else ''} entered forward. The "
+            f"{shown(asked.middle)} is only the request that failed: the {shown(room.middle)} that is unused, in "
+            "pieces, would not have been enough for the peak.",
         ),
         missing,
     )
@@ -223,8 +223,8 @@ def _capacity_reasons(message: Message, slack: Figure, free: Figure, missing: Fi
     ]
     outside = _outside(message)
     if outside is not None and outside.middle > 0:
-        whose = "as a CUDA context takes" if outside.low <= CONTEXT_MAX else "contexts, libraries, other processes"
-        reasons.append(f"Outside PyTorch's allocator stand {shown(outside.middle)}: {whose}.")
+        whose = "as much as a CUDA context" if outside.low <= CONTEXT_MAX else "contexts, libraries, other processes"
+        reasons.append(f"In use outside PyTorch's allocator {shown(outside.middle)}: {whose}.")
     return tuple(reasons)
 
 
@@ -232,22 +232,22 @@ def _fragmented(message: Message, asked: Figure, slack: Figure, free: Figure, *,
     unused = slack + free
     total, outside = message.total, _outside(message)
     speaks_for = (
-        f"For fragmentation: {shown(slack.middle)} is reserved but unallocated. PyTorch has given back every segment "
-        f"that was wholly free before it raised, so this lies between live tensors, in pieces smaller than "
-        f"{shown(asked.low)}. With the {shown(free.middle)} that the driver has free, "
+        f"For fragmentation: {shown(slack.middle)} is reserved but unallocated. PyTorch releases every segment that is "
+        f"completely free before it raises, so this lies between live tensors, in pieces smaller than "
+        f"{shown(asked.low)}. With the {shown(free.middle)} free on the device, "
         f"{shown(unused.middle)} is unused, {unused.middle / max(1, asked.middle):.1f} times the request."
     )
-    against = f"For plain capacity: the driver's {shown(free.middle)} alone is {shown((asked - free).middle)} short"
+    against = f"For capacity: the {shown(free.middle)} free on the device is {shown((asked - free).middle)} too little"
     if message.allocated is not None and total is not None:
         left = total - message.allocated - (outside or ZERO) - asked
         against += (
-            f", and {shown(message.allocated.middle)} of {shown(total.middle)} is really allocated. With no gaps "
-            f"at all this request would leave {shown(left.middle)} for what comes after it; a peak that grows by more "
-            "than that is capacity's after all."
+            f", and {shown(message.allocated.middle)} of {shown(total.middle)} is allocated. Without gaps "
+            f"this request would leave {shown(left.middle)} for later ones; if the peak is higher by more than that, "
+            "the cause is capacity."
         )
     else:
         against += "."
-    doubt = () if sure else ("The figures are rounded: it is just about enough, or just about not.",)
+    doubt = () if sure else ("The figures are rounded: it is just enough, or just too little.",)
     return Cause(
         "fragmentation",
         f"Fragmentation: {shown(unused.middle)} is unused, but in no piece of {shown(asked.middle)}.",
@@ -299,7 +299,7 @@ def _place(message: Message) -> str:
 
 
 def _without_figures(message: Message) -> Cause:
-    asked = shown(message.requested.middle) if message.requested is not None else "what it asked for"
+    asked = shown(message.requested.middle) if message.requested is not None else "its request"
     if message.kind == "overflow":
         return Cause(
             "oversized",
@@ -315,15 +315,15 @@ def _without_figures(message: Message) -> Cause:
     if message.kind == "shared":
         return Cause(
             "host",
-            "Shared memory is full: DataLoader workers hand their batches over through /dev/shm.",
-            ("A container has 64 MiB of it unless told otherwise.",),
+            "Shared memory is full: DataLoader workers pass their batches through /dev/shm.",
+            ("A container has 64 MiB of it by default.",),
         )
     if message.kind in ("worker", "killed"):
         who = "A DataLoader worker" if message.kind == "worker" else "The process"
         return Cause(
             "host",
-            f"{who} was killed: the machine's memory, most likely, not the GPU's.",
-            ("The kernel ends the largest process when memory runs out; `dmesg | grep -i oom` says so if it did.",),
+            f"{who} was killed: most likely the machine ran out of memory, not the GPU.",
+            ("The kernel ends the largest process when memory runs out; `dmesg | grep -i oom` shows it.",),
         )
     if message.sure:
         return Cause(
@@ -331,7 +331,7 @@ def _without_figures(message: Message) -> Cause:
             f"{message.source} could not get device memory; its message names no figures.",
             (
                 "Libraries and the driver take memory beside PyTorch's allocator (handles, contexts, workspaces): "
-                "what PyTorch has reserved is not theirs to take.",
+                "they cannot use what PyTorch has reserved.",
             ),
         )
     return Cause(

@@ -43,11 +43,11 @@ def rprop(stands: Allocated, group: Sequence[Tensor], way: str) -> Iterator[Even
     gradient: list[int] = []
     for tensor in group:
         stands.gone(*gradient)
-        yield stands.asked("product with the gradient before", tensor, tensor.bytes)
+        yield stands.asked("product with the previous gradient", tensor, tensor.bytes)
         yield stands.asked("sign of the product", tensor, tensor.bytes)
         stands.gone(tensor.bytes, *sign)
         yield from _masks(stands, tensor, ("positive", "negative", "zero"))
-        yield stands.asked("gradient without what turned", tensor, tensor.bytes)
+        yield stands.asked("gradient where its sign is the same", tensor, tensor.bytes)
         yield from _masks(stands, tensor, ("turned",))
         yield stands.asked("sign of the gradient", tensor, tensor.bytes)
         stands.gone(tensor.bytes)
@@ -58,12 +58,12 @@ def rprop(stands: Allocated, group: Sequence[Tensor], way: str) -> Iterator[Even
 def _rprop_lists(stands: Allocated, group: Sequence[Tensor]) -> Iterator[Event]:
     """All signs of products, then one masked gradient after the other, then all signs of gradients."""
     for tensor in group:
-        yield stands.asked("product with the gradient before", tensor, tensor.bytes)
+        yield stands.asked("product with the previous gradient", tensor, tensor.bytes)
     for tensor in group:
         yield from _masks(stands, tensor, ("positive", "negative", "zero"))
     for tensor in group:
-        yield stands.asked("where it is turned", tensor, tensor.count)
-        yield stands.asked("gradient without what turned", tensor, tensor.bytes)
+        yield stands.asked("mask of changed signs", tensor, tensor.count)
+        yield stands.asked("gradient where its sign is the same", tensor, tensor.bytes)
         stands.gone(tensor.count, tensor.bytes)
     *others, last = group
     stands.gone(*(tensor.bytes for tensor in others))  # the last one is still a loop's variable
