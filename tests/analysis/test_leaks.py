@@ -93,7 +93,7 @@ def test_two_names_share_a_growth() -> None:
     found = history(leaking(2560, census(32, *groups)), steps=50)[-1]
     assert codes(found) == {"retained-graph", "tensor-leak"}
     assert only(found, "tensor-leak").bytes_per_step == 2048
-    assert only(found, "retained-graph").title.endswith("; 20 % of what grows")
+    assert only(found, "retained-graph").title.endswith("; 20 % of the growth")
 
 
 def test_what_makes_no_hundredth_of_a_growth_is_information_and_claims_none_of_the_rest() -> None:
@@ -101,7 +101,7 @@ def test_what_makes_no_hundredth_of_a_growth_is_information_and_claims_none_of_t
     found = history(leaking(MIB + 512, census(32, *groups), total=40 * GIB), steps=50)[-1]
     small, large = only(found, "retained-graph"), only(found, "tensor-leak")
     assert (small.severity, large.severity) == ("info", "warning")
-    assert small.title.endswith("; <0.1 % of what grows")
+    assert small.title.endswith("; <0.1 % of the growth")
     assert small.bytes_per_step == 512
     assert "MiB so far" in large.title
 

@@ -7,15 +7,15 @@ from collections import Counter
 
 from gpumon_agent.leaks.object_children import Name
 
-KEYS_TOLD = 4
+KEYS_SHOWN = 4
 _LAST_KEY = re.compile(r"\['[^']*'\](?=[^\[]*$)")
 _KEY = re.compile(r"\['[^']*'\]")
 
 
-def together(holders: Counter[Name], told: int = KEYS_TOLD) -> Counter[Name]:
+def together(holders: Counter[Name], most: int = KEYS_SHOWN) -> Counter[Name]:
     """If there are more than `told` names, merges those that differ in the last key only, then in any keys."""
     for differing in (_LAST_KEY, _KEY):
-        if len(holders) <= told:
+        if len(holders) <= most:
             break
         merged: Counter[Name] = Counter()
         for name, count in holders.items():

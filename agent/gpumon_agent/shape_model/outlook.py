@@ -36,7 +36,7 @@ def judged(
     nbytes: int | None,
     start: int,
     so_far: int,
-    room: int | None,
+    budget: int | None,
     fragments: Fragments,
 ) -> wire.Outlook | None:
     """The outlook of a step's first batch; None if nothing is known of such batches."""
@@ -50,11 +50,11 @@ def judged(
     peak, phase, sort = predicted
     low, high, trusted = shape_model.interval(peak, sort, batch, kind)
     low = max(low, start)
-    word, headroom = verdict(peak, low, high, trusted, room, None, fragments)
+    word, headroom = verdict(peak, low, high, trusted, budget, None, fragments)
     if so_far > peak:
         peak, phase, low, high = so_far, BETWEEN, so_far, max(high, so_far)
-    told = tuple(tuple(shape) for shape in shapes[: wire.SHAPES_MAX])
-    return wire.Outlook(step, device, t_ns, peak, low, high, phase, word, headroom, nbytes, told)
+    sent_shapes = tuple(tuple(shape) for shape in shapes[: wire.SHAPES_MAX])
+    return wire.Outlook(step, device, t_ns, peak, low, high, phase, word, headroom, nbytes, sent_shapes)
 
 
 class _Device:
@@ -74,12 +74,12 @@ class Outlooks:
     def __init__(
         self,
         append: Callable[[Any], None],
-        room: dict[int, int],
+        budget: dict[int, int],
         *,
         expandable: bool = False,
         functions: list[Callable[[wire.Outlook], object]] | None = None,
     ) -> None:
-        self.room = room
+        self.budget = budget
         """bytes the process can have on a device, including what it has reserved"""
         self.limits: dict[int, int] = {}
         """upper bounds: the device's total, or the share of it that the user allows"""
@@ -133,8 +133,8 @@ class Outlooks:
             peak, phase, sort = predicted
             low, high, trusted = shape_model.interval(peak, sort, batch, kind)
             low = low if low > start else start  # already allocated
-            room = self.room.get(device)
-            word, headroom = verdict(peak, low, high, trusted, room, self.limits.get(device), known.fragments)
+            budget = self.budget.get(device)
+            word, headroom = verdict(peak, low, high, trusted, budget, self.limits.get(device), known.fragments)
             if so_far > peak:
                 peak, phase, low, high = so_far, BETWEEN, so_far, max(high, so_far)
             if index and word != OOM_AHEAD and 100 * abs(peak - known.said) <= peak:
@@ -146,7 +146,7 @@ class Outlooks:
             ]  # fmt: skip
             self._append(fields)
             if again and not index and len(now) == 1 and shape_model.steady and word == FITS and phase != BETWEEN:
-                self._repeated = 0, start, room, fields
+                self._repeated = 0, start, budget, fields
             if self._functions:
                 self.waiting = wire.Outlook(*fields)
             if self._prints and word == OOM_AHEAD:
@@ -159,18 +159,18 @@ class Outlooks:
         again, self._repeated = self._repeated, None
         if again is None or len(now) != 1:
             return False
-        times, start, room, fields = again
+        times, start, budget, fields = again
         device, allocated, so_far = now[0]
         shape_model = self._devices[fields[1]].shape_model
         if times == _REPEATS or device != fields[1] or so_far > fields[3] or not shape_model.steady:
             return False
-        stands = shape_model.start if allocated is None else allocated
-        if stands != start or room != self.room.get(device) or self._functions:
+        start_now = shape_model.start if allocated is None else allocated
+        if start_now != start or budget != self.budget.get(device) or self._functions:
             return False
         fields = fields.copy()
         fields[0], fields[2], fields[9] = step, _now_ns(), nbytes
         self._append(fields)
-        self._repeated = times + 1, start, room, fields
+        self._repeated = times + 1, start, budget, fields
         return True
 
     def tell(self) -> None:
@@ -190,7 +190,7 @@ class Outlooks:
             self._step_closed(event.step)
         elif isinstance(event, wire.Oom) and event.free is not None and event.reserved is not None:
             can_have = event.free + event.reserved
-            self.room[event.device] = can_have if event.total is None else min(can_have, event.total)
+            self.budget[event.device] = can_have if event.total is None else min(can_have, event.total)
 
     def _step_closed(self, step: int) -> None:
         phases, self._open = self._open, []

@@ -194,8 +194,8 @@ def _nothing(leaks: Leaks, room: int) -> list[Line]:
         text = f"There is no census of live tensors, and none can be requested: {leaks.why_not}."
     else:
         text = (
-            f"No census yet: press {leaks.key}. The agent then searches the process's objects for tensors without a "
-            "known owner, and for what holds them; this may pause the training once, for at most 100 ms. When something "
+            f"No census yet: press {leaks.key}. The agent then searches the process's objects for tensors without "
+            "a known owner, and for what holds them; this may pause the training once, for at most 100 ms. When something "
             "grows, it takes a census without a request."
         )
     return [((" ", ""), *line) for line in words(text, "dim", max(10, room - 2))]
