@@ -184,8 +184,8 @@ def share_lines(parameters: int, known: Sequence[tuple[Workload, Share]], device
     """A table of bytes per rank, one row per workload."""
     work = known[0][0]
     what = "inference" if work.inference else work.optimizer.name
-    ranks = f"{work.world_size} ranks" if work.world_size > 1 else "one rank"
-    yield f"{count(parameters)} parameters · {what} · {ranks}: bytes on each"
+    ranks = f"{work.world_size} ranks, bytes of each" if work.world_size > 1 else "one rank"
+    yield f"{count(parameters)} parameters · {what} · {ranks}"
     yield ""
     unit = unit_for(max(share.total for _, share in known))
     heading = "".join(name.rjust(FIGURE - 1) for name in ("weights", "gradients", "optimizer", "sum"))

@@ -148,7 +148,7 @@ def test_a_training_is_the_same_to_the_bit(watch: Any) -> None:
     census = watch.agent.leaks.census
     looked_at = census._taking._walk.objects if census._taking is not None else census.newest.objects  # it may be done
     assert looked_at > 1_000
-    assert any("held up the training for" in said for said in watch.notices())
+    assert any("paused the training for" in said for said in watch.notices())
 
 
 def test_what_lives_no_more_is_not_counted(watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,7 @@ def test_no_terminal_is_said_before_anything_starts(env):
 def test_steps_without_json_is_a_wrong_argument(env):
     shown = demo(env, "--steps", "3")
     assert shown.returncode == 2
-    assert "--steps goes with --json" in shown.stderr
+    assert "--steps needs --json" in shown.stderr
 
 
 def test_a_training_that_fails_is_heard(env, tmp_path):

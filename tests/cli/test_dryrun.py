@@ -281,7 +281,7 @@ MISSED = RANKS.replace(
     ("does", "said"),
     [
         ("os._exit(0)", "rank 1 ended while other ranks waited for it, and they went on without it"),
-        ("time.sleep(10)", "rank 1 did not come to a collective within 3 s, and the others went on without it"),
+        ("time.sleep(10)", "rank 1 did not reach a collective within 3 s, and the others went on without it"),
     ],
 )
 def test_a_rank_that_does_not_come_to_a_collective_is_named_and_nobody_hangs(dryrun, does, said):

@@ -214,7 +214,7 @@ def test_what_cannot_be_recorded_is_one_sentence_and_exit_code_1(start: Start, r
     start()
     for arguments, sentence in (
         ([str(recorded)], "exists; choose another name, or overwrite it with --force"),
-        ([str(tmp_path / "no" / "x")], "cannot be written; choose a place that can"),
+        ([str(tmp_path / "no" / "x")], "cannot be written; choose another place"),
         ([str(tmp_path / "x"), "999999999"], "no process has pid 999999999"),
     ):
         done = gpumon("record", *arguments)

@@ -68,9 +68,9 @@ def test_the_case_everyone_should_recognise() -> None:
     assert shown(suspect.allocated_before) == "12.31 GiB"
     said = " ".join(report.assumptions)
     assert "transformers' own AdamW" in said
-    assert "foreach=False, would ask for it at 13.03 GiB: " in said
+    assert "foreach=False, would request it at 13.03 GiB: " in said
     notes = " ".join(report.notes)
-    assert "The batch has nothing to do with it" in notes
+    assert "The batch does not matter" in notes
     assert "897 parameters a row (832 + 64 + 1)" in notes
     assert "874,326,757" in notes
     assert "batch" not in {remedy.code for remedy in report.remedies}
@@ -127,7 +127,7 @@ def test_the_second_message_weighs_fragmentation_against_capacity() -> None:
     speaks_for, against, *doubt = report.reasons
     assert not doubt
     assert speaks_for.startswith("For fragmentation: 1.28 GiB is reserved but unallocated.")
-    assert against.startswith("For plain capacity: the driver's 201.44 MiB alone is 18.56 MiB short")
+    assert against.startswith("For capacity: the 201.44 MiB free on the device is 18.56 MiB too little")
     assert "1.26 GiB" in against
     assert report.remedies[0].code == "expandable-segments"
     assert report.remedies[0].enough

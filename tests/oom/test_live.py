@@ -274,4 +274,4 @@ def test_what_changed_since_the_last_step_that_fitted() -> None:
     assert report is not None
     batch, allocated = report.reasons[:2]
     assert batch == "The batch is 22×512; in step 29, the last that fitted, it was 8×8192."
-    assert allocated == "As its forward began, 547.0 MiB more was allocated than in step 29, the last that fitted."
+    assert allocated == "When its forward began, 547.0 MiB more was allocated than in step 29, the last that fitted."

@@ -108,9 +108,9 @@ def test_the_rank_under_the_cursor_says_what_became_of_it() -> None:
     assert said[0] is said[4] is None
     assert said[1] == "rank 1: ended by an exception in backward, step 101 · RuntimeError: x"
     assert said[2] == "rank 2: the process is gone without a goodbye (killed?) in forward, step 101"
-    assert said[3] == "rank 3: 40 steps behind the foremost: Enter shows the phase it stands in"
+    assert said[3] == "rank 3: 40 steps behind the first rank: Enter shows its current phase"
     assert said[6] is not None
-    assert "never heard" in said[6]
+    assert "no message yet" in said[6]
 
 
 @pytest.mark.parametrize(

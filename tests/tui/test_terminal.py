@@ -248,7 +248,7 @@ def test_the_estimate_is_read_line_by_line(in_terminal, detailed) -> None:
     terminal = in_terminal("replay", str(detailed), "--speed", "0", size=(80, 24))
     terminal.read_until("61.0 of 139.8 GiB")
     terminal.press("5")
-    terminal.read_until("Estimate vs measured", "As a step ends, GiB")
+    terminal.read_until("Estimate vs measured", "At a step's end, GiB")
     terminal.press("\x1b[F")  # end
     terminal.read_until("measured: read, not derived")
     terminal.press("q")

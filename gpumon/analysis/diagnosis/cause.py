@@ -215,8 +215,8 @@ def _foreseen(foreseen: PredictedPeak, whole: Figure, requested: Figure, availab
         f"{shown(missing.middle)} too little.",
         (
             f"Forecast from earlier steps when the batch{f' of {shapes}' if shapes else ''} entered forward. The "
-            f"{shown(requested.middle)} is only the request that failed: the {shown(available.middle)} unused, in pieces, "
-            "would not have been enough for the peak.",
+            f"{shown(requested.middle)} is only the request that failed: the {shown(available.middle)} unused, in "
+            "pieces, would not have been enough for the peak.",
         ),
         missing,
     )

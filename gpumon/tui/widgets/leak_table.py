@@ -195,8 +195,8 @@ def _nothing(leaks: Leaks, room: int) -> list[Line]:
     else:
         text = (
             f"No census yet: press {leaks.key}. The agent then searches the process's objects for tensors without "
-            "a known owner, and for what holds them; this may pause the training once, for at most 100 ms. When something "
-            "grows, it takes a census without a request."
+            "a known owner, and for what holds them; this may pause the training once, for at most 100 ms. When "
+            "something grows, it takes a census without a request."
         )
     return [((" ", ""), *line) for line in words(text, "dim", max(10, room - 2))]
 
