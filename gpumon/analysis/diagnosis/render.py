@@ -78,7 +78,7 @@ def _explained(explained: Sequence[Candidate], report: OomReport) -> Iterator[st
     elif suspect.phase == "load":
         yield f"The weights {name(suspect)}, as the model is moved to the device."
     else:
-        whose = {"backward": "their gradient", "forward": "themselves"}.get(report.phase or "", "they or a copy")
+        whose = {"backward": "their gradient", "forward": "themselves"}.get(report.phase or "", "themselves or a copy")
         yield f"It has the size of the {name(suspect)}: {whose}."
     if suspect.allocated_before is not None and suspect.left is not None:
         parts = (
