@@ -184,12 +184,12 @@ def tiers(names: list[str]) -> Iterator[Answer]:
 
 
 def workload(case: Any) -> Any:
-    from gpumon.analysis.estimate.workload import PRECISIONS, Optimizer, Workload
+    from gpumon.analysis.estimate.workload import PRECISIONS, OptimizerChoice, Workload
 
     return Workload(
         batch=case.batch,
         precision=PRECISIONS[case.precision],
-        optimizer=Optimizer.parse(case.optimizer),
+        optimizer=OptimizerChoice.parse(case.optimizer),
         accumulation=case.accumulation,
         set_to_none=case.set_to_none,
         world_size=case.ranks,
@@ -255,9 +255,9 @@ def tracker(names: list[str]) -> Iterator[Answer]:
         return value.to("cuda") if isinstance(value, torch.Tensor) else value
 
     def track(case: Any) -> tuple[int, None]:
-        from gpumon.analysis.estimate.workload import OPTIMIZERS, Optimizer
+        from gpumon.analysis.estimate.workload import OPTIMIZERS, OptimizerChoice
 
-        wanted = Optimizer.parse(case.optimizer)
+        wanted = OptimizerChoice.parse(case.optimizer)
         settings = {name: float(value) for name, value in wanted.settings} | {wanted.form: True}
         kinds = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
         memory = MemTracker()

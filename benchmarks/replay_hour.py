@@ -16,13 +16,13 @@ from common import MIB, options, resident_bytes
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gpumon.analysis import Reporter
-from gpumon.export.prometheus import Jobs, Watched
+from gpumon.export.prometheus import JobReports, Jobs
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon.tui.app import STEPS_AT_LEAST, STEPS_IN_ALL
 from gpumon.tui.styles import UNICODE
 from gpumon.tui.view import choose
 from gpumon.tui.widgets.rank_lines import rank_lines
-from gpumon.tui.widgets.rank_rows import Peaks, rank_page
+from gpumon.tui.widgets.rank_rows import PeakHistory, rank_page
 from gpumon_agent import wire
 
 PHASES = ("between", "forward", "backward", "clipping", "optimizer")
@@ -71,7 +71,7 @@ def main() -> None:
     asked = parser.parse_args()
     ranks, steps = asked.ranks, int(asked.minutes * 60 * STEPS_PER_S)
     store = SessionStore(StoreLimits(steps_in_all=STEPS_IN_ALL, steps_at_least=STEPS_AT_LEAST))
-    reporter, peaks = Reporter(), Peaks()
+    reporter, peaks = Reporter(), PeakHistory()
     scrapes: list[float] = []
     size = seq = 0
     for rank in range(ranks):
@@ -94,7 +94,7 @@ def main() -> None:
             if step % SCRAPE_STEPS == 0:
                 spent = time.process_time()
                 registry = CollectorRegistry(auto_describe=False)
-                registry.register(Jobs(lambda f=frame, r=reports: (Watched("bench", "0", f, r),)))  # type: ignore[misc]
+                registry.register(Jobs(lambda f=frame, r=reports: (JobReports("bench", "0", f, r),)))  # type: ignore[misc]
                 size = len(generate_latest(registry))
                 scrapes.append(time.process_time() - spent)
         if step + 1 in marks:

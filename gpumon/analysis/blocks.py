@@ -74,12 +74,12 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Allocator:
+class AllocatorMap:
     totals: Totals
     pools: tuple[Pool, ...]
 
 
-def allocator(segments: Iterable[wire.Segment]) -> Allocator:
+def allocator(segments: Iterable[wire.Segment]) -> AllocatorMap:
     """Joins segments that were cut for transport. Blocks beyond their segment's end are left out."""
     pools: dict[Kind, list[Whole]] = {}
     head: wire.Segment | None = None
@@ -95,7 +95,7 @@ def allocator(segments: Iterable[wire.Segment]) -> Allocator:
         _add(pools, head, blocks)
     made = [Pool(*kind, sum_of(each.totals for each in found), tuple(found)) for kind, found in pools.items()]
     made.sort(key=lambda pool: -pool.totals.reserved)
-    return Allocator(sum_of(pool.totals for pool in made), tuple(made))
+    return AllocatorMap(sum_of(pool.totals for pool in made), tuple(made))
 
 
 def _add(pools: dict[Kind, list[Whole]], head: wire.Segment, blocks: list[tuple[int, int]]) -> None:
@@ -140,7 +140,7 @@ def sum_of(parts: Iterable[Totals]) -> Totals:
     return Totals(reserved, allocated, waiting, split, unused, largest, segments, blocks)
 
 
-def largest_for(found: Allocator, request: int) -> int:
+def largest_for(found: AllocatorMap, request: int) -> int:
     """The largest free block usable for such a request, on any stream."""
     small = request <= LARGE_REQUEST
     fitting = (pool.totals.largest_free for pool in found.pools if pool.small == small and not pool.private)
@@ -155,7 +155,7 @@ Cell = tuple[int, int, int, int]
 """Bytes of each kind in one cell of a map."""
 
 
-def cell_bytes(found: Allocator, width: int, height: int) -> int:
+def cell_bytes(found: AllocatorMap, width: int, height: int) -> int:
     """Bytes per cell such that every pool's rows fit into the height: 1, 1.25, 1.5, 1.75, 2 KiB…"""
     power = 512
     while sum(_rows(pool, 2 * power, width) for pool in found.pools) > height and power < 1 << 60:

@@ -17,7 +17,7 @@ ORDERS = ("step", "bytes", "count", "grown")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CensusRow:
     group: wire.Group
     per_step: int | None = None  # bytes
 
@@ -34,10 +34,12 @@ class Row:
         return (g.shape, g.dtype, g.device, g.has_graph, g.where, one)
 
 
-def rows_of(census: wire.Census, before: wire.Census | None, device: int | None, order: str) -> tuple[Row, ...]:
+def rows_of(census: wire.Census, before: wire.Census | None, device: int | None, order: str) -> tuple[CensusRow, ...]:
     """The groups on a device (None: on any)."""
     steps = census.step - before.step if before is not None else 0
-    rows = [Row(group, _per_step(group, steps)) for group in census.groups if device is None or group.device == device]
+    rows = [
+        CensusRow(group, _per_step(group, steps)) for group in census.groups if device is None or group.device == device
+    ]
     return tuple(sorted(rows, key=lambda row: _by(row, order), reverse=True))
 
 
@@ -47,7 +49,7 @@ def _per_step(group: wire.Group, steps: int) -> int | None:
     return round(group.grown * (group.bytes + (group.graph_bytes or 0)) / group.count / steps)
 
 
-def _by(row: Row, order: str) -> tuple[int, bool, int]:
+def _by(row: CensusRow, order: str) -> tuple[int, bool, int]:
     first = {
         "bytes": row.total,
         "count": row.group.count,

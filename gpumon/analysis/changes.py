@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class BytesByOwner:
     """Bytes by owner at the moment of the change; 0 if an owner holds none or does not matter."""
 
     weights: float = 0
@@ -27,7 +27,7 @@ FUSED, BUCKET_VIEWS, SET_TO_NONE, BATCH, BF16, EXPANDABLE = (
     "fused", "bucket-views", "set-to-none", "batch", "bf16", "expandable-segments"
 )  # fmt: skip
 
-_SAVES: dict[str, Callable[[Held], float]] = {
+_SAVES: dict[str, Callable[[BytesByOwner], float]] = {
     FUSED: lambda held: held.temporaries,
     BUCKET_VIEWS: lambda held: held.gradients,  # they live in the buckets, once
     SET_TO_NONE: lambda held: held.gradients,
@@ -40,14 +40,14 @@ _SHARDED = {1: ("state", "temporaries"), 2: ("state", "temporaries", "gradients"
 _SHARDED[3] = (*_SHARDED[2], "weights")
 
 
-def saves(change: str, held: Held) -> int:
+def saves(change: str, held: BytesByOwner) -> int:
     return round(_SAVES[change](held))
 
 
-def sharded(held: Held, stage: int, ranks: int) -> Held:
+def sharded(held: BytesByOwner, stage: int, ranks: int) -> BytesByOwner:
     """Bytes that ZeRO's stage removes from each owner on each of `ranks`."""
     spared = 1 - 1 / ranks
-    return Held(**{owner: getattr(held, owner) * spared for owner in _SHARDED[stage]})
+    return BytesByOwner(**{owner: getattr(held, owner) * spared for owner in _SHARDED[stage]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ SHORT = tuple(USUAL[at] for at in (1, 3, 4, 5, 6, 7))
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChangeResult:
     """One change's peak, or why it is unknown."""
 
     change: Change

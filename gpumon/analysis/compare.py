@@ -72,7 +72,7 @@ _KINDS: dict[str, Any] = {"hello": _Hello, "model": _Model, "layers": _Layers, "
 
 
 @dataclass(slots=True)
-class Rank:
+class RankSummary:
     """What is kept of one rank of a run. Bytes; None: not known."""
 
     rank: int | None
@@ -143,16 +143,16 @@ class Rank:
 class Run:
     """One run: pass it every object."""
 
-    ranks: dict[object, Rank] = field(default_factory=dict)
+    ranks: dict[object, RankSummary] = field(default_factory=dict)
 
     def take(self, obj: Object) -> None:
         """One object of `--json`. Raises ValidationError if it is malformed."""
         if obj["type"] in _KINDS:
             rank = msgspec.convert(obj.get("rank"), int | None)
-            self.ranks.setdefault((rank, msgspec.convert(obj.get("pid"), int | None)), Rank(rank)).take(obj)
+            self.ranks.setdefault((rank, msgspec.convert(obj.get("pid"), int | None)), RankSummary(rank)).take(obj)
 
     @property
-    def highest(self) -> Rank | None:
+    def highest(self) -> RankSummary | None:
         """The rank with the highest peak; None if no step was read."""
         known = [each for each in self.ranks.values() if each.peak is not None]
         return max(known, key=lambda each: each.peak or 0, default=None)
@@ -173,11 +173,11 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """`differences`: the peaks first, then by kind, largest first, without equal ones."""
 
-    before: Rank
-    after: Rank
+    before: RankSummary
+    after: RankSummary
     differences: tuple[Difference, ...]
     at_peak: bool  # categories are of the highest peaks, else of a step's end
     changed: tuple[tuple[str, str, str], ...]  # fact, before, after; "–" if missing in one run
@@ -189,7 +189,7 @@ class Comparison:
         return after / before - 1 if before else 0.0
 
 
-def compare(before: Rank, after: Rank) -> Comparison:
+def compare(before: RankSummary, after: RankSummary) -> RunComparison:
     """Compares two ranks whose peaks are known."""
     peaks = [
         Difference("peak", name, one, other)
@@ -212,7 +212,7 @@ def compare(before: Rank, after: Rank) -> Comparison:
         for name in names
         if before.facts.get(name) != after.facts.get(name)
     )
-    return Comparison(before, after, (*peaks, *found), at_peak, changed)
+    return RunComparison(before, after, (*peaks, *found), at_peak, changed)
 
 
 def _differences(

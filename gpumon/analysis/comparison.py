@@ -61,7 +61,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class EstimateCheck:
     """A step beside its estimate. `phases` are their peaks, in the step's order."""
 
     step: int | None  # of phases and of what it adds
@@ -75,7 +75,7 @@ class Comparison:
     expected_in: str | None  # the phase of the estimated peak
 
 
-def compare(report: DeviceReport, record: StepRecord | None) -> Comparison | None:
+def compare(report: DeviceReport, record: StepRecord | None) -> EstimateCheck | None:
     """`record`: the newest step with figures. None without an estimate."""
     estimate = report.estimate
     if estimate is None:
@@ -103,7 +103,7 @@ def compare(report: DeviceReport, record: StepRecord | None) -> Comparison | Non
     peak = None
     if estimate.peak is not None or highest is not None:
         peak = Compared("peak", estimate.peak, highest, sources.get("peak", "").replace(" and ", "+"))
-    return Comparison(
+    return EstimateCheck(
         step=record.step if record is not None else None,
         read_step=report.read.step if report.read is not None else None,
         owners=tuple(owners),
@@ -156,13 +156,13 @@ def _source(phase: str, expected: dict[str, int], sources: dict[str, str]) -> st
     return brief if brief == "exact" else f"exact+{brief}"
 
 
-def remarks(found: Comparison, report: DeviceReport) -> tuple[str, ...]:
+def remarks(found: EstimateCheck, report: DeviceReport) -> tuple[str, ...]:
     """The differences in words, a sentence each."""
     said = [_on_the_peak(found), _on_the_rest(report), _beyond(report)]
     return tuple(text for text in said if text)
 
 
-def _on_the_peak(found: Comparison) -> str:
+def _on_the_peak(found: EstimateCheck) -> str:
     peak = found.peak
     if peak is None or peak.measured is None:
         return ""

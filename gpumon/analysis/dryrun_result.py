@@ -52,7 +52,7 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
-class Highest:
+class HighestPeak:
     """The peak of one rank on one device: of a phase, or at a failed allocation."""
 
     rank: int | None
@@ -86,7 +86,7 @@ class Outcome:
     exit_code: int | None  # the script's; negative: a signal; None: ended from outside
     steps: int  # closed by every rank that trains
     devices: tuple[Space, ...]
-    highest: tuple[Highest, ...]  # in order of rank
+    highest: tuple[HighestPeak, ...]  # in order of rank
     failed: tuple[Failed, ...]
     findings: tuple[Finding, ...] = ()  # open ones of all ranks, without info
     forecast: Forecast | None = None  # of the rank with the highest peak
@@ -105,7 +105,7 @@ class Outcome:
         return min(self.devices, key=lambda device: device.margin, default=None)
 
     @property
-    def peak(self) -> Highest | None:
+    def peak(self) -> HighestPeak | None:
         return max(self.highest, key=lambda highest: highest.allocated, default=None)
 
 
@@ -286,9 +286,9 @@ def _grows_out(forecast: Forecast | None, findings: tuple[Finding, ...], tightes
     return None if not rate or tightest is None else tightest.margin // rate
 
 
-def _highest(hello: wire.Hello, top: wire.Phase | wire.Oom, followed: _Followed) -> Highest:
+def _highest(hello: wire.Hello, top: wire.Phase | wire.Oom, followed: _Followed) -> HighestPeak:
     allocated, reserved = followed.allocated, followed.reserved
-    highest = Highest(hello.rank, hello.pid, top.device, top.step, top.phase, allocated, reserved)
+    highest = HighestPeak(hello.rank, hello.pid, top.device, top.step, top.phase, allocated, reserved)
     failure = followed.failure if isinstance(top, wire.Oom) else None
     if failure is not None and failure.lines is not None:
         return replace(

@@ -7,7 +7,7 @@ from functools import partial
 from math import prod
 from typing import NamedTuple
 
-from gpumon.analysis.types import Highest
+from gpumon.analysis.types import HighestStep
 from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 
@@ -147,9 +147,9 @@ def _largest_batch(closed: wire.Step, here: Sequence[wire.Phase]) -> int | None:
     return total * max(sizes) // sum(sizes) if any(sizes) else total
 
 
-def higher(known: Highest | None, step: int, seen: Looked) -> Highest | None:
+def higher(known: HighestStep | None, step: int, seen: Looked) -> HighestStep | None:
     """The highest peak so far, including this step; the first of equals."""
-    return Highest(step, seen.highest) if seen.highest > (known.allocated if known is not None else 0) else known
+    return HighestStep(step, seen.highest) if seen.highest > (known.allocated if known is not None else 0) else known
 
 
 def step_peaks(record: StepRecord, device: int) -> StepPeaks | None:

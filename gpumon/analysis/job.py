@@ -50,7 +50,7 @@ class RankStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobStatus:
     """All ranks in order: by node, then by rank."""
 
     ranks: tuple[RankStatus, ...]
@@ -75,7 +75,7 @@ class Spread:
     skew: float  # worst / median − 1
 
 
-def job(frame: Frame, paces: Sequence[float | None] = ()) -> Job:
+def job(frame: Frame, paces: Sequence[float | None] = ()) -> JobStatus:
     """`paces`: steps per second of each rank of the frame, if known."""
     steps = [_newest(rank) for rank in frame.ranks]
     live = [step for step, rank in zip(steps, frame.ranks, strict=True) if rank.status == "live" and step is not None]
@@ -101,10 +101,10 @@ def job(frame: Frame, paces: Sequence[float | None] = ()) -> Job:
     died = {each.source for each in standings if each.state in DIED and not each.replaced}
     dead = sorted((rank for rank in frame.ranks if rank.source in died), key=_last_sign_ns)
     if not dead or len(ordered) < 2:
-        return Job(tuple(ordered), world, elsewhere)
+        return JobStatus(tuple(ordered), world, elsewhere)
     if len(dead) > 1 and _last_sign_ns(dead[1]) - _last_sign_ns(dead[0]) < APART_NS:
-        return Job(tuple(ordered), world, elsewhere)
-    return Job(tuple(ordered), world, elsewhere, dead[0].source)
+        return JobStatus(tuple(ordered), world, elsewhere)
+    return JobStatus(tuple(ordered), world, elsewhere, dead[0].source)
 
 
 def spread(values: Iterable[int | None]) -> Spread | None:

@@ -23,7 +23,7 @@ FIGURES = ("weights", "buffers", "gradients", "optimizer", "activations")
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class LayerBytes:
     """Bytes; None: not known."""
 
     weights: int | None = None
@@ -38,17 +38,17 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerNode:
     """One module. `children` are in the model's order."""
 
     path: str  # "" is the root
     name: str  # the last part of the path; the root's is its class
     kind: str | None
     elements: int  # parameter count of this module alone; tied ones count where they appear first
-    own: Figures
-    whole: Figures  # with all submodules
+    own: LayerBytes
+    whole: LayerBytes  # with all submodules
     shared_with: str | None = None
-    children: tuple[Layer, ...] = ()
+    children: tuple[LayerNode, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Tree:
     model: int
     device: int
     step: int | None
-    root: Layer
+    root: LayerNode
     elsewhere: int | None  # activations of no module of the model
 
 
@@ -128,17 +128,17 @@ def _at(root: _Node, path: str) -> _Node:
     return node
 
 
-def _layer(path: str, name: str, node: _Node) -> Layer:
+def _layer(path: str, name: str, node: _Node) -> LayerNode:
     children = tuple(_layer(f"{path}.{part}" if path else part, part, child) for part, child in node.children.items())
-    own = Figures(node.weights, node.buffers, *node.kept)
+    own = LayerBytes(node.weights, node.buffers, *node.kept)
     below = [own, *(child.whole for child in children)]
     whole = together(below)
-    return Layer(path, name, node.kind, node.elements, own, whole, node.shared_with, children)
+    return LayerNode(path, name, node.kind, node.elements, own, whole, node.shared_with, children)
 
 
-def together(all_: Sequence[Figures]) -> Figures:
+def together(all_: Sequence[LayerBytes]) -> LayerBytes:
     """The sum of each figure over those where it is known."""
-    return Figures(*(_sum([getattr(figures, name) for figures in all_]) for name in FIGURES))
+    return LayerBytes(*(_sum([getattr(figures, name) for figures in all_]) for name in FIGURES))
 
 
 def _sum(values: list[int | None]) -> int | None:

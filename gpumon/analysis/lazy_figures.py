@@ -14,7 +14,7 @@ from gpumon.analysis import ledger
 from gpumon.analysis.estimate import closed_form
 from gpumon.analysis.estimate.closed_form import Owned
 from gpumon.analysis.history import StepPeaks
-from gpumon.analysis.types import Breakdown, Estimate, Held
+from gpumon.analysis.types import Breakdown, Estimate, GrownByHolder
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class LazyLedger:
         owners: wire.Ledger | None,
         lasting: wire.Ledger | None,
         driver: ledger.DriverLines | None,
-        held: Held | None,
+        held: GrownByHolder | None,
     ) -> None:
         self._rank, self._step, self._end, self._owners = rank, step, end, owners
         self._lasting, self._driver, self._held = lasting, driver, held

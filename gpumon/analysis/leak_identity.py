@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from operator import is_
 
 from gpumon.analysis.suspects import BLOCK_BYTES, Suspect, explaining, root, suspects
-from gpumon.analysis.types import Growth, Held
+from gpumon.analysis.types import GrownByHolder, Growth
 from gpumon_agent import wire
 
 TAKEN = ("allocated", "unexplained", "blocks")
@@ -31,10 +31,10 @@ class Leak:
     found: tuple[tuple[Suspect, int], ...]  # most bytes first, each with the step at which it was counted
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> GrownByHolder | None:
         """Its holders and their bytes; None if none was found."""
         parts = tuple((by, each.held, step) for each, step in self.found if (by := each.by) is not None)
-        return Held(self.since, parts, self.per_step) if parts else None
+        return GrownByHolder(self.since, parts, self.per_step) if parts else None
 
 
 _Key = tuple[bool, object]

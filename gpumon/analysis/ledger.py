@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from gpumon.analysis.suspects import root
-from gpumon.analysis.types import OWNERS, Breakdown, Held, Peak, Read
+from gpumon.analysis.types import OWNERS, Breakdown, GrownByHolder, Peak, Read
 from gpumon.analysis.units import size
 from gpumon.session.frame import HostSample, RankFrame, StepRecord
 from gpumon_agent import wire
@@ -164,7 +164,9 @@ def read(record: StepRecord, device: int) -> Read | None:
     return None if found is None or owners is None else Read(record.step, found, owners.hidden, owners.held_by)
 
 
-def with_held(lines: Breakdown, held: Held | None, step: int, variables: Sequence[wire.Holder] = ()) -> Breakdown:
+def with_held(
+    lines: Breakdown, held: GrownByHolder | None, step: int, variables: Sequence[wire.Holder] = ()
+) -> Breakdown:
     """Moves bytes that a census has named to `variables`, at the end of `step`, as far as they have no owner yet.
 
     They come from the left-over line, then from activations, since a kept output was once saved for backward.
@@ -186,28 +188,30 @@ def with_held(lines: Breakdown, held: Held | None, step: int, variables: Sequenc
     return replace(lines, **changed) if len(changed) > 1 else lines
 
 
-def peak_with_held(peak: Peak | None, held: Held | None) -> Peak | None:
+def peak_with_held(peak: Peak | None, held: GrownByHolder | None) -> Peak | None:
     """Uses the bytes held at the previous step's end: the step's own addition comes at the peak or after it."""
     if peak is None or peak.lines is None:
         return peak
     return msgspec.structs.replace(peak, lines=with_held(peak.lines, held, peak.step - 1))
 
 
-def read_with_held(read: Read | None, held: Held | None) -> Read | None:
+def read_with_held(read: Read | None, held: GrownByHolder | None) -> Read | None:
     if read is None or held is None:
         return read
     lines = with_held(read.lines, held, read.step, read.held_by)
     return replace(read, lines=lines, held_by=holders(held, read.held_by))
 
 
-def holders(held: Held | None, variables: Sequence[wire.Holder]) -> tuple[wire.Holder, ...]:
+def holders(held: GrownByHolder | None, variables: Sequence[wire.Holder]) -> tuple[wire.Holder, ...]:
     """Holders of the line `variables`: growing ones first, then the others that the ledger found."""
     growing = held.by if held is not None else ()
     named = {root(each) for each in growing}
     return (*growing, *(each for each in variables if root(each) not in named))
 
 
-def at_failure(event: wire.Oom, owners: Mapping[str, int], total: int | None, held: Held | None = None) -> Breakdown:
+def at_failure(
+    event: wire.Oom, owners: Mapping[str, int], total: int | None, held: GrownByHolder | None = None
+) -> Breakdown:
     """The ledger when an allocation failed: `owners` from the newest ledger, the allocator's figures from the event."""
     owners = {name: nbytes for name, nbytes in owners.items() if name in AT_FAILURE}
     lines = Breakdown(

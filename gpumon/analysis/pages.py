@@ -14,7 +14,7 @@ WIDTH = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class FindingPage:
     """One finding's page. `silent`: when it is not reported."""
 
     means: str
@@ -24,7 +24,7 @@ class Page:
 
 
 PAGES = {
-    "near-capacity": Page(
+    "near-capacity": FindingPage(
         "The next peak is expected to leave less than 5 % of the device free. The run goes on, but a longer batch, an "
         "evaluation or a copy for a checkpoint may be one allocation too many.",
         "The forecast's headroom: free on the device, plus reserved by PyTorch, minus the next peak, minus free pieces "
@@ -33,7 +33,7 @@ PAGES = {
         "the optimizer step is the peak. If reserved is far above allocated, use expandable segments.",
         "In the first iterations, and while oom-ahead is open.",
     ),
-    "oom-ahead": Page(
+    "oom-ahead": FindingPage(
         "Memory will run out: the peak grows and gpumon can count the steps until it no longer fits, or the coming "
         "iteration alone is likely not to fit.",
         "The agent's outlook for the batch now in forward; the growth of the peak, either from bytes that are kept (a "
@@ -41,20 +41,20 @@ PAGES = {
         "If bytes are kept: find the list, dict or closure that keeps losses or outputs (`.item()`, `.detach()`). If "
         "steps need more: run the longest batch first, to see at once whether it fits.",
     ),
-    "allocator-retries": Page(
+    "allocator-retries": FindingPage(
         "cudaMalloc failed; PyTorch released its cached blocks and tried again, this time with success. Each retry "
         "waits for the device and is slow; the next one may fail for good.",
         "num_alloc_retries of torch.cuda.memory_stats has increased since the previous check.",
         "Lower the peak; use expandable segments if fragmentation is the cause, or a device without other processes.",
     ),
-    "bucket-copy": Page(
+    "bucket-copy": FindingPage(
         "DistributedDataParallel reduces gradients in buckets and keeps the buckets beside the gradients: one more "
         "copy of every trained parameter.",
         "The bucket sizes that DDP itself reports, without gradient_as_bucket_view.",
         "DistributedDataParallel(..., gradient_as_bucket_view=True): gradients become views of the buckets. Remove "
         "code that calls detach_() on gradients.",
     ),
-    "dominant-embedding": Page(
+    "dominant-embedding": FindingPage(
         "One embedding holds most of the model's parameters. Its rows cost weights, gradients and optimizer state "
         "whether a batch uses them or not. So the vocabulary decides whether training fits, not the batch.",
         "The embedding's share of the parameters' bytes, and which layers share its table.",
@@ -62,7 +62,7 @@ PAGES = {
         "are two tables. The table on the CPU, or sparse gradients with SparseAdam.",
         "If its gradients are sparse already.",
     ),
-    "foreach-peak": Page(
+    "foreach-peak": FindingPage(
         "The optimizer step is the peak: with foreach it makes lists of temporaries as large as all parameters "
         "together.",
         "The optimizer phase has the highest peak. Its temporaries are its peak minus what is allocated at its end.",
@@ -70,7 +70,7 @@ PAGES = {
         "parameter at a time.",
         "If another phase peaks as high: then nothing would be saved.",
     ),
-    "stray-context": Page(
+    "stray-context": FindingPage(
         "A process of the same job that trains on another device holds a CUDA context on this one: some hundred "
         "megabytes without use. On device 0 there is often one for each other rank.",
         "The driver lists the rank's process on a device on which it ran no phase.",
@@ -79,7 +79,7 @@ PAGES = {
         "dist.barrier without device_ids.",
         "If the driver does not list processes (some containers), and until the other rank has closed a phase.",
     ),
-    "rank-skew": Page(
+    "rank-skew": FindingPage(
         "One rank of a job peaks far above the others. It limits the batch, and if it runs out of memory, all others "
         "stop.",
         "The rank's median recent peak, compared with the median of all ranks' medians.",
@@ -87,14 +87,14 @@ PAGES = {
         "there, other ranks' contexts on its device.",
         "It has no meaning for pipeline stages, which differ by design.",
     ),
-    "other-process": Page(
+    "other-process": FindingPage(
         "A process that is not part of this run holds memory on a device that the run uses.",
         "The driver's list of processes, without this job's processes and their children.",
         "Find it with nvidia-smi: an old run, a notebook's kernel, another user's job. End it, or choose another "
         "device with CUDA_VISIBLE_DEVICES.",
         "In containers that hide process ids.",
     ),
-    "tensor-leak": Page(
+    "tensor-leak": FindingPage(
         "Tensors are kept from step to step. The bytes allocated at the end of a step grow without limit, until an "
         "allocation fails that has always fitted.",
         "Three figures at the end of each optimizer phase: allocated bytes, live blocks, unexplained bytes. One of "
@@ -109,7 +109,7 @@ PAGES = {
         "length at which its own code shortens it (if len(x) > N: x.pop(0); x = x[-N:]; del x[:-N]). Another buffer "
         "that fills slowly is reported as a leak until it is full.",
     ),
-    "retained-graph": Page(
+    "retained-graph": FindingPage(
         "Tensors are kept together with their autograd graph. A loss after backward() costs a block of 512 bytes a "
         "step and every node of its graph. An output before backward(), or with retain_graph=True, keeps all that "
         "autograd saved for it: the activations of a whole step, again in each step.",
@@ -119,7 +119,7 @@ PAGES = {
         "For the graph of the current step. A loss can keep more than itself: an elementwise loss with reduction "
         "(such as mse_loss) may keep a storage as large as all of the batch's losses.",
     ),
-    "retained-checkpoint": Page(
+    "retained-checkpoint": FindingPage(
         "Tensors from torch.load are still alive on the device, steps after load_state_dict has copied them: one more "
         "copy of the weights, and of the optimizer state if the file holds it, for the whole run.",
         "gpumon follows the loaded tensors themselves. Those that a model or optimizer has taken over "
@@ -129,14 +129,14 @@ PAGES = {
         "the copy is never on the device; with mmap=True the file is not even read whole.",
         "If load_state_dict was not called after the load: the tensors may be data. If less than a tenth is alive.",
     ),
-    "checkpoint-device": Page(
+    "checkpoint-device": FindingPage(
         "A file was loaded onto a device on which this process trains nothing. torch.load puts tensors back on the "
         "device they were saved from: with several ranks, all of them load onto rank 0's device, each with a context "
         "of some hundred megabytes.",
         "The devices of the loaded tensors, compared with those of the watched models.",
         'torch.load(..., map_location="cpu"), or map_location=f"cuda:{local_rank}".',
     ),
-    "grad-in-eval": Page(
+    "grad-in-eval": FindingPage(
         "The model was in eval mode, and its forward recorded a graph that no backward used. model.eval() changes "
         "dropout and batch norm, not autograd: activations are saved as in training, and an evaluation can be the "
         "highest peak.",
@@ -144,7 +144,7 @@ PAGES = {
         "with torch.inference_mode(): around the evaluation, or torch.no_grad() if its results enter autograd later.",
         "If a backward follows, as in training with frozen batch norm, or for saliency maps.",
     ),
-    "outlier-batch": Page(
+    "outlier-batch": FindingPage(
         "One batch is far larger than the others and alone decides how much memory the run needs.",
         "Bytes of the model's inputs and the peak of the same step, over the last 512 steps: the batch has 1.5 times "
         "the bytes of the 95th percentile, and its peak is a quarter above the 95th percentile of the peaks.",
@@ -152,7 +152,7 @@ PAGES = {
         "samples. The saving given is the difference to the highest peak within that percentile.",
         "In the first ten steps, and if sizes are spread evenly.",
     ),
-    "fragmentation": Page(
+    "fragmentation": FindingPage(
         "The allocator has reserved far more than was ever allocated at once: its cached free blocks do not fit the "
         "requests, so it reserves more. cudaMalloc can fail while memory is unused.",
         "When reserved rises, at least 40 % of it is above the highest peak of allocated so far.",
@@ -160,14 +160,14 @@ PAGES = {
         "multiples, run the largest batch first.",
         "Below 128 MiB.",
     ),
-    "zeroed-gradients": Page(
+    "zeroed-gradients": FindingPage(
         "Gradients of the previous step are still allocated during the next forward: as zeros, with "
         "zero_grad(set_to_none=False), or because zero_grad() comes after the forward. They add to the forward's peak.",
         "The gradients in the breakdown as the first forward of a step begins, in steps with one forward.",
         "optimizer.zero_grad() before the forward, with set_to_none=True (the default since torch 2.0).",
         "With gradient accumulation, where gradients have to be kept.",
     ),
-    "host-leak": Page(
+    "host-leak": FindingPage(
         "The resident memory of the training process, or of one of its children (DataLoader workers), grows from step "
         "to step. When the machine is full, the kernel kills a process without an error message from Python.",
         "The resident memory of each process, about once a second, tested as for tensor-leak. If torch's pinned memory "
@@ -179,7 +179,7 @@ PAGES = {
         "only info if the process grows no faster than allocated on its device: with unified memory, or a virtual "
         "GPU, a leak on the device is also one on the host.",
     ),
-    "agent-part-off": Page(
+    "agent-part-off": FindingPage(
         "A part of gpumon's agent failed five times in the training process and is off for the rest of the run. "
         "Training is not affected. The finding says which figures are missing from then on.",
         "The agent reports it once a second, with the exception and its line.",

@@ -27,13 +27,13 @@ from gpumon.analysis.leak_identity import LeakNames
 from gpumon.analysis.persistent_conditions import PersistentConditions
 from gpumon.analysis.reports import RankReport
 from gpumon.analysis.tracker import Tracker
-from gpumon.analysis.types import Highest, Peak, Read
+from gpumon.analysis.types import HighestStep, Peak, Read
 from gpumon.session.frame import ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
 from gpumon_agent.wire.thinning import tells
 
 if TYPE_CHECKING:
-    from gpumon.analysis.changes import Answer
+    from gpumon.analysis.changes import ChangeResult
 
 Phases = tuple[wire.Phase, ...]
 
@@ -67,7 +67,7 @@ class DeviceState:
     retries: int | None = None  # at the previous look
     available: int | None = None  # reserved + free, at the newest reading that could be placed
     others: Others = field(default_factory=Others)
-    whatif: tuple[Answer, ...] = ()
+    whatif: tuple[ChangeResult, ...] = ()
     asked_at: int | None = None  # the step at which what-if was answered last
     typical: float | None = None  # peak, at the newest look
     growth: DeviceGrowth = field(default_factory=DeviceGrowth)
@@ -75,7 +75,7 @@ class DeviceState:
     standing: PersistentConditions = field(default_factory=PersistentConditions)
     named: LeakNames = field(default_factory=LeakNames)
     skipped: bool = False  # the forecaster did not see every step
-    highest: Highest | None = None  # peak so far
+    highest: HighestStep | None = None  # peak so far
 
     @property
     def replays(self) -> bool:

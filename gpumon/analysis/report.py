@@ -30,7 +30,7 @@ from gpumon_agent import wire
 from gpumon_agent.shape_model.verdict import expandable, verdict
 
 if TYPE_CHECKING:
-    from gpumon.analysis.changes import Answer
+    from gpumon.analysis.changes import ChangeResult
     from gpumon.analysis.diagnosis.oom_report import OomReport
 
 PACE_STEPS = 20
@@ -335,7 +335,7 @@ def _at_most(forecast: Forecast, most: int | None) -> Forecast:
     )  # fmt: skip
 
 
-def _whatif(rank: RankFrame, device_state: DeviceState, report: DeviceReport) -> tuple[Answer, ...]:
+def _whatif(rank: RankFrame, device_state: DeviceState, report: DeviceReport) -> tuple[ChangeResult, ...]:
     """Answers for the usual changes at the newest step. Computed only when displayed: it takes a millisecond."""
     newest = rank.steps[-1].step if rank.steps else 0
     if newest < WHATIF_FROM or device_state.newest is None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpumon.analysis.types import Breakdown, Estimate, Finding, Forecast, Growth, Held, Highest, Peak, Read
+from gpumon.analysis.types import Breakdown, Estimate, Finding, Forecast, GrownByHolder, Growth, HighestStep, Peak, Read
 
 if TYPE_CHECKING:  # the first screen needs neither
-    from gpumon.analysis.changes import Answer
+    from gpumon.analysis.changes import ChangeResult
     from gpumon.analysis.diagnosis.oom_report import OomReport
     from gpumon.session.frame import Frame
 
@@ -33,9 +33,11 @@ class DeviceReport(msgspec.Struct, frozen=True):
     composed: Peak | None = None  # the newest peak with a breakdown
     growth: tuple[Growth, ...] = ()  # of allocated, blocks, unexplained, slack: those that are known
     regimes: tuple[int, ...] = ()  # steps at which the regime of peaks changed, newest last
-    make_whatif: Callable[[DeviceReport], tuple[Answer, ...]] | None = None
-    highest: Highest | None = None  # peak of allocated so far
-    held: Held | None = None  # what grows, and its holders; included in `ledger`, `peak`, `read` and `composed`
+    make_whatif: Callable[[DeviceReport], tuple[ChangeResult, ...]] | None = None
+    highest: HighestStep | None = None  # peak of allocated so far
+    held: GrownByHolder | None = (
+        None  # what grows, and its holders; included in `ledger`, `peak`, `read` and `composed`
+    )
 
     @property
     def ledger(self) -> Breakdown | None:
@@ -54,7 +56,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
         return made if made is None or isinstance(made, Estimate) else made()
 
     @property
-    def whatif(self) -> tuple[Answer, ...]:
+    def whatif(self) -> tuple[ChangeResult, ...]:
         """The peak with each of the usual changes, computed at most once per step."""
         return self.make_whatif(self) if self.make_whatif is not None else ()
 

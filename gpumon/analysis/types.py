@@ -89,7 +89,7 @@ class Peak(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Highest:
+class HighestStep:
     """The highest peak of all steps seen, and the first step with it."""
 
     step: int
@@ -157,7 +157,7 @@ NEARLY_ALL = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class GrownByHolder:
     """Growing bytes that a census found, by holder: part of the line `variables`.
 
     They were counted at one step; at other steps they are scaled by the steps of growth. A census takes several steps

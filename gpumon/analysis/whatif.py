@@ -27,9 +27,9 @@ from gpumon.analysis.changes import (
     BUCKET_VIEWS,
     FUSED,
     USUAL,
-    Answer,
+    BytesByOwner,
     Change,
-    Held,
+    ChangeResult,
     Span,
     exactly,
     saves,
@@ -38,7 +38,7 @@ from gpumon.analysis.changes import (
 from gpumon.analysis.findings.model import FUSED_STEP
 from gpumon.analysis.forecast.forecaster import NEW_BATCHES, shared_out
 from gpumon.analysis.history import StepPeaks, step_peaks
-from gpumon.analysis.layers import Layer, trees
+from gpumon.analysis.layers import LayerNode, trees
 from gpumon.analysis.reports import DeviceReport
 from gpumon.analysis.types import KEPT, Forecast
 from gpumon.session.frame import RankFrame
@@ -79,11 +79,11 @@ def answer(
     shape_model: ShapeModel,
     changes: Sequence[Change] = USUAL,
     steps: int = STEPS,
-) -> list[Answer]:
+) -> list[ChangeResult]:
     """One answer per change, from the highest of the newest `steps` steps."""
     figures = _highest(rank, report.device, steps)
     if figures is None:
-        return [Answer(change, why_not="no step was read yet") for change in changes]
+        return [ChangeResult(change, why_not="no step was read yet") for change in changes]
     return [_answer(rank, report, shape_model, figures, change) for change in changes]
 
 
@@ -96,14 +96,14 @@ def _highest(rank: RankFrame, device: int, steps: int) -> StepPeaks | None:
 
 def _answer(
     rank: RankFrame, report: DeviceReport, shape_model: ShapeModel, figures: StepPeaks, change: Change
-) -> Answer:
+) -> ChangeResult:
     try:
         parts = _taken_apart(report, figures)
         parts = _other_batch(rank, report, shape_model, figures, parts, change)
         for apply in (_checkpointed, _bf16, _fused, _bucket_views, _zero, _accumulated):
             parts = apply(rank, report, parts, change)
     except Untold as why:
-        return Answer(change, why_not=str(why))
+        return ChangeResult(change, why_not=str(why))
     optimizer = parts.start + parts.gradients + parts.temporaries + parts.rest
     phases = {
         wire.FORWARD: parts.forward + parts.start,
@@ -118,11 +118,11 @@ def _answer(
     )
     forecast = report.forecast
     if forecast is None or forecast.headroom is None:
-        return Answer(change, peak, phase, notes=parts.notes)
+        return ChangeResult(change, peak, phase, notes=parts.notes)
     usable = forecast.headroom + forecast.next_peak
     headroom = round(usable - peak.expected)
     fits = True if peak.high <= usable else False if peak.low > usable else None
-    return Answer(change, peak, phase, None, headroom, fits, parts.notes, _full_in(forecast, headroom))
+    return ChangeResult(change, peak, phase, None, headroom, fits, parts.notes, _full_in(forecast, headroom))
 
 
 def _full_in(forecast: Forecast, headroom: int) -> int | None:
@@ -279,7 +279,7 @@ def _checkpointed(rank: RankFrame, report: DeviceReport, parts: Parts, change: C
     return replace(parts, forward=forward, notes=(*parts.notes, note))
 
 
-def _blocks(layer: Layer) -> list[int]:
+def _blocks(layer: LayerNode) -> list[int]:
     """Activations of the like siblings that keep the most in the tree."""
     kinds: dict[str | None, list[int]] = {}
     for child in layer.children:
@@ -334,8 +334,8 @@ def _bucket_views(rank: RankFrame, report: DeviceReport, parts: Parts, change: C
     return replace(parts, gradients=parts.gradients - gone, more=parts.more + Span(-gone, -gone, 0.0))
 
 
-def _held(parts: Parts) -> Held:
-    return Held(parts.weights, parts.gradients, parts.state, parts.temporaries)
+def _held(parts: Parts) -> BytesByOwner:
+    return BytesByOwner(parts.weights, parts.gradients, parts.state, parts.temporaries)
 
 
 def _zero(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -> Parts:

@@ -15,9 +15,9 @@ from gpumon.cli.printing import say
 
 if TYPE_CHECKING:
     from gpumon.host.sampler import Sampler
-    from gpumon.link import Job
+    from gpumon.link import DiscoveredJob
     from gpumon.tui.app import MonitorApp, Options
-    from gpumon.tui.feed import Choice
+    from gpumon.tui.feed import JobChoice
     from gpumon_agent.endpoint import Descriptor
 
 NO_TERMINAL = "this is not a terminal, and the screen needs one; use --json or --once"
@@ -76,7 +76,7 @@ def command(
         from gpumon.cli.attach_json import attach_json
 
         raise click.exceptions.Exit(attach_json(lambda: find(target), rank, once, steps, seconds))
-    choices: Sequence[Job] = ()
+    choices: Sequence[DiscoveredJob] = ()
     descriptors: tuple[Descriptor, ...] = ()
     try:
         descriptors = find(target)
@@ -154,13 +154,13 @@ def seen_here(known: Iterable[Descriptor], pids: Callable[[], Collection[int]]) 
     return lambda: [pid for pid in pids() if pid not in foreign]
 
 
-def _choices(jobs: Sequence[Job]) -> list[Choice]:
+def _choices(jobs: Sequence[DiscoveredJob]) -> list[JobChoice]:
     from gpumon import link
-    from gpumon.tui.feed import Choice
+    from gpumon.tui.feed import JobChoice
 
-    def choice(job: Job) -> Choice:
+    def choice(job: DiscoveredJob) -> JobChoice:
         ranks = f"{len(job.descriptors)} ranks, " if len(job.descriptors) > 1 else ""
-        return Choice(
+        return JobChoice(
             job.name,
             ranks + job.pids,
             lambda: link.subscribe_batches(job.descriptors, follow=True),

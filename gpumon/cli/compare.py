@@ -16,7 +16,7 @@ from gpumon.cli import exits
 from gpumon.cli.printing import say, say_json
 
 if TYPE_CHECKING:
-    from gpumon.analysis.compare import Comparison, Difference, Rank, Run
+    from gpumon.analysis.compare import Difference, RankSummary, Run, RunComparison
     from gpumon_agent.endpoint import Descriptor
 
 SHOWN = 12
@@ -24,7 +24,7 @@ NAME, FIGURE = 34, 12
 TITLES = {"category": "By category", "phase": "Peak of each phase", "module": "By module"}
 
 
-class Share(click.ParamType):  # type: ignore[type-arg]
+class PercentType(click.ParamType):  # type: ignore[type-arg]
     """ "5%" or "0.05"."""
 
     name = "PERCENT"
@@ -48,7 +48,7 @@ class Share(click.ParamType):  # type: ignore[type-arg]
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option(
     "--fail-above",
-    type=Share(),
+    type=PercentType(),
     metavar="PERCENT",
     help="Exit code 1 if B's peak is higher than A's by more, such as 5%.",
 )
@@ -78,7 +78,7 @@ def command(before: str, after: str, as_json: bool, fail_above: float | None) ->
         raise click.exceptions.Exit(exits.FITS_NOT)
 
 
-def _side(name: str) -> Rank:
+def _side(name: str) -> RankSummary:
     from gpumon import link
     from gpumon.analysis.compare import Run
 
@@ -148,7 +148,7 @@ async def _of_job(descriptors: tuple[Descriptor, ...], run: Run) -> None:
                 return
 
 
-def _lines(found: Comparison) -> Iterator[str]:
+def _lines(found: RunComparison) -> Iterator[str]:
     from gpumon.analysis.units import percent, size
 
     one, other = found.before, found.after
@@ -183,7 +183,7 @@ def _row(each: Difference) -> str:
     return f"  {short:<{NAME - 2}}{figures}"
 
 
-def _stated(found: Comparison) -> dict[str, Any]:
+def _stated(found: RunComparison) -> dict[str, Any]:
     return {
         "type": "comparison",
         "peak": [found.before.peak, found.after.peak],

@@ -18,7 +18,7 @@ import click
 from gpumon.cli.printing import say
 from gpumon.cli.subreaper import dies_with_parent
 from gpumon.host import read_driver
-from gpumon.virtual_gpu.building import Unavailable, find_torch
+from gpumon.virtual_gpu.building import BuildUnavailable, find_torch
 from gpumon.virtual_gpu.profiles import DEVICES
 
 START_PATIENCE_S = 180.0
@@ -128,6 +128,6 @@ def _has_gpu() -> bool:
     """Whether torch is built for CUDA and the driver has a device, without importing torch."""
     try:
         find_torch()
-    except Unavailable:
+    except BuildUnavailable:
         return False
     return bool(asyncio.run(read_driver()).devices)

@@ -206,7 +206,7 @@ def _virtual_gpu() -> Iterator[Seen]:
 
     try:
         folder = virtual_gpu.build()
-    except virtual_gpu.Unavailable as reason:
+    except virtual_gpu.BuildUnavailable as reason:
         yield Seen("note", "virtual GPU", str(reason))
     else:
         yield Seen("ok", "virtual GPU", f"built in {folder}")

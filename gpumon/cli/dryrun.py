@@ -140,7 +140,7 @@ def prepare(
         raise kind(str(refusal)) from refusal
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    except virtual_gpu.Unavailable as error:
+    except virtual_gpu.BuildUnavailable as error:
         raise exits.CannotTell(str(error)) from error
     inner.pop("CUDA_VISIBLE_DEVICES", None)  # it names real devices
     os.environ.update({name: value for name, value in inner.items() if name.startswith(("VGPU_", "LD_"))})

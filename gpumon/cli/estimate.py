@@ -14,20 +14,20 @@ from gpumon.cli.printing import say, say_json
 
 if TYPE_CHECKING:
     from gpumon.analysis.estimate.comparing import Side
-    from gpumon.analysis.estimate.model import Model
-    from gpumon.analysis.estimate.plan import Device, Subject
-    from gpumon.analysis.estimate.workload import Optimizer, Precision, Workload
+    from gpumon.analysis.estimate.model import ModelTensors
+    from gpumon.analysis.estimate.plan import Subject, TargetDevice
+    from gpumon.analysis.estimate.workload import OptimizerChoice, Precision, Workload
 
 MOST = 1_000_000_000
 RANKS_MAX = 1 << 20
 PARAMETERS_MAX = 10**15
 
 
-def _read_optimizer(_: click.Context, __: click.Parameter, value: str | None) -> Optimizer | None:
-    from gpumon.analysis.estimate.workload import Optimizer, Unknown
+def _read_optimizer(_: click.Context, __: click.Parameter, value: str | None) -> OptimizerChoice | None:
+    from gpumon.analysis.estimate.workload import OptimizerChoice, Unknown
 
     try:
-        return None if value is None else Optimizer.parse(value)
+        return None if value is None else OptimizerChoice.parse(value)
     except Unknown as reason:
         raise click.BadParameter(str(reason)) from None
 
@@ -40,10 +40,10 @@ def _read_precision(_: click.Context, __: click.Parameter, value: str | None) ->
     return None if value is None else PRECISIONS[value]
 
 
-def _read_device(_: click.Context, __: click.Parameter, value: str | None) -> Device | None:
+def _read_device(_: click.Context, __: click.Parameter, value: str | None) -> TargetDevice | None:
     """A virtual GPU profile, or a size."""
     from gpumon.analysis.estimate.kernels import CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_HOPPER, Hardware
-    from gpumon.analysis.estimate.plan import Device
+    from gpumon.analysis.estimate.plan import TargetDevice
     from gpumon.virtual_gpu import profiles
 
     if value is None:
@@ -56,7 +56,7 @@ def _read_device(_: click.Context, __: click.Parameter, value: str | None) -> De
         raise click.BadParameter(f"{value!r} is smaller than the context of a process")
     workspace = CUBLAS_WORKSPACE_HOPPER if profile.compute_capability[0] >= 9 else CUBLAS_WORKSPACE
     hardware = Hardware(profile.processors, cublas_workspace=workspace)
-    return Device(value, profile.capacity_bytes, profile.context_bytes, hardware)
+    return TargetDevice(value, profile.capacity_bytes, profile.context_bytes, hardware)
 
 
 def _read_stages(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -124,7 +124,7 @@ def command(
     parameters: str | None,
     compare: tuple[str, str] | None,
     zero: tuple[int, ...] | None,
-    device: Device | None,
+    device: TargetDevice | None,
     as_json: bool,
     **how: Any,
 ) -> None:
@@ -180,7 +180,7 @@ def _subject(
     return user_code.module_subject(model or "", batch_factory, loss)
 
 
-def _shapes(path: Path) -> Model:
+def _shapes(path: Path) -> ModelTensors:
     from gpumon.analysis.estimate.model import from_shapes
     from gpumon.analysis.estimate.reading import check_shapes, read_object
 
@@ -191,11 +191,11 @@ def _shapes(path: Path) -> Model:
 
 def _workloads(subject: Subject | None, zero: tuple[int, ...] | None, how: Any) -> list[Workload]:
     """One workload per stage. Raises UsageError for contradictory settings."""
-    from gpumon.analysis.estimate.workload import NONE, PRECISIONS, Optimizer, Workload
+    from gpumon.analysis.estimate.workload import NONE, PRECISIONS, OptimizerChoice, Workload
 
     inference, optimizer = how["inference"], how["optimizer"]
     if optimizer is None:
-        optimizer = Optimizer.parse(NONE if inference else "adamw")
+        optimizer = OptimizerChoice.parse(NONE if inference else "adamw")
     if inference and optimizer.name != NONE:
         raise click.UsageError("--inference has no optimizer: leave --optimizer out, or write --optimizer none")
     if how["kv_cache"] and not inference:
@@ -228,7 +228,7 @@ def _workloads(subject: Subject | None, zero: tuple[int, ...] | None, how: Any) 
     return [replace(work, zero=stage) for stage in stages]
 
 
-def _estimate(subject: Subject, works: list[Workload], device: Device | None, as_json: bool) -> None:
+def _estimate(subject: Subject, works: list[Workload], device: TargetDevice | None, as_json: bool) -> None:
     """One report, or a row per stage."""
     from gpumon.analysis.estimate import report
     from gpumon.analysis.estimate.reading import OutOfBounds
@@ -253,7 +253,7 @@ def _estimate(subject: Subject, works: list[Workload], device: Device | None, as
         raise click.exceptions.Exit(exits.of(done[0].limits.fits))
 
 
-def _count(written: str, zero: tuple[int, ...] | None, device: Device | None, as_json: bool, how: Any) -> None:
+def _count(written: str, zero: tuple[int, ...] | None, device: TargetDevice | None, as_json: bool, how: Any) -> None:
     """Estimate from the parameter count alone: bytes per rank by precision, optimizer and stage."""
     from gpumon.analysis.estimate import sharding
     from gpumon.analysis.estimate.workload import PRECISIONS

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from gpumon.analysis.estimate.comparing import Comparison
-from gpumon.analysis.estimate.plan import Device
+from gpumon.analysis.estimate.comparing import ParameterComparison
+from gpumon.analysis.estimate.plan import TargetDevice
 from gpumon.analysis.estimate.report import EstimateReport
-from gpumon.analysis.estimate.sharding import Share
+from gpumon.analysis.estimate.sharding import RankShare
 from gpumon.analysis.estimate.traced import PhaseBytes
 from gpumon.analysis.estimate.workload import Workload
 from gpumon.analysis.types import OWNERS, Breakdown
@@ -92,7 +92,7 @@ def _device(done: EstimateReport) -> dict[str, Any] | None:
     }
 
 
-def share_object(count: int, work: Workload, share: Share, device: Device | None) -> dict[str, Any]:
+def share_object(count: int, work: Workload, share: RankShare, device: TargetDevice | None) -> dict[str, Any]:
     """Bytes per rank, from the parameter count alone."""
     return {
         "type": "estimate",
@@ -114,7 +114,7 @@ def share_object(count: int, work: Workload, share: Share, device: Device | None
     }
 
 
-def comparison_object(done: Comparison) -> dict[str, Any]:
+def comparison_object(done: ParameterComparison) -> dict[str, Any]:
     return {
         "type": "comparison",
         "parameters": [done.first, done.second],

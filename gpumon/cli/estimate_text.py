@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpumon.analysis.answer import line, of_estimate
-from gpumon.analysis.estimate.comparing import Comparison
-from gpumon.analysis.estimate.plan import Device
+from gpumon.analysis.estimate.comparing import ParameterComparison
+from gpumon.analysis.estimate.plan import TargetDevice
 from gpumon.analysis.estimate.report import EstimateReport
-from gpumon.analysis.estimate.sharding import Share
+from gpumon.analysis.estimate.sharding import RankShare
 from gpumon.analysis.estimate.workload import Workload
 from gpumon.analysis.types import OWNERS
 from gpumon.analysis.units import MINUS, Unit, count, in_unit, percent, size, unit_for
@@ -74,7 +74,7 @@ def _need(done: EstimateReport) -> Iterator[str]:
         yield f"keys    {size(kept)} of it are keys and values kept"
 
 
-def _named(device: Device) -> str:
+def _named(device: TargetDevice) -> str:
     return f"{device.name} ({size(device.total)})" if size(device.total) != device.name else device.name
 
 
@@ -180,7 +180,9 @@ def _wrapped(text: str, width: int = 80) -> Iterator[str]:
     yield line
 
 
-def share_lines(parameters: int, known: Sequence[tuple[Workload, Share]], device: Device | None) -> Iterator[str]:
+def share_lines(
+    parameters: int, known: Sequence[tuple[Workload, RankShare]], device: TargetDevice | None
+) -> Iterator[str]:
     """A table of bytes per rank, one row per workload."""
     work = known[0][0]
     what = "inference" if work.inference else work.optimizer.name
@@ -204,7 +206,7 @@ def share_lines(parameters: int, known: Sequence[tuple[Workload, Share]], device
     )
 
 
-def comparison_lines(done: Comparison, first: str, second: str) -> Iterator[str]:
+def comparison_lines(done: ParameterComparison, first: str, second: str) -> Iterator[str]:
     """Parameters of either model by layer."""
     yield f"parameters by layer: A {first}"
     yield f"                     B {second}"

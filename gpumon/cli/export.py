@@ -57,14 +57,14 @@ def prometheus(
         token = None if token_file is None else serving.read_token(token_file)
     except OSError as error:
         raise click.ClickException(sentence(f"{token_file} cannot be read: {error.strerror or error}")) from None
-    except serving.Refused as reason:
+    except serving.RequestRefused as reason:
         raise click.ClickException(sentence(str(reason))) from None
     try:
         listening = serving.listen_at(host, port) if socket_path is None else serving.listen_on(socket_path)
     except OSError as error:
         where = listen if socket_path is None else socket_path
         raise click.ClickException(sentence(f"cannot listen at {where}: {_why(error)}")) from None
-    except serving.Refused as reason:
+    except serving.RequestRefused as reason:
         raise click.ClickException(sentence(str(reason))) from None
     raise click.exceptions.Exit(exporting.serve(listening, token))
 

@@ -20,7 +20,7 @@ from gpumon import link
 from gpumon.analysis import Reporter
 from gpumon.analysis.reports import ROOM_PATIENCE_S, room_known
 from gpumon.cli.printing import say
-from gpumon.export.prometheus import Jobs, Watched
+from gpumon.export.prometheus import JobReports, Jobs
 from gpumon.export.serving import Scrapes, removed_at_the_end
 from gpumon.link.discovery import jobs, listing
 from gpumon.session.store import SessionStore
@@ -29,7 +29,7 @@ from gpumon_agent import wire
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from gpumon.link import Job
+    from gpumon.link import DiscoveredJob
 
 LOOK_S = 1.0
 ENDED_KEPT_S = 300.0
@@ -52,14 +52,14 @@ class _Followed:
     ended: float | None = None
     synced: set[str] = field(default_factory=set)
 
-    def look(self) -> Watched:
+    def look(self) -> JobReports:
         frame = self.store.frame(time.time_ns())
-        return Watched(self.name, self.run, frame, self.reporter.report(frame))
+        return JobReports(self.name, self.run, frame, self.reporter.report(frame))
 
 
 class Exporter:
     def __init__(self) -> None:
-        self.watched: Sequence[Watched] = ()
+        self.watched: Sequence[JobReports] = ()
         self._followed: dict[tuple[object, ...], _Followed] = {}
         self._files: frozenset[object] | None = None
 
@@ -106,7 +106,7 @@ class Exporter:
                 known.pids |= {descriptor.pid for descriptor in found.descriptors}
                 known.task = asyncio.create_task(self._follow(known, found))
 
-    def _new(self, found: Job) -> _Followed:
+    def _new(self, found: DiscoveredJob) -> _Followed:
         """Reuses the numbers of ended runs of that name, to limit the label values."""
         for key, each in list(self._followed.items()):
             if each.name == found.name and each.ended is not None:
@@ -115,7 +115,7 @@ class Exporter:
         run = next(str(number) for number in range(JOBS_MAX + 1) if str(number) not in taken)
         return _Followed(found.name, run, SessionStore(), time.monotonic())
 
-    async def _follow(self, job: _Followed, found: Job) -> None:
+    async def _follow(self, job: _Followed, found: DiscoveredJob) -> None:
         try:
             async with contextlib.aclosing(link.subscribe(found.descriptors)) as stream:
                 async for received in stream:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from gpumon.analysis.answer import line, of_outcome
-from gpumon.analysis.dryrun_result import Failed, Highest, Outcome, Space
+from gpumon.analysis.dryrun_result import Failed, HighestPeak, Outcome, Space
 from gpumon.analysis.types import DRIVER, Breakdown
 from gpumon.analysis.units import count, size
 
@@ -72,14 +72,14 @@ def _failure(failed: Failed) -> str:
     return text + (f" and {size(oom.free)} free on the device" if oom.free is not None else "")
 
 
-def _where(peak: Highest) -> str:
+def _where(peak: HighestPeak) -> str:
     who = f"rank {peak.rank}, " if peak.rank is not None else ""
     inside = f", in {peak.module}" if peak.module else ""
     reserved = f", {size(peak.reserved)} reserved" if peak.reserved is not None else ""
     return f"{size(peak.allocated)} allocated{reserved}: {who}step {peak.step}, {peak.phase}{inside}"
 
 
-def _alive(peak: Highest, alive: Breakdown) -> str:
+def _alive(peak: HighestPeak, alive: Breakdown) -> str:
     named = ", ".join(
         f"{name.replace('_', ' ')} {size(value)}"
         for name, value in alive.known()

@@ -13,7 +13,7 @@ from gpumon.cli.printing import say, say_json
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
-    from gpumon.analysis.changes import Answer, Change
+    from gpumon.analysis.changes import Change, ChangeResult
     from gpumon.session.frame import RankFrame
 
 
@@ -95,7 +95,7 @@ def command(
             say(f"  · {note}")
 
 
-def stated(answer: Answer, device: int) -> dict[str, Any]:
+def stated(answer: ChangeResult, device: int) -> dict[str, Any]:
     peak = answer.peak
     return {
         "type": "whatif",
@@ -113,7 +113,7 @@ def stated(answer: Answer, device: int) -> dict[str, Any]:
     }
 
 
-def line(answer: Answer) -> str:
+def line(answer: ChangeResult) -> str:
     from gpumon.analysis.units import size
 
     name = answer.change.name()
@@ -134,7 +134,7 @@ def line(answer: Answer) -> str:
 
 def asked_of(
     stream: Iterable[wire.Received], changes: Sequence[Change], number: int | None = None
-) -> tuple[int, list[Answer]] | None:
+) -> tuple[int, list[ChangeResult]] | None:
     """Answers at the recording's end, for the first device of the wanted rank; None without steps."""
     from gpumon.analysis import Reporter
     from gpumon.analysis.forecast import Forecaster

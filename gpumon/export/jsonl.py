@@ -16,11 +16,11 @@ import msgspec
 from gpumon.analysis import ledger
 from gpumon.analysis.answer import Answer
 from gpumon.analysis.diagnosis.oom_report import OomReport
-from gpumon.analysis.dryrun_result import Highest, Outcome
+from gpumon.analysis.dryrun_result import HighestPeak, Outcome
 from gpumon.analysis.job import died_unix_ns
-from gpumon.analysis.layers import FIGURES, Layer, Tree
+from gpumon.analysis.layers import FIGURES, LayerNode, Tree
 from gpumon.analysis.reports import DeviceReport
-from gpumon.analysis.types import Breakdown, Estimate, Finding, Forecast, Held, Peak
+from gpumon.analysis.types import Breakdown, Estimate, Finding, Forecast, GrownByHolder, Peak
 from gpumon.export.explained import explained
 from gpumon.session.frame import HostSample, ModelRecord, RankFrame, StepRecord
 from gpumon_agent import wire
@@ -151,7 +151,7 @@ def step(rank: RankFrame, record: StepRecord, report: DeviceReport) -> Object:
     }
 
 
-def _held_by(held: Held | None, owners: wire.Ledger | None) -> list[Object] | None:
+def _held_by(held: GrownByHolder | None, owners: wire.Ledger | None) -> list[Object] | None:
     """Holders of the line `variables`, growing ones first."""
     if held is None and owners is None:
         return None
@@ -162,7 +162,7 @@ def _variable(holder: wire.Holder) -> Object:
     return {"name": holder.text, "kind": holder.kind, "where": holder.where, "tensors": holder.count}
 
 
-def _phase(record: StepRecord, phase: wire.Phase, held: Held | None) -> Object:
+def _phase(record: StepRecord, phase: wire.Phase, held: GrownByHolder | None) -> Object:
     owners = ledger.ledger_of(record, phase)
     obj: Object = {
         "phase": phase.phase,
@@ -202,7 +202,7 @@ def layers(rank: RankFrame, tree: Tree, unix_ns: int) -> Object:
     }
 
 
-def _own(layer: Layer) -> Iterator[Layer]:
+def _own(layer: LayerNode) -> Iterator[LayerNode]:
     if layer.own.total:
         yield layer
     for child in layer.children:
@@ -358,7 +358,7 @@ def verdict(outcome: Outcome, not_modelled: str, unix_ns: int) -> Object:
     }
 
 
-def _highest(highest: Highest) -> Object:
+def _highest(highest: HighestPeak) -> Object:
     return {
         "rank": highest.rank,
         "pid": highest.pid,

@@ -35,7 +35,7 @@ RANKS_MAX = 1024
 """Per job; more would make a scrape too large."""
 
 
-class Watched(NamedTuple):
+class JobReports(NamedTuple):
     """One job's latest reports."""
 
     training: str
@@ -112,7 +112,7 @@ class _Families:
 class Jobs(Collector):
     """prometheus_client's collector; calls `watched` at every scrape, in any thread."""
 
-    def __init__(self, watched: Callable[[], Sequence[Watched]]) -> None:
+    def __init__(self, watched: Callable[[], Sequence[JobReports]]) -> None:
         self._watched = watched
 
     def describe(self) -> Iterator[Metric]:
@@ -131,7 +131,7 @@ class Jobs(Collector):
         yield from families.made.values()
 
 
-def _job(families: _Families, watched: Watched) -> None:
+def _job(families: _Families, watched: JobReports) -> None:
     of_job = (watched.training, watched.run)
     standing = job(watched.frame, [report.steps_per_s for report in watched.reports])
     states = Counter(each.state for each in standing.ranks if not each.replaced)

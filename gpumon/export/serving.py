@@ -32,7 +32,7 @@ BACKLOG = 1024
 Headers = list[tuple[str, str]]
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """It cannot serve. The text is one sentence."""
 
 
@@ -179,13 +179,13 @@ def _head(status: HTTPStatus, headers: Headers, length: int) -> bytes:
 
 
 def read_token(path: Path) -> bytes:
-    """The token in the file, without the newline. Raises OSError or `Refused`."""
+    """The token in the file, without the newline. Raises OSError or `RequestRefused`."""
     with path.open("rb") as file:
         token = file.read(TOKEN_BYTES_MAX + 1).strip()
     if not token:
-        raise Refused(f"{path} is empty: the token is its only line")
+        raise RequestRefused(f"{path} is empty: the token is its only line")
     if len(token) > TOKEN_BYTES_MAX or not token.isascii() or any(byte <= 32 or byte == 127 for byte in token):
-        raise Refused(f"{path} holds no token: a token is one line of ASCII characters without spaces")
+        raise RequestRefused(f"{path} holds no token: a token is one line of ASCII characters without spaces")
     return token
 
 
@@ -196,14 +196,14 @@ def listen_at(host: str, port: int) -> socket.socket:
 
 
 def listen_on(path: Path) -> socket.socket:
-    """A UNIX socket with mode 0600 in a directory of ours. Raises OSError or `Refused`.
+    """A UNIX socket with mode 0600 in a directory of ours. Raises OSError or `RequestRefused`.
 
     Replaces only a stale socket of ours.
     """
     path = Path(os.path.abspath(path))  # noqa: PTH100  a symbolic link must not be followed
     folder = path.parent.stat()
     if folder.st_uid != os.geteuid() or folder.st_mode & 0o022:
-        raise Refused(
+        raise RequestRefused(
             f"{path.parent} belongs to another user, or others can write to it: choose one that only you can write to"
         )
     _make_room(path)
@@ -218,7 +218,7 @@ def listen_on(path: Path) -> socket.socket:
     except OSError as error:
         listening.close()
         if error.errno is None:
-            raise Refused(f"{path} is too long for a socket") from None  # Python's own check, without an errno
+            raise RequestRefused(f"{path} is too long for a socket") from None  # Python's own check, without an errno
         raise
     return listening
 
@@ -229,7 +229,7 @@ def _make_room(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
-        raise Refused(f"{path} exists and is no socket of yours")
+        raise RequestRefused(f"{path} exists and is no socket of yours")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
         try:
@@ -239,7 +239,7 @@ def _make_room(path: Path) -> None:
             return
         except (TimeoutError, BlockingIOError):
             pass  # it is overloaded, but listening
-    raise Refused(f"another process listens at {path}")
+    raise RequestRefused(f"another process listens at {path}")
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .control import Asker, ask
-    from .discovery import Job, SeveralJobs, alive, discover, jobs, resolve
+    from .discovery import DiscoveredJob, SeveralJobs, alive, discover, jobs, resolve
     from .errors import (
         BadRecording,
         ForeignUser,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Asker": "control",
     "ask": "control",
-    "Job": "discovery",
+    "DiscoveredJob": "discovery",
     "SeveralJobs": "discovery",
     "alive": "discovery",
     "discover": "discovery",
@@ -52,9 +52,9 @@ _HOME = {
 __all__ = [
     "Asker",
     "BadRecording",
+    "DiscoveredJob",
     "ForeignUser",
     "Glance",
-    "Job",
     "LinkError",
     "NoJob",
     "NotAnswering",

@@ -22,7 +22,7 @@ _HOW_TO_START = "start one with `gpumon run train.py`, or add `gpumon_agent.watc
 
 
 @dataclass(frozen=True)
-class Job:
+class DiscoveredJob:
     """The agents of one run: one process, or all local ranks of a launcher."""
 
     name: str
@@ -36,7 +36,7 @@ class Job:
 class SeveralJobs(LinkError):
     """Several jobs match; `jobs` are the choices."""
 
-    def __init__(self, what: str, jobs: tuple[Job, ...]) -> None:
+    def __init__(self, what: str, jobs: tuple[DiscoveredJob, ...]) -> None:
         super().__init__(what, "name one by its pid: " + ", ".join(f"{job.name} ({job.pids})" for job in jobs))
         self.jobs = jobs
 
@@ -112,7 +112,7 @@ def _newest(found: Iterable[Descriptor]) -> Iterable[Descriptor]:
     return {(d.host, d.pid_ns, d.pid, d.start_time, d.name, d.rank): d for d in in_order}.values()
 
 
-def jobs(descriptors: Iterable[Descriptor]) -> list[Job]:
+def jobs(descriptors: Iterable[Descriptor]) -> list[DiscoveredJob]:
     """Descriptors grouped into jobs, in the order in which they began.
 
     A rank started by another one belongs to its job, even before that one knows that it is a rank.
@@ -132,7 +132,7 @@ def jobs(descriptors: Iterable[Descriptor]) -> list[Job]:
             key = joined[key]
         groups.setdefault(key, []).append(d)
     return [
-        Job(group[0].name, tuple(sorted(group, key=lambda d: (d.rank if d.rank is not None else -1, d.pid))))
+        DiscoveredJob(group[0].name, tuple(sorted(group, key=lambda d: (d.rank if d.rank is not None else -1, d.pid))))
         for group in groups.values()
     ]
 
@@ -159,7 +159,7 @@ def resolve(target: str | None = None) -> tuple[Descriptor, ...]:
     return _the_only(named, f"several jobs are named {target!r}", NoJob("", ""))
 
 
-def _the_only(found: list[Job], several: str, none: LinkError) -> tuple[Descriptor, ...]:
+def _the_only(found: list[DiscoveredJob], several: str, none: LinkError) -> tuple[Descriptor, ...]:
     if not found:
         raise none
     if len(found) > 1:

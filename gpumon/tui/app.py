@@ -23,7 +23,7 @@ from gpumon.analysis import RankReport, Reporter
 from gpumon.link.errors import LinkError
 from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore, StoreLimits
-from gpumon.tui.feed import Ask, Choice, Feed, HostFeed, Pace, closing
+from gpumon.tui.feed import Ask, Feed, HostFeed, JobChoice, Pace, closing
 from gpumon.tui.ingest import Tasks, take_events, take_host
 from gpumon.tui.modes import MODES
 from gpumon.tui.monitor import Monitor
@@ -107,7 +107,7 @@ class MonitorApp(App[int]):
         self,
         feed: Feed | None = None,
         *,
-        choices: Sequence[Choice] = (),
+        choices: Sequence[JobChoice] = (),
         host: HostFeed | None = None,
         asker: Ask | None = None,
         pace: Pace | None = None,
@@ -169,7 +169,7 @@ class MonitorApp(App[int]):
         leave_by_force(128 + number)
         self.exit(128 + number)
 
-    def take(self, chosen: Choice) -> None:
+    def take(self, chosen: JobChoice) -> None:
         self.pop_screen()
         self._store = self._new_store()
         self._listen(chosen.feed)

@@ -29,7 +29,7 @@ Ask = Callable[[str, str, int], Awaitable[wire.Reply]]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class JobChoice:
     name: str
     detail: str
     feed: Feed

@@ -6,7 +6,7 @@ run`` does the same in a shell. README.md in this folder lists what it does and 
 
 from __future__ import annotations
 
-from gpumon.virtual_gpu.building import Unavailable, build
+from gpumon.virtual_gpu.building import BuildUnavailable, build
 from gpumon.virtual_gpu.launch import environment, new_session, remove_session, set_faults
 from gpumon.virtual_gpu.profiles import PROFILES
 from gpumon.virtual_gpu.records import Absence, Record, absence, records
@@ -14,8 +14,8 @@ from gpumon.virtual_gpu.records import Absence, Record, absence, records
 __all__ = [
     "PROFILES",
     "Absence",
+    "BuildUnavailable",
     "Record",
-    "Unavailable",
     "absence",
     "build",
     "environment",

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gpumon.virtual_gpu.building import Unavailable, build
+from gpumon.virtual_gpu.building import BuildUnavailable, build
 from gpumon.virtual_gpu.launch import environment, set_faults
 from gpumon.virtual_gpu.profiles import PROFILES
 
@@ -25,7 +25,7 @@ def build_command(python: str) -> None:
     """Build for the installed torch and print the folder."""
     try:
         click.echo(build(python))
-    except Unavailable as error:
+    except BuildUnavailable as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -61,7 +61,7 @@ def run(
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    except Unavailable as error:
+    except BuildUnavailable as error:
         raise click.ClickException(str(error)) from error
     try:
         os.execvpe(command[0], command, variables)
@@ -82,7 +82,7 @@ def fault(session: str, faults: tuple[str, ...], python: str) -> None:
         set_faults(session, _faults(faults), python)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    except Unavailable as error:
+    except BuildUnavailable as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -42,7 +42,7 @@ print(json.dumps([find("torch"), find("pynvml")]))
 """
 
 
-class Unavailable(Exception):
+class BuildUnavailable(Exception):
     """This machine cannot run the virtual GPU; the message says why and what to do, in one sentence."""
 
 
@@ -71,18 +71,18 @@ def find_torch(python: str = sys.executable) -> Torch:
         try:
             answer = subprocess.run([python, "-c", _FIND_TORCH], capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            raise Unavailable(f"{python} could not be asked for its torch: {error}.") from error
+            raise BuildUnavailable(f"{python} could not be asked for its torch: {error}.") from error
         found = json.loads(answer.stdout)
     if found[0] is None:
-        raise Unavailable(f"The virtual GPU needs PyTorch, and {python} has none: pip install torch.")
+        raise BuildUnavailable(f"The virtual GPU needs PyTorch, and {python} has none: pip install torch.")
     folder = Path(found[0]).parent
     text = (folder / "version.py").read_text()
     version = re.search(r"^__version__.*?=\s*'([^']+)'", text, re.MULTILINE)
     cuda = re.search(r"^cuda.*?=\s*'(\d+)\.(\d+)", text, re.MULTILINE)
     if version is None:
-        raise Unavailable(f"{folder / 'version.py'} does not say which torch this is: reinstall torch.")
+        raise BuildUnavailable(f"{folder / 'version.py'} does not say which torch this is: reinstall torch.")
     if cuda is None or not (folder / "lib" / "libtorch_cuda.so").exists():
-        raise Unavailable(
+        raise BuildUnavailable(
             f"The virtual GPU needs a PyTorch built for CUDA, and torch {version[1]} of {python} is not: "
             "install the CUDA wheel (no GPU, driver or nvidia-* wheel is needed)."
         )
@@ -98,7 +98,7 @@ def _cudnn_version(folder: Path) -> int:
         )
         if found:
             return int(found[1]) * 10_000 + int(found[2]) * 100 + int(found[3])
-    raise Unavailable(f"torch in {folder} does not say which cuDNN it was built with: install it from a wheel.")
+    raise BuildUnavailable(f"torch in {folder} does not say which cuDNN it was built with: install it from a wheel.")
 
 
 def _origin(name: str) -> str | None:
@@ -121,7 +121,7 @@ def build(python: str = sys.executable) -> Path:
     torch = find_torch(python)
     compiler = os.environ.get("CC") or "gcc"
     if shutil.which(compiler) is None:
-        raise Unavailable(f"The virtual GPU is built on demand and needs a C compiler: {compiler} was not found.")
+        raise BuildUnavailable(f"The virtual GPU is built on demand and needs a C compiler: {compiler} was not found.")
     folder = cache_folder() / f"{torch.version}-{_fingerprint(torch, compiler)}"
     if not (folder / "complete").exists():
         _make(folder, torch, compiler)
@@ -182,7 +182,7 @@ def _compile(target: Path, torch: Torch, compiler: str) -> None:
             [*command, *map(str, sources), "-lpthread", "-ldl"], capture_output=True, text=True, check=False
         )
         if result.returncode:
-            raise Unavailable(f"{compiler} could not build the virtual GPU's {name}:\n{result.stderr}")
+            raise BuildUnavailable(f"{compiler} could not build the virtual GPU's {name}:\n{result.stderr}")
         if result.stderr:
             (target / "warnings.txt").write_text(result.stderr)
     (target / "libcuda.so").symlink_to("libcuda.so.1")  # the name older versions of Triton link against

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpumon.virtual_gpu import profiles
-from gpumon.virtual_gpu.building import Unavailable, build
+from gpumon.virtual_gpu.building import BuildUnavailable, build
 from gpumon.virtual_gpu.sizes import parse
 
 MAX_DEVICES = 16
@@ -144,7 +144,7 @@ def set_faults(session: str, faults: Mapping[str, Fault], python: str = sys.exec
         raise ValueError(f"no session {session!r} is known: it begins with its first process")
     library = ctypes.CDLL(str(build(python) / "libnvidia-ml.so.1"))
     if not library.vgpu_set_faults(session.encode(), _fault_text(faults).encode()):
-        raise Unavailable(f"Session {session!r} belongs to another version of the virtual GPU.")
+        raise BuildUnavailable(f"Session {session!r} belongs to another version of the virtual GPU.")
 
 
 def _fault_text(faults: Mapping[str, Fault]) -> str:

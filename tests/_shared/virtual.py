@@ -14,7 +14,7 @@ def environment(python: str, **options: Any) -> dict[str, str]:
     """As `gpumon.virtual_gpu.environment`; with GPUMON_REQUIRE_VIRTUAL_GPU=1 what would skip the test fails it."""
     try:
         return vgpu.environment(python=python, **options)
-    except vgpu.Unavailable as reason:
+    except vgpu.BuildUnavailable as reason:
         if os.environ.get("GPUMON_REQUIRE_VIRTUAL_GPU") == "1":
             pytest.fail(str(reason))
         pytest.skip(str(reason))

@@ -209,10 +209,10 @@ def _what_is_dear(watched: Watched) -> None:
 
 
 def test_nothing_is_written_where_reports_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpumon_agent.oom.memory_viz import Written
+    from gpumon_agent.oom.memory_viz import SnapshotWriter
 
     monkeypatch.setenv(report_file.VARIABLE, "off")
-    written = Written(report_file.ReportFile())
+    written = SnapshotWriter(report_file.ReportFile())
     written.add(b"piece")
     written.end()
     assert (written.path, written.why) == (None, "no snapshot on disk: GPUMON_OOM_DIR is off")

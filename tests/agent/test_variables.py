@@ -10,21 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpumon_agent.attribution.variables import ENTRIES_MAX, Held, Variables
+from gpumon_agent.attribution.variables import ENTRIES_MAX, HeldByVariables, Variables
 
 CPU = -1
 
 
-def look(claimed: set[int], variables: Variables | None = None, *, fresh: bool = True, graphs: bool = True) -> Held:
+def look(
+    claimed: set[int], variables: Variables | None = None, *, fresh: bool = True, graphs: bool = True
+) -> HeldByVariables:
     """As a module of torch's would stand between."""
     names = {
         "__name__": "torch.nn", "v": variables or Variables(), "claimed": claimed, "fresh": fresh, "graphs": graphs,
     }  # fmt: skip
-    held: Held = eval(f"v.held(claimed, {CPU}, fresh=fresh, graphs=graphs)", names)
+    held: HeldByVariables = eval(f"v.held(claimed, {CPU}, fresh=fresh, graphs=graphs)", names)
     return held
 
 
-def of(held: Held, function: str) -> dict[str, int]:
+def of(held: HeldByVariables, function: str) -> dict[str, int]:
     """Names of variables of one function → tensors."""
     return {each.name: each.count for each in held.holders if each.function == function}
 
@@ -74,7 +76,7 @@ class Refuses:
 
 
 def test_a_variable_an_entry_and_an_attribute_are_counted_once_and_named() -> None:
-    def train() -> Held:
+    def train() -> HeldByVariables:
         average, alias = Average(), torch.ones(70_000)
         data = [(torch.ones(40_000), torch.ones(20_000)), {"again": alias}]
         batch = OrderedDict(pixels=torch.ones(30_000))
@@ -141,7 +143,7 @@ def test_what_an_optimizer_keeps_while_it_calls_the_model_is_counted() -> None:
 
 
 def test_no_code_of_the_users_runs() -> None:
-    def train() -> Held:
+    def train() -> HeldByVariables:
         refuses, within = Refuses(), [Refuses()]
         Refuses.asked.clear()
         held = look(set())

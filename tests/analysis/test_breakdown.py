@@ -14,7 +14,7 @@ from told import told
 
 from gpumon.analysis import Reporter, comparison, ledger
 from gpumon.analysis.comparison import Compared
-from gpumon.analysis.types import DRIVER, OWNERS, REST, Breakdown, Held
+from gpumon.analysis.types import DRIVER, OWNERS, REST, Breakdown, GrownByHolder
 from gpumon.export.objects import Objects
 from gpumon.session.store import SessionStore
 from gpumon.tui.styles import UNICODE
@@ -95,8 +95,8 @@ def test_a_leak_is_named_with_one_figure_on_every_outlet(messages):
     assert newest.holder == device.held.by[0].text
 
 
-def held(nbytes: int, counted: int, since: int = 0) -> Held:
-    return Held(since, ((CACHE, nbytes, counted),))
+def held(nbytes: int, counted: int, since: int = 0) -> GrownByHolder:
+    return GrownByHolder(since, ((CACHE, nbytes, counted),))
 
 
 def test_what_is_held_grows_with_the_steps():
@@ -105,9 +105,9 @@ def test_what_is_held_grows_with_the_steps():
 
 def test_a_census_that_came_by_too_early_to_count_them_all_means_all_that_has_grown():
     parts = ((CACHE, 900, 9),)
-    assert Held(0, parts, per_step=100.0).at(9) == 1000
-    assert Held(0, parts, per_step=130.0).at(9) == 900  # something else grows too
-    assert Held(0, parts, per_step=80.0).at(9) == 900
+    assert GrownByHolder(0, parts, per_step=100.0).at(9) == 1000
+    assert GrownByHolder(0, parts, per_step=130.0).at(9) == 900  # something else grows too
+    assert GrownByHolder(0, parts, per_step=80.0).at(9) == 900
 
 
 def test_no_more_is_named_than_has_no_owner():
@@ -146,7 +146,9 @@ def test_the_compact_table_adds_up_however_few_rows_it_has():
         Compared("rounding", None, 1, "measured"),
     )  # fmt: skip
     total, adds = Compared("allocated", 400, 901, "exact"), Compared("step_adds", 50, 60, "learnt")
-    found = comparison.Comparison(7, 7, rows, total, (adds,), (), Compared("peak", 450, 961, ""), "forward", "forward")
+    found = comparison.EstimateCheck(
+        7, 7, rows, total, (adds,), (), Compared("peak", 450, 961, ""), "forward", "forward"
+    )
     for most in range(5, 12):
         shown = summed(found, most)
         at = shown.index(total)

@@ -10,15 +10,15 @@ import pytest
 from transformers_configs import MODELS
 
 from gpumon.analysis.estimate import from_config
-from gpumon.analysis.estimate.simulator import Allocator
+from gpumon.analysis.estimate.simulator import SimulatedAllocator
 from gpumon.analysis.estimate.traced import PhaseBytes
-from gpumon.analysis.estimate.workload import Optimizer, Workload
+from gpumon.analysis.estimate.workload import OptimizerChoice, Workload
 from gpumon_agent import wire
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers builds the models")
 
 MIB = 2**20
-ANATOMY = Workload(batch=4, sequence=512, optimizer=Optimizer.parse("adamw"))
+ANATOMY = Workload(batch=4, sequence=512, optimizer=OptimizerChoice.parse("adamw"))
 """Hugging Face's "anatomy of model's memory": batch 4, 512 tokens, AdamW."""
 
 
@@ -33,7 +33,7 @@ def phase(phases: Sequence[PhaseBytes], name: str, iteration: int) -> PhaseBytes
 
 def test_bert_large_takes_1288_mib_of_a_device_that_has_been_touched(bert_large: from_config.FromConfig) -> None:
     """As Hugging Face measured it: one element first, which takes a small segment that the model's biases then use."""
-    allocator = Allocator()
+    allocator = SimulatedAllocator()
     allocator.malloc(4)
     before = allocator.reserved
     load = bert_large.traced(replace(ANATOMY, batch=1), allocator=allocator).phases[0]
@@ -72,7 +72,7 @@ def test_the_anatomy_of_memory_from_todays_settings_to_those_of_2022(
     bert_large: from_config.FromConfig, attention: str, form: str, set_to_none: bool, peak: int, reserved: int
 ) -> None:
     """`peak` and `reserved` in MiB: PyTorch 2.15 on a virtual V100. docs/estimate.md tells the steps."""
-    work = replace(ANATOMY, attention=attention, set_to_none=set_to_none, optimizer=Optimizer("adamw", form))
+    work = replace(ANATOMY, attention=attention, set_to_none=set_to_none, optimizer=OptimizerChoice("adamw", form))
     phases = bert_large.play(work).phases
     # traced with torch 2.13 the peak is 16 MiB higher, and reserved with eager attention 2.0 % lower
     assert max(found.peak for found in phases) / MIB == pytest.approx(peak, rel=0.003)

@@ -12,15 +12,15 @@ from transformers_configs import bert
 
 from gpumon.analysis.estimate import from_config
 from gpumon.analysis.estimate.from_module import FromTensors
-from gpumon.analysis.estimate.model import Model, Tensor
+from gpumon.analysis.estimate.model import ModelTensors, Tensor
 from gpumon.analysis.estimate.traced import PhaseBytes
-from gpumon.analysis.estimate.workload import PRECISIONS, Optimizer, Workload
+from gpumon.analysis.estimate.workload import PRECISIONS, OptimizerChoice, Workload
 from gpumon_agent import wire
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers builds the models")
 
 MIB = 2**20
-BASE = Workload(batch=2, sequence=64, optimizer=Optimizer.parse("adamw:fused"))
+BASE = Workload(batch=2, sequence=64, optimizer=OptimizerChoice.parse("adamw:fused"))
 
 
 def config(layers: int = 2, **changes: Any) -> from_config.FromConfig:
@@ -31,7 +31,7 @@ def played(work: Workload, model: from_config.FromConfig | None = None) -> tuple
     return (model or config()).play(work).phases
 
 
-def tensors(model: Model, work: Workload) -> tuple[PhaseBytes, ...]:
+def tensors(model: ModelTensors, work: Workload) -> tuple[PhaseBytes, ...]:
     return FromTensors.of(model).play(work).phases
 
 
@@ -83,7 +83,7 @@ def test_gradients_that_are_zeroed_and_not_dropped_stand_everywhere() -> None:
 
 def test_buckets_are_a_copy_of_the_gradients_unless_those_are_views() -> None:
     """A 312.5 MiB model under DDP and AdamW: 1567.6 and 1251.2 MiB after backward, as measured with PyTorch."""
-    model = Model("gpt", tuple(Tensor(str(number), (5 * 2**19,)) for number in range(32)))  # like it, of 320 MiB
+    model = ModelTensors("gpt", tuple(Tensor(str(number), (5 * 2**19,)) for number in range(32)))  # like it, of 320 MiB
     copied, viewed = (
         at(tensors(model, replace(BASE, world_size=2, bucket_views=views)), wire.BACKWARD) for views in (False, True)
     )
@@ -112,7 +112,7 @@ def test_master_weights_make_sixteen_bytes_and_eight_bit_adam_ten() -> None:
     assert standing() == pytest.approx(16, rel=0.001)
     assert standing(precision=PRECISIONS["bf16-master"]) == pytest.approx(16, rel=0.001)
     assert standing(precision=PRECISIONS["bf16"]) == pytest.approx(8, rel=0.001)
-    assert standing(optimizer=Optimizer.parse("adamw8bit")) == pytest.approx(10.03, rel=0.005)
+    assert standing(optimizer=OptimizerChoice.parse("adamw8bit")) == pytest.approx(10.03, rel=0.005)
 
 
 def test_autocast_keeps_a_cast_of_every_weight_it_multiplies_until_backward_used_it() -> None:
@@ -125,7 +125,7 @@ def test_autocast_keeps_a_cast_of_every_weight_it_multiplies_until_backward_used
 
 def test_frozen_and_tied_parameters_have_no_gradient_of_their_own() -> None:
     adapters = (Tensor("a", (8, 1024)), Tensor("b", (1024, 8)))
-    model = Model(
+    model = ModelTensors(
         "lora",
         (Tensor("base", (1024, 1024), trainable=False), *adapters, Tensor("head", (1024, 1024), 4, True, "base")),
     )
@@ -143,7 +143,7 @@ def test_an_embedding_on_the_cpu_takes_its_weights_gradients_and_states_along() 
 
 
 def test_inference_holds_weights_and_what_runs() -> None:
-    phases = played(replace(BASE, inference=True, optimizer=Optimizer.parse("none")))
+    phases = played(replace(BASE, inference=True, optimizer=OptimizerChoice.parse("none")))
     assert [phase.phase for phase in phases] == [wire.LOAD, wire.BETWEEN, wire.FORWARD]
     end = phases[-1].at_end
     assert (end.gradients, end.optimizer) == (None, None)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from gpumon.analysis.estimate.lbfgs import Lbfgs
-from gpumon.analysis.estimate.model import Model, Tensor
-from gpumon.analysis.estimate.simulator import Allocator
-from gpumon.analysis.estimate.traced import PhaseBytes, Recorder, trace
-from gpumon.analysis.estimate.workload import Optimizer, Workload
+from gpumon.analysis.estimate.model import ModelTensors, Tensor
+from gpumon.analysis.estimate.simulator import SimulatedAllocator
+from gpumon.analysis.estimate.traced import AllocationRecorder, PhaseBytes, trace
+from gpumon.analysis.estimate.workload import OptimizerChoice, Workload
 
 SHAPES = [(20_000, 300), (300,), (900, 300), (900,), (300, 900), (7, 300), (7,)]
 SMALL = [(7, 5), (5,), (4, 7), (7,), (5, 7), (7, 5), (7,)]
@@ -99,7 +99,7 @@ def measure(shapes: str, small: str, cases: str, steps: str) -> None:
 
 def computed(case: str) -> list[tuple[int, int, int]]:
     """The first steps, one after the other."""
-    memory, work = Recorder(Allocator()), Workload(optimizer=Optimizer.parse(case))
+    memory, work = AllocationRecorder(SimulatedAllocator()), Workload(optimizer=OptimizerChoice.parse(case))
     sizes = [4 * Tensor("", shape).count for shape in SHAPES]
     for size in sizes:
         memory.take(size, "weights")
@@ -128,7 +128,7 @@ def traced() -> list[PhaseBytes]:
     def made() -> nn.Module:
         return nn.Sequential(nn.Linear(1000, 3000), nn.GELU(), nn.Linear(3000, 1000))
 
-    work = Workload(4000, optimizer=Optimizer.parse("lbfgs,history_size=2,max_iter=5"))
+    work = Workload(4000, optimizer=OptimizerChoice.parse("lbfgs,history_size=2,max_iter=5"))
     return trace(made, lambda batch: empty(batch, 1000), work, lambda output: output.pow(2).sum())
 
 
@@ -147,8 +147,8 @@ def test_each_step_is_the_allocator_s_and_an_estimate_is_of_one_with_a_full_hist
         assert [pairs for *_, pairs in ours] == [pairs for *_, pairs in measured], case
         assert f"history_size={measured[-1][-1]}," in case
         tensors = tuple(Tensor(str(number), shape) for number, shape in enumerate(SHAPES))
-        work = Workload(optimizer=Optimizer.parse(case))
-        full = FromTensors.of(Model("test", tensors)).play(work).phases[-1]
+        work = Workload(optimizer=OptimizerChoice.parse(case))
+        full = FromTensors.of(ModelTensors("test", tensors)).play(work).phases[-1]
         steps = [*zip(range(1, STEPS + 1), ours, measured, strict=True), ("full", (full.peak, full.end), measured[-1])]
         for step, (peak, end, *_), (truth, left, _) in steps:
             # a line search that ends before its bracket has two ends keeps so many tensors fewer

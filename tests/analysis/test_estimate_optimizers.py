@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from gpumon.analysis.diagnosis.optimizer_step import recipe_of
-from gpumon.analysis.estimate.model import Model, Tensor
+from gpumon.analysis.estimate.model import ModelTensors, Tensor
 from gpumon.analysis.estimate.optimizers import eight_bit_states
 from gpumon.analysis.estimate.traced import PhaseBytes
-from gpumon.analysis.estimate.workload import FUSED, NO_FOREACH, OPTIMIZERS, Optimizer, Workload
+from gpumon.analysis.estimate.workload import FUSED, NO_FOREACH, OPTIMIZERS, OptimizerChoice, Workload
 
 SHAPES: list[tuple[int, ...]] = [(20_000, 300), (300,)]
 for _ in range(2):
@@ -101,11 +101,11 @@ def measure(shapes: str, matrices: str, cases: str) -> None:
 def computed(case: str) -> tuple[PhaseBytes, PhaseBytes]:
     from gpumon.analysis.estimate.from_module import FromTensors
 
-    optimizer = Optimizer.parse(case)
+    optimizer = OptimizerChoice.parse(case)
     shapes = MATRICES if optimizer.name == "muon" else SHAPES
     sparse = optimizer.name == "sparseadam"
     tensors = tuple(Tensor(str(number), shape, sparse=sparse) for number, shape in enumerate(shapes))
-    phases = FromTensors.of(Model("test", tensors)).play(Workload(optimizer=optimizer)).phases
+    phases = FromTensors.of(ModelTensors("test", tensors)).play(Workload(optimizer=optimizer)).phases
     return phases[0], phases[-1]
 
 
@@ -169,4 +169,4 @@ def test_no_optimizer_of_torch_is_missing() -> None:
     }  # no single value, or forms
     for name, kind in kinds.items():
         for setting in inspect.signature(kind).parameters.keys() - several:
-            assert Optimizer.parse(f"{name},{setting}=1").settings == ((setting, "1"),)
+            assert OptimizerChoice.parse(f"{name},{setting}=1").settings == ((setting, "1"),)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gpumon.analysis.estimate.workload import Optimizer, Workload
+from gpumon.analysis.estimate.workload import OptimizerChoice, Workload
 
 GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 6}
-WORK = Workload(batch=4, sequence=512, optimizer=Optimizer.parse("adamw"), world_size=8)
+WORK = Workload(batch=4, sequence=512, optimizer=OptimizerChoice.parse("adamw"), world_size=8)
 MODES = {
     "ddp": WORK,
     "views": Workload(batch=4, sequence=512, world_size=8, bucket_views=True),

@@ -12,7 +12,7 @@ from transformers_configs import MODELS
 
 from gpumon.analysis.estimate.kernels import CUBLAS_WORKSPACE_HOPPER, Hardware
 from gpumon.analysis.estimate.traced import PhaseBytes
-from gpumon.analysis.estimate.workload import PRECISIONS, Optimizer, Workload
+from gpumon.analysis.estimate.workload import PRECISIONS, OptimizerChoice, Workload
 
 WITHIN = 0.005
 TOO_MUCH = {("llama-1b", "autocast"): 0.08, ("llama-1b", "eager-autocast"): 0.08, ("t5-small", "one"): 0.015}
@@ -114,7 +114,7 @@ def work(case: dict[str, Any]) -> Workload:
         batch=case["batch"],
         sequence=case["sequence"],
         precision=PRECISIONS[case["precision"]],
-        optimizer=Optimizer.parse("adamw"),
+        optimizer=OptimizerChoice.parse("adamw"),
         checkpointing=case["checkpointing"],
         inference=case["inference"],
         kv_cache=case["sequence"] if case["cache"] else 0,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from synthetic import GIB, MIB, Run, apply, rank_of
 
 from gpumon.analysis import Reporter
-from gpumon.analysis.changes import SHORT, Answer, Change
+from gpumon.analysis.changes import SHORT, Change, ChangeResult
 from gpumon.analysis.device_budget import available
 from gpumon.analysis.forecast import Forecaster, Others, Room
 from gpumon.analysis.forecast.headroom import Taken, steps_to_full, steps_until
@@ -145,7 +145,7 @@ def test_after_a_graph_was_replayed_there_is_no_forecast_rather_than_an_old_one(
     assert reporter.report(store.frame(0))[0].devices[0].forecast is None
 
 
-def asked(run: Run, steps: int, *changes: Change) -> list[Answer]:
+def asked(run: Run, steps: int, *changes: Change) -> list[ChangeResult]:
     rank: RankFrame = rank_of(run, steps, host_every=1)
     return answer(rank, Reporter().rank(rank).devices[0], learnt(rank).shape_model, changes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from synthetic import Run, apply
 
-from gpumon.analysis.layers import Figures, merged, trees
+from gpumon.analysis.layers import LayerBytes, merged, trees
 from gpumon_agent import wire
 
 
@@ -30,8 +30,8 @@ def test_totals_are_sums_of_what_each_module_keeps_itself() -> None:
     )
     (tree,) = trees(a_rank(*layers, modules=modules))
     assert (tree.step, tree.elsewhere, tree.root.kind) == (5, 64, "Net")
-    assert tree.root.own == Figures(8, 0, 8, 16, 0)
-    assert tree.root.whole == Figures(128, 0, 128, 256, 703)
+    assert tree.root.own == LayerBytes(8, 0, 8, 16, 0)
+    assert tree.root.whole == LayerBytes(128, 0, 128, 256, 703)
     (block,) = tree.root.children
     assert (block.name, block.kind, block.whole.activations) == ("block", None, 703)
     assert [child.name for child in block.children[0].children] == ["up", "act", "down"]
@@ -41,7 +41,7 @@ def test_totals_are_sums_of_what_each_module_keeps_itself() -> None:
 def test_before_a_step_was_sampled_only_what_the_model_tells_is_known() -> None:
     run = Run()
     (tree,) = trees(apply(run.picture()).frame(0).ranks[0])
-    assert (tree.step, tree.root.whole) == (None, Figures(run.weights, 0))
+    assert (tree.step, tree.root.whole) == (None, LayerBytes(run.weights, 0))
 
 
 def test_modules_and_layers_keep_the_order_of_the_model() -> None:

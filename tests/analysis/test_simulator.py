@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gpumon.analysis.estimate.simulator import MIB, Allocator, Block, OutOfMemory
+from gpumon.analysis.estimate.simulator import MIB, OutOfMemory, SimulatedAllocator, SimulatedBlock
 
 CONTEXT = 450 * MIB
 
@@ -70,7 +70,7 @@ def operations(settings, seed, count, largest):
 
 def replayed(lines, allocator):
     """Runs the same operations; yields each with what PyTorch and the simulator say."""
-    live: list[Block] = []
+    live: list[SimulatedBlock] = []
     for number, line in enumerate(lines):
         done, *told = json.loads(line)
         if done[0] == "malloc":
@@ -113,7 +113,7 @@ def test_every_figure_is_pytorchs_after_every_operation(virtual_gpu, kind, seed)
     gpu = virtual_gpu(memory=f"{device // MIB}MiB", context="450MiB")
     lines = gpu.run(operations, settings, seed, 4000, (120 if capacity else 60) * MIB).stdout.splitlines()
     assert len(lines) == 4000
-    allocator = Allocator(**{"capacity": device - CONTEXT, **arguments}, total=device)
+    allocator = SimulatedAllocator(**{"capacity": device - CONTEXT, **arguments}, total=device)
     for number, done, told, said in replayed(lines, allocator):
         assert told == said, (number, done)
     refused = [line for line in lines if json.loads(line)[0][-1] is False]
@@ -121,7 +121,7 @@ def test_every_figure_is_pytorchs_after_every_operation(virtual_gpu, kind, seed)
 
 
 def test_the_map_holds_every_byte_that_is_reserved():
-    allocator = Allocator()
+    allocator = SimulatedAllocator()
     kept = [allocator.malloc(size) for size in (100, 700_000, 3 * MIB, 30 * MIB + 1)]
     allocator.free(kept.pop(1))
     segments = allocator.segments()
@@ -137,7 +137,7 @@ def test_the_map_holds_every_byte_that_is_reserved():
 
 
 def test_a_block_is_given_back_once():
-    allocator = Allocator()
+    allocator = SimulatedAllocator()
     block = allocator.malloc(1000)
     allocator.free(block)
     with pytest.raises(ValueError, match="not allocated"):
@@ -145,7 +145,7 @@ def test_a_block_is_given_back_once():
 
 
 def test_a_request_beyond_the_capacity_says_what_stands():
-    allocator = Allocator(capacity=24 * MIB)
+    allocator = SimulatedAllocator(capacity=24 * MIB)
     allocator.malloc(3 * MIB)
     with pytest.raises(OutOfMemory) as failed:
         allocator.malloc(30 * MIB)

@@ -62,7 +62,7 @@ START_S = 60.0
 TIMEOUT_S = 120.0
 
 
-def leaves(agent: link.Job, seconds: float) -> None:
+def leaves(agent: link.DiscoveredJob, seconds: float) -> None:
     async def listen() -> None:
         async for _ in link.subscribe(agent.descriptors):
             pass
@@ -74,13 +74,13 @@ def leaves(agent: link.Job, seconds: float) -> None:
     asyncio.run(listen_for_a_while())
 
 
-def glances(agent: link.Job, seconds: float) -> None:
+def glances(agent: link.DiscoveredJob, seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         link.glance(agent.descriptors)
 
 
-def asks(agent: link.Job, seconds: float) -> None:
+def asks(agent: link.DiscoveredJob, seconds: float) -> None:
     async def ask() -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -91,7 +91,7 @@ def asks(agent: link.Job, seconds: float) -> None:
     asyncio.run(ask())
 
 
-def floods(agent: link.Job, seconds: float) -> None:
+def floods(agent: link.DiscoveredJob, seconds: float) -> None:
     context = zmq.Context()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -105,7 +105,7 @@ def floods(agent: link.Job, seconds: float) -> None:
     context.term()
 
 
-def view(kind: str, agent: link.Job, seconds: float) -> None:
+def view(kind: str, agent: link.DiscoveredJob, seconds: float) -> None:
     """What a viewer does, in its own process."""
     what = {"glances": glances, "asks": asks, "floods": floods}.get(kind, leaves)
     what(agent, 60.0 if kind in ("killed", "stopped") else seconds)
@@ -150,7 +150,7 @@ class Soak:
                 self.problems.append(f"the training ({end}) ended with {training.returncode}: {errors[-2000:]}")
             self.done[f"training {end}"] += 1
 
-    def _agent(self, training: subprocess.Popen[str]) -> link.Job | None:
+    def _agent(self, training: subprocess.Popen[str]) -> link.DiscoveredJob | None:
         until = time.monotonic() + START_S
         while training.poll() is None and time.monotonic() < until:
             for job in link.jobs(link.discover()):
@@ -160,7 +160,7 @@ class Soak:
         self.problems.append("no agent came up")
         return None
 
-    def _viewer(self, agent: link.Job) -> tuple[int, tuple[str, list[tuple[float, int]]]]:
+    def _viewer(self, agent: link.DiscoveredJob) -> tuple[int, tuple[str, list[tuple[float, int]]]]:
         """Forks one; the result tells which signals it is to get, and when."""
         kind = self.random.choices([*KINDS], [*KINDS.values()])[0]
         seconds = self.random.uniform(0.0, 1.0)

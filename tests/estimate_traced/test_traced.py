@@ -14,9 +14,9 @@ from scenarios.catalogue import BY_NAME
 from gpumon.analysis.estimate.from_module import FromModule, describe, on_meta, shared
 from gpumon.analysis.estimate.kernels import Hardware, reduction
 from gpumon.analysis.estimate.on_meta import VERSION, Shapes
-from gpumon.analysis.estimate.simulator import MIB, Allocator, OutOfMemory
-from gpumon.analysis.estimate.traced import RANKS_TRACED, Requests, Untraceable, trace
-from gpumon.analysis.estimate.workload import PRECISIONS, Optimizer, Workload
+from gpumon.analysis.estimate.simulator import MIB, OutOfMemory, SimulatedAllocator
+from gpumon.analysis.estimate.traced import RANKS_TRACED, AllocatorRequests, Untraceable, trace
+from gpumon.analysis.estimate.workload import PRECISIONS, OptimizerChoice, Workload
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 """What torchrun says to a rank. DDP takes the same with nobody else there."""
@@ -26,7 +26,7 @@ def workload(case: Case) -> Workload:
     return Workload(
         batch=case.batch,
         precision=PRECISIONS[case.precision],
-        optimizer=Optimizer.parse(case.optimizer),
+        optimizer=OptimizerChoice.parse(case.optimizer),
         accumulation=case.accumulation,
         set_to_none=case.set_to_none,
     )
@@ -151,7 +151,7 @@ def test_the_lines_are_the_models():
 
 def test_a_device_too_small_runs_out():
     with pytest.raises(OutOfMemory):
-        traced(CASES["gpt-fp32"], allocator=Allocator(capacity=100 * 2**20))
+        traced(CASES["gpt-fp32"], allocator=SimulatedAllocator(capacity=100 * 2**20))
 
 
 def test_a_factory_that_reads_its_values_is_built_as_it_is():
@@ -170,13 +170,13 @@ def test_looking_shapes_up_changes_nothing(name):
         def run(self, func, args, kwargs):
             return func(*args, **kwargs)
 
-    looked_up, ran = Requests(), Requests()
+    looked_up, ran = AllocatorRequests(), AllocatorRequests()
     assert traced(CASES[name], requests=looked_up) == traced(CASES[name], requests=ran, shapes=Run())
     assert looked_up == ran
 
 
 def test_replayed_requests_need_what_the_trace_reserved():
-    requests = Requests()
+    requests = AllocatorRequests()
     reserved = max(phase.reserved for phase in traced(CASES["gpt-fp32"], requests=requests))
     allocated = max(phase.peak for phase in traced(CASES["gpt-fp32"]))
     assert requests.fit(reserved)
@@ -195,7 +195,7 @@ def test_what_the_users_functions_raise_is_theirs():
     ("work", "reason"),
     [
         (Workload(world_size=8, zero=1), "one rank"),
-        (Workload(optimizer=Optimizer.parse("adamw8bit")), "without a GPU"),
+        (Workload(optimizer=OptimizerChoice.parse("adamw8bit")), "without a GPU"),
         (Workload(precision=PRECISIONS["bf16-master"]), "master weights"),
     ],
 )

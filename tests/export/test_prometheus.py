@@ -230,7 +230,7 @@ def test_a_phase_s_peak_is_that_of_the_last_minute(later_s: int, counts: bool) -
     from watched import Run
 
     from gpumon.analysis import Reporter
-    from gpumon.export.prometheus import Jobs, Watched
+    from gpumon.export.prometheus import JobReports, Jobs
     from gpumon.session.store import SessionStore
 
     run = Run(extra=1 << 30).hello().model().steps(0, 3)
@@ -241,7 +241,7 @@ def test_a_phase_s_peak_is_that_of_the_last_minute(later_s: int, counts: bool) -
         store.apply(received)
     frame = store.frame(run.events[-1].unix_ns)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Jobs(lambda: (Watched("bench", "0", frame, Reporter().report(frame)),)))
+    registry.register(Jobs(lambda: (JobReports("bench", "0", frame, Reporter().report(frame)),)))
     told = samples(generate_latest(registry).decode())["gpumon_peak_bytes"]
     peaks = {labels["phase"]: value for labels, value in told}
     *before, last = [

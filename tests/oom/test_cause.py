@@ -6,7 +6,7 @@ import pytest
 
 from gpumon.analysis.diagnosis.cause import find_cause
 from gpumon.analysis.diagnosis.figures import known
-from gpumon.analysis.diagnosis.message_parser import Message
+from gpumon.analysis.diagnosis.message_parser import OomMessage
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -15,7 +15,7 @@ def failed(**figures: int) -> str:
     """Of a request for 500 MiB on a device of 10,000 MiB."""
     figures = {"requested": 500 * MIB, "total": 10_000 * MIB} | figures
     return find_cause(
-        Message("out of memory", "allocator", **{name: known(each) for name, each in figures.items()})
+        OomMessage("out of memory", "allocator", **{name: known(each) for name, each in figures.items()})
     ).verdict
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumon.analysis.diagnosis.figures import known, read
-from gpumon.analysis.diagnosis.message_parser import Message, find, find_all
+from gpumon.analysis.diagnosis.message_parser import OomMessage, find, find_all
 from gpumon_agent.units import torch_size as shown
 
 NEW = (
@@ -205,12 +205,12 @@ def test_a_size_as_pytorch_shows_it_is_read_back_as_an_interval_that_holds_it(co
 def test_a_tensor_may_be_what_pytorch_says_it_tried_to_allocate(count: int) -> None:
     """PyTorch names the segment it asked for, by the rules of its allocator."""
     segment = 2 << 20 if count <= 1 << 20 else 20 << 20 if count < 10 << 20 else -(-count // (2 << 20)) * (2 << 20)
-    message = Message("", "allocator", requested=read(shown(segment)))
+    message = OomMessage("", "allocator", requested=read(shown(segment)))
     assert message.may_be(count)
 
 
 def test_a_segment_of_220_mib_is_for_a_tensor_just_below() -> None:
-    message = Message("", "allocator", requested=read("220.00 MiB"))
+    message = OomMessage("", "allocator", requested=read("220.00 MiB"))
     assert message.may_be(220 << 20)
     assert message.may_be((218 << 20) + 1)
     assert not message.may_be(218 << 20)

@@ -9,9 +9,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"gpumon": ROOT / "gpumon", "gpumon_agent": ROOT / "agent" / "gpumon_agent"}
 
-LEFT = {("gpumon_agent.hooks.cuda_graphs", "gpumon_agent.hooks.torch_hooks")}
-"""Imports of the agent that make circles still."""
-
 
 def modules() -> dict[str, Path]:
     found = {}
@@ -44,20 +41,8 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def graph_without(left: set[tuple[str, str]]) -> dict[str, set[str]]:
+def test_there_is_no_import_circle() -> None:
     known = modules()
     graph = {name: imported(name, known) for name in known}
-    for name, other in left:
-        graph[name].discard(other)
-    return graph
-
-
-def test_there_is_no_import_circle() -> None:
-    graph = graph_without(LEFT)
     assert len(graph) > 300
     assert circle(graph) == []
-
-
-def test_what_is_left_out_is_still_a_circle() -> None:
-    for pair in LEFT:
-        assert circle(graph_without(LEFT - {pair})), pair

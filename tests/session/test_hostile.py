@@ -15,7 +15,7 @@ from gpumon.analysis import Reporter
 from gpumon.analysis.job import job
 from gpumon.export import jsonl
 from gpumon.export.objects import Objects
-from gpumon.export.prometheus import Jobs, Watched
+from gpumon.export.prometheus import JobReports, Jobs
 from gpumon.session.store import SessionStore
 from gpumon.tui.once import picture
 from gpumon.tui.styles import ASCII, UNICODE
@@ -41,7 +41,7 @@ def shown(messages: list[wire.Received]) -> str:
     for columns, glyphs in ((60, ASCII), (80, UNICODE), (140, UNICODE)):
         made.append(picture(choose(frame, reports, None, None), columns, glyphs))
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Jobs(lambda: [Watched("train.py", "0", frame, reports)]))
+    registry.register(Jobs(lambda: [JobReports("train.py", "0", frame, reports)]))
     made.append(generate_latest(registry).decode())
     return "".join(made)
 

@@ -16,7 +16,7 @@ PART = wire.PartOff("hook", "ValueError: x", "a.py:1", 5)
 SOUND = [
     messages.encode(messages.State((0, 1), (PART,))),
     messages.encode(messages.Piece(3, 5, b"abc")),
-    messages.encode(messages.Answer(True, True, True, ((1, wire.Request("census", "ab12")),), ((2, "a line"),), 7)),
+    messages.encode(messages.FromHelper(True, True, True, ((1, wire.Request("census", "ab12")),), ((2, "a line"),), 7)),
     messages.encode([msgspec.Raw(wire.encode_event(wire.Notice(1, "x")))] * 3),
     msgspec.json.encode({"path": ["/a"], "descriptor": {}, "seq": 1}),
 ]
@@ -43,7 +43,7 @@ def decoded(raw: bytes) -> None:
                     wire.decode_event(bytes(each))
                 except wire.WireError:
                     continue
-        elif isinstance(told, messages.Answer):
+        elif isinstance(told, messages.FromHelper):
             for number, request in told.requests:
                 assert isinstance(number, int)
                 assert isinstance(request, wire.Request)

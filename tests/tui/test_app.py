@@ -6,7 +6,7 @@ import pytest
 
 from gpumon.link.errors import NotGpumon
 from gpumon.tui.app import MonitorApp
-from gpumon.tui.feed import Choice, Pace
+from gpumon.tui.feed import JobChoice, Pace
 from gpumon.tui.screens.help import HelpScreen, keys_of
 from gpumon.tui.themes import NAMES
 from gpumon_agent import wire
@@ -229,7 +229,7 @@ async def test_the_explanation_has_the_figures_to_the_byte(app_of, new_run) -> N
 
 async def test_a_choice_of_jobs_is_offered_and_taken(reader_of, new_run) -> None:
     one, two = reader_of(new_run(name="one.py").usual(20)), reader_of(new_run(name="two.py", pid=7).usual(20))
-    choices = [Choice("one.py", "pid 41873", one), Choice("two.py", "pid 7", two)]
+    choices = [JobChoice("one.py", "pid 41873", one), JobChoice("two.py", "pid 7", two)]
     app = MonitorApp(choices=choices, clock=two.clock)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause(0.3)

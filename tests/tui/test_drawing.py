@@ -18,12 +18,12 @@ from gpumon.tui.text_layout import cells, clip, fit, flow, plain, spread, width
 from gpumon.tui.view import choose
 from gpumon.tui.widgets.device_bar import ORDER, bar, bars, device_lines, sums
 from gpumon.tui.widgets.findings_strip import finding_lines, findings
-from gpumon.tui.widgets.forecast_panel import Outlook, forecast_lines
+from gpumon.tui.widgets.forecast_panel import ForecastData, forecast_lines
 from gpumon.tui.widgets.header import header_lines, heading
 from gpumon.tui.widgets.host_line import host_facts, host_lines
 from gpumon.tui.widgets.panel import Panel
 from gpumon.tui.widgets.phase_table import fold, phase_lines, phases
-from gpumon.tui.widgets.timeline import History, Point, Series, fill, timeline_lines
+from gpumon.tui.widgets.timeline import Point, Series, TimelineData, fill, timeline_lines
 from gpumon_agent import wire
 
 GIB = 1 << 30
@@ -106,12 +106,12 @@ def test_a_plot_far_above_its_ceiling_has_the_ceiling_at_its_foot(top: int) -> N
 @pytest.mark.parametrize(("glyphs", "mark", "cell"), [(UNICODE, "┊", 20), (ASCII, ":", 20)])
 def test_where_another_regime_began_an_upright_mark_stands_above_the_curve(glyphs, mark, cell):
     points = tuple(Point(step, (1 if step < 60 else 2) * GIB, 3 * GIB, None) for step in range(20, 120))
-    history = History(points, 100, 5 * GIB, False, (60,))
+    history = TimelineData(points, 100, 5 * GIB, False, (60,))
     shown = plain(timeline_lines(history, 60, 8, glyphs, "")).splitlines()
     assert {row.index(mark) for row in shown[1:-1] if mark in row} == {7 + cell}
     assert f"{mark} new regime" in shown[-1]
     assert all(
-        mark not in row for row in plain(timeline_lines(History(points, 100, 5 * GIB, False), 60, 8, glyphs, ""))
+        mark not in row for row in plain(timeline_lines(TimelineData(points, 100, 5 * GIB, False), 60, 8, glyphs, ""))
     )
 
 
@@ -224,9 +224,9 @@ def test_a_rollout_is_one_line_that_counts_what_was_merged(store_of, new_run, tr
 
 
 def phases_with(rows):
-    from gpumon.tui.widgets.phase_table import Phases
+    from gpumon.tui.widgets.phase_table import PhasesData
 
-    return Phases(1, False, tuple(rows), None, None)
+    return PhasesData(1, False, tuple(rows), None, None)
 
 
 def test_the_series_takes_each_step_once(store_of, new_run):
@@ -265,7 +265,7 @@ def test_until_memory_is_full_steps_and_time_are_said_where_there_is_room():
     forecast = Forecast(
         9 * GIB, 9 * GIB, 9 * GIB, "backward", GIB, 0.0, 231, None, 5, steps_to_oom_low=198, steps_to_oom_high=270
     )
-    slice_ = Outlook(forecast, 10 * GIB, ended=False, counted=True, left="3 m 05 s")
+    slice_ = ForecastData(forecast, 10 * GIB, ended=False, counted=True, left="3 m 05 s")
     said = (
         (72, "trend     rising: full in about 231 steps (198–270), 3 m 05 s"),
         (60, "trend     full in 231 steps (198–270), 3 m 05 s"),
@@ -281,7 +281,7 @@ def test_until_memory_is_full_steps_and_time_are_said_where_there_is_room():
 @pytest.mark.parametrize("room", [33, 36, 40, 60])
 def test_the_next_peak_s_interval_is_not_cut(room):
     forecast = Forecast(276 << 20, 255 << 20, 300 << 20, "backward", GIB, 0.0, None, None, 5)
-    slice_ = Outlook(forecast, 10 * GIB, ended=False, counted=True)
+    slice_ = ForecastData(forecast, 10 * GIB, ended=False, counted=True)
     lines = ["".join(text for text, _ in line) for line in forecast_lines(slice_, room, 9, UNICODE, "strong")]
     assert "276.0 MiB (255.0–300.0)" in lines[1]
     assert lines[2].index("1.00 GiB") == lines[1].index("276.0")

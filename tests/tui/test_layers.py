@@ -7,22 +7,22 @@ import sys
 
 import pytest
 
-from gpumon.analysis.layers import FIGURES, Figures, Layer, Tree, trees
+from gpumon.analysis.layers import FIGURES, LayerBytes, LayerNode, Tree, trees
 from gpumon.tui.styles import ASCII, UNICODE
 from gpumon.tui.text_layout import plain, width
-from gpumon.tui.widgets.layer_lines import Layers, layer_lines, order_at
-from gpumon.tui.widgets.layer_rows import Choice, all_keys, opened_at_first, rows_of
+from gpumon.tui.widgets.layer_lines import LayersData, layer_lines, order_at
+from gpumon.tui.widgets.layer_rows import LayerView, all_keys, opened_at_first, rows_of
 from gpumon.tui.widgets.layer_table import LayerTable
 
 
-def leaf(path: str, kind: str, own: int, shared_with: str | None = None) -> Layer:
-    figures = Figures(own, 0, own, 2 * own, 3 * own)
-    return Layer(path, path.rpartition(".")[2], kind, own // 4, figures, figures, shared_with)
+def leaf(path: str, kind: str, own: int, shared_with: str | None = None) -> LayerNode:
+    figures = LayerBytes(own, 0, own, 2 * own, 3 * own)
+    return LayerNode(path, path.rpartition(".")[2], kind, own // 4, figures, figures, shared_with)
 
 
-def holder(path: str, *children: Layer, kind: str | None = None) -> Layer:
-    whole = Figures(*(sum(getattr(child.whole, name) or 0 for child in children) for name in FIGURES))
-    return Layer(path, path.rpartition(".")[2] or "Net", kind, 0, Figures(), whole, None, children)
+def holder(path: str, *children: LayerNode, kind: str | None = None) -> LayerNode:
+    whole = LayerBytes(*(sum(getattr(child.whole, name) or 0 for child in children) for name in FIGURES))
+    return LayerNode(path, path.rpartition(".")[2] or "Net", kind, 0, LayerBytes(), whole, None, children)
 
 
 NET = Tree(0, 0, 7, holder(
@@ -32,63 +32,63 @@ NET = Tree(0, 0, 7, holder(
     leaf("head", "Linear", 0, "embed"), kind="Net"), 1000)  # fmt: skip
 
 
-def names(choice: Choice) -> list[str]:
+def names(choice: LayerView) -> list[str]:
     return [row.layer.path for row in rows_of((NET,), choice).rows]
 
 
 def test_a_closed_module_stands_for_all_below_it():
-    rows = rows_of((NET,), Choice(opened=frozenset({(0, "")}))).rows
+    rows = rows_of((NET,), LayerView(opened=frozenset({(0, "")}))).rows
     blocks = next(row for row in rows if row.layer.path == "blocks")
     assert (blocks.figures.weights, blocks.parameters, blocks.open) == (248, 62, False)
 
 
 def test_siblings_are_sorted_and_stay_below_their_module():
-    assert names(Choice(all_keys((NET,)), "weights"))[:3] == ["", "embed", "blocks"]
-    below = names(Choice(all_keys((NET,)), "total"))
+    assert names(LayerView(all_keys((NET,)), "weights"))[:3] == ["", "embed", "blocks"]
+    below = names(LayerView(all_keys((NET,)), "total"))
     assert below[below.index("blocks") :][:4] == ["blocks", "blocks.1", "blocks.1.down", "blocks.1.up"]
 
 
 def test_activations_of_no_module_are_a_line_of_their_own_and_part_of_the_whole():
-    rows = rows_of((NET,), Choice(opened=frozenset({(0, "")})))
-    assert rows.rows[-1].figures == Figures(activations=1000)
+    rows = rows_of((NET,), LayerView(opened=frozenset({(0, "")})))
+    assert rows.rows[-1].figures == LayerBytes(activations=1000)
     assert rows.rows[0].figures.activations == 3 * (400 + 248) + 1000 == rows.total.activations
 
 
 def test_the_filter_keeps_what_matches_and_the_way_to_it_and_sums_each_byte_once():
-    found = rows_of((NET,), Choice(wanted="BLOCKS.1"))
+    found = rows_of((NET,), LayerView(wanted="BLOCKS.1"))
     assert [row.layer.path for row in found.rows] == ["", "blocks", "blocks.1", "blocks.1.up", "blocks.1.down"]
     assert (found.matches, found.modules, found.total.weights, found.parameters) == (3, 10, 128, 32)
 
 
 def test_the_filter_knows_kinds_too():
-    assert rows_of((NET,), Choice(wanted="embedding")).matches == 1
+    assert rows_of((NET,), LayerView(wanted="embedding")).matches == 1
 
 
 def test_nothing_that_matches_is_an_empty_list():
-    assert rows_of((NET,), Choice(wanted="no such")).rows == ()
+    assert rows_of((NET,), LayerView(wanted="no such")).rows == ()
 
 
 def test_the_flat_list_has_each_module_with_what_it_keeps_itself():
-    rows = rows_of((NET,), Choice(order="weights", flat=True)).rows
+    rows = rows_of((NET,), LayerView(order="weights", flat=True)).rows
     assert [row.figures.weights for row in rows if row.figures.weights] == [400, 84, 80, 44, 40]
 
 
 def test_the_smallest_come_first_when_the_order_is_turned():
-    rows = rows_of((NET,), Choice(order="weights", upwards=True, flat=True)).rows
+    rows = rows_of((NET,), LayerView(order="weights", upwards=True, flat=True)).rows
     weights = [row.figures.weights or 0 for row in rows]
     assert weights == sorted(weights)
 
 
 def test_as_many_levels_are_open_at_first_as_there_is_room_for():
     assert opened_at_first((NET,), 4) == frozenset({(0, "")})
-    assert len(rows_of((NET,), Choice(opened_at_first((NET,), 30))).rows) == 11
+    assert len(rows_of((NET,), LayerView(opened_at_first((NET,), 30))).rows) == 11
 
 
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
 def test_lines_keep_their_room_and_tied_weights_are_marked(glyphs):
-    rows = rows_of((NET,), Choice(all_keys((NET,))))
+    rows = rows_of((NET,), LayerView(all_keys((NET,))))
     for room in (20, 40, 80, 120, 200):
-        lines = layer_lines(Layers((NET,), 0), rows, Choice(), 0, 0, room, 30, glyphs)
+        lines = layer_lines(LayersData((NET,), 0), rows, LayerView(), 0, 0, room, 30, glyphs)
         assert all(width(line) <= room for line in lines)
         assert len(lines) <= 30
     assert "head = embed" in plain(lines)
@@ -108,7 +108,7 @@ def test_the_work_for_layers_grows_with_their_number_and_no_faster(store_of, new
         sys.setprofile(lambda frame, event, arg: next(count) if event in ("call", "c_call") else None)
         try:
             made = trees(rank)
-            rows = rows_of(made, Choice(all_keys(made), "total"))
+            rows = rows_of(made, LayerView(all_keys(made), "total"))
         finally:
             sys.setprofile(None)
         assert len(rows.rows) > 6 * blocks

@@ -21,7 +21,7 @@ from gpumon.tui.text_layout import plain, width
 from gpumon.tui.view import View, choose, first_death
 from gpumon.tui.widgets.header import heading
 from gpumon.tui.widgets.rank_lines import rank_lines
-from gpumon.tui.widgets.rank_rows import Peaks, ordered, rank_page
+from gpumon.tui.widgets.rank_rows import PeakHistory, ordered, rank_page
 from gpumon.tui.widgets.rank_table import RankTable
 from gpumon_agent import wire
 
@@ -88,7 +88,7 @@ def frame_of(runs: list[Run]) -> Frame:
 
 def page_of(runs: list[Run], order: str = "rank", reverse: bool = False) -> Any:
     frame = frame_of(runs)
-    return rank_page(View(frame, Reporter().report(frame)), Peaks(), order, reverse)
+    return rank_page(View(frame, Reporter().report(frame)), PeakHistory(), order, reverse)
 
 
 def test_each_rank_is_told_as_what_it_is() -> None:

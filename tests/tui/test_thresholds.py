@@ -12,9 +12,9 @@ from gpumon.tui.styles import UNICODE
 from gpumon.tui.text_layout import plain
 from gpumon.tui.view import choose
 from gpumon.tui.widgets.forecast_panel import outlook
-from gpumon.tui.widgets.phase_table import Phases, Row, phase_lines, phases
+from gpumon.tui.widgets.phase_table import PhaseRow, PhasesData, phase_lines, phases
 from gpumon.tui.widgets.rank_heat import strips
-from gpumon.tui.widgets.timeline import History, Point, timeline_lines
+from gpumon.tui.widgets.timeline import Point, TimelineData, timeline_lines
 from gpumon_agent import wire
 
 GIB = 1 << 30
@@ -39,14 +39,14 @@ def test_peaks_within_a_hundredth_are_drawn_alike(above: float, sign: str) -> No
 @pytest.mark.parametrize(("used", "shown"), [(34, False), (36, True), (60, True)])
 def test_the_plot_reaches_up_to_the_capacity_where_a_third_of_it_is_used(used: int, shown: bool) -> None:
     points = tuple(Point(step, used * GIB, used * GIB, None) for step in range(20))
-    lines = timeline_lines(History(points, 200, 100 * GIB, False), 100, 12, UNICODE, "title")
+    lines = timeline_lines(TimelineData(points, 200, 100 * GIB, False), 100, 12, UNICODE, "title")
     assert ("100.0┤" in plain(lines)) is shown
 
 
 @pytest.mark.parametrize(("forwards", "name"), [(7, "eval ×7"), (8, "rollout ×8")])
 def test_eight_forwards_without_a_graph_are_a_rollout(forwards: int, name: str) -> None:
-    row = Row(wire.EVAL, 0, GIB, 2 * GIB, GIB, 1, wire.TRAINS, forwards)
-    assert name in plain(phase_lines(Phases(1, False, (row,), None, None), 80, 9, UNICODE, ""))
+    row = PhaseRow(wire.EVAL, 0, GIB, 2 * GIB, GIB, 1, wire.TRAINS, forwards)
+    assert name in plain(phase_lines(PhasesData(1, False, (row,), None, None), 80, 9, UNICODE, ""))
 
 
 @pytest.mark.parametrize(("step_s", "running"), [(0.4, False), (0.6, True)])

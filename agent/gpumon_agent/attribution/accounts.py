@@ -22,9 +22,9 @@ from gpumon_agent.attribution.block_owners import BlockOwners
 from gpumon_agent.attribution.caller_frames import made
 from gpumon_agent.attribution.cost_accounting import NO_COLLECTION, Booked, Cost
 from gpumon_agent.attribution.graph import Places
-from gpumon_agent.attribution.history import History
+from gpumon_agent.attribution.history import AllocationHistory
 from gpumon_agent.attribution.inventory import Inventory, claim
-from gpumon_agent.attribution.layers import Layers
+from gpumon_agent.attribution.layers import LayerLedger
 from gpumon_agent.attribution.peak_breakdown import PeakBreakdowns
 from gpumon_agent.attribution.rolling import Rolling
 from gpumon_agent.attribution.unwatched_models import UnwatchedModels
@@ -51,7 +51,7 @@ _LOOKS = 8  # first steps that search workspaces without the governor; later onl
 _CPU = -1
 
 
-class Loads(Protocol):
+class LoadedCheckpoints(Protocol):
     """Loaded checkpoints, whose bytes are one line of the ledger."""
 
     loads: list[Any]
@@ -70,7 +70,7 @@ class Accounts:
         *,
         say: Callable[[tuple[wire.Event, ...]], None],
         tell: Callable[[str], None],
-        loads: Loads,
+        loads: LoadedCheckpoints,
         limited: bool,
     ) -> None:
         self.inventory = Inventory()
@@ -96,7 +96,7 @@ class Accounts:
         self._variables = Variables()
         self._workspaces = Workspaces()
         self._loads = loads
-        self._layers = Layers(self.inventory, self._current_places, models, say)
+        self._layers = LayerLedger(self.inventory, self._current_places, models, say)
         self._layers_due_ns = 0
         self._layers_wanted = not limited  # in this step
         block_owners = BlockOwners(self.inventory, self._others, self._workspaces)
@@ -119,7 +119,7 @@ class Accounts:
         return self._layers.newest
 
     @property
-    def history(self) -> History:
+    def history(self) -> AllocationHistory:
         return self._peak.history
 
     def changed(self) -> None:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from gpumon_agent.attribution.graph import HALF, Cast, GraphWalk, Place, Places, TooLarge
-from gpumon_agent.attribution.saving import READABLE, Reader, Watch
+from gpumon_agent.attribution.saving import READABLE, NodeReader, SavedTensorWatch
 from gpumon_agent.storages import plain, untransformed
 
 WALK_NS = 7_000_000
@@ -70,7 +70,7 @@ class Activations:
         self._rest = 0  # sampled steps to skip after a walk that took too long
         self._resting = 0  # how many of them are left
         self._reported = self._reported_hooked = False
-        self._watch = Watch()
+        self._watch = SavedTensorWatch()
 
     @property
     def recomputes(self) -> bool:
@@ -113,7 +113,7 @@ class Activations:
         roots = list(roots)
         thread = get_ident()
         after = self._walked[1] if self._walked[0] == thread and not whole else -1
-        reader = Reader()
+        reader = NodeReader()
         try:
             walk = GraphWalk(
                 roots, self._places(), after=after, budget_ns=self._budget_ns, weights=weights, reader=reader

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from gpumon_agent.attribution import saving
-from gpumon_agent.attribution.saving import CONTEXT, Reader, SavedTensor, fields
+from gpumon_agent.attribution.saving import CONTEXT, NodeReader, SavedTensor, fields
 from gpumon_agent.attribution.spread import fsdp_parameters
 from gpumon_agent.guard import pass_on
 from gpumon_agent.hooks.backward_roots import node_of
@@ -179,7 +179,7 @@ class GraphWalk:
         after: int = -1,
         budget_ns: int | None = None,
         weights: Container[int] = _NO_WEIGHTS,
-        reader: Reader | None = None,
+        reader: NodeReader | None = None,
     ) -> None:
         self.saved: list[tuple[Tensor, Place | None]] = []
         """tensors saved for backward, and their modules"""
@@ -189,7 +189,7 @@ class GraphWalk:
         """whether this walk extends the plan"""
         self._places = places
         self._weights = weights
-        self._reader = reader or Reader()
+        self._reader = reader or NodeReader()
         self._until = None if budget_ns is None else thread_time_ns() + budget_ns
         nodes = self._collect(roots, after)
         structure = _structure(nodes)

@@ -47,7 +47,7 @@ _Stacks = dict[tuple[str, int], list[Any]]
 """("block" or "segment", address) → frames"""
 
 
-class History:
+class AllocationHistory:
     """Switches the history; all recording by the agent goes through here."""
 
     def __init__(self) -> None:

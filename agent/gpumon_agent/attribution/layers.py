@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     """(device, module) → bytes by line"""
 
 
-class Layers:
+class LayerLedger:
     """The layers of the watched models. `say` gets those that changed."""
 
     def __init__(

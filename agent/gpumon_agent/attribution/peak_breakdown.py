@@ -40,7 +40,7 @@ from gpumon_agent.allocator import Reading
 from gpumon_agent.attribution.activations import Activations, Alive
 from gpumon_agent.attribution.block_owners import Block, BlockOwners, Blocks
 from gpumon_agent.attribution.graph import Places
-from gpumon_agent.attribution.history import History
+from gpumon_agent.attribution.history import AllocationHistory
 
 _Key = tuple[str, int]
 """a phase and its index"""
@@ -81,7 +81,7 @@ class PeakBreakdowns:
     """Breaks down the peaks of a process's devices."""
 
     def __init__(self, block_owners: BlockOwners, activations: Activations, places: Callable[[], Places]) -> None:
-        self.history = History()
+        self.history = AllocationHistory()
         self.wanted = True
         """in this step"""
         self._block_owners = block_owners

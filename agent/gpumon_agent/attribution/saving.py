@@ -7,7 +7,7 @@ tensors inside a pack hook's result. Other results are opaque, and reported by t
 
 Before torch 2.9 there is no `SavedTensor.data`. A saved tensor can then only be unpacked (`_saved_*`), which gives a
 tensor on the same storage; a version mismatch raises here without side effects. But unpacking runs unpack hooks, and
-torch cannot tell whether there are any. So `Watch` detects whether hooks are ever set; from then on no graph is read.
+torch cannot tell whether there are any. `SavedTensorWatch` detects whether hooks are ever set, which ends the reading.
 
 Source: torch/csrc/autograd/saved_variable.h, torch/utils/checkpoint.py.
 Known limitations. Objects in a `ctx` that hold tensors are opaque. Before torch 2.9: nothing is known with
@@ -51,7 +51,7 @@ def fields(kind: Any) -> tuple[str, ...]:
     return (*names, CONTEXT) if issubclass(kind, _CustomNode) else names
 
 
-class Watch:
+class SavedTensorWatch:
     """Before torch 2.9: detects whether saved-tensor hooks were ever set, and whether a checkpoint recomputes."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Watch:
             self.recomputed = True
 
 
-class Reader:
+class NodeReader:
     """Reads nodes of one walk."""
 
     def __init__(self) -> None:

@@ -44,14 +44,14 @@ _CLOSED = (type, ModuleType, FunctionType, Tensor, Optimizer)
 _room_for_a_dict = type.__dict__["__dictoffset__"].__get__
 
 
-class Held(NamedTuple):
+class HeldByVariables(NamedTuple):
     """Bytes of otherwise unclaimed storages, and the variables that lead to them, largest first."""
 
     nbytes: int
     holders: tuple[wire.Holder, ...]
 
 
-NOTHING = Held(0, ())
+NOTHING = HeldByVariables(0, ())
 
 
 class _Found(NamedTuple):
@@ -69,7 +69,7 @@ class Variables:
     def __init__(self) -> None:
         self._kept: dict[tuple[int, ...], tuple[frozenset[int], int]] = {}
 
-    def held(self, claimed: set[int], device: int, *, fresh: bool, graphs: bool) -> Held:
+    def held(self, claimed: set[int], device: int, *, fresh: bool, graphs: bool) -> HeldByVariables:
         """Claims the variables' storages on `device` (as returned by Tensor.get_device()).
 
         `fresh=False` may reuse the sums of large containers. `graphs`: include tensors with a graph.
@@ -84,7 +84,7 @@ class Variables:
                 total += nbytes
                 named.append((nbytes, found))
         named.sort(key=lambda each: -each[0])
-        return Held(total, tuple(_holder(found) for _, found in named[:NAMED_MAX]))
+        return HeldByVariables(total, tuple(_holder(found) for _, found in named[:NAMED_MAX]))
 
     def _claim(self, found: list[Tensor], claimed: set[int], device: int, *, graphs: bool) -> int:
         if len(found) < _MANY:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.cuda import graphs
@@ -13,9 +13,6 @@ from torch.cuda import graphs
 from gpumon_agent.guard import Guard
 from gpumon_agent.hooks.phases import Phases
 from gpumon_agent.patching import Patches
-
-if TYPE_CHECKING:
-    from gpumon_agent.hooks.torch_hooks import Hooks
 
 MAKES_GRAPHS = inspect.unwrap(graphs.make_graphed_callables).__code__
 """It runs a model to warm it up and to capture it; that is not training."""
@@ -29,8 +26,8 @@ _REPLAYED = (
 class Graphs:
     """Follows captures and replays. During a capture hooks and allocator counters work as in any other step."""
 
-    def __init__(self, hooks: Hooks, phases: Phases, guard: Guard, notice: Callable[[str], None]) -> None:
-        self._hooks = hooks
+    def __init__(self, fires: Callable[[], bool], phases: Phases, guard: Guard, notice: Callable[[str], None]) -> None:
+        self._fires = fires
         self._phases = phases
         self._guard = guard
         self._notice = notice
@@ -77,7 +74,7 @@ class Graphs:
 
     def _replay_begins(self, _: Any) -> None:
         self._open = False
-        if not self._hooks.fires:
+        if not self._fires():
             return
         if not self._replayed:
             self._replayed = True

@@ -192,7 +192,7 @@ class Hooks:
         self._backward_takes = guard.protect("activations", graph.backward_begins)
         self._stepped = 0  # completed optimizer steps
         self.backward_ended: Callable[[], object] | None = None  # called after each backward
-        self._graphs = Graphs(self, phases, guard, notice)
+        self._graphs = Graphs(lambda: self.fires, phases, guard, notice)
         self._install()
 
     def remove(self) -> None:

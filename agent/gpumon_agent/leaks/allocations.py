@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gpumon_agent import wire
-from gpumon_agent.attribution.history import History
+from gpumon_agent.attribution.history import AllocationHistory
 from gpumon_agent.attribution.workspaces import reads_traces_alone, snapshot, user_records
 from gpumon_agent.leaks.object_children import Files
 from gpumon_agent.thread_clock import ThreadClock
@@ -53,7 +53,7 @@ class Made(NamedTuple):
 class Allocations:
     """Called in the training thread."""
 
-    def __init__(self, history: History, files: Files) -> None:
+    def __init__(self, history: AllocationHistory, files: Files) -> None:
         self._history = history
         self._files = files
         self._left = 0

@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from gpumon_agent import wire
-from gpumon_agent.attribution.history import History
+from gpumon_agent.attribution.history import AllocationHistory
 from gpumon_agent.attribution.inventory import Inventory
 from gpumon_agent.governor import Governor
 from gpumon_agent.leaks import gc_roots
@@ -114,7 +114,7 @@ class Census:
         tell: Callable[[str], None],
         limited: bool,
         loads: Loads,
-        history: History,
+        history: AllocationHistory,
     ) -> None:
         self.loads = loads
         self.newest: wire.Census | None = None

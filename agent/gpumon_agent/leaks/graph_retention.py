@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gpumon_agent.attribution.saving import READABLE, Reader, fields
+from gpumon_agent.attribution.saving import READABLE, NodeReader, fields
 from gpumon_agent.storages import has_storage, storages
 from gpumon_agent.thread_clock import ThreadClock
 
@@ -46,7 +46,7 @@ def retained(tensor: Any, claimed: Container[int], budget_ns: int, looks: Looks 
     if root is None or not READABLE:
         return None
     clock = ThreadClock(budget_ns)
-    reader = Reader()
+    reader = NodeReader()
     if looks is not None:
         looks.before, looks.newest = looks.newest, root._sequence_nr()
     known = {} if looks is None else looks.read
@@ -73,7 +73,7 @@ def retained(tensor: Any, claimed: Container[int], budget_ns: int, looks: Looks 
     return Retained(total, cut, frozenset(seen))
 
 
-def _kept(node: Any, reader: Reader) -> dict[int, int]:
+def _kept(node: Any, reader: NodeReader) -> dict[int, int]:
     kept: dict[int, int] = {}
     kind: Any = type(node)
     for name in fields(kind):

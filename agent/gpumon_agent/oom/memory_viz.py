@@ -44,7 +44,7 @@ def _value(value: Any) -> bytes:
     return pickle.dumps(value, 2)[2:-1]
 
 
-class Written:
+class SnapshotWriter:
     """Writes one file: `add` its pieces, then `end` it. Sets `path` and `size`, or `why` not."""
 
     def __init__(self, box: report_file.ReportFile) -> None:

@@ -84,7 +84,7 @@ class OomReporter:
     def _snapshot(self) -> None:
         """Beside the report, for PyTorch's memory_viz page: all blocks, and their history if recorded."""
         rest = workspaces.snapshot()
-        written = memory_viz.Written(self._box)
+        written = memory_viz.SnapshotWriter(self._box)
         for piece in memory_viz.pieces(rest.pop("segments"), rest):
             written.add(piece)
         written.end()

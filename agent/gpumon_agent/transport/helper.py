@@ -16,7 +16,7 @@ import msgspec
 from gpumon_agent import endpoint, wire
 from gpumon_agent.guard import guard, protect
 from gpumon_agent.oom import last_known
-from gpumon_agent.oom.memory_viz import Written
+from gpumon_agent.oom.memory_viz import SnapshotWriter
 from gpumon_agent.oom.report_file import ReportFile
 from gpumon_agent.transport import exit_code, messages, process
 from gpumon_agent.transport.control import Control
@@ -55,11 +55,11 @@ class Helper:
         self._requests: list[tuple[int, wire.Request]] = []
         self._said: list[tuple[int, str]] = []
         self._number = start.number
-        self._answered = messages.Answer()
+        self._answered = messages.FromHelper()
         self._answered_ns = 0
         self._begins = True
         self._box = ReportFile()
-        self._file: Written | None = None
+        self._file: SnapshotWriter | None = None
         self._goodbye: wire.Goodbye | None = None
         self._goodbye_ns = 0
         guard.listen(self.tell)
@@ -201,7 +201,7 @@ class Helper:
 
     def _write(self, piece: messages.Piece) -> None:
         if self._file is None:
-            self._file = Written(self._box)
+            self._file = SnapshotWriter(self._box)
         self._file.add(piece.data)
         if piece.data:
             return
@@ -262,7 +262,7 @@ class Helper:
 
     def _answer(self) -> None:
         """Sent when it changes, and each second as a sign of life to the training process."""
-        answer = messages.Answer(
+        answer = messages.FromHelper(
             self.publisher.ready,
             self.publisher.watched,
             self.publisher.answered,

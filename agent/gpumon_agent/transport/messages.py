@@ -36,7 +36,7 @@ class Piece(msgspec.Struct, array_like=True, gc=False):
     data: bytes
 
 
-class Answer(msgspec.Struct, array_like=True, gc=False):
+class FromHelper(msgspec.Struct, array_like=True, gc=False):
     """From the helper to the training process. Numbers only grow: known ones are skipped."""
 
     ready: bool = False  # viewers can attach
@@ -52,5 +52,5 @@ encode = _encoder.encode
 decode_start = msgspec.json.Decoder(Start).decode
 decode_state = msgspec.msgpack.Decoder(State).decode
 decode_piece = msgspec.msgpack.Decoder(Piece).decode
-decode_answer = msgspec.msgpack.Decoder(Answer).decode
+decode_answer = msgspec.msgpack.Decoder(FromHelper).decode
 decode_events = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode

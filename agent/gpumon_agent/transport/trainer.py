@@ -87,7 +87,7 @@ class Transport:
         self._restarts = 0
         self._waiting: deque[tuple[int, Iterator[bytes | None]]] = deque()
         self._told_state: messages.State | None = None
-        self._answer = messages.Answer()
+        self._answer = messages.FromHelper()
         self._request = self._line = 0  # the newest handled
         self._looked_ns = self._heard_ns = self._flushed_ns = 0
         self._picture_due = False  # a new helper needs all of it
@@ -134,7 +134,7 @@ class Transport:
         began, now = endpoint.start_time(helper), time.monotonic_ns()
         events, long = Writer(memory, after=self._events), LongWriter(memory, after=self._long)
         status, back = Status(memory), Pages(memory, ANSWER)
-        answer = messages.Answer(seq=self._answer.seq)  # the old helper's state is void
+        answer = messages.FromHelper(seq=self._answer.seq)  # the old helper's state is void
         # no calls from here on, so that no signal handler can raise in between
         self._helper, self._helper_began, self._memory = helper, began, memory
         self._events, self._long, self._status, self._back = events, long, status, back

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from gpumon.analysis import units
 from gpumon.analysis.diagnosis.figures import Figure, known
-from gpumon.analysis.diagnosis.message_parser import Message
+from gpumon.analysis.diagnosis.message_parser import OomMessage
 from gpumon.analysis.types import Finding
 from gpumon_agent.units import torch_size as shown
 
@@ -67,7 +67,7 @@ class PredictedPeak:
     """shapes of that batch"""
 
 
-def find_cause(message: Message, growth: LeakEvidence | None = None, foreseen: PredictedPeak | None = None) -> Cause:
+def find_cause(message: OomMessage, growth: LeakEvidence | None = None, foreseen: PredictedPeak | None = None) -> Cause:
     """The verdict on a message; `growth` if there is a trend, `foreseen` if the step's peak was forecast."""
     if message.kind != "allocator":
         return _without_figures(message)
@@ -90,7 +90,7 @@ def find_cause(message: Message, growth: LeakEvidence | None = None, foreseen: P
     return _by_room(message, requested, message.slack or ZERO, message.free or ZERO, growth, foreseen)
 
 
-def _oversized(message: Message, requested: Figure, total: Figure) -> Cause:
+def _oversized(message: OomMessage, requested: Figure, total: Figure) -> Cause:
     side = round((requested.middle / 4) ** 0.5)
     return Cause(
         "oversized",
@@ -104,7 +104,7 @@ def _oversized(message: Message, requested: Figure, total: Figure) -> Cause:
     )
 
 
-def _limited(message: Message, requested: Figure) -> Cause | None:
+def _limited(message: OomMessage, requested: Figure) -> Cause | None:
     allowed = message.allowed
     if allowed is None:
         return None
@@ -133,7 +133,7 @@ def _limited(message: Message, requested: Figure) -> Cause | None:
 
 
 def _by_room(
-    message: Message,
+    message: OomMessage,
     requested: Figure,
     slack: Figure,
     free: Figure,
@@ -222,7 +222,7 @@ def _foreseen(foreseen: PredictedPeak, whole: Figure, requested: Figure, availab
     )
 
 
-def _capacity_reasons(message: Message, slack: Figure, free: Figure, missing: Figure) -> tuple[str, ...]:
+def _capacity_reasons(message: OomMessage, slack: Figure, free: Figure, missing: Figure) -> tuple[str, ...]:
     reasons = [
         f"Free on the device {shown(free.middle)}, reserved but unallocated {shown(slack.middle)}: even if all of it "
         f"lay in one piece, {shown(missing.middle)} would be missing. Fragmentation is not the cause."
@@ -234,7 +234,7 @@ def _capacity_reasons(message: Message, slack: Figure, free: Figure, missing: Fi
     return tuple(reasons)
 
 
-def _fragmented(message: Message, requested: Figure, slack: Figure, free: Figure, *, sure: bool) -> Cause:
+def _fragmented(message: OomMessage, requested: Figure, slack: Figure, free: Figure, *, sure: bool) -> Cause:
     unused = slack + free
     total, outside = message.total, _outside(message)
     speaks_for = (
@@ -264,7 +264,7 @@ def _fragmented(message: Message, requested: Figure, slack: Figure, free: Figure
     )
 
 
-def _others(message: Message, requested: Figure, available: Figure, missing: Figure) -> Cause | None:
+def _others(message: OomMessage, requested: Figure, available: Figure, missing: Figure) -> Cause | None:
     if message.others:
         held = ZERO
         for _, each in message.others:
@@ -292,21 +292,21 @@ def _others(message: Message, requested: Figure, available: Figure, missing: Fig
     )
 
 
-def _outside(message: Message) -> Figure | None:
+def _outside(message: OomMessage) -> Figure | None:
     """Bytes of the device neither free nor reserved by PyTorch in this process."""
     if message.total is None or message.free is None or message.reserved is None:
         return None
     return message.total - message.free - message.reserved
 
 
-def _place(message: Message) -> str:
+def _place(message: OomMessage) -> str:
     return "The device" if message.device is None else f"Device {message.device}"
 
 
 # --------------------------------------------------------------------------------------- messages without figures
 
 
-def _without_figures(message: Message) -> Cause:
+def _without_figures(message: OomMessage) -> Cause:
     requested = shown(message.requested.middle) if message.requested is not None else "its request"
     if message.kind == "overflow":
         return Cause(

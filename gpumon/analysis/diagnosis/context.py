@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpumon.analysis.diagnosis.message_parser import Message
+from gpumon.analysis.diagnosis.message_parser import OomMessage
 from gpumon.analysis.diagnosis.optimizer_step import Recipe
 from gpumon.analysis.estimate.model import Tensor
 from gpumon.analysis.types import Finding
@@ -35,7 +35,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class FailureContext:
-    message: Message
+    message: OomMessage
     verdict: str
     phase: str | None = None
     tensors: Sequence[Tensor] = ()
@@ -46,7 +46,7 @@ class FailureContext:
     kept: Sequence[Finding] = ()  # findings on memory kept for no use
 
 
-def available(message: Message) -> int | None:
+def available(message: OomMessage) -> int | None:
     """A lower bound of PyTorch's total bytes: reserved + free, within its limit."""
     if message.reserved is None or message.free is None:
         return None

@@ -9,7 +9,7 @@ from gpumon.analysis import units
 from gpumon.analysis.diagnosis.cause import LeakEvidence, PredictedPeak, find_cause
 from gpumon.analysis.diagnosis.context import FailureContext, Settings, available
 from gpumon.analysis.diagnosis.log import Story
-from gpumon.analysis.diagnosis.message_parser import Message
+from gpumon.analysis.diagnosis.message_parser import OomMessage
 from gpumon.analysis.diagnosis.oom_report import Candidate, OomReport
 from gpumon.analysis.diagnosis.optimizer_step import RECIPES, WAYS_IN_WORDS, Recipe, recipe_of, step, stepped
 from gpumon.analysis.diagnosis.remedies import remedies
@@ -80,7 +80,7 @@ def explain(story: Story, known: Known | None = None) -> OomReport:
 
 
 def _suspects(
-    message: Message, known: Known, recipe: Recipe, way: str | None, phase: str | None
+    message: OomMessage, known: Known, recipe: Recipe, way: str | None, phase: str | None
 ) -> tuple[list[Candidate], str | None]:
     if message.kind != "allocator" or message.requested is None:
         return [], way
@@ -118,7 +118,7 @@ def _assumptions(known: Known, best: Candidate | None, recipe: Recipe) -> list[s
     return said
 
 
-def _notes(message: Message, known: Known, best: Candidate | None, case: FailureContext, story: Story) -> list[str]:
+def _notes(message: OomMessage, known: Known, best: Candidate | None, case: FailureContext, story: Story) -> list[str]:
     said: list[str] = []
     optimizer = case.phase == wire.OPTIMIZER
     if best is not None and best.phase == wire.OPTIMIZER:

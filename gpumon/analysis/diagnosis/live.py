@@ -17,12 +17,12 @@ from gpumon.analysis.diagnosis.context import Settings
 from gpumon.analysis.diagnosis.explaining import Known, explain
 from gpumon.analysis.diagnosis.figures import Figure, known
 from gpumon.analysis.diagnosis.log import Story
-from gpumon.analysis.diagnosis.message_parser import Message
+from gpumon.analysis.diagnosis.message_parser import OomMessage
 from gpumon.analysis.diagnosis.oom_report import Candidate, OomReport
 from gpumon.analysis.diagnosis.optimizer_step import FOREACH, FUSED, LOOP, RECIPES
 from gpumon.analysis.estimate.model import Tensor
 from gpumon.analysis.ledger import at_failure, device_of, owned, reading_of
-from gpumon.analysis.types import Finding, Held
+from gpumon.analysis.types import Finding, GrownByHolder
 from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
 from gpumon_agent.oom.report_file import Report
@@ -31,7 +31,7 @@ MORE = "The report on the trainer's disk has every parameter's shape: gpumon exp
 
 
 def of_rank(
-    rank: RankFrame, growth: LeakEvidence | None = None, kept: Sequence[Finding] = (), held: Held | None = None
+    rank: RankFrame, growth: LeakEvidence | None = None, kept: Sequence[Finding] = (), held: GrownByHolder | None = None
 ) -> OomReport | None:
     """The newest out-of-memory of a rank. `growth`: bytes per step, if there is a trend; `kept`: findings on memory
     kept for no use, with holders; `held`: the bytes of it that still grow."""
@@ -118,10 +118,10 @@ def _foreseen(rank: RankFrame, event: wire.Oom) -> PredictedPeak | None:
     return None if said is None else PredictedPeak(said.next_peak, said.low, said.input_shapes)
 
 
-def _message(event: wire.Oom, total: int | None, backend: str) -> Message:
+def _message(event: wire.Oom, total: int | None, backend: str) -> OomMessage:
     whole = total or event.total
     limited = event.total is not None and whole is not None and event.total < whole
-    return Message(
+    return OomMessage(
         text=event.message,
         kind="allocator",
         backend=backend or "cuda",
@@ -160,7 +160,7 @@ def _settings(environment: dict[str, str], rank: RankFrame) -> Settings:
     )
 
 
-def _buckets(rank: RankFrame, message: Message, phase: str) -> Iterator[Candidate]:
+def _buckets(rank: RankFrame, message: OomMessage, phase: str) -> Iterator[Candidate]:
     """DDP allocates its gradient buckets when it is constructed, and again in its second forward."""
     if phase not in (wire.LOAD, wire.FORWARD):
         return

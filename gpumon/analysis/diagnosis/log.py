@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from gpumon.analysis.diagnosis.message_parser import Message, find_all, newest
+from gpumon.analysis.diagnosis.message_parser import OomMessage, find_all, newest
 from gpumon_agent import wire
 
 TRACEBACK_CHARS = 20_000
@@ -43,7 +43,7 @@ class FrameLine:
 class Story:
     """The last out-of-memory in a text."""
 
-    message: Message
+    message: OomMessage
     frames: tuple[FrameLine, ...] = ()  # outermost first
     phase: str | None = None  # wire.LOAD, FORWARD, BACKWARD, OPTIMIZER, BETWEEN, EVAL
     times: int = 1  # number of such messages in the text
@@ -87,7 +87,7 @@ def read(text: str) -> Story | None:
     return replace(story(text, message), times=sum(each.kind == message.kind for each in messages))
 
 
-def story(text: str, message: Message) -> Story:
+def story(text: str, message: OomMessage) -> Story:
     """The frames, phase and progress that `text` gives for one of its messages."""
     begin = message.where[0]
     frames = _frames(text[max(0, begin - TRACEBACK_CHARS) : begin])

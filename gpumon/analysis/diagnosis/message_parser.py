@@ -27,7 +27,7 @@ LARGE_MIN = 10 << 20  # below: 20 MiB segments; from here on: one segment per te
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class OomMessage:
     """One parsed message. None: not in the message."""
 
     text: str  # its own words, on one line
@@ -86,21 +86,21 @@ class Message:
         return any(each.low <= count <= each.high for each in self.tensor_sizes)
 
 
-def find_all(text: str) -> list[Message]:
+def find_all(text: str) -> list[OomMessage]:
     """Every message in a text, in order. Of overlapping matches the one that starts first counts, then the longest."""
-    found: list[Message] = []
+    found: list[OomMessage] = []
     for message in sorted((*_allocators(text), *_others(text)), key=lambda m: (m.where[0], -m.where[1])):
         if not found or message.where[0] >= found[-1].where[1]:
             found.append(message)
     return found
 
 
-def find(text: str) -> Message | None:
+def find(text: str) -> OomMessage | None:
     """The last message in a text: training survived the earlier ones. Those with figures come first, then sure ones."""
     return newest(find_all(text))
 
 
-def newest(messages: list[Message]) -> Message | None:
+def newest(messages: list[OomMessage]) -> OomMessage | None:
     """The one of `messages` that `find` returns."""
     figures = [m for m in messages if m.requested is not None]
     best = figures or [m for m in messages if m.sure] or messages
@@ -148,7 +148,7 @@ _IMPOSSIBLE = 1 << 50  # "17179869184.00 GiB": wrapped around; the driver does n
 _LIKELY = re.compile(r"Tried\s+to\b|MPS\s+backend|Allocation\s+on\s+device|preemptively\s+rejected")
 
 
-def _allocators(text: str) -> Iterator[Message]:
+def _allocators(text: str) -> Iterator[OomMessage]:
     """Parses only the text around likely words: logs are long."""
     begin = end = 0
     for likely in _LIKELY.finditer(text):
@@ -161,7 +161,7 @@ def _allocators(text: str) -> Iterator[Message]:
         yield from _within(text[begin:end], begin)
 
 
-def _within(text: str, offset: int) -> Iterator[Message]:
+def _within(text: str, offset: int) -> Iterator[OomMessage]:
     flat, place = _flat(text)
     heads = sorted((m for p in (_ASKED, _MPS, _ASYNC, _REJECTED) for m in p.finditer(flat)), key=re.Match.start)
     inside = -1
@@ -180,24 +180,24 @@ def _within(text: str, offset: int) -> Iterator[Message]:
         yield replace(message, where=where, text=body[:end].strip())
 
 
-def _read(head: re.Match[str], body: str) -> tuple[Message, int]:
+def _read(head: re.Match[str], body: str) -> tuple[OomMessage, int]:
     if head.re is _REJECTED:
-        return Message("", "allocator", requested=read(head["size"]), segments=False, new=True), 0
+        return OomMessage("", "allocator", requested=read(head["size"]), segments=False, new=True), 0
     if head.re is _MPS:
         figures, end = _figures(body, _MPS_FIELDS)
         allocated = read(head["size"])
         context = figures.pop("context", None)
-        message = Message("", "allocator", "mps", "MPS", segments=False, allocated=allocated)
+        message = OomMessage("", "allocator", "mps", "MPS", segments=False, allocated=allocated)
         return replace(message, process=None if context is None else allocated + context, **figures), end
     if head.re is _ASYNC:
         figures, end = _figures(body, _ASYNC_FIELDS)
-        message = Message("", "allocator", source="cudaMallocAsync", segments=False)
+        message = OomMessage("", "allocator", source="cudaMallocAsync", segments=False)
         return replace(message, device=int(head["device"]) if head["device"] else None, **figures), end
     figures, end = _figures(body, _FIELDS)
     if "unallocated" in figures and "allocated" in figures:
         figures["reserved"] = figures["allocated"] + figures["unallocated"]
     device = _DEVICE.search(body)
-    message = Message(
+    message = OomMessage(
         "",
         "overflow" if head["overflow"] else "allocator",
         (head["backend"] or "cuda").lower(),
@@ -308,11 +308,11 @@ _SIGNS = (
 )  # fmt: skip
 
 
-def _others(text: str) -> Iterator[Message]:
+def _others(text: str) -> Iterator[OomMessage]:
     for sign in _SIGNS:
         for found in sign.pattern.finditer(text):
             size = found.groupdict().get("size")
-            yield Message(
+            yield OomMessage(
                 text=" ".join(found[0].split()),
                 kind=sign.kind,
                 backend=sign.backend,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gpumon.analysis.changes import BATCH, BF16, BUCKET_VIEWS, EXPANDABLE, Held, saves
+from gpumon.analysis.changes import BATCH, BF16, BUCKET_VIEWS, EXPANDABLE, BytesByOwner, saves
 from gpumon.analysis.diagnosis.context import FailureContext, available
 from gpumon.analysis.diagnosis.oom_report import Remedy
 from gpumon.analysis.diagnosis.optimizer_remedies import stepping
@@ -71,7 +71,7 @@ def _capacity(case: FailureContext) -> Iterator[Remedy]:
 def _loading(case: FailureContext) -> Iterator[Remedy]:
     whole = sum(t.bytes for t in case.tensors)
     space = available(case.message)
-    half = saves(BF16, Held(weights=whole)) if whole and all(t.width == 4 for t in case.tensors) else None
+    half = saves(BF16, BytesByOwner(weights=whole)) if whole and all(t.width == 4 for t in case.tensors) else None
     enough = None if half is None or space is None else whole - half <= space
     yield Remedy("bf16", "weights in bfloat16 (model.bfloat16(), or torch_dtype when loading)", half, enough)
     yield Remedy("map-location", 'torch.load(..., map_location="cpu"): no second copy of a checkpoint on the device')
@@ -80,7 +80,7 @@ def _loading(case: FailureContext) -> Iterator[Remedy]:
 
 def _activations(case: FailureContext) -> Iterator[Remedy]:
     activations = _beside_owners(case)
-    half = saves(BATCH, Held(activations=activations)) if activations else None
+    half = saves(BATCH, BytesByOwner(activations=activations)) if activations else None
     short = _short(case)
     enough = None if half is None or short is None else half >= short
     yield Remedy(
@@ -118,7 +118,7 @@ def _beside_owners(case: FailureContext) -> int | None:
 
 def _views(case: FailureContext) -> Iterator[Remedy]:
     if case.settings.bucket_views is False:
-        trained = saves(BUCKET_VIEWS, Held(gradients=sum(t.bytes for t in case.tensors if t.trainable))) or None
+        trained = saves(BUCKET_VIEWS, BytesByOwner(gradients=sum(t.bytes for t in case.tensors if t.trainable))) or None
         text = "DistributedDataParallel(..., gradient_as_bucket_view=True): gradients are views of the buckets"
         yield Remedy(BUCKET_VIEWS, text, trained)
 
@@ -133,7 +133,7 @@ def _fragmentation(case: FailureContext) -> Iterator[Remedy]:
     if not case.settings.expandable and not case.message.expandable:
         value = _variable(case)
         old = "" if case.message.new else " (PyTorch 2.1 or newer; before it, max_split_size_mb:128)"
-        joined = saves(EXPANDABLE, Held(slack=slack.middle)) if slack is not None else None
+        joined = saves(EXPANDABLE, BytesByOwner(slack=slack.middle)) if slack is not None else None
         yield Remedy("expandable-segments", f"{value}{old}: segments can grow, so that gaps merge", joined, enough)
     yield Remedy("shapes", "batches of one shape, padded to a few lengths: blocks of one size can be reused")
     yield Remedy("order", "the largest batch first: its blocks then hold every smaller one")

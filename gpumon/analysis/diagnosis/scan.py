@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from gpumon.analysis.diagnosis import log
-from gpumon.analysis.diagnosis.message_parser import Message, find_all, newest
+from gpumon.analysis.diagnosis.message_parser import OomMessage, find_all, newest
 
 CHUNK_BYTES = 1 << 20
 BEFORE_BYTES, AFTER_BYTES = 2 << 10, 8 << 10
@@ -65,7 +65,7 @@ def scan(file: BinaryIO) -> log.Story | None:
     """The last out-of-memory in a seekable file, or None."""
     found, counted = _look(file)
     windows = [(begin, _text(file, begin, end)) for begin, end in _merged(found)]
-    every: list[tuple[Message, int, str]] = []
+    every: list[tuple[OomMessage, int, str]] = []
     for begin, text in windows:
         every += [(message, begin, text) for message in find_all(text)]
     last = newest([message for message, _, _ in every])

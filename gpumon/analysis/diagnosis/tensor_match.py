@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpumon.analysis.diagnosis.figures import Figure
-from gpumon.analysis.diagnosis.message_parser import SEGMENT_STEP, Message
+from gpumon.analysis.diagnosis.message_parser import SEGMENT_STEP, OomMessage
 from gpumon.analysis.diagnosis.oom_report import Candidate
 from gpumon.analysis.diagnosis.optimizer_events import Event
 from gpumon.analysis.diagnosis.optimizer_step import FOREACH, LOOP, REACH, Recipe, gradients, loading, step
@@ -30,7 +30,7 @@ SAME_SIZE_MAX = 4
 
 
 def explaining(
-    message: Message,
+    message: OomMessage,
     tensors: Sequence[Tensor],
     recipe: Recipe,
     way: str | None,
@@ -61,7 +61,7 @@ def explaining(
     return found
 
 
-def _matching(message: Message, allocated: Figure, events: Iterable[Event], way: str | None) -> Iterator[Candidate]:
+def _matching(message: OomMessage, allocated: Figure, events: Iterable[Event], way: str | None) -> Iterator[Candidate]:
     most = max(LEFT_LEAST, round(LEFT_SHARE * allocated.middle))
     for event in events:
         if not message.may_be(event.bytes):
@@ -73,7 +73,7 @@ def _matching(message: Message, allocated: Figure, events: Iterable[Event], way:
             )
 
 
-def same_size(message: Message, tensors: Sequence[Tensor]) -> list[Candidate]:
+def same_size(message: OomMessage, tensors: Sequence[Tensor]) -> list[Candidate]:
     """Tensors of the request's size: it may be a copy of one, or its gradient."""
     allocated = message.allocated
     backward = {event.tensor.name: event for event in gradients(tensors)}
@@ -95,7 +95,7 @@ def same_size(message: Message, tensors: Sequence[Tensor]) -> list[Candidate]:
 
 
 def of_batch(
-    message: Message, batch: int | None, sequence: int | None, vocabulary: int | None, heads: int | None
+    message: OomMessage, batch: int | None, sequence: int | None, vocabulary: int | None, heads: int | None
 ) -> list[Candidate]:
     """Logits and attention scores of one batch, in fp32 and in 16 bits."""
     if batch is None or sequence is None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpumon.analysis.estimate.model import Model, vocabulary_of
+from gpumon.analysis.estimate.model import ModelTensors, vocabulary_of
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LayerPair:
     """One layer (numbered ones folded) with its parameters in either model; 0: not there."""
 
     layer: str
@@ -21,10 +21,10 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ParameterComparison:
     """Rows in the models' order, the sums, and the parameters per vocabulary entry if that explains all."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[LayerPair, ...]
     first: int
     second: int
     vocabularies: tuple[int, int] | None
@@ -35,23 +35,23 @@ class Comparison:
 class Side:
     """One of the two. `vocabulary`: from its config; None: the rows of its largest table."""
 
-    model: Model
+    model: ModelTensors
     vocabulary: int | None = None
 
 
-def compare(first: Side, second: Side) -> Comparison:
+def compare(first: Side, second: Side) -> ParameterComparison:
     """Layer by layer, numbered ones folded."""
     one, two = first.model, second.model
     ours, theirs = dict(one.layers()), dict(two.layers())
     names = [*ours, *(name for name in theirs if name not in ours)]
-    rows = tuple(Row(name, ours.get(name, 0), theirs.get(name, 0)) for name in names)
+    rows = tuple(LayerPair(name, ours.get(name, 0), theirs.get(name, 0)) for name in names)
     sizes = _entries(first), _entries(second)
     vocabularies = (sizes[0], sizes[1]) if sizes[0] is not None and sizes[1] is not None else None
     entry = None
     if vocabularies is not None and vocabularies[0] != vocabularies[1]:
         each, rest = divmod(two.count - one.count, vocabularies[1] - vocabularies[0])
         entry = each if not rest and each > 0 else None
-    return Comparison(rows, one.count, two.count, vocabularies, entry)
+    return ParameterComparison(rows, one.count, two.count, vocabularies, entry)
 
 
 def _entries(side: Side) -> int | None:

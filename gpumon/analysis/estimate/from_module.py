@@ -15,20 +15,20 @@ from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from gpumon.analysis.estimate.model import Model, Tensor
+from gpumon.analysis.estimate.model import ModelTensors, Tensor
 from gpumon.analysis.estimate.optimizers import eight_bit_states
 from gpumon.analysis.estimate.plan import Played
 from gpumon.analysis.estimate.simulator import OutOfMemory
 from gpumon.analysis.estimate.traced import (
     ITERATIONS,
+    AllocatorRequests,
     PhaseBytes,
-    Requests,
     Untraceable,
     shares,
     trace,
     without_forward,
 )
-from gpumon.analysis.estimate.workload import EIGHT_BIT, HALF, NONE, PRECISIONS, Optimizer, Workload
+from gpumon.analysis.estimate.workload import EIGHT_BIT, HALF, NONE, PRECISIONS, OptimizerChoice, Workload
 from gpumon.analysis.types import Breakdown
 from gpumon_agent import wire
 
@@ -53,7 +53,7 @@ def is_module(made: object) -> bool:
     return isinstance(made, nn.Module)
 
 
-def describe(module: nn.Module) -> Model:
+def describe(module: nn.Module) -> ModelTensors:
     """Its tensors in the order of `parameters()`; tied ones point to the first name."""
     from torch import nn
 
@@ -80,7 +80,7 @@ def describe(module: nn.Module) -> Model:
         Tensor(name, tuple(buffer.shape), buffer.element_size(), trainable=False)
         for name, buffer in module.named_buffers()
     )
-    return Model(type(module).__name__, tuple(parameters), buffers)
+    return ModelTensors(type(module).__name__, tuple(parameters), buffers)
 
 
 def copied(module: nn.Module) -> nn.Module | None:
@@ -111,7 +111,7 @@ def _may_lead_back(part: nn.Module) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Trace:
     phases: tuple[PhaseBytes, ...]
-    requests: Requests
+    requests: AllocatorRequests
     as_rank: bool  # False: one of several ranks was requested, but the module was traced alone
 
 
@@ -142,7 +142,7 @@ class FromModule:
         return None
 
     @property
-    def model(self) -> Model:
+    def model(self) -> ModelTensors:
         return describe(self.module)
 
     @property
@@ -203,7 +203,7 @@ class FromModule:
         return self._traces[work]
 
     def _traced(self, work: Workload, how: dict[str, Any]) -> _Trace:
-        requests = Requests()
+        requests = AllocatorRequests()
 
         def build() -> nn.Module:
             made = self.factory() if how.get("built_on_device") else self.instance(work)  # a copy is not built
@@ -231,10 +231,10 @@ class FromModule:
 class FromTensors(FromModule):
     """From names and shapes alone."""
 
-    tensors: Model = field(kw_only=True)
+    tensors: ModelTensors = field(kw_only=True)
 
     @classmethod
-    def of(cls, model: Model) -> FromTensors:
+    def of(cls, model: ModelTensors) -> FromTensors:
         def factory() -> nn.Module:
             import torch
             from torch import nn
@@ -258,7 +258,7 @@ class FromTensors(FromModule):
         return self.tensors.name
 
     @property
-    def model(self) -> Model:
+    def model(self) -> ModelTensors:
         return self.tensors
 
 
@@ -267,7 +267,7 @@ def traceable(work: Workload) -> Workload:
     PyTorch's code for them runs in a trace."""
     optimizer, precision = work.optimizer, work.precision
     if optimizer.eight_bit:
-        optimizer = Optimizer(EIGHT_BIT[optimizer.name].lower(), "fused")
+        optimizer = OptimizerChoice(EIGHT_BIT[optimizer.name].lower(), "fused")
     if precision.master:
         precision = PRECISIONS[precision.name.removesuffix("-master")]
     plain = replace(work, optimizer=optimizer, precision=precision)
@@ -278,7 +278,9 @@ def alone(work: Workload) -> Workload:
     return replace(work, world_size=1, zero=0, bucket_views=False, flat=False)
 
 
-def shared(traced: Sequence[PhaseBytes], model: Model, plain: Workload, work: Workload) -> tuple[PhaseBytes, ...]:
+def shared(
+    traced: Sequence[PhaseBytes], model: ModelTensors, plain: Workload, work: Workload
+) -> tuple[PhaseBytes, ...]:
     """The traced phases with tensors replaced that ranks shard, or that another optimizer keeps.
 
     Weights, gradients and states are computed with and without sharding; the rest of the trace stays. With ZeRO 3,
@@ -305,7 +307,7 @@ _SHARED_OUT = tuple(line for line in wire.LASTING if line not in ("buffers", "wo
 """The lasting lines that sharding over ranks changes."""
 
 
-def _lasting(model: Model, plain: Workload, work: Workload, before: dict[str, int]) -> dict[str, int]:
+def _lasting(model: ModelTensors, plain: Workload, work: Workload, before: dict[str, int]) -> dict[str, int]:
     """What one rank keeps of each line when all of it exists. `before`: traced without sharding."""
     state = round(before["optimizer"] * work.precision.state / plain.precision.state)
     if work.optimizer.eight_bit:

@@ -30,7 +30,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelTensors:
     """Tensors by name. Counts are of distinct storages: a tied weight counts once."""
 
     name: str
@@ -62,7 +62,7 @@ class Model:
     def buffer_bytes(self) -> int:
         return sum(tensor.bytes for tensor in self.buffers)
 
-    def in_width(self, width: int) -> Model:
+    def in_width(self, width: int) -> ModelTensors:
         """The same model with parameters of `width` bytes per element."""
         return replace(self, parameters=tuple(replace(tensor, width=width) for tensor in self.parameters))
 
@@ -121,7 +121,7 @@ class NotAModel(ValueError):
     """The input does not describe a model; the text says why and what to do."""
 
 
-def from_shapes(shapes: Mapping[str, Sequence[int]], name: str = "parameters") -> Model:
+def from_shapes(shapes: Mapping[str, Sequence[int]], name: str = "parameters") -> ModelTensors:
     """From {name: shape}, all fp32 and trained. Raises NotAModel for anything else."""
     tensors = []
     for key, shape in shapes.items():
@@ -132,4 +132,4 @@ def from_shapes(shapes: Mapping[str, Sequence[int]], name: str = "parameters") -
         tensors.append(Tensor(key, tuple(shape)))
     if not tensors:
         raise NotAModel("no parameter is described: write {name: [rows, columns]}")
-    return Model(name, tuple(tensors))
+    return ModelTensors(name, tuple(tensors))

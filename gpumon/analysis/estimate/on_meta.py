@@ -142,7 +142,7 @@ def _made(layout: Any) -> Any:
     return None if layout is None else torch.empty_strided(*layout[:2], dtype=layout[2], device=META)
 
 
-class Watch(TorchDispatchMode):  # type: ignore[misc]
+class StorageMode(TorchDispatchMode):  # type: ignore[misc]
     """Calls `born(key, bytes, gathered)` and `died(key)` for every storage on the meta device, and `during(op, inputs,
     outputs)` for what else a CUDA kernel would allocate while it runs."""
 
@@ -195,7 +195,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         del self._alive[key]
         self.died(key)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> StorageMode:
         kind = torch.UntypedStorage
         resize = kind.resize_
         self._patch = replaced(kind, "resize_", lambda storage, size: self._resized(resize, storage, size))

@@ -21,9 +21,9 @@ from typing import Protocol
 
 from gpumon.analysis.estimate import lbfgs
 from gpumon.analysis.estimate.kernels import Hardware
-from gpumon.analysis.estimate.model import Model
-from gpumon.analysis.estimate.traced import PhaseBytes, Requests
-from gpumon.analysis.estimate.workload import EIGHT_BIT, FUSED, NONE, PRECISIONS, Optimizer, Workload
+from gpumon.analysis.estimate.model import ModelTensors
+from gpumon.analysis.estimate.traced import AllocatorRequests, PhaseBytes
+from gpumon.analysis.estimate.workload import EIGHT_BIT, FUSED, NONE, PRECISIONS, OptimizerChoice, Workload
 from gpumon_agent import wire
 
 LARGEST_BATCH = 1 << 20
@@ -49,9 +49,9 @@ class Subject(Protocol):
 class Played:
     """The result of a run. `forward`: whether its forward is known. `requests`: None if parts are computed."""
 
-    model: Model
+    model: ModelTensors
     phases: tuple[PhaseBytes, ...]
-    requests: Requests | None
+    requests: AllocatorRequests | None
     forward: bool
     has_tokens: bool = False  # the user chooses the sequence length
     tables: bool = False  # it has embeddings that are used for lookup only
@@ -73,7 +73,7 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class TargetDevice:
     """A device by name: total bytes, and a process's bytes beside its allocator."""
 
     name: str
@@ -95,7 +95,7 @@ class Expected:
     sources: tuple[tuple[str, str], ...]
 
     @property
-    def model(self) -> Model:
+    def model(self) -> ModelTensors:
         return self.played.model
 
     @property
@@ -126,7 +126,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Remedy:
+class PlanChange:
     """One change, and the peak with it. `saves` is negative if it costs memory."""
 
     code: str
@@ -167,23 +167,23 @@ def _sources(work: Workload, played: Played) -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
-def fits(subject: Subject, work: Workload, device: Device) -> bool:
+def fits(subject: Subject, work: Workload, device: TargetDevice) -> bool:
     """Whether two iterations run on the device."""
     return subject.play(work).fits(device.budget)
 
 
-def largest_batch(subject: Subject, work: Workload, device: Device) -> int:
+def largest_batch(subject: Subject, work: Workload, device: TargetDevice) -> int:
     """The most samples of one forward that fit; 0: not even one."""
     return _largest(subject, device, work.batch, LARGEST_BATCH, lambda batch: replace(work, batch=batch))
 
 
-def longest_sequence(subject: Subject, work: Workload, device: Device) -> int:
+def longest_sequence(subject: Subject, work: Workload, device: TargetDevice) -> int:
     """The most tokens that fit and that the model accepts; 0: not even one."""
     most = subject.longest or LONGEST
     return _largest(subject, device, min(work.sequence, most), most, lambda length: replace(work, sequence=length))
 
 
-def _largest(subject: Subject, device: Device, start: int, most: int, of: Callable[[int], Workload]) -> int:
+def _largest(subject: Subject, device: TargetDevice, start: int, most: int, of: Callable[[int], Workload]) -> int:
     """The largest size that fits, if every smaller one does.
 
     Each phase's peak is nearly linear in the size, so two runs give a starting point; the result itself has been run.
@@ -209,7 +209,7 @@ def _largest(subject: Subject, device: Device, start: int, most: int, of: Callab
     return low
 
 
-def _guess(subject: Subject, device: Device, start: int, of: Callable[[int], Workload]) -> int:
+def _guess(subject: Subject, device: TargetDevice, start: int, of: Callable[[int], Workload]) -> int:
     """The size at which the first phase fills the device, by a line through two sizes."""
     sizes = (start, 2 * start) if start < 4 else (start // 2, start)
     one, two = (subject.play(of(size)).phases for size in sizes)
@@ -231,13 +231,13 @@ def rule_of_thumb(expected: Expected) -> Thumb | None:
     return Thumb(total, parameters, activations, rest, total / expected.reserved - 1)
 
 
-def remedies(subject: Subject, expected: Expected, device: Device | None = None) -> list[Remedy]:
+def remedies(subject: Subject, expected: Expected, device: TargetDevice | None = None) -> list[PlanChange]:
     """Every change not made yet, the one that saves most first."""
     found = []
     for code, title, other, work in _changes(subject, expected):
         changed = expect(other, work)
         possible = None if device is None else fits(other, work, device)
-        found.append(Remedy(code, title, changed.peak, expected.peak - changed.peak, possible))
+        found.append(PlanChange(code, title, changed.peak, expected.peak - changed.peak, possible))
     return sorted(found, key=lambda remedy: -remedy.saves)
 
 
@@ -254,7 +254,7 @@ def _changes(subject: Subject, expected: Expected) -> Iterator[tuple[str, str, S
             better = replace(work.optimizer, form=form)
             yield form, f"{work.optimizer.name}:{form} instead of foreach", subject, replace(work, optimizer=better)
         if work.optimizer.name in ("adam", "adamw") and not work.precision.master:
-            small = Optimizer.parse(f"{work.optimizer.name}8bit")
+            small = OptimizerChoice.parse(f"{work.optimizer.name}8bit")
             yield "8-bit", f"{small.name} (bitsandbytes)", subject, replace(work, optimizer=small)
         if forward and work.batch > 1:
             title = f"accumulation, {work.batch} × batch 1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpumon.analysis.estimate import plan
-from gpumon.analysis.estimate.plan import Device, Expected, Remedy, Subject, Thumb
+from gpumon.analysis.estimate.plan import Expected, PlanChange, Subject, TargetDevice, Thumb
 from gpumon.analysis.estimate.workload import Workload
 
 
@@ -27,8 +27,8 @@ class EstimateReport:
     expected: Expected
     floor: Expected
     thumb: Thumb | None
-    remedies: tuple[Remedy, ...]
-    device: Device | None
+    remedies: tuple[PlanChange, ...]
+    device: TargetDevice | None
     limits: Limits | None
 
     @property
@@ -41,7 +41,7 @@ class EstimateReport:
         return self.expected.reserved + self.context
 
 
-def make(subject: Subject, work: Workload, device: Device | None, *, brief: bool = False) -> EstimateReport:
+def make(subject: Subject, work: Workload, device: TargetDevice | None, *, brief: bool = False) -> EstimateReport:
     """`brief` omits limits and remedies."""
     expected = plan.expect(subject, work)
     least = replace(work, batch=1, accumulation=1, kv_cache=min(1, work.kv_cache))
@@ -55,7 +55,7 @@ def make(subject: Subject, work: Workload, device: Device | None, *, brief: bool
     return EstimateReport(subject, expected, floor, thumb, remedies, device, limits)
 
 
-def _limits(subject: Subject, work: Workload, device: Device, least: Workload, expected: Expected) -> Limits:
+def _limits(subject: Subject, work: Workload, device: TargetDevice, least: Workload, expected: Expected) -> Limits:
     if not plan.fits(subject, least, device):
         return Limits(fits=False, floor_fits=False, batch=0, sequence=0)
     has_tokens = expected.played.has_tokens and not work.kv_cache

@@ -19,7 +19,7 @@ from gpumon.analysis.estimate.workload import NONE, Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankShare:
     """What one rank holds permanently, in bytes."""
 
     stage: int
@@ -44,7 +44,7 @@ def state_per_parameter(work: Workload) -> float | None:
     return None if multiple is None else precision.master + multiple * precision.state
 
 
-def per_rank(count: int, work: Workload) -> Share | None:
+def per_rank(count: int, work: Workload) -> RankShare | None:
     """None if the optimizer's state depends on shapes."""
     state = state_per_parameter(work)
     if state is None:
@@ -56,4 +56,4 @@ def per_rank(count: int, work: Workload) -> Share | None:
         return round(count * bytes_each / (ranks if work.zero >= stage else 1))
 
     casts = share(2, 3) if precision.autocast else 0
-    return Share(work.zero, share(precision.weights, 3), share(gradients, 2), share(state, 1), casts)
+    return RankShare(work.zero, share(precision.weights, 3), share(gradients, 2), share(state, 1), casts)

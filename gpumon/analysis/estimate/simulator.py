@@ -45,7 +45,7 @@ class OutOfMemory(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class AllocatorFigures:
     """The allocator's figures in bytes, named as in `torch.cuda.memory_stats`."""
 
     allocated: int
@@ -56,7 +56,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class SimulatedSegment:
     """One range from the device, with its blocks in order: (address, bytes, bytes requested, allocated)."""
 
     address: int
@@ -75,16 +75,16 @@ class _Pool:
     def __init__(self, small: bool) -> None:
         self.small = small
         self.segment = SMALL_SEGMENT if small else LARGE_SEGMENT  # step by which an expandable segment grows
-        self.free: list[tuple[int, int, int, Block]] = []
-        self.unmapped: list[tuple[int, int, Block]] = []
+        self.free: list[tuple[int, int, int, SimulatedBlock]] = []
+        self.unmapped: list[tuple[int, int, SimulatedBlock]] = []
 
-    def add(self, block: Block) -> None:
+    def add(self, block: SimulatedBlock) -> None:
         if block.mapped:
             insort(self.free, (block.stream, block.size, block.address, block))
         else:
             insort(self.unmapped, (block.stream, block.address, block))
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: SimulatedBlock) -> None:
         if block.mapped:
             del self.free[bisect_left(self.free, (block.stream, block.size, block.address))]
         else:
@@ -96,7 +96,7 @@ class _Pool:
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class SimulatedBlock:
     """A piece of a segment, in bytes; free it with the allocator that made it."""
 
     address: int
@@ -107,14 +107,14 @@ class Block:
     allocated: bool = False
     mapped: bool = True
     base: int | None = None  # start of its expandable segment; None in an ordinary one
-    previous: Block | None = None
-    next: Block | None = None
+    previous: SimulatedBlock | None = None
+    next: SimulatedBlock | None = None
 
     @property
     def is_split(self) -> bool:
         return self.previous is not None or self.next is not None
 
-    def insert_after(self, before: Block | None) -> None:
+    def insert_after(self, before: SimulatedBlock | None) -> None:
         """Inserts it into its segment's chain after `before`, or first."""
         self.previous = before
         if before is not None:
@@ -135,7 +135,7 @@ class _Stat:
 
 
 @dataclass
-class Allocator:
+class SimulatedAllocator:
     """One device's allocator. `capacity`: bytes it may reserve, i.e. the device's without contexts and other processes;
     None: no limit. The other settings are those of PYTORCH_CUDA_ALLOC_CONF, in bytes."""
 
@@ -151,7 +151,7 @@ class Allocator:
         self._limit = _UNLIMITED if self.capacity is None else self.capacity
         self._largest_split = _UNLIMITED if self.max_split_size is None else self.max_split_size
         self._small, self._large = _Pool(small=True), _Pool(small=False)
-        self._live: set[Block] = set()
+        self._live: set[SimulatedBlock] = set()
         self._next_address = _FIRST_ADDRESS
         self._allocated, self._requested, self._reserved, self._inactive_split = _Stat(), _Stat(), _Stat(), _Stat()
         self._stats = (self._allocated, self._requested, self._reserved, self._inactive_split)
@@ -177,28 +177,28 @@ class Allocator:
         return self._inactive_split.current
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> AllocatorFigures:
         allocated, requested, reserved, inactive_split = (stat.current for stat in self._stats)
-        return Figures(allocated, requested, reserved, allocated, inactive_split)
+        return AllocatorFigures(allocated, requested, reserved, allocated, inactive_split)
 
     @property
-    def peaks(self) -> Figures:
+    def peaks(self) -> AllocatorFigures:
         """The peak of each since the start or the last `reset_peaks`; not of one moment."""
         allocated, requested, reserved, inactive_split = (stat.peak for stat in self._stats)
-        return Figures(allocated, requested, reserved, allocated, inactive_split)
+        return AllocatorFigures(allocated, requested, reserved, allocated, inactive_split)
 
     def reset_peaks(self) -> None:
         for stat in self._stats:
             stat.peak = stat.current
 
-    def malloc(self, size: int, stream: int = 0) -> Block:
+    def malloc(self, size: int, stream: int = 0) -> SimulatedBlock:
         """A block for `size` > 0 bytes. Raises OutOfMemory."""
         rounded = self.round(size)
         pool = self._small if rounded <= SMALL else self._large
         block = self._cached(pool, stream, rounded) or self._fresh(pool, stream, rounded)
         return self._hand_out(block, rounded, size)
 
-    def free(self, block: Block) -> None:
+    def free(self, block: SimulatedBlock) -> None:
         """Frees a block. Raises ValueError if it was freed before."""
         if not block.allocated:
             raise ValueError(f"the block at {block.address:#x} is not allocated")
@@ -216,7 +216,7 @@ class Allocator:
     def empty_cache(self) -> None:
         """Releases segments without an allocated block, of expandable ones whole pages."""
         for pool in (self._large, self._small):
-            growing: list[Block] = []
+            growing: list[SimulatedBlock] = []
             for *_, block in tuple(pool.free):
                 if block.base is not None:
                     growing.append(block)
@@ -227,7 +227,7 @@ class Allocator:
                 if not block.mapped and not block.is_split:
                     pool.remove(block)
 
-    def segments(self) -> tuple[Segment, ...]:
+    def segments(self) -> tuple[SimulatedSegment, ...]:
         """The map, by address; an expandable segment has one entry for each mapped range."""
         cached = [entry[-1] for pool in (self._small, self._large) for entry in pool.free]
         heads = [b for b in (*cached, *self._live) if b.previous is None or not b.previous.mapped]
@@ -244,7 +244,7 @@ class Allocator:
             return _up(size, step) if step else 2 * floor
         return _up(size, SMALLEST)
 
-    def _cached(self, pool: _Pool, stream: int, size: int) -> Block | None:
+    def _cached(self, pool: _Pool, stream: int, size: int) -> SimulatedBlock | None:
         """Takes the best free block out of its pool."""
         index = pool.first(stream, size)
         if index == len(pool.free) or pool.free[index][0] != stream:
@@ -262,7 +262,7 @@ class Allocator:
         pool.remove(block)
         return block
 
-    def _fresh(self, pool: _Pool, stream: int, size: int) -> Block:
+    def _fresh(self, pool: _Pool, stream: int, size: int) -> SimulatedBlock:
         """A block from the device, which may need cached ones released first."""
         block = self._from_device(pool, stream, size)
         if block is None and self._release_oversize(pool, stream, size):
@@ -275,16 +275,16 @@ class Allocator:
             raise OutOfMemory(_segment_size(size), self._limit, self.allocated, self.reserved)
         return block
 
-    def _from_device(self, pool: _Pool, stream: int, size: int) -> Block | None:
+    def _from_device(self, pool: _Pool, stream: int, size: int) -> SimulatedBlock | None:
         if self.expandable_segments:
             return self._grow(pool, stream, size)
         wanted = _segment_size(size)
         if self.reserved + wanted > self._limit:
             return None
         self._reserved.add(wanted)
-        return Block(self._place(wanted), wanted, stream, pool)
+        return SimulatedBlock(self._place(wanted), wanted, stream, pool)
 
-    def _hand_out(self, block: Block, size: int, requested: int) -> Block:
+    def _hand_out(self, block: SimulatedBlock, size: int, requested: int) -> SimulatedBlock:
         rest = block.size - size
         was_split = block.is_split
         if block.pool.small or self.expandable_segments:
@@ -293,7 +293,7 @@ class Allocator:
             split = size < self._largest_split and rest > SMALL
         if split:
             remaining = block
-            block = Block(remaining.address, size, remaining.stream, remaining.pool, base=remaining.base)
+            block = SimulatedBlock(remaining.address, size, remaining.stream, remaining.pool, base=remaining.base)
             block.next = remaining
             block.insert_after(remaining.previous)
             remaining.address += size
@@ -311,7 +311,7 @@ class Allocator:
         self._requested.add(requested)
         return block
 
-    def _merge(self, block: Block, other: Block | None) -> int:
+    def _merge(self, block: SimulatedBlock, other: SimulatedBlock | None) -> int:
         """Merges a free neighbour into the block. Returns its bytes."""
         if other is None or other.allocated or other.mapped != block.mapped:
             return 0
@@ -328,7 +328,7 @@ class Allocator:
         block.size += other.size
         return other.size
 
-    def _release(self, block: Block) -> None:
+    def _release(self, block: SimulatedBlock) -> None:
         block.pool.remove(block)
         self._reserved.add(-block.size)
 
@@ -358,7 +358,7 @@ class Allocator:
 
     # -- expandable segments: a long range of addresses, mapped page by page as it is needed
 
-    def _grow(self, pool: _Pool, stream: int, size: int) -> Block | None:
+    def _grow(self, pool: _Pool, stream: int, size: int) -> SimulatedBlock | None:
         block = self._expandable(pool, stream, size)
         if not block.mapped and not self._map(block, min(block.size, size)):
             return None
@@ -372,7 +372,7 @@ class Allocator:
         pool.remove(block)
         return block
 
-    def _expandable(self, pool: _Pool, stream: int, size: int) -> Block:
+    def _expandable(self, pool: _Pool, stream: int, size: int) -> SimulatedBlock:
         """The lowest free or unmapped block followed by enough addresses; a new segment if there is none."""
         start = bisect_left(pool.unmapped, (stream, 0))
         for owner, _, unmapped in pool.unmapped[start:]:
@@ -390,11 +390,11 @@ class Allocator:
         device = self._limit if self.total is None else self.total
         total = _up(min(device + device // 8, 1 << 60), pool.segment)
         address = self._place(total)
-        block = Block(address, total, stream, pool, mapped=False, base=address)
+        block = SimulatedBlock(address, total, stream, pool, mapped=False, base=address)
         pool.add(block)
         return block
 
-    def _map(self, block: Block, size: int) -> bool:
+    def _map(self, block: SimulatedBlock, size: int) -> bool:
         wanted = _up(size, block.pool.segment)
         if self.reserved + wanted > self._limit:
             return False
@@ -402,7 +402,9 @@ class Allocator:
         pool.remove(block)
         block.mapped = True
         if wanted < block.size:
-            rest = Block(block.address + wanted, block.size - wanted, block.stream, pool, mapped=False, base=block.base)
+            rest = SimulatedBlock(
+                block.address + wanted, block.size - wanted, block.stream, pool, mapped=False, base=block.base
+            )
             rest.insert_after(block)
             pool.add(rest)
             block.size = wanted
@@ -412,7 +414,7 @@ class Allocator:
         self._reserved.add(wanted)
         return True
 
-    def _unmap(self, block: Block) -> None:
+    def _unmap(self, block: SimulatedBlock) -> None:
         base, pool = block.base or 0, block.pool
         start = base + _up(block.address - base, pool.segment)
         end = block.address + block.size - (block.address + block.size - base) % pool.segment
@@ -420,12 +422,12 @@ class Allocator:
             return
         pool.remove(block)
         if before := start - block.address:
-            free = Block(block.address, before, block.stream, pool, base=base)
+            free = SimulatedBlock(block.address, before, block.stream, pool, base=base)
             free.next = block
             free.insert_after(block.previous)
             pool.add(free)
         if after := block.address + block.size - end:
-            free = Block(end, after, block.stream, pool, base=base)
+            free = SimulatedBlock(end, after, block.stream, pool, base=base)
             free.insert_after(block)
             pool.add(free)
         block.address, block.size, block.mapped = start, end - start, False
@@ -445,15 +447,15 @@ def _segment_size(size: int) -> int:
     return LARGE_SEGMENT if size < LARGE else _up(size, ROUND_SEGMENT)
 
 
-def _growable(block: Block) -> int:
+def _growable(block: SimulatedBlock) -> int:
     return block.size + (block.next.size if block.next is not None and not block.next.mapped else 0)
 
 
-def _segment(head: Block) -> Segment:
+def _segment(head: SimulatedBlock) -> SimulatedSegment:
     blocks: list[tuple[int, int, int, bool]] = []
-    block: Block | None = head
+    block: SimulatedBlock | None = head
     while block is not None and block.mapped:
         blocks.append((block.address, block.size, block.requested, block.allocated))
         block = block.next
     size = sum(size for _, size, *_ in blocks)
-    return Segment(head.address, size, head.stream, not head.pool.small, head.base is not None, tuple(blocks))
+    return SimulatedSegment(head.address, size, head.stream, not head.pool.small, head.base is not None, tuple(blocks))

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from gpumon.analysis.estimate import lbfgs
 from gpumon.analysis.estimate.kernels import Hardware, kept, temporaries, uses_cublas, uses_handle
 from gpumon.analysis.estimate.model import NotAModel
-from gpumon.analysis.estimate.simulator import Allocator, Block, OutOfMemory
+from gpumon.analysis.estimate.simulator import OutOfMemory, SimulatedAllocator, SimulatedBlock
 from gpumon.analysis.estimate.workload import EIGHT_BIT, NO_FOREACH, NONE, OPTIMIZERS, Workload
 from gpumon.analysis.types import Breakdown
 from gpumon_agent import wire
@@ -34,7 +34,7 @@ from gpumon_agent import wire
 if TYPE_CHECKING:
     import torch
 
-    from gpumon.analysis.estimate.on_meta import Shapes, Watch
+    from gpumon.analysis.estimate.on_meta import Shapes, StorageMode
 
 ITERATIONS = 2
 RANKS_TRACED = (2, 13)
@@ -61,15 +61,15 @@ class PhaseBytes:
 
 
 @dataclass
-class Requests:
+class AllocatorRequests:
     """Requests to the allocator in order: (bytes, stream), or the index of the request that is freed."""
 
     made: list[tuple[int, int] | int] = field(default_factory=list)
 
     def fit(self, budget: int) -> bool:
         """Whether an allocator with `room` bytes can serve all of them."""
-        allocator = Allocator(budget)
-        blocks: dict[int, Block] = {}
+        allocator = SimulatedAllocator(budget)
+        blocks: dict[int, SimulatedBlock] = {}
         try:
             for index, request in enumerate(self.made):
                 if isinstance(request, int):
@@ -83,7 +83,7 @@ class Requests:
 
 @dataclass(eq=False, slots=True)
 class _Storage:
-    block: Block
+    block: SimulatedBlock
     bytes: int
     line: str
     request: int
@@ -92,13 +92,13 @@ class _Storage:
 
 
 @dataclass
-class Recorder:
+class AllocationRecorder:
     """Records allocations and frees of storages, and closes phases."""
 
-    allocator: Allocator
+    allocator: SimulatedAllocator
     hardware: Hardware = field(default_factory=Hardware)
     keeps_workspaces: bool = False
-    requests: Requests = field(default_factory=Requests)
+    requests: AllocatorRequests = field(default_factory=AllocatorRequests)
     phases: list[PhaseBytes] = field(default_factory=list)
     iteration: int = 0
     thread: str = ""  # forward and backward run in different threads, each with its cuBLAS handle
@@ -210,12 +210,12 @@ def trace(
     work: Workload,
     loss: Callable[[Any], torch.Tensor] | None = None,
     *,
-    allocator: Allocator | None = None,
+    allocator: SimulatedAllocator | None = None,
     hardware: Hardware | None = None,
     keeps_workspaces: bool | None = None,
     built_on_device: bool = False,
     iterations: int = ITERATIONS,
-    requests: Requests | None = None,
+    requests: AllocatorRequests | None = None,
     shapes: Shapes | None = None,
 ) -> list[PhaseBytes]:
     """Every phase of the load (iteration 0) and of `iterations` more.
@@ -233,8 +233,10 @@ def trace(
 
     if keeps_workspaces is None:
         keeps_workspaces = on_meta.VERSION < WORKSPACES_RETURNED
-    recorder = Recorder(allocator or Allocator(), hardware or Hardware(), keeps_workspaces, requests or Requests())
-    watch = on_meta.Watch(recorder.born, recorder.died, recorder.during, kept, shapes)
+    recorder = AllocationRecorder(
+        allocator or SimulatedAllocator(), hardware or Hardware(), keeps_workspaces, requests or AllocatorRequests()
+    )
+    watch = on_meta.StorageMode(recorder.born, recorder.died, recorder.during, kept, shapes)
     with on_meta.as_cuda(), _ranks(work, watch) as recorder.stream:
         with watch if built_on_device else nullcontext():
             module = _prepared(_build(factory), work)
@@ -259,7 +261,7 @@ def shares(work: Workload) -> bool:
     return work.zero in (0, 3) and not work.inference and VERSION >= RANKS_TRACED
 
 
-def _ranks(work: Workload, watch: Watch) -> AbstractContextManager[Callable[[], int]]:
+def _ranks(work: Workload, watch: StorageMode) -> AbstractContextManager[Callable[[], int]]:
     if work.world_size == 1:
         return nullcontext(int)
     from gpumon.analysis.estimate import ranks
@@ -328,8 +330,8 @@ class _Traced:
     batches: Callable[[int], Any]
     loss: Callable[[Any], torch.Tensor] | None
     work: Workload
-    recorder: Recorder
-    watch: Watch
+    recorder: AllocationRecorder
+    watch: StorageMode
 
     def load(self) -> torch.optim.Optimizer | None:
         work = self.work

@@ -83,7 +83,7 @@ def _setting(key: str, value: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Optimizer:
+class OptimizerChoice:
     """An optimizer by torch's name in lower case. `form`: foreach (torch's default on a GPU), fused or loop."""
 
     name: str = "adamw"
@@ -91,7 +91,7 @@ class Optimizer:
     settings: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> Optimizer:
+    def parse(cls, text: str) -> OptimizerChoice:
         """From "adamw", "adamw:fused", "sgd,momentum=0.9", "adamw8bit", "none". Raises Unknown."""
         head, *settings = text.strip().split(",")
         name, _, form = head.partition(":")
@@ -145,7 +145,7 @@ class Workload:
     batch: int = 1
     sequence: int = 512
     precision: Precision = field(default_factory=lambda: PRECISIONS["fp32"])
-    optimizer: Optimizer = field(default_factory=Optimizer)
+    optimizer: OptimizerChoice = field(default_factory=OptimizerChoice)
     world_size: int = 1
     zero: int = 0
     accumulation: int = 1

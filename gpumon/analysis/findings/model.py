@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpumon.analysis import units
-from gpumon.analysis.changes import BUCKET_VIEWS, FUSED, SET_TO_NONE, Held, saves
+from gpumon.analysis.changes import BUCKET_VIEWS, FUSED, SET_TO_NONE, BytesByOwner, saves
 from gpumon.analysis.findings.look import Evidence, Look, models
 from gpumon.analysis.rules import BUCKET_COPY, DOMINANT_EMBEDDING, FOREACH_PEAK, ZEROED_GRADIENTS
 from gpumon.session.frame import ModelRecord
@@ -20,7 +20,7 @@ def bucket_copy(look: Look) -> Evidence | None:
         parallel = record.model.parallel
         if parallel is None or parallel.gradient_as_bucket_view is not False:
             continue
-        held = saves(BUCKET_VIEWS, Held(gradients=sum(parallel.bucket_bytes)))
+        held = saves(BUCKET_VIEWS, BytesByOwner(gradients=sum(parallel.bucket_bytes)))
         if parallel.kind == "ddp" and held >= BUCKET_COPY.least_bytes:
             ranks = parallel.world_size or 1
             together = f", up to {units.size(held * ranks)} on {ranks} ranks" if ranks > 1 else ""
@@ -83,7 +83,7 @@ def foreach_peak(look: Look) -> Evidence | None:
         return None
     others = max((p.peak for p in figures.phases if p.phase != wire.OPTIMIZER), default=0)
     temporaries = figures.peak - figures.end
-    saving = min(figures.peak - others, saves(FUSED, Held(temporaries=temporaries)))
+    saving = min(figures.peak - others, saves(FUSED, BytesByOwner(temporaries=temporaries)))
     if saving < max(rule.least_bytes, rule.saving_share_of_peak * figures.peak):
         return None
     fused = kinds <= FUSED_STEP
@@ -102,6 +102,6 @@ def zeroed_gradients(look: Look) -> Evidence | None:
         return None
     return Evidence(
         f"{units.size(held)} of gradients are allocated in the forward{look.where}: kept as zeros, or freed after it",
-        saves(SET_TO_NONE, Held(gradients=held)),
+        saves(SET_TO_NONE, BytesByOwner(gradients=held)),
         "optimizer.zero_grad() before the forward, with set_to_none=True (the default): backward makes them again",
     )

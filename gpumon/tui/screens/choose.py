@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from gpumon.tui.feed import Choice
+from gpumon.tui.feed import JobChoice
 from gpumon.tui.screens.base import MonitorScreen
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.text_layout import EMPTY, Line, fit, left
@@ -30,7 +30,7 @@ class JobList(Panel):
             super().__init__()
             self.index = index
 
-    def __init__(self, choices: Sequence[Choice], *, id: str | None = None) -> None:
+    def __init__(self, choices: Sequence[JobChoice], *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._choices = tuple(choices)
         self._cursor = 0
@@ -67,7 +67,7 @@ class JobList(Panel):
 class ChooseScreen(MonitorScreen):
     AUTO_FOCUS = "#jobs"
 
-    def __init__(self, choices: Sequence[Choice]) -> None:
+    def __init__(self, choices: Sequence[JobChoice]) -> None:
         super().__init__()
         self._choices = choices
 

@@ -28,7 +28,7 @@ CLOSE = Binding("escape,q,enter,question_mark,e", "dismiss", "Close", id="page.c
                 tooltip="Back to the screen")  # fmt: skip
 
 
-class Page(Prose):
+class HelpText(Prose):
     def compose_lines(self, slice_: Any, width: int, glyphs: Glyphs) -> list[Line]:
         raise NotImplementedError
 
@@ -40,7 +40,7 @@ class Page(Prose):
         return self._slice
 
 
-class HelpPage(Page):
+class HelpPage(HelpText):
     def __init__(self, keys: tuple[Key, ...]) -> None:
         super().__init__(id="page")
         self._slice = keys
@@ -61,7 +61,7 @@ class HelpPage(Page):
         return lines
 
 
-class ExplainPage(Page):
+class ExplainPage(HelpText):
     def __init__(self, title: str, sums: list[str], terms: tuple[str, ...]) -> None:
         super().__init__(id="page")
         self._slice = (title, tuple(sums), terms)
@@ -79,7 +79,7 @@ class ExplainPage(Page):
         return lines
 
 
-class OomPage(Page):
+class OomPage(HelpText):
     def __init__(self, report: OomReport) -> None:
         super().__init__(id="page")
         self._slice = report
@@ -110,7 +110,7 @@ class _Popup(ModalScreen[None]):
     AUTO_FOCUS = "#page"
     BINDINGS: ClassVar[list[BindingType]] = [CLOSE]
 
-    def page(self) -> Page:
+    def page(self) -> HelpText:
         raise NotImplementedError
 
     def compose(self) -> ComposeResult:
@@ -158,7 +158,7 @@ class HelpScreen(_Popup):
         super().__init__()
         self._keys = keys
 
-    def page(self) -> Page:
+    def page(self) -> HelpPage:
         return HelpPage(self._keys)
 
 
@@ -169,7 +169,7 @@ class OomScreen(_Popup):
         super().__init__()
         self._report = report
 
-    def page(self) -> Page:
+    def page(self) -> HelpText:
         return OomPage(self._report)
 
 
@@ -180,6 +180,6 @@ class ExplainScreen(_Popup):
         super().__init__()
         self._panel = panel
 
-    def page(self) -> Page:
+    def page(self) -> HelpText:
         panel = self._panel
         return ExplainPage(panel.NAME or "This panel", panel.sums(), panel.terms())

@@ -8,7 +8,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from gpumon.tui.screens.base import RankScreen
-from gpumon.tui.widgets.checkpoint_lines import Checkpoints
+from gpumon.tui.widgets.checkpoint_lines import CheckpointsData
 from gpumon.tui.widgets.findings_strip import LeakFindings
 from gpumon.tui.widgets.growth_plot import GrowthPlot
 from gpumon.tui.widgets.header import Header
@@ -30,7 +30,7 @@ class LeaksScreen(RankScreen):
         yield LeakFindings(id="leak-findings")
         yield GrowthPlot(id="growth")
         yield LeakTable(id="held")
-        yield Checkpoints(id="checkpoints")
+        yield CheckpointsData(id="checkpoints")
         yield KeyLine(id="keys")
 
     def action_census(self) -> None:

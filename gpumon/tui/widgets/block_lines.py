@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gpumon.analysis import blocks
-from gpumon.analysis.blocks import ALLOCATED, SPLIT, UNUSED, WAITING, Allocator, Cell, Pool, Totals
+from gpumon.analysis.blocks import ALLOCATED, SPLIT, UNUSED, WAITING, AllocatorMap, Cell, Pool, Totals
 from gpumon.analysis.units import duration, percent, size
 from gpumon.session.frame import RankFrame, SegmentsRecord
 from gpumon.tui.styles import Glyphs
@@ -33,7 +33,7 @@ class Map:
 
     device: str
     record: SegmentsRecord | None = None
-    found: Allocator | None = None
+    found: AllocatorMap | None = None
     oom: wire.Oom | None = None  # the OOM at which the record was made
     unix_ns: int = 0
     why_not: str | None = None
@@ -61,7 +61,7 @@ def map_lines(m: Map, chosen: tuple[int, int], room: int, height: int, glyphs: G
     pools, rest = _that_fit(m.found.pools, left_over)
     width = max(1, room - MARGIN - 1)
     rows = max(1, left_over - len(pools) - bool(rest))
-    each = blocks.cell_bytes(Allocator(m.found.totals, pools), width, max(rows, len(pools)))
+    each = blocks.cell_bytes(AllocatorMap(m.found.totals, pools), width, max(rows, len(pools)))
     lines = [spread(head, [(f"a cell is {size(each)} ", "dim")], room), *top]
     for number, pool in enumerate(pools):
         here = chosen[1] if number == chosen[0] else None

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from gpumon.analysis.blocks import Allocator, Pool, allocator
+from gpumon.analysis.blocks import AllocatorMap, Pool, allocator
 from gpumon.session.frame import SegmentsRecord
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.text_layout import Line
@@ -33,7 +33,7 @@ class BlockMap(Panel):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._record: SegmentsRecord | None = None
-        self._found: Allocator | None = None
+        self._found: AllocatorMap | None = None
         self._at = (0, 0)
 
     def pick(self, view: View) -> Map:

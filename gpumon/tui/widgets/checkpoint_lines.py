@@ -15,7 +15,7 @@ LOW = 20
 """Hidden on a lower screen; the Overview has the finding."""
 
 
-class Checkpoints(Panel):
+class CheckpointsData(Panel):
     """Hidden if nothing of a checkpoint is alive."""
 
     NAME = "Checkpoints still alive"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumon.analysis.answer import of_rank
-from gpumon.analysis.types import DRIVER, OWNERS, REST, Breakdown, Forecast, Highest, Peak
+from gpumon.analysis.types import DRIVER, OWNERS, REST, Breakdown, Forecast, HighestStep, Peak
 from gpumon.analysis.units import Unit, in_unit, size, unit_for
 from gpumon.tui.styles import Glyphs, line_role
 from gpumon.tui.text_layout import Line, Span, fit, flow, left, spread
@@ -49,7 +49,7 @@ class Bars:
     capacity: int | None
     rss: int | None  # where the allocator reports nothing (CPU)
     learning: bool
-    highest: Highest | None = None  # peak so far
+    highest: HighestStep | None = None  # peak so far
     holders: tuple[str, ...] = ()  # containers that hold `variables`, largest first
 
 

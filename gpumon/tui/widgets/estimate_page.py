@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from gpumon.analysis.comparison import Compared, Comparison, remarks
+from gpumon.analysis.comparison import Compared, EstimateCheck, remarks
 from gpumon.analysis.types import Forecast
 from gpumon.analysis.units import Unit, exact, in_unit, percent, size, unit_for
 from gpumon.tui.styles import Glyphs, line_role
@@ -18,7 +18,7 @@ from gpumon.tui.table import Columns, TablePanel, heads, moves, place, row_cells
 from gpumon.tui.text_layout import EMPTY, Line, Span, fit, left, width, words
 from gpumon.tui.view import View, device_name, device_of
 from gpumon.tui.widgets.device_bar import LABELS, VERDICTS, word_of
-from gpumon.tui.widgets.estimate_table import Written, compared, figures
+from gpumon.tui.widgets.estimate_table import FigureStyle, compared, figures
 
 SOURCES = {
     "exact": "in closed form, from the model's and the optimizer's description",
@@ -31,7 +31,7 @@ _WORD = {"fits": "fits", "tight": "tight", "oom-ahead": "OOM ahead", "leak": "le
 
 @dataclass(frozen=True, slots=True)
 class Estimated:
-    found: Comparison | None
+    found: EstimateCheck | None
     remarks: tuple[str, ...]
     forecast: Forecast | None
     capacity: int | None
@@ -84,7 +84,7 @@ class EstimatePage(TablePanel):
         return [(row.line, row in phases) for row in self.rows]
 
     def terms(self) -> tuple[str, ...]:
-        found: Comparison | None = self._slice.found if self._slice is not None else None
+        found: EstimateCheck | None = self._slice.found if self._slice is not None else None
         rows = self.rows
         own: tuple[str, ...] = ()
         if found is not None and self._at < len(rows):
@@ -115,7 +115,7 @@ class EstimatePage(TablePanel):
         return self._lines_rows.index(self._top + y) if self._top + y in self._lines_rows else None
 
 
-def rows_of(found: Comparison) -> list[Compared]:
+def rows_of(found: EstimateCheck) -> list[Compared]:
     """The selectable lines, from top to bottom."""
     return [*found.owners, *([found.allocated] if found.allocated else []), *found.added, *found.phases]
 
@@ -151,11 +151,11 @@ def page_lines(e: Estimated, chosen: int, room: int, glyphs: Glyphs) -> tuple[li
     return lines, where
 
 
-def _used(source: str, found: Comparison) -> bool:
+def _used(source: str, found: EstimateCheck) -> bool:
     return any(source in row.source.split("+") for row in rows_of(found))
 
 
-def _title(e: Estimated, found: Comparison, room: int) -> Line:
+def _title(e: Estimated, found: EstimateCheck, room: int) -> Line:
     line: list[Span] = [(" Estimate vs measured", "title")]
     if found.step is not None:
         line.append((f"  step {found.step:,}", "dim"))
@@ -196,7 +196,7 @@ def _verdict(e: Estimated, room: int, glyphs: Glyphs) -> list[Line]:
 _NAME, _NUMBER, _NUMBER_SMALL, _SOURCE_LEAST = 20, 12, 9, 14
 
 
-def _placed(room: int) -> tuple[Columns[Compared, Written], int]:
+def _placed(room: int) -> tuple[Columns[Compared, FigureStyle], int]:
     """The figures that fit, and the cells left of the source."""
     number = _NUMBER if room >= 78 else _NUMBER_SMALL
     columns = place(figures(number), max(number, room - _NAME))
@@ -219,7 +219,7 @@ def _row(row: Compared, unit: Unit, here: bool, phase: bool, top: bool, room: in
     name = left(row.line if phase else LABELS.get(row.line, row.line), _NAME - 6)
     line: list[Span] = [(f" {glyphs.now if here else ' '} ", "key"), (f"{glyph} ", line_role(row.line)), (name, role)]
     line.append((" ", ""))
-    line += row_cells(columns, row, Written(unit, strong, "–" if glyphs.braille else "-"))
+    line += row_cells(columns, row, FigureStyle(unit, strong, "–" if glyphs.braille else "-"))
     if room - start >= _SOURCE_LEAST:
         line.append((f"   {row.source}", "dim"))
         if top:

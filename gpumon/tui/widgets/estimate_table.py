@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpumon.analysis.comparison import OTHER, Compared, Comparison, compare
+from gpumon.analysis.comparison import OTHER, Compared, EstimateCheck, compare
 from gpumon.analysis.units import NOT_KNOWN, Unit, in_unit, unit_for
 from gpumon.tui.styles import Glyphs, line_role
 from gpumon.tui.table import Column, Columns, heads, place, row_cells, used
@@ -23,11 +23,11 @@ LITTLE_OF_ALLOCATED = 50
 
 @dataclass(frozen=True, slots=True)
 class Comparisons:
-    found: Comparison | None
+    found: EstimateCheck | None
     waiting: bool
 
 
-def compared(view: View) -> Comparison | None:
+def compared(view: View) -> EstimateCheck | None:
     """The newest step with figures, and its estimate."""
     if view.device is None:
         return None
@@ -44,7 +44,7 @@ def comparisons(view: View) -> Comparisons:
     return Comparisons(found, False)
 
 
-def summed(found: Comparison, most: int = ROWS_MAX) -> tuple[Compared, ...]:
+def summed(found: EstimateCheck, most: int = ROWS_MAX) -> tuple[Compared, ...]:
     """At most `most` rows. Lines without room or estimate are summed; `allocated` is the sum above it."""
     added = found.added if most >= LEAST_WITH_ADDED else ()
     total, last = found.allocated, [row for row in (*added, found.peak) if row is not None]
@@ -65,7 +65,7 @@ def summed(found: Comparison, most: int = ROWS_MAX) -> tuple[Compared, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class FigureStyle:
     unit: Unit
     strong: bool
     none: str = NOT_KNOWN
@@ -74,7 +74,7 @@ class Written:
         return (self.none, "dim") if value is None else (in_unit(value, self.unit, sign=sign), role)
 
 
-def figures(number: int) -> Columns[Compared, Written]:
+def figures(number: int) -> Columns[Compared, FigureStyle]:
     """Estimate, measured and difference, `number` cells each; the estimate is dropped first."""
     return (
         Column("estimate", "estimate", number, 2, lambda row, how: how.figure(row.estimate, "text")),
@@ -119,7 +119,7 @@ def estimate_lines(c: Comparisons, room: int, height: int, glyphs: Glyphs, title
             (f" {glyph} ", line_role(r.line)),
             (left(LABELS.get(r.line, r.line), name - 3), "strong" if strong else "text"),
         ]
-        line += row_cells(columns, r, Written(unit, strong))
+        line += row_cells(columns, r, FigureStyle(unit, strong))
         if with_source:
             line.append((f"  {r.source}", "dim"))
         lines.append(tuple(line))

@@ -15,7 +15,7 @@ from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire
 
 if TYPE_CHECKING:
-    from gpumon.analysis.changes import Answer
+    from gpumon.analysis.changes import ChangeResult
 
 _ROLE = {"fits": "good", "tight": "warn", "oom-ahead": "bad"}
 _SHORT = {
@@ -31,18 +31,18 @@ _WORD = {"fits": "fits", "tight": "tight", "oom-ahead": "OOM ahead"}
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class ForecastData:
     forecast: Forecast | None
     capacity: int | None
     ended: bool
     counted: bool  # the allocator reports figures for this device
     now: wire.Outlook | None = None  # the agent's, for the batch in forward; not if it fits
     regime: int | None = None  # the step of a recent regime change
-    whatif: tuple[Answer, ...] = ()
+    whatif: tuple[ChangeResult, ...] = ()
     left: str = ""  # time to OOM
 
 
-def outlook(view: View) -> Outlook:
+def outlook(view: View) -> ForecastData:
     d = view.device
     ended = view.rank is not None and view.rank.status == "ended"
     newest = view.rank.steps[-1].step if view.rank is not None and view.rank.steps else None
@@ -58,7 +58,7 @@ def outlook(view: View) -> Outlook:
     left = ""
     if forecast is not None and forecast.steps_to_oom is not None and view.report and view.report.steps_per_s:
         left = duration(forecast.steps_to_oom / view.report.steps_per_s)
-    return Outlook(forecast, capacity, ended, counted, now, regime, d.whatif if d is not None else (), left)
+    return ForecastData(forecast, capacity, ended, counted, now, regime, d.whatif if d is not None else (), left)
 
 
 class ForecastPanel(Panel):
@@ -66,14 +66,14 @@ class ForecastPanel(Panel):
     TERMS = ("next peak", "headroom", "fits · tight · OOM ahead", "batch factor")
     CALM = True
 
-    def pick(self, view: View) -> Outlook:
+    def pick(self, view: View) -> ForecastData:
         return outlook(view)
 
-    def draw(self, slice_: Outlook, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+    def draw(self, slice_: ForecastData, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         return forecast_lines(slice_, width, height, glyphs, self.title_role)
 
 
-def forecast_lines(o: Outlook, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
+def forecast_lines(o: ForecastData, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
     head = (" Next iteration", title)
     f = o.forecast
     if f is None:
@@ -177,7 +177,7 @@ def _now(said: wire.Outlook) -> list[Span]:
     ]
 
 
-def _whatif(answers: tuple[Answer, ...], room: int, glyphs: Glyphs) -> list[Span]:
+def _whatif(answers: tuple[ChangeResult, ...], room: int, glyphs: Glyphs) -> list[Span]:
     """The usual what-ifs that fit into a line, each with its peak."""
     spans: list[Span] = [("   what if", "dim")]
     left = room - 10

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpumon.analysis.layers import FIGURES, Figures, Layer, Tree
+from gpumon.analysis.layers import FIGURES, LayerBytes, LayerNode, Tree
 from gpumon.analysis.units import Unit, count, in_unit, percent, size, unit_for
 from gpumon.tui.styles import Glyphs, line_role
 from gpumon.tui.table import Column, column_at, heads, mark, place, row_cells, used
 from gpumon.tui.text_layout import Line, Span, cells, clip, fit, left, spread, width
 from gpumon.tui.widgets.device_bar import bar
-from gpumon.tui.widgets.layer_rows import ORDERS, OUTSIDE, Choice, Row, Rows
+from gpumon.tui.widgets.layer_rows import ORDERS, OUTSIDE, LayerRow, LayerView, Rows
 
 HEADS = 2
 """Lines above the rows: the title, the columns."""
@@ -27,7 +27,7 @@ _WIDEST = 14  # one column is always shown
 
 
 @dataclass(frozen=True, slots=True)
-class Layers:
+class LayersData:
     trees: tuple[Tree, ...]
     device: int | None
 
@@ -47,8 +47,8 @@ class _Scale:
         return ("–" if self.glyphs.braille else "-", "dim")
 
 
-def _bytes(name: str) -> Callable[[Row, _Scale], Span]:
-    def cell(row: Row, scale: _Scale) -> Span:
+def _bytes(name: str) -> Callable[[LayerRow, _Scale], Span]:
+    def cell(row: LayerRow, scale: _Scale) -> Span:
         value = getattr(row.figures, name)
         if value is None:
             return scale.none
@@ -57,21 +57,21 @@ def _bytes(name: str) -> Callable[[Row, _Scale], Span]:
     return cell
 
 
-def _parameters(row: Row, scale: _Scale) -> Span:
+def _parameters(row: LayerRow, scale: _Scale) -> Span:
     return (count(row.parameters), "text") if row.parameters else scale.none
 
 
-def _share(row: Row, scale: _Scale) -> Span:
+def _share(row: LayerRow, scale: _Scale) -> Span:
     return (percent(row.figures.total / scale.whole), "dim") if scale.whole else scale.none
 
 
-def _bar(row: Row, scale: _Scale) -> tuple[Line, str]:
+def _bar(row: LayerRow, scale: _Scale) -> tuple[Line, str]:
     """No bar for an open row: it sums those below."""
     shown = [(each, value) for each in FIGURES if (value := getattr(row.figures, each))]
     return () if row.open and not scale.flat else tuple(bar(shown, scale.largest, 11, scale.glyphs)), ""
 
 
-COLUMNS: tuple[Column[Row, _Scale], ...] = (
+COLUMNS: tuple[Column[LayerRow, _Scale], ...] = (
     Column("parameters", "parameters", 14, 5, _parameters),
     Column("weights", "weights", 10, 1, _bytes("weights")),
     Column("buffers", "buffers", 9, 7, _bytes("buffers")),
@@ -85,7 +85,7 @@ COLUMNS: tuple[Column[Row, _Scale], ...] = (
 )
 
 
-def _placed(room: int, order: str) -> tuple[int, Sequence[Column[Row, _Scale]]]:
+def _placed(room: int, order: str) -> tuple[int, Sequence[Column[LayerRow, _Scale]]]:
     """Width of the name, and the columns that fit beside it."""
     columns = place(COLUMNS, max(_WIDEST, room - _NAME), order)
     return max(1, room - used(columns)), columns
@@ -99,7 +99,7 @@ def order_at(x: int, room: int, order: str) -> str | None:
 
 
 def layer_lines(
-    layers: Layers, rows: Rows, choice: Choice, cursor: int, top: int, room: int, height: int, glyphs: Glyphs
+    layers: LayersData, rows: Rows, choice: LayerView, cursor: int, top: int, room: int, height: int, glyphs: Glyphs
 ) -> list[Line]:
     if not rows.rows and not choice.wanted:
         return [((" Layers", "title"),), (("   known once a model is watched", "dim"),)]
@@ -125,7 +125,7 @@ def layer_lines(
     return lines
 
 
-def _title(layers: Layers, rows: Rows, choice: Choice, room: int, glyphs: Glyphs) -> Line:
+def _title(layers: LayersData, rows: Rows, choice: LayerView, room: int, glyphs: Glyphs) -> Line:
     start: list[Span] = [(" Layers", "title")]
     if choice.wanted:
         start.append((f"  {rows.matches:,} of {rows.modules:,} modules have ", "dim"))
@@ -143,12 +143,12 @@ def _title(layers: Layers, rows: Rows, choice: Choice, room: int, glyphs: Glyphs
     return spread(start, [(read, "dim")], room)
 
 
-def _name_head(room: int, choice: Choice, unit: Unit, sign: str) -> str:
+def _name_head(room: int, choice: LayerView, unit: Unit, sign: str) -> str:
     name = f"   {unit.name}, each by itself" if choice.flat else f"   {unit.name}, with what is below"
     return left(f"{clip(name, room - 2)} {sign if choice.order == 'model' else ''}", room)
 
 
-def _named(row: Row, room: int, choice: Choice, here: bool, glyphs: Glyphs) -> list[Span]:
+def _named(row: LayerRow, room: int, choice: LayerView, here: bool, glyphs: Glyphs) -> list[Span]:
     layer = row.layer
     opens, closed = ("▾", "▸") if glyphs.braille else ("-", "+")
     sign = " " if row.leaf or choice.flat else opens if row.open else closed
@@ -167,7 +167,7 @@ def _tail(path: str, room: int) -> str:
     return path if len(path) <= room else "…" + path[len(path) - room + 1 :] if room > 1 else ""
 
 
-def _foot(row: Row, room: int, glyphs: Glyphs) -> list[Line]:
+def _foot(row: LayerRow, room: int, glyphs: Glyphs) -> list[Line]:
     layer = row.layer
     if layer.path == OUTSIDE:
         saved = layer.own.activations
@@ -183,7 +183,7 @@ def _foot(row: Row, room: int, glyphs: Glyphs) -> list[Line]:
     return [fit(first, room), fit(own, room)]
 
 
-def _own_in_words(layer: Layer, glyphs: Glyphs) -> list[Span]:
+def _own_in_words(layer: LayerNode, glyphs: Glyphs) -> list[Span]:
     line: list[Span] = [(" keeps itself  " if layer.children else " keeps  ", "dim")]
     if not layer.own.total:
         return [*line, ("nothing", "dim")]
@@ -194,7 +194,7 @@ def _own_in_words(layer: Layer, glyphs: Glyphs) -> list[Span]:
     return line
 
 
-def explanation(row: Row, tree: Tree) -> list[str]:
+def explanation(row: LayerRow, tree: Tree) -> list[str]:
     layer = row.layer
     said = [f"{layer.path or layer.name} ({(layer.kind or 'a container') if layer.path else 'the whole model'})"]
     if layer.own.total:
@@ -213,6 +213,6 @@ def explanation(row: Row, tree: Tree) -> list[str]:
     return said
 
 
-def _sum_of(figures: Figures) -> str:
+def _sum_of(figures: LayerBytes) -> str:
     known = [(name, value) for name in FIGURES if (value := getattr(figures, name))]
     return f"{figures.total:,} B = " + " + ".join(f"{name} {value:,}" for name, value in known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from gpumon.analysis.layers import FIGURES, Figures, Layer, Tree, together
+from gpumon.analysis.layers import FIGURES, LayerBytes, LayerNode, Tree, together
 
 Key = tuple[int, str]
 """(tree index, the module's path)"""
@@ -18,14 +18,14 @@ OUTSIDE = "\0outside"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LayerRow:
     """One module. `figures` includes everything below; in the flat list, only its own."""
 
     key: Key
-    layer: Layer
+    layer: LayerNode
     depth: int
     parameters: int
-    figures: Figures
+    figures: LayerBytes
     open: bool = False
     matched: bool = True
 
@@ -35,7 +35,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LayerView:
     opened: frozenset[Key] = frozenset()
     order: str = "model"
     upwards: bool = False
@@ -49,14 +49,14 @@ class Choice:
 class Rows:
     """The shown rows, and the sum of the modules that match, each byte once."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[LayerRow, ...]
     modules: int  # in all trees
     matches: int
-    total: Figures
+    total: LayerBytes
     parameters: int
 
 
-def rows_of(trees: Sequence[Tree], choice: Choice) -> Rows:
+def rows_of(trees: Sequence[Tree], choice: LayerView) -> Rows:
     """Cost: O(modules) and the sort."""
     roots = [_with_outside(tree) for tree in trees]
     counts: dict[Key, int] = {}
@@ -69,8 +69,8 @@ def rows_of(trees: Sequence[Tree], choice: Choice) -> Rows:
         for layer in _walk(root)
         if not wanted or wanted in layer.path.casefold() or wanted in (layer.kind or "").casefold()
     }
-    rows: list[Row] = []
-    tops: list[Row] = []
+    rows: list[LayerRow] = []
+    tops: list[LayerRow] = []
     for at, root in enumerate(roots):
         if choice.flat:
             flat = [_own(at, layer) for layer in _walk(root) if layer.own.total or layer.elements]
@@ -108,32 +108,38 @@ def all_keys(trees: Sequence[Tree]) -> frozenset[Key]:
     return frozenset((at, layer.path) for at, tree in enumerate(trees) for layer in _walk(tree.root) if layer.children)
 
 
-def _walk(layer: Layer) -> Iterator[Layer]:
+def _walk(layer: LayerNode) -> Iterator[LayerNode]:
     yield layer
     for child in layer.children:
         yield from _walk(child)
 
 
-def _count(layer: Layer, at: int, counts: dict[Key, int]) -> int:
+def _count(layer: LayerNode, at: int, counts: dict[Key, int]) -> int:
     """Parameters including all below."""
     found = counts[at, layer.path] = layer.elements + sum(_count(child, at, counts) for child in layer.children)
     return found
 
 
-def _with_outside(tree: Tree) -> Layer:
+def _with_outside(tree: Tree) -> LayerNode:
     """The root, with an extra child for activations outside all its modules."""
     if not tree.elsewhere:
         return tree.root
-    figures = Figures(activations=tree.elsewhere)
-    outside = Layer(OUTSIDE, "outside its modules", None, 0, figures, figures)
+    figures = LayerBytes(activations=tree.elsewhere)
+    outside = LayerNode(OUTSIDE, "outside its modules", None, 0, figures, figures)
     root = tree.root
     whole = together([root.whole, figures])
-    return Layer(root.path, root.name, root.kind, root.elements, root.own, whole, root.shared_with,
+    return LayerNode(root.path, root.name, root.kind, root.elements, root.own, whole, root.shared_with,
                  (*root.children, outside))  # fmt: skip
 
 
 def _grow(
-    layer: Layer, at: int, depth: int, choice: Choice, matched: Collection[Key], counts: dict[Key, int], rows: list[Row]
+    layer: LayerNode,
+    at: int,
+    depth: int,
+    choice: LayerView,
+    matched: Collection[Key],
+    counts: dict[Key, int],
+    rows: list[LayerRow],
 ) -> bool:
     """Adds rows of the module and those below; False if none match."""
     key = (at, layer.path)
@@ -151,7 +157,7 @@ def _grow(
     return False
 
 
-def _topmost(layer: Layer, at: int, matched: Collection[Key], counts: dict[Key, int]) -> list[Row]:
+def _topmost(layer: LayerNode, at: int, matched: Collection[Key], counts: dict[Key, int]) -> list[LayerRow]:
     """The matching modules without a matching ancestor."""
     if (at, layer.path) in matched:
         return [_whole(at, layer, 0, counts)]
@@ -159,17 +165,17 @@ def _topmost(layer: Layer, at: int, matched: Collection[Key], counts: dict[Key, 
 
 
 def _whole(
-    at: int, layer: Layer, depth: int, counts: dict[Key, int], opened: bool = False, matched: bool = True
-) -> Row:
+    at: int, layer: LayerNode, depth: int, counts: dict[Key, int], opened: bool = False, matched: bool = True
+) -> LayerRow:
     key = (at, layer.path)
-    return Row(key, layer, depth, counts.get(key, 0), layer.whole, opened, matched)
+    return LayerRow(key, layer, depth, counts.get(key, 0), layer.whole, opened, matched)
 
 
-def _own(at: int, layer: Layer) -> Row:
-    return Row((at, layer.path), layer, 0, layer.elements, layer.own)
+def _own(at: int, layer: LayerNode) -> LayerRow:
+    return LayerRow((at, layer.path), layer, 0, layer.elements, layer.own)
 
 
-def _by(choice: Choice) -> Callable[[Row], int]:
+def _by(choice: LayerView) -> Callable[[LayerRow], int]:
     order = choice.order
     if order == "model":
         return lambda row: 0
@@ -178,5 +184,5 @@ def _by(choice: Choice) -> Callable[[Row], int]:
     return lambda row: getattr(row.figures, order) or 0
 
 
-def _down(choice: Choice) -> bool:
+def _down(choice: LayerView) -> bool:
     return (choice.order != "model") != choice.upwards

@@ -14,8 +14,8 @@ from gpumon.tui.styles import Glyphs
 from gpumon.tui.table import TablePanel, moves, next_of
 from gpumon.tui.text_layout import Line
 from gpumon.tui.view import View
-from gpumon.tui.widgets.layer_lines import FOOT, HEADS, Layers, explanation, layer_lines, order_at
-from gpumon.tui.widgets.layer_rows import ORDERS, Choice, Key, Row, Rows, all_keys, opened_at_first, rows_of
+from gpumon.tui.widgets.layer_lines import FOOT, HEADS, LayersData, explanation, layer_lines, order_at
+from gpumon.tui.widgets.layer_rows import ORDERS, Key, LayerRow, LayerView, Rows, all_keys, opened_at_first, rows_of
 
 
 class LayerTable(TablePanel):
@@ -43,37 +43,37 @@ class LayerTable(TablePanel):
         self._records: tuple[LayersRecord, ...] | None = None
         self._trees: tuple[Tree, ...] = ()
         self._device: int | None = None
-        self._choice: Choice | None = None
+        self._choice: LayerView | None = None
         self._rows: Rows | None = None
         self._made_of: tuple[object, object] | None = None
 
     # ----------------------------------------------------------------------------------------------------- what it is
 
-    def pick(self, view: View) -> Layers:
+    def pick(self, view: View) -> LayersData:
         rank = view.rank
         if rank is None:
-            return Layers((), None)
+            return LayersData((), None)
         if rank.models is not self._models or rank.layers is not self._records or view.index != self._device:
             self._models, self._records, self._device = rank.models, rank.layers, view.index
             self._trees = tuple(tree for tree in trees_of(rank) if tree.device == view.index)
-        return Layers(self._trees, view.index)
+        return LayersData(self._trees, view.index)
 
     @property
     def rows(self) -> Rows:
         """Recomputed only when the trees or the user's choice change."""
-        slice_: Layers = self._slice or Layers((), None)
+        slice_: LayersData = self._slice or LayersData((), None)
         if self._choice is None and any(tree.root.children for tree in slice_.trees):
-            self._choice = Choice(opened=opened_at_first(slice_.trees, max(6, self.size.height - HEADS - FOOT)))
-        choice = self._choice or Choice()
+            self._choice = LayerView(opened=opened_at_first(slice_.trees, max(6, self.size.height - HEADS - FOOT)))
+        choice = self._choice or LayerView()
         if self._rows is None or self._made_of != (slice_, choice):
             self._rows, self._made_of = rows_of(slice_.trees, choice), (slice_, choice)
         return self._rows
 
     @property
-    def choice(self) -> Choice:
-        return self._choice or Choice()
+    def choice(self) -> LayerView:
+        return self._choice or LayerView()
 
-    def choose(self, choice: Choice) -> None:
+    def choose(self, choice: LayerView) -> None:
         """Applies a choice. A new order or filter starts at the top."""
         if replace(choice, opened=self.choice.opened) != self.choice:
             self.from_top()
@@ -85,7 +85,7 @@ class LayerTable(TablePanel):
         self.choose(replace(self.choice, wanted=text.strip()))
 
     @property
-    def here(self) -> Row | None:
+    def here(self) -> LayerRow | None:
         rows = self.rows.rows
         return rows[self._at] if self._at < len(rows) else None
 
@@ -98,7 +98,7 @@ class LayerTable(TablePanel):
     def keys(self) -> list[Key]:
         return [row.key for row in self.rows.rows]
 
-    def draw(self, slice_: Layers, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+    def draw(self, slice_: LayersData, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         self.scroll(height - HEADS - (FOOT if height >= 12 else 0), HEADS)
         return layer_lines(slice_, self.rows, self.choice, self._at, self._top, width, height, glyphs)
 

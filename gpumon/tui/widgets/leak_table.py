@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from gpumon.analysis.census import ORDERS, Row, rows_of
+from gpumon.analysis.census import ORDERS, CensusRow, rows_of
 from gpumon.analysis.units import duration, size
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.table import Column, TablePanel, column_at, heads, mark, moves, next_of, place, row_cells, used
@@ -25,7 +25,7 @@ def _none(glyphs: Glyphs) -> Span:
     return ("–" if glyphs.braille else "-", "dim")
 
 
-COLUMNS: tuple[Column[Row, Glyphs], ...] = (
+COLUMNS: tuple[Column[CensusRow, Glyphs], ...] = (
     Column("step", "bytes/step", 12, 4,
            lambda row, glyphs: (size(row.per_step, sign=True), "strong") if row.per_step else _none(glyphs)),
     Column("grown", "grown", 8, 3,
@@ -43,7 +43,7 @@ COLUMNS: tuple[Column[Row, Glyphs], ...] = (
 @dataclass(frozen=True, slots=True)
 class Leaks:
     census: wire.Census | None
-    rows: tuple[Row, ...]
+    rows: tuple[CensusRow, ...]
     why_not: str | None = None  # why no census can be requested
     key: str = "c"
 
@@ -72,7 +72,7 @@ class LeakTable(TablePanel):
         return Leaks(rank.census, rows, view.cannot_ask)
 
     @property
-    def _rows(self) -> tuple[Row, ...]:
+    def _rows(self) -> tuple[CensusRow, ...]:
         slice_: Leaks | None = self._slice
         return slice_.rows if slice_ is not None else ()
 
@@ -80,7 +80,7 @@ class LeakTable(TablePanel):
         return [row.key for row in self._rows]
 
     @property
-    def here(self) -> Row | None:
+    def here(self) -> CensusRow | None:
         rows = self._rows
         return rows[self._at] if self._at < len(rows) else None
 
@@ -108,7 +108,7 @@ class LeakTable(TablePanel):
             self._redraw()
 
 
-def _placed(room: int, order: str) -> Sequence[Column[Row, Glyphs]]:
+def _placed(room: int, order: str) -> Sequence[Column[CensusRow, Glyphs]]:
     return place(COLUMNS, room - _HOLDER - 2, order)
 
 
@@ -118,7 +118,7 @@ def order_at(x: int, room: int, order: str) -> str | None:
     return name if name in ORDERS else None
 
 
-def foot_height(rows: tuple[Row, ...], at: int, height: int) -> int:
+def foot_height(rows: tuple[CensusRow, ...], at: int, height: int) -> int:
     if height < 10 or not rows:
         return 0
     holders = min(HOLDERS_SHOWN, max(1, len(rows[at].group.holders)))
@@ -152,7 +152,9 @@ def leak_lines(
     return lines
 
 
-def _row(row: Row, wide: int, columns: Sequence[Column[Row, Glyphs]], here: bool, glyphs: Glyphs) -> list[Span]:
+def _row(
+    row: CensusRow, wide: int, columns: Sequence[Column[CensusRow, Glyphs]], here: bool, glyphs: Glyphs
+) -> list[Span]:
     g = row.group
     name = g.holders[0].text if g.holders else "not found"
     more = f" +{len(g.holders) - 1}" if len(g.holders) > 1 else ""
@@ -167,7 +169,7 @@ def what(group: wire.Group) -> str:
     return f"{shape} {group.dtype}"
 
 
-def holders(row: Row, room: int, height: int, glyphs: Glyphs) -> list[Line]:
+def holders(row: CensusRow, room: int, height: int, glyphs: Glyphs) -> list[Line]:
     """The group's holders, one per line."""
     g = row.group
     first: list[Span] = [(f" {what(g)}", "strong")]
@@ -201,7 +203,7 @@ def _nothing(leaks: Leaks, room: int) -> list[Line]:
     return [((" ", ""), *line) for line in words(text, "dim", max(10, room - 2))]
 
 
-def explanation(row: Row, census: wire.Census) -> list[str]:
+def explanation(row: CensusRow, census: wire.Census) -> list[str]:
     g = row.group
     said = [f"{g.count:,} tensor{'s' * (g.count != 1)} {what(g)}: {g.bytes:,} B of storages, each counted once"]
     if g.graph_bytes:

@@ -31,7 +31,7 @@ _NOTES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PhaseRow:
     """A phase, or several of one name folded into one."""
 
     phase: str
@@ -54,33 +54,33 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Phases:
+class PhasesData:
     step: int | None
     running: bool
-    rows: tuple[Row, ...]
+    rows: tuple[PhaseRow, ...]
     live: str | None
     live_s: int | None  # whole seconds in the live phase, if it is long
     every: int = 1  # the agent reads the allocator every n steps
 
 
-def rows_of(record: StepRecord, before: StepRecord | None, device: int) -> list[Row]:
+def rows_of(record: StepRecord, before: StepRecord | None, device: int) -> list[PhaseRow]:
     """The step's phases; the first starts where the previous step ended."""
     previous = before.on(device) if before else ()
     start = previous[-1].allocated if previous else None
-    rows: list[Row] = []
+    rows: list[PhaseRow] = []
     newest: dict[str, int] = {}
     for p in record.on(device):
         count = p.index - newest.get(p.phase, -1) if p.flags & wire.MERGED else 1
         newest[p.phase] = p.index
-        rows.append(Row(p.phase, p.index, start, p.allocated_peak, p.allocated, p.duration_ns, p.flags, count))
+        rows.append(PhaseRow(p.phase, p.index, start, p.allocated_peak, p.allocated, p.duration_ns, p.flags, count))
         start = p.allocated
     return rows
 
 
-def phases(view: View) -> Phases:
+def phases(view: View) -> PhasesData:
     rank, device = view.rank, view.index
     if rank is None or device is None:
-        return Phases(None, False, (), None, None)
+        return PhasesData(None, False, (), None, None)
     at = newest_read(rank, device)
     closed = rank.steps[at] if rank.steps else None
     before = rank.steps[at - 1] if len(rank.steps) > -at else None
@@ -95,11 +95,13 @@ def phases(view: View) -> Phases:
         rest = [_past(r) for r in rows if (r.phase, r.index) not in seen]
         rows, step, running = new + rest, open_.step, True
     live, live_s = _live(rank, view.frame.unix_ns)
-    return Phases(step, running, tuple(rows), live, live_s, every)
+    return PhasesData(step, running, tuple(rows), live, live_s, every)
 
 
-def _past(row: Row) -> Row:
-    return Row(row.phase, row.index, row.start, row.peak, row.end, row.duration_ns, row.flags, row.count, past=True)
+def _past(row: PhaseRow) -> PhaseRow:
+    return PhaseRow(
+        row.phase, row.index, row.start, row.peak, row.end, row.duration_ns, row.flags, row.count, past=True
+    )
 
 
 def _live(rank: RankFrame, now_unix_ns: int) -> tuple[str | None, int | None]:
@@ -110,19 +112,19 @@ def _live(rank: RankFrame, now_unix_ns: int) -> tuple[str | None, int | None]:
     return beat.phase, int(since) if since >= 2 and beat.phase_age_ns > 1_500_000_000 else None
 
 
-def fold(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+def fold(rows: tuple[PhaseRow, ...]) -> tuple[PhaseRow, ...]:
     """One row per phase name: start of the first, highest peak, end of the last, sum of the durations."""
-    by_name: dict[str, list[Row]] = {}
+    by_name: dict[str, list[PhaseRow]] = {}
     for row in rows:
         by_name.setdefault(row.phase, []).append(row)
-    folded: list[Row] = []
+    folded: list[PhaseRow] = []
     for name, group in by_name.items():
         peaks = [r.peak for r in group if r.peak is not None]
         flags = 0
         for r in group:
             flags |= r.flags
         folded.append(
-            Row(
+            PhaseRow(
                 name,
                 0,
                 group[0].start,
@@ -144,10 +146,10 @@ class PhaseTable(Panel):
     TERMS = ("phase", "start", "peak", "end", "Δ", "time", "allocated", "step")
     CALM = True
 
-    def pick(self, view: View) -> Phases:
+    def pick(self, view: View) -> PhasesData:
         return phases(view)
 
-    def draw(self, slice_: Phases, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+    def draw(self, slice_: PhasesData, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         return phase_lines(slice_, width, height, glyphs, self.title_role)
 
 
@@ -165,12 +167,12 @@ class _Written:
         return (NOT_KNOWN, "dim") if value is None else (lead + in_unit(value, self.unit, sign=sign), role or self.role)
 
 
-def _peak(row: Row, how: _Written) -> Span:
+def _peak(row: PhaseRow, how: _Written) -> Span:
     bound = "≤" if row.flags & wire.BOUND and how.glyphs.braille else ""
     return how.figure(row.peak, "strong" if how.highest else "", bound)
 
 
-def _columns(glyphs: Glyphs) -> Columns[Row, _Written]:
+def _columns(glyphs: Glyphs) -> Columns[PhaseRow, _Written]:
     return (
         Column("start", "start", _NUMBER, 3, lambda row, how: how.figure(row.start)),
         Column("peak", "peak", _NUMBER, 1, _peak),
@@ -181,7 +183,7 @@ def _columns(glyphs: Glyphs) -> Columns[Row, _Written]:
     )  # fmt: skip
 
 
-def phase_lines(p: Phases, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
+def phase_lines(p: PhasesData, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
     rows = p.rows if len(p.rows) <= height - 2 else fold(p.rows)
     unit = unit_for(*(v for r in rows for v in (r.start, r.peak, r.end)))
     name_room = max([11, *(len(_name(r, rows)) + 3 for r in rows)])
@@ -212,7 +214,9 @@ def phase_lines(p: Phases, room: int, height: int, glyphs: Glyphs, title: str) -
     return lines
 
 
-def _ranges(measured: list[Row], rows: tuple[Row, ...], name_room: int, room: int, glyphs: Glyphs) -> list[Line]:
+def _ranges(
+    measured: list[PhaseRow], rows: tuple[PhaseRow, ...], name_room: int, room: int, glyphs: Glyphs
+) -> list[Line]:
     """For each phase its end and how far its peak is above it, to one scale."""
     top = max(r.peak or 0 for r in measured) or 1
     kept, more = ("━", "╍") if glyphs.braille else ("=", "-")
@@ -233,7 +237,7 @@ def _ranges(measured: list[Row], rows: tuple[Row, ...], name_room: int, room: in
     return lines
 
 
-def _name(row: Row, rows: tuple[Row, ...]) -> str:
+def _name(row: PhaseRow, rows: tuple[PhaseRow, ...]) -> str:
     if row.phase == wire.EVAL and row.flags & wire.TRAINS and row.count >= ROLLOUT_LEAST:
         return f"rollout ×{row.count}"
     several = sum(1 for r in rows if r.phase == row.phase) > 1
@@ -241,12 +245,12 @@ def _name(row: Row, rows: tuple[Row, ...]) -> str:
 
 
 def _row(
-    r: Row,
-    rows: tuple[Row, ...],
-    p: Phases,
+    r: PhaseRow,
+    rows: tuple[PhaseRow, ...],
+    p: PhasesData,
     unit: Unit,
     name_room: int,
-    columns: Columns[Row, _Written],
+    columns: Columns[PhaseRow, _Written],
     highest: int | None,
     room: int,
     glyphs: Glyphs,

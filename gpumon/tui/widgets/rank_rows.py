@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gpumon.analysis import buckets
-from gpumon.analysis.job import Job, RankStatus, State, ending, job
+from gpumon.analysis.job import JobStatus, RankStatus, State, ending, job
 from gpumon.analysis.ledger import device_of
 from gpumon.analysis.reports import DeviceReport, RankReport
 from gpumon.analysis.robust import median
@@ -52,7 +52,7 @@ class RankRow(msgspec.Struct, frozen=True, gc=False):
         return "–" if self.rank is None else str(self.rank)
 
 
-NOBODY = Job((), None)
+NOBODY = JobStatus((), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class RankPage:
     """Everything that is drawn; compared by value."""
 
     rows: tuple[RankRow, ...] = ()
-    job: Job = NOBODY
+    job: JobStatus = NOBODY
     sentences: tuple[str, ...] = ()
     first_step: int = 0
     heat: tuple[tuple[int | None, ...], ...] = ()  # by row: peaks of the steps from `first_step` on
@@ -82,7 +82,7 @@ ORDERS: dict[str, Callable[[RankRow], float | None]] = {
 
 
 @dataclass
-class Peaks:
+class PeakHistory:
     """Each device's peak by step, in order. Kept between looks, so only new steps are read."""
 
     _known: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Peaks:
             del self._known[key]
 
 
-def rank_page(view: View, peaks: Peaks, order: str = "rank", reverse: bool = False) -> RankPage:
+def rank_page(view: View, peaks: PeakHistory, order: str = "rank", reverse: bool = False) -> RankPage:
     reports = {report.source: report for report in view.reports}
     ranks = {rank.source: rank for rank in view.frame.ranks}
     paces = [report.steps_per_s if (report := reports.get(source)) else None for source in ranks]
@@ -176,7 +176,7 @@ def _with_spread(rows: list[RankRow]) -> list[RankRow]:
 
 
 def _heat(
-    rows: Sequence[RankRow], ranks: dict[str, RankFrame], peaks: Peaks
+    rows: Sequence[RankRow], ranks: dict[str, RankFrame], peaks: PeakHistory
 ) -> tuple[int, tuple[tuple[int | None, ...], ...]]:
     """Peaks by row, up to the last step that any rank closed."""
     known = [

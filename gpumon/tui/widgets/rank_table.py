@@ -12,7 +12,7 @@ from gpumon.tui.table import TablePanel, moves, next_of
 from gpumon.tui.text_layout import Line
 from gpumon.tui.view import View
 from gpumon.tui.widgets.rank_lines import rank_lines
-from gpumon.tui.widgets.rank_rows import ORDERS, Peaks, RankPage, rank_page
+from gpumon.tui.widgets.rank_rows import ORDERS, PeakHistory, RankPage, rank_page
 
 
 class RankTable(TablePanel):
@@ -43,7 +43,7 @@ class RankTable(TablePanel):
         self._lines_rows: tuple[int, ...] = ()
         self._order = "rank"
         self._reverse = False
-        self._peaks = Peaks()
+        self._peaks = PeakHistory()
 
     def pick(self, view: View) -> RankPage:
         return rank_page(view, self._peaks, self._order, self._reverse)

@@ -44,7 +44,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class TimelineData:
     points: tuple[Point, ...]
     span: int
     capacity: int | None
@@ -130,14 +130,14 @@ class Timeline(Panel):
         self._shown, self._waited = shown, False
         super().show(view)
 
-    def pick(self, view: View) -> History:
+    def pick(self, view: View) -> TimelineData:
         if view.rank is None or view.index is None:
-            return History((), view.span, None, False)
+            return TimelineData((), view.span, None, False)
         device, described = view.device, device_of(view)
         points = self._series.follow(view.rank, view.index, described.uuid if described else None)
         shown = tuple(points[-fill(view.span, 2 * (self.size.width - AXIS_ROOM)) :])
         regimes = device.regimes if device and shown else ()
-        return History(
+        return TimelineData(
             shown,
             view.span,
             device.capacity if device else None,
@@ -145,7 +145,7 @@ class Timeline(Panel):
             tuple([step for step in regimes if step > shown[0].step]),
         )
 
-    def draw(self, slice_: History, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+    def draw(self, slice_: TimelineData, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         return timeline_lines(slice_, width, height, glyphs, self.title_role)
 
 
@@ -156,7 +156,7 @@ def fill(span: int, dots: int) -> int:
     return dots * max(1, round(span / dots)) if span >= dots else max(SHORTEST, dots // (dots // span))
 
 
-def timeline_lines(h: History, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
+def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:
     signs = glyphs.lines
     steps = len(h.points)
     head: list[Span] = [(" Memory", title)]
