@@ -130,7 +130,7 @@ def page_lines(e: Estimated, chosen: int, room: int, glyphs: Glyphs) -> tuple[li
     largest = max((v or 0 for row in rows_of(found) for v in (row.estimate, row.measured)), default=0)
     where: list[int] = []
     sections = (
-        (f"At a step's end, {unit.name}", (*found.owners, *((found.allocated,) if found.allocated else ()))),
+        (f"Step's end, {unit.name}", (*found.owners, *((found.allocated,) if found.allocated else ()))),
         ("What a step adds", found.added),
         ("Peak of each phase", found.phases),
     )
