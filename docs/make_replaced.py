@@ -9,17 +9,17 @@ from gpumon_agent.patching import LIST, STAYS
 TARGET = Path(__file__).with_name("what-is-replaced.md")
 HEAD = """# What is replaced
 
-The agent runs inside the training process. These are the attributes of torch and of other packages that it replaces
-there, never all at once. It replaces nothing in the standard library, in sys or in builtins. Made by
-`python docs/make_replaced.py`; `gpumon doctor --replaced` prints the same list.
+The agent runs inside the training process. It replaces these attributes of torch and of other packages there, never all
+at once. It replaces nothing in the standard library, in sys or in builtins. Made by `python docs/make_replaced.py`;
+`gpumon doctor --replaced` prints the same list.
 
-Each replacement calls the original with the same arguments and returns its result. Your exception leaves it without a
-frame of ours, a warning names your line, and `torch.compile` sees the original alone. Where you have replaced the same
-attribute after the agent did, yours stays, and ours inside it does nothing any more.
+Each replacement calls the original with the same arguments and returns its result. Your exception passes through it
+without a frame of ours, a warning names your line, and `torch.compile` sees only the original. If you replace the same
+attribute after the agent did, yours stays when the agent restores its own, and ours inside it does nothing any more.
 """
 ADDED = """# What is added
 
-These are not attributes that change, but entries that the agent puts where torch and Python provide for them.
+These are no replaced attributes, but entries in registries of torch and Python.
 """
 
 

@@ -263,7 +263,7 @@ class Agent:
             if hasattr(each, "_optimizer_step_pre_hooks"):
                 self.leaks.follow(each)
             else:
-                self.notice(f"steps of {type(each).__name__} cannot be seen: it is no torch.optim.Optimizer")
+                self.notice(f"steps of {type(each).__name__} are not visible: it is no torch.optim.Optimizer")
         self.phases.know(optimizers)
         self.accounts.measure()
         self._describe_at_once(watched)

@@ -35,7 +35,7 @@ class Added(NamedTuple):
 
 
 _AT_STOP = "at `gpumon_agent.stop()`, in a forked child that watches for itself, and at exit"
-_WHILE_COUNTERS = "after `stop()`, once the counters have caught up: at your next reset of the peaks"
+_WHILE_COUNTERS = "after `stop()`, at your next reset of the peaks"
 _IDENTITY = "the identity of the function; `__wrapped__` is the original"
 _HISTORY = "at `gpumon_agent.stop()`; never, once stacks were kept: live blocks keep theirs"
 _RUN = "under `gpumon run`"
@@ -51,7 +51,7 @@ LIST: dict[str, Replaced] = {
         ),
         Replaced(
             "torch.amp.grad_scaler.GradScaler.step",
-            "A step that the scaler skips calls no optimizer, so no hook of the optimizer tells of it.",
+            "A step that the scaler skips calls no optimizer, so no optimizer hook shows it.",
             f"{_IDENTITY}.",
             _AT_STOP,
         ),
@@ -64,14 +64,14 @@ LIST: dict[str, Replaced] = {
         ),
         Replaced(
             "torch.nn.modules.module.Module.load_state_dict",
-            "Tells that a checkpoint has been used. One that stays in memory after that is the finding "
+            "Shows that a checkpoint has been used. One that stays in memory after that is the finding "
             "`retained-checkpoint`.",
             f"{_IDENTITY}.",
             _AT_STOP,
         ),
         Replaced(
             "torch.serialization._load",
-            "Tells which tensors a checkpoint brought. `torch.load` calls it, and is untouched.",
+            "Shows which tensors a checkpoint has. `torch.load` calls it, and is untouched.",
             f"{_IDENTITY}.",
             _AT_STOP,
         ),
@@ -85,7 +85,7 @@ LIST: dict[str, Replaced] = {
         Replaced(
             "torch._C._cuda_memoryStats",
             "Each phase's peak needs the peak counters reset. This reader gives you the peaks you would have read.",
-            f"{_IDENTITY}. A name imported from torch._C before the agent came reads the peak of one phase.",
+            f"{_IDENTITY}. A name imported from torch._C before the agent started reads the peak of one phase.",
             _WHILE_COUNTERS,
             "unless GPUMON_PEAKS=bounds",
         ),
@@ -126,8 +126,8 @@ LIST: dict[str, Replaced] = {
         ),
         Replaced(
             "torch._C._cuda_memorySnapshot",
-            "Takes the agent's own events and stacks out of the snapshots that you read.",
-            f"{_IDENTITY}. A name imported from torch._C before the agent came shows them.",
+            "Removes the agent's own events and stacks from the snapshots that you read.",
+            f"{_IDENTITY}. A name imported from torch._C before the agent started shows them.",
             _HISTORY,
         ),
         Replaced(
@@ -138,7 +138,7 @@ LIST: dict[str, Replaced] = {
         ),
         Replaced(
             "torch.optim.optimizer.Optimizer.__init__",
-            "Leads to the model that an unchanged script trains, before its first forward.",
+            "Finds the model that an unchanged script trains, before its first forward.",
             f"{_IDENTITY}.",
             _AT_STOP,
             _RUN,
@@ -152,7 +152,7 @@ LIST: dict[str, Replaced] = {
         ),
         Replaced(
             "torch.cuda.graphs.CUDAGraph.capture_begin",
-            "Tells whether an optimizer steps in a graph: then each replay is a step.",
+            "Shows whether a graph contains an optimizer step: then each replay is a step.",
             f"{_IDENTITY}.",
             _AT_STOP,
             "only where torch has no `register_graph_capture_start_hook`",
@@ -166,8 +166,8 @@ LIST: dict[str, Replaced] = {
         ),
         Replaced(
             "torch._C._autograd._push_saved_tensors_default_hooks",
-            "Before torch 2.9 saved tensors can only be unpacked. Where a hook would run then, they are not read. Also "
-            "tells that a checkpoint runs a part of the forward again.",
+            "Before torch 2.9 saved tensors can only be read by unpacking: not if a hook would run. "
+            "Also shows that a checkpoint runs a part of the forward again.",
             f"{_IDENTITY}.",
             _AT_STOP,
             "before torch 2.9",
@@ -228,7 +228,7 @@ STAYS = (
     ),
     Added(
         "An observer of out-of-memory errors: torch._C._cuda_attach_out_of_memory_observer",
-        "What was in memory when it ran out.",
+        "Reads what was in memory when it ran out.",
         "nothing; torch has no way to take it out again, so after `stop()` it stays and does nothing",
         "never",
     ),
@@ -241,13 +241,13 @@ STAYS = (
     ),
     Added(
         "A finder in sys.meta_path, under `gpumon run` only",
-        "The agent comes in as `import torch` is complete.",
+        "Starts the agent when `import torch` is complete.",
         "one more entry, the first",
         "never",
     ),
     Added(
         "Functions in atexit and os.register_at_fork",
-        "The last word to viewers; a forked child does nothing.",
+        "Sends the goodbye to viewers; keeps the agent off in a forked child.",
         "nothing",
         "the one in atexit " + _AT_STOP,
     ),

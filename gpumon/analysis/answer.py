@@ -81,7 +81,7 @@ class Answer(msgspec.Struct, frozen=True):
         return self.state, self.who
 
 
-NOBODY = Answer("unknown", "no process has said anything yet")
+NOBODY = Answer("unknown", "no process has sent anything yet")
 
 
 def answer(frame: Frame, reports: Iterable[RankReport]) -> Answer:
@@ -133,7 +133,9 @@ def of_rank(rank: RankFrame, report: RankReport | None, unix_ns: int) -> Answer:
             evidence=evidence, bytes=int(state in DIED),
         )  # fmt: skip
     if rank.status == "silent":
-        return Answer("unknown", "the process says nothing: it is stopped, or has no core", who, evidence=evidence)
+        return Answer(
+            "unknown", "the process sends nothing: it is stopped, or gets no processor time", who, evidence=evidence
+        )
     return _living(rank, report, found, leak, who, evidence, unix_ns)
 
 
@@ -174,10 +176,14 @@ def _living(
         return Answer(state, ahead.title, who, when, ahead.remedy, evidence, ahead.bytes_per_step or 0)
     near = next((each for each in found if each.code == NEAR_CAPACITY.code), None)
     if near is not None or (forecast is not None and forecast.verdict == wire.TIGHT):
-        do = near.remedy if near is not None else "a smaller peak, before a larger batch comes"
+        do = near.remedy if near is not None else "lower the peak before a larger batch comes"
         return Answer("tight", _headroom(forecast, "little is left on the device"), who, when, do, evidence)
     if forecast is None or forecast.verdict is None:
-        why = "the room on the device is not known" if forecast is not None else "the next iteration is not known yet"
+        why = (
+            "the free memory of the device is not known"
+            if forecast is not None
+            else "the next iteration is not known yet"
+        )
         return Answer("unknown", why, who, evidence=evidence)
     do = found[0].remedy if found else ""
     return Answer("ok", _headroom(forecast, ""), who, when, do, evidence)
@@ -236,7 +242,7 @@ def _too_large(said: wire.Outlook | None, forecast: Forecast | None) -> tuple[st
     if needs is None:
         return f"{which} will not fit", 0
     missing = -(needs.headroom or 0)
-    more = f", {units.size(missing)} more than there is" if missing > 0 else ""
+    more = f", {units.size(missing)} more than available" if missing > 0 else ""
     return f"{which} needs {units.size(needs.next_peak)} in {needs.phase}{more}", max(0, missing)
 
 
@@ -308,15 +314,13 @@ def of_outcome(outcome: Outcome) -> Answer:
 def of_estimate(done: EstimateReport) -> Answer:
     """For an estimate. Without a device it is unknown whether it fits."""
     if done.device is None or done.limits is None:
-        return Answer(
-            "unknown", f"it needs {units.size(done.needed)}", do="name a device (--device) to hear if it fits"
-        )
+        return Answer("unknown", f"it needs {units.size(done.needed)}", do="give --device to see whether it fits")
     left = done.device.total - done.needed
     what = f"it needs {units.size(done.needed)} of {done.device.name} ({units.size(done.device.total)})"
     if done.limits.fits:
         return Answer("ok", f"{what}, {units.size(left)} is left")
     helps = next((each.title for each in done.remedies if each.fits), "a smaller model, or more devices")
-    more = f", {units.size(-left)} more than there is" if left < 0 else ""
+    more = f", {units.size(-left)} more than available" if left < 0 else ""
     return Answer("will-not-fit", f"{what}{more}", do=helps)
 
 

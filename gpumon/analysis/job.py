@@ -177,8 +177,8 @@ def ending(rank: RankFrame, *, detail: bool = True) -> str | None:
         "finished": "training finished",
         "exception": "ended by an exception",
         "signal": "ended by a signal",
-        "lost": "the process is gone without a word (killed?)",
-        "stopped": "the agent was asked to stop; training goes on unwatched",
+        "lost": "the process is gone without a goodbye (killed?)",
+        "stopped": "the agent was stopped; training goes on unwatched",
     }.get(bye.reason, bye.reason)
     where = [part for part in (bye.phase and f"in {bye.phase}", bye.step is not None and f"step {bye.step:,}") if part]
     if bye.reason == "finished":

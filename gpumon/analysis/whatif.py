@@ -177,7 +177,7 @@ def _other_batch(
         return parts
     shapes = figures.input_shapes
     if not shapes:
-        raise Untold("the shapes of its batches were not seen")
+        raise Untold("the shapes of its batches are not known")
     if length != 1 and not _has_length(rank, shapes):
         raise Untold("no dimension of its inputs is known to be a length")
     record = next(r for r in reversed(rank.steps) if r.step == figures.step)
@@ -201,7 +201,7 @@ def _other_batch(
     scale = factor * length
     highest = factor * length * length if length > 1 else scale
     fixed = scale + FIXED_SHARE * (1 - scale)
-    notes = (*notes, "all batches were alike: activations in proportion, gradients of parameters as now")
+    notes = (*notes, "all batches were alike: activations scale with the batch, gradients of parameters stay")
     still = min(max(d, 0.0), parts.gradients + _largest(rank))  # the last gradient is created before it is added
     low, high = sorted((still + (d - still) * scale, d * scale))
     return replace(
@@ -258,7 +258,7 @@ def _accumulated(rank: RankFrame, report: DeviceReport, parts: Parts, change: Ch
     # later micro-batches find gradients allocated: their backward adds only one at a time
     expected = max(0.0, d.expected - grads) + grads + largest
     more = Span(max(0.0, d.low - grads) + grads, expected, max(expected, max(d.high, 0.0) + grads))
-    note = "later micro-batches find the gradients of the earlier ones there"
+    note = "in later micro-batches the gradients of earlier ones are allocated"
     return replace(parts, more=more, notes=(*parts.notes, note))
 
 
@@ -275,7 +275,7 @@ def _checkpointed(rank: RankFrame, report: DeviceReport, parts: Parts, change: C
     gone = (saved - max(blocks)) * scale
     f = parts.forward
     forward = Span(max(0.0, f.low - saved * scale), max(kept, f.expected - 0.9 * gone), max(kept, f.high - 0.6 * gone))
-    note = f"{len(blocks)} blocks: one at a time is computed again; each keeps its input"
+    note = f"{len(blocks)} blocks: one at a time is recomputed; each keeps its input"
     return replace(parts, forward=forward, notes=(*parts.notes, note))
 
 
@@ -343,7 +343,7 @@ def _zero(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -
         return parts
     ranks = change.ranks or rank.hello.world_size or 1
     if ranks < 2:
-        raise Untold("it runs on one rank: say over how many with --ranks")
+        raise Untold("it runs on one rank: give a number with --ranks")
     if any(r.model.parallel is not None and r.model.parallel.kind.startswith("fsdp") for r in rank.models):
         raise Untold("it is sharded already")
     gone = sharded(_held(parts), change.zero, ranks)
@@ -352,7 +352,7 @@ def _zero(rank: RankFrame, report: DeviceReport, parts: Parts, change: Change) -
     notes = parts.notes
     if change.zero >= 2:
         more = more + Span(-gone.gradients, -gone.gradients / 2, 0.0)
-        notes = (*notes, "gradients go bucket by bucket, so some of them stand at backward's peak")
+        notes = (*notes, "gradients are reduced bucket by bucket, so some are allocated at backward's peak")
     forward = parts.forward
     unit = float(max((m.parameter_bytes for record in rank.models for m in record.modules), default=0))
     if change.zero == 2:  # some implementations keep their shard beside the full weights

@@ -22,17 +22,17 @@ from gpumon_agent._version import __version__
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("gpumon.cli.run", "Start a training script with the agent inside, its code unchanged."),
     "attach": ("gpumon.cli.attach", "Watch a running training process, live."),
-    "ls": ("gpumon.cli.ls", "List the training processes that can be attached to."),
-    "record": ("gpumon.cli.record", "Write what an agent says to a file."),
-    "replay": ("gpumon.cli.replay", "Play a recorded file back on the same screens."),
+    "ls": ("gpumon.cli.ls", "List the training processes that you can attach to."),
+    "record": ("gpumon.cli.record", "Record a session to a file."),
+    "replay": ("gpumon.cli.replay", "Play a recorded session on the same screens."),
     "compare": ("gpumon.cli.compare", "Compare the memory of two runs, the biggest difference first."),
     "export": ("gpumon.cli.export", "Serve the memory of this machine's jobs to Prometheus."),
-    "estimate": ("gpumon.cli.estimate", "Say what a run will need, before there is a GPU to run it on."),
-    "whatif": ("gpumon.cli.whatif", "Say what a recorded run would need with another batch, precision or optimizer."),
-    "explain": ("gpumon.cli.explain", "Read an out-of-memory back as what failed, when and why."),
+    "estimate": ("gpumon.cli.estimate", "Estimate the memory of a run, without a GPU."),
+    "whatif": ("gpumon.cli.whatif", "Estimate a recorded run with another batch, precision or optimizer."),
+    "explain": ("gpumon.cli.explain", "Explain an out-of-memory: what failed, why, and what helps."),
     "demo": ("gpumon.cli.demo", "Train a small model here and watch it."),
     "dryrun": ("gpumon.cli.dryrun", "Run a script on a virtual GPU: does it fit, and where does it peak?"),
-    "doctor": ("gpumon.cli.doctor", "Say what gpumon sees on this machine, and what is missing."),
+    "doctor": ("gpumon.cli.doctor", "Show what gpumon finds on this machine, and what is missing."),
 }
 """Verb → the module with its `command`, and its help line (here, so that help imports no verb)."""
 

@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def looks(command: F) -> F:
     for option in (
-        click.option("--ascii", "plain", is_flag=True, help="Only ASCII signs: every category is a letter."),
+        click.option("--ascii", "plain", is_flag=True, help="Only ASCII characters: every category is a letter."),
         click.option("--ansi", is_flag=True, help="Only the terminal's own sixteen colours."),
         click.option("--light", is_flag=True, help="For a terminal with a light background."),
     ):
@@ -41,11 +41,13 @@ def looks(command: F) -> F:
 @click.command("attach")
 @click.argument("target", metavar="[PID|NAME|ENDPOINT]", required=False)
 @click.option("--rank", type=click.IntRange(min=0), help="Show this rank first; with --json: only this rank.")
-@click.option("--wait", is_flag=True, help="Nothing runs yet: wait for it.")
+@click.option("--wait", is_flag=True, help="Wait for a training process to start.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line instead of the screen.")
-@click.option("--once", "-1", is_flag=True, help="Print one picture as text, then end; with --json: the newest step.")
-@click.option("--steps", type=click.IntRange(min=1), help="With --json: end after so many live steps of each rank.")
-@click.option("--for", "seconds", type=click.FloatRange(min=0, min_open=True), help="With --json: end after S seconds.")
+@click.option("--once", "-1", is_flag=True, help="Print one picture as text, then exit; with --json: the newest step.")
+@click.option("--steps", type=click.IntRange(min=1), help="With --json: exit after N live steps of each rank.")
+@click.option(
+    "--for", "seconds", type=click.FloatRange(min=0, min_open=True), help="With --json: exit after S seconds."
+)
 @looks
 def command(
     target: str | None,
@@ -61,10 +63,10 @@ def command(
 ) -> None:
     """Watch a training process that carries the agent (gpumon run …, or gpumon_agent.watch in its code).
 
-    Without an argument the only job there is; a whole torchrun job is one. Quitting never signals the training.
+    Without an argument: the only job, with all ranks of a torchrun. Quitting never affects the training.
     """
     if not as_json and (steps or seconds):
-        raise click.UsageError("--steps and --for go with --json: the screen stays until you quit it")
+        raise click.UsageError("--steps and --for need --json: the screen stays until you quit it")
     if wait and not as_json and not once:
         need_a_terminal(NO_TERMINAL)
     from gpumon import link
@@ -177,7 +179,7 @@ def _await(target: str | None) -> tuple[Descriptor, ...]:
             return link.resolve(target)
         except link.NoJob as error:
             if not said:
-                say(f"Waiting: {error.what}. Ctrl-C ends the waiting.", err=True)
+                say(f"Waiting: {error.what}. Ctrl-C stops waiting.", err=True)
                 said = True
             time.sleep(WAIT_LOOK_S)
 

@@ -38,7 +38,7 @@ class PercentType(click.ParamType):  # type: ignore[type-arg]
         except ValueError:
             share = -1.0
         if not 0 <= share < 1000:
-            self.fail(f"{value!r} is no share of a peak: write 5% or 0.05", param, ctx)
+            self.fail(f"{value!r} is not a share of a peak: write 5% or 0.05", param, ctx)
         return share
 
 
@@ -50,7 +50,7 @@ class PercentType(click.ParamType):  # type: ignore[type-arg]
     "--fail-above",
     type=PercentType(),
     metavar="PERCENT",
-    help="Exit code 1 where B's peak is higher than A's by more: 5%.",
+    help="Exit code 1 if B's peak is higher than A's by more, such as 5%.",
 )
 def command(before: str, after: str, as_json: bool, fail_above: float | None) -> None:
     """Compare the memory of two runs: A before, B after.
@@ -58,10 +58,10 @@ def command(before: str, after: str, as_json: bool, fail_above: float | None) ->
     \b
     gpumon compare monday.gpumon tuesday.gpumon
     gpumon compare --fail-above 5% main.jsonl branch.jsonl    # of gpumon dryrun --json
-    gpumon compare monday.gpumon 12345                        # a job that runs now
+    gpumon compare monday.gpumon 12345                        # a running job
 
-    Each is a file of `gpumon record`, a file with the output of `--json` (attach, replay or dryrun), or a job that
-    runs now (PID, name or endpoint). Of several ranks the one with the highest peak counts. Exit code 1: --fail-above.
+    Each is a file of `gpumon record`, a file with the output of `--json` (attach, replay or dryrun), or a running
+    job (PID, name or endpoint). Of several ranks, the one with the highest peak is compared. Exit code 1: --fail-above.
     3: one of them has no step to compare.
     """
     from gpumon.analysis.compare import compare

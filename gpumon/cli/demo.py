@@ -32,17 +32,17 @@ SCRIPT = Path(__file__).parents[1] / "demo" / "train.py"
 @click.option("--workload", type=click.Choice(["plain", "spikes", "leak", "ddp"]), default="plain", show_default=True)
 @click.option("--device", metavar="NAME|SIZE", help=f"On a virtual GPU: {DEVICES}, or a size such as '16 GiB'.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line instead of the screen.")
-@click.option("--steps", type=click.IntRange(min=1), help="With --json: end after so many steps.")
+@click.option("--steps", type=click.IntRange(min=1), help="With --json: exit after N steps.")
 def command(workload: str, device: str | None, as_json: bool, steps: int | None) -> None:
     """Train a small transformer language model on Python's own source code, and watch it.
 
-    On the GPU if there is one, else on the CPU. With --device on a virtual GPU: PyTorch's own CUDA allocator at work
-    without a GPU, and `gpumon dryrun`'s verdict at the end. The workload "spikes" has now and then a batch four times
-    as long; "leak" keeps a few KiB of every step in a list; "ddp" trains two ranks, of which one keeps a copy of its
-    gradients in DDP's buckets and the other does not (gradient_as_bucket_view). Quitting ends the training too.
+    On the GPU if there is one, else on the CPU. With --device on a virtual GPU: PyTorch's own CUDA allocator without a
+    GPU, and the verdict of `gpumon dryrun` at the end. The workload "spikes" sometimes has a batch four times as long;
+    "leak" keeps a few KiB of every step in a list; "ddp" trains two ranks, of which one keeps a copy of its gradients
+    in DDP's buckets and the other does not (gradient_as_bucket_view). Quitting ends the training too.
     """
     if steps is not None and not as_json:
-        raise click.UsageError("--steps goes with --json: the screen stays until you quit it")
+        raise click.UsageError("--steps needs --json: the screen stays until you quit it")
     if importlib.util.find_spec("torch") is None:
         raise click.ClickException(
             "the demo trains with PyTorch, which this Python lacks; get it with: pip install torch"
@@ -106,10 +106,10 @@ def _await_agents(process: subprocess.Popen[bytes], output: IO[bytes], ranks: in
         if process.poll() is not None:
             output.seek(0)
             lines = output.read().decode(errors="replace").splitlines()[-LAST_LINES:]
-            raise click.ClickException("\n  ".join(["the demo's training process failed. Its last words:", *lines]))
+            raise click.ClickException("\n  ".join(["the demo's training process failed. Its last output:", *lines]))
         if time.monotonic() > deadline:
             raise click.ClickException(
-                f"the demo's training process said nothing for {START_PATIENCE_S:.0f} s; `gpumon doctor` may know why"
+                f"the demo's training process sent nothing for {START_PATIENCE_S:.0f} s; `gpumon doctor` may show why"
             )
         time.sleep(0.05)
 

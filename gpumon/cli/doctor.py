@@ -50,9 +50,9 @@ class Seen:
 
 
 @click.command("doctor")
-@click.option("--replaced", is_flag=True, help="List what the agent replaces in a training process, and when it ends.")
+@click.option("--replaced", is_flag=True, help="List what the agent replaces in a training process, and until when.")
 def command(*, replaced: bool) -> None:
-    """Say what gpumon sees on this machine, and what is missing.
+    """Show what gpumon finds on this machine, and what is missing.
 
     Exit code 1 if a training process could not be watched here.
     """
@@ -125,7 +125,9 @@ def judge_torch(facts: dict[str, Any]) -> Iterator[Seen]:
     )
     yield Seen("ok", "torch", f"{facts['version']}, built {built}")
     if not facts["cuda"] and not facts["hip"]:
-        yield Seen("note", "devices", "this torch knows only the CPU: phases show host memory (exact with --track-cpu)")
+        yield Seen(
+            "note", "devices", "this torch supports only the CPU: phases show host memory (exact with --track-cpu)"
+        )
     elif not facts["devices"]:
         yield Seen("note", "devices", "torch sees no GPU here (CUDA_VISIBLE_DEVICES, driver): training runs on the CPU")
     else:
@@ -133,8 +135,8 @@ def judge_torch(facts: dict[str, Any]) -> Iterator[Seen]:
         yield Seen(
             "note",
             "peaks",
-            "readers in C++, and names imported from torch._C before the agent came, see the peak of a phase where "
-            "others see their own; GPUMON_PEAKS=bounds never resets a peak",
+            "readers in C++, and names imported from torch._C before the agent started, see the peak of one phase; "
+            "GPUMON_PEAKS=bounds never resets a peak",
         )
 
 
@@ -150,7 +152,7 @@ def _driver() -> Iterator[Seen]:
 def _device(device: wire.DeviceReading) -> Seen:
     from gpumon.analysis.units import size
 
-    total = size(device.total) if device.total is not None else "size not told"
+    total = size(device.total) if device.total is not None else "size not known"
     silent = "; ".join(f"no {field}: {why}" for field, why in device.why.items())
     text = f"{device.uuid}  {device.name or 'unnamed'}, {total}"
     return Seen("note" if silent else "ok", "device", f"{text}; {silent}" if silent else text)
@@ -213,10 +215,10 @@ def _virtual_gpu() -> Iterator[Seen]:
 def _terminal() -> Iterator[Seen]:
     size = shutil.get_terminal_size()
     if not sys.stdout.isatty():
-        yield Seen("note", "terminal", "standard output is none: use `gpumon attach --json` here")
+        yield Seen("note", "terminal", "standard output is not one: use `gpumon attach --json` here")
     elif size.columns < 80 or size.lines < 24:
         yield Seen(
-            "note", "terminal", f"{size.columns}×{size.lines}: the screen wants 80×24, and leaves columns out below"
+            "note", "terminal", f"{size.columns}×{size.lines}: the screen needs 80×24; below that it omits columns"
         )
     else:
         yield Seen("ok", "terminal", f"{size.columns}×{size.lines}, {os.environ.get('TERM', 'no TERM')}")

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from gpumon.tui.app import Options
 
 NOT_MODELLED = (
-    "Values mean nothing (only shapes and bytes are computed), so losses are zeros and a shape that depends on values "
-    "comes out empty. cuFFT, cuSOLVER, cuSPARSE and cuDNN's RNNs are not there and fail by name. Kernels take no time. "
-    "A context's bytes are assumed (--context); what NCCL and cuDNN take beside PyTorch's allocator is not counted."
+    "Values have no meaning (only shapes and bytes are computed): losses are zeros, and a shape that depends on values "
+    "is empty. cuFFT, cuSOLVER, cuSPARSE and cuDNN's RNNs do not exist; calls name them. Kernels take no time. "
+    "The context's size is assumed (--context); memory of NCCL and cuDNN outside PyTorch's allocator is not counted."
 )
 """A summary of gpumon/virtual_gpu/README.md."""
 
@@ -44,38 +44,42 @@ INTERRUPTED = 128 + signal.SIGINT
     options_metavar="--device NAME|SIZE [OPTIONS]",
 )
 @click.option("--device", required=True, metavar="NAME|SIZE", help=f"{DEVICES}, or a size such as '16 GiB'.")
-@click.option("--devices", type=click.IntRange(1, 16), default=1, show_default=True, help="How many, as for torchrun.")
 @click.option(
-    "--context", metavar="SIZE", help="What a process costs a device beside its allocator.  [default: 450MiB]"
+    "--devices",
+    type=click.IntRange(1, 16),
+    default=1,
+    show_default=True,
+    help="Number of devices, such as one for each rank.",
 )
-@click.option("--steps", type=click.IntRange(min=1), help="End the script when every rank has done so many.")
+@click.option("--context", metavar="SIZE", help="Memory of a process outside its allocator.  [default: 450MiB]")
+@click.option("--steps", type=click.IntRange(min=1), help="End the script when every rank has done N steps.")
 @click.option(
     "--wait",
     type=click.IntRange(min=1),
     metavar="SECONDS",
     default=60,
     show_default=True,
-    help="How long ranks wait for one that does not come to a collective.",
+    help="How long ranks wait for one that does not reach a collective.",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object a line instead of the screen; the last: verdict."
+    "--json", "as_json", is_flag=True, help="One JSON object a line instead of the screen; the last is the verdict."
 )
-@click.option("--no-screen", is_flag=True, help="The script's own output, then the verdict.")
+@click.option("--no-screen", is_flag=True, help="Show the script's own output, then the verdict.")
 @looks
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND…")
 def command(
     device: str, devices: int, context: str | None, steps: int | None, wait: int, as_json: bool,
     no_screen: bool, light: bool, ansi: bool, plain: bool, command: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Run a training script, its code unchanged, on a GPU that is not there, and say whether it fits.
+    """Run an unchanged training script on a virtual GPU, and show whether it fits.
 
     \b
     gpumon dryrun --device a100-40 train.py --epochs 1
     gpumon dryrun --device "16 GiB" --steps 5 -m pkg.train
     gpumon dryrun --device a100-80 --devices 8 torchrun --nproc-per-node 8 train.py
 
-    PyTorch's own CUDA allocator, autograd and optimizers run on the CPU machine; only kernels do nothing. Exit code 0:
-    it fits. 1: it does not, or will not. 2: wrong arguments. 3: unknown, also where the script fails by itself.
+    PyTorch's own CUDA allocator, autograd and optimizers run without a GPU; only kernels do nothing. Exit code 0: it
+    fits. 1: it does not, or will not. 2: wrong arguments. 3: unknown, also if the script fails for its own reasons.
     """
     from gpumon.cli.attach import options
 

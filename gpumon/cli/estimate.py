@@ -36,7 +36,7 @@ def _read_precision(_: click.Context, __: click.Parameter, value: str | None) ->
     from gpumon.analysis.estimate.workload import PRECISIONS
 
     if value is not None and value not in PRECISIONS:
-        raise click.BadParameter(f"{value!r} is no precision: choose from {', '.join(PRECISIONS)}")
+        raise click.BadParameter(f"{value!r} is not a precision: choose from {', '.join(PRECISIONS)}")
     return None if value is None else PRECISIONS[value]
 
 
@@ -53,7 +53,7 @@ def _read_device(_: click.Context, __: click.Parameter, value: str | None) -> Ta
     except ValueError as reason:
         raise click.BadParameter(str(reason)) from None
     if profile.capacity_bytes <= profile.context_bytes:
-        raise click.BadParameter(f"{value!r} is smaller than what a process costs beside its tensors")
+        raise click.BadParameter(f"{value!r} is smaller than the context of a process")
     workspace = CUBLAS_WORKSPACE_HOPPER if profile.compute_capability[0] >= 9 else CUBLAS_WORKSPACE
     hardware = Hardware(profile.processors, cublas_workspace=workspace)
     return TargetDevice(value, profile.capacity_bytes, profile.context_bytes, hardware)
@@ -70,7 +70,7 @@ def _read_stages(_: click.Context, __: click.Parameter, value: str | None) -> tu
     else:
         stages = ()
     if not stages:
-        raise click.BadParameter(f"{value!r} is no stage of ZeRO: write 0, 1, 2, 3 or 0..3")
+        raise click.BadParameter(f"{value!r} is not a stage of ZeRO: write 0, 1, 2, 3 or 0..3")
     return stages
 
 
@@ -78,15 +78,17 @@ def _read_stages(_: click.Context, __: click.Parameter, value: str | None) -> tu
 @click.option("--config", type=click.Path(path_type=Path), metavar="CONFIG.JSON", help="A Hugging Face configuration.")
 @click.option("--model", metavar="PKG.MODULE:FACTORY", help="Your code: a function that returns the module.")
 @click.option(
-    "--input", "batch_factory", metavar="PKG.MODULE:FACTORY", help="With --model: (batch) → what it is given."
+    "--input", "batch_factory", metavar="PKG.MODULE:FACTORY", help="With --model: a function (batch) → the input."
 )
-@click.option("--loss", metavar="PKG.MODULE:FUNCTION", help="With --model: the loss of the output [its .loss, or sum].")
+@click.option(
+    "--loss", metavar="PKG.MODULE:FUNCTION", help="With --model: a function (output) → the loss [.loss, or sum]."
+)
 @click.option("--parameters", metavar="COUNT|SHAPES.JSON", help="A number of parameters, or {name: shape}.")
 @click.option(
     "--compare", nargs=2, metavar="A B", help="Two models, layer by layer: configs, {name: shape}, PKG.MODULE:FACTORY."
 )
 @click.option("--batch", type=click.IntRange(1, MOST), default=1, show_default=True, help="Samples of one forward.")
-@click.option("--sequence", type=click.IntRange(1, MOST), help="Tokens a sample [what the model can be given, ≤ 512].")
+@click.option("--sequence", type=click.IntRange(1, MOST), help="Tokens a sample [the model's longest, ≤ 512].")
 @click.option(
     "--optimizer",
     callback=_read_optimizer,
@@ -97,7 +99,7 @@ def _read_stages(_: click.Context, __: click.Parameter, value: str | None) -> tu
     "--precision", callback=_read_precision, metavar="NAME", help="fp32, bf16-autocast, bf16, bf16-master, … [fp32]."
 )
 @click.option(
-    "--device", callback=_read_device, metavar="NAME|SIZE", help="What it is to fit: a100-40, t4, …, or a size."
+    "--device", callback=_read_device, metavar="NAME|SIZE", help="The device to fit: a100-40, t4, …, or a size."
 )
 @click.option("--world-size", type=click.IntRange(1, RANKS_MAX), default=1, show_default=True, help="Ranks.")
 @click.option(
@@ -105,12 +107,14 @@ def _read_stages(_: click.Context, __: click.Parameter, value: str | None) -> tu
 )
 @click.option("--fsdp1", is_flag=True, help="With --zero 3: FullyShardedDataParallel, not fully_shard.")
 @click.option("--accumulation", type=click.IntRange(1, MOST), default=1, show_default=True, help="Forwards a step.")
-@click.option("--checkpointing", is_flag=True, help="Activations are recomputed, layer by layer.")
+@click.option("--checkpointing", is_flag=True, help="Recompute activations, layer by layer.")
 @click.option("--attention", type=click.Choice(["sdpa", "eager"]), default="sdpa", show_default=True)
 @click.option("--bucket-views", is_flag=True, help="DDP's gradient_as_bucket_view=True.")
 @click.option("--keep-gradients", is_flag=True, help="zero_grad(set_to_none=False).")
 @click.option("--inference", is_flag=True, help="No gradients, no optimizer.")
-@click.option("--kv-cache", type=click.IntRange(1, MOST), help="With --inference: tokens generated for, keys kept.")
+@click.option(
+    "--kv-cache", type=click.IntRange(1, MOST), help="With --inference: tokens whose keys and values are kept."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def command(
     config: Path | None,
@@ -124,24 +128,24 @@ def command(
     as_json: bool,
     **how: Any,
 ) -> None:
-    """Say what a run will need: does it fit, where does it peak, and what would help?
+    """Estimate a run: does it fit, where does it peak, and what would help?
 
     \b
     gpumon estimate --config config.json --batch 8 --sequence 512 --device a100-40
     gpumon estimate --model train:make_model --input train:make_batch --batch 8
     gpumon estimate --parameters 7500000000 --world-size 64 --zero 0..3
 
-    Nothing is allocated and no GPU is needed. Code of yours runs only where it is named: PKG.MODULE:FACTORY. Exit code
-    0: it fits --device, or none was named. 1: it does not. 2: wrong arguments. 3: it could not be computed.
+    Nothing is allocated and no GPU is needed. Your code runs only if you name it: PKG.MODULE:FACTORY. Exit code
+    0: it fits --device, or none was given. 1: it does not. 2: wrong arguments. 3: it could not be computed.
     """
     from gpumon.analysis.estimate.model import NotAModel
     from gpumon.analysis.estimate.reading import OutOfBounds
     from gpumon.cli.user_code import TheirFailure
 
     if sum(map(bool, (config, model, parameters, compare))) != 1:
-        raise click.UsageError("say what to estimate: one of --config, --model, --parameters or --compare")
+        raise click.UsageError("give one of --config, --model, --parameters or --compare")
     if not model and (batch_factory or loss):
-        raise click.UsageError("--input and --loss go with --model")
+        raise click.UsageError("--input and --loss need --model")
     try:
         if compare:
             _compare(*compare, as_json)
@@ -195,17 +199,17 @@ def _workloads(subject: Subject | None, zero: tuple[int, ...] | None, how: Any) 
     if inference and optimizer.name != NONE:
         raise click.UsageError("--inference has no optimizer: leave --optimizer out, or write --optimizer none")
     if how["kv_cache"] and not inference:
-        raise click.UsageError("--kv-cache goes with --inference")
+        raise click.UsageError("--kv-cache needs --inference")
     longest = subject.longest if subject is not None else None
     sequence = how["sequence"] or min(longest or 512, 512)
     wanted = how["kv_cache"] or sequence
     if longest is not None and wanted > longest:
-        raise click.UsageError(f"{wanted} tokens are more than the {longest} this model can be given")
+        raise click.UsageError(f"{wanted} tokens are more than the {longest} that this model takes")
     stages = zero or (0,)
     if max(stages) and how["world_size"] == 1:
-        raise click.UsageError("--zero shares a model among ranks: say how many with --world-size")
+        raise click.UsageError("--zero shards a model over ranks: give their number with --world-size")
     if how["fsdp1"] and 3 not in stages:
-        raise click.UsageError("--fsdp1 says which FSDP is meant: it goes with --zero 3")
+        raise click.UsageError("--fsdp1 needs --zero 3")
     work = Workload(
         batch=how["batch"],
         sequence=sequence,
@@ -257,7 +261,7 @@ def _count(written: str, zero: tuple[int, ...] | None, device: TargetDevice | No
 
     count = int(written) if len(written) <= 16 else PARAMETERS_MAX + 1
     if not 0 < count <= PARAMETERS_MAX:
-        raise click.UsageError(f"--parameters wants a number above 0 and up to {PARAMETERS_MAX:,}")
+        raise click.UsageError(f"--parameters needs a number above 0 and up to {PARAMETERS_MAX:,}")
     works = _workloads(None, zero, how)
     if how["precision"] is None:  # with ZeRO, the precision of its paper; else all of them
         named = ["fp16-master"] if zero else list(PRECISIONS)

@@ -54,7 +54,7 @@ def _how(work: Workload, has_tokens: bool, forward: bool) -> Iterator[str]:
 
 def _floor(done: EstimateReport) -> str:
     if not done.expected.played.forward:
-        return f"floor   {size(done.floor.reserved + done.context)} with any batch: no forward is known"
+        return f"floor   {size(done.floor.reserved + done.context)} with any batch: the forward is not known"
     tokens = ", 1 token" if done.expected.played.has_tokens else ""
     text = f"floor   {size(done.floor.reserved + done.context)} with batch 1{tokens}"
     if done.device is None or done.limits is None:
@@ -149,7 +149,7 @@ def _limits(done: EstimateReport) -> Iterator[str]:
         tokens = f" of {count(work.kv_cache or work.sequence)} tokens" if done.expected.played.has_tokens else ""
         most.append(f"batch {count(limits.batch)}{tokens}")
     if limits.floor_fits and limits.sequence is not None:
-        whole = " (all the model can be given)" if limits.sequence == done.subject.longest else ""
+        whole = " (the longest the model takes)" if limits.sequence == done.subject.longest else ""
         most.append(f"{count(limits.sequence)} tokens{whole} at batch {count(work.batch)}")
     if most:
         yield from _wrapped(f"the most that fits: {', or '.join(most)}")
@@ -186,8 +186,8 @@ def share_lines(
     """A table of bytes per rank, one row per workload."""
     work = known[0][0]
     what = "inference" if work.inference else work.optimizer.name
-    ranks = f"{work.world_size} ranks" if work.world_size > 1 else "one rank"
-    yield f"{count(parameters)} parameters · {what} · {ranks}: what each holds"
+    ranks = f"{work.world_size} ranks, bytes of each" if work.world_size > 1 else "one rank"
+    yield f"{count(parameters)} parameters · {what} · {ranks}"
     yield ""
     unit = unit_for(max(share.total for _, share in known))
     heading = "".join(name.rjust(FIGURE - 1) for name in ("weights", "gradients", "optimizer", "sum"))
@@ -201,8 +201,8 @@ def share_lines(
         yield f"{text}  {fits}".rstrip()
     yield ""
     yield from _wrapped(
-        "Exact, but no more than these: activations, and what a step needs for a moment, come on top. Under autocast "
-        "the casts of all weights are counted with the weights."
+        "Exact, but without activations and temporaries of a step. Under autocast the casts of all weights are counted "
+        "with the weights."
     )
 
 

@@ -28,15 +28,19 @@ _CODE = re.compile(r"[a-z]+(?:-[a-z]+)*")
 
 @click.command("explain")
 @click.argument("text", required=False, metavar="[MESSAGE|CODE|-]")
-@click.option("--log", type=click.Path(path_type=Path), metavar="FILE", help="The last out-of-memory of a log.")
+@click.option(
+    "--log", type=click.Path(path_type=Path), metavar="FILE", help="A log; its last out-of-memory is explained."
+)
 @click.option("--session", type=click.Path(path_type=Path), metavar="FILE", help="A recording made by gpumon record.")
-@click.option("--last", is_flag=True, help="The newest report that a watched training left on this machine.")
+@click.option("--last", is_flag=True, help="The newest report of a watched training on this machine.")
 @click.option("--parameters", type=click.Path(path_type=Path), metavar="FILE", help="The model as JSON: {name: shape}.")
 @click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="The model's Hugging Face config.json.")
-@click.option("--model", metavar="PKG.MODULE:FACTORY", help="A function of yours that returns the model.")
+@click.option("--model", metavar="PKG.MODULE:FACTORY", help="Your function that returns the model.")
 @click.option("--optimizer", metavar="NAME[:foreach|fused|loop|reach]", help="adamw, adam, sgd, momentum, rmsprop, …")
-@click.option("--batch", type=click.IntRange(1, 1_000_000_000), help="To recognise logits and attention scores.")
-@click.option("--sequence", type=click.IntRange(1, 1_000_000_000), help="Tokens a sample, likewise.")
+@click.option(
+    "--batch", type=click.IntRange(1, 1_000_000_000), help="Samples, to recognise logits and attention scores."
+)
+@click.option("--sequence", type=click.IntRange(1, 1_000_000_000), help="Tokens a sample, for the same.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def command(
     text: str | None,
@@ -51,7 +55,7 @@ def command(
     sequence: int | None,
     as_json: bool,
 ) -> None:
-    """Read an out-of-memory back as what failed, when, and why; or tell what a finding's CODE means.
+    """Explain an out-of-memory: what failed, when, and why; or print the page of a finding's CODE.
 
     \b
     gpumon explain "CUDA out of memory. Tried to allocate 2.69 GiB (GPU 0; …"
@@ -59,12 +63,12 @@ def command(
     gpumon explain --last
     gpumon explain foreach-peak
 
-    The message alone gives the verdict; its traceback the phase; the model the tensor. Figures that the message rounds
-    are taken as the interval they stand for. Only --model runs code of yours.
+    The message alone gives the verdict, its traceback the phase, the model the tensor. Rounded figures of the message
+    are treated as intervals. Only --model runs your code.
     """
     sources = [each for each in (text, log, session, last or None) if each is not None]
     if len(sources) > 1:
-        raise click.UsageError("one at a time: a message, --log, --session or --last")
+        raise click.UsageError("give one of: a message, --log, --session or --last")
     if not sources and sys.stdin.isatty():
         raise click.UsageError(
             'give the message in quotes, or --log FILE, --session FILE, --last; "-" reads it from a pipe'
@@ -73,7 +77,7 @@ def command(
         _page(text)
         return
     if sum(each is not None for each in (parameters, config, model)) > 1:
-        raise click.UsageError("one description of the model at a time: --parameters, --config or --model")
+        raise click.UsageError("give one of --parameters, --config or --model")
     from gpumon.analysis.diagnosis.explaining import Known
 
     if last and _killed(as_json):
@@ -99,7 +103,7 @@ def _reports(text: str | None, log: Path | None, session: Path | None, last: boo
 
         with tempfile.TemporaryFile() as spool:
             _spool(sys.stdin.buffer, spool)
-            return [_of_story(scan(spool), known, "no out-of-memory in what came through the pipe")]
+            return [_of_story(scan(spool), known, "no out-of-memory in the text from the pipe")]
     why = 'no out-of-memory in this text: paste PyTorch\'s message from "Tried to allocate" on'
     if " " not in text and Path(text).is_file():
         why = f"{text} is a file; read it with: gpumon explain --log {text}"
@@ -113,12 +117,12 @@ def _of_log(path: Path, known: Known) -> OomReport:
         with path.open("rb") as file:
             kind = os.fstat(file.fileno()).st_mode
             if stat.S_ISREG(kind):
-                return _of_story(scan(file), known, f"{path} tells of no out-of-memory")
+                return _of_story(scan(file), known, f"{path} has no out-of-memory")
             if not stat.S_ISFIFO(kind):
                 raise click.ClickException(f"{path} is neither a file nor a pipe; name a log")
             with tempfile.TemporaryFile() as spool:
                 _spool(file, spool)
-                return _of_story(scan(spool), known, f"{path} tells of no out-of-memory")
+                return _of_story(scan(spool), known, f"{path} has no out-of-memory")
     except OSError as reason:
         raise click.ClickException(f"{path}: {reason.strerror}") from None
 
@@ -175,7 +179,7 @@ def _of_disk() -> OomReport:
         say(f"Note: {reason}.", err=True)
     if found is None:
         places = " or ".join(map(str, report_file.directories()))
-        raise click.ClickException(f"no report in {places}: a training started with `gpumon run` leaves one there")
+        raise click.ClickException(f"no report in {places}: a training started with `gpumon run` writes one there")
     path, report = found
     return of_file(report, str(path), _watched(path.with_suffix(report_file.RECORDING)))
 
@@ -272,7 +276,7 @@ def _page(code: str) -> None:
 
     known = {rule.code: rule for rule in RULES}
     if code not in known:
-        raise click.ClickException(f"no finding is called {code!r}; there are {', '.join(sorted(known))}")
+        raise click.ClickException(f"there is no finding {code!r}; there are {', '.join(sorted(known))}")
     from gpumon.analysis.pages import page
 
     say(page(known[code]))

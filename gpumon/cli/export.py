@@ -14,23 +14,23 @@ DEFAULT_LISTEN = "127.0.0.1:9464"
 
 @click.group("export")
 def command() -> None:
-    """Hand what gpumon states on to other systems."""
+    """Export gpumon's figures to other systems."""
 
 
 @command.command("prometheus")
 @click.option(
     "--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", show_default=True,
-    help="Where to serve /metrics. Every user of this machine can read it there; at another address, others too.",
+    help="Where to serve /metrics. Every user of this machine can read it; at another address, other machines too.",
 )  # fmt: skip
 @click.option(
     "--token-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Answer only who sends the bearer token that is the one line of this file.",
+    help="Answer only clients with the bearer token in this file (one line).",
 )  # fmt: skip
 @click.option(
     "--socket", "socket_path", type=click.Path(path_type=Path), metavar="PATH",
-    help="Serve on a UNIX socket that only you can open, in place of HOST:PORT.",
+    help="Serve on a UNIX socket that only you can open, instead of HOST:PORT.",
 )  # fmt: skip
-@click.option("--once", is_flag=True, help="Print the metrics of the jobs that run now, and end.")
+@click.option("--once", is_flag=True, help="Print the metrics of the current jobs, and exit.")
 @click.pass_context
 def prometheus(
     context: click.Context, listen: str, token_file: Path | None, socket_path: Path | None, once: bool
@@ -63,7 +63,7 @@ def prometheus(
         listening = serving.listen_at(host, port) if socket_path is None else serving.listen_on(socket_path)
     except OSError as error:
         where = listen if socket_path is None else socket_path
-        raise click.ClickException(sentence(f"nothing can listen at {where}: {_why(error)}")) from None
+        raise click.ClickException(sentence(f"cannot listen at {where}: {_why(error)}")) from None
     except serving.RequestRefused as reason:
         raise click.ClickException(sentence(str(reason))) from None
     raise click.exceptions.Exit(exporting.serve(listening, token))

@@ -153,13 +153,13 @@ def serve(listening: socket.socket, token: bytes | None) -> int:
 
 def _announce(listening: socket.socket, token: bytes | None) -> None:
     if listening.family == socket.AF_UNIX:
-        say(f"serving {listening.getsockname()}; ctrl-c ends it", err=True)
+        say(f"serving {listening.getsockname()}; ctrl-c stops it", err=True)
         return
     host, port = listening.getsockname()[:2]
     at = f"[{host}]" if ":" in host else host
-    say(f"serving http://{at}:{port}/metrics; ctrl-c ends it", err=True)
+    say(f"serving http://{at}:{port}/metrics; ctrl-c stops it", err=True)
     if token is None and not ipaddress.ip_address(host).is_loopback:
-        say("gpumon: whoever can reach this address can read the metrics; --token-file asks for a token", err=True)
+        say("gpumon: everyone who can reach this address can read the metrics; --token-file requires a token", err=True)
 
 
 async def _until_signal(

@@ -19,7 +19,7 @@ _TITLES = ("PID", "NAME", "RANK", "DEVICE", "STEP", "AGE", "STATUS")
 @click.command("ls")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line instead of a table.")
 def command(as_json: bool) -> None:
-    """List the training processes that can be attached to."""
+    """List the training processes that you can attach to."""
     glances = glance(discover())
     if as_json:
         for one in glances:

@@ -23,9 +23,9 @@ _FLUSH_S = 0.25  # `kill -9` of this command may lose this much
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("target", required=False, metavar="[PID|NAME|ENDPOINT]")
 def command(force: bool, file: Path, target: str | None) -> None:
-    """Write what a job says, and what its host shows, to FILE, until the job ends or ctrl-c.
+    """Record a job and its host's readings to FILE, until the job ends or ctrl-c.
 
-    The file is valid at every moment, also after `kill -9`. Without a target: the only job there is, all its ranks.
+    The file is valid at every moment, also after `kill -9`. Without a target: the only job, with all its ranks.
     """
     try:
         descriptors = link.resolve(target)
@@ -44,7 +44,7 @@ async def _record(descriptors: tuple[Descriptor, ...], recording: link.Recording
     enough = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, enough.set)
-    say(f"recording {', '.join(str(pid) for pid in sorted(pids))}; ctrl-c ends it", err=True)
+    say(f"recording {', '.join(str(pid) for pid in sorted(pids))}; ctrl-c stops it", err=True)
     ends = [asyncio.create_task(_agents(descriptors, recording, pids, budgets)), asyncio.create_task(enough.wait())]
     beside = [asyncio.create_task(_host(recording, pids, budgets)), asyncio.create_task(_flush(recording))]
     try:

@@ -13,15 +13,17 @@ from gpumon.cli.attach import NO_TERMINAL, looks, need_a_terminal, options, run,
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--rank", type=click.IntRange(min=0), help="Show this rank first; with --json: only this rank.")
 @click.option("--speed", type=click.FloatRange(min=0), default=1.0, show_default=True,
-              help="Times as fast as it was; 0: at once. On the screen < and > change it.")  # fmt: skip
+              help="Speed, as a multiple of the original; 0: at once. < and > on the screen change it.")  # fmt: skip
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object a line, as fast as possible, instead of the screen."
 )
 @click.option(
-    "--once", "-1", is_flag=True, help="Print the last picture as text, then end; with --json: the last step."
+    "--once", "-1", is_flag=True, help="Print the last picture as text, then exit; with --json: the last step."
 )
-@click.option("--steps", type=click.IntRange(min=1), help="With --json: end after so many steps of each rank.")
-@click.option("--for", "seconds", type=click.FloatRange(min=0, min_open=True), help="With --json: end after S seconds.")
+@click.option("--steps", type=click.IntRange(min=1), help="With --json: exit after N steps of each rank.")
+@click.option(
+    "--for", "seconds", type=click.FloatRange(min=0, min_open=True), help="With --json: exit after S seconds."
+)
 @looks
 def command(
     file: Path,
@@ -37,7 +39,7 @@ def command(
 ) -> None:
     """Play FILE, made by `gpumon record`, back as if it happened now. Press end for the last picture at once."""
     if not as_json and (steps or seconds):
-        raise click.UsageError("--steps and --for go with --json")
+        raise click.UsageError("--steps and --for need --json")
     if as_json:
         from gpumon.cli.attach_json import run_replay
 

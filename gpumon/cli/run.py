@@ -15,7 +15,7 @@ from gpumon_agent.shim import launch
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     options_metavar="[--name NAME] [--track-cpu]",
 )
-@click.option("--name", help="What viewers call this job (default: the script's file name).")
+@click.option("--name", help="The job's name in viewers (default: the script's file name).")
 @click.option("--track-cpu", is_flag=True, help="Exact bytes of CPU tensors; slows small operations.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND…")
 def command(name: str | None, track_cpu: bool, command: tuple[str, ...]) -> None:
@@ -27,9 +27,9 @@ def command(name: str | None, track_cpu: bool, command: tuple[str, ...]) -> None
     gpumon run torchrun --nproc-per-node 4 train.py
     gpumon run accelerate launch train.py
 
-    This process becomes the command: tracebacks, signals and exit code are its own. The agent reaches every Python
-    process the command starts and wakes in those that train. It comes in through PYTHONPATH, so interpreters started
-    with -I, -E or -S stay without.
+    This process becomes the command: tracebacks, signals and exit code are its own. The agent is in every Python
+    process that the command starts, and becomes active in those that train. It uses PYTHONPATH, so interpreters
+    started with -I, -E or -S have no agent.
     """
     try:
         launch.execute(command, name=name, track_cpu=track_cpu)

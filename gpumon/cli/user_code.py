@@ -63,12 +63,12 @@ def find(option: str, named: str) -> Any:
     """Imports the object "pkg.module:name", as a script in this folder would."""
     module, colon, name = named.partition(":")
     if not colon or not module or not name:
-        raise click.UsageError(f"{option} is written as package.module:function, not {named!r}")
+        raise click.UsageError(f"{option} takes package.module:function, not {named!r}")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     with TheirFailure():
         if not _is_there(module):
-            raise click.UsageError(f"there is no module {module!r} in this folder or among Python's packages")
+            raise click.UsageError(f"there is no module {module!r} in this folder or in Python's packages")
         found: Any = importlib.import_module(module)
     for part in name.split("."):
         if not hasattr(found, part):
@@ -118,7 +118,7 @@ def module_subject(model: str, batch_factory: str | None, loss: str | None) -> F
     with TheirFailure():
         made = from_module.on_meta(factory)
     if not from_module.is_module(made):
-        raise click.UsageError(f"{model} returned a {type(made).__name__}, and should return a torch.nn.Module")
+        raise click.UsageError(f"{model} returned a {type(made).__name__}, not a torch.nn.Module")
     return from_module.FromModule(made, factory, batches, measure, Progress())
 
 

@@ -50,9 +50,9 @@ def _ended(outcome: Outcome) -> str:
     if outcome.ended == "finished":
         return f"by itself, after {steps}"
     if outcome.ended == "steps":
-        return f"from here, as --steps asked for; {steps} had run"
+        return f"by gpumon, after {steps} (--steps)"
     if outcome.ended == "left":
-        return f"from here, because you left; {steps} had run, and the verdict is about these"
+        return f"by gpumon, because you quit; the verdict covers {steps}"
     code = outcome.exit_code or 0
     how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
     if outcome.fits is False:
@@ -66,7 +66,7 @@ def _failure(failed: Failed) -> str:
     who = f"rank {failed.rank}, " if failed.rank is not None else ""
     inside = f", in {oom.module}" if oom.module else ""
     where = f", at {failed.explained.where}" if failed.explained is not None and failed.explained.where else ""
-    text = f"{who}step {oom.step}, {oom.phase}{inside}{where}: asked for {size(oom.requested)}"
+    text = f"{who}step {oom.step}, {oom.phase}{inside}{where}: {size(oom.requested)} requested"
     if oom.allocated is not None and oom.reserved is not None:
         text += f" with {size(oom.allocated)} allocated, {size(oom.reserved)} reserved"
     return text + (f" and {size(oom.free)} free on the device" if oom.free is not None else "")

@@ -234,9 +234,7 @@ def _sentence(missed: virtual_gpu.Absence | None) -> str:
         return ""
     if missed.ended:
         return f"rank {missed.rank} ended while other ranks waited for it, and they went on without it"
-    return (
-        f"rank {missed.rank} did not come to a collective within {missed.seconds} s, and the others went on without it"
-    )
+    return f"rank {missed.rank} did not reach a collective within {missed.seconds} s, and the others went on without it"
 
 
 def _names(environment: Mapping[str, str]) -> list[str]:

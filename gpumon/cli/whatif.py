@@ -26,7 +26,7 @@ class Factor(click.ParamType[float]):
         try:
             factor = float(str(value).lower().rstrip("x×"))
         except ValueError:
-            self.fail(f"{value!r} is no factor: 2x, 0.5x", param, ctx)
+            self.fail(f"{value!r} is not a factor: write 2x or 0.5x", param, ctx)
         if not 0 < factor <= 1024:
             self.fail(f"{value!r} is not between 0 and 1024", param, ctx)
         return factor
@@ -35,16 +35,18 @@ class Factor(click.ParamType[float]):
 @click.command("whatif")
 @click.option("--session", type=click.Path(path_type=Path), metavar="FILE", required=True,
               help="A recording made by gpumon record.")  # fmt: skip
-@click.option("--batch", type=Factor(), default=1.0, help="So many times the batch: 2x, 0.5x.")
-@click.option("--sequence", type=Factor(), default=1.0, help="So many times the length of each sample.")
+@click.option("--batch", type=Factor(), default=1.0, help="Multiply the batch: 2x, 0.5x.")
+@click.option("--sequence", type=Factor(), default=1.0, help="Multiply the length of each sample.")
 @click.option("--accumulate", type=click.IntRange(1, 1024), default=1, help="The same batch in N micro-batches.")
 @click.option("--checkpointing", is_flag=True, help="Activation checkpointing of the repeated blocks.")
 @click.option("--bf16", is_flag=True, help="Autocast to bf16.")
 @click.option("--fused", is_flag=True, help="A fused optimizer step.")
 @click.option("--bucket-views", is_flag=True, help="DDP's gradients as views of its buckets.")
-@click.option("--zero", type=click.IntRange(0, 3), default=0, help="ZeRO's stage: state, gradients, weights spread.")
-@click.option("--ranks", type=click.IntRange(min=2), help="Over so many ranks; the run's own number by default.")
-@click.option("--rank", type=click.IntRange(min=0), help="Of this rank; the first by default.")
+@click.option(
+    "--zero", type=click.IntRange(0, 3), default=0, help="ZeRO stage: shard state (1), gradients (2), weights (3)."
+)
+@click.option("--ranks", type=click.IntRange(min=2), help="Number of ranks for --zero; the run's own by default.")
+@click.option("--rank", type=click.IntRange(min=0), help="The rank; the first by default.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a change.")
 def command(
     session: Path,
@@ -60,13 +62,13 @@ def command(
     rank: int | None,
     as_json: bool,
 ) -> None:
-    """Say what a recorded run would need if something were changed, from its own measurements.
+    """Estimate what a recorded run would need with changes, from its own measurements.
 
     \b
     gpumon whatif --session run.gpumon                        the usual changes, one by one
     gpumon whatif --session run.gpumon --batch 2x --fused     these together
 
-    Each figure comes with the span it lies in. What the recording does not tell is said, with the reason.
+    Each figure has an interval. If the recording lacks data for a figure, the reason is given.
     """
     from gpumon import link
     from gpumon.analysis.changes import USUAL, Change
@@ -116,7 +118,7 @@ def line(answer: ChangeResult) -> str:
 
     name = answer.change.name()
     if answer.peak is None:
-        return f"{name:<30} cannot be told, because {answer.why_not}"
+        return f"{name:<30} unknown, because {answer.why_not}"
     peak = answer.peak
     span = f"({size(max(0, round(peak.low)))}–{size(round(peak.high))})"
     word = {True: "fits", False: "does not fit", None: "may fit" if answer.headroom is not None else ""}[answer.fits]

@@ -58,32 +58,32 @@ _DEVICE = (*_RANK, "device")
 _FAMILIES = {
     each.name: each
     for each in (
-        _Gauge("gpumon_job_ranks", "Ranks of a job by how they stand; missing ones were never heard of.",
+        _Gauge("gpumon_job_ranks", "Ranks of a job by state; missing ones never sent anything.",
                (*_JOB, "state")),
-        _Gauge("gpumon_rank_info", "Who a rank is; always 1.",
+        _Gauge("gpumon_rank_info", "Describes a rank in its labels; always 1.",
                (*_RANK, "pid", "host", "node", "backend", "torch", "run_id")),
-        _Gauge("gpumon_rank_up", "1 while the rank's process is heard.", _RANK),
-        _Gauge("gpumon_rank_restarts", "How often the launcher started the rank anew.", _RANK, True),
+        _Gauge("gpumon_rank_up", "1 while the rank's process sends messages.", _RANK),
+        _Gauge("gpumon_rank_restarts", "How often the launcher restarted the rank.", _RANK, True),
         _Gauge("gpumon_steps", "Iterations that the rank has closed.", _RANK, True),
-        _Gauge("gpumon_step_duration_seconds", "Time of an iteration, over the last twenty.", _RANK),
-        _Gauge("gpumon_lost_events", "Messages of the rank that were lost on their way.", _RANK, True),
+        _Gauge("gpumon_step_duration_seconds", "Mean time of the last twenty iterations.", _RANK),
+        _Gauge("gpumon_lost_events", "Messages of the rank that did not arrive.", _RANK, True),
         _Gauge("gpumon_host_resident_bytes", "Host memory of the rank's process.", _RANK),
         _Gauge("gpumon_host_pinned_bytes", "Host memory that torch's own allocator has pinned.", _RANK),
         _Gauge("gpumon_bucket_bytes", "DDP's gradient buckets on this rank.", _RANK),
-        _Gauge("gpumon_memory_bytes", "A device's memory by owner as the newest step ended: lines sum up.",
+        _Gauge("gpumon_memory_bytes", "A device's memory by owner at the newest step's end; lines add up.",
                (*_DEVICE, "line")),
-        _Gauge("gpumon_allocated_bytes", "What tensors hold as the newest step ended.", _DEVICE),
-        _Gauge("gpumon_reserved_bytes", "What the allocator keeps of the device as the newest step ended.", _DEVICE),
+        _Gauge("gpumon_allocated_bytes", "Bytes of tensors at the newest step's end.", _DEVICE),
+        _Gauge("gpumon_reserved_bytes", "Bytes the allocator has reserved at the newest step's end.", _DEVICE),
         _Gauge("gpumon_device_capacity_bytes", "All memory of the device.", _DEVICE),
-        _Gauge("gpumon_device_used_bytes", "Memory of the device that all processes take, by the driver.", _DEVICE),
+        _Gauge("gpumon_device_used_bytes", "Memory in use by all processes, by the driver.", _DEVICE),
         _Gauge("gpumon_peak_bytes", "Highest allocated bytes in a phase, over the steps of the last minute.",
                (*_DEVICE, "phase")),
-        _Gauge("gpumon_forecast_peak_bytes", "The next iteration's peak as forecast.", _DEVICE),
+        _Gauge("gpumon_forecast_peak_bytes", "Forecast peak of the next iteration.", _DEVICE),
         _Gauge("gpumon_forecast_peak_low_bytes", "Lower end of the forecast's 95 per cent interval.", _DEVICE),
         _Gauge("gpumon_forecast_peak_high_bytes", "Upper end of the forecast's 95 per cent interval.", _DEVICE),
-        _Gauge("gpumon_headroom_bytes", "What is left above the next peak; below 0 that much is missing.", _DEVICE),
-        _Gauge("gpumon_oom_probability_ratio", "How likely the next iteration does not fit, 0 to 1.", _DEVICE),
-        _Gauge("gpumon_steps_to_oom", "Iterations until memory runs out, where the peak grows.", _DEVICE),
+        _Gauge("gpumon_headroom_bytes", "Bytes left above the next peak; if negative, bytes missing.", _DEVICE),
+        _Gauge("gpumon_oom_probability_ratio", "Probability that the next iteration does not fit, 0 to 1.", _DEVICE),
+        _Gauge("gpumon_steps_to_oom", "Iterations until memory runs out, if the peak grows.", _DEVICE),
         _Gauge("gpumon_allocator_retries", "cudaMalloc calls that failed and were tried again.", _DEVICE, True),
         _Gauge("gpumon_allocator_ooms", "Allocations that failed for good.", _DEVICE, True),
         _Gauge("gpumon_finding_open", "1 while a finding of the catalogue is open, 0 once it is gone.",
@@ -124,7 +124,7 @@ class Jobs(Collector):
         exporter = GaugeMetricFamily("gpumon_exporter_info", "This exporter; always 1.", labels=("version",))
         exporter.add_metric([__version__], 1)
         yield exporter
-        yield GaugeMetricFamily("gpumon_jobs", "Jobs on this machine that carry the agent.", value=len(jobs))
+        yield GaugeMetricFamily("gpumon_jobs", "Jobs on this machine with the agent.", value=len(jobs))
         families = _Families()
         for each in jobs:
             _job(families, each)

@@ -29,13 +29,13 @@ _TOLD = tuple(f for f in wire.DeviceReading.__struct_fields__ if f not in {"uuid
 _INIT_WHY = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "NVML is not installed: there is no NVIDIA driver here",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
-    pynvml.NVML_ERROR_NO_PERMISSION: "no permission to ask the NVIDIA driver",
+    pynvml.NVML_ERROR_NO_PERMISSION: "no permission to query the NVIDIA driver",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "NVML and the loaded driver differ in version: reboot",
 }
 _CALL_WHY = {
-    pynvml.NVML_ERROR_NOT_SUPPORTED: "this device does not tell",
-    pynvml.NVML_ERROR_NO_PERMISSION: "no permission to ask",
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "the driver is too old to tell",
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "not reported by this device",
+    pynvml.NVML_ERROR_NO_PERMISSION: "no permission to query",
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "not reported by this older driver",
     pynvml.NVML_ERROR_GPU_IS_LOST: "the device is lost: it fell off the bus, or must be reset",
     pynvml.NVML_ERROR_RESET_REQUIRED: "the device must be reset",
 }
@@ -127,9 +127,9 @@ def _device(handle: Any, uuid: str, parent: Any = None) -> wire.DeviceReading:
     ended_ns = time.monotonic_ns()
     if not processes and processes is not None and _unnamed(handle, memory):
         processes = None
-        why["processes"] = "memory is in use, but the driver names no process: a container hides them"
+        why["processes"] = "memory is in use, but the driver lists no process: a container hides them"
     if processes and any(p.bytes is None for p in processes):
-        why["processes.bytes"] = "the driver does not tell what each process holds"
+        why["processes.bytes"] = "the driver does not report the memory of each process"
     rates = _ask(why, "utilization_percent", pynvml.nvmlDeviceGetUtilizationRates, handle)
     return wire.DeviceReading(
         uuid,

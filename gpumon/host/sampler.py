@@ -95,7 +95,7 @@ class Driver:
             if time.monotonic() < self._retry_at:
                 return DriverReading(why=self._why)
             if self._abandoned is not None and not self._abandoned.ended.is_set():
-                return DriverReading(why="the NVIDIA driver hangs, and holds a process that asked it")
+                return DriverReading(why="the NVIDIA driver hangs, with a process that queried it")
             self._requested_at = time.monotonic()
             self._answer = asyncio.create_task(self._ask())
         await asyncio.wait({self._answer}, timeout=wait_s)
@@ -117,7 +117,7 @@ class Driver:
         try:
             reading = answer.result()
         except (OSError, EOFError, ValueError) as error:  # msgspec's DecodeError is a ValueError
-            return self._give_up(f"the process that asks NVML failed: {error}")
+            return self._give_up(f"the process that queries NVML failed: {error}")
         self._patience = self._least_patience
         return reading
 

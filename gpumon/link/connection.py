@@ -230,10 +230,10 @@ class Connection:
 
     def _lost(self) -> None:
         if self.feed.hello is None:  # nothing was received that a Goodbye could end
-            what = f"process {self.descriptor.pid} ended before it was heard"
+            what = f"process {self.descriptor.pid} ended before it sent anything"
             self._owner.fail(self, NotAnswering(what, "attach sooner, or record it from its start"))
             return
-        text = f"process {self.descriptor.pid} is gone, and no last word of it reached this viewer"
+        text = f"process {self.descriptor.pid} is gone, and no goodbye of it reached this viewer"
         self._say_goodbye("lost", text)
 
     def _say_goodbye(self, reason: str, detail: str) -> None:
@@ -261,7 +261,7 @@ class Connection:
     def _left(self, now: float) -> None:
         """The process is alive without its agent: it is ending, or continues and its Goodbye was lost."""
         if now - self._heard > _SILENT_S:
-            text = "the agent ended without a word that reached this viewer; the process goes on"
+            text = "the agent ended, and no goodbye reached this viewer; the process goes on"
             self._say_goodbye("stopped", text)
 
     def _reconnect(self) -> None:
@@ -270,8 +270,8 @@ class Connection:
             self._owner.fail(
                 self,
                 NotGpumon(
-                    f"the connection to {self.descriptor.endpoint} breaks again and again",
-                    "it may send what gpumon's protocol does not allow; restart that job with this version's agent",
+                    f"the connection to {self.descriptor.endpoint} breaks repeatedly",
+                    "it may send invalid messages; restart that job with this version's agent",
                 ),
             )
             return
@@ -283,8 +283,10 @@ class Connection:
         if self.descriptor.pid > 0:
             if discovery.stopped(self.descriptor.pid):
                 return NotAnswering(f"{where} is stopped", f"continue it with `kill -CONT {self.descriptor.pid}`")
-            return NotAnswering(f"{where} does not answer", "it may be busy in one long call: try again in a moment")
-        return NotGpumon(f"what listens at {where} is no gpumon agent", "`gpumon ls` lists the jobs to attach to")
+            return NotAnswering(f"{where} does not answer", "it may be busy in a long call: try again in a moment")
+        return NotGpumon(
+            f"the process listening at {where} is no gpumon agent", "`gpumon ls` lists the jobs to attach to"
+        )
 
 
 def _before_goodbye(came: Iterable[Incoming]) -> tuple[list[Incoming], wire.Goodbye | None]:

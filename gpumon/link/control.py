@@ -27,7 +27,7 @@ async def ask(descriptor: Descriptor, request: wire.Request, timeout_s: float = 
     """The agent's reply. Puts its nonce into `request`. Raises LinkError if there is no reply, and why."""
     who = f"process {descriptor.pid}" if descriptor.pid > 0 else descriptor.endpoint
     if discovery.alive(descriptor) is False:
-        raise NoJob(f"{who} has ended", "nothing can be asked of it any more")
+        raise NoJob(f"{who} has ended", "it takes no more requests")
     if not descriptor.control:
         raise NotAnswering(
             f"the agent of {who} has no control socket",
@@ -63,13 +63,17 @@ async def _reply(
         except zmq.Again:
             pass
         except wire.WireError as error:
-            raise NotGpumon(f"what listens at {descriptor.control} is no gpumon agent: {error}", _AGAIN) from error
+            raise NotGpumon(
+                f"the process listening at {descriptor.control} is no gpumon agent: {error}", _AGAIN
+            ) from error
         try:
             event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))["event"]
         except zmq.Again:
             event = None
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            raise ForeignUser(f"the agent of {who} refused this user", "gpumon asks only your own processes")
+            raise ForeignUser(
+                f"the agent of {who} refused this user", "gpumon sends requests only to your own processes"
+            )
         if event is not None or time.monotonic() > deadline:
             raise _why_silent(descriptor, who)
         await asyncio.sleep(_LOOK_S)
@@ -77,10 +81,10 @@ async def _reply(
 
 def _why_silent(descriptor: Descriptor, who: str) -> LinkError:
     if discovery.alive(descriptor) is False:
-        return NoJob(f"{who} has ended", "nothing can be asked of it any more")
+        return NoJob(f"{who} has ended", "it takes no more requests")
     if descriptor.pid > 0 and discovery.stopped(descriptor.pid):
         return NotAnswering(f"{who} is stopped", f"continue it with `kill -CONT {descriptor.pid}`")
-    return NotAnswering(f"the agent of {who} does not answer", "it may be busy in one long call: try again in a moment")
+    return NotAnswering(f"the agent of {who} does not answer", "it may be busy in a long call: try again in a moment")
 
 
 class Asker:
@@ -95,5 +99,5 @@ class Asker:
         """As `ask`, for the agent whose nonce is `source`."""
         here = next((found for found in discovery.discover() if found.nonce == source), self._known.get(source))
         if here is None:
-            raise NoJob("the process that was watched has ended", "nothing can be asked of it any more")
+            raise NoJob("the process that was watched has ended", "it takes no more requests")
         return await ask(here, wire.Request(what, device=device, available=available), timeout_s)

@@ -179,13 +179,13 @@ def _by_pid(pid: int, here: list[Descriptor]) -> tuple[Descriptor, ...]:
     try:
         owner = Path(f"/proc/{pid}").stat().st_uid
     except OSError:
-        raise NoJob(f"no process has pid {pid}", "`gpumon ls` lists the jobs that can be attached") from None
+        raise NoJob(f"no process has pid {pid}", "`gpumon ls` lists the jobs that you can attach to") from None
     if owner != os.geteuid():
         raise ForeignUser(
             f"process {pid} belongs to another user (uid {owner})", "gpumon attaches only to your own processes"
         )
     if endpoint.start_time(pid) is None:
-        raise NoJob(f"process {pid} has ended", "`gpumon ls` lists the jobs that can be attached")
+        raise NoJob(f"process {pid} has ended", "`gpumon ls` lists the jobs that you can attach to")
     raise NoJob(f"process {pid} has no gpumon agent", _HOW_TO_START)
 
 
@@ -211,7 +211,7 @@ def _by_endpoint(target: str) -> Descriptor:
     known = endpoint.read_descriptor(path.with_suffix(".json"))
     if known is not None and known.endpoint == target and alive(known) is not False:
         return known
-    remedy = "`gpumon ls` lists the jobs that can be attached"
+    remedy = "`gpumon ls` lists the jobs that you can attach to"
     if len(os.fsencode(path)) > endpoint.PATH_BYTES_MAX:
         raise NotGpumon(f"{target} is too long for a socket", remedy)
     try:
@@ -223,7 +223,7 @@ def _by_endpoint(target: str) -> Descriptor:
     if not stat.S_ISSOCK(status.st_mode):
         raise NotGpumon(f"{path} is no socket", remedy)
     if refuses(path):
-        raise NoJob(f"nobody listens at {path}: the process that did has ended", remedy)
+        raise NoJob(f"no process listens at {path}: the one that did has ended", remedy)
     return Descriptor(
         pid=0, start_time=0, boot_id="", pid_ns="", nonce="", name=path.stem, host="", argv=(), endpoint=target
     )

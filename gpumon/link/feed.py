@@ -101,5 +101,5 @@ class Feed:
         lost = self.missed - self._reported
         if lost and not self._holding and unix_ns - self._reported_ns >= _PATIENCE_NS:
             self._reported, self._reported_ns = self.missed, unix_ns
-            notice = wire.Notice(self._t_ns, f"{lost} messages were lost on their way to this viewer")
+            notice = wire.Notice(self._t_ns, f"{lost} messages did not reach this viewer")
             out.append(Received(self.source, unix_ns, notice))

@@ -37,7 +37,7 @@ class Recording:
         if path.exists() and not force:
             raise self._exists()
         if not os.access(path if path.exists() else path.absolute().parent, os.W_OK) or path.is_dir():
-            raise RecordingFailed(f"{path} cannot be written", "choose a place that can")
+            raise RecordingFailed(f"{path} cannot be written", "choose another place")
 
     def _exists(self) -> RecordingFailed:
         return RecordingFailed(f"{self.path} exists", "choose another name, or overwrite it with --force")
@@ -49,7 +49,7 @@ class Recording:
         except FileExistsError:
             raise self._exists() from None
         except OSError as error:
-            raise RecordingFailed(f"{self.path}: {error.strerror}", "choose a place that can be written to") from error
+            raise RecordingFailed(f"{self.path}: {error.strerror}", "choose another place") from error
 
     def write(self, received: wire.Received) -> None:
         message = wire.encode_received(received)

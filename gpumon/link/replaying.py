@@ -35,9 +35,9 @@ class Replay:
             with self.path.open("rb") as file:
                 head = file.read(len(HEADER))
         except OSError as error:
-            raise BadRecording(f"{path}: {error.strerror}", "name a file made by `gpumon record`") from error
+            raise BadRecording(f"{path}: {error.strerror}", "give a file made by `gpumon record`") from error
         if not HEADER.startswith(head[: len(MAGIC)]) or not head:
-            raise BadRecording(f"{path} is no recording of gpumon's", "name a file made by `gpumon record`")
+            raise BadRecording(f"{path} is not a recording of gpumon", "give a file made by `gpumon record`")
         if len(head) == len(HEADER) and head[len(MAGIC)] != VERSION[0]:
             raise BadRecording(
                 f"{path} has recording format {head[len(MAGIC)]}, this gpumon reads {VERSION[0]}", "upgrade gpumon"

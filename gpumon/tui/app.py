@@ -46,9 +46,9 @@ TOLD_S = 8.0
 """How long a message is shown."""
 
 ASKED = {
-    wire.CENSUS: ("Take census", "Live tensors that no owner claims, and who holds them: on the Leaks screen"),
+    wire.CENSUS: ("Take census", "Live tensors without a known owner, and what holds them: on the Leaks screen"),
     wire.BLOCKS: ("Read blocks", "The allocator's segments and blocks: on the Blocks screen"),
-    wire.SNAPSHOT_FILE: ("Snapshot", "A file that PyTorch's memory_viz page opens, on the machine that trains"),
+    wire.SNAPSHOT_FILE: ("Snapshot", "A file for PyTorch's memory_viz page, on the machine that trains"),
 }
 
 STEPS_IN_ALL = 2400
@@ -81,20 +81,20 @@ class MonitorApp(App[int]):
     HORIZONTAL_BREAKPOINTS = WIDTHS
     VERTICAL_BREAKPOINTS = HEIGHTS
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "leave", "Quit", id="app.quit", tooltip="Leave; the training goes on and never notices"),
+        Binding("q", "leave", "Quit", id="app.quit", tooltip="Quit; the training goes on unaffected"),
         Binding("ctrl+c,ctrl+q", "leave", "Quit", show=False, id="app.interrupt", tooltip="Like q", priority=True),
         Binding("question_mark", "help", "Help", id="app.help", key_display="?", tooltip="All keys, all words"),
-        Binding("space", "pause", "Pause", id="app.pause", tooltip="Hold the picture still; listening goes on"),
+        Binding("space", "pause", "Pause", id="app.pause", tooltip="Freeze the picture; events are still received"),
         Binding("1", "mode('overview')", "Overview", id="app.overview", tooltip="The Overview screen"),
         Binding("2", "mode('ranks')", "Ranks", id="app.ranks", tooltip="The Ranks screen: all ranks in one table"),
         Binding("3", "mode('layers')", "Layers", id="app.layers", tooltip="The Layers screen: module by module"),
-        Binding("4", "mode('leaks')", "Leaks", id="app.leaks", tooltip="The Leaks screen: what grows, held by whom"),
+        Binding("4", "mode('leaks')", "Leaks", id="app.leaks", tooltip="The Leaks screen: what grows, what holds it"),
         Binding("5", "mode('estimate')", "Estimate", id="app.estimate", tooltip="The Estimate screen: line by line"),
         Binding("6", "mode('blocks')", "Blocks", id="app.blocks", tooltip="The Blocks screen: the allocator as a map"),
         Binding("7", "mode('log')", "Log", id="app.log", tooltip="The Log screen: notices, lost events, messages"),
         Binding("s", "snapshot", "Snapshot", id="app.snapshot",
-                tooltip="Let the agent write a snapshot that PyTorch's memory_viz page opens, on the machine it trains"
-                        " on; the path is told here and in the log"),
+                tooltip="Write a snapshot for PyTorch's memory_viz page, on the machine that trains; the path is shown"
+                        " here and in the log"),
         Binding("t", "theme", "Theme", id="app.theme", tooltip="Dark, light, or the terminal's own colours"),
         Binding("greater_than_sign", "speed(2)", "Speed", id="replay.faster", key_display="</>",
                 tooltip="Replay twice as fast"),
@@ -267,7 +267,7 @@ class MonitorApp(App[int]):
                 self._source, self._rank_wanted = wanted.source, None
         cannot = None
         if self._asker is None:
-            cannot = "this is a replay" if self._pace is not None else "this viewer only listens"
+            cannot = "this is a replay" if self._pace is not None else "this viewer sends no requests"
         return choose(
             frame, reports, self._source, self._device,
             span=self._span, paused=self._paused, said=self._said, cannot_ask=cannot,
@@ -319,7 +319,7 @@ class MonitorApp(App[int]):
         """Sends a request about the shown device to the rank's agent. The result arrives as an event."""
         rank, why_not = self.view.rank, self.view.cannot_ask
         if rank is None or why_not is not None or self._asker is None:
-            self.notify(f"Nothing can be asked: {why_not or 'nobody is listened to'}.", timeout=TOLD_S, markup=False)
+            self.notify(f"No request is possible: {why_not or 'no agent is connected'}.", timeout=TOLD_S, markup=False)
             return
         self._tasks.start(self._ask(self._asker, rank.source, what, self.view.index or 0))
 
@@ -396,7 +396,7 @@ class MonitorApp(App[int]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Palette commands for the key actions."""
-        yield SystemCommand("Quit", "Leave; the training goes on and never notices", self.action_leave)
+        yield SystemCommand("Quit", "Quit; the training goes on unaffected", self.action_leave)
         yield SystemCommand("Help", "All keys, all words", self.action_help)
         yield SystemCommand("Pause", "Hold the picture still, or let it go on", self.action_pause)
         for name in self.MODES:

@@ -162,7 +162,7 @@ def _print(store: SessionStore, look: Options) -> int:
     wanted = next((r.source for r in frame.ranks if look.rank is not None and r.hello.rank == look.rank), None)
     view = choose(frame, report(frame), wanted, None)
     if view.rank is None:
-        click.echo("Error: nothing was heard.", err=True)
+        click.echo("Error: no message was received.", err=True)
         return 1
     columns = max(60, min(140, shutil.get_terminal_size((110, 40)).columns))
     click.echo(picture(view, columns, ASCII if look.ascii else UNICODE))

@@ -28,7 +28,7 @@ class StatusLog:
             elif now == "silent":
                 yield f"{_who(rank)} is silent"
             elif before == "silent" and now == "live":
-                yield f"{_who(rank)} is heard again"
+                yield f"{_who(rank)} sends messages again"
         if len(self._statuses) > 2 * len(frame.ranks) + 64:
             present = {rank.source for rank in frame.ranks}
             self._statuses = {source: s for source, s in self._statuses.items() if source in present}

@@ -20,7 +20,7 @@ def main() -> None:
 
 
 @main.command("build")
-@click.option("--python", default=sys.executable, help="The interpreter whose torch is meant.")
+@click.option("--python", default=sys.executable, help="The interpreter whose torch is used.")
 def build_command(python: str) -> None:
     """Build for the installed torch and print the folder."""
     try:
@@ -33,7 +33,7 @@ def build_command(python: str) -> None:
 @click.option("--devices", "-n", default=1, show_default=True, help="How many.")
 @click.option("--profile", "-p", default="a100-80", show_default=True, help=f"One, or one each: {', '.join(PROFILES)}.")
 @click.option("--memory", "-m", help="Capacity of each device, such as 16GiB; the profile's by default.")
-@click.option("--context", "-c", help="What a process costs a device beside its allocator, such as 450MiB.")
+@click.option("--context", "-c", help="Memory of a process outside its allocator, such as 450MiB.")
 @click.option("--session", "-s", help="Share devices with the other commands of this name.")
 @click.option("--python", default=sys.executable, help="The interpreter whose torch will run.")
 @click.option("--mig", help="The devices are MIG instances of one board, such as 3g.20gb.")

@@ -123,7 +123,7 @@ def test_not_in_a_compiler_nor_under_a_tracer(watch: Any, monkeypatch: pytest.Mo
     monkeypatch.undo()
     if sys.version_info < (3, 13):
         monkeypatch.setattr(sys, "gettrace", lambda: print)
-        assert watch.agent.ask_census() == "a debugger or a tracer is at work"
+        assert watch.agent.ask_census() == "a debugger or a tracer is active"
 
 
 def test_a_training_is_the_same_to_the_bit(watch: Any) -> None:
@@ -148,7 +148,7 @@ def test_a_training_is_the_same_to_the_bit(watch: Any) -> None:
     census = watch.agent.leaks.census
     looked_at = census._taking._walk.objects if census._taking is not None else census.newest.objects  # it may be done
     assert looked_at > 1_000
-    assert any("held up the training for" in said for said in watch.notices())
+    assert any("paused the training for" in said for said in watch.notices())
 
 
 def test_what_lives_no_more_is_not_counted(watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,9 @@ def _file(watched: Watched, runtime: Path) -> None:
 
 
 def _refusals(watched: Watched) -> None:
-    assert watched.ask("reboot") == wire.Reply(False, "this agent does not know what 'reboot' is: upgrade gpumon-agent")
+    assert watched.ask("reboot") == wire.Reply(
+        False, "this agent does not know the request 'reboot': upgrade gpumon-agent"
+    )
     assert watched.ask(wire.ROOM).accepted is False
     assert watched.ask(wire.ROOM, 0, 3 << 30).accepted
     watched.tell("steps 1")

@@ -64,5 +64,5 @@ def test_an_own_allocator_costs_one_line(virtual_gpu: Any) -> None:
     assert watched.stdout == bare.stdout
     lines = [line for line in watched.stderr.splitlines() if line not in bare.stderr.splitlines()]
     assert lines == [
-        "gpumon: this script's own allocator (CUDAPluggableAllocator) tells no figures: CUDA memory stays unknown"
+        "gpumon: this script's own allocator (CUDAPluggableAllocator) reports no figures: CUDA memory stays unknown"
     ]

@@ -83,7 +83,7 @@ def test_a_batch_that_will_not_fit_is_worse_than_a_leak_and_still_names_it() -> 
     ahead = wire.Outlook(60, 0, run.time_ns(60), 3 * GIB, 3 * GIB, 3 * GIB, "backward", wire.OOM_AHEAD, -GIB)
     said = said_of(run, 60, ahead)
     assert said.state == "will-not-fit"
-    assert "1.00 GiB more than there is" in said.what
+    assert "1.00 GiB more than available" in said.what
     assert said.who is not None
     assert said.who.variable
 

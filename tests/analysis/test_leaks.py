@@ -101,7 +101,7 @@ def test_two_names_share_a_growth() -> None:
     found = history(leaking(2560, census(32, *groups)), steps=50)[-1]
     assert codes(found) == {"retained-graph", "tensor-leak"}
     assert only(found, "tensor-leak").bytes_per_step == 2048
-    assert only(found, "retained-graph").title.endswith("; 20 % of what grows")
+    assert only(found, "retained-graph").title.endswith("; 20 % of the growth")
 
 
 def test_what_makes_no_hundredth_of_a_growth_is_information_and_claims_none_of_the_rest() -> None:
@@ -109,7 +109,7 @@ def test_what_makes_no_hundredth_of_a_growth_is_information_and_claims_none_of_t
     found = history(leaking(MIB + 512, census(32, *groups), total=40 * GIB), steps=50)[-1]
     small, large = only(found, "retained-graph"), only(found, "tensor-leak")
     assert (small.severity, large.severity) == ("info", "warning")
-    assert small.title.endswith("; <0.1 % of what grows")
+    assert small.title.endswith("; <0.1 % of the growth")
     assert small.bytes_per_step == 512
     assert "MiB so far" in large.title
 
@@ -151,7 +151,7 @@ def test_what_nobody_was_found_to_hold_has_its_line() -> None:
 
     found = only(history(leaking(512, made(40)), steps=60)[-1], "tensor-leak")
     assert (found.holder, found.where) == (None, "train.py:71")
-    assert "most of what stays is made at train.py:71" in found.title
+    assert "most of it is made at train.py:71" in found.title
 
 
 def test_one_tensor_in_each_of_a_few_layers_gets_longer() -> None:
@@ -245,7 +245,7 @@ def test_a_leak_that_gets_its_name_late_stays_the_same_finding() -> None:
 def test_where_a_whole_census_found_nobody_it_says_so() -> None:
     found = only(history(leaking(512, census(30)), steps=60)[-1], "tensor-leak")
     assert found.holder is None
-    assert "no name of the program leads to it" in found.title
+    assert "no variable leads to it" in found.title
     assert "gc.collect()" in found.remedy
 
 
@@ -309,7 +309,7 @@ def test_what_something_else_had_read_is_told_by_what_it_was_given_to() -> None:
     given = loaded(5, file=None)
     given = wire.Checkpoint(*("load_state_dict" if name == "source" else getattr(given, name) for name in FIELDS))
     found = only(history(Run(beside=lambda step: (given,)), steps=8)[-1], "retained-checkpoint")
-    assert "still alive of what was given to load_state_dict at train.py:31" in found.title
+    assert "still alive after it was passed to load_state_dict at train.py:31" in found.title
     assert "a load to the host" in found.remedy
     elsewhere = wire.Checkpoint(*(name == "foreign" or getattr(given, name) for name in FIELDS))
     assert "checkpoint-device" not in codes(history(Run(beside=lambda step: (elsewhere,)), steps=8)[-1])
@@ -474,4 +474,4 @@ def test_what_the_device_has_kept_already_is_told_of_the_host_as_information(on_
     run = Run(kept=lambda step: on_the_device * step, total=4 * GIB, beside=beat)
     found = only(history(run, steps=60)[-1], "host-leak")
     assert found.severity == severity
-    assert ("these are its bytes" in found.title) == (severity == "info")
+    assert ("these are the same bytes" in found.title) == (severity == "info")

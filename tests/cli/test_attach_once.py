@@ -15,4 +15,4 @@ def test_an_endpoint_that_is_no_agent_is_named_as_such(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "gpumon", "attach", f"ipc://{tmp_path}/other", "--once"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
-    assert f"what listens at ipc://{tmp_path}/other is no gpumon agent" in done.stderr
+    assert f"the process listening at ipc://{tmp_path}/other is no gpumon agent" in done.stderr

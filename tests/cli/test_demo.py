@@ -177,7 +177,7 @@ def test_no_terminal_is_said_before_anything_starts(env):
 def test_steps_without_json_is_a_wrong_argument(env):
     shown = demo(env, "--steps", "3")
     assert shown.returncode == 2
-    assert "--steps goes with --json" in shown.stderr
+    assert "--steps needs --json" in shown.stderr
 
 
 def test_a_training_that_fails_is_heard(env, tmp_path):
@@ -186,7 +186,7 @@ def test_a_training_that_fails_is_heard(env, tmp_path):
     (tmp_path / "torch" / "version.py").write_text("__version__ = '2.15.0'\ncuda = None\n")
     shown = demo({**env, "PYTHONPATH": str(tmp_path)}, "--json")
     assert shown.returncode == 1
-    assert "the demo's training process failed. Its last words:" in shown.stderr
+    assert "the demo's training process failed. Its last output:" in shown.stderr
     assert "libfoo.so.1: cannot open shared object file" in shown.stderr
 
 

@@ -111,7 +111,7 @@ def test_what_does_not_fit_says_in_which_phase_and_what_was_asked_for(dryrun):
     assert said["answer"].startswith("OUT OF MEMORY: it does not fit Virtual 16 GiB (16.0 GiB); ")
     assert said["failed"].startswith("step 0, optimizer, at script.py:")
     assert ": asked for 256.0 MiB with 15." in said["failed"]
-    assert "; Capacity: 256.00 MiB asked for" in said["answer"]
+    assert "; Capacity: 256.00 MiB requested" in said["answer"]
     assert said["alive"].startswith("weights 5.50 GiB")
 
 
@@ -281,7 +281,7 @@ MISSED = RANKS.replace(
     ("does", "said"),
     [
         ("os._exit(0)", "rank 1 ended while other ranks waited for it, and they went on without it"),
-        ("time.sleep(10)", "rank 1 did not come to a collective within 3 s, and the others went on without it"),
+        ("time.sleep(10)", "rank 1 did not reach a collective within 3 s, and the others went on without it"),
     ],
 )
 def test_a_rank_that_does_not_come_to_a_collective_is_named_and_nobody_hangs(dryrun, does, said):

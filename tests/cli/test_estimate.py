@@ -207,23 +207,23 @@ def test_keys_and_values_grow_with_what_is_generated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "say what to estimate: one of --config, --model, --parameters or --compare"),
-        (["--parameters", "7", "--config", "c.json"], "say what to estimate"),
+        ([], "give one of --config, --model, --parameters or --compare"),
+        (["--parameters", "7", "--config", "c.json"], "give one of --config"),
         (["--parameters", "0"], "a number above 0"),
-        (["--parameters", "7", "--zero", "4"], "no stage of ZeRO: write 0, 1, 2, 3 or 0..3"),
-        (["--parameters", "7", "--zero", "3..1"], "no stage of ZeRO"),
-        (["--parameters", "7", "--zero", "2"], "say how many with --world-size"),
+        (["--parameters", "7", "--zero", "4"], "not a stage of ZeRO: write 0, 1, 2, 3 or 0..3"),
+        (["--parameters", "7", "--zero", "3..1"], "not a stage of ZeRO"),
+        (["--parameters", "7", "--zero", "2"], "give their number with --world-size"),
         (["--parameters", "7", "--optimizer", "adamv"], "did you mean 'adam'?"),
         (["--parameters", "7", "--optimizer", "radam:fused"], "torch has no fused radam"),
         (["--parameters", "7", "--optimizer", "adam:quick"], "write adam:foreach, adam:fused or adam:loop"),
         (["--parameters", "7", "--optimizer", "adafactor"], "depends on shapes"),
-        (["--parameters", "7", "--precision", "fp8"], "is no precision: choose from fp32"),
+        (["--parameters", "7", "--precision", "fp8"], "is not a precision: choose from fp32"),
         (["--parameters", "7", "--device", "a1000"], "is not a device profile"),
-        (["--parameters", "7", "--device", "1 MiB"], "smaller than what a process costs"),
+        (["--parameters", "7", "--device", "1 MiB"], "smaller than the context of a process"),
         (["--parameters", "7", "--inference", "--optimizer", "adam"], "--inference has no optimizer"),
-        (["--parameters", "7", "--kv-cache", "9"], "--kv-cache goes with --inference"),
-        (["--parameters", "7", "--loss", "a:b"], "--input and --loss go with --model"),
-        pytest.param(["--model", "nowhere"], "is written as package.module:function", marks=pytest.mark.torch),
+        (["--parameters", "7", "--kv-cache", "9"], "--kv-cache needs --inference"),
+        (["--parameters", "7", "--loss", "a:b"], "--input and --loss need --model"),
+        pytest.param(["--model", "nowhere"], "takes package.module:function", marks=pytest.mark.torch),
     ],
 )
 def test_wrong_arguments_are_told_in_a_sentence(arguments: list[str], said: str) -> None:
@@ -234,7 +234,7 @@ def test_wrong_arguments_are_told_in_a_sentence(arguments: list[str], said: str)
 def test_more_tokens_than_there_are_positions_are_refused(config: Path) -> None:
     done = run("--config", config, "--sequence", 513)
     assert done.exit_code == 2
-    assert "more than the 512 this model can be given" in done.output
+    assert "more than the 512 that this model takes" in done.output
 
 
 def test_fsdp1_shards_a_layer_in_one_piece_and_is_told_apart(config: Path) -> None:
@@ -246,7 +246,7 @@ def test_fsdp1_shards_a_layer_in_one_piece_and_is_told_apart(config: Path) -> No
         assert gathered[1] > 4 * 30_522 * 1024  # the embedding, in no layer, stays gathered until its backward
     assert "ZeRO 3 by FSDP1" in " ".join(run(*how, "--fsdp1").output.split())
     refused = run("--config", config, "--fsdp1")
-    assert (refused.exit_code, "goes with --zero 3" in refused.output) == (2, True)
+    assert (refused.exit_code, "needs --zero 3" in refused.output) == (2, True)
 
 
 @pytest.mark.torch
@@ -396,7 +396,7 @@ def test_what_cannot_be_traced_is_a_sentence(theirs: Any, arguments: tuple[str, 
     ("model", "code", "said"),
     [
         ("theirs:mkae", 2, "theirs has no 'mkae': did you mean 'make'?"),
-        ("theirs:number", 2, "theirs:number returned a int, and should return a torch.nn.Module"),
+        ("theirs:number", 2, "theirs:number returned a int, not a torch.nn.Module"),
         ("theirs:constant", 2, "theirs:constant is not a function but a int"),
     ],
 )

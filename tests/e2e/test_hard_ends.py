@@ -121,7 +121,7 @@ def test_a_training_killed_hard_leaves_its_last_picture_and_says_so(train, envir
     screen = Screen(environment, training.pid)
     screen.read_until("backward")
     training.send_signal(signal.SIGKILL)
-    screen.read_until("gone without a word")
+    screen.read_until("gone without a goodbye")
     os.kill(screen.pid, 0)  # it stays
     used = [time.monotonic(), cpu_s(screen.pid)]
     time.sleep(1.0)

@@ -185,7 +185,7 @@ def test_a_port_in_use_is_one_sentence(exporter, environment) -> None:
     taken = exporter[1].split("/")[2]
     ran = subprocess.run([*EXPORTER, "--listen", taken], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 1
-    assert ran.stderr == f"Error: nothing can listen at {taken}: Address already in use.\n"
+    assert ran.stderr == f"Error: cannot listen at {taken}: Address already in use.\n"
 
 
 def test_without_the_extra_it_says_how_to_get_it(environment) -> None:

@@ -274,7 +274,7 @@ def test_an_address_that_others_reach_is_said_to_be_open(serve: Serve, folder: P
     (folder / "token").write_text("x")
     process, _ = serve("--listen", "0.0.0.0:0")
     assert process.stderr is not None
-    assert "whoever can reach this address can read the metrics" in process.stderr.readline()
+    assert "everyone who can reach this address can read the metrics" in process.stderr.readline()
     process, _ = serve("--listen", "0.0.0.0:0", "--token-file", str(folder / "token"))
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=120)[1] == ""

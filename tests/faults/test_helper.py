@@ -43,7 +43,7 @@ train(20)
 """,
         lines=1,
     )
-    assert ran.own == ["gpumon: its helper process died again and again: nobody can watch this run any more"]
+    assert ran.own == ["gpumon: its helper process died repeatedly: no viewer can watch this run any more"]
 
 
 @pytest.mark.parametrize("begins", [True, False], ids=["as it begins", "later"])

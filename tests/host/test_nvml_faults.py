@@ -34,8 +34,8 @@ FIELDS = {
     "nvmlDeviceGetName": {"name"},
 }
 REASONS = {
-    "na": "this device does not tell",
-    "nopermission": "no permission to ask",
+    "na": "not reported by this device",
+    "nopermission": "no permission to query",
     "lost": "the device is lost: it fell off the bus, or must be reset",
     "error": "the driver answers: Unknown Error",
 }
@@ -77,7 +77,7 @@ def test_the_reason_is_a_sentence(virtual_gpu, fault):
     ("fault", "why"),
     [
         ("nodriver", "the NVIDIA driver is not loaded"),
-        ("nopermission", "no permission to ask the NVIDIA driver"),
+        ("nopermission", "no permission to query the NVIDIA driver"),
         (18, "NVML and the loaded driver differ in version: reboot"),
     ],
 )
@@ -92,7 +92,7 @@ def test_processes_that_a_container_hides_are_unknown_not_absent(virtual_gpu):
         (device,) = reading(gpu).devices
     assert device.used > 2**28
     assert device.processes is None
-    assert device.why == {"processes": "memory is in use, but the driver names no process: a container hides them"}
+    assert device.why == {"processes": "memory is in use, but the driver lists no process: a container hides them"}
 
 
 def test_bytes_that_the_driver_hides_are_unknown_not_zero(virtual_gpu):
@@ -101,7 +101,7 @@ def test_bytes_that_the_driver_hides_are_unknown_not_zero(virtual_gpu):
         holding(gpu, stack)
         (device,) = reading(gpu).devices
     assert [process.bytes for process in device.processes] == [None]
-    assert device.why == {"processes.bytes": "the driver does not tell what each process holds"}
+    assert device.why == {"processes.bytes": "the driver does not report the memory of each process"}
 
 
 def test_mig_instances_are_devices_of_their_own(virtual_gpu):

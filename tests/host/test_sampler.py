@@ -145,7 +145,7 @@ async def test_it_asks_again_with_twice_the_patience_and_recovers():
 @pytest.mark.parametrize(("command", "why"), [(DIES, "exit code 3"), (SAYS_NOTHING_SOUND, "truncated")])
 async def test_a_child_that_fails_is_named(command, why):
     async with Sampler(period_s=0.05, driver=Driver(lambda: command, patience_s=30)) as sampler:
-        assert why in await saying(sampler, "the process that asks NVML failed: ")
+        assert why in await saying(sampler, "the process that queries NVML failed: ")
 
 
 async def test_a_killed_child_is_replaced():

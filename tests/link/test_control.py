@@ -70,7 +70,7 @@ def test_another_process_at_the_same_place_is_not_asked(start: Start) -> None:
     reply = asyncio.run(link.ask(other, wire.Request(wire.CENSUS)))
     assert (reply.accepted, reply.why) == (
         False,
-        "another process than the one that was asked answers here: attach again",
+        "another process than the requested one answers here: attach again",
     )
     assert agent.ask("requests") == []
 
@@ -137,7 +137,8 @@ def test_another_user_is_refused_at_the_gate_and_told_so(start: Start) -> None:
     code = "link.ask\n" + "\n".join(line.removeprefix("    ") for line in code.splitlines())
     answer = as_nobody(code, msgspec.json.encode(descriptor).decode())
     assert (
-        answer == f"ForeignUser the agent of process {agent.pid} refused this user; gpumon asks only your own processes"
+        answer == f"ForeignUser the agent of process {agent.pid} refused this user; "
+        "gpumon sends requests only to your own processes"
     )
     assert agent.ask("requests") == []
 
@@ -160,7 +161,7 @@ def test_who_cannot_answer_is_told_in_a_sentence(start: Start) -> None:
     with pytest.raises(link.NotAnswering, match="does not answer"):
         asyncio.run(link.ask(descriptor, wire.Request(wire.CENSUS), 0.3))
     agent.kill()
-    with pytest.raises(link.NoJob, match="has ended; nothing can be asked of it any more"):
+    with pytest.raises(link.NoJob, match="has ended; it takes no more requests"):
         asyncio.run(link.ask(descriptor, wire.Request(wire.CENSUS)))
 
 

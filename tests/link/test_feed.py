@@ -96,7 +96,7 @@ def test_what_the_past_no_longer_holds_is_told_once(synced: Listener) -> None:
     synced.feed.requested()
     synced.answer(*picture(51)[:1], packet(40, 41, replayed=True), *picture(41)[1:], at=10 * SECOND)
     assert synced.numbers == [0, 1, 2, 40, 41, 50]
-    assert synced.told == [f"{37 + 8} messages were lost on their way to this viewer"]
+    assert synced.told == [f"{37 + 8} messages did not reach this viewer"]
     synced.live(packet(51), at=30 * SECOND)
     assert len(synced.told) == 1
 
@@ -109,7 +109,7 @@ def test_an_agent_that_keeps_losing_is_not_asked_again_and_again(synced: Listene
     assert not synced.feed.wants_snapshot
     assert synced.numbers == [0, 1, 2, 10, 20, 30]
     synced.live(packet(31), at=16 * SECOND)
-    assert synced.told == [f"{n} messages were lost on their way to this viewer" for n in (7, 18)]
+    assert synced.told == [f"{n} messages did not reach this viewer" for n in (7, 18)]
 
 
 def test_a_snapshot_whose_end_was_lost_does_not_hold_up_the_rest(synced: Listener) -> None:

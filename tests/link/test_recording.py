@@ -86,7 +86,7 @@ async def test_replayed_at_its_own_pace_and_faster(tmp_path: Path) -> None:
 def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x"
     path.write_bytes(content)
-    with pytest.raises(link.BadRecording, match="is no recording of gpumon's; name a file made by `gpumon record`"):
+    with pytest.raises(link.BadRecording, match="is not a recording of gpumon; give a file made by `gpumon record`"):
         link.replay(path)
 
 
@@ -214,7 +214,7 @@ def test_what_cannot_be_recorded_is_one_sentence_and_exit_code_1(start: Start, r
     start()
     for arguments, sentence in (
         ([str(recorded)], "exists; choose another name, or overwrite it with --force"),
-        ([str(tmp_path / "no" / "x")], "cannot be written; choose a place that can"),
+        ([str(tmp_path / "no" / "x")], "cannot be written; choose another place"),
         ([str(tmp_path / "x"), "999999999"], "no process has pid 999999999"),
     ):
         done = gpumon("record", *arguments)

@@ -191,7 +191,7 @@ async def test_a_process_that_ended_before_its_first_word_is_an_error_not_an_emp
     agent = start()
     found = link.resolve()
     agent.kill()
-    with pytest.raises(link.LinkError, match=f"process {agent.pid} ended before it was heard; .*"):
+    with pytest.raises(link.LinkError, match=f"process {agent.pid} ended before it sent anything; .*"):
         await collect(is_a(wire.Goodbye), found)
 
 

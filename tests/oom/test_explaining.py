@@ -69,10 +69,10 @@ def test_the_case_everyone_should_recognise() -> None:
     assert shown(suspect.allocated_before) == "12.31 GiB"
     said = " ".join(report.assumptions)
     assert "transformers' own AdamW" in said
-    assert "foreach=False, would ask for it at 13.03 GiB: " in said
+    assert "foreach=False, would request it at 13.03 GiB: " in said
     notes = " ".join(report.notes)
-    assert "The batch has nothing to do with it" in notes
-    assert "897 parameters a row (832 + 64 + 1)" in notes
+    assert "The batch does not matter" in notes
+    assert "897 parameters (832 + 64 + 1)" in notes
     assert "874,326,757" in notes
     assert "batch" not in {remedy.code for remedy in report.remedies}
 
@@ -128,7 +128,7 @@ def test_the_second_message_weighs_fragmentation_against_capacity() -> None:
     speaks_for, against, *doubt = report.reasons
     assert not doubt
     assert speaks_for.startswith("For fragmentation: 1.28 GiB is reserved but unallocated.")
-    assert against.startswith("For plain capacity: the driver's 201.44 MiB alone is 18.56 MiB short")
+    assert against.startswith("For capacity: the 201.44 MiB free on the device is 18.56 MiB too little")
     assert "1.26 GiB" in against
     assert report.remedies[0].code == "expandable-segments"
     assert report.remedies[0].enough
@@ -256,7 +256,7 @@ def test_a_device_full_to_the_last_crumbs_is_not_called_fragmented() -> None:
     figures = {"asked": "20.00 MiB", "free": "12.00 MiB", "ours": "23.98 GiB", "allocated": "23.50 GiB"}
     report = of(NEW.format(other="", allowed="", slack="10.00 MiB", **figures))
     assert report.verdict == "capacity"
-    assert "22.00 MiB is left, in pieces, for 20.00 MiB" in report.sentence
+    assert "20.00 MiB requested, 22.00 MiB left in pieces" in report.sentence
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_logits_of_a_batch_are_recognised() -> None:
     assert backward.phase == "backward"
     assert "no-grad" in codes
     assert "no-grad" not in {remedy.code for remedy in backward.remedies}
-    assert "a gradient of them" in " ".join(text(backward).split())
+    assert "their gradient" in " ".join(text(backward).split())
 
 
 def test_tensors_of_the_same_size_are_named_where_no_moment_is_singled_out() -> None:

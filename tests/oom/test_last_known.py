@@ -135,7 +135,7 @@ def test_a_training_that_was_killed(training: subprocess.Popen[str], folder: Pat
     assert eventually(folder, 1)
     done = CliRunner().invoke(main, ["explain", "--last"])
     assert done.exit_code == 0, done.output
-    said = "was killed with its helper, or the machine went down" if together else "was killed, or left by os._exit()"
+    said = "was killed with its helper, or the machine went down" if together else "was killed, or ended by os._exit()"
     assert said in done.output
     assert "s into forward" in done.output
     assert "8.00 GiB allocated, 10.0 GiB reserved" in " ".join(done.output.split())

@@ -82,7 +82,7 @@ def test_without_a_viewer_the_report_stays_and_explains_itself(place: Place) -> 
     assert place.reports.stat().st_mode & 0o777 == 0o700
     explained = place.gpumon("explain", "--last")
     assert explained.returncode == 0, explained.stderr
-    assert explained.stdout.startswith("OUT OF MEMORY: Capacity: 144.00 MiB asked for, ")
+    assert explained.stdout.startswith("OUT OF MEMORY: Capacity: 144.00 MiB requested, ")
     assert "One more copy of weight (4,608 × 8,192, fp32, 144.00 MiB): its second moment" in " ".join(
         explained.stdout.split()
     )
@@ -274,4 +274,4 @@ def test_what_changed_since_the_last_step_that_fitted() -> None:
     assert report is not None
     batch, allocated = report.reasons[:2]
     assert batch == "The batch is 22×512; in step 29, the last that fitted, it was 8×8192."
-    assert allocated == "As its forward began, 547.0 MiB more was allocated than in step 29, the last that fitted."
+    assert allocated == "When its forward began, 547.0 MiB more was allocated than in step 29, the last that fitted."

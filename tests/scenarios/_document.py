@@ -12,11 +12,10 @@ from scenarios.catalogue import CONTEXT_MIB, PLAIN, WRONG, Scenario
 PAGE = Path(__file__).parents[2] / "docs" / "scenarios.md"
 HEAD = f"""# Scenarios
 
-Real training scripts, in `tests/scenarios/`, on which gpumon is tested. Each runs by itself, such as
+Real training scripts in `tests/scenarios/`, on which gpumon is tested. Each runs by itself, such as
 `python tests/scenarios/gpt.py --steps 20`; with `--report` it prints the allocator's own figures at the end of each
-phase, one JSON line a step. Those of two ranks are started by torchrun. A scenario with a clean twin has it behind
-`--clean`: the same script without what is wrong. A device of 1 GiB leaves the allocator what a context of
-{CONTEXT_MIB} MiB does not take.
+phase, one JSON line a step. Scripts for two ranks are started by torchrun. `--clean` runs a scenario's clean twin: the
+same script without the fault. Of a device of 1 GiB, a context of {CONTEXT_MIB} MiB is not available to the allocator.
 
 This page is written by `tests/scenarios/_document.py` from `tests/scenarios/catalogue.py`.
 """

@@ -1,4 +1,4 @@
-"""Batches of ever-changing size near the edge: what one leaves cached does not serve the next, so it is given back."""
+"""Batches of changing size near the limit: cached blocks do not fit the next batch, so they are released."""
 
 import random
 

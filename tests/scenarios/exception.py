@@ -1,4 +1,4 @@
-"""An exception in the middle of forward or backward: caught, and training goes on, or (--fatal) the end of it."""
+"""An exception in forward or backward: caught, so that training goes on, or (--fatal) not."""
 
 import torch
 from _mlp import INPUTS, batch, perceptron

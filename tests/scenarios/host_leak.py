@@ -1,4 +1,4 @@
-"""Host memory grows by 2 MiB a step in a list of tensors on the CPU, or by 1 in a Dataset that caches in its worker."""
+"""Host memory grows by 2 MiB a step in a list of tensors on the CPU, or by 1 MiB in a worker's Dataset."""
 
 import torch
 from _mlp import INPUTS, OUTPUTS, perceptron

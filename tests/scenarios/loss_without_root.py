@@ -1,4 +1,4 @@
-"""A loss that never saw the model's forward(): it comes from model.encode(), and from the weights alone."""
+"""A loss without the model's forward(): it is computed by model.encode(), and from the weights alone."""
 
 import torch
 from _gpt import GPT, GPTConfig, batch

@@ -1,4 +1,4 @@
-"""Somebody else on the device: a second process holds 2 GiB of it while this one trains."""
+"""Another process on the device holds 2 GiB of it while this one trains."""
 
 import subprocess
 import sys

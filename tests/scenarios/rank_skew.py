@@ -1,4 +1,4 @@
-"""Under torchrun: the last rank's sequences are six times as long as everybody else's, and so is its peak."""
+"""Under torchrun: the last rank's sequences are six times as long as those of other ranks, and its peak is higher."""
 
 import os
 

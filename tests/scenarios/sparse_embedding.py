@@ -1,4 +1,4 @@
-"""An embedding with sparse gradients: the rows looked up, not the table, make the gradient (--dense: the table)."""
+"""An embedding with sparse gradients, of only the rows looked up (--dense: of the whole table)."""
 
 import torch
 from _report import Report, arguments

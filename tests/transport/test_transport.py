@@ -205,7 +205,7 @@ def test_a_helper_that_dies_is_replaced_with_its_past_three_times(trainer: Train
     assert trainer.tell("waits") == [0, 0]
     trainer.process.kill()
     _, err = trainer.process.communicate()
-    assert err == "gpumon: its helper process died again and again: nobody can watch this run any more\n"
+    assert err == "gpumon: its helper process died repeatedly: no viewer can watch this run any more\n"
 
 
 def test_a_forked_child_writes_nothing(trainer: Trainer) -> None:

@@ -70,7 +70,7 @@ async def test_a_stopped_process_is_told_with_its_age(reader_of, app_of, new_run
         await pilot.pause(0.6)
         shown = text_of(app)
     assert "◌ silent" in shown
-    assert "nothing heard for 12 s" in shown
+    assert "no message for 12 s" in shown
 
 
 async def test_pause_holds_the_picture_and_lets_go_again(reader_of, app_of, new_run) -> None:

@@ -109,7 +109,7 @@ def test_where_another_regime_began_an_upright_mark_stands_above_the_curve(glyph
     history = TimelineData(points, 100, 5 * GIB, False, (60,))
     shown = plain(timeline_lines(history, 60, 8, glyphs, "")).splitlines()
     assert {row.index(mark) for row in shown[1:-1] if mark in row} == {7 + cell}
-    assert f"{mark} another regime" in shown[-1]
+    assert f"{mark} new regime" in shown[-1]
     assert all(
         mark not in row for row in plain(timeline_lines(TimelineData(points, 100, 5 * GIB, False), 60, 8, glyphs, ""))
     )
@@ -310,8 +310,8 @@ def test_what_the_driver_does_not_tell_is_said(store_of, new_run):
 
 def test_a_device_that_tells_no_figure_of_its_own_says_so_once(store_of, new_run):
     none = {"utilization_percent": None, "temperature_c": None, "power_mw": None, "power_limit_mw": None}
-    run = new_run().hello().step(1).host(**none, why=dict.fromkeys(none, "this device does not tell"))
-    assert host_facts(view_of(store_of(run))).gpu == "n/a (this device does not tell)"
+    run = new_run().hello().step(1).host(**none, why=dict.fromkeys(none, "not reported by this device"))
+    assert host_facts(view_of(store_of(run))).gpu == "n/a (not reported by this device)"
 
 
 def test_what_torch_has_pinned_stands_beside_the_process_where_there_is_any(store_of, new_run):

@@ -36,7 +36,7 @@ def test_the_panel_keeps_its_size_and_always_says_what_to_do(store_of, new_run, 
 def test_the_panel_names_verdict_request_moment_and_place(store_of, new_run):
     report = view_of(store_of(new_run().leaking())).report.oom
     shown = plain(oom_lines(report, 120, 9, UNICODE))
-    for words in ("2.00 GiB asked for in backward, step 12,433", report.verdict, "train.py:58", "in blocks.11.mlp"):
+    for words in ("2.00 GiB requested in backward, step 12,433", report.verdict, "train.py:58", "in blocks.11.mlp"):
         assert words in shown
 
 

@@ -110,17 +110,17 @@ def test_the_rank_under_the_cursor_says_what_became_of_it() -> None:
         said[row.rank] = next((line.strip() for line in lines if line.startswith(f"  rank {row.rank}: ")), None)
     assert said[0] is said[4] is None
     assert said[1] == "rank 1: ended by an exception in backward, step 101 · RuntimeError: x"
-    assert said[2] == "rank 2: the process is gone without a word (killed?) in forward, step 101"
-    assert said[3] == "rank 3: 40 steps behind the foremost: Enter shows the phase it stands in"
+    assert said[2] == "rank 2: the process is gone without a goodbye (killed?) in forward, step 101"
+    assert said[3] == "rank 3: 40 steps behind the first rank: Enter shows its current phase"
     assert said[6] is not None
-    assert "never heard" in said[6]
+    assert "no message yet" in said[6]
 
 
 @pytest.mark.parametrize(
     ("first", "said"),
     [
         ("exception", "rank 2 died first, {}: ended by an exception in backward, step 101 · RuntimeError: x"),
-        ("lost", "rank 2 died first, {}: the process is gone without a word (killed?) in backward, step 101"),
+        ("lost", "rank 2 died first, {}: the process is gone without a goodbye (killed?) in backward, step 101"),
     ],
 )
 def test_of_a_job_that_ends_the_rank_that_died_first_is_named_on_each_of_its_ranks(first: str, said: str) -> None:

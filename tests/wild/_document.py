@@ -20,23 +20,22 @@ PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 HEAD = """# Compatibility
 
 Real training loops against the libraries from PyPI, in `tests/wild/cases/`: random weights, made-up data, a few steps
-each with torch 2.15 on the virtual GPU. `GPUMON_GOVERNOR=off`: every step is read in full. No case knows gpumon. Each
-counts its own forwards, backwards and steps, runs once bare and once under `gpumon dryrun`, and the two are compared.
+each with torch 2.15 on the virtual GPU. `GPUMON_GOVERNOR=off`: every step is read in full. No case uses gpumon. Each
+counts its own forwards, backwards and steps, and runs once bare and once under `gpumon dryrun`; the two are compared.
 
-`python tests/wild/_document.py [NAME …]` runs cases and writes this page; rows of cases that are not named stay.
-`pytest -m long tests/wild` checks the same; what fails there for a known reason is in `tests/wild/catalogue.py`.
+`python tests/wild/_document.py [NAME …]` runs cases and writes this page; rows of other cases stay. `pytest -m long
+tests/wild` checks the same; known failures are listed in `tests/wild/catalogue.py`.
 
-- **model**: parameters of the models that were found, on all ranks together; "≠" where they are not those that the
-  case trains.
-- **phases**: steps as told / as counted, "≠" where forwards, backwards, evaluations or optimizer steps differ. A
-  forward that no call of a module shows (`model.forward(x)`, a method of another name) is inferred from its backward.
-- **unexplained**: the highest share of allocated that the ledger cannot name at the end of a phase, from step 5 on.
-- **estimate**: the largest error of the estimated peak from step 5 on; evaluations count where the first steps of the
-  kind had them. **forecast**: the median error of what a step says of the next one's peak. Kernels do nothing here, so
-  what depends on values is not tested.
-- **bytes**: whether the dry run's peak is the bare run's, to the byte.
-- **wrong**: the checks that fail. A case without a row has not been run to its end yet.
-- Of several ranks each figure is the worst one's. "–": not told.
+- **model**: parameters of the models that gpumon found, on all ranks together; "≠" if the case trains others.
+- **phases**: steps by gpumon / by the case, "≠" if forwards, backwards, evaluations or optimizer steps differ. A
+  forward without a call of the module (`model.forward(x)`, a method of another name) is inferred from its backward.
+- **unexplained**: the highest share of allocated without a known owner at the end of a phase, from step 5 on.
+- **estimate**: the largest error of the estimated peak, from step 5 on; evaluations count if the first steps of the
+  kind had them. **forecast**: the median error of a step's forecast of the next peak. Kernels do nothing here, so
+  nothing that depends on values is tested.
+- **bytes**: whether the peaks of dry run and bare run are equal to the byte.
+- **wrong**: the checks that fail. A case without a row has not been run completely yet.
+- With several ranks each figure is the worst of them. "–": not known.
 
 | case | with | model | phases | unexplained | estimate | forecast | bytes | findings | wrong |
 |---|---|---|---|---|---|---|---|---|---|
@@ -45,18 +44,18 @@ counts its own forwards, backwards and steps, runs once bare and once under `gpu
 PUBLIC = """
 ## Public scripts
 
-The scripts themselves, unmodified, at the commit that is named, run by hand with
-`python tests/wild/public.py FOLDER [NAME …]`, where FOLDER holds clones of the repositories; what a script would
-download is made up. Counted from outside (`tests/wild/_public_truth.py`): a forward is one of a module with parameters
-that is called from outside every other one; of an agent that has a critic and an actor, each of the two. Two things are
-no windows of their own and lie between others: a part of the model that is called by itself (`model.decode(x)` in a
-variational autoencoder), and a target network, which no optimizer updates and which stays in training mode.
+Unmodified scripts at the named commits, run by hand with `python tests/wild/public.py FOLDER [NAME …]`, where FOLDER
+holds clones of the repositories; data that a script would download is made up. Phases are counted from outside
+(`tests/wild/_public_truth.py`): a forward is an outermost call of a module with parameters; an actor and a critic count
+separately. Two things are no phases of their own and belong to `between`: a part of the model that is called by itself
+(`model.decode(x)` in a variational autoencoder), and a target network that no optimizer updates and that stays in
+training mode.
 
-What `sequence-parallel` does not explain is 800 bytes: the input of a collective whose result nobody has waited for
-yet. `word-language-by-hand` updates its parameters without an optimizer: gpumon finds its model, says that it counts
-no step, and how to mark one; the row after it is the same script with that line. The environments of `cleanrl-ppo`
-and `cleanrl-sac` are two: of four actions a virtual GPU reads back what the memory held, which the environment
-refuses, and of one value `all()` is not true there, which `torch.distributions` refuses.
+The 800 unexplained bytes of `sequence-parallel` are the input of a collective that has not been waited for yet.
+`word-language-by-hand` updates its parameters without an optimizer: gpumon finds its model, says that it counts no
+steps, and how to mark them; the next row is the same script with that line. `cleanrl-ppo` and `cleanrl-sac` run two
+environments: with four actions, the virtual GPU reads back whatever the memory contained, which the environment
+rejects; with a single value `all()` is false there, which `torch.distributions` rejects.
 
 | script | repository | command | with | model | phases | unexplained | estimate | forecast | bytes | findings | wrong |
 |---|---|---|---|---|---|---|---|---|---|---|---|

@@ -83,7 +83,7 @@ class Devices:
 
         if torch.cuda.get_allocator_backend() == "pluggable":
             cuda.fall_silent()
-            text = "this script's own allocator (CUDAPluggableAllocator) tells no figures: CUDA memory stays unknown"
+            text = "this script's own allocator (CUDAPluggableAllocator) reports no figures: CUDA memory stays unknown"
             say(text)
             self._tell(text)
 

@@ -246,7 +246,7 @@ class Accounts:
             self._cost.hurries = rolling.hurries
             if rolling.unreadable is not None and not self._told_unreadable:
                 self._told_unreadable = True
-                self._tell(f"a model of so many tensors has no ledger here: {rolling.unreadable}")
+                self._tell(f"this model is too large for a breakdown by owner: {rolling.unreadable}")
         sums = rolling.sums(_index(where))
         if sums is None:
             return
@@ -289,7 +289,7 @@ class Accounts:
         tracked = where.type != "cuda" or tracks_blocks()
         if not tracked and not self._untracked and reading.allocated is not None:
             self._untracked = True
-            self._tell("cudaMallocAsync knows no blocks: workspaces and what a peak was made of stay unknown")
+            self._tell("cudaMallocAsync reports no blocks: workspaces and the breakdown of peaks stay unknown")
         if where.type == "cuda" and tracked and self._looks_for_workspaces(step, phase):
             self._workspaces.look(device, lambda: self._block_owners.addresses(saved))
         workspaces = self._workspaces.bytes(device)

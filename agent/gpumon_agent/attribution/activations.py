@@ -81,7 +81,7 @@ class Activations:
         """A sampled step begins. `walks`: its graph will be walked."""
         if self._watch.hooked and not self._reported_hooked:
             self._reported_hooked = True
-            self._tell("with this version of torch activations cannot be read where saved-tensor hooks are used")
+            self._tell("with this version of torch, activations cannot be read if saved-tensor hooks are used")
         self.known = walks and READABLE and not self._watch.hooked and not self._resting
         self._resting -= walks and self._resting > 0
         self._recomputes = self._recomputes and not self.known
@@ -126,9 +126,7 @@ class Activations:
             self._rest = self._resting = min(max(1, self._rest * 2), REST_MAX)
             if self._rest >= _REPORTED_AT and not self._reported:
                 self._reported = True
-                self._tell(
-                    "the graph takes too long to be walked within a sampled step: activations stay unattributed in most"
-                )
+                self._tell("walking the graph takes too long: activations stay unattributed in most sampled steps")
             return
         self._rest = 0
         self._recomputes = self._recomputes or reader.recomputes

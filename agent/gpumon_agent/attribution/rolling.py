@@ -174,7 +174,7 @@ class Rolling:
                 states += met
                 yield
         if states != sum(len(stepping(each).state) for each in self._optimizers()):
-            self.unreadable = "an optimizer keeps state under other keys than its parameters"
+            self.unreadable = "an optimizer's state has other keys than its parameters"
             return
         others = self._others()
         self._others_known = others is not None

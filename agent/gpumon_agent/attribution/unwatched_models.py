@@ -139,7 +139,7 @@ class UnwatchedModels:
                     yield None
             copy = copy or theirs == shapes
         what = f"a copy of a watched model ({kind})" if copy else kind
-        self._tell(f"{what} of {nbytes:,} bytes is not trained: the ledger counts it among other models")
+        self._tell(f"{what} of {nbytes:,} bytes is not trained: it is counted as other models")
 
 
 def _parameters(root: Module) -> Iterator[weakref.ref[Tensor]]:

@@ -66,7 +66,7 @@ class ByHand:
             self._adopt(module, self._phases.optimizers)
         if waits:
             self._notice(
-                "parameters are updated without an optimizer, so no step is counted: call gpumon_agent.step() after "
+                "parameters are updated without an optimizer, so no steps are counted: call gpumon_agent.step() after "
                 "each update"
             )
 

@@ -18,7 +18,7 @@ MAKES_GRAPHS = inspect.unwrap(graphs.make_graphed_callables).__code__
 """It runs a model to warm it up and to capture it; that is not training."""
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _REPLAYED = (
-    "a CUDA graph is replayed: the phases inside it are not seen, and the allocator counts their memory as reserved, "
+    "a CUDA graph is replayed: phases inside it are not visible, and the allocator counts their memory as reserved, "
     "not as allocated"
 )
 

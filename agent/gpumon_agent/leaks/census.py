@@ -625,9 +625,9 @@ class _Taking:
             return
         why = None
         if not complete:
-            why = "not everything was looked at yet"
+            why = "some objects were not visited yet"
         elif self._rounds:
-            why = "what was found explains the growth: what lies deeper was not looked at"
+            why = "the tensors found explain the growth: deeper objects were not visited"
         census.publish(
             wire.Census(
                 step=step,
@@ -701,7 +701,7 @@ def _why_not() -> str | None:
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured"
     if sys.version_info < (3, 13) and sys.gettrace() is not None:
-        return "a debugger or a tracer is at work"
+        return "a debugger or a tracer is active"
     return None
 
 
@@ -717,5 +717,5 @@ def _waiting(collects: bool) -> int | None:
 
 
 def _paused(nanoseconds: int, complete: bool) -> str:
-    rest = "it is complete" if complete else "the rest follows a slice a step"
-    return f"the census that was asked for held up the training for {nanoseconds / 1e6:.0f} ms: {rest}"
+    rest = "it is complete" if complete else "the rest follows, a slice in each step"
+    return f"the requested census paused the training for {nanoseconds / 1e6:.0f} ms: {rest}"

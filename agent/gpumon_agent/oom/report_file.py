@@ -134,7 +134,7 @@ def text(report: Report) -> str:
         f"step {report.step}, {report.phase}" + (f", in {report.module}" if report.module else ""),
     ]
     if report.where:
-        lines.append(f"asked for at {report.where}")
+        lines.append(f"requested at {report.where}")
     if report.ledger:
         lines += ["", f"Owners at the end of {report.ledger_phase}, step {report.ledger_step}, bytes:"]
         lines += [f"  {name:<14}{count:>20,}" for name, count in report.ledger.items()]

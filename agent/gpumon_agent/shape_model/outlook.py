@@ -224,7 +224,7 @@ def sentence(outlook: wire.Outlook) -> str:
     where = f"on device {outlook.device}"
     text = f"step {outlook.step} will not fit: {outlook.phase} needs {torch_size(outlook.next_peak)} {where}"
     if outlook.headroom is not None and outlook.headroom < 0:
-        text += f", {torch_size(-outlook.headroom)} more than there is"
+        text += f", {torch_size(-outlook.headroom)} more than available"
     return text
 
 

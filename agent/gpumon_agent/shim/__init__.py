@@ -91,5 +91,5 @@ class _ToAgent:
     def homeless(self, optimizer: Optimizer) -> None:
         if not _is_loader_worker():
             _agent().notice(
-                f"{type(optimizer).__name__} updates tensors that belong to no module: of these no model is shown"
+                f"{type(optimizer).__name__} updates tensors that belong to no module: no model is shown for them"
             )

@@ -99,7 +99,7 @@ def _checked_options(words: Sequence[str]) -> Sequence[str]:
         for position, letter in enumerate(word[1:], 1):
             if letter in "IES":
                 raise Refused(
-                    f"python -{letter} keeps the agent out of the script (it ignores PYTHONPATH or sitecustomize): "
+                    f"python -{letter} starts the script without the agent (it ignores PYTHONPATH or sitecustomize): "
                     "leave it out, or call gpumon_agent.watch() in the script"
                 )
             if letter in _TAKE_A_VALUE:

@@ -48,13 +48,13 @@ def read(limit: int = BLOCKS_MAX) -> Raw:
     enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     if enabled is not None and enabled():
         raise TooDear(
-            "the script records the allocator's history, which makes every look at its blocks slow: "
+            "the script records the allocator's history, which makes reading its blocks slow: "
             "torch.cuda.memory._dump_snapshot, called in the script, writes them with their stacks"
         )
     devices = torch.cuda.device_count()
     count = sum(_count(device) for device in range(devices))
     if count > limit:
-        raise TooDear(f"{count:,} blocks are more than can be read within 100 ms: {limit:,}")
+        raise TooDear(f"{count:,} blocks cannot be read within 100 ms (at most {limit:,})")
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -78,8 +78,8 @@ class Control:
         except wire.WireError as error:
             return wire.Reply(False, str(error))
         if request.nonce != self._nonce:
-            return wire.Reply(False, "another process than the one that was asked answers here: attach again")
-        return self._answer(request) or wire.Reply(False, "the agent failed at it; its log tells more")
+            return wire.Reply(False, "another process than the requested one answers here: attach again")
+        return self._answer(request) or wire.Reply(False, "the agent failed; its log has details")
 
     def _send(self, reply: bytes) -> None:
         assert self._socket is not None

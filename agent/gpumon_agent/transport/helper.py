@@ -146,13 +146,13 @@ class Helper:
         """Accepts or refuses a viewer's request."""
         if request.what == wire.ROOM:
             if request.available is None or not 0 <= request.device < 64:
-                return wire.Reply(False, "how much room, and on which device?")
+                return wire.Reply(False, "the request has no memory budget or no device")
         elif request.what not in (wire.CENSUS, wire.BLOCKS, wire.SNAPSHOT_FILE):
-            return wire.Reply(False, f"this agent does not know what {request.what!r} is: upgrade gpumon-agent")
+            return wire.Reply(False, f"this agent does not know the request {request.what!r}: upgrade gpumon-agent")
         elif request.what != wire.CENSUS and not self._at().counters[3]:
             return wire.Reply(False, _NO_CUDA)
         elif any(request.what == known.what and number > self._at().counters[2] for number, known in self._requests):
-            return wire.Reply(True, f"asked for already: {WAITS}")
+            return wire.Reply(True, f"already requested: {WAITS}")
         self._number += 1
         same = [each for each in self._requests if (each[1].what, each[1].device) != (request.what, request.device)]
         self._requests = [*same, (self._number, request)][-_KEPT:]
@@ -256,7 +256,7 @@ class Helper:
 
     def _gone(self) -> wire.Goodbye:
         """It was killed, or ended without Python's exit. The helper notices at once, viewers do not."""
-        text = f"process {self.descriptor.pid} is gone, and said no last word"
+        text = f"process {self.descriptor.pid} is gone, and sent no goodbye"
         at = self._at()
         return wire.Goodbye("lost", time.monotonic_ns(), at.step, at.phase, text)
 

@@ -261,7 +261,7 @@ class Publisher:
             control.bind(f"ipc://{place.control}")
             place.close_to_others()
         except zmq.ZMQError as error:
-            self._tell(f"viewers cannot ask this process for anything: {error}")
+            self._tell(f"viewers cannot send requests to this process: {error}")
             control.close()
             self._control = None
 

@@ -125,7 +125,7 @@ class Requests:
 
     def _dear(self, raw: blocks.Raw) -> None:
         if raw.spent_ns > PROMISED_NS:
-            self._tell(f"reading the allocator's blocks stopped the training for {raw.spent_ns // 1_000_000} ms")
+            self._tell(f"reading the allocator's blocks paused the training for {raw.spent_ns // 1_000_000} ms")
 
     def _out_of_memory(self, device: int) -> None:
         """Reads the blocks before the exception is raised."""

@@ -265,7 +265,7 @@ class Transport:
         self._restarts += 1
         if self._restarts > RESTARTS_MAX:
             self._unwatched = True
-            say("its helper process died again and again: nobody can watch this run any more")
+            say("its helper process died repeatedly: no viewer can watch this run any more")
             return
         try:
             memory = old.copied()

@@ -73,7 +73,7 @@ def find_cause(message: OomMessage, growth: LeakEvidence | None = None, foreseen
         return _without_figures(message)
     requested = message.requested
     if requested is None:
-        return Cause("unknown", f"{_place(message)} is full; the message does not say how much was asked for.")
+        return Cause("unknown", f"{_place(message)} is full; the message does not give the size of the request.")
     if "per_process_memory_fraction" in message.text:
         return Cause(
             "limit",
@@ -86,9 +86,7 @@ def find_cause(message: OomMessage, growth: LeakEvidence | None = None, foreseen
     if limited is not None:
         return limited
     if message.allocated is None or (message.free is None and message.slack is None):
-        return Cause(
-            "unknown", f"{shown(requested.middle)} could not be had; the message is cut off before its figures."
-        )
+        return Cause("unknown", f"{shown(requested.middle)} could not be allocated; the message is cut off.")
     return _by_room(message, requested, message.slack or ZERO, message.free or ZERO, growth, foreseen)
 
 
@@ -99,8 +97,8 @@ def _oversized(message: OomMessage, requested: Figure, total: Figure) -> Cause:
         f"One request too large: {shown(requested.middle)} can never fit on {shown(total.middle)}.",
         (
             f"In fp32 it is {requested.middle // 4:,} elements, as many as a square of {side:,} × {side:,}: two "
-            "shapes that were broadcast against each other, pairwise distances, an outer product, or a batch or length "
-            "that is not what it should be.",
+            "shapes that were broadcast against each other, pairwise distances, an outer product, or a wrong "
+            "batch or length.",
         ),
         requested - total,
     )
@@ -114,7 +112,7 @@ def _limited(message: OomMessage, requested: Figure) -> Cause | None:
         left = allowed - message.process
         return Cause(
             "limit" if left.low < requested.high else "fragmentation",
-            f"The limit of the MPS backend: {shown(requested.middle)} asked for, {shown(left.middle)} left of "
+            f"The limit of the MPS backend: {shown(requested.middle)} requested, {shown(left.middle)} left of "
             f"{shown(allowed.middle)}.",
             ("The limit is a share of what macOS recommends, not the whole memory of the machine.",),
             requested - left,
@@ -128,7 +126,7 @@ def _limited(message: OomMessage, requested: Figure) -> Cause | None:
         (
             f"Reserved and requested together are above the {shown(allowed.middle)} that "
             "torch.cuda.set_per_process_memory_fraction leaves to this process.",
-            f"The device itself could still give {shown(free.middle)}.",
+            f"The device itself still has {shown(free.middle)} free.",
         ),
         requested - slack - (allowed - (message.reserved or ZERO)),
     )
@@ -147,11 +145,11 @@ def _by_room(
     if message.allowed is None and free.low >= requested.high:
         return Cause(
             "refused",
-            f"Refused although free: {shown(requested.middle)} asked for, {shown(free.middle)} free by the driver.",
+            f"Refused although free: {shown(requested.middle)} requested, {shown(free.middle)} free on the device.",
             (
-                "Either a limit outside PyTorch holds (a container, MIG, the share Windows or WSL gives a process, the "
-                "part of an APU's memory set aside for graphics), or another process let go between the failure and "
-                "the message.",
+                "Either a limit outside PyTorch applies (a container, MIG, the share Windows or WSL gives a process, "
+                "the part of an APU's memory set aside for graphics), or another process freed memory after the "
+                "failure and before the message.",
             ),
         )
     stayed = 0 if growth is None else growth.bytes_per_step * growth.steps
@@ -170,17 +168,17 @@ def _by_room(
             return _fragmented(message, requested, slack, free, sure=available.low >= requested.high)
         return Cause(
             "capacity",
-            f"Capacity: the device is full; {shown(available.middle)} is left, in pieces, "
-            f"for {shown(requested.middle)}.",
+            f"Capacity: the device is full; {shown(requested.middle)} requested, "
+            f"{shown(available.middle)} left in pieces.",
             (
-                f"Free on the device {shown(free.middle)}, reserved but unallocated {shown(slack.middle)}: in one "
-                f"piece just enough, with {shown((available - requested).middle)} left for everything after it.",
+                f"Free on the device {shown(free.middle)}, reserved but unallocated {shown(slack.middle)}: just enough "
+                f"if it were one piece, with {shown((available - requested).middle)} left for everything after it.",
             ),
             missing,
         )
     return _others(message, requested, available, missing) or Cause(
         "capacity",
-        f"Capacity: {shown(requested.middle)} asked for, {shown(available.middle)} left: "
+        f"Capacity: {shown(requested.middle)} requested, {shown(available.middle)} left: "
         f"{shown(missing.middle)} too little.",
         _capacity_reasons(message, slack, free, missing),
         missing,
@@ -195,8 +193,8 @@ def _leaked(growth: LeakEvidence, requested: Figure, available: Figure, missing:
         + (f"held by `{growth.named[0].holder}`." if growth.named else "until the device is full."),
         (
             *(_held(finding) for finding in growth.named),
-            f"Over {growth.steps:,} steps that is {shown(stayed)} which did not go away between one iteration and the "
-            f"next. {shown(requested.middle)} was asked for, {shown(available.middle)} was left.",
+            f"Over {growth.steps:,} steps that is {shown(stayed)} that was not freed. "
+            f"{shown(requested.middle)} was requested, {shown(available.middle)} was left.",
         ),
         missing,
     )
@@ -213,12 +211,12 @@ def _foreseen(foreseen: PredictedPeak, whole: Figure, requested: Figure, availab
     shapes = units.shapes(foreseen.inputs)
     return Cause(
         "capacity",
-        f"Capacity: this batch was to need {shown(foreseen.peak)}, and {shown(whole.middle)} is all there is: "
+        f"Capacity: this batch needs {shown(foreseen.peak)}, and {shown(whole.middle)} is all there is: "
         f"{shown(missing.middle)} too little.",
         (
-            f"Foreseen as the batch{f' of {shapes}' if shapes else ''} entered forward, from the steps before. The "
-            f"{shown(requested.middle)} is only where it met the end: the {shown(available.middle)} unused, in pieces, "
-            "would not have carried it to its peak.",
+            f"Forecast from earlier steps when the batch{f' of {shapes}' if shapes else ''} entered forward. The "
+            f"{shown(requested.middle)} is only the request that failed: the {shown(available.middle)} unused, in "
+            "pieces, would not have been enough for the peak.",
         ),
         missing,
     )
@@ -231,8 +229,8 @@ def _capacity_reasons(message: OomMessage, slack: Figure, free: Figure, missing:
     ]
     outside = _outside(message)
     if outside is not None and outside.middle > 0:
-        whose = "as a CUDA context takes" if outside.low <= CONTEXT_MAX else "contexts, libraries, other processes"
-        reasons.append(f"Outside PyTorch's allocator stand {shown(outside.middle)}: {whose}.")
+        whose = "as much as a CUDA context" if outside.low <= CONTEXT_MAX else "contexts, libraries, other processes"
+        reasons.append(f"In use outside PyTorch's allocator {shown(outside.middle)}: {whose}.")
     return tuple(reasons)
 
 
@@ -240,22 +238,24 @@ def _fragmented(message: OomMessage, requested: Figure, slack: Figure, free: Fig
     unused = slack + free
     total, outside = message.total, _outside(message)
     speaks_for = (
-        f"For fragmentation: {shown(slack.middle)} is reserved but unallocated. PyTorch has given back every segment "
-        f"that was wholly free before it raised, so this lies between live tensors, in pieces smaller than "
-        f"{shown(requested.low)}. With the {shown(free.middle)} that the driver has free, "
+        f"For fragmentation: {shown(slack.middle)} is reserved but unallocated. PyTorch releases every segment that is "
+        f"completely free before it raises, so this lies between live tensors, in pieces smaller than "
+        f"{shown(requested.low)}. With the {shown(free.middle)} free on the device, "
         f"{shown(unused.middle)} is unused, {unused.middle / max(1, requested.middle):.1f} times the request."
     )
-    against = f"For plain capacity: the driver's {shown(free.middle)} alone is {shown((requested - free).middle)} short"
+    against = (
+        f"For capacity: the {shown(free.middle)} free on the device is {shown((requested - free).middle)} too little"
+    )
     if message.allocated is not None and total is not None:
         left = total - message.allocated - (outside or ZERO) - requested
         against += (
-            f", and {shown(message.allocated.middle)} of {shown(total.middle)} is really allocated. With no gaps "
-            f"at all this request would leave {shown(left.middle)} for what comes after it; a peak that grows by more "
-            "than that is capacity's after all."
+            f", and {shown(message.allocated.middle)} of {shown(total.middle)} is allocated. Without gaps "
+            f"this request would leave {shown(left.middle)} for later ones; if the peak is higher by more than that, "
+            "the cause is capacity."
         )
     else:
         against += "."
-    doubt = () if sure else ("The figures are rounded: it is just about enough, or just about not.",)
+    doubt = () if sure else ("The figures are rounded: it is just enough, or just too little.",)
     return Cause(
         "fragmentation",
         f"Fragmentation: {shown(unused.middle)} is unused, but in no piece of {shown(requested.middle)}.",
@@ -307,7 +307,7 @@ def _place(message: OomMessage) -> str:
 
 
 def _without_figures(message: OomMessage) -> Cause:
-    requested = shown(message.requested.middle) if message.requested is not None else "what it asked for"
+    requested = shown(message.requested.middle) if message.requested is not None else "its request"
     if message.kind == "overflow":
         return Cause(
             "oversized",
@@ -323,15 +323,15 @@ def _without_figures(message: OomMessage) -> Cause:
     if message.kind == "shared":
         return Cause(
             "host",
-            "Shared memory is full: DataLoader workers hand their batches over through /dev/shm.",
-            ("A container has 64 MiB of it unless told otherwise.",),
+            "Shared memory is full: DataLoader workers pass their batches through /dev/shm.",
+            ("A container has 64 MiB of it by default.",),
         )
     if message.kind in ("worker", "killed"):
         who = "A DataLoader worker" if message.kind == "worker" else "The process"
         return Cause(
             "host",
-            f"{who} was killed: the machine's memory, most likely, not the GPU's.",
-            ("The kernel ends the largest process when memory runs out; `dmesg | grep -i oom` says so if it did.",),
+            f"{who} was killed: most likely the machine ran out of memory, not the GPU.",
+            ("The kernel ends the largest process when memory runs out; `dmesg | grep -i oom` shows it.",),
         )
     if message.sure:
         return Cause(
@@ -339,7 +339,7 @@ def _without_figures(message: OomMessage) -> Cause:
             f"{message.source} could not get device memory; its message names no figures.",
             (
                 "Libraries and the driver take memory beside PyTorch's allocator (handles, contexts, workspaces): "
-                "what PyTorch has reserved is not theirs to take.",
+                "they cannot use what PyTorch has reserved.",
             ),
         )
     return Cause(

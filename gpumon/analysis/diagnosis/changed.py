@@ -39,7 +39,7 @@ def changed(rank: RankFrame, event: wire.Oom, kept: Sequence[Finding] = ()) -> t
     if start is not None and start > before.start:
         held = f" `{kept[0].holder}` grows." if kept and kept[0].holder and kept[0].bytes_per_step else ""
         more = units.size(start - before.start)
-        said.append(f"As its forward began, {more} more was allocated than in {since}.{held}")
+        said.append(f"When its forward began, {more} more was allocated than in {since}.{held}")
     return tuple(said)
 
 

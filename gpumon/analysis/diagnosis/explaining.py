@@ -105,7 +105,7 @@ def _assumptions(known: Known, best: Candidate | None, recipe: Recipe) -> list[s
         if same is not None and shown(same.allocated_before) != shown(best.allocated_before):
             more = "more" if same.allocated_before > best.allocated_before else "less"
             said.append(
-                f"One that {WAYS_IN_WORDS[way]}, would ask for it at {shown(same.allocated_before)}: "
+                f"One that {WAYS_IN_WORDS[way]}, would request it at {shown(same.allocated_before)}: "
                 f"{shown(abs(same.allocated_before - best.allocated_before))} {more}."
             )
     if all(tensor.width == 4 for tensor in known.tensors):
@@ -120,13 +120,13 @@ def _notes(message: OomMessage, known: Known, best: Candidate | None, case: Fail
     optimizer = case.phase == wire.OPTIMIZER
     if best is not None and best.phase == wire.OPTIMIZER:
         said.append(
-            "The batch has nothing to do with it: weights, gradients and states do not grow with it, and by the "
-            "optimizer's step the activations are gone. Batch 1 fails at the same place."
+            "The batch does not matter: weights, gradients and states do not grow with it, and activations are freed "
+            "before the optimizer step. Batch 1 fails at the same place."
         )
     elif optimizer and not known.tensors:
         said.append(
-            "In optimizer.step the activations are gone: a smaller batch does not help. With --parameters, --config or "
-            "--model it can be told which tensor it is."
+            "Activations are freed before optimizer.step: a smaller batch does not help. With --parameters, --config "
+            "or --model gpumon can name the tensor."
         )
     if best is not None and best.phase in (wire.OPTIMIZER, wire.LOAD):
         said += _grows_with(known.tensors, best)
@@ -140,15 +140,15 @@ def _notes(message: OomMessage, known: Known, best: Candidate | None, case: Fail
         )
     if case.phase is None and message.kind == "allocator":
         said.append(
-            "The text has no traceback, so the phase is not known: with --log its frames tell it, and with "
-            "--parameters, --config or --model the size can tell the tensor."
+            "The text has no traceback, so the phase is not known: --log reads it from a traceback; --parameters, "
+            "--config or --model can name the tensor from its size."
         )
     if story.times > 1:
-        said.append(f"The text holds {story.times} such messages; this is the last.")
+        said.append(f"The text has {story.times} such messages; this is the last.")
     if story.progress is not None and story.progress[0] > 1 and case.verdict == "capacity" and not optimizer:
         done = story.progress[0]
         said.append(
-            f"It ran {units.count(done)} steps before: a longer batch than those, or something that "
+            f"It ran {units.count(done)} steps before: this batch is longer than those, or something "
             "grows with every step."
         )
     return said
@@ -163,6 +163,6 @@ def _grows_with(tensors: Sequence[Tensor], best: Candidate) -> list[str]:
     total = sum(t.count for t in tensors)
     parts = " + ".join(f"{t.count // rows}" for t in sorted(tensors, key=lambda t: -t.count) if rows in t.shape)
     return [
-        f"The vocabulary has: {row} parameters a row ({parts}), so its {rows:,} rows are "
+        f"Each entry of the vocabulary has {row} parameters ({parts}), so its {rows:,} entries are "
         f"{units.percent(row * rows / total)} of the {total:,} parameters. {total - row * rows:,} remain without it."
     ]

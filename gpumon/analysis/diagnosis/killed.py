@@ -14,7 +14,7 @@ def text(known: LastKnown) -> str:
     """Lines of at most 80 columns."""
     seen = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(known.unix))
     rank = "" if known.rank is None else f" (rank {known.rank})"
-    first = f"{known.name}{rank} was killed, or left by os._exit()"
+    first = f"{known.name}{rank} was killed, or ended by os._exit()"
     if not known.ended:
         first = f"{known.name}{rank} was killed with its helper, or the machine went down"
     held = [] if known.resident is None else [f"{size(known.resident)} of the host's memory"]
@@ -28,9 +28,9 @@ def text(known: LastKnown) -> str:
         *(f"  it held    {each}" for each in held),
         "",
         *textwrap.wrap(
-            "No out-of-memory of the GPU came before it. If the host ran out of memory, the kernel says so: "
+            "No out-of-memory of the GPU came before it. If the host ran out of memory, the kernel logged it: "
             "dmesg | grep -i 'killed process'. In a container look at its exit code (137) and reason (OOMKilled); "
-            "a scheduler may have ended the job at its limit of time or memory.",
+            "a scheduler may have ended the job at a time or memory limit.",
             WIDTH,
         ),
     ]

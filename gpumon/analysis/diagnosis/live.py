@@ -27,7 +27,7 @@ from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
 from gpumon_agent.oom.report_file import Report
 
-MORE = "The report on the trainer's disk knows every parameter's shape: gpumon explain --last, on that machine."
+MORE = "The report on the trainer's disk has every parameter's shape: gpumon explain --last, on that machine."
 
 
 def of_rank(

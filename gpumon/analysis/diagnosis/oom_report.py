@@ -9,15 +9,15 @@ from gpumon.analysis.estimate.model import Tensor
 from gpumon.analysis.types import Breakdown
 
 VERDICTS = {
-    "capacity": "what is alive and what is asked for do not fit",
+    "capacity": "live bytes plus the request do not fit",
     "fragmentation": "enough is unused, but in no piece large enough",
-    "other-process": "somebody else's bytes on the device make the difference",
-    "leak": "more stays allocated from step to step",
+    "other-process": "it would fit without the memory of other processes",
+    "leak": "bytes are kept from step to step",
     "oversized": "the one request is larger than the device",
-    "limit": "this process may not take what the device has",
-    "refused": "the driver refused although it counts enough as free",
+    "limit": "the process has a limit below the device's memory",
+    "refused": "the driver refused although enough is free",
     "host": "the machine's own memory, not a device's",
-    "unknown": "the message names no figures",
+    "unknown": "the message has no figures",
 }
 
 

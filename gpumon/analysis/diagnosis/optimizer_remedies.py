@@ -40,9 +40,7 @@ def stepping(case: FailureContext) -> Iterator[Remedy]:
     yield from _vocabulary(case, now, space, recipe, way)
     halves = [replace(tensor, width=2) for tensor in tensors]
     if all(tensor.width == 4 for tensor in tensors):
-        text = (
-            "weights, gradients and state in bfloat16 (model.bfloat16()), if training bears it; autocast does not help"
-        )
+        text = "weights, gradients and state in bfloat16 (model.bfloat16()), if training tolerates it; not autocast"
         yield from walked("bf16", text, peak(halves, recipe, way))
 
 

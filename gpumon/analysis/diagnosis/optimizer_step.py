@@ -87,7 +87,9 @@ RECIPES = {
         Recipe("rmsprop", ("square average",), ("square root of the average",), 1, (REACH, LOOP, FOREACH)),
         Recipe("adagrad", ("sum of squares",), ("square root of the sum",), 2, (LOOP, FOREACH, FUSED), early=True),
         Recipe("asgd", ("average (ax)",), ("gap to the average",), 2, (LOOP, FOREACH), together=False, looped=False),
-        Recipe("rprop", ("gradient before (prev)", "step size"), ways=(LOOP, FOREACH), takes=special_optimizers.rprop),
+        Recipe(
+            "rprop", ("previous gradient (prev)", "step size"), ways=(LOOP, FOREACH), takes=special_optimizers.rprop
+        ),
         Recipe("adafactor", ways=(LOOP, FOREACH), made=special_optimizers.factored, takes=special_optimizers.adafactor),
         Recipe("muon", ("momentum buffer",), ways=(LOOP,), takes=special_optimizers.muon),
         Recipe("sparseadam", _ADAM, ways=(LOOP,), gradients=False),
@@ -108,9 +110,9 @@ def recipe_of(text: str) -> tuple[Recipe, str | None]:
         name = "momentum"
     recipe = RECIPES.get("adamw8bit" if name == "adam8bit" else name)
     if recipe is None:
-        raise ValueError(f"the optimizer {name!r} is not known here; known are {', '.join(RECIPES)}")
+        raise ValueError(f"unknown optimizer {name!r}; known are {', '.join(RECIPES)}")
     if way and way not in recipe.ways:
-        raise ValueError(f"{name} has no way {way!r}; it has {', '.join(recipe.ways)}")
+        raise ValueError(f"{name} has no form {way!r}; it has {', '.join(recipe.ways)}")
     return recipe, way or None
 
 

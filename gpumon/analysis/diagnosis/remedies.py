@@ -73,9 +73,9 @@ def _loading(case: FailureContext) -> Iterator[Remedy]:
     space = available(case.message)
     half = saves(BF16, BytesByOwner(weights=whole)) if whole and all(t.width == 4 for t in case.tensors) else None
     enough = None if half is None or space is None else whole - half <= space
-    yield Remedy("bf16", "weights in bfloat16 (model.bfloat16(), or torch_dtype as it is loaded)", half, enough)
+    yield Remedy("bf16", "weights in bfloat16 (model.bfloat16(), or torch_dtype when loading)", half, enough)
     yield Remedy("map-location", 'torch.load(..., map_location="cpu"): no second copy of a checkpoint on the device')
-    yield Remedy("shard", "the weights spread over several devices (FSDP, device_map), or over the CPU")
+    yield Remedy("shard", "shard the weights over several devices (FSDP, device_map), or move some to the CPU")
 
 
 def _activations(case: FailureContext) -> Iterator[Remedy]:
@@ -86,9 +86,7 @@ def _activations(case: FailureContext) -> Iterator[Remedy]:
     yield Remedy(
         "batch", "half the batch, twice the accumulation steps: activations are proportional to it", half, enough
     )
-    yield Remedy(
-        "checkpointing", "activation checkpointing: keeps one tensor a block, computes the rest again in backward"
-    )
+    yield Remedy("checkpointing", "activation checkpointing: keeps one tensor a block, recomputes the rest in backward")
     yield Remedy("autocast", "torch.autocast(dtype=torch.bfloat16): activations in 16 bits, about half of them")
     if case.activation is not None:
         yield _instead(case.activation)
@@ -98,11 +96,9 @@ def _activations(case: FailureContext) -> Iterator[Remedy]:
 
 def _instead(activation: Tensor) -> Remedy:
     if activation.name.startswith("logits"):
-        text = (
-            "a cross entropy that is fused with the output layer, or goes in chunks of tokens: no logits in one piece"
-        )
+        text = "a cross entropy fused with the output layer, or in chunks of tokens: never all logits at once"
         return Remedy("fused-loss", text, activation.bytes)
-    text = "torch.nn.functional.scaled_dot_product_attention: no scores in one piece"
+    text = "torch.nn.functional.scaled_dot_product_attention: never all scores at once"
     return Remedy("sdpa", text, activation.bytes)
 
 
@@ -123,7 +119,7 @@ def _beside_owners(case: FailureContext) -> int | None:
 def _views(case: FailureContext) -> Iterator[Remedy]:
     if case.settings.bucket_views is False:
         trained = saves(BUCKET_VIEWS, BytesByOwner(gradients=sum(t.bytes for t in case.tensors if t.trainable))) or None
-        text = "DistributedDataParallel(..., gradient_as_bucket_view=True): gradients live in the buckets, once"
+        text = "DistributedDataParallel(..., gradient_as_bucket_view=True): gradients are views of the buckets"
         yield Remedy(BUCKET_VIEWS, text, trained)
 
 
@@ -132,14 +128,14 @@ def _fragmentation(case: FailureContext) -> Iterator[Remedy]:
     requested = case.message.requested
     enough = slack is not None and requested is not None and slack.middle >= requested.middle
     if case.message.backend not in ("cuda", "hip"):
-        yield Remedy("shapes", "batches of one shape, padded to a few lengths: blocks can be used again")
+        yield Remedy("shapes", "batches of one shape, padded to a few lengths: blocks can be reused")
         return
     if not case.settings.expandable and not case.message.expandable:
         value = _variable(case)
         old = "" if case.message.new else " (PyTorch 2.1 or newer; before it, max_split_size_mb:128)"
         joined = saves(EXPANDABLE, BytesByOwner(slack=slack.middle)) if slack is not None else None
-        yield Remedy("expandable-segments", f"{value}{old}: segments that grow, so that gaps join", joined, enough)
-    yield Remedy("shapes", "batches of one shape, padded to a few lengths: blocks of one size can be used again")
+        yield Remedy("expandable-segments", f"{value}{old}: segments can grow, so that gaps merge", joined, enough)
+    yield Remedy("shapes", "batches of one shape, padded to a few lengths: blocks of one size can be reused")
     yield Remedy("order", "the largest batch first: its blocks then hold every smaller one")
     yield Remedy("batch", "a smaller batch, if the peak itself is near the device's size")
 
@@ -164,14 +160,14 @@ def _leak(case: FailureContext) -> Iterator[Remedy]:
     yield Remedy("item", "loss.item() (or .detach()) for what is logged or summed: a kept loss keeps its graph")
     yield Remedy("lists", "lists and dicts that collect outputs, predictions or losses: keep them on the CPU, detached")
     yield Remedy(
-        "watch", "gpumon run …, then gpumon attach and key 4: which tensors grow, since when, and who holds them"
+        "watch", "gpumon run …, then gpumon attach and key 4: which tensors grow, since when, and what holds them"
     )
 
 
 def _oversized(case: FailureContext) -> Iterator[Remedy]:
     yield Remedy("shapes", "print the shapes at this line: two operands that broadcast, (N, 1) with (1, N), make N × N")
     yield Remedy("pieces", "the computation in pieces: chunked distances or attention, scaled_dot_product_attention")
-    yield Remedy("batch", "a smaller batch or a shorter sequence, if the shape is what it should be")
+    yield Remedy("batch", "a smaller batch or a shorter sequence, if the shape is correct")
 
 
 def _limit(case: FailureContext) -> Iterator[Remedy]:
@@ -186,10 +182,10 @@ def _limit(case: FailureContext) -> Iterator[Remedy]:
 
 
 def _refused(case: FailureContext) -> Iterator[Remedy]:
-    yield Remedy("again", "run once more with the device to yourself: nvidia-smi, or rocm-smi, tells who else is there")
+    yield Remedy("again", "run again without other processes on the device: nvidia-smi or rocm-smi lists them")
     yield Remedy("limits", "the container's, the MIG slice's, or Windows' and WSL's share of the device: raise it")
     if not case.settings.expandable and not case.message.expandable:
-        yield Remedy("expandable-segments", f"{_variable(case)}: asks the driver for small pieces")
+        yield Remedy("expandable-segments", f"{_variable(case)}: requests smaller pieces from the driver")
 
 
 def _host(case: FailureContext) -> Iterator[Remedy]:
@@ -197,11 +193,9 @@ def _host(case: FailureContext) -> Iterator[Remedy]:
         yield Remedy(
             "shm", "docker run --shm-size=8g (or --ipc=host); in Kubernetes a memory-backed /dev/shm", None, True
         )
-        yield Remedy("workers", "num_workers=0 tells whether it is that: nothing is shared then")
+        yield Remedy("workers", "num_workers=0 shows whether this is the cause: it shares nothing")
         return
-    yield Remedy(
-        "workers", "fewer DataLoader workers: each holds its own copy of what the dataset's Python objects become"
-    )
+    yield Remedy("workers", "fewer DataLoader workers: each gets its own copy of the dataset's Python objects")
     yield Remedy(
         "arrays", "a data set in one array or a memory map (numpy.memmap, Arrow), not in lists of Python objects"
     )
@@ -218,7 +212,7 @@ def _unknown(case: FailureContext) -> Iterator[Remedy]:
     yield Remedy(
         "batch", "a smaller batch with gradient accumulation: the library's request is small, the device is full"
     )
-    yield Remedy("shapes", "if the device is not full: CUDA_LAUNCH_BLOCKING=1 shows the operation that really failed")
+    yield Remedy("shapes", "if the device is not full: CUDA_LAUNCH_BLOCKING=1 shows the operation that failed")
 
 
 _FOR = {

@@ -20,7 +20,7 @@ DTYPES = {4: "fp32", 2: "16-bit", 1: "8-bit", 8: "fp64"}
 def text(report: OomReport, width: int = WIDTH) -> str:
     blocks = [_wrap(line(of_oom(report)), width)]
     for heading, said in (
-        ("What was asked for", list(_what(report))),
+        ("What was requested", list(_what(report))),
         ("Why", list(report.reasons)),
         ("What it depends on", list(report.notes)),
         ("Assumed", list(report.assumptions)),
@@ -52,7 +52,7 @@ def _what(report: OomReport) -> Iterator[str]:
         yield from _segment(report.tensor, report.requested)
     if report.where is not None:
         code = f"  {report.code}" if report.code else ""
-        yield f"Asked for at {report.where}{code}"
+        yield f"Requested at {report.where}{code}"
     if report.module is not None:
         yield f"The module that ran: {report.module}"
 
@@ -69,26 +69,26 @@ def _explained(explained: Sequence[Candidate], report: OomReport) -> Iterator[st
     which = "a later" if suspect.later else "the first"
     if suspect.phase == "optimizer" and len(explained) > 1:
         yield (
-            f"One of {len(explained)} requests of {which} optimizer.step that agree in size and place; the nearest: "
+            f"One of {len(explained)} requests of {which} optimizer.step that match in size and position; the nearest: "
             f"{name(suspect)}, its {suspect.what}."
         )
     elif suspect.phase == "optimizer":
         yield f"One more copy of {name(suspect)}: its {suspect.what}, in {which} optimizer.step."
     elif suspect.phase == "load":
-        yield f"The weights {name(suspect)}, as the model is put on the device."
+        yield f"The weights {name(suspect)}, as the model is moved to the device."
     else:
-        whose = {"backward": "a gradient of them", "forward": "themselves"}.get(report.phase or "", "them or a copy")
-        yield f"As large as the {name(suspect)}: {whose}."
+        whose = {"backward": "their gradient", "forward": "themselves"}.get(report.phase or "", "themselves or a copy")
+        yield f"It has the size of the {name(suspect)}: {whose}."
     if suspect.allocated_before is not None and suspect.left is not None:
         parts = (
             f"weights, gradients and {'all states' if suspect.later else 'the states made so far'}"
             if suspect.phase == "optimizer"
             else "the weights before it"
         )
-        agree = " Size and place both agree." if len(explained) == 1 else ""
+        agree = " Size and position both match." if len(explained) == 1 else ""
         yield (
-            f"By then {shown(suspect.allocated_before)} stand ({parts}); the message says "
-            f"{shown(suspect.allocated_before + suspect.left.middle)} is allocated.{agree}"
+            f"By then {shown(suspect.allocated_before)} is allocated ({parts}); the message says "
+            f"{shown(suspect.allocated_before + suspect.left.middle)}.{agree}"
         )
 
 
@@ -99,16 +99,16 @@ def _segment(ranges: Sequence[Figure], requested: Figure) -> Iterator[str]:
         return
     takes = f"at most {size(first.high)}" if first.low == 1 else f"{size(first.low)} to {size(first.high)}"
     takes += "".join(f", or {size(each.low)} to {size(each.high)}" for each in rest)
-    yield f"That is the segment PyTorch asks the driver for; the tensor itself takes {takes}."
+    yield f"That is the segment that PyTorch requests from the driver; the tensor itself takes {takes}."
 
 
 def _sized(report: OomReport) -> Iterator[str]:
     several = report.suspects
     named = "; ".join(name(suspect) for suspect in several[:SAME_SIZE_MAX])
     more = f"; and {len(several) - SAME_SIZE_MAX} more of that size" if len(several) > SAME_SIZE_MAX else ""
-    yield f"As large as {named}{more}."
+    yield f"It has the size of {named}{more}."
     if any(s.what == "gradient" for s in several):
-        yield "It can be its gradient in backward, or a copy; what stands allocated does not single out one moment."
+        yield "It can be its gradient in backward, or a copy; the allocated bytes fit more than one moment."
 
 
 def _remedies(report: OomReport) -> Iterator[str]:

@@ -43,11 +43,11 @@ def rprop(memory: Allocated, group: Sequence[Tensor], way: str) -> Iterator[Even
     gradient: list[int] = []
     for tensor in group:
         memory.free(*gradient)
-        yield memory.request("product with the gradient before", tensor, tensor.bytes)
+        yield memory.request("product with the previous gradient", tensor, tensor.bytes)
         yield memory.request("sign of the product", tensor, tensor.bytes)
         memory.free(tensor.bytes, *sign)
         yield from _masks(memory, tensor, ("positive", "negative", "zero"))
-        yield memory.request("gradient without what turned", tensor, tensor.bytes)
+        yield memory.request("gradient where its sign is the same", tensor, tensor.bytes)
         yield from _masks(memory, tensor, ("turned",))
         yield memory.request("sign of the gradient", tensor, tensor.bytes)
         memory.free(tensor.bytes)
@@ -58,12 +58,12 @@ def rprop(memory: Allocated, group: Sequence[Tensor], way: str) -> Iterator[Even
 def _rprop_lists(memory: Allocated, group: Sequence[Tensor]) -> Iterator[Event]:
     """All signs of products, then one masked gradient after the other, then all signs of gradients."""
     for tensor in group:
-        yield memory.request("product with the gradient before", tensor, tensor.bytes)
+        yield memory.request("product with the previous gradient", tensor, tensor.bytes)
     for tensor in group:
         yield from _masks(memory, tensor, ("positive", "negative", "zero"))
     for tensor in group:
-        yield memory.request("where it is turned", tensor, tensor.count)
-        yield memory.request("gradient without what turned", tensor, tensor.bytes)
+        yield memory.request("mask of changed signs", tensor, tensor.count)
+        yield memory.request("gradient where its sign is the same", tensor, tensor.bytes)
         memory.free(tensor.count, tensor.bytes)
     *others, last = group
     memory.free(*(tensor.bytes for tensor in others))  # the last one is still a loop's variable

@@ -29,10 +29,10 @@ def grad_in_eval(look: Look) -> Evidence | None:
     found = look.standing.recorded
     if found is None:
         return None
-    cost = f", {units.size(found.bytes)} above where it began" if found.bytes else ""
+    cost = f", {units.size(found.bytes)} above its start" if found.bytes else ""
     by = f": {found.by}" if found.by else ""
     return Evidence(
-        f"a forward in eval mode recorded a graph that nobody used{look.where}{cost}{by}",
+        f"a forward in eval mode recorded a graph that no backward used{look.where}{cost}{by}",
         found.bytes,
         "with torch.inference_mode(): (or torch.no_grad()) around the evaluation; model.eval() alone records gradients",
         since=found.step,

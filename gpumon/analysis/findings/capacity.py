@@ -96,7 +96,9 @@ def _smaller_peak(forecast: Forecast) -> str:
     if forecast.phase == wire.OPTIMIZER:
         return "the optimizer step makes the peak, so a smaller batch does not help: fused=True, or foreach=False"
     if forecast.max_batch_factor is not None and 0 < forecast.max_batch_factor < 1:
-        return f"at most {forecast.max_batch_factor:.2f} of this batch fits; or checkpoint activations, or autocast"
+        return (
+            f"at most {forecast.max_batch_factor:.2f} times this batch fits; or activation checkpointing, or autocast"
+        )
     return "a smaller batch with gradient accumulation, activation checkpointing, or autocast"
 
 
@@ -106,12 +108,12 @@ def allocator_retries(look: Look) -> Evidence | None:
         return None
     again = newest - look.retries_before
     return Evidence(
-        f"cudaMalloc failed and was retried after the cache was emptied ({units.count(again)} times since the look "
-        f"before{look.where}): near the edge, and slow",
+        f"cudaMalloc failed and was retried after the cache was emptied ({units.count(again)} times since the "
+        f"previous check{look.where}): memory is almost full, and each retry is slow",
         look.figures.reserved if look.figures is not None else None,
-        "a smaller peak"
+        "lower the peak"
         if _expandable(look)
-        else "a smaller peak, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation",
+        else "lower the peak, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation",
     )
 
 
@@ -143,7 +145,7 @@ def other_process(look: Look) -> Evidence | None:
         return None
     named = ", ".join(f"{p.name or 'pid'} {p.pid}" for p in sorted(others, key=lambda p: -(p.bytes or 0))[:3])
     return Evidence(
-        f"other processes hold memory of this device{look.where}: {named}",
+        f"other processes hold memory on this device{look.where}: {named}",
         held,
         "end them, or choose another device with CUDA_VISIBLE_DEVICES",
     )
@@ -157,11 +159,11 @@ def fragmentation(look: Look) -> Evidence | None:
     if unused < max(rule.least_bytes, rule.unused_share_of_reserved * found.reserved):
         return None
     slack = next((growth for growth in look.growth if growth.figure == "slack" and growth.growing), None)
-    sizes = "the largest batch first, or lengths rounded up to a few sizes"
+    sizes = "run the largest batch first, or round lengths up to a few sizes"
     grows = f", growing by {units.size(round(slack.per_step))} a step" if slack and slack.per_step else ""
     return Evidence(
         f"{units.size(found.reserved)} reserved{look.where}, yet never more than {units.size(found.highest)} of it "
-        f"allocated at once: what is cached does not fit what is asked for{grows}",
+        f"allocated at once: the cached blocks do not fit the requests{grows}",
         unused,
         sizes if _expandable(look) else f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; {sizes}",
         bytes_per_step=round(slack.per_step) if slack and slack.per_step else None,

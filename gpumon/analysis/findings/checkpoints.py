@@ -36,15 +36,15 @@ def _retained(look: Look, loaded: wire.Checkpoint) -> Evidence:
         like = ", as much as the weights"
     elif weights and loaded.alive > weights:
         like = f", {loaded.alive / weights:.1f} times the weights"
-    by = f"held by `{holder.text}`" if holder else "who holds them was not found"
+    by = f"held by `{holder.text}`" if holder else "no holder was found"
     name = holder.variable if holder else "the loaded dict"
     on_host = ON_HOST.get(loaded.source.partition(".")[0], "a load to the host")
-    since = f"of what was given to {GIVEN}" if loaded.source == GIVEN else f"since {loaded.source}"
+    since = f"after it was passed to {GIVEN}" if loaded.source == GIVEN else f"since {loaded.source}"
     return Evidence(
         f"{units.size(loaded.alive)}{look.where} still alive {since}{_file(loaded)}"
         f"{_at(loaded)}{like}: {units.count(loaded.tensors)} tensors, {by}",
         loaded.alive,
-        f"del {name} after load_state_dict, or {on_host}: load_state_dict copies it to where the weights are",
+        f"del {name} after load_state_dict, or {on_host}: load_state_dict copies it to the weights' device",
         holder=holder.text if holder else None,
         by=holder,
         where=loaded.where or (holder.where if holder else None),
@@ -68,8 +68,8 @@ def _elsewhere(look: Look, loaded: wire.Checkpoint) -> Evidence:
     backend = look.rank.hello.backend or "cuda"
     ours = f"{backend}:{look.device}"
     holder = loaded.holders[0] if loaded.holders else None
-    still = f"{units.size(loaded.alive)} of it alive" if loaded.alive else "freed since, the context stays"
-    how = "map_location says so" if loaded.mapped else "without map_location it goes back to where it was saved from"
+    still = f"{units.size(loaded.alive)} of it alive" if loaded.alive else "freed again, but the context stays"
+    how = "map_location names it" if loaded.mapped else "without map_location it goes to the device it was saved from"
     after = f"; del {holder.variable} afterwards" if holder else ""
     return Evidence(
         f"{loaded.source}{_file(loaded)}{_at(loaded)} put {units.size(loaded.loaded)} on {backend}:{loaded.device}, "

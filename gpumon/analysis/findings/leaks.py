@@ -18,8 +18,8 @@ NAMED_MAX = 4
 WHOLE = 0.995  # a suspect with this share of the growth is reported as all of it
 SAME_SHARE = 1.25  # times the device's rate: pages and Python's own objects come on top
 _HOST_DEVICE = -1
-SOMEBODY = "something keeps tensors: losses (.item()), outputs (.detach()), a cache, a hook; a census names it"
-NOBODY = "a reference cycle that gc has not visited (gc.collect() frees it; is gc disabled?), or C++ code keeps them"
+SOMEBODY = "something keeps tensors: losses (.item()), outputs (.detach()), a cache, a hook; a census finds it"
+NOBODY = "a reference cycle that gc has not collected (gc.collect() frees it; is gc disabled?), or C++ code holds them"
 
 HOW_HELD = {
     "bounded": "a deque with maxlen",
@@ -33,7 +33,7 @@ HOW_HELD = {
     "cache": "a function's cache",
     "generator": "a suspended generator",
     "tee": "an iterator of itertools.tee that has fallen behind",
-    "link": "itertools.tee, which keeps up to 57 entries that all its iterators have had",
+    "link": "itertools.tee, which keeps up to 57 entries that all its iterators have read",
     "traceback": "an exception's traceback",
     "hook": "a hook",
     "module": "a module",
@@ -41,15 +41,15 @@ HOW_HELD = {
 }
 
 INSTEAD = {
-    "bounded": "it stops growing when it is full: is there room for it then?",
-    "trimmed": "it stops growing where its own code shortens it: is there room for that many?",
-    "cache": "a cache keeps every argument and every result: bound it (maxsize), or cache something else than tensors",
+    "bounded": "it stops growing when it is full: check that it fits then",
+    "trimmed": "it stops growing when its own code shortens it: check that it fits until then",
+    "cache": "a cache keeps every argument and every result: bound it (maxsize), or cache no tensors",
     "traceback": "an exception keeps the variables of every function it passed through: keep str(error) instead",
     "generator": "a suspended generator keeps its variables: close() it, or let it end",
-    "link": "tee lets go of entries 57 at a time: is there room for as many?",
-    "tee": "tee keeps what one of its iterators has had and the other has not: advance both, or go through it once",
-    "hook": "the hook keeps what it is shown: overwrite instead of append, or remove it with handle.remove()",
-    "default": "a mutable default argument lives as long as its function: default to None and make it inside",
+    "link": "tee frees its entries 57 at a time: check that as many fit",
+    "tee": "tee keeps what one of its iterators has read and the other has not: advance both, or iterate once",
+    "hook": "the hook keeps its arguments: overwrite instead of append, or remove it with handle.remove()",
+    "default": "a mutable default argument lives as long as its function: use None and make it inside",
 }
 
 
@@ -113,7 +113,7 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, grown: float,
 
 def _alone(look: Look, main: Growth, per_step: int) -> Evidence:
     severity = _urgency(look)
-    what = "what the ledger cannot name" if main.figure == "unexplained" else "allocated at the end of the step"
+    what = "memory without a known owner" if main.figure == "unexplained" else "allocated at the end of the step"
     blocks = next((g for g in look.growth if g.figure == "blocks" and g.growing), None)
     if main.figure == "blocks":
         title = f"live blocks grow by {main.per_step:.2g} a step"
@@ -126,7 +126,7 @@ def _alone(look: Look, main: Growth, per_step: int) -> Evidence:
     searched = any(census.step >= (main.since or 0) and not census.cut for census in look.censuses)
     waiting = look.censuses[-1].waiting if look.censuses else None
     if searched:
-        said += ", and no name of the program leads to it"
+        said += ", and no variable leads to it"
     return Evidence(
         f"{title}{look.where} since step {units.count(main.since)}{said}{made}",
         so_far if main.figure != "blocks" else 512 * so_far,
@@ -140,8 +140,8 @@ def _alone(look: Look, main: Growth, per_step: int) -> Evidence:
 
 def _collector_off(waiting: int) -> str:
     return (
-        f"Python's collector is off or hardly ever runs, and {units.count(waiting)} new objects wait for it: "
-        "gc.collect() once in a while frees tensors in reference cycles, such as an exception kept by its own frame"
+        f"Python's collector is off or rarely runs, and {units.count(waiting)} new objects are not collected: "
+        "gc.collect() now and then frees tensors in reference cycles, such as an exception kept by its own frame"
     )
 
 
@@ -151,7 +151,7 @@ def _made_at(look: Look, main: Growth) -> tuple[str | None, str]:
         made = [each for each in census.unclaimed if each.device == look.device]
         if made and census.step >= (main.since or 0):
             most = max(made, key=lambda each: each.bytes)
-            return most.where, f"; most of what stays is made at {most.where}"
+            return most.where, f"; most of it is made at {most.where}"
     return None, ""
 
 
@@ -163,11 +163,11 @@ def _urgency(look: Look) -> str | None:
 
 def _evidence(main: Growth, share: float) -> str:
     if share < WHOLE:  # other suspects grow too
-        return f"; {units.percent(share)} of what grows"
+        return f"; {units.percent(share)} of the growth"
     if main.figure == "blocks":
         return f"; live blocks grow by {main.per_step:.2g} ({main.low or 0:.2g}–{main.high or 0:.2g}) a step"
     return (
-        f"; {'what no owner claims' if main.figure == 'unexplained' else 'allocated'} grows by "
+        f"; {main.figure} grows by "
         f"{units.size(round(main.per_step or 0))} ({_interval(main)}) a step, {units.size(main.so_far or 0)} so far"
     )
 
@@ -205,8 +205,8 @@ def _held_by(suspect: Suspect) -> str:
     holder = suspect.holder
     if holder is None:
         if 2 * suspect.cyclic > suspect.count:
-            return "held by nothing but a reference cycle that the garbage collector has not visited"
-        return "who holds them was not found"
+            return "held only by a reference cycle that the garbage collector has not freed"
+        return "no holder was found"
     kind = HOW_HELD.get(holder.kind, holder.kind)
     where = f", {holder.where}" if holder.where else ""
     return f"held by `{_holder(suspect)}` ({kind}{where})"
@@ -216,18 +216,18 @@ def _remedy(suspect: Suspect) -> str:
     holder = suspect.holder
     name = _in_ticks(suspect)
     if 2 * suspect.cyclic > suspect.count:
-        return "break the cycle (a weakref, or del of one side), or let gc run: gc.collect() once in a while frees it"
+        return "break the cycle (a weakref, or del of one side), or let gc run: gc.collect() now and then frees it"
     if suspect.has_graph:
         if suspect.scalar:
-            return f"keep numbers: store loss.item() in {name}; where it must stay a tensor, loss.detach()"
-        return f"store .detach() (and .cpu(), where it is for later) in {name}: each tensor keeps its whole graph alive"
+            return f"keep numbers: store loss.item() in {name}; if it must stay a tensor, loss.detach()"
+        return f"store .detach() (and .cpu(), if it is for later) in {name}: each tensor keeps its whole graph alive"
     if holder is not None and holder.kind in INSTEAD:
         return INSTEAD[holder.kind]
     if _gets_longer(suspect):
-        return f"{name} is one tensor that gets longer: write chunks to the host (.cpu()), or start it anew each epoch"
+        return f"{name} is one tensor that gets longer: write chunks to the host (.cpu()), or restart it each epoch"
     if suspect.scalar:
         return f"store numbers in {name}, value.item(): each tensor takes a block of 512 bytes"
-    return f"bound {name} (clear it each epoch, deque(maxlen=…)), or keep on the host what is needed: .cpu()"
+    return f"bound {name} (clear it each epoch, deque(maxlen=…)), or keep on the host what you need: .cpu()"
 
 
 def _in_ticks(suspect: Suspect) -> str:
@@ -260,24 +260,26 @@ def _host(look: Look, growth: Growth) -> Evidence:
     whose, pid = growth.figure, ""
     if growth.figure == "rss":
         whose = "this process's resident memory"
-        remedy = "host memory is kept: a list or cache that grows, decoded samples, logs; tracemalloc tells the line"
+        remedy = (
+            "something keeps host memory: a growing list or cache, decoded samples, logs; tracemalloc shows the line"
+        )
     else:
         pid = growth.figure.removeprefix("worker ")
         whose = f"the resident memory of child process {pid}"
         remedy = (
             "a DataLoader worker keeps what its Dataset caches, and copies every page of Python objects it touches: "
-            "arrays instead of lists, no cache in __getitem__"
+            "use arrays instead of lists, and no cache in __getitem__"
         )
     held = _on_the_host(look, growth) if growth.figure == "rss" else None
     if held is not None and held.holder is not None:
-        remedy = f"bound {_in_ticks(held)} (clear it each epoch, deque(maxlen=…)): its tensors are the host's memory"
+        remedy = f"bound {_in_ticks(held)} (clear it each epoch, deque(maxlen=…)): its tensors are in host memory"
     free = look.rank.host.memory_available if look.rank.host is not None else None
     steps = round(free / growth.per_step) if free and growth.per_step else None
     near = steps is not None and steps <= HOST_LEAK.critical_steps_to_oom
     ahead = "" if steps is None else f"; the machine has room for about {units.count(steps)} more steps"
     same = held is None and growth.figure == "rss" and _as_fast_on_the_device(look, growth)
     if same:
-        ahead += "; no faster than what is allocated on the device: where its memory is the host's, these are its bytes"
+        ahead += "; allocated on the device grows as fast: if the device uses host memory, these are the same bytes"
     return Evidence(
         f"{whose} grows by {units.size(per_step)} ({_interval(growth)}) a step since step "
         f"{units.count(growth.since)}, {units.size(growth.so_far)} so far"

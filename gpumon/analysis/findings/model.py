@@ -27,7 +27,7 @@ def bucket_copy(look: Look) -> Evidence | None:
             return Evidence(
                 f"DDP's buckets hold one more copy of the gradients of {record.model.name}{look.where}{together}",
                 held,
-                f"DistributedDataParallel(..., gradient_as_bucket_view=True) returns {units.size(held)} a rank",
+                f"DistributedDataParallel(..., gradient_as_bucket_view=True) saves {units.size(held)} a rank",
                 subject=record.model.name,
             )
     return None
@@ -50,7 +50,7 @@ def dominant_embedding(look: Look) -> Evidence | None:
                 f"{module.path} holds {units.percent(share)} of the parameters ({units.count(module.parameters)}), "
                 f"{shared}",
                 module.parameter_bytes,
-                "a smaller vocabulary shrinks weights, gradients and optimizer state at once; the batch does not",
+                "a smaller vocabulary reduces weights, gradients and optimizer state; a smaller batch does not",
                 subject=module.path,
             )
     return None
@@ -101,7 +101,7 @@ def zeroed_gradients(look: Look) -> Evidence | None:
     if held is None or held < max(rule.least_bytes, rule.least_share_of_peak * peak):
         return None
     return Evidence(
-        f"{units.size(held)} of gradients stand through the forward{look.where}: kept as zeros, or dropped after it",
+        f"{units.size(held)} of gradients are allocated in the forward{look.where}: kept as zeros, or freed after it",
         saves(SET_TO_NONE, BytesByOwner(gradients=held)),
-        "optimizer.zero_grad() before the forward, with set_to_none=True (the default): they are made anew by backward",
+        "optimizer.zero_grad() before the forward, with set_to_none=True (the default): backward makes them again",
     )

@@ -21,7 +21,7 @@ def rank_skew(look: Look) -> Evidence | None:
     return Evidence(
         f"{look.rank.label} peaks {units.size(round(excess))} above the median of its job's ranks",
         round(excess),
-        "longer batches, an output gathered on this rank, or another rank's tensors: compare the ranks' ledgers",
+        "longer batches, an output gathered on this rank, or another rank's tensors: compare the ranks' breakdowns",
     )
 
 
@@ -35,7 +35,7 @@ def stray_context(look: Look) -> Evidence | None:
     named = ", ".join(f"{look.elsewhere[process.pid]} (pid {process.pid})" for process in strays[:4])
     more = f" and {len(strays) - 4} more" if len(strays) > 4 else ""
     return Evidence(
-        f"{named}{more} trains elsewhere and holds a context on this device, {look.rank.label}'s{look.where}",
+        f"{named}{more} trains on another device and holds a context on this one, {look.rank.label}'s{look.where}",
         sum(held) if held else None,
         "torch.cuda.set_device(local_rank) before anything touches CUDA; map_location in torch.load; "
         "device_ids in dist.barrier",

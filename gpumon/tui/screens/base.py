@@ -15,11 +15,11 @@ from gpumon.tui.widgets.panel import Panel
 class MonitorScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("e", "explain", "Explain", id="screen.explain",
-                tooltip="What the figures of the focused panel, or of its chosen line, mean: formulas, every byte"),
+                tooltip="Explain the figures of the focused panel, or of its selected line: formulas, exact bytes"),
         Binding("tab", "app.focus_next", "Next panel", show=False, id="screen.next_panel",
                 tooltip="Focus the next panel"),
         Binding("shift+tab", "app.focus_previous", "Previous panel", show=False, id="screen.previous_panel",
-                tooltip="Focus the panel before"),
+                tooltip="Focus the previous panel"),
     ]  # fmt: skip
 
     @property
@@ -54,7 +54,7 @@ class RankScreen(MonitorScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "rank(-1)", "Previous rank", show=False, id="screen.previous_rank",
-                tooltip="Show the rank before this one"),
+                tooltip="Show the previous rank"),
         Binding("right", "rank(1)", "Rank", id="screen.next_rank", key_display="←/→", tooltip="Show the next rank"),
         Binding("d", "device", "Device", id="screen.device", tooltip="Show the process's next device"),
     ]  # fmt: skip

@@ -18,8 +18,8 @@ class BlocksScreen(RankScreen):
     AUTO_FOCUS = "#blocks"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("b", "read", "Read", id="blocks.read",
-                tooltip="Let the agent read the allocator's blocks now: once, between two phases, about a microsecond"
-                        " a block of the training's time"),
+                tooltip="Read the allocator's blocks now, once, between two phases: the training waits about a"
+                        " microsecond for each block"),
     ]  # fmt: skip
 
     def compose(self) -> ComposeResult:

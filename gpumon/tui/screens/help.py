@@ -138,7 +138,7 @@ def keys_of(app: App[int]) -> tuple[Key, ...]:
             same = [b for b in bindings if b.id == binding.id]
             display = " ".join(dict.fromkeys(_spelled(app, b) for b in same))
             found.append((group, display, binding.tooltip))
-    found.append(("Everywhere", "ctrl+p", "The command palette: everything by name"))
+    found.append(("Everywhere", "ctrl+p", "The command palette: every action by name"))
     return tuple(sorted(found, key=lambda key: GROUPS.index(key[0])))
 
 

@@ -19,9 +19,9 @@ class LayersScreen(RankScreen):
     AUTO_FOCUS = "#layers"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter", id="layers.filter", key_display="/", priority=True,
-                tooltip="Only modules whose path or kind has a text in it; esc shows all again"),
+                tooltip="Show only modules whose path or kind contains a text; esc shows all again"),
         Binding("escape", "show_all", "Show all", show=False, id="layers.show_all", key_display="esc",
-                tooltip="Drop the filter"),
+                tooltip="Remove the filter"),
     ]  # fmt: skip
 
     def compose(self) -> ComposeResult:

@@ -21,8 +21,8 @@ class LeaksScreen(RankScreen):
     AUTO_FOCUS = "#held"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("c", "census", "Census", id="leaks.census",
-                tooltip="Let the agent look now for live tensors that no owner claims, and for who holds them; it may"
-                        " stop the training once, for at most 100 ms"),
+                tooltip="Search now for live tensors without a known owner, and for what holds them; this may pause"
+                        " the training once, for at most 100 ms"),
     ]  # fmt: skip
 
     def compose(self) -> ComposeResult:

@@ -37,7 +37,7 @@ def entries(view: View) -> tuple[Entry, ...]:
         ]
         if rank.oom is not None:
             o = rank.oom
-            text = f"out of memory in {o.phase}, step {o.step:,}: {size(o.requested)} asked for. {o.message}"
+            text = f"out of memory in {o.phase}, step {o.step:,}: {size(o.requested)} requested. {o.message}"
             made.append(Entry(rank.unix_ns(o.t_ns), who, text, "bad"))
         if rank.snapshot is not None:
             made.append(Entry(rank.unix_ns(rank.snapshot.t_ns), who, written(rank)))
@@ -67,7 +67,7 @@ class Log(Prose):
     def compose_lines(self, slice_: tuple[Entry, ...], width: int, glyphs: Glyphs) -> list[Line]:
         lines: list[Line] = [((" Log", "title"),)]
         if not slice_:
-            lines.append(((" nothing was said yet", "dim"),))
+            lines.append(((" no messages yet", "dim"),))
         for entry in slice_:
             clock = datetime.fromtimestamp(entry.unix_ns / 1e9).strftime("%H:%M:%S")
             lead = f" {clock}  {entry.who:<10} "

@@ -27,7 +27,7 @@ class OverviewScreen(RankScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "explain", "Explain", show=False, id="overview.explain", tooltip="Like e"),
         Binding("o", "oom", "Out of memory", id="overview.oom",
-                tooltip="Read the whole explanation of the allocation that failed"),
+                tooltip="Show the whole explanation of the failed allocation"),
         Binding("plus,equals_sign", "zoom(-1)", "Zoom", id="overview.closer", key_display="+/-",
                 tooltip="Fewer steps in the timeline"),
         Binding("minus", "zoom(1)", "Wider", show=False, id="overview.wider",
@@ -35,7 +35,7 @@ class OverviewScreen(RankScreen):
         Binding("down", "app.focus_next", "Next panel", show=False, id="overview.next_panel",
                 tooltip="Focus the next panel"),
         Binding("up", "app.focus_previous", "Previous panel", show=False, id="overview.previous_panel",
-                tooltip="Focus the panel before"),
+                tooltip="Focus the previous panel"),
     ]  # fmt: skip
 
     def compose(self) -> ComposeResult:

@@ -92,11 +92,11 @@ def _facts(m: Map, record: SegmentsRecord, room: int, glyphs: Glyphs) -> list[Li
     waited = f"; training waited {duration(record.spent_ns / 1e9)}" if record.spent_ns is not None else ""
     read = f" read {clock}, step {record.step:,}, as {record.phase} began{waited}"
     if record.reason == "oom":
-        read = f" read {clock}, step {record.step:,}, in {record.phase}, as an allocation failed"
+        read = f" read {clock}, step {record.step:,}, in {record.phase}, when an allocation failed"
     lines: list[Line] = [fit([(read, "dim")], room)]
     if m.oom is not None:
         free = blocks.largest_for(m.found, m.oom.requested)
-        text = f" {size(m.oom.requested)} could not be had; the largest free block for it: {size(free)}"
+        text = f" {size(m.oom.requested)} could not be allocated; the largest free block for it: {size(free)}"
         lines.append(fit([(text, "bad")], room))
     items: list[Line] = []
     for kind, word, role, sign, plain in _KINDS:
@@ -172,13 +172,13 @@ def _foot(pool: Pool, at: int, room: int) -> list[Line]:
 
 def _nothing(m: Map, room: int) -> list[Line]:
     if not m.on_gpu:
-        text = "No segments: the CPU has no caching allocator. On a GPU this is the map of PyTorch's."
+        text = "No segments: the CPU has no caching allocator. On a GPU this is the map of PyTorch's allocator."
     elif m.why_not is not None:
-        text = f"No map of the allocator was heard, and none can be asked for: {m.why_not}."
+        text = f"There is no map of the allocator, and none can be requested: {m.why_not}."
     else:
         text = (
-            f"Not read yet. Press {m.key}: the agent reads the allocator's blocks between two phases, once, in about "
-            "a microsecond a block of the training's time. At an out-of-memory it does so by itself."
+            f"Not read yet. Press {m.key}: the agent reads the allocator's blocks once, between two phases; the "
+            "training waits about a microsecond for each block. At an out-of-memory it reads them without a request."
         )
     return [((" ", ""), *line) for line in words(text, "dim", max(10, room - 2))]
 
@@ -194,5 +194,5 @@ def sums(m: Map) -> list[str]:
         f"largest free block {t.largest_free:,} B: a larger request takes a new segment from the device",
     ]
     if m.record.spent_ns is not None:
-        said.append(f"reading {t.blocks:,} blocks took {m.record.spent_ns:,} ns of the training's time")
+        said.append(f"reading {t.blocks:,} blocks paused the training for {m.record.spent_ns:,} ns")
     return said

@@ -24,9 +24,9 @@ class BlockMap(Panel):
     CALM = True
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("right,l", "move(1)", "Segment", id="blocks.next", key_display="←/→", tooltip="The next segment"),
-        Binding("left,h", "move(-1)", "Before", show=False, id="blocks.before", tooltip="The segment before"),
+        Binding("left,h", "move(-1)", "Before", show=False, id="blocks.before", tooltip="The previous segment"),
         Binding("down,j", "pool(1)", "Pool", show=False, id="blocks.pool", tooltip="The next pool"),
-        Binding("up,k", "pool(-1)", "Pool before", show=False, id="blocks.pool_before", tooltip="The pool before"),
+        Binding("up,k", "pool(-1)", "Pool before", show=False, id="blocks.pool_before", tooltip="The previous pool"),
         Binding("f", "largest", "Gap", id="blocks.largest", tooltip="The segment with the largest free block"),
     ]
 

@@ -204,7 +204,7 @@ def _device_lines(b: Bars, room: int, height: int, glyphs: Glyphs, title: str) -
     elif held is not None:
         counts = b.now is not None and b.now.allocated is not None
         why = (
-            "reserved; the step's peak was not seen"
+            "reserved; the step's peak is not known"
             if counts
             else "by owner; the allocator does not count on this device"
         )

@@ -56,7 +56,7 @@ def _why_not(view: View) -> str:
     if view.rank is None or not view.rank.models:
         return "known once a model is described"
     if any(len(record.model.devices) > 1 for record in view.rank.models):
-        return "no estimate: a model is spread over several devices, and described as a whole"
+        return "no estimate: a model is spread over several devices, but described as one"
     return "known once the model is described and a step has closed"
 
 
@@ -130,7 +130,7 @@ def page_lines(e: Estimated, chosen: int, room: int, glyphs: Glyphs) -> tuple[li
     largest = max((v or 0 for row in rows_of(found) for v in (row.estimate, row.measured)), default=0)
     where: list[int] = []
     sections = (
-        (f"As a step ends, {unit.name}", (*found.owners, *((found.allocated,) if found.allocated else ()))),
+        (f"Step's end, {unit.name}", (*found.owners, *((found.allocated,) if found.allocated else ()))),
         ("What a step adds", found.added),
         ("Peak of each phase", found.phases),
     )
@@ -167,7 +167,7 @@ def _title(e: Estimated, found: EstimateCheck, room: int) -> Line:
 def _verdict(e: Estimated, room: int, glyphs: Glyphs) -> list[Line]:
     f = e.forecast
     if e.ended:
-        return [((" the run has ended: no iteration follows", "dim"),)]
+        return [((" the run has ended: there is no next iteration", "dim"),)]
     if f is None:
         return [((" the next iteration: known after the first steps", "dim"),)]
     dash = "–" if glyphs.braille else "-"
@@ -181,7 +181,7 @@ def _verdict(e: Estimated, room: int, glyphs: Glyphs) -> list[Line]:
     second: list[Span] = []
     if e.capacity is not None and f.headroom is not None:
         bound = "at most " if f.headroom_at_most else ""
-        second.append((f" {bound}{size(f.headroom)} of {size(e.capacity)} stay above it", "text"))
+        second.append((f" {bound}{size(f.headroom)} of {size(e.capacity)} are left above it", "text"))
         if f.max_batch_factor is not None:
             times = "×" if glyphs.braille else "x"
             way = "can grow" if f.max_batch_factor >= 1 else "must shrink"
@@ -189,7 +189,7 @@ def _verdict(e: Estimated, room: int, glyphs: Glyphs) -> list[Line]:
         if f.p_oom is not None and f.p_oom >= 0.005:
             second.append((f" · an allocation fails with {percent(f.p_oom)} probability", "bad"))
     elif e.capacity is None:
-        second.append((" the device's total is not known, so nobody can say whether it fits", "dim"))
+        second.append((" the device's total is not known, so it is not known whether it fits", "dim"))
     return [fit(line, room), *([fit(second, room)] if second else [])]
 
 

@@ -21,7 +21,7 @@ class FilterLine(Input):
             key_display="⏎",
             tooltip="Keep it, back to the list",
         ),
-        Binding("escape", "done(False)", "Drop", id="filter.drop", key_display="esc", tooltip="Drop the filter"),
+        Binding("escape", "done(False)", "Drop", id="filter.drop", key_display="esc", tooltip="Remove the filter"),
     ]
 
     class Done(Message):

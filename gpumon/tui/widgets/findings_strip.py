@@ -48,7 +48,7 @@ class FindingsStrip(Panel):
     CALM = True
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "more", "More", id="findings.more",
-                tooltip="The screen that tells more of the weightiest finding, of its rank: Leaks, or Blocks"),
+                tooltip="Open the screen with details of the most important finding: Leaks or Blocks"),
     ]  # fmt: skip
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -116,7 +116,7 @@ def finding_lines(f: Findings, room: int, height: int, glyphs: Glyphs, title: st
     if height <= 1:
         return rows[:1]
     if len(rows) > height - 1:
-        head.append((f"  {len(rows)}, the weightiest {height - 1} shown", "dim"))
+        head.append((f"  {len(rows)}, the first {height - 1} shown", "dim"))
     return [tuple(head), *rows[: height - 1]]
 
 
@@ -126,7 +126,7 @@ def _oom(oom: wire.Oom, room: int, glyphs: Glyphs) -> Line:
         [
             (f" {glyphs.warning} ", "bad"),
             ("out of memory", "bad"),
-            (f"  step {oom.step:,}, {oom.phase}: {size(oom.requested)} asked for{free}", "text"),
+            (f"  step {oom.step:,}, {oom.phase}: {size(oom.requested)} requested{free}", "text"),
         ],
         room,
     )

@@ -135,7 +135,7 @@ def forecast_lines(o: ForecastData, room: int, height: int, glyphs: Glyphs, titl
     if o.now is not None:
         lines.append(fit(_now(o.now), room))
     if o.regime is not None and height > len(lines):
-        lines.append(fit([(f"{indent}another regime since step {o.regime:,}: learnt anew", "warn")], room))
+        lines.append(fit([(f"{indent}new regime since step {o.regime:,}: learning again", "warn")], room))
     if o.capacity and height > len(lines) + 1 and room >= 30:
         lines.append(((indent, ""), *_gauge(f, o.capacity, room - 2 - len(indent), glyphs)))
     if height > len(lines):

@@ -40,7 +40,7 @@ def heading(view: View) -> Heading:
     if rank.status == "silent":
         seconds = (view.frame.unix_ns - rank.heard_unix_ns) / 1e9
         said = (
-            f"nothing heard for {age(seconds)}: the process is stopped (SIGSTOP?) or starved; the picture is that old"
+            f"no message for {age(seconds)}: the process is stopped (SIGSTOP?) or gets no CPU; the picture is that old"
         )
     elif rank.oom is not None and rank.status == "live":
         said = f"an allocation failed in {rank.oom.phase}, step {rank.oom.step:,}"

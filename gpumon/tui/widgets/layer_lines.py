@@ -171,14 +171,12 @@ def _foot(row: LayerRow, room: int, glyphs: Glyphs) -> list[Line]:
     layer = row.layer
     if layer.path == OUTSIDE:
         saved = layer.own.activations
-        said = f"autograd saved {size(saved)} for no module of the model: for the loss, say"
+        said = f"autograd saved {size(saved)} outside the model's modules: for the loss, for example"
         return [((" ", ""),), fit([(" outside its modules  ", "strong"), (said, "dim")], room)]
     kind = "the whole model" if not layer.path else layer.kind or "a container"
     first: list[Span] = [(f" {layer.path or layer.name}", "strong"), (f"  {kind}", "dim")]
     if layer.shared_with is not None:
-        first.append(
-            (f"  shares its parameters with {layer.shared_with or 'the root'}, where they are counted", "warn")
-        )
+        first.append((f"  shares its parameters with {layer.shared_with or 'the root'}, which counts them", "warn"))
     own = _own_in_words(layer, glyphs)
     if width(own) > room:  # drop the names if there is no room: the glyphs have the columns' colours
         own = [(text, role) for text, role in own if text.strip() not in FIGURES]
@@ -202,16 +200,16 @@ def explanation(row: LayerRow, tree: Tree) -> list[str]:
     if layer.own.total:
         said.append(f"keeps itself {_sum_of(layer.own)}")
     if layer.children:
-        said.append(f"with everything below {_sum_of(layer.whole)}")
+        said.append(f"with all modules below {_sum_of(layer.whole)}")
         said.append(f"{row.parameters:,} parameters, {layer.elements:,} of them its own")
     elif layer.elements:
         said.append(f"{layer.elements:,} parameters")
     if layer.shared_with is not None:
-        said.append(f"its parameters are those of {layer.shared_with or 'the root'}, and counted there")
+        said.append(f"its parameters are those of {layer.shared_with or 'the root'}, which counts them")
     if tree.step is None:
-        said.append("gradients, state and activations are read on sampled steps; there was none yet")
+        said.append("gradients, state and activations are read on sampled steps; there is none yet")
     else:
-        said.append(f"gradients and state as step {tree.step:,} ended, activations as its forward ended")
+        said.append(f"gradients and state at the end of step {tree.step:,}, activations at the end of its forward")
     return said
 
 

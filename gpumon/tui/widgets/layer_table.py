@@ -24,17 +24,17 @@ class LayerTable(TablePanel):
              "tied", "sampled")  # fmt: skip
     BINDINGS: ClassVar[list[BindingType]] = [
         *moves("layers", "module"),
-        Binding("enter", "turn_over", "Open", id="layers.toggle", tooltip="Open the module, or close it"),
+        Binding("enter", "turn_over", "Open", id="layers.toggle", tooltip="Open or close the module"),
         Binding("right,l", "open", "Open", show=False, id="layers.open", tooltip="Open the module"),
         Binding("left,h", "close", "Close", show=False, id="layers.close",
-                tooltip="Close the module; a closed one: go to the module that holds it"),
+                tooltip="Close the module; if closed, go to its parent"),
         Binding("asterisk", "open_all", "Open all", show=False, id="layers.open_all", key_display="*",
-                tooltip="Open all modules, or close them again"),
+                tooltip="Open or close all modules"),
         Binding("o", "order(1)", "Sort", id="layers.order", tooltip="Sort by the next column, the largest first"),
         Binding("O", "order(-1)", "Sort back", show=False, id="layers.order_back", tooltip="Sort by the column before"),
-        Binding("i", "turn", "Turn", show=False, id="layers.turn", tooltip="Turn the order: the smallest first"),
+        Binding("i", "turn", "Turn", show=False, id="layers.turn", tooltip="Reverse the order: the smallest first"),
         Binding("f", "flat", "Flat", id="layers.flat",
-                tooltip="One list of all modules, each with what it keeps itself; or the tree again"),
+                tooltip="One list of all modules, each with its own bytes; or the tree again"),
     ]  # fmt: skip
 
     def __init__(self, *, id: str | None = None) -> None:

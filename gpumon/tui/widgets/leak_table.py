@@ -128,16 +128,16 @@ def foot_height(rows: tuple[CensusRow, ...], at: int, height: int) -> int:
 def leak_lines(
     leaks: Leaks, order: str, cursor: int, top: int, room: int, height: int, glyphs: Glyphs, title: str
 ) -> list[Line]:
-    head: list[Span] = [(" Tensors without an owner in the ledger", title)]
+    head: list[Span] = [(" Tensors without a known owner", title)]
     census = leaks.census
     if census is None:
         return [fit(head, room), EMPTY, *_nothing(leaks, room)]
     looked = f"step {census.step:,}: {census.objects:,} objects, {duration(census.spent_ns / 1e9)} "
     lines = [spread([*head, (f"  {census.tensors:,} tensors, {size(census.bytes)}", "dim")], [(looked, "dim")], room)]
     if census.cut:
-        lines.append(fit([(f" {census.why or 'not every object was seen'}", "dim")], room))
+        lines.append(fit([(f" {census.why or 'not every object was visited'}", "dim")], room))
     if not leaks.rows:
-        text = "None: weights, gradients, optimizer state, inputs and activations are all there is."
+        text = "None: every live tensor belongs to weights, gradients, optimizer state, inputs or activations."
         return [*lines, EMPTY, *[((" ", ""), *line) for line in words(text, "dim", max(10, room - 2))]]
     columns = _placed(room, order)
     wide = max(1, room - 2 - used(columns))
@@ -176,7 +176,7 @@ def holders(row: CensusRow, room: int, height: int, glyphs: Glyphs) -> list[Line
     if g.where:
         first.append((f"  made at {g.where}" + (f" in {g.phase}" if g.phase else ""), "dim"))
     if g.has_graph:
-        beside = f", {size(g.graph_bytes)} beside them" if g.graph_bytes else ""
+        beside = f", {size(g.graph_bytes)} more" if g.graph_bytes else ""
         first.append((f"  {'keeps' if g.count == 1 else 'each keeps'} its graph alive{beside}", "warn"))
     lines: list[Line] = [EMPTY, fit(first, room)]
     for holder in g.holders[:HOLDERS_SHOWN]:
@@ -184,7 +184,7 @@ def holders(row: CensusRow, room: int, height: int, glyphs: Glyphs) -> list[Line
         count = f" · {holder.count:,} tensor{'s' * (holder.count != 1)}" if holder.count else ""
         lines.append(fit([("   held by ", "dim"), (holder.text, "key"), (f"  {about}{count}", "dim")], room))
     if not g.holders and g.cyclic < g.count:
-        lines.append((("   who holds them was not found", "dim"),))
+        lines.append((("   no holder was found", "dim"),))
     if g.cyclic:
         text = f"   {g.cyclic:,} of them only by a reference cycle: the garbage collector will free them"
         lines.append(fit([(text, "dim")], room))
@@ -193,12 +193,12 @@ def holders(row: CensusRow, room: int, height: int, glyphs: Glyphs) -> list[Line
 
 def _nothing(leaks: Leaks, room: int) -> list[Line]:
     if leaks.why_not is not None:
-        text = f"No census of live tensors was heard, and none can be asked for: {leaks.why_not}."
+        text = f"There is no census of live tensors, and none can be requested: {leaks.why_not}."
     else:
         text = (
-            f"No census yet: press {leaks.key}. The agent then looks at the process's objects for tensors that no "
-            "owner claims, and for who holds them; it may stop the training once, for at most 100 ms. It takes one by "
-            "itself when something grows."
+            f"No census yet: press {leaks.key}. The agent then searches the process's objects for tensors without "
+            "a known owner, and for what holds them; this may pause the training once, for at most 100 ms. When "
+            "something grows, it takes a census without a request."
         )
     return [((" ", ""), *line) for line in words(text, "dim", max(10, room - 2))]
 
@@ -207,7 +207,7 @@ def explanation(row: CensusRow, census: wire.Census) -> list[str]:
     g = row.group
     said = [f"{g.count:,} tensor{'s' * (g.count != 1)} {what(g)}: {g.bytes:,} B of storages, each counted once"]
     if g.graph_bytes:
-        said.append(f"saved by their graphs beside them: {g.graph_bytes:,} B")
+        said.append(f"saved by their graphs in addition: {g.graph_bytes:,} B")
     if row.per_step is not None and g.grown is not None:
         said.append(
             f"bytes/step {row.per_step:,} = grown {g.grown:,} × {row.total // g.count:,} B / steps between two censuses"
@@ -215,6 +215,6 @@ def explanation(row: CensusRow, census: wire.Census) -> list[str]:
     said += [f"{h.text}: {h.kind}{f', {h.where}' if h.where else ''}, {h.count:,} of them" for h in g.holders]
     said.append(
         f"census {census.number + 1:,}: {census.objects:,} objects in {census.slices:,} slices, {census.spent_ns:,} ns "
-        f"of the training's time, steps {census.began_step:,} to {census.step:,}"
+        f"of training time, steps {census.began_step:,} to {census.step:,}"
     )
     return said

@@ -69,7 +69,7 @@ def oom_lines(report: OomReport, room: int, height: int, glyphs: Glyphs) -> list
 def _title(report: OomReport, room: int, glyphs: Glyphs) -> Line:
     line: list[Span] = [(f" {glyphs.warning} Out of memory", "bad")]
     if report.requested is not None:
-        line.append((f"  {size(report.requested.middle)} asked for", "strong"))
+        line.append((f"  {size(report.requested.middle)} requested", "strong"))
     moment = [
         part
         for part in (
@@ -80,7 +80,7 @@ def _title(report: OomReport, room: int, glyphs: Glyphs) -> Line:
     ]
     if moment:
         line.append((f" {', '.join(moment)}", "text"))
-    return spread(line, [(report.verdict, "bad"), ("  o reads all ", "dim")], room)
+    return spread(line, [(report.verdict, "bad"), ("  o shows all ", "dim")], room)
 
 
 def _where(report: OomReport) -> Line:

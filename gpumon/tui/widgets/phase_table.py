@@ -206,7 +206,7 @@ def phase_lines(p: PhasesData, room: int, height: int, glyphs: Glyphs, title: st
         lines.append(((f" {glyphs.now} ", "good"), (p.live, "strong"), (f" now{since}", "dim")))
     if len(lines) < height and where:
         long = f" · {p.live} for {p.live_s} s" if p.live_s and p.live in known else ""
-        seldom = f" · read every {p.every} steps, for speed" if p.every > 1 else ""
+        seldom = f" · read every {p.every} steps, to save time" if p.every > 1 else ""
         lines.append(((f"   {where}{long}{seldom}", "dim"),))
     measured = [r for r in rows if r.peak is not None and r.end is not None]
     if measured and height >= len(lines) + len(measured) + 2 and room >= name_room + 12:

@@ -187,7 +187,7 @@ def _heat(page: RankPage, room: int, height: int, glyphs: Glyphs) -> list[Line]:
     last = page.first_step + len(page.heat[0]) - 1
     steps = min(len(page.heat[0]), room - label - 1)
     title = f" Peak by rank and step, {last - steps + 1:,} to {last:,}"
-    lines: list[Line] = [(), fit(((title, "title"), (": the higher the sign, the higher the peak", "dim")), room)]
+    lines: list[Line] = [(), fit(((title, "title"), (": the taller the sign, the higher the peak", "dim")), room)]
     for row, strip in zip(page.rows, drawn, strict=True):
         lines.append(((left(f" rank {row.label}", label), "dim"), *strip))
     return lines

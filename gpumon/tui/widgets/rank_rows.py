@@ -200,9 +200,9 @@ def reading(row: RankRow) -> str:
 def trouble(row: RankRow) -> str:
     """What is wrong with a rank that has fallen behind or ended, and where to look; empty if nothing is wrong."""
     if row.state == "missing":
-        return "never heard: it has not begun, or carries no agent (`gpumon ls` on its machine lists those that do)"
+        return "no message yet: it has not started, or has no agent (`gpumon ls` on its machine lists those that have)"
     if row.state == "late":
-        return f"{row.behind:,} steps behind the foremost: Enter shows the phase it stands in"
+        return f"{row.behind:,} steps behind the first rank: Enter shows its current phase"
     if row.state == "silent":
-        return f"process {row.pid} lives and says nothing: stopped, or in one long call outside Python"
+        return f"process {row.pid} is alive but sends nothing: stopped, or in a long call outside Python"
     return row.said if row.state in ("failed", "killed", "dead", "left") else ""

@@ -28,7 +28,7 @@ class RankTable(TablePanel):
         Binding("enter", "open", "Open", id="ranks.open", tooltip="Show this rank on the Overview"),
         Binding("o", "order(1)", "Order", id="ranks.order",
                 tooltip="Sort by the next figure: peak, reserved, slack, headroom, step, s/step, findings, rank"),
-        Binding("O", "reverse", "Reverse", show=False, id="ranks.reverse", tooltip="Sort the other way round"),
+        Binding("O", "reverse", "Reverse", show=False, id="ranks.reverse", tooltip="Reverse the order"),
     ]  # fmt: skip
 
     class Opened(Message):

@@ -209,7 +209,7 @@ def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, titl
         above = (f"capacity {size(h.capacity)} is {far} this height", f"capacity {size(h.capacity)}, {far} as high")
         notes = [f"{unit.name} by step · {above[0]}", f"{unit.name} · {above[0]}", above[0], above[1], *notes]
     if h.regimes:
-        mark = f"{UPRIGHT[0 if glyphs.braille else 1]} another regime"
+        mark = f"{UPRIGHT[0 if glyphs.braille else 1]} new regime"
         notes = [*(f"{n} · {mark}" for n in notes if n), f"{unit.name} · {mark}", *notes]
     note = next(n for n in notes if not n or width(((start + n, ""),)) + 3 + len(end) + 2 <= room)
     lines.append(spread([(f"{start}   {note}" if note else start, "dim")], [(end, "dim")], room))
