@@ -63,6 +63,12 @@ def test_a_config_beyond_every_model_is_refused(tmp_path: Path, change: dict[str
     assert said in refused("estimate", "--config", config, code=2)
 
 
+def test_a_parameter_of_more_than_a_petabyte_is_refused(tmp_path: Path) -> None:
+    parameters = tmp_path / "shapes.json"
+    parameters.write_text(json.dumps({"weight": [(1 << 50) + 1]}))
+    assert "more elements than any parameter" in refused("estimate", "--parameters", parameters, code=2)
+
+
 def test_brackets_by_the_thousand_and_endless_files_are_refused(tmp_path: Path) -> None:
     deep = tmp_path / "deep.json"
     deep.write_text("[" * 200_000)
