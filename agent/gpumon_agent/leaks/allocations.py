@@ -5,7 +5,7 @@ the innermost line of the user's code can be read later. history.History switche
 that the script records alone, and removes these stacks from the snapshots that the script reads. Stacks are read
 
 - with up to `BLOCKS_MAX` live blocks: from one snapshot of the segments, taken in one piece and processed in slices;
-- with more, from torch 2.15: by address, for the census's finds and for up to `TRACE_MAX` newest allocations of the
+- with more, from torch 2.15: by address, for the census's finds and for up to `BLOCKS_MAX` newest allocations of the
   recorded steps, whose addresses come from a trace without stacks;
 - with more, on older torch: from one snapshot, during the pause of a census requested by key.
 
@@ -36,9 +36,7 @@ STEPS_MAX = 16
 STEPS_AFTER = 3  # by then gradients, batches and activations of the recorded steps are freed
 BLOCKS_MAX = 500  # their snapshot takes less than 1 ms even on a slow machine
 BLOCKS_IN_PAUSE_MAX = 60_000  # some 30 ms
-TRACE_MAX = 400  # allocations, read in one piece
 _STALE_STEPS = 64  # by then the recorded blocks are no longer the newest
-_ROOM = 0.9  # of BLOCKS_MAX when recording starts: there may be more blocks when it is read
 _ask: Any = getattr(torch._C, "_cuda_allocationTraceback", None)  # since torch 2.15
 
 
@@ -73,8 +71,8 @@ class Allocations:
 
     def begin(self, blocks: int) -> None:
         """Records stacks for the next steps. `blocks`: number of live blocks."""
-        singly = _ask is not None and blocks > _ROOM * BLOCKS_MAX
-        if not self._left and self._history.begin_stacks(TRACE_MAX if singly and reads_traces_alone else 1):
+        singly = _ask is not None and blocks > BLOCKS_MAX
+        if not self._left and self._history.begin_stacks(BLOCKS_MAX if singly and reads_traces_alone else 1):
             self._left = self._steps
             self.unread, self._closed, self._blocks, self._whole = True, 0, None, None
             self._traced = [] if singly else None

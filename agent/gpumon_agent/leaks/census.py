@@ -52,8 +52,7 @@ from gpumon_agent.storages import CPU, plain
 from gpumon_agent.thread_clock import ThreadClock
 
 SLICE_NS = 500_000  # a slice ends at the first clock check after it
-PAUSE_NS = 70_000_000
-TELLING_NS = 15_000_000  # after PAUSE_NS, to report what was found so far
+PAUSE_NS = 70_000_000  # then a fifth of it to report what was found so far
 CREDIT_STEPS = 200
 ROUNDS = (
     ("user", 6, True),
@@ -65,14 +64,12 @@ ROUNDS = (
     ("packages", DEPTH_MAX, False),
 )
 """roots, maximum depth, whether to walk again what earlier rounds have visited"""
-_ROUNDS_AFTER_TWELVE_LEVELS = 3  # rounds left: enough if a single tensor grows, which makes no heap of tensors
-_LEAST_NS = 60_000  # budget below which no slice starts: resuming takes some of it
 _EXPLAINED = 0.5  # share of the added blocks that must be found
 _STRIDED = torch.strided
-_HOST_GROUPS_MAX = 8
+_HOST_GROUPS_MAX = wire.GROUPS_MAX // 6  # where there are groups on a device too
 _TALLIES_MAX = 2_000  # groups; further kinds of tensors share one
+_NAMES_MAX = 200  # per group; tensors under further names are counted without their name
 _OURS = "gpumon_agent"
-_ADDRESSES_MAX = 128  # of a group's newest
 
 _Key = tuple[Any, Any, int, bool, str]
 """shape, dtype, device, has a graph, and for a single tensor with a graph its name, since graph sizes differ"""
@@ -86,7 +83,7 @@ class _Tally:
         self.bytes = 0
         self.graphs: list[int | None] = []  # bytes retained by the graphs of the first few
         self.holders: Counter[Name] = Counter()
-        self.addresses: deque[int] = deque(maxlen=_ADDRESSES_MAX)
+        self.addresses: deque[int] = deque(maxlen=_NAMES_MAX)  # the newest ones
 
     @property
     def graph_bytes(self) -> int | None:
@@ -171,7 +168,7 @@ class Census:
                 complete = self._slice(step, ThreadClock(left, wall_ns=left))
                 if not complete and self._taking is not None:
                     self._taking.tell_early()
-                    complete = self._slice(step, ThreadClock(TELLING_NS, wall_ns=TELLING_NS))
+                    complete = self._slice(step, ThreadClock(PAUSE_NS // 5, wall_ns=PAUSE_NS // 5))
                 self._tell(_paused(monotonic_ns() - began, complete))
             return
         if suspected and self._taking is None:
@@ -222,7 +219,7 @@ class Census:
 
     def _go_on(self, step: int) -> None:
         left = self._credit_ns if self._limited else SLICE_NS
-        if left < _LEAST_NS or _why_not() is not None:
+        if left < _SHORT_NS or _why_not() is not None:
             return
         clock = ThreadClock(min(left, SLICE_NS))
         taking = self._taking
@@ -383,8 +380,8 @@ class _Taking:
     def _seems_explained(self) -> bool:
         added = {device: count for device, count in self._added.items() if count > 0}
         if not added:
-            few = not self._census.growth_trigger.blocks_grow and len(self._rounds) <= _ROUNDS_AFTER_TWELVE_LEVELS
-            return self._largest >= _HEAP or few
+            deep = all(levels > 12 for _, levels, _ in self._rounds)  # enough for a single tensor that grows
+            return self._largest >= _HEAP or (deep and not self._census.growth_trigger.blocks_grow)
         before = self._census._heaped_before
         return all(self._heaped[device] - before[device] >= _EXPLAINED * count for device, count in added.items())
 
@@ -501,7 +498,7 @@ class _Taking:
             self._reaches_back = True  # may be enough to report now
         if looks.before < looks.newest:
             beside = (each for each in walk.beside() if each is not tensor and _leads(each, measured))
-            if any(reaches(each, looks.before, _REACH_NS) for each in beside):
+            if any(reaches(each, looks.before, _SHORT_NS) for each in beside):
                 self._follow.add(name)
         if not measured.cut or looks.count == _LOOKS_MAX or name in self._follow:
             del self._long[name]
@@ -520,7 +517,7 @@ class _Taking:
             if self.searches or not (allocations.unread or self._unnamed):
                 return True
             unexplained = self._reason == "growth" and not self._explains()
-            if allocations.open or (unexplained and not allocations.survived) or clock.spent_ns > _FRESH_NS:
+            if allocations.open or (unexplained and not allocations.survived) or clock.spent_ns > _SHORT_NS:
                 return False
             if not allocations.readable(sum(self._census.blocks.values())):
                 return True
@@ -665,13 +662,11 @@ class _Taking:
 
 _RARELY = 10_000  # collector threshold from which it counts as off; Python's default is 700 to 2,000
 _UNREAL = frozenset({"FakeTensor", "FunctionalTensor"})
-_NAMES_MAX = 200  # per group; tensors under further names are counted without their name
 _GRAPHS_MAX = 3  # per group: the first may be of the current step, whose graph is already freed
 _GRAPH_NS = 200_000
 _LOOKS_MAX = 5  # a step apart
-_REACH_NS = 100_000
+_SHORT_NS = 100_000  # no slice starts with less; one that has spent less counts as fresh
 _LONG_MAX = 4
-_FRESH_NS = 100_000  # a slice that has spent less counts as fresh
 _HEAP = 5  # equal tensors: a leak rather than what one step uses
 
 

@@ -13,13 +13,11 @@ from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
-from gpumon_agent.guard import pass_on
+from gpumon_agent.leaks.bounded_containers import source
 from gpumon_agent.leaks.heap_walker import Root
 from gpumon_agent.leaks.object_children import Files, ours
 from gpumon_agent.naming import place, stored_at
 
-_SOURCE_BYTES_MAX = 1 << 17  # a file is read and searched in one piece
-_FRAMES_MAX = 400
 _GLOBAL_HOOKS = (
     "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
     "_global_module_registration_hooks", "_global_parameter_registration_hooks", "_global_buffer_registration_hooks",
@@ -155,9 +153,7 @@ def _frame(ident: int | None, identity: int, code: CodeType) -> FrameType | None
 def _stack(ident: int | None) -> Iterable[FrameType]:
     """Frames, innermost first. `ident`: another thread's; None: the current thread."""
     frame = sys._getframe(1) if ident is None else sys._current_frames().get(ident)
-    for _ in range(_FRAMES_MAX):
-        if frame is None:
-            return
+    while frame is not None:
         yield frame
         frame = frame.f_back
 
@@ -181,15 +177,9 @@ def _line_in_module(name: str | None, code: CodeType | None) -> Any:
 
 
 def _in_source(file: str, variable: str) -> str | None:
-    path = Path(file)
-    try:
-        if path.stat().st_size > _SOURCE_BYTES_MAX:
-            return None
-        text = path.read_text(errors="replace")
-    except OSError as error:
-        pass_on(error)
-        return None
-    found = re.search(rf"^{re.escape(variable)}[ \t]*(:[^=\n]+)?=", text, re.MULTILINE)
-    if found is None:
-        found = re.search(rf"^(?:def|class)[ \t]+{re.escape(variable)}\b", text, re.MULTILINE)
-    return None if found is None else f"{path.name}:{text.count(chr(10), 0, found.start()) + 1}"
+    lines, name = source(file), re.escape(variable)
+    for pattern in (rf"{name}[ \t]*(:[^=\n]+)?=", rf"(?:def|class)[ \t]+{name}\b"):
+        for number, line in enumerate(lines, 1):
+            if re.match(pattern, line):
+                return f"{Path(file).name}:{number}"
+    return None

@@ -629,7 +629,7 @@ class HeapWalker:
             (at for at, each in enumerate(self._levels) if at and each.how in _CONTAINERS and _starred(each)), 0
         )
         name = self._levels[grows].key if grows else None
-        if not grows or len(self._levels[grows].obj) < _LEAST_TRIMMED:
+        if not grows:
             return False
         held_by = self._levels[grows - 1]
         owner: Any = None
@@ -648,7 +648,7 @@ class HeapWalker:
         if file not in self._sources:
             self._sources[file] = bounded_containers.source(file)
         most = bounded_containers.limit(self._sources[file], name, value)
-        return most is not None and len(self._levels[grows].obj) <= most + 1 < _NO_BOUND
+        return most is not None and len(self._levels[grows].obj) <= most + 1
 
     def _label(self, above: _Level, label: str | None, tag: str, edge: Any, child: Any, at: int) -> tuple[str, str]:
         if label is not None:
@@ -743,12 +743,11 @@ _NAMED_KEYS_MAX = 32
 _PLACES_MAX = 8
 _DIGITS = "0123456789"
 _NUMBERED = 8  # names that differ only in trailing digits: made in a loop
-_LEAST_TRIMMED = 5  # entries: a container with fewer does not grow, or has only begun to
 _NO_BOUND = 10_000_000  # entries: this many blocks of the smallest size take 5 GB
 _HEAP_TYPE = 1 << 9
 _HOLDERS_MAX = 10_000
 _BUILTINS = id(vars(builtins))  # every namespace leads there
-_ATTRIBUTES = -1  # in place of a position
+_ATTRIBUTES: Any = object()  # in place of a position
 
 
 def _entry(mapping: dict[Any, Any], cursor: int) -> tuple[Any, Any] | None:

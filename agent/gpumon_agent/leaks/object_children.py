@@ -258,7 +258,7 @@ def cached(cache: Any) -> tuple[list[Any], list[tuple[str, str]]]:
 
 
 _REMEMBERED_MAX = 2_000
-HOOKS_FEW = 4
+FEW = 4  # more hooks, or keys of one dict, share one name
 
 
 def _of_frame(frame: types.FrameType) -> list[Child]:
@@ -318,7 +318,7 @@ def attributes(tensor: Any) -> dict[str, Any]:
 
 def among(hooks: int) -> str:
     """A suffix: "[*]" if there are many hooks, which then share a label, else nothing."""
-    return "[*]" if hooks > HOOKS_FEW else ""
+    return "[*]" if hooks > FEW else ""
 
 
 # ------------------------------------------------------------------------------------------------------------- names
