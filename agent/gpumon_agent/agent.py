@@ -108,10 +108,10 @@ class Agent:
         self.ask_census = self.leaks.ask
         self.oom_reporter = self._make_oom_reporter()
         self.requests = self._make_requests()
-        self.room = self.requests.room
+        self.budget = self.requests.budget
         self.outlooks = Outlooks(
             self.recorder.append,
-            self.room,
+            self.budget,
             expandable=expandable(os.environ.get(name, "") for name in _ALLOCATOR),
             functions=REGISTRY.listeners,
         )
@@ -187,7 +187,7 @@ class Agent:
             step_closed=self.guard.protect("description", self._step_closed),
             opened_ns=opened_ns,
             carry_out=self._carry_out,
-            batch_comes=None if self._bounds else self.guard.protect("outlook", self.outlooks.batch),
+            on_batch=None if self._bounds else self.guard.protect("outlook", self.outlooks.batch),
             flush=self._flush,
         )
 
@@ -342,11 +342,11 @@ class Agent:
         rank, world_size = known.rank, known.world_size
         if rank is None:
             rank, world_size = distributed.get_rank(), distributed.get_world_size()
-        told = msgspec.structs.replace(known, rank=rank, world_size=world_size, rendezvous=endpoint.rendezvous())
-        if told == known:
+        descriptor = msgspec.structs.replace(known, rank=rank, world_size=world_size, rendezvous=endpoint.rendezvous())
+        if descriptor == known:
             return None
-        self._descriptor = told
-        return told
+        self._descriptor = descriptor
+        return descriptor
 
     def device_taken(self) -> None:
         """CUDA has just been initialized: an allocation may fail long before a model is known."""
@@ -409,7 +409,7 @@ class Agent:
 
     def _rang(self) -> None:
         """There is a request: the next window that closes carries it out."""
-        self.phases.asked = True
+        self.phases.request_waits = True
 
     def _carry_out(self) -> None:
         self.requests.carry_out()

@@ -20,7 +20,7 @@ TRIED_AGAIN_BY = 2  # full ledgers, after a rest from them
 REST_FIRST, REST_MAX = 8, 512  # sampled steps whose ledger is read only at their end
 EVERY_MAX = 10_000
 LEDGER_SHARE = 0.125  # of the budget, reserved for the ledger
-TOLD_AGAIN_FACTOR = 3  # a rate that varies with the machine's load is reported once, not each time
+REPORTED_AGAIN_FACTOR = 3  # a rate that varies with the machine's load is reported once, not each time
 
 
 class Governor:
@@ -38,9 +38,9 @@ class Governor:
         "_gives_way",
         "_ledgers",
         "_off",
+        "_reported",
         "_rest",
         "_resting",
-        "_told",
         "_whole",
         "_windows",
         "at_end_only",
@@ -76,7 +76,7 @@ class Governor:
         self.hurries = False  # their first ledger is built in slices, one at the end of each step
         self.budget_ns: float = STEP_FLOOR_NS  # of a step, as last decided
         self._gives_way = False
-        self._told = (1, 1)  # the rates last reported to viewers
+        self._reported = (1, 1)  # the rates last reported to viewers
         self._durations: deque[int] = deque(maxlen=200)
         self._boundary: deque[int] = deque(maxlen=50)  # of steps that read at each boundary
         self._windows: deque[int] = deque(maxlen=50)  # their boundaries
@@ -164,11 +164,11 @@ class Governor:
             self.ledger_every = ceil(self.ledger_every / self.read_every) * self.read_every
         rates = self.read_every, self.ledger_every
         if all(
-            told / TOLD_AGAIN_FACTOR < rate < told * TOLD_AGAIN_FACTOR
-            for rate, told in zip(rates, self._told, strict=True)
+            reported / REPORTED_AGAIN_FACTOR < rate < reported * REPORTED_AGAIN_FACTOR
+            for rate, reported in zip(rates, self._reported, strict=True)
         ):
             return None
-        self._told = rates
+        self._reported = rates
         if self.read_every > 1:
             return (
                 f"to read the allocator at each of {_mean(self._windows):.0f} phases costs {boundary / 1e6:.2g} ms "

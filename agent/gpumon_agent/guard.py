@@ -85,10 +85,10 @@ class Guard:
 
     def _caught(self, part: str, error: Exception, stays_on: bool) -> None:
         count = self.failures[part] = self.failures.get(part, 0) + 1
-        text = f"{part}: {told(error)}"
+        text = f"{part}: {error_line(error)}"
         switches_off = count == FAILURES_MAX and not stays_on
         if switches_off:
-            self.off[part] = Off(part, told(error), _where(error), time.monotonic_ns())
+            self.off[part] = Off(part, error_line(error), _where(error), time.monotonic_ns())
             text += f"; switched off after {count} failures"
         if count == 1 or switches_off:
             (self._tell or self._untold.append)(text)
@@ -110,7 +110,7 @@ def say(text: str) -> None:
             raise
 
 
-def told(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Class and message in one line."""
     try:
         return f"{type(error).__name__}: {error}".replace("\n", " ")

@@ -104,7 +104,7 @@ class Beside:
         for device in {phase.device for phase in rank.steps[-1].phases}:
             room = available(rank, device)
             if room is not None:
-                self._agent.room[device] = room
+                self._agent.budget[device] = room
 
     def end(self, out: Path) -> None:
         self._agent.phases.finish()

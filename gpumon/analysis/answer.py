@@ -175,12 +175,12 @@ def _living(
     near = next((each for each in found if each.code == NEAR_CAPACITY.code), None)
     if near is not None or (forecast is not None and forecast.verdict == wire.TIGHT):
         do = near.remedy if near is not None else "a smaller peak, before a larger batch comes"
-        return Answer("tight", _room(forecast, "little is left on the device"), who, when, do, evidence)
+        return Answer("tight", _headroom(forecast, "little is left on the device"), who, when, do, evidence)
     if forecast is None or forecast.verdict is None:
         why = "the room on the device is not known" if forecast is not None else "the next iteration is not known yet"
         return Answer("unknown", why, who, evidence=evidence)
     do = found[0].remedy if found else ""
-    return Answer("ok", _room(forecast, ""), who, when, do, evidence)
+    return Answer("ok", _headroom(forecast, ""), who, when, do, evidence)
 
 
 def _leak(found: Sequence[Finding]) -> Finding | None:
@@ -240,7 +240,7 @@ def _too_large(said: wire.Outlook | None, forecast: Forecast | None) -> tuple[st
     return f"{which} needs {units.size(needs.next_peak)} in {needs.phase}{more}", max(0, missing)
 
 
-def _room(forecast: Forecast | None, otherwise: str) -> str:
+def _headroom(forecast: Forecast | None, otherwise: str) -> str:
     if forecast is None or forecast.headroom is None:
         return otherwise
     needs = f"the next iteration needs {units.size(forecast.next_peak)} in {forecast.phase}"

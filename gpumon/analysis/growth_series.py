@@ -131,7 +131,7 @@ class HostGrowth:
         """Takes what is new since the previous frame."""
         newest = rank.steps[-1].step if rank.steps else 0
         beat = rank.heartbeat
-        told = beat is not None and beat.rss is not None
+        has_size = beat is not None and beat.rss is not None
         if beat is not None and beat is not self._heartbeat:
             known, self._heartbeat = self._heartbeat, beat
             after = known.t_ns if known is not None else -1
@@ -144,7 +144,7 @@ class HostGrowth:
         ours = next((p for p in rank.host.processes if p.pid == rank.hello.pid), None)
         if ours is None or newest < SETTLING_STEPS:
             return
-        if not told and ours.rss is not None:
+        if not has_size and ours.rss is not None:
             self._own.observe(newest, ours.rss)
         self._read_children(ours, newest)
 

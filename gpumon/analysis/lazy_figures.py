@@ -75,9 +75,9 @@ class LazyEstimate:
 
 
 def lazy_estimate(
-    owners: Owned | None, learnt: DeviceState | None, make_ledger: LazyLedger | None
+    owners: Owned | None, state: DeviceState | None, make_ledger: LazyLedger | None
 ) -> LazyEstimate | None:
     if owners is None:
         return None
-    size = learnt.newest.input_bytes if learnt is not None and learnt.newest is not None else None
-    return LazyEstimate(owners, learnt.alike() if learnt is not None else None, size, make_ledger)
+    size = state.newest.input_bytes if state is not None and state.newest is not None else None
+    return LazyEstimate(owners, state.alike() if state is not None else None, size, make_ledger)

@@ -48,12 +48,12 @@ class LeakNames:
         self._known: dict[_Key, tuple[Suspect, int]] = {}
         self._newest: wire.Census | None = None
         self._seen: tuple[wire.Census, ...] = ()  # with `_asked`: key of the cached answer
-        self._asked: tuple[object, ...] = ()
-        self._told: list[tuple[Suspect, int]] = []
+        self._query: tuple[object, ...] = ()
+        self._suspects: list[tuple[Suspect, int]] = []
 
     def forget(self) -> None:
         self._known.clear()
-        self._newest, self._seen, self._asked = None, (), ()
+        self._newest, self._seen, self._query = None, (), ()
 
     def leak(self, censuses: Sequence[wire.Census], device: int, growth: Sequence[Growth]) -> Leak | None:
         """The leak behind `growth`, the device's figures; None if nothing grows."""
@@ -85,10 +85,10 @@ class LeakNames:
         bytes_per_step: float | None,
     ) -> list[tuple[Suspect, int]]:
         """The suspects, most bytes first, each with the step at which it was counted."""
-        asked = device, since, blocks_per_step, bytes_per_step
+        query = device, since, blocks_per_step, bytes_per_step
         seen = tuple(censuses)
-        if asked == self._asked and len(seen) == len(self._seen) and all(map(is_, seen, self._seen)):
-            return self._told
+        if query == self._query and len(seen) == len(self._seen) and all(map(is_, seen, self._seen)):
+            return self._suspects
         newest = self._newest
         for census in censuses:
             fresh = newest is None or census.step > newest.step or (census.step == newest.step and census is not newest)
@@ -97,14 +97,18 @@ class LeakNames:
                     census, device, since=since, blocks_per_step=blocks_per_step, bytes_per_step=bytes_per_step
                 )
                 self._one(census, device, found, fresh)
-        self._seen, self._asked, self._told = seen, asked, sorted(self._known.values(), key=lambda each: -each[0].held)
-        return self._told
+        self._seen, self._query, self._suspects = (
+            seen,
+            query,
+            sorted(self._known.values(), key=lambda each: -each[0].held),
+        )
+        return self._suspects
 
     def _one(self, census: wire.Census, device: int, found: list[Suspect], fresh: bool) -> None:
         known = self._known
         present = suspects(census, device)
         listed = {_key(each) for each in present}
-        told: set[_Key] = set()
+        updated: set[_Key] = set()
         for each in found:
             key = _key(each)
             if key not in known:
@@ -117,10 +121,10 @@ class LeakNames:
             if key in known and each.where is None:  # made before stacks were recorded: no line
                 each = replace(each, where=known[key][0].where, phase=known[key][0].phase)
             known[key] = each, census.step
-            told.add(key)
+            updated.add(key)
         if fresh:
             self._newest = census
-            for key in [key for key in known if key not in told]:
+            for key in [key for key in known if key not in updated]:
                 gone = not census.cut and not any(_alike(known[key][0], each) for each in present)
                 if (key in listed and not (census.cut and _is_linked(known[key][0]))) or gone:
                     del known[key]

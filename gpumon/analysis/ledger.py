@@ -222,7 +222,7 @@ def at_failure(event: wire.Oom, owners: Mapping[str, int], total: int | None, he
     return with_held(lines, held, event.step - 1)
 
 
-def told(peak: Peak) -> str:
+def peak_text(peak: Peak) -> str:
     """A peak in one line: bytes, place, and the breakdown, largest first."""
     where = f"{peak.phase} of step {peak.step}" if peak.phase else f"step {peak.step}"
     where += f", in {peak.module}" if peak.module else ""

@@ -172,14 +172,14 @@ class Reporter:
         record: StepRecord,
         again: bool,
     ) -> None:
-        learnt = state.devices.get(report.device)
-        if learnt is None:
+        device_state = state.devices.get(report.device)
+        if device_state is None:
             return
         described = ledger.device_of(rank, report.device)
-        typical = learnt.forecaster.typical_peak()
+        typical = device_state.forecaster.typical_peak()
         median = typical[1] if typical is not None else None
-        if median != learnt.typical:
-            learnt.typical = median
+        if median != device_state.typical:
+            device_state.typical = median
             self._medians += 1
             self._note_typical(rank.source, state, report.device, median)
         if typical is None or not self._stands_out(typical[0], state.job):
@@ -194,30 +194,30 @@ class Reporter:
                 rank=rank,
                 device=report.device,
                 record=record,
-                figures=learnt.newest,
+                figures=device_state.newest,
                 forecast=report.forecast,
                 lines=report.make_ledger,
                 reading=reading,
                 capacity=report.capacity,
                 our_pids=self._pids,
                 usually_above=typical[0] if typical is not None else None,
-                typical_peak=learnt.typical,
+                typical_peak=device_state.typical,
                 peers_peaks=state.peers,
-                retries_before=learnt.retries,
+                retries_before=device_state.retries,
                 elsewhere=self._elsewhere(rank, reading),
                 growth=report.growth,
                 host_growth=state.host_growth.growth() if report.device == min(state.devices) else (),
                 censuses=state.censuses,
                 leak=leak,
-                outlier=learnt.batches.outlier,
-                standing=learnt.standing,
+                outlier=device_state.batches.outlier,
+                standing=device_state.standing,
                 tables=state.tables,
             ),
             again=again,
         )
         if again:
             return
-        learnt.retries = retries(record, report.device)
+        device_state.retries = retries(record, report.device)
 
     def _peers(self, source: str, job: str | None) -> tuple[float, ...]:
         typical = self._typical.get(job or "", {})
@@ -273,51 +273,53 @@ def report(frame: Frame) -> tuple[RankReport, ...]:
 
 
 def _device_report(rank: RankFrame, index: int, state: RankState, leak: Leak | None) -> DeviceReport:
-    learnt = state.devices.get(index)
+    device_state = state.devices.get(index)
     record = rank.steps[-1] if rank.steps else rank.open_step
-    end, owners, peak = found(record, index, learnt)
+    end, owners, peak = found(record, index, device_state)
     driver = ledger.driver_lines(rank, index)
     described = ledger.device_of(rank, index)
     reading = ledger.reading_of(rank.host, described.uuid if described else None)
     make_ledger = None
     held = leak.held if leak is not None else None
     if record is not None and end is not None:
-        make_ledger = LazyLedger(rank, record.step, end, owners, learnt.lasting if learnt else None, driver, held)
+        make_ledger = LazyLedger(
+            rank, record.step, end, owners, device_state.lasting if device_state else None, driver, held
+        )
     forecast = None
-    if learnt is not None and not learnt.replays:  # the allocator's counters do not see CUDA graph replays
-        forecast = _forecast(rank, learnt, driver)
+    if device_state is not None and not device_state.replays:  # the allocator's counters do not see CUDA graph replays
+        forecast = _forecast(rank, device_state, driver)
     return DeviceReport(
         device=index,
         make_ledger=make_ledger,
         make_ledger_age=None if make_ledger is None else make_ledger.age_s,
         peak=ledger.peak_with_held(peak, held),
-        make_estimate=lazy_estimate(state.owned.get(index), learnt, make_ledger),
+        make_estimate=lazy_estimate(state.owned.get(index), device_state, make_ledger),
         forecast=forecast,
         capacity=_capacity(described, reading),
         device_used=_used(reading),
-        read=ledger.read_with_held(learnt.read, held) if learnt else None,
-        composed=ledger.peak_with_held(learnt.composed, held) if learnt else None,
-        growth=learnt.growth.growth() if learnt else (),
-        regimes=tuple(learnt.forecaster.shape_model.changes) if learnt else (),
-        highest=learnt.highest if learnt else None,
-        make_whatif=None if learnt is None or forecast is None else partial(_asked, rank, learnt),
+        read=ledger.read_with_held(device_state.read, held) if device_state else None,
+        composed=ledger.peak_with_held(device_state.composed, held) if device_state else None,
+        growth=device_state.growth.growth() if device_state else (),
+        regimes=tuple(device_state.forecaster.shape_model.changes) if device_state else (),
+        highest=device_state.highest if device_state else None,
+        make_whatif=None if device_state is None or forecast is None else partial(_whatif, rank, device_state),
         held=held,
     )
 
 
-def _forecast(rank: RankFrame, learnt: DeviceState, driver: ledger.DriverLines | None) -> Forecast | None:
+def _forecast(rank: RankFrame, device_state: DeviceState, driver: ledger.DriverLines | None) -> Forecast | None:
     """The next iteration's forecast, with the verdict and time to full that every output states."""
-    budget = _room(rank, learnt, driver)
-    forecast = learnt.forecaster.forecast(budget, learnt.growth.kept())
+    budget = _budget(rank, device_state, driver)
+    forecast = device_state.forecaster.forecast(budget, device_state.growth.kept())
     if forecast is None or forecast.headroom is None:
         return (
-            _at_most(forecast, device_budget.most(rank, learnt.index))
+            _at_most(forecast, device_budget.most(rank, device_state.index))
             if forecast and rank.status != "ended"
             else forecast
         )
     if budget is None:
         return forecast
-    fragments = learnt.forecaster.fragments
+    fragments = device_state.forecaster.fragments
     fragments.fitted = max(fragments.fitted, forecast.highest)
     word, _ = verdict(forecast.next_peak, forecast.low, forecast.high, True, budget.available, None, fragments)
     return msgspec.structs.replace(forecast, verdict=word)
@@ -333,18 +335,20 @@ def _at_most(forecast: Forecast, most: int | None) -> Forecast:
     )  # fmt: skip
 
 
-def _asked(rank: RankFrame, learnt: DeviceState, report: DeviceReport) -> tuple[Answer, ...]:
+def _whatif(rank: RankFrame, device_state: DeviceState, report: DeviceReport) -> tuple[Answer, ...]:
     """Answers for the usual changes at the newest step. Computed only when displayed: it takes a millisecond."""
     newest = rank.steps[-1].step if rank.steps else 0
-    if newest < WHATIF_FROM or learnt.newest is None:
+    if newest < WHATIF_FROM or device_state.newest is None:
         return ()
-    if newest != learnt.asked_at:
+    if newest != device_state.asked_at:
         from gpumon.analysis.changes import SHORT
         from gpumon.analysis.whatif import answer
 
-        learnt.asked_at = newest
-        learnt.whatif = tuple(answer(rank, report, learnt.forecaster.shape_model, SHORT, steps=WHATIF_STEPS))
-    return learnt.whatif
+        device_state.asked_at = newest
+        device_state.whatif = tuple(
+            answer(rank, report, device_state.forecaster.shape_model, SHORT, steps=WHATIF_STEPS)
+        )
+    return device_state.whatif
 
 
 def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...], state: RankState) -> OomReport | None:
@@ -367,27 +371,27 @@ def _oom(rank: RankFrame, devices: tuple[DeviceReport, ...], state: RankState) -
     return of_rank(rank, growth, kept, here.held)
 
 
-def _room(rank: RankFrame, learnt: DeviceState, driver: ledger.DriverLines | None) -> Room | None:
+def _budget(rank: RankFrame, device_state: DeviceState, driver: ledger.DriverLines | None) -> Room | None:
     """What the process can have: from a reading in a steady state, else conservatively from the newest one.
 
     Its own allocations do not change reserved + free, so the sum is used until a later reading can be placed. On the
     CPU: the machine's available memory, plus the least that the process held meanwhile.
     """
-    newest = learnt.newest
+    newest = device_state.newest
     if newest is None or rank.status == "ended":
         return None
-    described = ledger.device_of(rank, learnt.index)
+    described = ledger.device_of(rank, device_state.index)
     if described is not None and described.kind == "cpu" and rank.host and rank.host.memory_available is not None:
         return Room(min(newest.start, newest.end) + rank.host.memory_available)
-    found = device_budget.by(driver, rank, learnt.index)
+    found = device_budget.by(driver, rank, device_state.index)
     if found is not None and rank.host_unix_ns is not None:
-        learnt.available = found
-        learnt.others.read((driver.unix_ns if driver is not None else rank.host_unix_ns) / 1e9, found)
-    if learnt.available is None:
+        device_state.available = found
+        device_state.others.read((driver.unix_ns if driver is not None else rank.host_unix_ns) / 1e9, found)
+    if device_state.available is None:
         return None
-    learnt.forecaster.fragments.expandable = expandable(rank.hello.settings.values())
-    shrinks = learnt.others.per_step(steps_per_s(rank.steps))
-    return Room(learnt.available, learnt.forecaster.fragments.bytes, shrinks)
+    device_state.forecaster.fragments.expandable = expandable(rank.hello.settings.values())
+    shrinks = device_state.others.per_step(steps_per_s(rank.steps))
+    return Room(device_state.available, device_state.forecaster.fragments.bytes, shrinks)
 
 
 def _capacity(described: wire.Device | None, reading: wire.DeviceReading | None) -> int | None:

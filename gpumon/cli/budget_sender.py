@@ -31,7 +31,7 @@ class BudgetSender:
     def __init__(self, known: Iterable[Descriptor] = ()) -> None:
         self._known = tuple(known)
         self._store = SessionStore(StoreLimits(steps=_STEPS, host_samples=8))
-        self._told: dict[tuple[str, int], tuple[int, int]] = {}  # budget, and when it was sent
+        self._sent: dict[tuple[str, int], tuple[int, int]] = {}  # budget, and when it was sent
         self._open = False  # a new reading awaits the next step
         self._looked_at = 0  # newest reading already processed
         self._tasks: set[asyncio.Task[None]] = set()
@@ -76,7 +76,7 @@ class BudgetSender:
 
     def wanted(self, unix_ns: int) -> bool:
         """Whether a rank seen recently has no budget yet."""
-        known = {source for source, _ in self._told}
+        known = {source for source, _ in self._sent}
         return any(source not in known and unix_ns - met < WANTED_NS for source, met in self._began.items())
 
     def _look(self, rank: RankFrame, unix_ns: int) -> None:
@@ -84,22 +84,22 @@ class BudgetSender:
         if rank.goodbye is not None or rank.hello.backend not in ("cuda", "hip"):
             return
         for device in {phase.device for phase in rank.steps[-1].phases} if rank.steps else ():
-            room = available(rank, device)
-            if room is None:
+            budget = available(rank, device)
+            if budget is None:
                 continue
-            told = self._told.get((source, device))
-            if told is not None and abs(told[0] - room) < CHANGED_BYTES and unix_ns - told[1] < AGAIN_NS:
+            sent = self._sent.get((source, device))
+            if sent is not None and abs(sent[0] - budget) < CHANGED_BYTES and unix_ns - sent[1] < AGAIN_NS:
                 continue
-            self._told[source, device] = room, unix_ns
-            task = asyncio.get_running_loop().create_task(self._tell(source, device, room))
+            self._sent[source, device] = budget, unix_ns
+            task = asyncio.get_running_loop().create_task(self._send(source, device, budget))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, source: str, device: int, room: int) -> None:
+    async def _send(self, source: str, device: int, budget: int) -> None:
         from gpumon.link.control import Asker
         from gpumon.link.errors import LinkError
 
         try:
-            await Asker(self._known)(source, wire.ROOM, device, room)
+            await Asker(self._known)(source, wire.ROOM, device, budget)
         except LinkError:  # an older or ending agent; only its OOM prediction is lost
             return

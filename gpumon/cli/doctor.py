@@ -97,35 +97,39 @@ def _gpumon() -> Iterator[Seen]:
 
 def _torch() -> Iterator[Seen]:
     try:
-        asked = subprocess.run(
+        ran = subprocess.run(
             [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=IMPORT_PATIENCE_S, check=False
         )
     except subprocess.TimeoutExpired:
         yield Seen("fails", "torch", f"importing it took longer than {IMPORT_PATIENCE_S:.0f} s")
         return
-    if asked.returncode:
-        last = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
+    if ran.returncode:
+        last = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"])[-1]
         yield Seen("fails", "torch", f"cannot be imported by this Python ({last}); get it with: pip install torch")
         return
-    yield from judge_torch(json.loads(asked.stdout.splitlines()[-1]))
+    yield from judge_torch(json.loads(ran.stdout.splitlines()[-1]))
 
 
-def judge_torch(told: dict[str, Any]) -> Iterator[Seen]:
+def judge_torch(facts: dict[str, Any]) -> Iterator[Seen]:
     """Checks what torch reports (`version`, `cuda`, `hip`, `devices`)."""
-    version = tuple(int(part) for part in told["version"].split("+")[0].split(".")[:2])
+    version = tuple(int(part) for part in facts["version"].split("+")[0].split(".")[:2])
     if version < OLDEST_TORCH:
-        yield Seen("fails", "torch", f"{told['version']} is too old: gpumon reads torch 2.4 and newer")
+        yield Seen("fails", "torch", f"{facts['version']} is too old: gpumon reads torch 2.4 and newer")
         return
     built = (
-        f"for CUDA {told['cuda']}" if told["cuda"] else f"for ROCm {told['hip']}" if told["hip"] else "without a GPU"
+        f"for CUDA {facts['cuda']}"
+        if facts["cuda"]
+        else f"for ROCm {facts['hip']}"
+        if facts["hip"]
+        else "without a GPU"
     )
-    yield Seen("ok", "torch", f"{told['version']}, built {built}")
-    if not told["cuda"] and not told["hip"]:
+    yield Seen("ok", "torch", f"{facts['version']}, built {built}")
+    if not facts["cuda"] and not facts["hip"]:
         yield Seen("note", "devices", "this torch knows only the CPU: phases show host memory (exact with --track-cpu)")
-    elif not told["devices"]:
+    elif not facts["devices"]:
         yield Seen("note", "devices", "torch sees no GPU here (CUDA_VISIBLE_DEVICES, driver): training runs on the CPU")
     else:
-        yield Seen("ok", "devices", f"torch sees {told['devices']}")
+        yield Seen("ok", "devices", f"torch sees {facts['devices']}")
         yield Seen(
             "note",
             "peaks",

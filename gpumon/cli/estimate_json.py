@@ -110,7 +110,7 @@ def share_object(count: int, work: Workload, share: Share, device: Device | None
         "sources": {"weights": "exact", "gradients": "exact", "optimizer": "exact"},
         "device": None
         if device is None
-        else {"name": device.name, "total": device.total, "fits": share.total <= device.room},
+        else {"name": device.name, "total": device.total, "fits": share.total <= device.budget},
     }
 
 

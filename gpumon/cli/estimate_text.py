@@ -195,7 +195,7 @@ def share_lines(parameters: int, known: Sequence[tuple[Workload, Share]], device
         figures = (share.weights + share.casts, share.gradients, share.optimizer, share.total)
         text = "".join((in_unit(value, unit) if value else "–").rjust(FIGURE - 1) for value in figures)
         text = f"{work.precision.name + stage:<18}{text}{share.total / parameters:>13.4g}"
-        fits = "" if device is None else "fits" if share.total <= device.room else "does not fit"
+        fits = "" if device is None else "fits" if share.total <= device.budget else "does not fit"
         yield f"{text}  {fits}".rstrip()
     yield ""
     yield from _wrapped(

@@ -219,9 +219,9 @@ def _recorded(path: Path) -> list[OomReport]:
         store.apply(received)
         heard = received.unix_ns
     frame = store.frame(heard)
-    told = zip(frame.ranks, Reporter().report(frame), strict=True)
+    pairs = zip(frame.ranks, Reporter().report(frame), strict=True)
     found = []
-    for rank, report in told:
+    for rank, report in pairs:
         if report.oom is not None:
             found.append(report.oom)
         elif rank.goodbye is not None and (story := read(rank.goodbye.detail)) is not None:

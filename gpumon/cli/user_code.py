@@ -49,14 +49,14 @@ class TheirFailure:
 
 
 def _trimmed(failure: BaseException) -> list[str]:
-    told = traceback.TracebackException.from_exception(failure)
-    link: traceback.TracebackException | None = told
+    shown = traceback.TracebackException.from_exception(failure)
+    link: traceback.TracebackException | None = shown
     while link is not None:
         theirs = [frame for frame in link.stack if not frame.filename.startswith((*_OURS, *_LIBRARIES))]
         kept = theirs or [frame for frame in link.stack if not frame.filename.startswith(_OURS)]
         link.stack = traceback.StackSummary.from_list(kept)
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return list(told.format())
+    return list(shown.format())
 
 
 def find(option: str, named: str) -> Any:

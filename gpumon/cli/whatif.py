@@ -141,7 +141,7 @@ def asked_of(
     from gpumon.session.store import SessionStore
 
     store, reporter = SessionStore(replaying=True), Reporter()
-    learnt: dict[tuple[str, int], Forecaster] = {}
+    forecasters: dict[tuple[str, int], Forecaster] = {}
     unix_ns = 0
     for received in stream:
         store.apply(received)
@@ -155,14 +155,14 @@ def asked_of(
         for index in {phase.device for phase in record.phases}:
             figures = step_peaks(record, index)
             if figures is not None:
-                learnt.setdefault((rank.source, index), Forecaster()).observe(figures, record.on(index))
+                forecasters.setdefault((rank.source, index), Forecaster()).observe(figures, record.on(index))
         reporter.rank(rank)
     for rank in store.frame(unix_ns).ranks:
         if number is not None and rank.hello.rank != number:
             continue
         report = reporter.rank(_as_live(rank))
         for device in report.devices:
-            forecaster = learnt.get((rank.source, device.device))
+            forecaster = forecasters.get((rank.source, device.device))
             if forecaster is not None:
                 return device.device, answer(rank, device, forecaster.shape_model, changes)
     return None

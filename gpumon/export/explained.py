@@ -56,7 +56,7 @@ def _suspect(suspect: Candidate) -> Object:
         "bytes": suspect.bytes,
         "what": suspect.what,
         "phase": suspect.phase,
-        "stands": suspect.stands,
+        "stands": suspect.allocated_before,
         "optimizer": suspect.way,
         "explains": suspect.explains,
     }

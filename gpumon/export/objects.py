@@ -188,9 +188,9 @@ class Objects:
         present = set()
         for found in findings:  # open ones first, then those that are gone, newest first
             key = (found.code, found.subject, found.step)
-            told = (found.state, found.severity, found.holder, found.where)
-            if key not in present and said.findings.get(key) != told:
-                said.findings[key] = told
+            state = (found.state, found.severity, found.holder, found.where)
+            if key not in present and said.findings.get(key) != state:
+                said.findings[key] = state
                 yield Stated(rank.source, jsonl.finding(rank, found, unix_ns), live, "/".join(map(str, key)))
             present.add(key)
         for key in said.findings.keys() - present:

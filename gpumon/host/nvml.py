@@ -71,10 +71,10 @@ class Reader:
             except pynvml.NVMLError as error:
                 self._lost(index, _sentence(error, _CALL_WHY), devices, missing)
                 continue
-            told: dict[str, str] = {}
-            uuid = _ask(told, "uuid", pynvml.nvmlDeviceGetUUID, handle)
+            texts: dict[str, str] = {}
+            uuid = _ask(texts, "uuid", pynvml.nvmlDeviceGetUUID, handle)
             if uuid is None:
-                self._lost(index, told["uuid"], devices, missing)
+                self._lost(index, texts["uuid"], devices, missing)
                 continue
             self._uuids[index] = uuid
             devices.append(_device(handle, uuid))

@@ -85,7 +85,7 @@ class Driver:
         self._pipe: _Pipe | None = None
         self._abandoned: _Pipe | None = None
         self._answer: asyncio.Task[DriverReading] | None = None
-        self._asked = 0.0
+        self._requested_at = 0.0
         self._retry_at = 0.0
         self._why = ""
 
@@ -96,12 +96,12 @@ class Driver:
                 return DriverReading(why=self._why)
             if self._abandoned is not None and not self._abandoned.ended.is_set():
                 return DriverReading(why="the NVIDIA driver hangs, and holds a process that asked it")
-            self._asked = time.monotonic()
+            self._requested_at = time.monotonic()
             self._answer = asyncio.create_task(self._ask())
         await asyncio.wait({self._answer}, timeout=wait_s)
         if self._answer.done():
             return self._take(self._answer)
-        silent = time.monotonic() - self._asked
+        silent = time.monotonic() - self._requested_at
         if silent >= self._patience:
             return self._give_up(f"the NVIDIA driver did not answer for {silent:.0f} s")
         return DriverReading(why="the NVIDIA driver has not answered yet")

@@ -58,7 +58,7 @@ class Connection:
         self.ended = False
         self._owner = owner
         self._began = self._heard = time.monotonic()
-        self._asked = self._connected = 0.0
+        self._requested_at = self._connected = 0.0
         self._attempts = 0
         self._breaks = 0  # connections in a row that broke without a frame
         self._channel: Channel | None = None
@@ -89,10 +89,10 @@ class Connection:
 
     def _ask(self, now: float) -> None:
         assert self._channel is not None
-        self._asked = now
+        self._requested_at = now
         self._attempts += 1
         self._channel.ask(wire.SNAPSHOT)
-        self.feed.asked()
+        self.feed.requested()
         self._owner.loop.call_soon(self._read)
 
     def sweep(self) -> None:
@@ -141,7 +141,7 @@ class Connection:
         self._breaks = 0
         answer = self._channel.answers(raw)
         if answer:
-            self._asked = self._heard  # it is arriving: restart the timeout
+            self._requested_at = self._heard  # it is arriving: restart the timeout
         came = self.feed.take(packet, time.time_ns(), answer=answer)
         came, goodbye = _before_goodbye(came)
         self._owner.put(came)
@@ -205,7 +205,7 @@ class Connection:
                 self._left(now)
             else:
                 self._reconnect()
-        elif self._channel.waits and now - self._asked > _ASK_AGAIN_S:
+        elif self._channel.waits and now - self._requested_at > _ASK_AGAIN_S:
             if self._attempts < _ASKS_MAX or self.feed.hello is None:
                 self._ask(now)
             else:

@@ -31,10 +31,10 @@ class Feed:
         self._last = -1
         self._t_ns = 0  # the agent's clock at its last heartbeat
         self._repaired_ns = 0
-        self._told = 0
-        self._told_ns = 0
+        self._reported = 0
+        self._reported_ns = 0
 
-    def asked(self) -> None:
+    def requested(self) -> None:
         """A snapshot was requested: live packets are held until it is complete."""
         self.wants_snapshot = False
         self._holding = True
@@ -45,32 +45,32 @@ class Feed:
             if len(self._held) < _HELD_PACKETS_MAX:
                 self._held.append(packet)
             return []
-        told: list[Incoming] = []
-        self._events(packet, unix_ns, answer, told)
-        if self.missed != self._told:
-            self._tell(unix_ns, told)
-        return told
+        out: list[Incoming] = []
+        self._events(packet, unix_ns, answer, out)
+        if self.missed != self._reported:
+            self._report_lost(unix_ns, out)
+        return out
 
     def go_on(self, unix_ns: int) -> list[Incoming]:
         """Continues live, first with held packets. Called when the end of a snapshot did not arrive in time."""
-        told: list[Incoming] = []
-        self._let_go(unix_ns, told)
-        return told
+        out: list[Incoming] = []
+        self._let_go(unix_ns, out)
+        return out
 
-    def _let_go(self, unix_ns: int, told: list[Incoming]) -> None:
+    def _let_go(self, unix_ns: int, out: list[Incoming]) -> None:
         self._holding = False
         self.synced = True
         held, self._held = self._held, []
         for index, packet in enumerate(held):
-            self._events(packet, unix_ns, False, told)
+            self._events(packet, unix_ns, False, out)
             if self._holding:
                 self._held.extend(held[index + 1 :])
                 return
 
-    def _events(self, packet: Packet, unix_ns: int, answer: bool, told: list[Incoming]) -> None:
+    def _events(self, packet: Packet, unix_ns: int, answer: bool, out: list[Incoming]) -> None:
         seq, source, replayed = packet.seq, self.source, packet.replayed
         if seq >= 0 and seq == self._last + 1:  # the usual case: the next events of the stream, none missing
-            told.append(MessageRun(source, unix_ns, packet.events, seq, replayed))
+            out.append(MessageRun(source, unix_ns, packet.events, seq, replayed))
             self._last += len(packet.events)
             return
         gap = seq - self._last - 1 if seq >= 0 and self._last >= 0 else 0
@@ -84,7 +84,7 @@ class Feed:
             if seq >= 0:
                 if number > self._last:
                     self._last = number
-                    told.append(Received(source, unix_ns, event, number, replayed))
+                    out.append(Received(source, unix_ns, event, number, replayed))
                 continue
             if isinstance(event, wire.Hello):
                 wire.check_protocol(event)
@@ -93,13 +93,13 @@ class Feed:
             elif isinstance(event, wire.Heartbeat):
                 self.heartbeat = event
                 self._t_ns = event.t_ns
-            told.append(Received(source, unix_ns, event, -1, replayed))
+            out.append(Received(source, unix_ns, event, -1, replayed))
             if answer and isinstance(event, wire.Synced):
-                self._let_go(unix_ns, told)
+                self._let_go(unix_ns, out)
 
-    def _tell(self, unix_ns: int, told: list[Incoming]) -> None:
-        lost = self.missed - self._told
-        if lost and not self._holding and unix_ns - self._told_ns >= _PATIENCE_NS:
-            self._told, self._told_ns = self.missed, unix_ns
+    def _report_lost(self, unix_ns: int, out: list[Incoming]) -> None:
+        lost = self.missed - self._reported
+        if lost and not self._holding and unix_ns - self._reported_ns >= _PATIENCE_NS:
+            self._reported, self._reported_ns = self.missed, unix_ns
             notice = wire.Notice(self._t_ns, f"{lost} messages were lost on their way to this viewer")
-            told.append(Received(self.source, unix_ns, notice))
+            out.append(Received(self.source, unix_ns, notice))

@@ -18,7 +18,7 @@ def told_apart(
     counts: Counter[tuple[int, str]] = Counter()
     names: dict[tuple[int, str, int], tuple[str, int]] = {}
     before: dict[tuple[int, str], int] = {}
-    told = []
+    renamed = []
     for phase in phases:
         name = phase.phase
         if name in (wire.FORWARD, wire.EVAL):
@@ -30,8 +30,8 @@ def told_apart(
             index = counts[phase.device, name] - 1
             names[phase.device, phase.phase, phase.index] = name, index
             phase = msgspec.structs.replace(phase, phase=name, index=index)
-        told.append(phase)
-    return tuple(told), tuple(_named(ledger, names) for ledger in ledgers)
+        renamed.append(phase)
+    return tuple(renamed), tuple(_named(ledger, names) for ledger in ledgers)
 
 
 def _named(ledger: wire.Ledger, names: dict[tuple[int, str, int], tuple[str, int]]) -> wire.Ledger:

@@ -125,18 +125,18 @@ class Rank:
             self.heard_unix_ns = unix_ns
         closed = self.newest
         into: _OpenStep | None = None  # the step joined last: `_join` costs more than the rest
-        at = room = 0
+        at = events_left = 0
         for event in events:
             if isinstance(event, _JOINING):
                 step = event.step
-                if into is None or step != at or not room:
+                if into is None or step != at or not events_left:
                     into, at = self._join(step, seq, replayed), step
-                    room = self.limits.events_per_step - len(into.phases) - len(into.ledgers)
+                    events_left = self.limits.events_per_step - len(into.phases) - len(into.ledgers)
                 if isinstance(event, _PHASE):
                     into.phases.append(event)
                 else:
                     into.ledgers.append(event)
-                room -= 1
+                events_left -= 1
                 if step <= closed:
                     self._settle(step)
                     into = None

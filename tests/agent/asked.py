@@ -75,8 +75,8 @@ class Trainer:
         gc.set_threshold(*before)
         return [made, on, off, sum(len(segment["blocks"]) for segment in raw.segments)]
 
-    def room(self) -> dict[int, int]:
-        return agents.REGISTRY.agent.room
+    def budget(self) -> dict[int, int]:
+        return agents.REGISTRY.agent.budget
 
     def failures(self) -> list[str]:
         return [part for part, count in agents.REGISTRY.agent.guard.failures.items() if count]

@@ -167,7 +167,7 @@ def _refusals(watched: Watched) -> None:
     assert watched.ask(wire.ROOM).accepted is False
     assert watched.ask(wire.ROOM, 0, 3 << 30).accepted
     watched.tell("steps 1")
-    assert watched.tell("room") == {"0": 3 << 30}
+    assert watched.tell("budget") == {"0": 3 << 30}
     assert watched.ask(wire.BLOCKS).why == "at the next phase boundary"
     assert watched.ask(wire.BLOCKS).why == "asked for already: at the next phase boundary"
     watched.tell("steps 1")

@@ -70,7 +70,7 @@ def train() -> None:
         peaks[step] = torch.cuda.max_memory_allocated()
         if step:
             until(step - 1)
-    agent.room[0] = 500 << 20
+    agent.budget[0] = 500 << 20
     reached: list[str] = []
     x = torch.zeros(90_000, 256, device="cuda")
     try:
@@ -96,7 +96,7 @@ def train() -> None:
         "told": [(o.step, o.next_peak, o.low, o.high, o.verdict, o.headroom, o.t_ns) for o in told],
         "sent": [(e.step, e.verdict) for e in kept if isinstance(e, wire.Outlook)],
         "oom": [(e.step, e.t_ns) for e in kept if isinstance(e, wire.Oom)],
-        "room": agent.room[0],
+        "room": agent.budget[0],
         "limits": agent.outlooks.limits,
         "settings": agent._hello().settings,
     }

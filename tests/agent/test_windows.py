@@ -47,7 +47,7 @@ class Training:
             step_closed=lambda step, reads: self.told.append((step, list(reads))),
             opened_ns=0,
             carry_out=lambda: self.told.append("carried out"),
-            batch_comes=lambda *batch: self.told.append(batch),
+            on_batch=lambda *batch: self.told.append(batch),
         )
         self.careful = 0
         close_any = self.phases._close_any
@@ -94,7 +94,7 @@ def _in_a_phase(phases: Phases, *, aborted: bool = False) -> None:
 
 
 def _rings(phases: Phases) -> None:
-    phases.asked = True
+    phases.request_waits = True
 
 
 def _train(phases: Phases) -> None:

@@ -12,7 +12,7 @@ from synthetic import GIB, MIB, Run
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.answer import NOBODY, Answer, When, Who, answer, line, worst
-from gpumon.analysis.forecast.headroom import room_over_growth
+from gpumon.analysis.forecast.headroom import steps_to_full
 from gpumon.analysis.types import KEPT, Growth
 from gpumon.export.objects import Objects
 from gpumon.session.store import SessionStore
@@ -90,12 +90,12 @@ def test_a_batch_that_will_not_fit_is_worse_than_a_leak_and_still_names_it() -> 
 
 def test_full_is_room_over_growth_with_the_interval_of_the_pace() -> None:
     growth = Growth("allocated", True, 5, per_step=10.0, low=5.0, high=20.0)
-    assert room_over_growth(100, growth) == (11, 4, 23)
-    assert room_over_growth(-1, growth) == (0, 0, 0)
-    assert room_over_growth(100, replace_growth(growth, low=0.0)) == (11, 4, None)  # it may never come to that
-    assert room_over_growth(100, growth, shrinks=10.0) == (6, 3, 9)  # others take as much again
-    assert room_over_growth(100, None) is None
-    assert room_over_growth(100, None, shrinks=10.0) == (11, 10, 12)
+    assert steps_to_full(100, growth) == (11, 4, 23)
+    assert steps_to_full(-1, growth) == (0, 0, 0)
+    assert steps_to_full(100, replace_growth(growth, low=0.0)) == (11, 4, None)  # it may never come to that
+    assert steps_to_full(100, growth, shrinks=10.0) == (6, 3, 9)  # others take as much again
+    assert steps_to_full(100, None) is None
+    assert steps_to_full(100, None, shrinks=10.0) == (11, 10, 12)
 
 
 def test_a_leak_too_slow_for_the_peaks_to_show_has_a_time_to_full_too() -> None:

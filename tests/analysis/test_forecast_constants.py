@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from gpumon.analysis.forecast import Forecaster, Others, Room
-from gpumon.analysis.forecast.headroom import Taken, room_over_growth
+from gpumon.analysis.forecast.headroom import Taken, steps_to_full
 from gpumon.analysis.history import step_peaks
 from gpumon.analysis.types import Forecast, Growth
 from gpumon.session.frame import StepRecord
@@ -168,7 +168,7 @@ def test_eight_amounts_tell_how_much_they_vary() -> None:
     """With fewer the interval is that of the slope."""
     points = tuple((step, step * 100 + (step % 2) * 50) for step in range(20))
     growth = Growth("allocated", True, 12, per_step=100.0, low=99.0, high=101.0, points=points)
-    eight, seven = room_over_growth(10_000, growth), room_over_growth(10_000, Growth(
+    eight, seven = steps_to_full(10_000, growth), steps_to_full(10_000, Growth(
         "allocated", True, 13, per_step=100.0, low=99.0, high=101.0, points=points
     ))  # fmt: skip
     assert eight is not None

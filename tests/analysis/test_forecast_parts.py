@@ -14,7 +14,7 @@ from gpumon.analysis import Reporter
 from gpumon.analysis.changes import SHORT, Answer, Change
 from gpumon.analysis.device_budget import available
 from gpumon.analysis.forecast import Forecaster, Others, Room
-from gpumon.analysis.forecast.headroom import Taken, room_over_growth, steps_until
+from gpumon.analysis.forecast.headroom import Taken, steps_to_full, steps_until
 from gpumon.analysis.history import step_peaks
 from gpumon.analysis.report import WAITING_STEPS
 from gpumon.analysis.types import Growth
@@ -47,7 +47,7 @@ def test_the_end_of_a_random_leak_is_known_as_well_as_a_sum_of_its_amounts_can_b
     for step in range(40):
         kept.append(kept[-1] + (5, 15)[step % 2])
     growth = Growth("allocated", True, 0, per_step=10.0, points=tuple(enumerate(kept)))
-    found = room_over_growth(590, growth)
+    found = steps_to_full(590, growth)
     assert found is not None
     steps, least, most = found
     assert steps == 60
@@ -56,7 +56,7 @@ def test_the_end_of_a_random_leak_is_known_as_well_as_a_sum_of_its_amounts_can_b
     assert abs(steps - least - apart) <= 2
     assert abs(most - steps - apart) <= 2
     few = dataclasses.replace(growth, since=34, low=5.0, high=20.0)  # too few amounts to know how they differ
-    assert room_over_growth(590, few) == (60, 29, 121)
+    assert steps_to_full(590, few) == (60, 29, 121)
 
 
 def test_what_stands_as_memory_ends_is_known_from_how_the_reserved_grew() -> None:

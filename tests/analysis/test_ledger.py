@@ -175,7 +175,7 @@ def test_a_composed_peak_stays_until_the_next_and_is_told_in_one_line() -> None:
     assert device.peak.lines is None  # the newest step's was not
     assert device.composed is not None
     assert device.composed.step == 1
-    assert ledger.told(device.composed) == (
+    assert ledger.peak_text(device.composed) == (
         "625.1 MiB in backward of step 1, in blocks.3: activations 300.0 MiB, optimizer 200.0 MiB, weights 100.0 MiB, "
         "temporaries 24.0 MiB, unexplained 1.00 MiB, inputs 64.0 KiB, rounding 1,000 B"
     )
@@ -197,4 +197,4 @@ def test_a_step_that_was_read_once_does_not_say_in_which_phase_it_peaked() -> No
     assert [peak and peak.phase for peak in peaks] == ["backward", None]
     assert [peak and peak.allocated for peak in peaks] == [run.peak(1), run.peak(2)]
     assert peaks[1] is not None
-    assert ledger.told(peaks[1]).startswith(f"{units.size(run.peak(2))} in step 2")
+    assert ledger.peak_text(peaks[1]).startswith(f"{units.size(run.peak(2))} in step 2")

@@ -27,7 +27,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.feed = Feed("?")
-        self.feed.asked()
+        self.feed.requested()
         self.heard: list[Received] = []
 
     def live(self, *packets: Packet, at: int = 0) -> None:
@@ -83,7 +83,7 @@ def test_a_past_that_begins_late_is_no_loss() -> None:
 def test_a_gap_is_filled_from_the_agents_past(synced: Listener) -> None:
     synced.live(packet(6, 7), at=10 * SECOND)
     assert synced.feed.wants_snapshot
-    synced.feed.asked()
+    synced.feed.requested()
     synced.live(packet(8), at=10 * SECOND)
     assert synced.numbers == [0, 1, 2]
     synced.answer(*picture(7)[:1], packet(1, 2, 3, 4, 5, 6, 7, replayed=True), *picture(7)[1:], at=10 * SECOND)
@@ -93,7 +93,7 @@ def test_a_gap_is_filled_from_the_agents_past(synced: Listener) -> None:
 
 def test_what_the_past_no_longer_holds_is_told_once(synced: Listener) -> None:
     synced.live(packet(50), at=10 * SECOND)
-    synced.feed.asked()
+    synced.feed.requested()
     synced.answer(*picture(51)[:1], packet(40, 41, replayed=True), *picture(41)[1:], at=10 * SECOND)
     assert synced.numbers == [0, 1, 2, 40, 41, 50]
     assert synced.told == [f"{37 + 8} messages were lost on their way to this viewer"]
@@ -103,7 +103,7 @@ def test_what_the_past_no_longer_holds_is_told_once(synced: Listener) -> None:
 
 def test_an_agent_that_keeps_losing_is_not_asked_again_and_again(synced: Listener) -> None:
     synced.live(packet(10), at=10 * SECOND)
-    synced.feed.asked()
+    synced.feed.requested()
     synced.answer(*picture(10), at=10 * SECOND)
     synced.live(packet(20), packet(30), at=12 * SECOND)
     assert not synced.feed.wants_snapshot
@@ -114,7 +114,7 @@ def test_an_agent_that_keeps_losing_is_not_asked_again_and_again(synced: Listene
 
 def test_a_snapshot_whose_end_was_lost_does_not_hold_up_the_rest(synced: Listener) -> None:
     synced.live(packet(9), at=10 * SECOND)
-    synced.feed.asked()
+    synced.feed.requested()
     synced.heard += singly(synced.feed.go_on(11 * SECOND))
     assert synced.numbers == [0, 1, 2, 9]
 

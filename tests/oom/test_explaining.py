@@ -64,8 +64,8 @@ def test_the_case_everyone_should_recognise() -> None:
     assert shown(suspect.bytes) == "2.69 GiB"
     assert suspect.what == "second-moment square root"
     assert suspect.way == "reach"
-    assert suspect.stands is not None
-    assert shown(suspect.stands) == "12.31 GiB"
+    assert suspect.allocated_before is not None
+    assert shown(suspect.allocated_before) == "12.31 GiB"
     said = " ".join(report.assumptions)
     assert "transformers' own AdamW" in said
     assert "foreach=False, would ask for it at 13.03 GiB: " in said
@@ -79,7 +79,7 @@ def test_the_case_everyone_should_recognise() -> None:
 def test_in_a_later_step_all_states_stand_and_groups_are_stepped_one_after_another() -> None:
     standing = TABFORMER.replace("12.32 GiB already", "13.04 GiB already").replace("13.06 GiB", "13.78 GiB")
     (suspect,) = of(standing, Known(model(tabformer.LARGE), "adamw:reach", later=True)).suspects
-    assert (suspect.later, shown(suspect.stands or 0)) == (True, "13.03 GiB")
+    assert (suspect.later, shown(suspect.allocated_before or 0)) == (True, "13.03 GiB")
     said = text(of(standing, Known(model(tabformer.LARGE), "adamw:reach", later=True)))
     assert "in a later optimizer.step" in " ".join(said.split())
     large = tuple(  # its tables in a group of their own, stepped first: the others have no states yet
@@ -96,7 +96,7 @@ def test_each_of_its_remedies_is_computed_and_does_what_it_says() -> None:
     report = of(TABFORMER, Known(model(tabformer.LARGE), "adamw"))
     saves = {remedy.code: remedy.saves for remedy in report.remedies}
     parameters = 874_326_757 * 4
-    peak = report.suspects[0].stands + report.suspects[0].bytes  # type: ignore[operator]
+    peak = report.suspects[0].allocated_before + report.suspects[0].bytes  # type: ignore[operator]
     assert saves["fused"] == pytest.approx(
         peak - 4 * parameters, abs=8 << 20
     )  # the next parameter's states meet this root

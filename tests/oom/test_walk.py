@@ -111,15 +111,15 @@ def steps(shapes: tuple[tuple[int, int], ...], groups: tuple[int, ...], workspac
             optimizer.step()
             trace = torch.cuda.memory._snapshot()["device_traces"][0]
             torch.cuda.memory._record_memory_history(None)
-            stands, requests = begins, []
+            allocated_before, requests = begins, []
             for entry in trace:
                 if entry["size"] == workspace:
                     continue
                 if entry["action"] == "alloc":
-                    requests.append([entry["size"], stands])
-                    stands += entry["size"]
+                    requests.append([entry["size"], allocated_before])
+                    allocated_before += entry["size"]
                 elif entry["action"] == "free_completed":
-                    stands -= entry["size"]
+                    allocated_before -= entry["size"]
             told.append({"requests": requests, "peak": torch.cuda.max_memory_allocated()})
         found[name] = told[0], told[2]
         del params, both, optimizer, trace, each
@@ -142,7 +142,12 @@ def test_every_request_of_a_first_step_and_of_a_later_one(virtual_gpu: Callable[
             assert [event.bytes for event in events] == [size for size, _ in requests], (name, later)
             for event, (_, stood) in zip(events, requests, strict=True):
                 # blocks that served before leave other remainders, up to a MiB each; what is left out stands too
-                assert abs(event.stands - stood) <= 2 * len(TENSORS) << 20, (name, later, event.what, event.tensor.name)
+                assert abs(event.allocated_before - stood) <= 2 * len(TENSORS) << 20, (
+                    name,
+                    later,
+                    event.what,
+                    event.tensor.name,
+                )
             assert all(event.later == bool(later) for event in events)
         highest = both[0]["peak"]
         assert abs(peak(tensors, recipe, way) - highest) <= (2 * len(TENSORS) << 20) + WORKSPACE, name
@@ -174,11 +179,11 @@ def test_counted_is_what_the_allocator_counts(virtual_gpu: Callable[..., Any]) -
 
 
 def test_loading_and_gradients_stand_on_what_came_before() -> None:
-    assert [event.stands for event in loading(TENSORS)][:2] == [0, counted(TENSORS[0].bytes)]
+    assert [event.allocated_before for event in loading(TENSORS)][:2] == [0, counted(TENSORS[0].bytes)]
     weights = sum(counted(t.bytes) for t in TENSORS)
     last, before = list(gradients(TENSORS))[:2]
-    assert (last.tensor.name, last.stands) == ("p3", weights)
-    assert before.stands == weights + counted(TENSORS[3].bytes)
+    assert (last.tensor.name, last.allocated_before) == ("p3", weights)
+    assert before.allocated_before == weights + counted(TENSORS[3].bytes)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def reading(read: Read) -> Reading:
     return Reading._make(figures(read) if isinstance(read, dict) else read)
 
 
-def stood(read: Read) -> tuple[int | None, int | None]:
+def allocated_and_peak(read: Read) -> tuple[int | None, int | None]:
     """(allocated, allocated_peak), for callers that cannot afford a whole Reading."""
     if isinstance(read, dict):
         allocated = read["allocated_bytes"]["all"]

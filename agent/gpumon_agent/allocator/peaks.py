@@ -138,7 +138,7 @@ class _Shadow:
         return bool((past.raised(readings) if readings else past).lift(stats))
 
 
-def _asked(device: int) -> int:
+def _device_argument(device: int) -> int:
     return device
 
 
@@ -176,8 +176,8 @@ class Peaks:
     def _install(self) -> None:
         self._installed = True
         for name, before, after in (
-            ("_cuda_memoryStats", _asked, self._read),
-            ("_accelerator_getDeviceStats", _asked, self._read),
+            ("_cuda_memoryStats", _device_argument, self._read),
+            ("_accelerator_getDeviceStats", _device_argument, self._read),
             ("_cuda_resetPeakMemoryStats", self._reset_begins, self._reset_ends),
             ("_accelerator_resetPeakStats", self._reset_begins, self._reset_ends),
         ):

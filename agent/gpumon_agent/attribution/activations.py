@@ -31,7 +31,7 @@ from gpumon_agent.storages import plain, untransformed
 WALK_NS = 7_000_000
 REST_MAX = 32
 """sampled steps without a walk"""
-_TOLD_AT = 4  # skipped steps from which a notice is sent: a single slow walk is not worth one
+_REPORTED_AT = 4  # skipped steps from which a notice is sent: a single slow walk is not worth one
 _STRIDED = torch.strided
 _transformed = torch._C._functorch.is_functorch_wrapped_tensor
 
@@ -69,7 +69,7 @@ class Activations:
         self._walked: tuple[int, int] = (0, -1)  # thread, sequence number of the newest walked node
         self._rest = 0  # sampled steps to skip after a walk that took too long
         self._resting = 0  # how many of them are left
-        self._told = self._told_hooked = False
+        self._reported = self._reported_hooked = False
         self._watch = Watch()
 
     @property
@@ -79,8 +79,8 @@ class Activations:
 
     def begin_step(self, *, walks: bool) -> None:
         """A sampled step begins. `walks`: its graph will be walked."""
-        if self._watch.hooked and not self._told_hooked:
-            self._told_hooked = True
+        if self._watch.hooked and not self._reported_hooked:
+            self._reported_hooked = True
             self._tell("with this version of torch activations cannot be read where saved-tensor hooks are used")
         self.known = walks and READABLE and not self._watch.hooked and not self._resting
         self._resting -= walks and self._resting > 0
@@ -124,8 +124,8 @@ class Activations:
             if reason.learns:
                 return
             self._rest = self._resting = min(max(1, self._rest * 2), REST_MAX)
-            if self._rest >= _TOLD_AT and not self._told:
-                self._told = True
+            if self._rest >= _REPORTED_AT and not self._reported:
+                self._reported = True
                 self._tell(
                     "the graph takes too long to be walked within a sampled step: activations stay unattributed in most"
                 )

@@ -107,9 +107,9 @@ def parts(
         yield None
     settings = []
     for optimizer_known in known:
-        told = yield from _optimizer_in_slices(optimizer_known, over)
-        if told is not None:
-            settings.append(told)
+        optimizer = yield from _optimizer_in_slices(optimizer_known, over)
+        if optimizer is not None:
+            settings.append(optimizer)
     whole = own()
     if whole is None:
         return
@@ -264,8 +264,8 @@ def optimizer(optimizer: Optimizer) -> wire.Optimizer:
         try:
             next(slices)
         except StopIteration as ended:
-            told: wire.Optimizer = ended.value
-            return told
+            described: wire.Optimizer = ended.value
+            return described
 
 
 def _optimizer_in_slices(

@@ -352,12 +352,12 @@ class _Placed(NamedTuple):
 def _structure(nodes: list[tuple[int, Any, Any]]) -> tuple[Any, ...]:
     """Node types, edges and parameters of a graph: the key of its plan."""
     at = {node: position for position, (_, node, _) in enumerate(nodes)}
-    told: list[Any] = []
+    structure: list[Any] = []
     for _, node, edges in nodes:
-        told.append(id(type(node)))  # the id: the class of a compiled function would keep its tensors alive
+        structure.append(id(type(node)))  # the id: the class of a compiled function would keep its tensors alive
         for below, _ in edges:
-            told.append(id(below.variable) if type(below) is _Leaf else at.get(below))
-    return tuple(told)
+            structure.append(id(below.variable) if type(below) is _Leaf else at.get(below))
+    return tuple(structure)
 
 
 def _operator(node: Any) -> str:
@@ -374,8 +374,8 @@ def _cast(node: Any, below: Any) -> Cast | None:
     """The half-precision copy of a parameter that `node` made, if any."""
     if type(below) is not _Leaf or not type(node).__name__.startswith("ToCopyBackward"):
         return None
-    told, variable = getattr(node, "_input_metadata", None), below.variable
-    if not told or told[0].dtype.itemsize != HALF or variable.dtype is not torch.float32:
+    metadata, variable = getattr(node, "_input_metadata", None), below.variable
+    if not metadata or metadata[0].dtype.itemsize != HALF or variable.dtype is not torch.float32:
         return None
     return Cast(id(variable), variable.get_device(), variable.numel() * HALF)
 

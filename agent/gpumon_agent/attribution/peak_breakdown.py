@@ -60,7 +60,7 @@ class _Began(NamedTuple):
 class _Walked(NamedTuple):
     """Results of a walk for one device at a boundary, and the allocator's counters then."""
 
-    stood: tuple[int | None, ...]
+    counters: tuple[int | None, ...]
     saved: list[Alive]
 
 
@@ -114,12 +114,12 @@ class PeakBreakdowns:
         mine.phases.append((key, peak or 0))
         target = self._target
         if target is not None and key in target and self._activations.known:
-            mine.walked[key] = _Walked(_stands(reading), saved)
+            mine.walked[key] = _Walked(_counters(reading), saved)
             if key == target[0]:
                 mine.walked_within = mine.within
         elif target is not None and key in target and self.wanted and mine.walked:
             walked = mine.walked.get(key)
-            if walked is None or walked.stood != _stands(reading):
+            if walked is None or walked.counters != _counters(reading):
                 self.moved = True
                 mine.began = None
                 self.history.stop()
@@ -150,7 +150,7 @@ class PeakBreakdowns:
     def step_ended(self) -> list[wire.Ledger]:
         """The breakdowns of phases that made their device's peak."""
         self.stop()
-        told = []
+        breakdowns = []
         for mine in self._devices.values():
             composed, mine.composed = mine.composed, None
             phases, mine.phases = mine.phases, []
@@ -160,11 +160,11 @@ class PeakBreakdowns:
                 mine.target = target
                 mine.walked, mine.within, mine.walked_within = {}, [], []
             if composed is not None and (mine.target is None or (composed.phase, composed.index) == mine.target[0]):
-                told.append(composed)
+                breakdowns.append(composed)
         targets = list(dict.fromkeys(mine.target for mine in self._devices.values() if mine.target is not None))
         self._turn += 1
         self._target = targets[self._turn % len(targets)] if targets else None
-        return told
+        return breakdowns
 
     def stop(self) -> None:
         """Stops recording and forgets the phase."""
@@ -226,7 +226,7 @@ def _requested(reading: Reading, blocks: Blocks) -> int:
     return max(requested - waits, min(sum(block.nbytes for block in blocks.values()), allocated))
 
 
-def _stands(reading: Reading) -> tuple[int | None, ...]:
+def _counters(reading: Reading) -> tuple[int | None, ...]:
     return reading.allocated, reading.requested, reading.reserved, reading.allocations
 
 
@@ -307,7 +307,7 @@ def _running(
     telling = "activations" if forward else "gradients"
     newest: dict[int, int] = {}
 
-    def told(index: int) -> Block | None:
+    def block_at(index: int) -> Block | None:
         address = addresses[index]
         if changes[index] > 0:  # an allocation counts if it stays until the end
             block = after.get(address)
@@ -319,11 +319,13 @@ def _running(
         block = None if forward else before.get(address) or saved.get(address)
         if block is None or block.line != "activations":
             return None
-        stood = changes[first[address]] < 0  # alive as the phase began; else freed by the event after its allocation
-        return block if index == (first[address] if stood else addresses.index(address, first[address] + 1)) else None
+        counters = changes[first[address]] < 0  # alive as the phase began; else freed by the event after its allocation
+        return (
+            block if index == (first[address] if counters else addresses.index(address, first[address] + 1)) else None
+        )
 
-    earlier = next((block for index in range(at, -1, -1) if (block := told(index)) is not None), None)
-    later = next((block for index in range(max(at, 0), len(changes)) if (block := told(index)) is not None), None)
+    earlier = next((block for index in range(at, -1, -1) if (block := block_at(index)) is not None), None)
+    later = next((block for index in range(max(at, 0), len(changes)) if (block := block_at(index)) is not None), None)
     if earlier is None or later is None or earlier.place is None or later.place is None:
         return None
     if earlier.place[0] != later.place[0]:

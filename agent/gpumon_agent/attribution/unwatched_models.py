@@ -33,7 +33,7 @@ class UnwatchedModels:
         self._tell = tell
         self._left = 0
         self._others: list[weakref.ref[Module]] | None = None
-        self._told: weakref.WeakSet[Module] = weakref.WeakSet()
+        self._reported: weakref.WeakSet[Module] = weakref.WeakSet()
 
     def changed(self) -> None:
         self._left = 0
@@ -110,7 +110,7 @@ class UnwatchedModels:
 
     def _tell_of(self, reference: weakref.ref[Module]) -> Iterator[None]:
         other = reference()
-        if other is None or other in self._told:
+        if other is None or other in self._reported:
             return
         kind, tensors = type(other).__name__, _parameters(other)
         sizes: dict[int, int] = {}
@@ -126,7 +126,7 @@ class UnwatchedModels:
         nbytes = sum(sizes.values())
         if not nbytes or (other := reference()) is None:
             return
-        self._told.add(other)
+        self._reported.add(other)
         del other
         copy = False
         for _, model in self._watched():

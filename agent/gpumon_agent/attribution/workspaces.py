@@ -98,13 +98,13 @@ def snapshot(*, traces: bool = True, segments: bool = True) -> dict[str, Any]:
     `traces` False omits the history, `segments` False the segments, if this torch can: we ask for those of a memory
     pool that does not exist. (torch 2.8 crashes on that.)
     """
-    asked: Any = None
+    pool: Any = None
     if not traces and _can_leave_out:
-        asked = (0, 0, False)
+        pool = (0, 0, False)
     elif not segments and reads_traces_alone:
-        asked = _NO_POOL
+        pool = _NO_POOL
     try:
-        read: dict[str, Any] = _snapshot(asked)
+        read: dict[str, Any] = _snapshot(pool)
     except TypeError as error:  # torch 2.4 takes no argument
         pass_on(error)
         read = _snapshot()

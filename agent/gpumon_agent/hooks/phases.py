@@ -31,7 +31,7 @@ from typing import Any
 
 import msgspec
 
-from gpumon_agent.allocator import Read, Reader, Reading, reading, stood
+from gpumon_agent.allocator import Read, Reader, Reading, allocated_and_peak, reading
 from gpumon_agent.governor import Governor
 from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.wire import (
@@ -123,11 +123,11 @@ class Phases:
         step_closed: Callable[[int, list[tuple[int, Read]]], object],
         opened_ns: int,
         carry_out: Callable[[], object] = int,
-        batch_comes: Callable[..., object] | None = None,
+        on_batch: Callable[..., object] | None = None,
         flush: Callable[[], object] = int,
     ) -> None:
         self.step = 0
-        self.asked = False  # a viewer's request waits for the next boundary
+        self.request_waits = False  # a viewer's request waits for the next boundary
         self.readers: tuple[Reader, ...] | None = None  # None: not searched yet
         self._recorder = recorder
         self._append = recorder.append
@@ -139,7 +139,7 @@ class Phases:
         self._step_closed = step_closed  # called for each step, with the readings since its last batch
         self._carry_out = carry_out
         self._flush = flush  # sends the recorded events
-        self._batch_comes = batch_comes  # called with step, index of the batch, shapes, bytes, `_stands()`
+        self._on_batch = on_batch  # called with step, index of the batch, shapes, bytes, `_stands()`
         self._owner = get_ident()
         self._thread = _Thread()
         self._threads = {self._owner: self._thread}
@@ -224,8 +224,8 @@ class Phases:
         if not self._names:
             self._usual = self._is_usual()
             self._close(BETWEEN if self._loaded else LOAD, thread.label)
-            if gradients and (trains or self._tunes) and self._batch_comes is not None:
-                self._batch_comes(self.step, self._batches, shapes, count, self._stands())
+            if gradients and (trains or self._tunes) and self._on_batch is not None:
+                self._on_batch(self.step, self._batches, shapes, count, self._allocated_now())
                 self._batches += 1
                 self._flush()
         self._loaded = True
@@ -257,16 +257,16 @@ class Phases:
                 self._evaluated.append(each.index)
                 self._evaluated_by = self._evaluated_by or each.called
 
-    def _stands(self) -> list[tuple[int, int | None, int]]:
+    def _allocated_now(self) -> list[tuple[int, int | None, int]]:
         """(device, allocated now, the step's highest peak so far)"""
-        tops, stands = self._tops, {}
+        tops, allocated_by_device = self._tops, {}
         for device, read in self._reads:
-            allocated, peak = stood(read)
-            stands[device] = allocated
+            allocated, peak = allocated_and_peak(read)
+            allocated_by_device[device] = allocated
             if peak is not None and peak > tops.get(device, 0):
                 tops[device] = peak
         self._reads = []
-        return [(device, allocated, tops.get(device, 0)) for device, allocated in stands.items()]
+        return [(device, allocated, tops.get(device, 0)) for device, allocated in allocated_by_device.items()]
 
     def forward_ends(
         self,
@@ -536,8 +536,8 @@ class Phases:
         else:
             self._close_any(label, following, flags, now)
         self._flush()
-        if self.asked:
-            self.asked = False
+        if self.request_waits:
+            self.request_waits = False
             self._carry_out()
 
     def _close_any(self, label: str, following: str, flags: int, now: int) -> None:

@@ -129,7 +129,7 @@ class Allocations:
             self.lines, self.unclaimed = {}, ()
             self._others, self._sizes = Counter(), Counter()
             if self._traced is not None:
-                self._blocks = _asked(addresses, self._traced)
+                self._blocks = _made(addresses, self._traced)
             elif self._whole is not None:
                 self._blocks = iter(self._whole)
             else:
@@ -147,8 +147,8 @@ class Allocations:
         self._blocks = self._whole = None
         self._steps = STEPS if self.lines or self._others else min(2 * self._steps, STEPS_MAX)
         if self.survived:
-            told = [wire.Unclaimed(at[1], count, self._sizes[at], at[0]) for at, count in self._others.items()]
-            self.unclaimed = tuple(sorted(told, key=lambda each: -each.bytes)[: wire.HOLDERS_MAX])
+            unclaimed = [wire.Unclaimed(at[1], count, self._sizes[at], at[0]) for at, count in self._others.items()]
+            self.unclaimed = tuple(sorted(unclaimed, key=lambda each: -each.bytes)[: wire.HOLDERS_MAX])
         return True
 
     def _line(self, frames: Any) -> str | None:
@@ -180,7 +180,7 @@ def _traced(traces: Any) -> list[tuple[int, int, int]]:
     ]
 
 
-def _asked(addresses: Collection[int], traced: Iterable[tuple[int, int, int]]) -> Iterator[Made | None]:
+def _made(addresses: Collection[int], traced: Iterable[tuple[int, int, int]]) -> Iterator[Made | None]:
     """The same by address: a block has a stack if it was allocated during the recording."""
     others = ((device, address, nbytes) for device, address, nbytes in traced if address not in addresses)
     seen = set()

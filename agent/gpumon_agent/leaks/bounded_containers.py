@@ -36,8 +36,8 @@ def limit(lines: list[str], name: str, value: Callable[[str], Any]) -> int | Non
             found = compares.search(lines[at])
             if found is None or not shortens.search("\n".join(lines[at : at + LINES])):
                 continue
-        told = next(group for group in found.groups() if group)
-        known = int(told) if told[0].isdigit() else value(told)
+        bound = next(group for group in found.groups() if group)
+        known = int(bound) if bound[0].isdigit() else value(bound)
         if type(known) is int and known > 0:
             return known
     return None

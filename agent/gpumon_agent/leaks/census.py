@@ -123,7 +123,7 @@ class Census:
         self._limited = limited
         self._number = 0
         self._taking: _Taking | None = None
-        self._asked = False
+        self._requested = False
         self._suspected = False  # by an earlier step of the same batch of steps
         self._credit_ns = 0
         self._earned_ns = 0  # by one step
@@ -140,7 +140,7 @@ class Census:
         why = _why_not()
         if why is not None:
             return why
-        self._asked = True
+        self._requested = True
         return None
 
     def step_closed(
@@ -157,8 +157,8 @@ class Census:
         self._suspected = False
         self.allocations.step_closed()
         blocks = sum(self.blocks.values())
-        if self._asked and not self.allocations.waits_for_pause(blocks):
-            self._asked = False
+        if self._requested and not self.allocations.waits_for_pause(blocks):
+            self._requested = False
             if _why_not() is None:
                 began = monotonic_ns()
                 self.allocations.read_in_pause(blocks)
@@ -179,7 +179,7 @@ class Census:
     @property
     def at_work(self) -> bool:
         """A census runs or is requested, or allocation stacks are recorded: then every step matters."""
-        return self._taking is not None or self._asked or self.allocations.open
+        return self._taking is not None or self._requested or self.allocations.open
 
     def search(self) -> bool:
         """Starts a search for the holders of loaded checkpoints. False: not possible now."""
@@ -218,10 +218,9 @@ class Census:
             self._governor.give_way(False)
 
     def _go_on(self, step: int) -> None:
-        left = self._credit_ns if self._limited else SLICE_NS
-        if left < _SHORT_NS or _why_not() is not None:
+        if (self._limited and self._credit_ns < _SHORT_NS) or _why_not() is not None:
             return
-        clock = ThreadClock(min(left, SLICE_NS))
+        clock = ThreadClock(min(self._credit_ns, SLICE_NS) if self._limited else SLICE_NS)
         taking = self._taking
         assert taking is not None
         taking.look_for_cycles(step)
@@ -283,8 +282,8 @@ class _Taking:
         self._rounds = list(ROUNDS[::-1])
         self._names: list[str] = []  # of modules that are not yet sorted
         self._modules: tuple[list[str], list[str]] = ([], [])  # installed packages', the user's
-        self._told: list[wire.Group] = []
-        self._to_tell: list[tuple[_Key, _Tally]] = []
+        self._groups: list[wire.Group] = []
+        self._groups_left: list[tuple[_Key, _Tally]] = []
         self._on_cpu = False
         self._slices = 0
         self._spent_ns = 0
@@ -431,8 +430,8 @@ class _Taking:
         if identity in self._inputs or self._owners.claim(identity):
             return False
         if identity in self._seen:  # or a newer storage reuses the id
-            if self._long and (told := walk.name().key) in self._long:
-                self._measure(tensor, told, walk)
+            if self._long and (long_name := walk.name().key) in self._long:
+                self._measure(tensor, long_name, walk)
             return True
         nbytes = storage.nbytes()
         if not nbytes:
@@ -530,7 +529,7 @@ class _Taking:
 
     def _tell(self, clock: ThreadClock) -> bool:
         """Builds the message's groups: cycles, then on devices, then on the host; most bytes first."""
-        if not self._to_tell and not self._told:
+        if not self._groups_left and not self._groups:
             if not self._forget_dead():
                 return False
             named = [
@@ -543,15 +542,15 @@ class _Taking:
             size = operator.itemgetter(1)
             theirs = [(item, item[1].bytes) for item in named if item[0][2] != CPU or on_cpu]
             self._on_cpu = on_cpu
-            self._told = self._in_cycles()
+            self._groups = self._in_cycles()
             on_host = [] if on_cpu else [(item, item[1].bytes) for item in named if item[0][2] == CPU]
-            room = wire.GROUPS_MAX - len(self._told) - min(len(on_host), _HOST_GROUPS_MAX)
-            chosen = heapq.nlargest(room, theirs, size) + heapq.nlargest(_HOST_GROUPS_MAX, on_host, size)
-            self._to_tell = [item for item, _ in chosen[::-1]]
-        while self._to_tell:
+            places_left = wire.GROUPS_MAX - len(self._groups) - min(len(on_host), _HOST_GROUPS_MAX)
+            chosen = heapq.nlargest(places_left, theirs, size) + heapq.nlargest(_HOST_GROUPS_MAX, on_host, size)
+            self._groups_left = [item for item, _ in chosen[::-1]]
+        while self._groups_left:
             if clock.over():
                 return False
-            self._told.append(self._group(*self._to_tell.pop()))
+            self._groups.append(self._group(*self._groups_left.pop()))
         return not clock.over()
 
     def look_for_cycles(self, step: int) -> None:
@@ -595,10 +594,10 @@ class _Taking:
             self._stages += [self._tell_so_far, self._read_lines]
 
     def _tell_so_far(self, clock: ThreadClock) -> bool:
-        if not self._tell(clock) and (self._to_tell or not self._told):
+        if not self._tell(clock) and (self._groups_left or not self._groups):
             return False
         self._publish(self._step, complete=False)
-        self._told, self._to_tell = [], []
+        self._groups, self._groups_left = [], []
         return True
 
     def _tell_of_loads(self) -> None:
@@ -625,7 +624,7 @@ class _Taking:
                 t_ns=monotonic_ns(),
                 number=census._number,
                 reason=self._reason,
-                groups=tuple(self._told),
+                groups=tuple(self._groups),
                 tensors=sum(tally.count for tally in self._tallies.values()),
                 bytes=sum(tally.bytes for tally in self._tallies.values()),
                 objects=self._walk.objects,

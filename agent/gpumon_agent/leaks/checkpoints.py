@@ -40,11 +40,11 @@ class Checkpoints:
         self._say = say
         self._search = search
         self._searching = searching
-        self._told: dict[tuple[int, int], wire.Checkpoint] = {}
+        self._sent: dict[tuple[int, int], wire.Checkpoint] = {}
         self._marks: dict[int, tuple[object, ...]] = {}  # by load: state at the last check, to detect changes
 
     def picture(self) -> list[wire.Event]:
-        return list(self._told.copy().values())
+        return list(self._sent.copy().values())
 
     def step_closed(self, step: int) -> None:
         loads = self._loads
@@ -55,7 +55,7 @@ class Checkpoints:
             return
         indices = {index for kind, index in devices if kind != "cpu"}
         on_cpu = all(kind == "cpu" for kind, _ in devices)
-        said: list[wire.Event] = []
+        changed: list[wire.Event] = []
         for load in loads.loads.copy():
             used = load.used_step
             due = used is not None and step >= used + STEPS_AFTER
@@ -71,18 +71,18 @@ class Checkpoints:
             self._marks[load.number] = mark
             for device in load.loaded:
                 if (device == CPU) == on_cpu:
-                    told = self._of(load, device, step, devices)
-                    known = self._told.get((load.number, told.device))
-                    if known is None or _differs(known, told):
-                        self._told[load.number, told.device] = told
-                        said.append(told)
-                    if told.alive and (due or told.foreign) and not load.searched:
+                    current = self._of(load, device, step, devices)
+                    known = self._sent.get((load.number, current.device))
+                    if known is None or _differs(known, current):
+                        self._sent[load.number, current.device] = current
+                        changed.append(current)
+                    if current.alive and (due or current.foreign) and not load.searched:
                         load.searched = self._search()
             taken_over = due and load.source == GIVEN and load.looked_step is not None and not load.left
             if not load.followed or taken_over:
                 loads.loads.remove(load)
-        if said:
-            self._say(tuple(said))
+        if changed:
+            self._say(tuple(changed))
 
     def _of(self, load: Load, device: int, step: int, devices: set[tuple[str, int]]) -> wire.Checkpoint:
         alive = load.alive(device)
@@ -109,7 +109,7 @@ class Checkpoints:
         )
 
 
-def _differs(known: wire.Checkpoint, told: wire.Checkpoint) -> bool:
-    return msgspec.structs.replace(told, t_ns=known.t_ns, looked_step=known.looked_step) != known or (
-        told.alive > 0 and told.used_step is not None and known.looked_step < told.used_step + STEPS_AFTER
+def _differs(known: wire.Checkpoint, current: wire.Checkpoint) -> bool:
+    return msgspec.structs.replace(current, t_ns=known.t_ns, looked_step=known.looked_step) != known or (
+        current.alive > 0 and current.used_step is not None and known.looked_step < current.used_step + STEPS_AFTER
     )

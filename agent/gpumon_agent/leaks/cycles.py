@@ -71,8 +71,8 @@ class Cycles:
             if len(references) == WAY_MAX:
                 break
         if references:
-            told = InCycle(name, key, storage.nbytes(), storage.data_ptr())
-            self._noted.append(_Noted(references, weakref.ref(storage), told, step))
+            tensor_in_cycle = InCycle(name, key, storage.nbytes(), storage.data_ptr())
+            self._noted.append(_Noted(references, weakref.ref(storage), tensor_in_cycle, step))
 
     def due(self, step: int) -> bool:
         return bool(self._noted) and step >= self._noted[0].step + STEPS_AFTER

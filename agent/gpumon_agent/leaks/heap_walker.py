@@ -438,8 +438,8 @@ class HeapWalker:
             return object_children.cached(obj)
         if level.how == CLASS:
             return [*vars(obj).values()], [*vars(obj)]
-        told = object_children.tensor_children(obj) if level.how == TENSOR else object_children.children(obj)
-        return [child for _, _, child in told], [(label, tag) for label, tag, _ in told]
+        labelled = object_children.tensor_children(obj) if level.how == TENSOR else object_children.children(obj)
+        return [child for _, _, child in labelled], [(label, tag) for label, tag, _ in labelled]
 
     def _kind(self, kind: type) -> int:
         known = self._users_how.get(id(kind))
@@ -540,19 +540,19 @@ class HeapWalker:
             edge = edge[0] if level.edges is not None and level.how in (PAIRS, TENSOR) else edge is _KEY
         entry = None if _starred(level) else (level.base + level.index - 1, edge)
         alike = (*(each.alike for each in self._levels), entry or edge is True)
-        told = self._named.get(alike)
-        if told is None:
+        holder = self._named.get(alike)
+        if holder is None:
             within = self._within(entry)
-            told = self._holders.get(within) or self._tell()
+            holder = self._holders.get(within) or self._tell()
             if len(self._named) < _HOLDERS_MAX:
-                self._named[alike] = told
+                self._named[alike] = holder
             if within is not None and len(self._holders) < _HOLDERS_MAX:
-                self._holders[within] = told
+                self._holders[within] = holder
         if steady:
-            level.holder = told
+            level.holder = holder
             if len(self._holders) < _HOLDERS_MAX:
-                self._holders[level.identity] = told
-        return told
+                self._holders[level.identity] = holder
+        return holder
 
     def _within(self, entry: object) -> object:
         """The innermost container whose entries share a name, plus the path below it. It identifies the holder when

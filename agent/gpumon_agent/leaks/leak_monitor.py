@@ -94,8 +94,8 @@ class LeakMonitor:
     def picture(self) -> list[wire.Event]:
         """Events for a viewer that connects late."""
         newest = self.census.newest
-        told = self.checkpoints.picture()
-        return told if newest is None else [newest, *told]
+        checkpoints = self.checkpoints.picture()
+        return checkpoints if newest is None else [newest, *checkpoints]
 
     def stop(self) -> None:
         self.census.stop()

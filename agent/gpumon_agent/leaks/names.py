@@ -11,10 +11,10 @@ _LAST_KEY = re.compile(r"\['[^']*'\](?=[^\[]*$)")
 _KEY = re.compile(r"\['[^']*'\]")
 
 
-def together(holders: Counter[Name], told: int = FEW) -> Counter[Name]:
-    """If there are more than `told` names, merges those that differ in the last key only, then in any keys."""
+def together(holders: Counter[Name], most: int = FEW) -> Counter[Name]:
+    """If there are more than `most` names, merges those that differ in the last key only, then in any keys."""
     for differing in (_LAST_KEY, _KEY):
-        if len(holders) <= told:
+        if len(holders) <= most:
             break
         merged: Counter[Name] = Counter()
         for name, count in holders.items():

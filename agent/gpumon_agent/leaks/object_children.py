@@ -69,8 +69,8 @@ _EXACT: dict[type, int] = {
 }  # fmt: skip
 
 
-PLAIN = frozenset(kind for kind, told in _EXACT.items() if told in (SEQUENCE, DICT, DEQUE, SET))
-_CONTAINERS = tuple((kind, told) for kind, told in _EXACT.items() if kind in PLAIN)
+PLAIN = frozenset(kind for kind, layout in _EXACT.items() if layout in (SEQUENCE, DICT, DEQUE, SET))
+_CONTAINERS = tuple((kind, layout) for kind, layout in _EXACT.items() if kind in PLAIN)
 
 
 def how(kind: type) -> int:
@@ -358,7 +358,7 @@ class Name(NamedTuple):
         return wire.Holder(self.text, self.kind, self.where, count, self.function)
 
 
-PAIRED = frozenset(kind for kind, told in _EXACT.items() if told in (PAIRS, FUNCTION, BUILTIN))
+PAIRED = frozenset(kind for kind, layout in _EXACT.items() if layout in (PAIRS, FUNCTION, BUILTIN))
 
 
 def code_of(thing: Any) -> types.CodeType | None:

@@ -63,14 +63,14 @@ class OomReporter:
         hello = self._hello()
         models = [model for model, _ in self._models()]
         seen = failure_site.read(models, self._training_thread)
-        told = msgspec.structs.replace(
+        report = msgspec.structs.replace(
             oom,
             message=report_file.message(oom, hello.backend, _total(hello, oom.device)),
             where=seen.where,
             module=seen.module,
             same_size=failure_site.same_size(models, oom.requested),
         )
-        return told, seen
+        return report, seen
 
     def _write(self, oom: wire.Oom, seen: failure_site.FailureSite) -> str | None:
         path, problem = self._box.write(self._report(oom, seen))

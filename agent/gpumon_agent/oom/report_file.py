@@ -188,10 +188,12 @@ class ReportFile:
         if self._named == OFF or now - self._ahead < AHEAD_AGAIN_S:
             return
         self._ahead = now
-        told = {name: getattr(outlook, name) for name in outlook.__struct_fields__}
+        fields = {name: getattr(outlook, name) for name in outlook.__struct_fields__}
         _, fd = self.directory()
         try:
-            data = msgspec.json.encode({"unix": now, "host": hello.host, "pid": hello.pid, "rank": hello.rank, **told})
+            data = msgspec.json.encode(
+                {"unix": now, "host": hello.host, "pid": hello.pid, "rank": hello.rank, **fields}
+            )
             put(fd, f"ahead-{int(now * 1000):013d}-{hello.pid}-0.json", data)
             if self._ahead_stem:
                 _remove(fd, self._ahead_stem)

@@ -140,7 +140,7 @@ class ShapeModel:
         """Learns from a closed step: its phases on this device, the shapes of each forward. False: unreadable."""
         batches: list[_Batch] = []
         after: dict[str, int] = {}
-        stood: int | None = None
+        allocated: int | None = None
         before = forwards = 0
         for phase in phases:
             peak, name = phase.allocated_peak, phase.phase
@@ -148,15 +148,15 @@ class ShapeModel:
                 return False
             if name == FORWARD:
                 at, forwards = forwards, forwards + 1
-                if stood is None or at >= len(groups):
+                if allocated is None or at >= len(groups):
                     return False
                 if phase.flags & ABORTED:
-                    stood = phase.allocated
+                    allocated = phase.allocated
                     continue
                 batch = features(groups[at])
                 if batch is None:
                     return False
-                batches.append(_Batch(stood, peak, (bool(batches), tuple(map(len, groups[at]))), batch))
+                batches.append(_Batch(allocated, peak, (bool(batches), tuple(map(len, groups[at]))), batch))
             elif name == BACKWARD and batches and phase.flags & ABORTED:
                 batches.pop()  # e.g. the script caught an out-of-memory
             elif name == BACKWARD and batches:
@@ -167,7 +167,7 @@ class ShapeModel:
                 after[name] = max(peak, after.get(name, 0))
             elif name != LOAD:
                 before = max(before, peak)
-            stood = phase.allocated
+            allocated = phase.allocated
         if not batches:
             return False
         first = batches[0]
@@ -184,8 +184,8 @@ class ShapeModel:
         if len(batches) > 1:
             after[_LATER] = max(max(each.forward, each.backward or 0) for each in batches[1:])
         self._learn_after(after, first.start, self._end or first.start)
-        if stood is not None:
-            self._end = stood
+        if allocated is not None:
+            self._end = allocated
         return True
 
     def carry(self, last: Phase, groups: Sequence[Shapes]) -> None:

@@ -35,7 +35,7 @@ def judged(
     nbytes: int | None,
     start: int,
     so_far: int,
-    room: int | None,
+    budget: int | None,
     fragments: Fragments,
 ) -> wire.Outlook | None:
     """The outlook of a step's first batch; None if nothing is known of such batches."""
@@ -49,11 +49,11 @@ def judged(
     peak, phase, sort = predicted
     low, high, trusted = shape_model.interval(peak, sort, batch, kind)
     low = max(low, start)
-    word, headroom = verdict(peak, low, high, trusted, room, None, fragments)
+    word, headroom = verdict(peak, low, high, trusted, budget, None, fragments)
     if so_far > peak:
         peak, phase, low, high = so_far, BETWEEN, so_far, max(high, so_far)
-    told = tuple(tuple(shape) for shape in shapes[: wire.SHAPES_MAX])
-    return wire.Outlook(step, device, t_ns, peak, low, high, phase, word, headroom, nbytes, told)
+    sent_shapes = tuple(tuple(shape) for shape in shapes[: wire.SHAPES_MAX])
+    return wire.Outlook(step, device, t_ns, peak, low, high, phase, word, headroom, nbytes, sent_shapes)
 
 
 class _Device:
@@ -73,12 +73,12 @@ class Outlooks:
     def __init__(
         self,
         append: Callable[[Any], None],
-        room: dict[int, int],
+        budget: dict[int, int],
         *,
         expandable: bool = False,
         functions: list[Callable[[wire.Outlook], object]] | None = None,
     ) -> None:
-        self.room = room
+        self.budget = budget
         """bytes the process can have on a device, including what it has reserved"""
         self.limits: dict[int, int] = {}
         """upper bounds: the device's total, or the share of it that the user allows"""
@@ -125,8 +125,8 @@ class Outlooks:
             peak, phase, sort = predicted
             low, high, trusted = shape_model.interval(peak, sort, batch, kind)
             low = low if low > start else start  # already allocated
-            room = self.room.get(device)
-            word, headroom = verdict(peak, low, high, trusted, room, self.limits.get(device), known.fragments)
+            budget = self.budget.get(device)
+            word, headroom = verdict(peak, low, high, trusted, budget, self.limits.get(device), known.fragments)
             if so_far > peak:
                 peak, phase, low, high = so_far, BETWEEN, so_far, max(high, so_far)
             if index and word != OOM_AHEAD and 100 * abs(peak - known.said) <= peak:
@@ -159,7 +159,7 @@ class Outlooks:
             self._step_closed(event.step)
         elif isinstance(event, wire.Oom) and event.free is not None and event.reserved is not None:
             can_have = event.free + event.reserved
-            self.room[event.device] = can_have if event.total is None else min(can_have, event.total)
+            self.budget[event.device] = can_have if event.total is None else min(can_have, event.total)
 
     def _step_closed(self, step: int) -> None:
         phases, self._open = self._open, []

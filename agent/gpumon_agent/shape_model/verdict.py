@@ -28,7 +28,7 @@ class Fragments:
     segments, which release single pages.
     """
 
-    __slots__ = ("_compact", "_idle", "_retries", "_slack", "_split", "expandable", "fitted", "room")
+    __slots__ = ("_compact", "_idle", "_retries", "_slack", "_split", "budget", "expandable", "fitted")
 
     def __init__(self, expandable: bool) -> None:
         self.expandable = expandable
@@ -36,7 +36,7 @@ class Fragments:
         self._slack: deque[int] = deque(maxlen=_SLACK_STEPS)
         self._split: deque[int] = deque(maxlen=_SLACK_STEPS)
         self.fitted = 0  # the highest peak that fitted
-        self.room: int | None = None  # as last set
+        self.budget: int | None = None  # as last set
         self._retries: int | None = None
         self._compact = 0  # steps left for which the cache is lean
 
@@ -63,12 +63,12 @@ class Fragments:
             split = min(slack, full if full >= 0 else min([p.inactive_split or 0 for p in phases]))
         self._add(slack, split)
 
-    def within(self, room: int | None) -> None:
+    def within(self, budget: int | None) -> None:
         """Sets what the process can have now. If it shrank, what fitted before proves nothing."""
-        if room is not None:
-            if self.room is not None and room < self.room - _SHRANK:
+        if budget is not None:
+            if self.budget is not None and budget < self.budget - _SHRANK:
                 self.fitted = 0
-            self.room = room
+            self.budget = budget
 
     def _add(self, slack: int, split: int) -> None:
         """Computes the idle bytes here, since every batch reads them."""
@@ -95,25 +95,25 @@ def expandable(settings: Iterable[str]) -> bool:
 
 
 def verdict(
-    peak: int, low: int, high: int, trusted: bool, room: int | None, limit: int | None, fragments: Fragments | None
+    peak: int, low: int, high: int, trusted: bool, budget: int | None, limit: int | None, fragments: Fragments | None
 ) -> tuple[str, int | None]:
     """(fits, tight or oom-ahead; headroom). `room`: what the process can have; `limit`: an upper bound.
 
     With a `room`, a peak no higher than one that fitted is not oom-ahead.
     """
-    if room is None:
+    if budget is None:
         if limit is not None and low > limit:
             return OOM_AHEAD, limit - peak
         return (TIGHT if fragments is not None and fragments.refused else FITS), None
-    if limit is not None and limit < room:
-        room = limit
-    usable = room
+    if limit is not None and limit < budget:
+        budget = limit
+    usable = budget
     fitted = 0
     if fragments is not None:
-        if room != fragments.room:
-            fragments.within(room)
-        usable, fitted = room - fragments.bytes, fragments.fitted
+        if budget != fragments.budget:
+            fragments.within(budget)
+        usable, fitted = budget - fragments.bytes, fragments.fitted
     headroom = usable - peak
     if peak > fitted and (low > usable or (trusted and headroom < 0)):
         return OOM_AHEAD, headroom
-    return (TIGHT if high > usable - TIGHT_SHARE * room else FITS), headroom
+    return (TIGHT if high > usable - TIGHT_SHARE * budget else FITS), headroom

@@ -59,12 +59,12 @@ def read(limit: int = BLOCKS_MAX) -> Raw:
     gc.disable()
     try:
         began = time.monotonic_ns()
-        told = workspaces.snapshot(traces=False)
+        snapshot = workspaces.snapshot(traces=False)
         spent_ns = time.monotonic_ns() - began
     finally:
         if collects:
             gc.enable()
-    return Raw(told.pop("segments"), told, devices, spent_ns)
+    return Raw(snapshot.pop("segments"), snapshot, devices, spent_ns)
 
 
 def _count(device: int) -> int:
@@ -78,21 +78,21 @@ def _count(device: int) -> int:
 def made_of(raw: Raw, device: int) -> Iterator[list[wire.Segment] | None]:
     """Converts `raw`, freeing it on the way. Yields None after each slice, then the device's segments."""
     segments: list[wire.Segment] = []
-    room = SLICE
+    slice_left = SLICE
     raw.segments.reverse()
     while raw.segments:
         segment = raw.segments.pop()
         if segment["device"] != device:
             continue
         blocks: list[tuple[int, int]] = []
-        told = segment["blocks"]
-        told.reverse()
-        while told:
-            block = told.pop()
+        raw_blocks = segment["blocks"]
+        raw_blocks.reverse()
+        while raw_blocks:
+            block = raw_blocks.pop()
             blocks.append((block["size"], _STATES.get(block["state"], wire.PENDING)))
-            room -= 1
-            if not room:
-                room = SLICE
+            slice_left -= 1
+            if not slice_left:
+                slice_left = SLICE
                 yield None
         segments.append(
             wire.Segment(

@@ -11,7 +11,7 @@ import atexit
 import sys
 from collections.abc import Callable
 
-from gpumon_agent.guard import told
+from gpumon_agent.guard import error_line
 
 Leave = Callable[[str, str], None]
 """reason, detail"""
@@ -35,7 +35,7 @@ class ExitReason:
         elif isinstance(error, KeyboardInterrupt):
             self._leave("signal", "SIGINT")
         else:
-            self._leave("exception", told(error))
+            self._leave("exception", error_line(error))
 
 
 def _uncaught() -> BaseException | None:

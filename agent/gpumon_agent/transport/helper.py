@@ -207,9 +207,9 @@ class Helper:
             return
         file, self._file = self._file, None
         file.end()
-        told = wire.Snapshot(piece.t_ns, piece.step, file.path, file.size if file.path else None, file.why)
-        self._picture.add(told, wire.encode_event(told))
-        self.publisher.say((told,))
+        snapshot = wire.Snapshot(piece.t_ns, piece.step, file.path, file.size if file.path else None, file.why)
+        self._picture.add(snapshot, wire.encode_event(snapshot))
+        self.publisher.say((snapshot,))
 
     def _write_ahead(self, outlook: wire.Outlook) -> None:
         """Writes it to disk too: there may be no viewer."""
@@ -288,9 +288,9 @@ def main() -> None:
     """The entry point, run by `spawn.start`."""
     process.prepare()
     memory = Memory.open(DESCRIPTOR)
-    told = Pages(memory, START).read()
-    assert told is not None  # written before this process was started
-    start = messages.decode_start(told)
+    encoded = Pages(memory, START).read()
+    assert encoded is not None  # written before this process was started
+    start = messages.decode_start(encoded)
     if start.again:
         endpoint.remove_left(start.descriptor)
     Helper(memory, start).publisher.serve()

@@ -154,8 +154,10 @@ class History:
     def _keep(self, dropped: dict[int, _Closed], stride: int) -> int:
         """Thins the old steps and `dropped` by the rule. Returns the stride used."""
         old, fresh = self._old, dict(dropped)
-        told = {step: known.facts for step, known in old.items()} | {step: each.facts for step, each in fresh.items()}
-        in_order = [told[step] for step in sorted(told)]
+        by_step = {step: known.facts for step, known in old.items()} | {
+            step: each.facts for step, each in fresh.items()
+        }
+        in_order = [by_step[step] for step in sorted(by_step)]
         while True:
             chosen = kept(in_order, stride)
             for step in chosen & fresh.keys():

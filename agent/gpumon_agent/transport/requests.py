@@ -38,7 +38,7 @@ class Requests:
         recording: Callable[[], bool],
         census: Callable[[], str | None] | None = None,
     ) -> None:
-        self.room: dict[int, int] = {}
+        self.budget: dict[int, int] = {}
         """device → bytes this process can have there, as a viewer last sent"""
         self.kept: dict[int, tuple[bytes, ...]] = {}
         """device → its newest `Segments`, encoded, for the static picture"""
@@ -60,7 +60,7 @@ class Requests:
         """The helper has already checked and accepted it."""
         if request.what == wire.ROOM:
             if request.available is not None:
-                self.room[request.device] = request.available
+                self.budget[request.device] = request.available
             return
         self._wanted[request.what] = request
         self._rang()

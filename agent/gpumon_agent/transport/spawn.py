@@ -115,18 +115,18 @@ def _spawn(libc: Any, machine: _Machine, argv: list[str], environment: list[str]
         waits = contexts.chain((libc.syscall, machine.waitid, _P_ALL, 0, 0, _WEXITED, 0), then=ends)
         thread = _CLONE_VM | _CLONE_FS | _CLONE_FILES | _CLONE_SIGHAND | _CLONE_THREAD
         ends = contexts.chain(contexts.clone(thread, waits), (libc.syscall, machine.exit, 0))
-        before, after, told = ([], here, ctypes.addressof(middle))
+        before, after, argument = ([], here, ctypes.addressof(middle))
     else:
         # if the trainer is a subreaper when the middle ends, the helper becomes its child
         before, restored = ([(libc.prctl, _SET_CHILD_SUBREAPER, on, 0, 0, 0)] * subreaper.value for on in (0, 1))
         # no process is its own child: waitpid returns at once, unless the kernel has put the middle's pid there
         after = contexts.chain((libc.waitpid, own, 0, _WCLONE), *restored, then=here)
-        told = after + machine.argument
+        argument = after + machine.argument
     # the middle's own session: otherwise Ctrl-C for the trainer's process group could end the helper before it has left
     # that group
     spawn = (libc.posix_spawn, pid, program, *attributes, arguments, variables)
     spawns = contexts.chain((libc.setsid,), spawn, then=ends)
-    first = contexts.chain(*before, contexts.clone(flags, spawns, told), (libc.memcpy, error, errno, 4), then=after)
+    first = contexts.chain(*before, contexts.clone(flags, spawns, argument), (libc.memcpy, error, errno, 4), then=after)
     libc.swapcontext(ctypes.c_void_p(here), ctypes.c_void_p(first))
     if not pid.value:
         if own == 1:
@@ -167,11 +167,11 @@ class _Contexts:
             then = context
         return then
 
-    def clone(self, flags: int, context: int, told: int = 0) -> tuple[Any, ...]:
+    def clone(self, flags: int, context: int, argument: int = 0) -> tuple[Any, ...]:
         """The call that starts a process or thread at `context`. With CLONE_PARENT_SETTID its pid goes to `told`."""
         stack_end = self.take() + _CONTEXT_BYTES + _STACK_BYTES
         setcontext = ctypes.cast(self._libc.setcontext, ctypes.c_void_p).value
-        return self._libc.clone, setcontext, stack_end, flags, context, told
+        return self._libc.clone, setcontext, stack_end, flags, context, argument
 
 
 def _give_back(libc: Any) -> None:

@@ -226,15 +226,15 @@ class Transport:
         if self._waiting or long.waiting_bytes:
             self._pump(ThreadClock(min(max(_PUMP_NS, (since - self._flushed_ns) // _PUMP_SHARE), _PUMP_MAX_NS)))
         self._flushed_ns = since
-        told = self._back.read()
-        if told is not None:
-            self._hear(told)
+        encoded = self._back.read()
+        if encoded is not None:
+            self._hear(encoded)
         elif since - self._looked_ns > _LOOKED_AT_HELPER_EVERY_NS:
             self._look_at_helper(since)
 
-    def _hear(self, told: bytes) -> None:
+    def _hear(self, encoded: bytes) -> None:
         self._looked_ns = self._heard_ns = time.monotonic_ns()
-        self._answer = answer = messages.decode_answer(told)
+        self._answer = answer = messages.decode_answer(encoded)
         for number, text in answer.said:
             if number > self._line:
                 self._line = number

@@ -55,13 +55,13 @@ def clean(text: str, limit: int = NAME_CHARS_MAX) -> str:
 def clean_argv(argv: Iterable[str], limit: int = 4 * TEXT_CHARS_MAX) -> tuple[str, ...]:
     """The command without secrets, cleaned and cut after `limit` characters, so that it fits a frame."""
     kept: list[str] = []
-    room = limit
+    chars_left = limit
     for argument in masked(argv):
-        if room < 1 or len(kept) == 511:
+        if chars_left < 1 or len(kept) == 511:
             kept.append("…")
             break
-        kept.append(clean(argument, min(room, TEXT_CHARS_MAX)))
-        room -= len(kept[-1]) + 1
+        kept.append(clean(argument, min(chars_left, TEXT_CHARS_MAX)))
+        chars_left -= len(kept[-1]) + 1
     return tuple(kept)
 
 

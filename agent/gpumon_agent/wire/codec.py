@@ -330,15 +330,15 @@ def encode_asked(message: Request | Reply) -> bytes:
 
 def decode_request(raw: bytes) -> Request:
     """Raises WireError when `raw` is not one."""
-    return _asked(_request_decoder, raw)
+    return _decode_request(_request_decoder, raw)
 
 
 def decode_reply(raw: bytes) -> Reply:
     """Raises WireError when `raw` is not one."""
-    return _asked(_reply_decoder, raw)
+    return _decode_request(_reply_decoder, raw)
 
 
-def _asked(decoder: msgspec.msgpack.Decoder[_T], raw: bytes) -> _T:
+def _decode_request(decoder: msgspec.msgpack.Decoder[_T], raw: bytes) -> _T:
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -212,17 +212,17 @@ class Snapshot(Message, frozen=True, tag="snapshot"):
 def parts(segments: Iterable[Segment]) -> Iterator[tuple[Segment, ...]]:
     """The segments in parts that fit a frame; segments of many blocks are split. At least one part."""
     part: list[Segment] = []
-    room = BLOCKS_PER_PART
+    blocks_left = BLOCKS_PER_PART
     for segment in segments:
         blocks, offset, rest = segment.blocks, segment.offset, True
         while rest:
-            if room < 1 or len(part) == SEGMENTS_PER_PART:
+            if blocks_left < 1 or len(part) == SEGMENTS_PER_PART:
                 yield tuple(part)
-                part, room = [], BLOCKS_PER_PART
-            taken, blocks = blocks[:room], blocks[room:]
+                part, blocks_left = [], BLOCKS_PER_PART
+            taken, blocks = blocks[:blocks_left], blocks[blocks_left:]
             part.append(msgspec.structs.replace(segment, blocks=taken, offset=offset))
             offset += sum(size for size, _ in taken)
-            room -= len(taken)
+            blocks_left -= len(taken)
             rest = bool(blocks)
     yield tuple(part)
 

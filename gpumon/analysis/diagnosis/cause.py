@@ -71,54 +71,56 @@ def find_cause(message: Message, growth: LeakEvidence | None = None, foreseen: P
     """The verdict on a message; `growth` if there is a trend, `foreseen` if the step's peak was forecast."""
     if message.kind != "allocator":
         return _without_figures(message)
-    asked = message.requested
-    if asked is None:
+    requested = message.requested
+    if requested is None:
         return Cause("unknown", f"{_place(message)} is full; the message does not say how much was asked for.")
     if "per_process_memory_fraction" in message.text:
         return Cause(
             "limit",
-            f"This process's own limit: the {shown(asked.middle)} would exceed its memory fraction.",
+            f"This process's own limit: the {shown(requested.middle)} would exceed its memory fraction.",
             ("torch.cuda.set_per_process_memory_fraction sets it; the device may have more.",),
         )
-    if message.total is not None and asked.low > message.total.high:
-        return _oversized(message, asked, message.total)
-    limited = _limited(message, asked)
+    if message.total is not None and requested.low > message.total.high:
+        return _oversized(message, requested, message.total)
+    limited = _limited(message, requested)
     if limited is not None:
         return limited
     if message.allocated is None or (message.free is None and message.slack is None):
-        return Cause("unknown", f"{shown(asked.middle)} could not be had; the message is cut off before its figures.")
-    return _by_room(message, asked, message.slack or ZERO, message.free or ZERO, growth, foreseen)
+        return Cause(
+            "unknown", f"{shown(requested.middle)} could not be had; the message is cut off before its figures."
+        )
+    return _by_room(message, requested, message.slack or ZERO, message.free or ZERO, growth, foreseen)
 
 
-def _oversized(message: Message, asked: Figure, total: Figure) -> Cause:
-    side = round((asked.middle / 4) ** 0.5)
+def _oversized(message: Message, requested: Figure, total: Figure) -> Cause:
+    side = round((requested.middle / 4) ** 0.5)
     return Cause(
         "oversized",
-        f"One request too large: {shown(asked.middle)} can never fit on {shown(total.middle)}.",
+        f"One request too large: {shown(requested.middle)} can never fit on {shown(total.middle)}.",
         (
-            f"In fp32 it is {asked.middle // 4:,} elements, as many as a square of {side:,} × {side:,}: two "
+            f"In fp32 it is {requested.middle // 4:,} elements, as many as a square of {side:,} × {side:,}: two "
             "shapes that were broadcast against each other, pairwise distances, an outer product, or a batch or length "
             "that is not what it should be.",
         ),
-        asked - total,
+        requested - total,
     )
 
 
-def _limited(message: Message, asked: Figure) -> Cause | None:
+def _limited(message: Message, requested: Figure) -> Cause | None:
     allowed = message.allowed
     if allowed is None:
         return None
     if message.backend == "mps" and message.process is not None:
         left = allowed - message.process
         return Cause(
-            "limit" if left.low < asked.high else "fragmentation",
-            f"The limit of the MPS backend: {shown(asked.middle)} asked for, {shown(left.middle)} left of "
+            "limit" if left.low < requested.high else "fragmentation",
+            f"The limit of the MPS backend: {shown(requested.middle)} asked for, {shown(left.middle)} left of "
             f"{shown(allowed.middle)}.",
             ("The limit is a share of what macOS recommends, not the whole memory of the machine.",),
-            asked - left,
+            requested - left,
         )
     slack, free = message.slack or ZERO, message.free or ZERO
-    if free.high < asked.low or slack.low >= asked.high:
+    if free.high < requested.low or slack.low >= requested.high:
         return None
     return Cause(
         "limit",
@@ -128,24 +130,24 @@ def _limited(message: Message, asked: Figure) -> Cause | None:
             "torch.cuda.set_per_process_memory_fraction leaves to this process.",
             f"The device itself could still give {shown(free.middle)}.",
         ),
-        asked - slack - (allowed - (message.reserved or ZERO)),
+        requested - slack - (allowed - (message.reserved or ZERO)),
     )
 
 
 def _by_room(
     message: Message,
-    asked: Figure,
+    requested: Figure,
     slack: Figure,
     free: Figure,
     growth: LeakEvidence | None,
     foreseen: PredictedPeak | None,
 ) -> Cause:
-    room = slack + free
-    missing = asked - room
-    if message.allowed is None and free.low >= asked.high:
+    available = slack + free
+    missing = requested - available
+    if message.allowed is None and free.low >= requested.high:
         return Cause(
             "refused",
-            f"Refused although free: {shown(asked.middle)} asked for, {shown(free.middle)} free as the driver counts.",
+            f"Refused although free: {shown(requested.middle)} asked for, {shown(free.middle)} free by the driver.",
             (
                 "Either a limit outside PyTorch holds (a container, MIG, the share Windows or WSL gives a process, the "
                 "part of an APU's memory set aside for graphics), or another process let go between the failure and "
@@ -154,32 +156,38 @@ def _by_room(
         )
     stayed = 0 if growth is None else growth.bytes_per_step * growth.steps
     if growth is not None and stayed > max(slack.middle, missing.middle, 1):
-        return _leaked(growth, asked, room, missing)
-    if room.high >= asked.low:
-        if foreseen is not None and message.allocated is not None and foreseen.low > (message.allocated + room).high:
-            whole, needed = message.allocated + room, known(foreseen.peak)
-            return _others(message, needed, whole, needed - whole) or _foreseen(foreseen, whole, asked, room)
-        full = message.total is not None and (room - asked).middle < CRUMBS * message.total.middle
-        if not full or slack.high >= asked.low:
-            return _fragmented(message, asked, slack, free, sure=room.low >= asked.high)
+        return _leaked(growth, requested, available, missing)
+    if available.high >= requested.low:
+        if (
+            foreseen is not None
+            and message.allocated is not None
+            and foreseen.low > (message.allocated + available).high
+        ):
+            whole, needed = message.allocated + available, known(foreseen.peak)
+            return _others(message, needed, whole, needed - whole) or _foreseen(foreseen, whole, requested, available)
+        full = message.total is not None and (available - requested).middle < CRUMBS * message.total.middle
+        if not full or slack.high >= requested.low:
+            return _fragmented(message, requested, slack, free, sure=available.low >= requested.high)
         return Cause(
             "capacity",
-            f"Capacity: the device is full; {shown(room.middle)} is left, in pieces, for {shown(asked.middle)}.",
+            f"Capacity: the device is full; {shown(available.middle)} is left, in pieces, "
+            f"for {shown(requested.middle)}.",
             (
                 f"Free on the device {shown(free.middle)}, reserved but unallocated {shown(slack.middle)}: in one "
-                f"piece just enough, with {shown((room - asked).middle)} left for everything after it.",
+                f"piece just enough, with {shown((available - requested).middle)} left for everything after it.",
             ),
             missing,
         )
-    return _others(message, asked, room, missing) or Cause(
+    return _others(message, requested, available, missing) or Cause(
         "capacity",
-        f"Capacity: {shown(asked.middle)} asked for, {shown(room.middle)} left: {shown(missing.middle)} too little.",
+        f"Capacity: {shown(requested.middle)} asked for, {shown(available.middle)} left: "
+        f"{shown(missing.middle)} too little.",
         _capacity_reasons(message, slack, free, missing),
         missing,
     )
 
 
-def _leaked(growth: LeakEvidence, asked: Figure, room: Figure, missing: Figure) -> Cause:
+def _leaked(growth: LeakEvidence, requested: Figure, available: Figure, missing: Figure) -> Cause:
     each, stayed = growth.bytes_per_step, growth.bytes_per_step * growth.steps
     return Cause(
         "leak",
@@ -188,7 +196,7 @@ def _leaked(growth: LeakEvidence, asked: Figure, room: Figure, missing: Figure) 
         (
             *(_held(finding) for finding in growth.named),
             f"Over {growth.steps:,} steps that is {shown(stayed)} which did not go away between one iteration and the "
-            f"next. {shown(asked.middle)} was asked for, {shown(room.middle)} was left.",
+            f"next. {shown(requested.middle)} was asked for, {shown(available.middle)} was left.",
         ),
         missing,
     )
@@ -200,7 +208,7 @@ def _held(finding: Finding) -> str:
     return f"`{finding.holder}` {held}{made}, growing since step {units.count(finding.step)}."
 
 
-def _foreseen(foreseen: PredictedPeak, whole: Figure, asked: Figure, room: Figure) -> Cause:
+def _foreseen(foreseen: PredictedPeak, whole: Figure, requested: Figure, available: Figure) -> Cause:
     missing = known(foreseen.peak) - whole
     shapes = ", ".join("×".join(map(str, shape)) for shape in foreseen.inputs[:2])
     return Cause(
@@ -209,7 +217,7 @@ def _foreseen(foreseen: PredictedPeak, whole: Figure, asked: Figure, room: Figur
         f"{shown(missing.middle)} too little.",
         (
             f"Foreseen as the batch{f' of {shapes}' if shapes else ''} entered forward, from the steps before. The "
-            f"{shown(asked.middle)} is only where it met the end: the {shown(room.middle)} that is unused, in pieces, "
+            f"{shown(requested.middle)} is only where it met the end: the {shown(available.middle)} unused, in pieces, "
             "would not have carried it to its peak.",
         ),
         missing,
@@ -228,18 +236,18 @@ def _capacity_reasons(message: Message, slack: Figure, free: Figure, missing: Fi
     return tuple(reasons)
 
 
-def _fragmented(message: Message, asked: Figure, slack: Figure, free: Figure, *, sure: bool) -> Cause:
+def _fragmented(message: Message, requested: Figure, slack: Figure, free: Figure, *, sure: bool) -> Cause:
     unused = slack + free
     total, outside = message.total, _outside(message)
     speaks_for = (
         f"For fragmentation: {shown(slack.middle)} is reserved but unallocated. PyTorch has given back every segment "
         f"that was wholly free before it raised, so this lies between live tensors, in pieces smaller than "
-        f"{shown(asked.low)}. With the {shown(free.middle)} that the driver has free, "
-        f"{shown(unused.middle)} is unused, {unused.middle / max(1, asked.middle):.1f} times the request."
+        f"{shown(requested.low)}. With the {shown(free.middle)} that the driver has free, "
+        f"{shown(unused.middle)} is unused, {unused.middle / max(1, requested.middle):.1f} times the request."
     )
-    against = f"For plain capacity: the driver's {shown(free.middle)} alone is {shown((asked - free).middle)} short"
+    against = f"For plain capacity: the driver's {shown(free.middle)} alone is {shown((requested - free).middle)} short"
     if message.allocated is not None and total is not None:
-        left = total - message.allocated - (outside or ZERO) - asked
+        left = total - message.allocated - (outside or ZERO) - requested
         against += (
             f", and {shown(message.allocated.middle)} of {shown(total.middle)} is really allocated. With no gaps "
             f"at all this request would leave {shown(left.middle)} for what comes after it; a peak that grows by more "
@@ -250,13 +258,13 @@ def _fragmented(message: Message, asked: Figure, slack: Figure, free: Figure, *,
     doubt = () if sure else ("The figures are rounded: it is just about enough, or just about not.",)
     return Cause(
         "fragmentation",
-        f"Fragmentation: {shown(unused.middle)} is unused, but in no piece of {shown(asked.middle)}.",
+        f"Fragmentation: {shown(unused.middle)} is unused, but in no piece of {shown(requested.middle)}.",
         (speaks_for, against, *doubt),
         ZERO,
     )
 
 
-def _others(message: Message, asked: Figure, room: Figure, missing: Figure) -> Cause | None:
+def _others(message: Message, requested: Figure, available: Figure, missing: Figure) -> Cause | None:
     if message.others:
         held = ZERO
         for _, each in message.others:
@@ -265,8 +273,8 @@ def _others(message: Message, asked: Figure, room: Figure, missing: Figure) -> C
             names = ", ".join(f"{pid} ({shown(each.middle)})" for pid, each in message.others)
             return Cause(
                 "other-process",
-                f"Another process: without its {shown(held.middle)} the {shown(asked.middle)} would fit.",
-                (f"On the same device: process {names}.", f"Left for this one: {shown(room.middle)}."),
+                f"Another process: without its {shown(held.middle)} the {shown(requested.middle)} would fit.",
+                (f"On the same device: process {names}.", f"Left for this one: {shown(available.middle)}."),
                 missing,
             )
         return None
@@ -299,7 +307,7 @@ def _place(message: Message) -> str:
 
 
 def _without_figures(message: Message) -> Cause:
-    asked = shown(message.requested.middle) if message.requested is not None else "what it asked for"
+    requested = shown(message.requested.middle) if message.requested is not None else "what it asked for"
     if message.kind == "overflow":
         return Cause(
             "oversized",
@@ -309,7 +317,7 @@ def _without_figures(message: Message) -> Cause:
     if message.kind == "host":
         return Cause(
             "host",
-            f"The machine's memory, not the GPU's: {message.source} could not get {asked}.",
+            f"The machine's memory, not the GPU's: {message.source} could not get {requested}.",
             ("Tensors on the CPU, a data set held in memory, or a checkpoint loaded there.",),
         )
     if message.kind == "shared":

@@ -46,7 +46,7 @@ class FailureContext:
     kept: Sequence[Finding] = ()  # findings on memory kept for no use
 
 
-def room(message: Message) -> int | None:
+def available(message: Message) -> int | None:
     """A lower bound of PyTorch's total bytes: reserved + free, within its limit."""
     if message.reserved is None or message.free is None:
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from gpumon.analysis import units
 from gpumon.analysis.diagnosis.cause import LeakEvidence, PredictedPeak, find_cause
-from gpumon.analysis.diagnosis.context import FailureContext, Settings, room
+from gpumon.analysis.diagnosis.context import FailureContext, Settings, available
 from gpumon.analysis.diagnosis.log import Story
 from gpumon.analysis.diagnosis.message_parser import Message
 from gpumon.analysis.diagnosis.oom_report import Candidate, OomReport
@@ -65,7 +65,7 @@ def explain(story: Story, known: Known | None = None) -> OomReport:
         message=message.text,
         reasons=weighed.reasons,
         requested=message.requested,
-        tensor=message.asked,
+        tensor=message.tensor_sizes,
         missing=weighed.missing,
         device=message.device,
         step=None,
@@ -98,17 +98,18 @@ def _suspects(
 
 def _assumptions(known: Known, best: Candidate | None, recipe: Recipe) -> list[str]:
     """Assumptions behind the match, and the figures under the optimizer's other ways."""
-    if best is None or best.phase != wire.OPTIMIZER or best.way is None or best.stands is None:
+    if best is None or best.phase != wire.OPTIMIZER or best.way is None or best.allocated_before is None:
         return []
     named = recipe.name if known.optimizer else f"{recipe.name} (none was given)"
     said = [f"The optimizer is {named} and {WAYS_IN_WORDS[best.way]}."]
     for way in recipe.ways:
         events = step(known.tensors, recipe, way, later=best.later)
         same = next((e for e in events if e.tensor == best.tensor and e.what == best.what), None)
-        if same is not None and abs(same.stands - best.stands) > SAME_BYTES:
+        if same is not None and abs(same.allocated_before - best.allocated_before) > SAME_BYTES:
+            more = "more" if same.allocated_before > best.allocated_before else "less"
             said.append(
-                f"One that {WAYS_IN_WORDS[way]}, would ask for it at {shown(same.stands)}: "
-                f"{shown(abs(same.stands - best.stands))} {'more' if same.stands > best.stands else 'less'}."
+                f"One that {WAYS_IN_WORDS[way]}, would ask for it at {shown(same.allocated_before)}: "
+                f"{shown(abs(same.allocated_before - best.allocated_before))} {more}."
             )
     if all(tensor.width == 4 for tensor in known.tensors):
         groups = len(stepped(known.tensors))
@@ -132,10 +133,10 @@ def _notes(message: Message, known: Known, best: Candidate | None, case: Failure
         )
     if best is not None and best.phase in (wire.OPTIMIZER, wire.LOAD):
         said += _grows_with(known.tensors, best)
-    space = room(message)
+    space = available(message)
     if optimizer and best is not None and case.recipe is not None and space is not None and best.way is not None:
         events = step(known.tensors, RECIPES[case.recipe.name], best.way, later=best.later)
-        total = max(e.stands + e.bytes for e in events)
+        total = max(e.allocated_before + e.bytes for e in events)
         which = "A later" if best.later else "The first"
         said.append(
             f"{which} step peaks at {shown(total)} allocated; {shown(space)} is all that PyTorch can have here."

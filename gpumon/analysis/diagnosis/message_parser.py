@@ -61,7 +61,7 @@ class Message:
         return None if self.reserved is None or self.allocated is None else self.reserved - self.allocated
 
     @property
-    def asked(self) -> tuple[Figure, ...]:
+    def tensor_sizes(self) -> tuple[Figure, ...]:
         """Possible sizes of the tensor itself.
 
         The caching allocator reports the segment it requests from the driver: 2 MiB for a tensor of up to 1 MiB, 20 MiB
@@ -83,7 +83,7 @@ class Message:
 
     def may_be(self, count: int) -> bool:
         """Whether a tensor of `count` bytes can be the failed request."""
-        return any(each.low <= count <= each.high for each in self.asked)
+        return any(each.low <= count <= each.high for each in self.tensor_sizes)
 
 
 def find_all(text: str) -> list[Message]:
@@ -103,8 +103,8 @@ def find(text: str) -> Message | None:
 def newest(messages: list[Message]) -> Message | None:
     """The one of `messages` that `find` returns."""
     figures = [m for m in messages if m.requested is not None]
-    told = figures or [m for m in messages if m.sure] or messages
-    return told[-1] if told else None
+    best = figures or [m for m in messages if m.sure] or messages
+    return best[-1] if best else None
 
 
 # ---------------------------------------------------------------------------------------- allocators, with figures

@@ -29,7 +29,7 @@ class Candidate:
     what: str  # "second-moment square root", "gradient", "weights"
     phase: str | None
     bytes: int
-    stands: int | None = None  # allocated before the request, computed; None: unknown
+    allocated_before: int | None = None  # allocated before the request, computed; None: unknown
     left: Figure | None = None  # the message's allocated figure − `stands`
     way: str | None = None  # the optimizer's implementation (optimizer_step.WAYS)
     explains: bool = False  # size and allocated figure both agree

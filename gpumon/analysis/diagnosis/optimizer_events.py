@@ -17,7 +17,7 @@ class Event:
     what: str
     tensor: Tensor
     bytes: int
-    stands: int
+    allocated_before: int
     later: bool = False  # of a step after the first
 
 
@@ -28,13 +28,13 @@ class Allocated:
     bytes: int
     later: bool = False
 
-    def asked(self, what: str, tensor: Tensor, size: int) -> Event:
+    def request(self, what: str, tensor: Tensor, size: int) -> Event:
         """Counts a request and adds its bytes."""
         event = Event(wire.OPTIMIZER, what, tensor, size, self.bytes, self.later)
         self.bytes += counted(size)
         return event
 
-    def gone(self, *sizes: int) -> None:
+    def free(self, *sizes: int) -> None:
         self.bytes -= sum(map(counted, sizes))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpumon.analysis.diagnosis.context import FailureContext, room
+from gpumon.analysis.diagnosis.context import FailureContext, available
 from gpumon.analysis.diagnosis.oom_report import Remedy
 from gpumon.analysis.diagnosis.optimizer_step import FOREACH, FUSED, LOOP, REACH, RECIPES, Recipe, peak
 from gpumon.analysis.estimate.model import Tensor, per_row, vocabulary_of
@@ -21,7 +21,7 @@ def stepping(case: FailureContext) -> Iterator[Remedy]:
         yield Remedy("8-bit", "an 8-bit optimizer (bitsandbytes): 2 bytes of state a parameter instead of 8")
         return
     now = peak(tensors, recipe, way)
-    space = room(case.message)
+    space = available(case.message)
 
     def walked(code: str, text: str, least: int) -> Iterator[Remedy]:
         if least < now:

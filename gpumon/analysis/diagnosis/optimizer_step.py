@@ -133,86 +133,86 @@ def states(tensors: Sequence[Tensor], recipe: Recipe) -> int:
 def step(tensors: Sequence[Tensor], recipe: Recipe, way: str, *, later: bool = False) -> Iterator[Event]:
     """The requests of one `optimizer.step`, in order: of the first step, or with `later` of any other."""
     there = later or recipe.early
-    stands = Allocated(standing(tensors, recipe) + (states(tensors, recipe) if there else 0), later)
+    memory = Allocated(standing(tensors, recipe) + (states(tensors, recipe) if there else 0), later)
     before: list[int] = []
     for group in stepped(tensors):
         if way == REACH:
-            before = yield from _reaching(stands, recipe, group, there, before)
+            before = yield from _reaching(memory, recipe, group, there, before)
             continue
         if not there:
             for tensor in group:
-                yield from _states(stands, recipe, tensor)
+                yield from _states(memory, recipe, tensor)
         if recipe.takes is not None:
-            yield from recipe.takes(stands, group, way)
+            yield from recipe.takes(memory, group, way)
         elif way == LOOP and recipe.looped:
-            yield from _loop(stands, recipe, group)
+            yield from _loop(memory, recipe, group)
         elif way == FOREACH:
-            yield from _lists(stands, recipe, group)
-    stands.gone(*before)
+            yield from _lists(memory, recipe, group)
+    memory.free(*before)
 
 
-def _states(stands: Allocated, recipe: Recipe, tensor: Tensor) -> Iterator[Event]:
+def _states(memory: Allocated, recipe: Recipe, tensor: Tensor) -> Iterator[Event]:
     for what, size in recipe.states_of(tensor):
-        yield stands.asked(what, tensor, size)
+        yield memory.request(what, tensor, size)
 
 
 def _reaching(
-    stands: Allocated, recipe: Recipe, group: Sequence[Tensor], there: bool, before: list[int]
+    memory: Allocated, recipe: Recipe, group: Sequence[Tensor], there: bool, before: list[int]
 ) -> Generator[Event, None, list[int]]:
     """`before`: the previous parameter's temporary, which lives on into the next group. Returns the last one."""
     for tensor in group:
         if not there:
-            yield from _states(stands, recipe, tensor)
+            yield from _states(memory, recipe, tensor)
         for what in recipe.temporaries[:1]:
-            yield stands.asked(what, tensor, tensor.bytes)
-            stands.gone(*before)
+            yield memory.request(what, tensor, tensor.bytes)
+            memory.free(*before)
             before = [tensor.bytes]
     return before
 
 
-def _loop(stands: Allocated, recipe: Recipe, group: Sequence[Tensor]) -> Iterator[Event]:
+def _loop(memory: Allocated, recipe: Recipe, group: Sequence[Tensor]) -> Iterator[Event]:
     before: list[int] = []
     for tensor in group:
         for what in recipe.temporaries:
-            yield stands.asked(what, tensor, tensor.bytes)
-        stands.gone(*before)
+            yield memory.request(what, tensor, tensor.bytes)
+        memory.free(*before)
         fresh = [tensor.bytes] * len(recipe.temporaries)
         before = fresh[-1:] if recipe.kept else []
-        stands.gone(*fresh[len(before) :])
-    stands.gone(*before)
+        memory.free(*fresh[len(before) :])
+    memory.free(*before)
 
 
-def _lists(stands: Allocated, recipe: Recipe, group: Sequence[Tensor]) -> Iterator[Event]:
+def _lists(memory: Allocated, recipe: Recipe, group: Sequence[Tensor]) -> Iterator[Event]:
     taken: list[int] = []
     for _ in range(recipe.lists or 0):
         if not recipe.together:
-            stands.gone(*taken)
+            memory.free(*taken)
             taken = []
         for tensor in group:
             for what in recipe.temporaries[:1]:
-                yield stands.asked(what, tensor, tensor.bytes)
+                yield memory.request(what, tensor, tensor.bytes)
                 taken.append(tensor.bytes)
-    stands.gone(*taken)
+    memory.free(*taken)
 
 
 def loading(tensors: Sequence[Tensor]) -> Iterator[Event]:
     """The requests of `model.to(device)`, in order."""
-    stands = 0
+    allocated = 0
     for tensor in tensors:
         if not tensor.tied_to:
-            yield Event(wire.LOAD, "weights", tensor, tensor.bytes, stands)
-            stands += counted(tensor.bytes)
+            yield Event(wire.LOAD, "weights", tensor, tensor.bytes, allocated)
+            allocated += counted(tensor.bytes)
 
 
 def gradients(tensors: Sequence[Tensor]) -> Iterator[Event]:
     """The gradients of a first backward, last parameter first. `stands` is a lower bound: it excludes activations."""
-    stands = sum(counted(t.bytes) for t in tensors)
+    allocated = sum(counted(t.bytes) for t in tensors)
     for tensor in reversed([t for t in tensors if t.trainable and not t.tied_to]):
-        yield Event(wire.BACKWARD, "gradient", tensor, tensor.bytes, stands)
-        stands += counted(tensor.bytes)
+        yield Event(wire.BACKWARD, "gradient", tensor, tensor.bytes, allocated)
+        allocated += counted(tensor.bytes)
 
 
 def peak(tensors: Sequence[Tensor], recipe: Recipe, way: str) -> int:
     """Peak of allocated bytes in the first step; later steps peak no higher."""
     events = step(tensors, recipe, way)
-    return max((event.stands + counted(event.bytes) for event in events), default=standing(tensors, recipe))
+    return max((event.allocated_before + counted(event.bytes) for event in events), default=standing(tensors, recipe))

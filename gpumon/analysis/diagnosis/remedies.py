@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gpumon.analysis.changes import BATCH, BF16, BUCKET_VIEWS, EXPANDABLE, Held, saves
-from gpumon.analysis.diagnosis.context import FailureContext, room
+from gpumon.analysis.diagnosis.context import FailureContext, available
 from gpumon.analysis.diagnosis.oom_report import Remedy
 from gpumon.analysis.diagnosis.optimizer_remedies import stepping
 from gpumon.analysis.diagnosis.optimizer_step import standing, states
@@ -48,10 +48,10 @@ def _let_go(case: FailureContext) -> Iterator[Remedy]:
 
 def _short(case: FailureContext) -> int | None:
     """Bytes missing even if all unused memory were in one piece."""
-    asked, free, slack = case.message.requested, case.message.free, case.message.slack
-    if asked is None or free is None or slack is None:
+    requested, free, slack = case.message.requested, case.message.free, case.message.slack
+    if requested is None or free is None or slack is None:
         return None
-    return max(0, asked.middle - free.middle - slack.middle)
+    return max(0, requested.middle - free.middle - slack.middle)
 
 
 # -------------------------------------------------------------------------------------------------------- by verdict
@@ -70,7 +70,7 @@ def _capacity(case: FailureContext) -> Iterator[Remedy]:
 
 def _loading(case: FailureContext) -> Iterator[Remedy]:
     whole = sum(t.bytes for t in case.tensors)
-    space = room(case.message)
+    space = available(case.message)
     half = saves(BF16, Held(weights=whole)) if whole and all(t.width == 4 for t in case.tensors) else None
     enough = None if half is None or space is None else whole - half <= space
     yield Remedy("bf16", "weights in bfloat16 (model.bfloat16(), or torch_dtype as it is loaded)", half, enough)
@@ -129,8 +129,8 @@ def _views(case: FailureContext) -> Iterator[Remedy]:
 
 def _fragmentation(case: FailureContext) -> Iterator[Remedy]:
     slack = case.message.slack
-    asked = case.message.requested
-    enough = slack is not None and asked is not None and slack.middle >= asked.middle
+    requested = case.message.requested
+    enough = slack is not None and requested is not None and slack.middle >= requested.middle
     if case.message.backend not in ("cuda", "hip"):
         yield Remedy("shapes", "batches of one shape, padded to a few lengths: blocks can be used again")
         return

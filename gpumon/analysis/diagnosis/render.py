@@ -80,7 +80,7 @@ def _explained(explained: Sequence[Candidate], report: OomReport) -> Iterator[st
     else:
         whose = {"backward": "a gradient of them", "forward": "themselves"}.get(report.phase or "", "them or a copy")
         yield f"As large as the {name(suspect)}: {whose}."
-    if suspect.stands is not None and suspect.left is not None:
+    if suspect.allocated_before is not None and suspect.left is not None:
         parts = (
             f"weights, gradients and {'all states' if suspect.later else 'the states made so far'}"
             if suspect.phase == "optimizer"
@@ -88,8 +88,8 @@ def _explained(explained: Sequence[Candidate], report: OomReport) -> Iterator[st
         )
         agree = " Size and place both agree." if len(explained) == 1 else ""
         yield (
-            f"By then {shown(suspect.stands)} stand ({parts}); the message says "
-            f"{shown(suspect.stands + suspect.left.middle)} is allocated.{agree}"
+            f"By then {shown(suspect.allocated_before)} stand ({parts}); the message says "
+            f"{shown(suspect.allocated_before + suspect.left.middle)} is allocated.{agree}"
         )
 
 

@@ -65,16 +65,16 @@ def scan(file: BinaryIO) -> log.Story | None:
     """The last out-of-memory in a seekable file, or None."""
     found, counted = _look(file)
     windows = [(begin, _text(file, begin, end)) for begin, end in _merged(found)]
-    told: list[tuple[Message, int, str]] = []
+    every: list[tuple[Message, int, str]] = []
     for begin, text in windows:
-        told += [(message, begin, text) for message in find_all(text)]
-    last = newest([message for message, _, _ in told])
+        every += [(message, begin, text) for message in find_all(text)]
+    last = newest([message for message, _, _ in every])
     if last is None:
         return None
-    begin, text = next((begin, text) for message, begin, text in reversed(told) if message is last)
+    begin, text = next((begin, text) for message, begin, text in reversed(every) if message is last)
     before = _text(file, max(0, begin - 4 * log.PROGRESS_CHARS), begin)
     story = log.story(before + text, replace(last, where=(len(before) + last.where[0], len(before) + last.where[1])))
-    times = sum(message.kind == last.kind for message, _, _ in told)
+    times = sum(message.kind == last.kind for message, _, _ in every)
     if last.kind == "allocator" and any(each.cut for each in found):
         times = max(times, counted)
     return replace(story, times=times)

@@ -34,102 +34,102 @@ def factored(tensor: Tensor) -> list[tuple[str, int]]:
     return [("rows' squares (row_var)", tensor.bytes // columns), ("columns' squares (col_var)", tensor.bytes // rows)]
 
 
-def rprop(stands: Allocated, group: Sequence[Tensor], way: str) -> Iterator[Event]:
+def rprop(memory: Allocated, group: Sequence[Tensor], way: str) -> Iterator[Event]:
     """Signs of the product with the previous gradient, their masks, and the masked gradient."""
     if way == FOREACH:
-        yield from _rprop_lists(stands, group)
+        yield from _rprop_lists(memory, group)
         return
     sign: list[int] = []  # of the previous parameter, and its gradient
     gradient: list[int] = []
     for tensor in group:
-        stands.gone(*gradient)
-        yield stands.asked("product with the gradient before", tensor, tensor.bytes)
-        yield stands.asked("sign of the product", tensor, tensor.bytes)
-        stands.gone(tensor.bytes, *sign)
-        yield from _masks(stands, tensor, ("positive", "negative", "zero"))
-        yield stands.asked("gradient without what turned", tensor, tensor.bytes)
-        yield from _masks(stands, tensor, ("turned",))
-        yield stands.asked("sign of the gradient", tensor, tensor.bytes)
-        stands.gone(tensor.bytes)
+        memory.free(*gradient)
+        yield memory.request("product with the gradient before", tensor, tensor.bytes)
+        yield memory.request("sign of the product", tensor, tensor.bytes)
+        memory.free(tensor.bytes, *sign)
+        yield from _masks(memory, tensor, ("positive", "negative", "zero"))
+        yield memory.request("gradient without what turned", tensor, tensor.bytes)
+        yield from _masks(memory, tensor, ("turned",))
+        yield memory.request("sign of the gradient", tensor, tensor.bytes)
+        memory.free(tensor.bytes)
         sign, gradient = [tensor.bytes], [tensor.bytes]
-    stands.gone(*sign, *gradient)
+    memory.free(*sign, *gradient)
 
 
-def _rprop_lists(stands: Allocated, group: Sequence[Tensor]) -> Iterator[Event]:
+def _rprop_lists(memory: Allocated, group: Sequence[Tensor]) -> Iterator[Event]:
     """All signs of products, then one masked gradient after the other, then all signs of gradients."""
     for tensor in group:
-        yield stands.asked("product with the gradient before", tensor, tensor.bytes)
+        yield memory.request("product with the gradient before", tensor, tensor.bytes)
     for tensor in group:
-        yield from _masks(stands, tensor, ("positive", "negative", "zero"))
+        yield from _masks(memory, tensor, ("positive", "negative", "zero"))
     for tensor in group:
-        yield stands.asked("where it is turned", tensor, tensor.count)
-        yield stands.asked("gradient without what turned", tensor, tensor.bytes)
-        stands.gone(tensor.count, tensor.bytes)
+        yield memory.request("where it is turned", tensor, tensor.count)
+        yield memory.request("gradient without what turned", tensor, tensor.bytes)
+        memory.free(tensor.count, tensor.bytes)
     *others, last = group
-    stands.gone(*(tensor.bytes for tensor in others))  # the last one is still a loop's variable
+    memory.free(*(tensor.bytes for tensor in others))  # the last one is still a loop's variable
     for tensor in group:
-        yield stands.asked("sign of the gradient", tensor, tensor.bytes)
-    stands.gone(last.bytes, *(tensor.bytes for tensor in group))
+        yield memory.request("sign of the gradient", tensor, tensor.bytes)
+    memory.free(last.bytes, *(tensor.bytes for tensor in group))
 
 
-def adafactor(stands: Allocated, group: Sequence[Tensor], way: str) -> Iterator[Event]:
+def adafactor(memory: Allocated, group: Sequence[Tensor], way: str) -> Iterator[Event]:
     """Norms over the columns, then an estimate of the parameter's size, which becomes its update."""
     if way == FOREACH:
         matrices = [tensor for tensor in group if len(tensor.shape) > 1]
         vectors = [tensor for tensor in group if len(tensor.shape) < 2]
         for tensor in matrices:
-            yield from _norm(stands, tensor)
+            yield from _norm(memory, tensor)
         for tensor in vectors:
-            yield stands.asked("squared gradient", tensor, tensor.bytes)
-        stands.gone(*(tensor.bytes for tensor in vectors))
+            yield memory.request("squared gradient", tensor, tensor.bytes)
+        memory.free(*(tensor.bytes for tensor in vectors))
         for tensor in (*matrices, *vectors):
-            yield stands.asked("estimate of the squares, then the update", tensor, tensor.bytes)
-        stands.gone(*(tensor.bytes for tensor in group))
+            yield memory.request("estimate of the squares, then the update", tensor, tensor.bytes)
+        memory.free(*(tensor.bytes for tensor in group))
         return
     before: list[int] = []
     for tensor in group:
         if len(tensor.shape) > 1:
-            yield from _norm(stands, tensor)
-        yield stands.asked("estimate of the squares, then the update", tensor, tensor.bytes)
-        stands.gone(*before)
+            yield from _norm(memory, tensor)
+        yield memory.request("estimate of the squares, then the update", tensor, tensor.bytes)
+        memory.free(*before)
         before = [tensor.bytes]
-    stands.gone(*before)
+    memory.free(*before)
 
 
-def _norm(stands: Allocated, tensor: Tensor) -> Iterator[Event]:
+def _norm(memory: Allocated, tensor: Tensor) -> Iterator[Event]:
     rows, columns = tensor.shape[-2:]
     sizes = reduction(
         tensor.count // rows, rows, along_fastest=False, one_dimension=True, output_row=columns, hardware=_A100
     )
     for size in sizes:
-        yield stands.asked("norms over the columns, in parts", tensor, size)
-    stands.gone(*sizes)
+        yield memory.request("norms over the columns, in parts", tensor, size)
+    memory.free(*sizes)
 
 
-def _masks(stands: Allocated, tensor: Tensor, names: Sequence[str]) -> Iterator[Event]:
+def _masks(memory: Allocated, tensor: Tensor, names: Sequence[str]) -> Iterator[Event]:
     for name in names:
-        yield stands.asked(f"where it is {name}", tensor, tensor.count)
-        stands.gone(tensor.count)
+        yield memory.request(f"where it is {name}", tensor, tensor.count)
+        memory.free(tensor.count)
 
 
-def muon(stands: Allocated, group: Sequence[Tensor], way: str) -> Iterator[Event]:
+def muon(memory: Allocated, group: Sequence[Tensor], way: str) -> Iterator[Event]:
     """Newton–Schulz iterations on the update in bf16: two products of its smaller side, and the next update."""
     assert way
     before: list[int] = []
     for tensor in group:
         half, gram = HALF * tensor.count, HALF * min(tensor.shape) ** 2
-        yield stands.asked("update", tensor, tensor.bytes)
-        stands.gone(*before)
-        yield stands.asked("update in bf16", tensor, half)
+        yield memory.request("update", tensor, tensor.bytes)
+        memory.free(*before)
+        yield memory.request("update in bf16", tensor, half)
         old: list[int] = []  # of the previous iteration
         for _ in range(_MUON_ITERATIONS):
-            yield stands.asked("product with itself", tensor, gram)
-            stands.gone(*old[:1])
-            yield stands.asked("polynomial of the product", tensor, gram)
-            stands.gone(*old[1:])
-            yield stands.asked("next update in bf16", tensor, half)
-            stands.gone(half)
+            yield memory.request("product with itself", tensor, gram)
+            memory.free(*old[:1])
+            yield memory.request("polynomial of the product", tensor, gram)
+            memory.free(*old[1:])
+            yield memory.request("next update in bf16", tensor, half)
+            memory.free(half)
             old = [gram, gram]
-        stands.gone(tensor.bytes, *old)
+        memory.free(tensor.bytes, *old)
         before = [half]
-    stands.gone(*before)
+    memory.free(*before)

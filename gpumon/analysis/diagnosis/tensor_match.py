@@ -66,10 +66,10 @@ def _matching(message: Message, allocated: Figure, events: Iterable[Event], way:
     for event in events:
         if not message.may_be(event.bytes):
             continue
-        left = Figure(allocated.low - event.stands, allocated.high - event.stands)
+        left = Figure(allocated.low - event.allocated_before, allocated.high - event.allocated_before)
         if left.high >= -SEGMENT_STEP and left.low <= most:
             yield Candidate(
-                event.tensor, event.what, event.phase, event.bytes, event.stands, left, way, True, event.later
+                event.tensor, event.what, event.phase, event.bytes, event.allocated_before, left, way, True, event.later
             )
 
 
@@ -81,14 +81,14 @@ def same_size(message: Message, tensors: Sequence[Tensor]) -> list[Candidate]:
     for tensor in tensors:
         if not tensor.tied_to and message.may_be(tensor.bytes):
             event = backward.get(tensor.name)
-            possible = event is not None and allocated is not None and event.stands <= allocated.high
+            possible = event is not None and allocated is not None and event.allocated_before <= allocated.high
             found.append(
                 Candidate(
                     tensor,
                     "gradient" if possible else "a copy",
                     wire.BACKWARD if possible else None,
                     tensor.bytes,
-                    event.stands if event else None,
+                    event.allocated_before if event else None,
                 )
             )
     return found  # fmt: skip

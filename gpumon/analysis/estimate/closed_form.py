@@ -141,7 +141,7 @@ def learn(steps: Sequence[StepPeaks], owners: Owned, input_bytes: int | None = N
     alike = [step for step in (chosen, *others) if step is chosen or step.input_bytes != chosen.input_bytes]
     kept = _between(input_bytes, [(step.input_bytes, step.start - before) for step in alike])
     gradients = 0 if kept >= owners.gradients else owners.gradients
-    stands = standing + owners.gradients + state + owners.buckets
+    at_end = standing + owners.gradients + state + owners.buckets
     optimizer_peak = next((p.peak for p in chosen.phases if p.phase == wire.OPTIMIZER), chosen.end)
     return Learnt(
         steps=len(usable),
@@ -150,7 +150,7 @@ def learn(steps: Sequence[StepPeaks], owners: Owned, input_bytes: int | None = N
             for phase, points in excess.items()
         ),
         kept=kept,
-        at_optimizer=_between(input_bytes, [(step.input_bytes, step.end - stands) for step in alike]),
+        at_optimizer=_between(input_bytes, [(step.input_bytes, step.end - at_end) for step in alike]),
         temporaries=max(0, optimizer_peak - chosen.end),
     )
 
@@ -232,6 +232,6 @@ def estimate(owners: Owned, learnt: Learnt | None, measured: Breakdown | None) -
 def _peaks(owners: Owned, learnt: Learnt | None, temporaries: int | None) -> tuple[tuple[str, int], ...]:
     if learnt is None or owners.optimizer is None:
         return ()
-    stands = owners.weights + owners.buffers + owners.optimizer + owners.buckets
-    optimizer = stands + owners.gradients + learnt.at_optimizer + (temporaries or 0)
-    return (*((name, stands + learnt.kept + value) for name, value in learnt.excess), (wire.OPTIMIZER, optimizer))
+    lasting = owners.weights + owners.buffers + owners.optimizer + owners.buckets
+    optimizer = lasting + owners.gradients + learnt.at_optimizer + (temporaries or 0)
+    return (*((name, lasting + learnt.kept + value) for name, value in learnt.excess), (wire.OPTIMIZER, optimizer))

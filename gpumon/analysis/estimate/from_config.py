@@ -79,10 +79,12 @@ def of(content: Mapping[str, Any], where: str = "config.json") -> FromConfig:
     try:
         module = on_meta(build)
     except Exception as reason:  # noqa: BLE001 - transformers may raise anything for an invalid value
-        told = " ".join(str(reason).split())[:200]
-        if "overflow" in told:
+        reason_text = " ".join(str(reason).split())[:200]
+        if "overflow" in reason_text:
             raise OutOfBounds(f"{where}: a tensor would have more than 8 EiB; correct the sizes in the file") from None
-        raise NotAModel(f"{where}: transformers cannot build this model: {type(reason).__name__}: {told}") from None
+        raise NotAModel(
+            f"{where}: transformers cannot build this model: {type(reason).__name__}: {reason_text}"
+        ) from None
     return FromConfig(module, build, content=content, where=where)
 
 
@@ -155,7 +157,7 @@ class FromConfig(FromModule):
     def given(self, work: Workload) -> dict[str, Any]:
         import torch
 
-        asked = inspect.signature(self.module.forward).parameters
+        parameters = inspect.signature(self.module.forward).parameters
         name, config = type(self.module).__name__, self.config
         tokens = (work.batch, work.kv_cache or work.sequence)
         given: dict[str, Any] = {}
@@ -172,17 +174,19 @@ class FromConfig(FromModule):
         else:
             raise NotAModel(f"{name} takes {self._takes}, not tokens or images: {_OTHERWISE}")
         one = "SequenceClassification" in name or "ImageClassification" in name
-        if "labels" in asked and not work.inference:
+        if "labels" in parameters and not work.inference:
             given["labels"] = numbers(work.batch) if one else numbers(*tokens)
             if one and config.num_labels == 1:
                 given["labels"] = given["labels"].float()
         elif config.is_encoder_decoder:
             given["decoder_input_ids"] = numbers(*tokens)
         if not work.inference:
-            return given | {key: numbers(work.batch) for key in ("start_positions", "end_positions") if key in asked}
-        if "use_cache" in asked:
+            return given | {
+                key: numbers(work.batch) for key in ("start_positions", "end_positions") if key in parameters
+            }
+        if "use_cache" in parameters:
             given["use_cache"] = work.kv_cache > 0
-        if work.kv_cache and "logits_to_keep" in asked:
+        if work.kv_cache and "logits_to_keep" in parameters:
             given["logits_to_keep"] = 1  # as in generate()'s pass over the prompt
         return given
 
@@ -193,8 +197,10 @@ class FromConfig(FromModule):
         except (NotAModel, OutOfMemory):
             raise
         except Exception as reason:  # noqa: BLE001 - the forward may raise anything if it needs other inputs
-            told = " ".join(str(reason).split())[:200]
-            raise NotAModel(f"{self.name} does not run so ({type(reason).__name__}: {told}): {_OTHERWISE}") from None
+            reason_text = " ".join(str(reason).split())[:200]
+            raise NotAModel(
+                f"{self.name} does not run so ({type(reason).__name__}: {reason_text}): {_OTHERWISE}"
+            ) from None
         return replace(
             played,
             has_tokens=self._takes == "input_ids",

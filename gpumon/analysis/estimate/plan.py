@@ -63,13 +63,13 @@ class Played:
     def reserved(self) -> int:
         return max(phase.reserved for phase in self.phases)
 
-    def fits(self, room: int) -> bool:
+    def fits(self, budget: int) -> bool:
         """Whether the two iterations run within `room` bytes."""
-        if self.reserved <= room:
+        if self.reserved <= budget:
             return True
-        if self.requests is None or max(phase.peak for phase in self.phases) > room:
+        if self.requests is None or max(phase.peak for phase in self.phases) > budget:
             return False
-        return self.requests.fit(room)
+        return self.requests.fit(budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Device:
     hardware: Hardware = field(default_factory=Hardware)
 
     @property
-    def room(self) -> int:
+    def budget(self) -> int:
         return self.total - self.context
 
 
@@ -169,7 +169,7 @@ def _sources(work: Workload, played: Played) -> tuple[tuple[str, str], ...]:
 
 def fits(subject: Subject, work: Workload, device: Device) -> bool:
     """Whether two iterations run on the device."""
-    return subject.play(work).fits(device.room)
+    return subject.play(work).fits(device.budget)
 
 
 def largest_batch(subject: Subject, work: Workload, device: Device) -> int:
@@ -217,7 +217,7 @@ def _guess(subject: Subject, device: Device, start: int, of: Callable[[int], Wor
     for first, second in zip(one, two, strict=True):
         each = (second.peak - first.peak) / (sizes[1] - sizes[0])
         if each > 0:
-            found.append(sizes[0] + (device.room - first.peak) / each)
+            found.append(sizes[0] + (device.budget - first.peak) / each)
     return int(min(found, default=start))
 
 

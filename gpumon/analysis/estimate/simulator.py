@@ -381,11 +381,11 @@ class Allocator:
             first = unmapped
             if first.previous is not None and not first.previous.allocated:
                 first = first.previous
-            room, here = 0, first
-            while room < size and here is not None and not here.allocated:
-                room += here.size
+            freed, here = 0, first
+            while freed < size and here is not None and not here.allocated:
+                freed += here.size
                 here = here.next  # type: ignore[assignment]
-            if room >= size:
+            if freed >= size:
                 return first
         device = self._limit if self.total is None else self.total
         total = _up(min(device + device // 8, 1 << 60), pool.segment)

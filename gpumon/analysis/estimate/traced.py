@@ -66,9 +66,9 @@ class Requests:
 
     made: list[tuple[int, int] | int] = field(default_factory=list)
 
-    def fit(self, room: int) -> bool:
+    def fit(self, budget: int) -> bool:
         """Whether an allocator with `room` bytes can serve all of them."""
-        allocator = Allocator(room)
+        allocator = Allocator(budget)
         blocks: dict[int, Block] = {}
         try:
             for index, request in enumerate(self.made):
@@ -242,8 +242,8 @@ def trace(
             with watch:
                 _run(_Traced(module, batches, loss, work, recorder, watch), iterations)
         except NotImplementedError as reason:
-            told = str(reason).partition(". ")[0].splitlines()[0]  # the rest lists every kernel
-            raise Untraceable(f"an operator has no rule for shapes without data: {told}") from reason
+            first_sentence = str(reason).partition(". ")[0].splitlines()[0]  # the rest lists every kernel
+            raise Untraceable(f"an operator has no rule for shapes without data: {first_sentence}") from reason
         except AttributeError as reason:
             if "'torch' has no attribute 'meta'" not in str(reason):
                 raise

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from gpumon.analysis.forecast.headroom import Room, Taken, room_over_growth
+from gpumon.analysis.forecast.headroom import Room, Taken, steps_to_full
 from gpumon.analysis.history import StepPeaks
 from gpumon.analysis.robust import exceedance, median
 from gpumon.analysis.types import BATCH, KEPT, Forecast, Growth
@@ -196,7 +196,7 @@ class Forecaster:
         recent = sorted([self._recent[at].peak for at in range(-min(TYPICAL_STEPS, len(self._recent)), 0)])
         return (recent[TYPICAL_STEPS // 4], median(recent)) if len(recent) == TYPICAL_STEPS else None
 
-    def forecast(self, room: Room | None, kept: Growth | None = None) -> Forecast | None:
+    def forecast(self, budget: Room | None, kept: Growth | None = None) -> Forecast | None:
         """The next iteration's forecast; None before the first closed step. `kept`: growth from step to step."""
         if self._next is None or self._newest is None:
             return None
@@ -207,20 +207,20 @@ class Forecaster:
             below, above = min(below, self._surprise), max(above, self._surprise)
         high = math.ceil(predicted + above * self._unit)
         low = max(min(self._newest.start, self._newest.end), math.floor(predicted + below * self._unit))
-        headroom = None if room is None else room.above(peak)
+        headroom = None if budget is None else budget.above(peak)
         differ = [each.excess - (predicted - self._start) for each in self._recent]
         if kept is None and self._pace is not None:  # a device may be full before growth is confirmed
             steps = self._recent[-SAME_PACE_STEPS].end, self._newest.end
             stays = 2 * (steps[1] - steps[0]) >= (SAME_PACE_STEPS - 1) * self._pace
             kept = Growth(KEPT if stays else BATCH, True, per_step=self._pace, low=self._pace, high=self._pace)
         p_oom = left = None
-        if headroom is not None and room is not None:
+        if headroom is not None and budget is not None:
             p_oom = 1.0 if headroom < 0 else exceedance(differ, headroom + 0.5, max(high - low, 1e-3 * peak) / 2)
-            last = self._taken.last_standing(room.available)
+            last = self._taken.last_standing(budget.available)
             end = (
                 None if last is None or kept is None or kept.figure == BATCH else (last[0] - self._newest.end, last[1])
             )
-            left = room_over_growth(headroom, kept, differ, room.shrinks_per_step, end)
+            left = steps_to_full(headroom, kept, differ, budget.shrinks_per_step, end)
         return Forecast(
             next_peak=peak,
             low=min(peak, low),
@@ -229,7 +229,7 @@ class Forecaster:
             headroom=headroom,
             p_oom=p_oom,
             steps_to_oom=left[0] if left is not None else None,
-            max_batch_factor=None if room is None else self._batch_factor(room),
+            max_batch_factor=None if budget is None else self._batch_factor(budget),
             learnt_from=self.seen,
             bytes_per_step=None if kept is None else round(kept.per_step or 0),
             growth=None if kept is None else BATCH if kept.figure == BATCH else KEPT,
@@ -238,11 +238,11 @@ class Forecaster:
             steps_to_oom_high=left[2] if left is not None else None,
         )
 
-    def _batch_factor(self, room: Room) -> float | None:
+    def _batch_factor(self, budget: Room) -> float | None:
         """Largest k for which k times the batch fits, the largest recent batch included."""
         newest, largest = self._newest, max(self._recent, key=lambda each: each.by_batch)
         assert newest is not None
-        usable = room.available - room.stranded
+        usable = budget.available - budget.stranded
         optimizer = max((peak for name, peak in newest.phases if name == wire.OPTIMIZER), default=0)
         if usable < max(newest.start, optimizer):  # no batch fits
             return 0.0

@@ -187,7 +187,7 @@ def _quantile(weighted: Sequence[tuple[float, float]], share: float) -> float:
     return weighted[-1][0]
 
 
-def room_over_growth(
+def steps_to_full(
     headroom: int,
     growth: Growth | None,
     differ: Collection[float] = (),

@@ -146,8 +146,8 @@ def page_lines(e: Estimated, chosen: int, room: int, glyphs: Glyphs) -> tuple[li
         lines.append(EMPTY)
     for text in e.remarks:
         lines += [((" ", ""), *row) for row in words(text, "text", room - 2)]
-    told = " · ".join(f"{source}: {what}" for source, what in SOURCES.items() if _used(source, found))
-    lines += [EMPTY, *(((" ", ""), *row) for row in words(told, "dim", room - 2))]
+    sources = " · ".join(f"{source}: {what}" for source, what in SOURCES.items() if _used(source, found))
+    lines += [EMPTY, *(((" ", ""), *row) for row in words(sources, "dim", room - 2))]
     return lines, where
 
 

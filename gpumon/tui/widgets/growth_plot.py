@@ -151,8 +151,8 @@ def _plot(figures: list[Growth], room: int, rows: int, glyphs: Glyphs) -> list[L
             times = _BLOCKS_REACH * reach / (most - least)
             curves.append(Curve("line:reserved", column(figures[1].points, least, times), sign="-"))
             legend.append((f"  {glyphs.lines['reserved']}", "line:reserved"))
-        told = f"{least:,} to {most:,}" if most > least else f"{least:,}"
-        legend.append((f"{' ' if most > least else '   '}{_word(figures[1])} {told}", "dim"))
+        range_text = f"{least:,} to {most:,}" if most > least else f"{least:,}"
+        legend.append((f"{' ' if most > least else '   '}{_word(figures[1])} {range_text}", "dim"))
     drawn = plot(curves, round(reach * 1.05) + 1, width, rows, braille=glyphs.braille, ceiling=None)
     edge, bare = ("┤", "│") if glyphs.braille else ("|", "|")
     lines: list[Line] = [EMPTY]
