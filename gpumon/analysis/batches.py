@@ -3,12 +3,13 @@
 Model. Input bytes of the root's forward and the peak of the same step, over the newest `WINDOW` steps. A batch is an
 outlier if it has `SIZE_FACTOR` times the 95 % quantile of the sizes, and its step `PEAK_FACTOR` times that of the
 peaks. Cutting it to a quantile is assumed to lower its peak to the highest one within the quantile.
-Cost. A comparison per step; the window is sorted every `SORT_EVERY` steps, and for each candidate.
+Cost. Each step is put into the sorted window; for a candidate the window's peaks are sorted too.
 Known limitations. Sizes are bytes: batches with equal bytes and different lengths are not distinguished.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
 
@@ -17,7 +18,6 @@ from gpumon.analysis.history import StepPeaks
 
 WINDOW = 512
 LEAST_STEPS = 10
-SORT_EVERY = 32
 SIZE_FACTOR = 1.5
 PEAK_FACTOR = 1.25
 CUTS = (0.99, 0.95, 0.90)
@@ -45,30 +45,23 @@ class Batches:
 
     def __init__(self) -> None:
         self.outlier: Outlier | None = None
-        self._known: deque[tuple[int, int]] = deque(maxlen=WINDOW)  # bytes, peak
-        self._seen = 0
-        self._alike = 0  # batches in a row of the newest one's size
-        self._large = 0.0  # bytes from which a batch may stand out
+        self._known: deque[tuple[int, int]] = deque()  # bytes, peak
+        self._sizes: list[int] = []  # of these, sorted
 
     def observe(self, step: StepPeaks) -> None:
         size = step.input_bytes
         if not size or step.step < SETTLING_STEPS:
             return
-        known = self._known
-        self._alike = self._alike + 1 if known and known[-1][0] == size else 0
-        if len(known) >= LEAST_STEPS:
-            if self._seen % SORT_EVERY == 0 or len(known) == LEAST_STEPS:
-                usual = size if self._alike >= len(known) else _at(sorted([each for each, _ in known]), 0.95)
-                self._large = SIZE_FACTOR * usual
-            if size >= self._large:
-                self._judge(step, size)
+        known, sizes = self._known, self._sizes
+        if len(known) >= LEAST_STEPS and size >= SIZE_FACTOR * _at(sizes, 0.95):
+            self._judge(step, size)
+        if len(known) == WINDOW:
+            del sizes[bisect_left(sizes, known.popleft()[0])]
         known.append((size, step.peak))
-        self._seen += 1
+        insort(sizes, size)
 
     def _judge(self, step: StepPeaks, size: int) -> None:
-        sizes = sorted([each for each, _ in self._known])
-        if size < SIZE_FACTOR * _at(sizes, 0.95):
-            return
+        sizes = self._sizes
         if step.peak < PEAK_FACTOR * _at(sorted([peak for _, peak in self._known]), 0.95):
             return
         for cut in CUTS:

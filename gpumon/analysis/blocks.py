@@ -20,9 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from gpumon.analysis.estimate.simulator import SMALL
 from gpumon_agent import wire
-
-LARGE_REQUEST = 1 << 20  # up to here a request is the small pool's
 
 Kind = tuple[bool, bool, int]
 """private, small, stream"""
@@ -142,7 +141,7 @@ def sum_of(parts: Iterable[Totals]) -> Totals:
 
 def largest_for(found: AllocatorMap, request: int) -> int:
     """The largest free block usable for such a request, on any stream."""
-    small = request <= LARGE_REQUEST
+    small = request <= SMALL
     fitting = (pool.totals.largest_free for pool in found.pools if pool.small == small and not pool.private)
     return max(fitting, default=0)
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from gpumon.analysis import units
 from gpumon.analysis.types import OWNERS
 
 Kind = Literal["peak", "category", "phase", "module"]
@@ -129,7 +130,7 @@ class RankSummary:
             self.phases[name] = max(self.phases.get(name, 0), peak)
             if self.peak is None or peak > self.peak:
                 self.peak, self.phase, self.step = peak, name, said.step
-                self._fact("batch", ", ".join("×".join(map(str, shape)) for shape in said.input_shapes[:2]))
+                self._fact("batch", units.shapes(said.input_shapes))
         apart = {name: bytes_ for name, bytes_ in (said.ledger_peak or {}).items() if isinstance(bytes_, int)}
         if apart.get("allocated", -1) > self.composed:
             self.composed = apart["allocated"]

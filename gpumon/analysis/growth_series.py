@@ -1,8 +1,7 @@
 """The series of one rank that are tested for growth: per device at the end of every step, per host reading.
 
 Cost. See gpumon.analysis.growth; four figures per device, one per process.
-Known limitations. A host reading is assigned to the newest step at its arrival, not to the step it was taken in. Child
-processes beyond the first `CHILDREN` are left out.
+Known limitations. A host reading is assigned to the newest step at its arrival, not to the step it was taken in.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from gpumon.analysis.types import Growth
 from gpumon.session.frame import RankFrame, StepRecord
 from gpumon_agent import wire
 
-CHILDREN = 64
 WARMING_READINGS = 30
 """A child's first readings are ignored: a DataLoader worker imports, decodes its first images and fills its queue."""
 
@@ -24,9 +22,6 @@ a script may keep ever more, nor `variables`: a list that is appended to is one.
 
 GROWING_RIGHTLY = tuple(name for name in NAMED if name != "buffers")
 """A buffer that is concatenated to is a leak like any other."""
-
-WAITING = 64
-"""Steps collected before they are processed together, if none asks earlier."""
 
 PINNED = "pinned"
 """Explains part of the process's growth; not a leak by itself."""
@@ -58,8 +53,6 @@ class DeviceGrowth:
         allocated, reserved = end.allocated, end.reserved
         slack = None if allocated is None or reserved is None else reserved - max(allocated, highest)
         self._waiting.append((step, size, allocated, end.allocations, slack))
-        if len(self._waiting) >= WAITING:
-            self._take()
 
     def _take(self) -> None:
         """Processes the collected steps: several at once cost less than one by one."""
@@ -94,11 +87,6 @@ class DeviceGrowth:
                 break
             before = owned
         return self._owned[-1][1] - before
-
-    @property
-    def growing(self) -> bool:
-        self._take()
-        return self.allocated.growing or self.blocks.growing or self.unexplained.growing
 
     def kept(self) -> Growth | None:
         """The growth that uses up the device; None if there is none."""
@@ -161,7 +149,7 @@ class HostGrowth:
             self._pinned.observe(beat.step, beat.pinned or 0)
 
     def _read_children(self, ours: wire.ProcessReading, step: int) -> None:
-        alive = {child.pid: child for child in ours.children[:CHILDREN] if child.rss is not None}
+        alive = {child.pid: child for child in ours.children if child.rss is not None}
         for pid in self._children.keys() - alive.keys():
             del self._children[pid]
             self.names.pop(f"worker {pid}", None)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gpumon.analysis import units
+from gpumon.analysis.estimate.simulator import SMALLEST
 from gpumon_agent import wire
 
 COUNT_SHARE = 0.25  # of the added blocks: several names may share a growth
@@ -28,7 +29,6 @@ GRAPH_STEPS = 3  # of growth that one graph must hold: only its newest part may 
 BEST_SHARE = 0.25
 LEAST = 3  # tensors
 LEAST_OF_CUT = 5  # in a census that ended early
-BLOCK_BYTES = 512  # device tensors take a multiple of it
 TOO_MANY_TIMES = 4  # times the blocks added: more tensors must be older
 
 
@@ -127,7 +127,7 @@ def _shares(group: wire.Group) -> Iterator[tuple[wire.Holder | None, int]]:
 def _add(suspect: Suspect, group: wire.Group, count: int) -> None:
     suspect.count += count
     each = -(-group.bytes // group.count)
-    suspect.bytes += (-(-each // BLOCK_BYTES) * BLOCK_BYTES if group.device >= 0 else each) * count
+    suspect.bytes += (-(-each // SMALLEST) * SMALLEST if group.device >= 0 else each) * count
     suspect.graph_bytes += (group.graph_bytes or 0) * count // group.count
     suspect.cyclic += min(group.cyclic, count)
     if group.grown is not None:

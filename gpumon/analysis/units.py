@@ -6,7 +6,7 @@ Figures compared with each other in a table or sentence should share a unit: pic
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 MINUS = "−"  # as wide as "+", unlike "-"
@@ -132,3 +132,9 @@ def ranges(numbers: Iterable[int], most: int = 6) -> str:
             runs.append([number, number])
     texts = [str(a) if a == b else f"{a}–{b}" for a, b in runs]
     return ", ".join(texts[:most]) + (", …" if len(texts) > most else "")
+
+
+def shapes(of: Sequence[Sequence[int]]) -> str:
+    """The first two shapes of a batch: "8×1024, 8, …"."""
+    text = ", ".join("×".join(map(str, shape)) for shape in of[:2])
+    return f"{text}, …" if len(of) > 2 else text

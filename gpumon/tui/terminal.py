@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import threading
 
 LEAVE_S = 2.0
 """Time limit for a shutdown that blocks on a dead terminal."""
 
-HUNG_UP = 128 + 1
+HUNG_UP = 128 + signal.SIGHUP
 """Exit code: as if ended by SIGHUP."""
 
 

@@ -18,11 +18,11 @@ SPANS = (20, 50, 100, 200, 500, 1000, 2000)
 
 DEFAULT_SPAN = 200
 
+WHOLE_FROM = 0.35
+"""From this share of use on, plot and bar reach up to the capacity; below, they scale to what is used."""
+
 MANY = 16
 """More ranks than this are analysed in turn, with shorter heat strips."""
-
-LOOK_BACK = 256
-"""Steps to search for one with figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def newest_step(rank: RankFrame) -> int | None:
 
 def newest_read(rank: RankFrame, device: int) -> int:
     """Negative index of the newest step whose figures were read; the agent may skip steps to keep its time budget."""
-    for back in range(1, min(len(rank.steps), LOOK_BACK) + 1):
+    for back in range(1, len(rank.steps) + 1):
         here = rank.steps[-back].on(device)
         if here and all(p.allocated is not None for p in here):
             return -back

@@ -98,6 +98,7 @@ def test_state_that_exists_counts_and_not_what_a_formula_expects() -> None:
     assert (known.gradients_source, known.state_source) == ("measured", "measured")
     assert calibrated(owners, Breakdown(gradients=100 * MIB, optimizer=0)) is owners  # the first step was skipped
     assert calibrated(owners, Breakdown(gradients=100 * MIB, optimizer=200 * MIB + 800)) is owners  # step counters
+    assert calibrated(owners, Breakdown(gradients=100 * MIB, optimizer=round(200.3 * MIB))).state_source == "measured"
 
 
 @pytest.mark.parametrize("activations", [30, 300, 3000])

@@ -16,7 +16,6 @@ from gpumon.analysis.device_budget import available
 from gpumon.analysis.forecast import Forecaster, Others, Room
 from gpumon.analysis.forecast.headroom import Taken, steps_to_full, steps_until
 from gpumon.analysis.history import step_peaks
-from gpumon.analysis.report import WAITING_STEPS
 from gpumon.analysis.types import Growth
 from gpumon.analysis.whatif import answer
 from gpumon.cli.whatif import line, stated
@@ -274,7 +273,7 @@ def test_ranks_that_are_looked_at_in_turn_learn_every_step() -> None:
     for run in runs:
         for received in run.picture():
             store.apply(received)
-    last = 2 * WAITING_STEPS
+    last = 128
     stood: list[int] = []
     for step in range(last):
         for run in runs:
@@ -291,4 +290,4 @@ def test_ranks_that_are_looked_at_in_turn_learn_every_step() -> None:
             (d.forecast, d.growth, d.regimes, d.peak, d.ledger, d.estimate) for d in other.devices
         ]
         assert [finding.code for finding in one.findings] == [finding.code for finding in other.findings]
-    assert max(stood) == WAITING_STEPS
+    assert max(stood) == 64

@@ -6,8 +6,11 @@ import random
 from collections.abc import Callable
 
 import pytest
+from synthetic import Run, apply
 
 from gpumon.analysis.growth import BLOCKS, BYTES, RESIDENT, SETTLING_STEPS, SLACK, WORKER, Follower, Law
+from gpumon.analysis.growth_series import HostGrowth
+from gpumon_agent import wire
 
 MIB = 1 << 20
 BASE = 1 << 30
@@ -180,6 +183,21 @@ def test_host_memory_by_readings_a_few_steps_apart() -> None:
     assert found.per_step == 2 * MIB
     assert not follow(lambda reading: BASE + MIB * min(reading, 20), 100, law=RESIDENT)[1]
     assert not follow(lambda reading: BASE + 20 * MIB * min(reading, 3), 100, law=SLACK)[1]
+
+
+def test_a_worker_is_followed_from_its_31st_reading_on() -> None:
+    """Its first images, its full queue and its imports are no leak; one that goes on is told in half a minute more."""
+    run, host, growing = Run(), HostGrowth(), []
+    store = apply(run.stream(4))
+    for second in range(100):
+        sizes = min(second, 30), second
+        children = tuple(wire.ChildProcess(70 + at, "python", BASE + 20 * MIB * n) for at, n in enumerate(sizes))
+        event = wire.Host("box", second, processes=(wire.ProcessReading(run.pid, BASE, children=children),))
+        apply([wire.Received("host:box", run.unix_ns(second), event), *run.step(4 + second)], store=store)
+        host.observe(store.frame(run.unix_ns(second)).ranks[0])
+        growing += [(second, each.figure) for each in host.growth() if each.growing]
+    assert {figure for _, figure in growing} == {"worker 71"}
+    assert 30 < growing[0][0] < 60
 
 
 def test_the_points_for_a_plot_are_few_and_span_the_run() -> None:

@@ -12,6 +12,8 @@ from looked import codes, history, only
 from synthetic import GIB, MIB, Run
 
 from gpumon.analysis import Reporter
+from gpumon.analysis.batches import Batches
+from gpumon.analysis.history import StepPeaks
 from gpumon.session.store import SessionStore, StoreLimits
 from gpumon_agent import wire
 
@@ -62,6 +64,12 @@ def test_where_it_ends_out_of_memory_who_held_it_is_what_to_do(begun: int, batch
     (remedy,) = report.remedies
     assert (remedy.code, remedy.saves) == ("tensor-leak", 42 * each)
     assert ".cpu()" in remedy.text
+
+
+def test_four_that_keep_tensors_are_named() -> None:
+    kept = [group(42, wire.Holder(f"kept{n}[*]", "local", "train.py:12", 0), shape=(8, n)) for n in range(6)]
+    said = history(leaking(6 * 512, census(42, *kept)), steps=60)
+    assert [found.code for found in said[-1]] == ["tensor-leak"] * 4
 
 
 def test_outputs_of_many_lengths_are_one_finding_and_what_lives_anyway_is_none() -> None:
@@ -347,6 +355,22 @@ def test_one_batch_that_makes_the_peak() -> None:
     assert (found.step, found.severity) == (30, "info")
     assert found.bytes == run.peak(30) - max(run.peak(step) for step in range(30))
     assert "99th percentile" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("before", "size", "peak", "found"),
+    [
+        ([100] * 9, 200, 200, False), ([100] * 10, 200, 200, True),  # after ten others
+        ([100] * 60, 140, 200, False), ([100] * 60, 160, 200, True),  # half as large again as the usual
+        ([100] * 60, 200, 120, False), ([100] * 60, 200, 130, True),  # with a peak a quarter higher
+        ([900] * 60 + [100] * 400, 200, 200, False), ([900] * 60 + [100] * 512, 200, 200, True),  # of the newest 512
+    ],
+)  # fmt: skip
+def test_from_when_a_batch_makes_the_peak(before: list[int], size: int, peak: int, found: bool) -> None:
+    batches = Batches()
+    for step, (size_then, peak_then) in enumerate([*zip(before, before, strict=True), (size, peak)], 2):
+        batches.observe(StepPeaks(step, 0, 0, (), peak_then, "forward", size_then, (), False, None, None, 0, None))
+    assert (batches.outlier is not None) is found
 
 
 def test_memory_reserved_that_fits_nothing() -> None:

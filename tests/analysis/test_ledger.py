@@ -121,6 +121,28 @@ def test_a_reading_while_reserved_moved_is_not_believed() -> None:
     assert ledger.driver_lines(apply(run.stream(8), [host]).frame(0).ranks[0], 0) is None
 
 
+@pytest.mark.parametrize(("since", "found"), [(15, True), (16, False)])
+def test_of_16_readings_one_has_to_be_steady(since: int, found: bool) -> None:
+    run = Run(activations=lambda step: 300 * MIB + step * 10 * MIB)
+    stream = [*run.stream(30), run.host(3)]
+    for step in range(4, 4 + since):
+        (device,) = run.host(step).event.devices
+        across = replace(device, began_ns=run.time_ns(step - 1) - 1, ended_ns=run.time_ns(step) - 1)
+        stream.append(wire.Received("host:box", run.unix_ns(step), wire.Host("box", step, "580", (across,))))
+    assert (ledger.driver_lines(apply(stream).frame(0).ranks[0], 0) is not None) is found
+
+
+@pytest.mark.parametrize(("late", "at"), [(30, 40), (60, 70)])
+def test_a_reading_that_comes_three_seconds_late_was_read_by_another_clock(late: int, at: int) -> None:
+    """Its own times do for 1.5 seconds. With a namespace of its own the reader's clock says anything."""
+    run = Run(activations=lambda step: 300 * MIB + step * 10 * MIB)
+    read, came = run.host(70 - late).event, run.host(70).unix_ns
+    rank = apply(run.stream(80), [wire.Received("host:box", came, read)]).frame(0).ranks[0]
+    lines = ledger.driver_lines(rank, 0)
+    assert lines is not None
+    assert lines.reserved == run.reserved(at)
+
+
 def test_a_reading_with_a_higher_peak_of_reserved_around_it_is_not_believed() -> None:
     run = Run()
     events = []

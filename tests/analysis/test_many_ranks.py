@@ -98,11 +98,12 @@ def test_growth_is_followed_in_every_step() -> None:
     assert points["allocated"] == reports[0].devices[0].growth[0].points
 
 
-def test_a_rank_without_much_room_is_learnt_from_every_step() -> None:
-    job, some = _Job(peaks=2900), Reporter()
+@pytest.mark.parametrize(("peaks", "free", "every"), [(2900, 0.2, True), (2400, 0.4, False)])
+def test_a_rank_without_room_for_a_quarter_more_is_learnt_from_every_step(peaks: int, free: float, every: bool) -> None:
+    job, some = _Job(peaks), Reporter()
     for _ in range(6):
         frame = job.turn()
         near = _forecast(some, frame, "r2", "r0")
     assert near.headroom is not None
-    assert near.headroom < 0.25 * near.high
-    assert near.learnt_from == 6 * TURN
+    assert near.headroom / near.high == pytest.approx(free, abs=0.05)
+    assert (near.learnt_from == 6 * TURN) is every

@@ -8,6 +8,8 @@ import pytest
 from synthetic import Run, rank_of
 
 from gpumon.analysis.rank_state import DeviceState, RankState
+from gpumon.analysis.report import steps_per_s
+from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 
 
@@ -32,3 +34,9 @@ def test_after_the_past_was_thinned_the_newest_256_steps_of_then_and_all_since_a
         known = RankState()
         known.follow(replace(rank, thinned=thinned))
         assert steps_of_the_forecast(known.devices[0]) == learnt
+
+
+def test_the_pace_is_that_of_the_newest_20_steps() -> None:
+    closed = [step * 1_000_000_000 for step in range(40)] + [39_000_000_000 + n * 100_000_000 for n in range(1, 21)]
+    steps = [StepRecord(step, wire.Step(step, t_ns, 1), ()) for step, t_ns in enumerate(closed)]
+    assert steps_per_s(steps) == pytest.approx(10)

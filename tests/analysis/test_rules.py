@@ -228,3 +228,12 @@ def test_how_many_looks_it_takes(code: str, holds: Callable[[], Look], opens: in
         raise AssertionError("never")
 
     assert (looks(holds(), "open"), looks(look(), "gone")) == (opens, closes)
+
+
+def test_the_newest_32_that_are_gone_stay_listed() -> None:
+    tracker, there = Tracker(), processes(wire.DeviceProcess(71, MIB), elsewhere={71: "rank 1"})
+    for step in range(100, 140):
+        for made in (there, look()):
+            for _ in range(3):
+                tracker.look(replace(made, record=at_step(step)))
+    assert [finding.state for finding in tracker.findings()] == ["gone"] * 32

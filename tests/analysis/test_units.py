@@ -76,3 +76,8 @@ def test_percent_never_says_all_or_nothing_of_what_is_not() -> None:
     assert [units.percent(v) for v in (0.0, 0.0004, 0.002, 0.43, 0.9995, 1.0)] == [
         "0 %", "<0.1 %", "0.2 %", "43 %", ">99.9 %", "100 %",
     ]  # fmt: skip
+
+
+def test_a_batch_is_named_by_its_first_two_shapes() -> None:
+    assert units.shapes(((8, 1024), (8,))) == "8×1024, 8"
+    assert units.shapes(((8, 1024), (8,), (8, 3))) == "8×1024, 8, …"

@@ -66,6 +66,12 @@ def test_a_device_is_told_what_fits(config: Path) -> None:
     assert not told("--config", config, "--batch", batch + batch // 100 + 1, "--device", "v100-16")[0]["device"]["fits"]
 
 
+def test_no_batch_beyond_a_million_is_searched(tmp_path: Path) -> None:
+    tiny = {"model_type": "gpt2", "n_embd": 4, "n_layer": 1, "n_head": 1, "vocab_size": 4, "n_positions": 2}
+    (said,) = told("--config", written(tmp_path / "config.json", tiny), "--device", "64 GiB")
+    assert said["device"]["largest_batch"] == 1 << 20
+
+
 def test_a_device_that_is_too_small_is_told_at_once(config: Path) -> None:
     done = run("--config", config, "--device", "1 GiB")
     assert "does not fit 1 GiB" in done.output

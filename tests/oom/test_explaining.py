@@ -19,6 +19,7 @@ from gpumon.analysis.diagnosis.explaining import Known, explain
 from gpumon.analysis.diagnosis.oom_report import OomReport
 from gpumon.analysis.diagnosis.optimizer_step import peak, recipe_of
 from gpumon.analysis.diagnosis.render import text
+from gpumon.analysis.diagnosis.tensor_match import explaining
 from gpumon.analysis.estimate.model import Tensor, from_shapes
 from gpumon.analysis.types import Finding
 from gpumon_agent.units import torch_size as shown
@@ -314,6 +315,21 @@ def test_tensors_of_the_same_size_are_named_where_no_moment_is_singled_out() -> 
     assert len(report.suspects) == 8
     assert not any(suspect.explains for suspect in report.suspects)
     assert "and 4 more of that size" in text(report)
+
+
+@pytest.mark.parametrize(
+    ("before", "left", "found"), [(0, 90, True), (0, 100, False), (10_240, 190, True), (10_240, 230, False)]
+)
+def test_what_was_allocated_is_explained_up_to_96_mib_or_a_fiftieth(before: int, left: int, found: bool) -> None:
+    shapes = {"before": [1 << 18, before], "late": [1 << 18, 40]}  # of a MiB each column
+    tensors = from_shapes({name: shape for name, shape in shapes.items() if shape[1]}).own
+    story = log.read(
+        f"CUDA out of memory. Tried to allocate 40.00 MiB (GPU 0; 15.78 GiB total capacity; {before + left}.00 MiB "
+        "already allocated; 20.44 MiB free; 14.44 GiB reserved in total by PyTorch)"
+    )
+    assert story is not None
+    names = [each.tensor.name for each in explaining(story.message, tensors, recipe_of("adamw"), None, "load")]
+    assert names == (["late"] if found else [])
 
 
 @given(

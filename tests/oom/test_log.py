@@ -91,6 +91,25 @@ def test_the_newest_traceback_and_the_progress_before_it() -> None:
     assert (story.times, story.progress, story.where) == (2, (120, 1000), "train.py:41")
 
 
+@pytest.mark.parametrize(
+    ("chars", "where", "progress"),
+    [(19_000, "train.py:41", (7, 9)), (21_000, None, (7, 9)), (190_000, None, (7, 9)), (201_000, None, None)],
+)
+def test_a_traceback_lies_just_above_and_a_step_not_far(
+    chars: int, where: str | None, progress: tuple[int, int] | None
+) -> None:
+    lines = traceback(USER).removesuffix(MESSAGE)
+    story = read(f"step 7 of 9\n{lines}{'x' * (chars - len(lines))}\n{MESSAGE}")
+    assert story is not None
+    assert (story.where, story.progress) == (where, progress)
+
+
+def test_figures_2500_characters_after_a_message_are_not_its_own() -> None:
+    head, figures = MESSAGE.split(" Of the ")
+    known = [read(f"{head} {'x ' * more} Of the {figures}") for more in (1000, 1300)]
+    assert [each and each.message.allocated is not None for each in known] == [True, False]
+
+
 def test_steps_are_counted_from_words_too() -> None:
     story = read(f"epoch 2 step: 4500/9000 loss 0.3\n{MESSAGE}")
     assert story is not None

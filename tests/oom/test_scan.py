@@ -96,6 +96,21 @@ def test_thousands_of_messages_are_counted_and_the_last_is_read() -> None:
     assert story.where == "train.py:58"
 
 
+def test_a_log_is_read_by_the_mebibyte_and_half_of_one_is_kept_of_each_kind_of_word() -> None:
+    """Of signs 12 kB apart ten kB each are kept: 52 of a hundred."""
+    asked = []
+
+    class Log(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            asked.append(size)
+            return super().read(size)
+
+    story = scan(Log(("RuntimeError: CUDA error: out of memory\n" + "x" * 12_000 + "\n").encode() * 100))
+    assert story is not None
+    assert 50 <= story.times <= 52
+    assert max(asked) == 1 << 20
+
+
 def test_what_is_kept_of_a_large_log_is_bounded() -> None:
     log = io.BytesIO(MESSAGE.format(2).encode() * 60_000)  # 20 MB
     tracemalloc.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpumon.analysis.census import ORDERS, alive, rows_of
@@ -13,8 +14,9 @@ from gpumon.link.errors import NotAnswering
 from gpumon.tui.feed import Pace
 from gpumon.tui.styles import ASCII, UNICODE
 from gpumon.tui.text_layout import plain, width
+from gpumon.tui.widgets.checkpoint_lines import checkpoint_lines
 from gpumon.tui.widgets.findings_strip import FindingsStrip
-from gpumon.tui.widgets.growth_plot import Grown, growth_lines
+from gpumon.tui.widgets.growth_plot import Grown, growth_lines, height_without_plot
 from gpumon.tui.widgets.leak_table import Leaks, LeakTable, leak_lines, order_at
 from gpumon_agent import wire
 
@@ -72,6 +74,40 @@ def test_what_grows_is_told_with_its_interval_and_what_does_not_is_named() -> No
     assert "live blocks  +1.0/step (0.9 to 1.1) since 40 · 60 so far" in shown
     assert "steady: slack" in shown
     assert "nothing grows: slack" in plain(growth_lines(Grown("cpu", (Growth("slack"),)), 80, 5, UNICODE, "strong"))
+
+
+def test_four_holders_are_named_and_three_groups_keep_their_lines_on_a_low_screen() -> None:
+    named = tuple(wire.Holder(f"kept{n}", "local", "t.py:58", 10) for n in range(6))
+    many = msgspec.structs.replace(HELD, holders=named)
+    leaks = Leaks(NOW, rows_of(msgspec.structs.replace(NOW, groups=(many, FEW, ELSEWHERE)), None, None, "bytes"))
+    high, low = (plain(leak_lines(leaks, "bytes", 0, 0, 120, height, UNICODE, "")) for height in (30, 10))
+    assert high.count("   held by kept") == 4
+    assert ("[8, 512]" in low, "scalar" in low, "int64" in low, low.count("   held by kept")) == (True, True, True, 3)
+
+
+def test_three_checkpoints_are_listed_and_all_are_counted() -> None:
+    found = tuple(wire.Checkpoint(n, 0, 0, 1, "torch.load", alive=1 << 30) for n in range(5))
+    title, *lines = plain(checkpoint_lines(found, 120, UNICODE, "")).splitlines()
+    assert "5.00 GiB still alive" in title
+    assert len(lines) == 3
+
+
+def rising(figure: str, first: int, by: int) -> Growth:
+    return Growth(figure, True, 40, by, by, by, 60, points=tuple((i, first + by * i) for i in range(100)))
+
+
+def test_growth_has_a_plot_from_four_rows_on_and_no_more_than_five_lines_without() -> None:
+    grows = Grown("cuda:0", (rising("allocated", 1 << 30, 512),))
+    assert [len(growth_lines(grows, 120, height, UNICODE, "")) > 2 for height in (7, 8)] == [False, True]
+    assert height_without_plot(Grown("", tuple(rising(f"worker {pid}", 0, 1) for pid in range(8)))) == 6
+
+
+def test_blocks_that_grow_as_bytes_do_are_drawn_below_them() -> None:
+    """One in step with the other: at the same height one curve would hide the other."""
+    grows = Grown("cuda:0", (rising("allocated", 1 << 30, 512), rising("blocks", 900, 1)))
+    _, _, _, _, highest, second, third, *_ = growth_lines(grows, 120, 26, UNICODE, "")
+    drawn = [any(role == "line:reserved" for _, role in row) for row in (highest, second, third)]
+    assert drawn == [False, False, True]
 
 
 def test_a_click_on_a_heading_finds_its_column() -> None:

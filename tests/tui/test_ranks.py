@@ -14,6 +14,9 @@ from watched import Run
 
 from gpumon.analysis import Reporter
 from gpumon.analysis.job import job, spread
+from gpumon.analysis.job_findings import job_findings
+from gpumon.analysis.reports import RankReport
+from gpumon.analysis.types import Finding
 from gpumon.session.frame import Frame
 from gpumon.session.store import SessionStore
 from gpumon.tui.styles import ASCII, UNICODE
@@ -134,6 +137,14 @@ def test_of_a_job_that_ends_the_rank_that_died_first_is_named_on_each_of_its_ran
     assert heads == [heads[0], cause, cause, heads[0]]
 
 
+@pytest.mark.parametrize(
+    ("behind", "pace", "state"), [(2, 0.1, "live"), (3, 0.1, "late"), (10, 10.0, "live"), (30, 10.0, "late")]
+)
+def test_three_steps_behind_are_late_from_two_seconds_on(behind: int, pace: float, state: str) -> None:
+    frame = frame_of([rank(0, 2), rank(1, 2, last=100 - behind)])
+    assert [each.state for each in job(frame, [pace, pace]).ranks] == ["live", state]
+
+
 def test_deaths_that_nobody_can_tell_apart_have_no_order() -> None:
     runs = [rank(number, 2) for number in range(2)]
     died = runs[0].goodbye("lost", 101, "backward")
@@ -171,6 +182,14 @@ def test_the_newer_process_of_a_rank_replaces_the_older() -> None:
     standing = [each for each in job(frame_of([rank(0, 2, local=2), old, new])).ranks if each.rank == 1]
     assert [(each.replaced, each.restarts) for each in standing] == [(True, 0), (False, 1)]
     assert standing[0].state == "killed"
+
+
+@pytest.mark.parametrize(("with_it", "named"), [(3, "ranks 0, 1, 2"), (4, "4 ranks")])
+def test_three_ranks_with_a_finding_are_named_and_more_are_counted(with_it: int, named: str) -> None:
+    runs = [rank(number, 8) for number in range(8)]
+    leak = Finding("tensor-leak", "warning", 1, "a tensor is kept")
+    reports = [RankReport(run.source, (), (leak,), None) for run in runs[:with_it]]
+    assert [each.ranks for each in job_findings(frame_of(runs), reports)] == [named]
 
 
 def test_median_worst_and_skew() -> None:

@@ -208,7 +208,7 @@ def _held(finding: Finding) -> str:
 
 def _foreseen(foreseen: PredictedPeak, whole: Figure, requested: Figure, available: Figure) -> Cause:
     missing = known(foreseen.peak) - whole
-    shapes = ", ".join("×".join(map(str, shape)) for shape in foreseen.inputs[:2])
+    shapes = units.shapes(foreseen.inputs)
     return Cause(
         "capacity",
         f"Capacity: this batch needs {shown(foreseen.peak)}, and {shown(whole.middle)} is all there is: "

@@ -15,8 +15,6 @@ from gpumon.analysis.types import Finding
 from gpumon.session.frame import RankFrame
 from gpumon_agent import wire
 
-SHAPES_SHOWN = 2
-
 
 def changed(rank: RankFrame, event: wire.Oom, kept: Sequence[Finding] = ()) -> tuple[str, ...]:
     """Sentences, the batch first. `kept`: findings on memory that stays allocated, most bytes first."""
@@ -35,7 +33,8 @@ def changed(rank: RankFrame, event: wire.Oom, kept: Sequence[Finding] = ()) -> t
     outlook = next((each for each in rank.outlooks if (each.device, each.step) == (device, event.step)), None)
     since = f"step {units.count(before.step)}, the last that fitted"
     if outlook is not None and before.input_shapes and outlook.input_shapes != before.input_shapes:
-        said.append(f"The batch is {_shapes(outlook.input_shapes)}; in {since}, it was {_shapes(before.input_shapes)}.")
+        batch, was = units.shapes(outlook.input_shapes), units.shapes(before.input_shapes)
+        said.append(f"The batch is {batch}; in {since}, it was {was}.")
     start = _start(rank, device)
     if start is not None and start > before.start:
         held = f" `{kept[0].holder}` grows." if kept and kept[0].holder and kept[0].bytes_per_step else ""
@@ -54,8 +53,3 @@ def _start(rank: RankFrame, device: int) -> int | None:
             return start
         start = phase.allocated
     return start
-
-
-def _shapes(shapes: Sequence[Sequence[int]]) -> str:
-    text = ", ".join("×".join(map(str, shape)) for shape in shapes[:SHAPES_SHOWN])
-    return text + (", …" if len(shapes) > SHAPES_SHOWN else "")

@@ -22,9 +22,6 @@ from gpumon_agent.units import torch_size as shown
 DEFAULT_OPTIMIZER = "adamw"
 """Assumed if a model is given without an optimizer; the report says so."""
 
-SAME_BYTES = 8 << 20
-"""Ways whose figures differ by less are not distinguished."""
-
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -105,7 +102,7 @@ def _assumptions(known: Known, best: Candidate | None, recipe: Recipe) -> list[s
     for way in recipe.ways:
         events = step(known.tensors, recipe, way, later=best.later)
         same = next((e for e in events if e.tensor == best.tensor and e.what == best.what), None)
-        if same is not None and abs(same.allocated_before - best.allocated_before) > SAME_BYTES:
+        if same is not None and shown(same.allocated_before) != shown(best.allocated_before):
             more = "more" if same.allocated_before > best.allocated_before else "less"
             said.append(
                 f"One that {WAYS_IN_WORDS[way]}, would request it at {shown(same.allocated_before)}: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 import time
 
-from gpumon.analysis.diagnosis.render import WIDTH
+from gpumon.analysis.pages import WIDTH
 from gpumon.analysis.units import size
 from gpumon_agent.oom.last_known import LastKnown
 

@@ -17,13 +17,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpumon.analysis.diagnosis.figures import SIZE, Figure, read
+from gpumon.analysis.estimate.simulator import LARGE, ROUND_SEGMENT, SMALL
+from gpumon_agent.wire.base import BYTES_MAX
 
 TAIL_CHARS = 2500
 """No message is longer."""
-
-SEGMENT_STEP = 2 << 20
-SMALL_MAX = 1 << 20  # tensors up to here come from 2 MiB segments
-LARGE_MIN = 10 << 20  # below: 20 MiB segments; from here on: one segment per tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +67,16 @@ class OomMessage:
         """
         if self.requested is None:
             return ()
-        first, last = -(-self.requested.low // SEGMENT_STEP), self.requested.high // SEGMENT_STEP
+        first, last = -(-self.requested.low // ROUND_SEGMENT), self.requested.high // ROUND_SEGMENT
         if not self.segments or not 1 <= first <= last:  # not a multiple of 2 MiB: the tensor's own size
             return (self.requested,)
         ranges = []
         if first == 1:
-            ranges.append(Figure(1, SMALL_MAX))
+            ranges.append(Figure(1, SMALL))
         if first <= 10 <= last:
-            ranges.append(Figure(SMALL_MAX + 1, LARGE_MIN - 1))
-        if last * SEGMENT_STEP >= LARGE_MIN:
-            ranges.append(Figure(max((first - 1) * SEGMENT_STEP + 1, LARGE_MIN), last * SEGMENT_STEP))
+            ranges.append(Figure(SMALL + 1, LARGE - 1))
+        if last * ROUND_SEGMENT >= LARGE:
+            ranges.append(Figure(max((first - 1) * ROUND_SEGMENT + 1, LARGE), last * ROUND_SEGMENT))
         return tuple(ranges)
 
     def may_be(self, count: int) -> bool:
@@ -142,7 +140,6 @@ _ASYNC_FIELDS = {
 }
 _DEVICE = re.compile(r"\b(?:GPU|NPU|XPU) {0,2}(\d{1,9})(?:;| has a total)")
 _OTHER = re.compile(rf"Process (\d{{1,12}}) has ({SIZE}) memory in use")
-_IMPOSSIBLE = 1 << 50  # "17179869184.00 GiB": wrapped around; the driver does not know (Windows, WSL)
 
 
 _LIKELY = re.compile(r"Tried\s+to\b|MPS\s+backend|Allocation\s+on\s+device|preemptively\s+rejected")
@@ -203,7 +200,7 @@ def _read(head: re.Match[str], body: str) -> tuple[OomMessage, int]:
         (head["backend"] or "cuda").lower(),
         device=int(device[1]) if device else None,
         requested=read(head["size"]) if head["size"] else None,
-        others=tuple((int(pid), each) for pid, size in _OTHER.findall(body) if (each := read(size)).low < _IMPOSSIBLE),
+        others=tuple((int(pid), each) for pid, size in _OTHER.findall(body) if (each := read(size)).low < BYTES_MAX),
         expandable=True if "expandable_segments is enabled" in body else None,
         new="unallocated" in figures or " has a total capac" in body,
     )
@@ -220,7 +217,7 @@ def _figures(body: str, fields: dict[str, re.Pattern[str]]) -> tuple[dict[str, A
             continue
         figure = read(next(group for group in found.groups() if group is not None))
         end = max(end, found.end())
-        if figure.low < _IMPOSSIBLE:
+        if figure.low < BYTES_MAX:  # "17179869184.00 GiB" wrapped around: unknown to the driver (Windows, WSL)
             figures[name] = figure
     return figures, end
 

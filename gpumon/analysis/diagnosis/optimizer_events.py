@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpumon.analysis.diagnosis.message_parser import LARGE_MIN, SEGMENT_STEP
 from gpumon.analysis.estimate.model import Tensor
+from gpumon.analysis.estimate.simulator import LARGE, ROUND_SEGMENT, SMALLEST
 from gpumon_agent import wire
 
 
@@ -40,8 +40,8 @@ class Allocated:
 
 def counted(count: int) -> int:
     """Growth of `memory_allocated`, in bytes, for a tensor of `count` bytes in its own segment."""
-    block = -(-count // 512) * 512
-    if block < LARGE_MIN:
+    block = -(-count // SMALLEST) * SMALLEST
+    if block < LARGE:
         return block
-    segment = -(-block // SEGMENT_STEP) * SEGMENT_STEP
+    segment = -(-block // ROUND_SEGMENT) * ROUND_SEGMENT
     return block if segment - block > 1 << 20 else segment

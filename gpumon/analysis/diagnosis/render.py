@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from gpumon.analysis.answer import line, of_oom
 from gpumon.analysis.diagnosis.figures import Figure
-from gpumon.analysis.diagnosis.message_parser import SEGMENT_STEP, SMALL_MAX
 from gpumon.analysis.diagnosis.oom_report import Candidate, OomReport
 from gpumon.analysis.diagnosis.tensor_match import SAME_SIZE_MAX
+from gpumon.analysis.estimate.simulator import ROUND_SEGMENT, SMALL
+from gpumon.analysis.pages import WIDTH
 from gpumon.analysis.units import size
 from gpumon_agent.units import torch_size as shown
-
-WIDTH = 80
 
 DTYPES = {4: "fp32", 2: "16-bit", 1: "8-bit", 8: "fp64"}
 
@@ -96,7 +95,7 @@ def _explained(explained: Sequence[Candidate], report: OomReport) -> Iterator[st
 def _segment(ranges: Sequence[Figure], requested: Figure) -> Iterator[str]:
     """Small tensors share a segment; the message gives the segment's size."""
     first, *rest = ranges
-    if first.high > requested.high - SEGMENT_STEP and first.high > SMALL_MAX:
+    if first.high > requested.high - ROUND_SEGMENT and first.high > SMALL:
         return
     takes = f"at most {size(first.high)}" if first.low == 1 else f"{size(first.low)} to {size(first.high)}"
     takes += "".join(f", or {size(each.low)} to {size(each.high)}" for each in rest)

@@ -13,11 +13,11 @@ from gpumon.analysis.diagnosis.optimizer_events import Allocated, Event
 from gpumon.analysis.estimate.kernels import Hardware, reduction
 from gpumon.analysis.estimate.model import Tensor
 from gpumon.analysis.estimate.optimizers import eight_bit_states
+from gpumon.analysis.estimate.workload import HALF
 
-HALF = 2
 FOREACH = "foreach"
 _A100 = Hardware()
-_MUON_ITERATIONS = 5
+_MUON_ITERATIONS = 5  # torch.optim.Muon's default
 
 
 def eight_bit(tensor: Tensor) -> list[tuple[str, int]]:

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpumon.analysis.diagnosis.figures import Figure
-from gpumon.analysis.diagnosis.message_parser import SEGMENT_STEP, OomMessage
+from gpumon.analysis.diagnosis.message_parser import OomMessage
 from gpumon.analysis.diagnosis.oom_report import Candidate
 from gpumon.analysis.diagnosis.optimizer_events import Event
 from gpumon.analysis.diagnosis.optimizer_step import FOREACH, LOOP, REACH, Recipe, gradients, loading, step
 from gpumon.analysis.estimate.model import Tensor
+from gpumon.analysis.estimate.simulator import ROUND_SEGMENT
 from gpumon_agent import wire
 
 LEFT_SHARE = 0.02
@@ -67,7 +68,7 @@ def _matching(message: OomMessage, allocated: Figure, events: Iterable[Event], w
         if not message.may_be(event.bytes):
             continue
         left = Figure(allocated.low - event.allocated_before, allocated.high - event.allocated_before)
-        if left.high >= -SEGMENT_STEP and left.low <= most:
+        if left.high >= -ROUND_SEGMENT and left.low <= most:
             yield Candidate(
                 event.tensor, event.what, event.phase, event.bytes, event.allocated_before, left, way, True, event.later
             )

@@ -32,9 +32,7 @@ from gpumon.analysis.history import StepPeaks
 from gpumon.analysis.types import Breakdown, Estimate
 from gpumon.session.frame import ModelRecord
 from gpumon_agent import wire
-
-LEARNING_STEPS = 3
-"""Complete iterations to learn from. An estimate that followed the whole run would explain nothing."""
+from gpumon_agent.wire.thinning import ALIKE_STEPS
 
 NEAR = 0.001
 """State that differs less from its formula has a step counter on the device: the formula is right."""
@@ -115,8 +113,9 @@ def calibrated(owners: Owned, measured: Breakdown | None) -> Owned:
 
 
 def learn(steps: Sequence[StepPeaks], owners: Owned, input_bytes: int | None = None) -> Learnt | None:
-    """From the newest of the first `LEARNING_STEPS` complete iterations. The very first one is used alone if it must
-    be: its optimizer state is missing until its own optimizer step, which is accounted for.
+    """From the newest of the first `ALIKE_STEPS` complete iterations: an estimate that followed the whole run would
+    explain nothing. The very first one is used alone if it must be: its optimizer state is missing until its own
+    optimizer step, which is accounted for.
 
     `input_bytes`: of the iteration to estimate. The rise of forward and backward is assumed linear in the input bytes:
     through the learnt sizes if they differ (a later, different one counts too), else through that of an empty batch,
@@ -127,7 +126,7 @@ def learn(steps: Sequence[StepPeaks], owners: Owned, input_bytes: int | None = N
     if not usable:
         return None
     first = usable[0]
-    chosen = usable[:LEARNING_STEPS][-1]
+    chosen = usable[:ALIKE_STEPS][-1]
     state = owners.optimizer or 0
     standing = owners.weights + owners.buffers
     begun = chosen is not first or first.start >= standing + state + owners.buckets

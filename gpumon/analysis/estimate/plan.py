@@ -26,8 +26,8 @@ from gpumon.analysis.estimate.traced import AllocatorRequests, PhaseBytes
 from gpumon.analysis.estimate.workload import EIGHT_BIT, FUSED, NONE, PRECISIONS, OptimizerChoice, Workload
 from gpumon_agent import wire
 
-LARGEST_BATCH = 1 << 20
-LONGEST = 1 << 20
+LARGEST = 1 << 20
+"""No batch and no sequence is searched beyond."""
 
 
 class Subject(Protocol):
@@ -174,12 +174,12 @@ def fits(subject: Subject, work: Workload, device: TargetDevice) -> bool:
 
 def largest_batch(subject: Subject, work: Workload, device: TargetDevice) -> int:
     """The most samples of one forward that fit; 0: not even one."""
-    return _largest(subject, device, work.batch, LARGEST_BATCH, lambda batch: replace(work, batch=batch))
+    return _largest(subject, device, work.batch, LARGEST, lambda batch: replace(work, batch=batch))
 
 
 def longest_sequence(subject: Subject, work: Workload, device: TargetDevice) -> int:
     """The most tokens that fit and that the model accepts; 0: not even one."""
-    most = subject.longest or LONGEST
+    most = subject.longest or LARGEST
     return _largest(subject, device, min(work.sequence, most), most, lambda length: replace(work, sequence=length))
 
 

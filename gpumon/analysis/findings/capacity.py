@@ -65,7 +65,7 @@ def _said_of_now(look: Look) -> Evidence | None:
     outlook = next((each for each in look.rank.outlooks if each.device == look.device), None)
     if outlook is None or outlook.verdict != wire.OOM_AHEAD or outlook.step <= look.record.step:
         return None
-    shapes = ", ".join("×".join(map(str, shape)) for shape in outlook.input_shapes[:2])
+    shapes = units.shapes(outlook.input_shapes)
     headroom = _headroom(look, outlook)
     missing = f": {units.size(-headroom)} too much" if headroom is not None and headroom < 0 else ""
     return Evidence(

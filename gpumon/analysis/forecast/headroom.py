@@ -13,12 +13,12 @@ earlier. Growth of one tensor within a segment's rounding costs nothing at first
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from gpumon.analysis.estimate.simulator import SMALL_SEGMENT
 from gpumon.analysis.robust import NORMAL_95, theil_sen
 from gpumon.analysis.types import Growth
 
@@ -44,14 +44,10 @@ ALIKE_LEAST, ALIKE_APART = 5, 8
 
 SETTLES = 8  # growths up to this step are ignored: the cache is filling
 
-SMALL_SEGMENT = 2 << 20
-"""bytes; segment of the allocator's small pool, never shared with tensors above 1 MiB"""
-
 LEAST_POINTS = 8
 """Points of a growth needed for the variance of its steps."""
 
 READINGS = 64
-CHUNKS = 24  # intervals from the step at which the largest batch fails to that of the usual one
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +163,7 @@ class Taken:
 
     def _alike(self) -> tuple[int, float, float] | None:
         """Segment size, gap between reserved and retained, and its spread; None if segments differ."""
+        # a segment of the small pool is never shared with tensors above 1 MiB
         large = [each for each in self._grown if each[1] - each[0] > SMALL_SEGMENT]
         if len(large) < ALIKE_LEAST:
             return None
@@ -251,12 +248,13 @@ def steps_until(headroom: int, pace: float, differ: Collection[float] = ()) -> i
     largest = min(ordered[-1], float(headroom)) if ordered else 0.0
     if largest < pace:
         return math.floor(usual) + 1
-    width = largest / pace / CHUNKS
-    survives = 1.0
-    for chunk in range(CHUNKS):
-        left = largest * (1 - (chunk + 0.5) / CHUNKS)
-        fails = (len(ordered) - bisect_left(ordered, left)) / (len(ordered) + 1)
-        survives *= (1 - fails) ** width
-        if survives <= 0.5:
-            return math.floor(usual - left / pace) + 1
+    survives, left = 1.0, largest  # left: headroom from which on `too_large` batches fail
+    for too_large in range(1, len(ordered) + 1):
+        until = max(0.0, ordered[-1 - too_large]) if too_large < len(ordered) else 0.0
+        if until >= left:
+            continue
+        each = math.log(1 - too_large / (len(ordered) + 1))
+        if survives * math.exp(each * (left - until) / pace) <= 0.5:
+            return math.floor(usual - left / pace + math.log(0.5 / survives) / each) + 1
+        survives, left = survives * math.exp(each * (left - until) / pace), until
     return math.floor(usual) + 1

@@ -43,7 +43,7 @@ class CheckpointsData(Panel):
 def checkpoint_lines(found: tuple[wire.Checkpoint, ...], room: int, glyphs: Glyphs, title: str) -> list[Line]:
     total = sum(each.alive for each in found)
     lines: list[Line] = [fit([(" Checkpoints", title), (f"  {size(total)} still alive", "dim")], room)]
-    for each in found:
+    for each in found[:MOST]:
         holder = f" by {each.holders[0].text}" if each.holders else ""
         where = f" at {each.where}" if each.where else ""
         name = f" {each.file}" if each.file else ""

@@ -9,7 +9,7 @@ from gpumon.analysis.types import DRIVER, OWNERS, REST, Breakdown, Forecast, Hig
 from gpumon.analysis.units import Unit, in_unit, size, unit_for
 from gpumon.tui.styles import Glyphs, line_role
 from gpumon.tui.text_layout import Line, Span, fit, flow, left, spread
-from gpumon.tui.view import View, age, device_name, device_of
+from gpumon.tui.view import WHOLE_FROM, View, age, device_name, device_of
 from gpumon.tui.widgets.panel import Panel
 from gpumon_agent import wire
 
@@ -23,9 +23,6 @@ SMALL = 4096
 
 LITTLE_OF_PEAK = 500
 """A line below 1/500 of a peak is not listed for that peak."""
-
-LITTLE = 0.25
-"""Below this share of use, the scale is shortened: the free part is drawn cut off."""
 
 HIGHER = 1.01
 """The highest peak so far is shown if it exceeds the newest by more than 1 %."""
@@ -287,7 +284,7 @@ def _item(name: str, value: int, unit: Unit, glyphs: Glyphs) -> Line:
 def _full_scale(b: Bars, now_shown: list[tuple[str, int]], total: int) -> int:
     """Bytes that the whole bar represents: the total, or less if most of it is free."""
     taken = max(sum(v for n, v in now_shown if n not in ("", "free")), b.peak.allocated if b.peak else 0)
-    return min(total, round(taken / 0.75)) if taken < LITTLE * total else total
+    return min(total, round(taken / 0.75)) if taken < WHOLE_FROM * total else total
 
 
 def _cut(shown: list[tuple[str, int]], full: int, total: int, room: int, glyphs: Glyphs) -> Line:

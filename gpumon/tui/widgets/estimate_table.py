@@ -13,7 +13,6 @@ from gpumon.tui.view import View, newest_read
 from gpumon.tui.widgets.device_bar import LABELS
 from gpumon.tui.widgets.panel import Panel
 
-ROWS_MAX = 12
 LEAST_WITH_ADDED = 8
 """Below this, what a step adds is hidden."""
 
@@ -44,7 +43,7 @@ def comparisons(view: View) -> Comparisons:
     return Comparisons(found, False)
 
 
-def summed(found: EstimateCheck, most: int = ROWS_MAX) -> tuple[Compared, ...]:
+def summed(found: EstimateCheck, most: int) -> tuple[Compared, ...]:
     """At most `most` rows. Lines without room or estimate are summed; `allocated` is the sum above it."""
     added = found.added if most >= LEAST_WITH_ADDED else ()
     total, last = found.allocated, [row for row in (*added, found.peak) if row is not None]

@@ -169,11 +169,11 @@ def _trend(f: Forecast, number: int, time: str, indent: str, pad: int, room: int
 
 
 def _now(said: wire.Outlook) -> list[Span]:
-    shapes = "×".join(map(str, said.input_shapes[0])) if said.input_shapes else ""
+    batch = units.shapes(said.input_shapes[:1])
     role = _ROLE.get(said.verdict, "text")  # a newer agent may send another verdict
     return [
         (f"   step {said.step:,}", "dim"),
-        (f"  {shapes} needs {size(said.next_peak)}: {_WORD.get(said.verdict, said.verdict)}", role),
+        (f"  {batch} needs {size(said.next_peak)}: {_WORD.get(said.verdict, said.verdict)}", role),
     ]
 
 

@@ -53,8 +53,7 @@ class GrowthPlot(Panel):
     def pick(self, view: View) -> Grown:
         picked = grown(view)
         if LOW <= self.app.size.height < TALL:  # without room for a plot, use no empty lines either
-            growing = sum(figure.growing for figure in picked.figures)
-            self.styles.height = 1 + min(MOST, max(1, growing + (growing < len(picked.figures))))
+            self.styles.height = height_without_plot(picked)
         else:
             self.styles.height = None
         return picked
@@ -65,6 +64,11 @@ class GrowthPlot(Panel):
     def sums(self) -> list[str]:
         slice_: Grown | None = self._slice
         return [_sum(figure) for figure in slice_.figures] if slice_ is not None else []
+
+
+def height_without_plot(g: Grown) -> int:
+    growing = sum(figure.growing for figure in g.figures)
+    return 1 + min(MOST, max(1, growing + (growing < len(g.figures))))
 
 
 def growth_lines(g: Grown, room: int, height: int, glyphs: Glyphs, title: str) -> list[Line]:

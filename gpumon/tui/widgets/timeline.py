@@ -15,7 +15,7 @@ from gpumon.session.frame import RankFrame, StepRecord
 from gpumon.tui.plot import UPRIGHT, Curve, columns, plot
 from gpumon.tui.styles import Glyphs
 from gpumon.tui.text_layout import Line, Span, fit, right, spread, width
-from gpumon.tui.view import View, device_of
+from gpumon.tui.view import WHOLE_FROM, View, device_of
 from gpumon.tui.widgets.panel import Panel
 
 SHORTEST = 10
@@ -23,10 +23,6 @@ SHORTEST = 10
 
 AXIS_ROOM = 8
 """Cells beside the plot: numbers, axis, edge."""
-
-NEAR_CAPACITY = 0.35
-"""From this share of the device on, the plot reaches up to the capacity; below, it scales to the data."""
-
 
 READING_LASTS_NS = 3_000_000_000
 """How long a driver reading is used for the steps after it."""
@@ -167,7 +163,7 @@ def timeline_lines(h: TimelineData, room: int, height: int, glyphs: Glyphs, titl
     if not h.points or not highest:
         what = "the allocator does not count on this device" if h.points else "no step closed yet"
         return [tuple(head), ((f"   {what}", "dim"),)]
-    to_capacity = h.capacity is not None and highest >= NEAR_CAPACITY * h.capacity
+    to_capacity = h.capacity is not None and highest >= WHOLE_FROM * h.capacity
     if to_capacity:
         legend.append("capacity")
     top = h.capacity if to_capacity and h.capacity else round(highest * 1.08)
