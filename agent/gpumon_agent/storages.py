@@ -14,6 +14,10 @@ from torch.nn import Parameter
 from gpumon_agent.guard import pass_on
 
 SMALL_BYTES = 16_384
+CPU = -1
+"""the CPU's index, as Tensor.get_device() returns it"""
+BLOCK_BYTES = 512
+"""the device's allocator rounds up to multiples of this"""
 INPUT_DEPTH_MAX = 6  # nested containers in a model's inputs and outputs
 _PIECES, _ID_BITS = 127, 4
 V = TypeVar("V")
@@ -27,6 +31,16 @@ _SPARSE_PARTS = {
     torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
+
+
+def index_of(where: torch.device) -> int:
+    """As Tensor.get_device() returns it."""
+    return CPU if where.type == "cpu" else where.index or 0
+
+
+def rounded(nbytes: int) -> int:
+    """The size of the block that holds `nbytes`."""
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 class Pieces(Generic[V]):

@@ -187,25 +187,6 @@ def test_a_slice_can_leave_a_tensor_to_the_next_one() -> None:
     assert met == [1, 2, 2, 3]
 
 
-def test_what_one_way_has_not_looked_at_to_its_end_another_does() -> None:
-    """A round's limit cut it off on the first way, which is gone when the next round begins."""
-    met: list[int] = []
-    shared: list[Any] = [[[[torch.ones(7)], ["a"]], ["b"]], ["c"]]
-    space = {"first": [shared, ["d"]], "second": {"entries": [shared, *(["e", []] for _ in range(20))], "name": ["f"]}}
-
-    def found(tensor: torch.Tensor, walk: HeapWalker) -> bool:
-        met.append(len(tensor))
-        return True
-
-    walk = HeapWalker(found, Files(), gc_roots.of_module)
-    for limit in (4, 12):
-        walk.begin([Root(lambda: space, named=True)], limit=limit)
-        while not walk.run(ThreadClock(1_000_000_000), lambda: False):
-            pass
-        space.pop("first", None)
-    assert met == [7]
-
-
 LENGTHS = (40_001, 40_002, 40_003)  # nobody else has such a tensor
 
 

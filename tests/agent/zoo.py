@@ -10,7 +10,6 @@ import collections
 import contextvars
 import dataclasses
 import functools
-import itertools
 import sys
 import threading
 import types
@@ -204,13 +203,6 @@ class Log(dict):
 
 LOG = Log(train=tensors("subclass of dict", "zoo.LOG['train'][*]", "global"))
 LOG.extra = tensors("attribute of a dict", "zoo.LOG.extra[*]", "attribute")
-try:  # torch does without it
-    import numpy
-except ImportError:
-    ARRAY = None
-else:
-    ARRAY = numpy.empty((COUNT, 2), dtype=object)
-    ARRAY[:, 1] = tensors("array of objects", "zoo.ARRAY[*]", "global")
 Pair = collections.namedtuple("Pair", ["step", "value"])
 NAMED = [Pair(0, each) for each in tensors("named tuples", "zoo.NAMED[*].value", "global")]
 tensors("structured results", "zoo.RESULTS[*][", "global", count=0)
@@ -220,8 +212,6 @@ RESULTS = [  # made in C, and unknown to the collector
 COPIES = [nn.Linear(1, 1) for _ in range(COUNT)]
 for copy, weight in zip(COPIES, tensors("copies of a model", "zoo.COPIES[*].weight", "module"), strict=True):
     copy.weight = nn.Parameter(weight)
-AHEAD, BEHIND = itertools.tee(tensors("tee", "zoo.BEHIND[*]", "tee", count=100))  # of more than one link
-assert len(list(AHEAD)) == 100
 BUILTIN_ITERATOR = iter(tensors("iterator", "zoo.BUILTIN_ITERATOR.<list_iterator>[*]", "attribute"))
 HEAD: Node | None = None
 for each in tensors("linked list", "zoo.HEAD.after….value", "attribute"):

@@ -17,11 +17,13 @@ from gpumon.session.frame import StepRecord
 from gpumon_agent import wire
 from gpumon_agent.shape_model.model import ShapeModel
 from gpumon_agent.shape_model.outlook import Outlooks, judged
+from gpumon_agent.shape_model.periodicity import ABOVE_START, coming
 from gpumon_agent.shape_model.residuals import LEAST_WIDTH, Residuals
-from gpumon_agent.shape_model.shape_regression import ShapeRegression
+from gpumon_agent.shape_model.shape_regression import AFTER, ShapeRegression
 from gpumon_agent.shape_model.verdict import Fragments, verdict
 
 WEIGHTS, STATE = 100 * MIB, 200 * MIB
+SHAPES, BATCH, KIND = ((8, 64),), (512, 0, 8 * 64 * 64, 0, 0), (False, (2,))
 Shape = tuple[int, ...]
 Excess = Callable[[Shape], float]
 
@@ -274,18 +276,45 @@ def test_the_state_that_the_first_optimizer_step_made_is_not_expected_a_second_t
     assert said[0] == WEIGHTS + STATE + 60 * MIB
 
 
-def test_what_takes_turns_is_said_of_the_step_that_comes_though_the_one_before_is_not_learnt_yet() -> None:
-    shape_model, start, batch, kind = ShapeModel(), WEIGHTS + STATE, (512, 0, 8 * 64 * 64, 0, 0), (False, (2,))
+def test_what_takes_turns_is_said_of_the_step_that_comes() -> None:
+    shape_model, start = ShapeModel(), WEIGHTS + STATE
     for step in range(41):
-        more = {"saving": 900 * MIB} if step % 3 == 0 else {}
-        turn = (700 if step % 2 else 800) * MIB
-        shape_model.learn(step, phases(step, start, 50 * MIB, 60 * MIB, second=turn, **more), [((8, 64),)])
-    said = [shape_model.peak(batch, kind, start, None, lag) for lag in range(3)]
-    assert [each and (each[0] - start, each[1]) for each in said] == [
-        (700 * MIB, "second"),  # step 41
-        (900 * MIB, "saving"),
-        (700 * MIB, "second"),
-    ]
+        ends = {"second": (700 if step % 2 else 800) * MIB} | ({"saving": 900 * MIB} if step % 3 == 0 else {})
+        said = shape_model.peak(BATCH, KIND, start)
+        assert step < 12 or said == (start + max(ends.values()), "second" if step % 3 else "saving", AFTER)
+        shape_model.learn(step, phases(step, start, 50 * MIB, 60 * MIB, **ends), [SHAPES])
+
+
+@pytest.mark.parametrize(("every", "expected"), [(129, "checkpoint"), (130, "optimizer")])
+def test_what_did_not_run_for_129_steps_is_not_expected_again(every: int, expected: str) -> None:
+    """Names of phases may be ever new ones."""
+    shape_model, start = ShapeModel(), WEIGHTS + STATE
+    for step in range(3 * every + 9):
+        more = {"checkpoint": 900 * MIB} if step % every == 9 else {}
+        shape_model.learn(step, phases(step, start, 50 * MIB, 60 * MIB, **more), [SHAPES])
+    said = shape_model.peak(BATCH, KIND, start)
+    assert said is not None
+    assert said[1] == expected
+
+
+@pytest.mark.parametrize(("recent", "expected"), [((22, 24, 25, 27, 30), MIB), ((22, 25, 26, 30), None)])
+def test_what_ran_in_half_of_the_newest_nine_steps_is_expected(recent: tuple[int, ...], expected: int | None) -> None:
+    seen = deque((step, MIB, MIB, MIB) for step in (*range(22), *recent))
+    assert coming(seen, 30, 31, ABOVE_START) == expected
+
+
+def test_of_many_names_of_phases_32_are_known_and_of_many_kinds_of_batches_the_newest_16() -> None:
+    shape_model, start = ShapeModel(), WEIGHTS + STATE
+    named = {f"saved {at}": (900 + at) * MIB for at in range(40)}
+    for step in range(3):
+        shape_model.learn(step, phases(step, start, 50 * MIB, 60 * MIB, **named), [SHAPES])
+    said = shape_model.peak(BATCH, KIND, start)
+    assert said is not None
+    assert said[1] == "saved 30"  # the optimizer is one of the 32
+    for inputs in range(1, 18):
+        shape_model.learn(2 + inputs, phases(2 + inputs, start, 50 * MIB, 60 * MIB), [SHAPES * inputs])
+    known = [shape_model.peak(BATCH, (False, (2,) * inputs), start) for inputs in range(1, 18)]
+    assert [each is not None for each in known] == [False] + [True] * 16
 
 
 def test_another_regime_widens_the_interval_and_is_learnt_anew() -> None:

@@ -34,7 +34,7 @@ from gpumon_agent.governor import SAMPLED_STEP_NS
 from gpumon_agent.guard import pass_on
 from gpumon_agent.hooks.recorder import Recorder
 from gpumon_agent.module_tree import tree
-from gpumon_agent.storages import tensors_in
+from gpumon_agent.storages import CPU, index_of, tensors_in
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -48,7 +48,6 @@ PLACES_EVERY_STEPS = 64
 TENSORS_AT_ONCE = 3_000
 """Parameters, buffers and modules. With more, and the governor on, a step reads only a slice, as it ends."""
 _LOOKS = 8  # first steps that search workspaces without the governor; later only with the layers
-_CPU = -1
 
 
 class LoadedCheckpoints(Protocol):
@@ -247,7 +246,7 @@ class Accounts:
             if rolling.unreadable is not None and not self._told_unreadable:
                 self._told_unreadable = True
                 self._tell(f"this model is too large for a breakdown by owner: {rolling.unreadable}")
-        sums = rolling.sums(_index(where))
+        sums = rolling.sums(index_of(where))
         if sums is None:
             return
         owners = self.inventory.rolled(where, sums)
@@ -272,7 +271,7 @@ class Accounts:
         self._recorder.append(ledger)
 
     def _boundary(self, step: int, phase: str, index: int, where: torch.device, reading: Reading) -> None:
-        device = _index(where)
+        device = index_of(where)
         # what rarely changes is summed again at the end of a step, unless that step breaks down its peak
         fresh = step == 0 or (phase == wire.OPTIMIZER and not (self._limited and self._peak.wanted))
         owners = self.inventory.owners(where, fresh=fresh)
@@ -281,7 +280,7 @@ class Accounts:
         checkpoints = self._loads.claim(device, self.inventory.claimed)
         saved = self._activations.alive(device, self.inventory.claimed)
         held = NOTHING
-        if device != _CPU:
+        if device != CPU:
             graphs = self._activations.known
             held = self._variables.held(self.inventory.claimed, device, fresh=fresh, graphs=graphs)
         if self._activations.known:
@@ -318,7 +317,7 @@ class Accounts:
             checkpoints=checkpoints,
             other_models=other_models,
             hidden=(*self._activations.hidden, *(("autocast's copies of weights",) if casting else ()))[:16],
-            variables=None if device == _CPU else held.nbytes,
+            variables=None if device == CPU else held.nbytes,
             held_by=held.holders,
         )
         self.ledgers[ledger.device] = ledger
@@ -364,11 +363,6 @@ class Accounts:
         """In a forked child: recordings belong to the parent."""
         self._peak.history.disown()
         self._activations.stop()
-
-
-def _index(where: torch.device) -> int:
-    """As Tensor.get_device() returns it."""
-    return _CPU if where.type == "cpu" else where.index or 0
 
 
 def _casts_weights(kind: str) -> bool:

@@ -19,13 +19,12 @@ from gpumon_agent.attribution.graph import Place, Places
 from gpumon_agent.attribution.inventory import Inventory
 from gpumon_agent.attribution.unwatched_models import UnwatchedModels
 from gpumon_agent.attribution.workspaces import Workspaces
-from gpumon_agent.storages import addresses, has_storage
+from gpumon_agent.storages import CPU, addresses, has_storage
 
 LASTING_USES = 32
 _ELSEWHERE = ("gradients", "buckets", "workspaces", "other_models")
 _LASTING = tuple(line for line in wire.LASTING if line not in _ELSEWHERE)
 """Lines whose tensors keep their addresses. The others are reallocated, or read each time anyway."""
-_CPU = -1
 _PLAIN = (Tensor, Parameter)
 
 
@@ -57,7 +56,7 @@ class BlockOwners:
     def prepare(self, ledger: wire.Ledger, device: int) -> None:
         """Reads lasting tensors ahead if that is soon needed. Call it as a step ends that has no other task."""
         lasting = self._lasting.get(device)
-        if device != _CPU and (lasting is None or lasting.sums != _sums(ledger) or self._uses > LASTING_USES // 2):
+        if device != CPU and (lasting is None or lasting.sums != _sums(ledger) or self._uses > LASTING_USES // 2):
             self._look(ledger, device)
 
     def _look(self, ledger: wire.Ledger, device: int) -> None:

@@ -31,13 +31,20 @@ from gpumon_agent.attribution import zero
 from gpumon_agent.attribution.caller_frames import beside
 from gpumon_agent.attribution.describe import state_tensors, stepping
 from gpumon_agent.attribution.spread import bucket_sizes, ddp_logging, flat_parameter, fsdp_parameters, hook_tensors
-from gpumon_agent.storages import INPUT_DEPTH_MAX, has_storage, storages, tensors_in, tensors_within, untransformed
+from gpumon_agent.storages import (
+    INPUT_DEPTH_MAX,
+    has_storage,
+    index_of,
+    storages,
+    tensors_in,
+    tensors_within,
+    untransformed,
+)
 
 _LIST_EVERY_FRESH = 64
 _STATE_EVERY_FRESH = 16
 _BUCKETS_SETTLE_LOOKS = 64  # DDP rebuilds its buckets in its second forward and logs it in the third
 _PLAIN = (Tensor, Parameter)
-_CPU = -1  # as Tensor.get_device() returns it
 
 
 class Owners(NamedTuple):
@@ -131,7 +138,7 @@ class Inventory:
 
     def owners(self, device: torch.device, *, fresh: bool = True) -> Owners:
         """Bytes of each owner on `device` now. `fresh=False` may use cached sums."""
-        index = _CPU if device.type == "cpu" else device.index or 0
+        index = index_of(device)
         if self._until_list <= 0:
             self._list()
             self._until_list = _LIST_EVERY_FRESH
@@ -156,7 +163,7 @@ class Inventory:
 
     def rolled(self, device: torch.device, sums: dict[str, int]) -> Owners:
         """The same for models with too many tensors for one step, from the sums of `Rolling`."""
-        index = _CPU if device.type == "cpu" else device.index or 0
+        index = index_of(device)
         inputs = [each for each in _alive(self._inputs) if not isinstance(each, Parameter)]
         claimed: set[int] = set()
         self.claimed = claimed
@@ -405,7 +412,7 @@ def claim(tensors: Iterable[Tensor], claimed: set[int], index: int) -> int:
                     total += nbytes
         else:
             for identity, nbytes, device in storages(tensor):
-                if nbytes and identity not in claimed and (_CPU if device.type == "cpu" else device.index) == index:
+                if nbytes and identity not in claimed and index_of(device) == index:
                     claimed.add(identity)
                     total += nbytes
     return total

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 
@@ -20,9 +19,8 @@ from gpumon_agent import wire
 from gpumon_agent.attribution.activations import Alive
 from gpumon_agent.attribution.graph import Place, Places
 from gpumon_agent.attribution.inventory import Inventory
-from gpumon_agent.storages import has_storage, storages
+from gpumon_agent.storages import CPU, has_storage, index_of, storages
 
-_CPU = -1
 _NOTHING: Counter[str] = Counter()
 
 if TYPE_CHECKING:
@@ -94,7 +92,7 @@ class LayerLedger:
                 if id(parameter) in views:
                     sizes = [(id(parameter), gradient.nbytes, gradient.get_device())]
             else:
-                sizes = [(identity, nbytes, _index(where)) for identity, nbytes, where in storages(gradient)]
+                sizes = [(identity, nbytes, index_of(where)) for identity, nbytes, where in storages(gradient)]
             for identity, nbytes, device in sizes:
                 if identity not in seen:
                     seen.add(identity)
@@ -110,7 +108,7 @@ class LayerLedger:
                 for identity, nbytes, where in storages(tensor):
                     if identity not in seen:
                         seen.add(identity)
-                        found[_index(where), at[0]] += nbytes
+                        found[index_of(where), at[0]] += nbytes
         return found
 
     def tell(self, step: int, devices: Iterable[int]) -> bool:
@@ -120,7 +118,7 @@ class LayerLedger:
             return False
         changed: list[wire.Event] = []
         for known in devices:
-            device = next((d for d in (known, _CPU) if d in self._by_place or any(k[0] == d for k in kept)), 0)
+            device = next((d for d in (known, CPU) if d in self._by_place or any(k[0] == d for k in kept)), 0)
             by_place = self._by_place.get(device, {}) if self._walked else None
             for index, _ in self._models():
                 changed += self._layers_of(step, index, device, kept, by_place)
@@ -147,7 +145,3 @@ class LayerLedger:
             return ()
         self.newest[index, device] = said
         return said
-
-
-def _index(where: torch.device) -> int:
-    return _CPU if where.type == "cpu" else where.index or 0

@@ -41,10 +41,10 @@ from gpumon_agent.attribution.activations import Activations, Alive
 from gpumon_agent.attribution.block_owners import Block, BlockOwners, Blocks
 from gpumon_agent.attribution.graph import Places
 from gpumon_agent.attribution.history import AllocationHistory
+from gpumon_agent.storages import CPU
 
 _Key = tuple[str, int]
 """a phase and its index"""
-_CPU = -1
 _COMPOSED = ("weights", "buffers", "gradients", "optimizer", "buckets", "inputs", "activations", "temporaries")
 
 
@@ -106,7 +106,7 @@ class PeakBreakdowns:
 
     def phase_ended(self, ledger: wire.Ledger, reading: Reading, device: int, saved: list[Alive]) -> None:
         """Call it after each boundary of a sampled step was read on a device."""
-        if device == _CPU or ledger.requested is None:
+        if device == CPU or ledger.requested is None:
             return
         mine = self._devices.setdefault(device, _Device())
         key = ledger.phase, ledger.index

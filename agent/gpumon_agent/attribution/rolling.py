@@ -27,10 +27,12 @@ from gpumon_agent.attribution.describe import stepping
 from gpumon_agent.attribution.spread import flat_parameter, fsdp_parameters, hook_tensors
 from gpumon_agent.module_tree import parameter_names, tree
 from gpumon_agent.storages import (
+    CPU,
     Pieces,
     alone,
     has_storage,
     held_once,
+    index_of,
     shared,
     small,
     storages,
@@ -45,7 +47,6 @@ SLICE_NS = 1_000_000
 HURRIED_CIRCLES = 3
 """After a start or a restart, this many passes continue at every step, later ones only at sampled steps."""
 LINES = ("weights", "buffers", "gradients", "optimizer", "gathered", "views", "other_models")
-_CPU = -1
 _MODULE = 8  # a module costs as much time as this many tensors
 _PLAIN = (Tensor, Parameter)
 _Sums = dict[tuple[int, str], int]
@@ -310,7 +311,7 @@ class Rolling:
         chunk = self._chunk
         if type(tensor) in _PLAIN and has_storage(tensor):
             device = tensor.get_device()
-            if device == _CPU and tensor.is_meta:
+            if device == CPU and tensor.is_meta:
                 return
             if small(tensor):
                 chunk[device, line] = chunk.get((device, line), 0) + tensor.nbytes
@@ -321,10 +322,7 @@ class Rolling:
                 return
             each: Iterable[tuple[int, int, int]] = ((storage._cdata, storage.nbytes(), device),)
         else:
-            each = [
-                (identity, nbytes, _CPU if where.type == "cpu" else where.index or 0)
-                for identity, nbytes, where in storages(tensor)
-            ]
+            each = [(identity, nbytes, index_of(where)) for identity, nbytes, where in storages(tensor)]
         for identity, nbytes, device in each:
             if nbytes and identity not in claimed:
                 claimed[identity] = True

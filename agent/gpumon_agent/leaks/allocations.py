@@ -5,7 +5,7 @@ the innermost line of the user's code can be read later. history.History switche
 that the script records alone, and removes these stacks from the snapshots that the script reads. Stacks are read
 
 - with up to `BLOCKS_MAX` live blocks: from one snapshot of the segments, taken in one piece and processed in slices;
-- with more, from torch 2.15: by address, for the census's finds and for up to `TRACE_MAX` newest allocations of the
+- with more, from torch 2.15: by address, for the census's finds and for up to `BLOCKS_MAX` newest allocations of the
   recorded steps, whose addresses come from a trace without stacks;
 - with more, on older torch: from one snapshot, during the pause of a census requested by key.
 
@@ -28,6 +28,7 @@ from gpumon_agent import wire
 from gpumon_agent.attribution.history import AllocationHistory
 from gpumon_agent.attribution.workspaces import reads_traces_alone, snapshot, user_records
 from gpumon_agent.leaks.object_children import Files
+from gpumon_agent.storages import rounded
 from gpumon_agent.thread_clock import ThreadClock
 
 STEPS = 2
@@ -35,11 +36,7 @@ STEPS_MAX = 16
 STEPS_AFTER = 3  # by then gradients, batches and activations of the recorded steps are freed
 BLOCKS_MAX = 500  # their snapshot takes less than 1 ms even on a slow machine
 BLOCKS_IN_PAUSE_MAX = 60_000  # some 30 ms
-TRACE_MAX = 400  # allocations, read in one piece
-_AT_ONCE = 16  # blocks between two clock checks
 _STALE_STEPS = 64  # by then the recorded blocks are no longer the newest
-_BLOCK_BYTES = 512
-_ROOM = 0.9  # of BLOCKS_MAX when recording starts: there may be more blocks when it is read
 _ask: Any = getattr(torch._C, "_cuda_allocationTraceback", None)  # since torch 2.15
 
 
@@ -74,8 +71,8 @@ class Allocations:
 
     def begin(self, blocks: int) -> None:
         """Records stacks for the next steps. `blocks`: number of live blocks."""
-        singly = _ask is not None and blocks > _ROOM * BLOCKS_MAX
-        if not self._left and self._history.begin_stacks(TRACE_MAX if singly and reads_traces_alone else 1):
+        singly = _ask is not None and blocks > BLOCKS_MAX
+        if not self._left and self._history.begin_stacks(BLOCKS_MAX if singly and reads_traces_alone else 1):
             self._left = self._steps
             self.unread, self._closed, self._blocks, self._whole = True, 0, None, None
             self._traced = [] if singly else None
@@ -163,23 +160,20 @@ class Allocations:
 
 
 def _with_stacks(segments: Any) -> Iterator[Made | None]:
-    """Live blocks with a stack. Yields None after every `_AT_ONCE` others, for a clock check."""
-    passed = 0
+    """Live blocks with a stack. Yields None for every other one, for a clock check."""
     for segment in segments:
         device, address = segment["device"], segment["address"]
         for block in segment["blocks"]:
             if block["state"] == "active_allocated" and block.get("frames"):
                 yield Made(device, address, block["size"], block["frames"])
             else:
-                passed += 1
-                if passed % _AT_ONCE == 0:
-                    yield None
+                yield None
             address += block["size"]
 
 
 def _traced(traces: Any) -> list[tuple[int, int, int]]:
     return [
-        (device, event["addr"], -(-event["size"] // _BLOCK_BYTES) * _BLOCK_BYTES)
+        (device, event["addr"], rounded(event["size"]))
         for device, trace in enumerate(traces)
         for event in trace
         if event["action"] == "alloc"
@@ -190,12 +184,11 @@ def _made(addresses: Collection[int], traced: Iterable[tuple[int, int, int]]) ->
     """The same by address: a block has a stack if it was allocated during the recording."""
     others = ((device, address, nbytes) for device, address, nbytes in traced if address not in addresses)
     seen = set()
-    for passed, (device, address, nbytes) in enumerate(chain(((0, each, 0) for each in addresses), others)):
+    for device, address, nbytes in chain(((0, each, 0) for each in addresses), others):
         if address not in seen:
             seen.add(address)
             frames = _ask(address)
             if frames:
                 yield Made(device, address, nbytes, frames)
                 continue
-        if passed % _AT_ONCE == 0:
-            yield None
+        yield None

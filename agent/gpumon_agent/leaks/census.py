@@ -48,12 +48,11 @@ from gpumon_agent.leaks.loads import Load, Loads
 from gpumon_agent.leaks.names import together
 from gpumon_agent.leaks.object_children import Files, Name
 from gpumon_agent.leaks.owned_storages import OwnedStorages
-from gpumon_agent.storages import plain
+from gpumon_agent.storages import CPU, plain
 from gpumon_agent.thread_clock import ThreadClock
 
 SLICE_NS = 500_000  # a slice ends at the first clock check after it
-PAUSE_NS = 70_000_000
-TELLING_NS = 15_000_000  # after PAUSE_NS, to report what was found so far
+PAUSE_NS = 70_000_000  # then a fifth of it to report what was found so far
 CREDIT_STEPS = 200
 ROUNDS = (
     ("user", 6, True),
@@ -65,16 +64,12 @@ ROUNDS = (
     ("packages", DEPTH_MAX, False),
 )
 """roots, maximum depth, whether to walk again what earlier rounds have visited"""
-_ROUNDS_AFTER_TWELVE_LEVELS = 3  # rounds left: enough if a single tensor grows, which makes no heap of tensors
-_LEAST_NS = 60_000  # budget below which no slice starts: resuming takes some of it
 _EXPLAINED = 0.5  # share of the added blocks that must be found
 _STRIDED = torch.strided
-_HOST = -1
-_HOST_GROUPS_MAX = 8
+_HOST_GROUPS_MAX = wire.GROUPS_MAX // 6  # where there are groups on a device too
 _TALLIES_MAX = 2_000  # groups; further kinds of tensors share one
-_MODULES_AT_ONCE = 32
+_NAMES_MAX = 200  # per group; tensors under further names are counted without their name
 _OURS = "gpumon_agent"
-_ADDRESSES_MAX = 128  # of a group's newest
 
 _Key = tuple[Any, Any, int, bool, str]
 """shape, dtype, device, has a graph, and for a single tensor with a graph its name, since graph sizes differ"""
@@ -88,7 +83,7 @@ class _Tally:
         self.bytes = 0
         self.graphs: list[int | None] = []  # bytes retained by the graphs of the first few
         self.holders: Counter[Name] = Counter()
-        self.addresses: deque[int] = deque(maxlen=_ADDRESSES_MAX)
+        self.addresses: deque[int] = deque(maxlen=_NAMES_MAX)  # the newest ones
 
     @property
     def graph_bytes(self) -> int | None:
@@ -130,7 +125,6 @@ class Census:
         self._taking: _Taking | None = None
         self._requested = False
         self._suspected = False  # by an earlier step of the same batch of steps
-        self._turn = 0
         self._credit_ns = 0
         self._earned_ns = 0  # by one step
         self._before: Counter[_Key] | None = None
@@ -174,7 +168,7 @@ class Census:
                 complete = self._slice(step, ThreadClock(left, wall_ns=left))
                 if not complete and self._taking is not None:
                     self._taking.tell_early()
-                    complete = self._slice(step, ThreadClock(TELLING_NS, wall_ns=TELLING_NS))
+                    complete = self._slice(step, ThreadClock(PAUSE_NS // 5, wall_ns=PAUSE_NS // 5))
                 self._tell(_paused(monotonic_ns() - began, complete))
             return
         if suspected and self._taking is None:
@@ -224,16 +218,13 @@ class Census:
             self._governor.give_way(False)
 
     def _go_on(self, step: int) -> None:
-        left = self._credit_ns if self._limited else SLICE_NS
-        if left < _LEAST_NS or _why_not() is not None:
+        if (self._limited and self._credit_ns < _SHORT_NS) or _why_not() is not None:
             return
-        clock = ThreadClock(min(left, SLICE_NS))
+        clock = ThreadClock(min(self._credit_ns, SLICE_NS) if self._limited else SLICE_NS)
         taking = self._taking
         assert taking is not None
-        self._turn = (self._turn + 1) % _TURNS
-        if not self._turn:  # one check may take a whole slice
-            taking.look_for_cycles(step)
-        if not clock.over():
+        taking.look_for_cycles(step)
+        if not clock.over():  # one check may take a whole slice
             self._slice(step, clock)
         self._credit_ns -= clock.spent_ns
 
@@ -303,7 +294,7 @@ class _Taking:
         self._wanted_lines: set[int] = set()  # addresses
         self._unclaimed: tuple[wire.Unclaimed, ...] = ()
         self._cycles = Cycles()
-        self._heap: list[_One] = []  # the first finds in containers, to check later whether they are still alive
+        self._heap: list[_One] = []  # finds in containers, to check later whether they are still alive
         self._alive: list[_One] = []  # those of them found alive during that check
         self._clock = ThreadClock(0)
         self._stages = [self._tell, self._read_lines, self._go_round, self._owners.run]
@@ -335,10 +326,9 @@ class _Taking:
         if not names and not self._modules[False]:
             names = self._names = list(sys.modules)
         while names:
-            for name in names[-_MODULES_AT_ONCE:]:
-                if name.partition(".")[0] != _OURS:
-                    self._modules[self._files.users_module(name)].append(name)
-            del names[-_MODULES_AT_ONCE:]
+            name = names.pop()
+            if name.partition(".")[0] != _OURS:
+                self._modules[self._files.users_module(name)].append(name)
             if clock.over():
                 return not names
         return True
@@ -389,8 +379,8 @@ class _Taking:
     def _seems_explained(self) -> bool:
         added = {device: count for device, count in self._added.items() if count > 0}
         if not added:
-            few = not self._census.growth_trigger.blocks_grow and len(self._rounds) <= _ROUNDS_AFTER_TWELVE_LEVELS
-            return self._largest >= _FIRST_HEAP or few
+            deep = all(levels > 12 for _, levels, _ in self._rounds)  # enough for a single tensor that grows
+            return self._largest >= _HEAP or (deep and not self._census.growth_trigger.blocks_grow)
         before = self._census._heaped_before
         return all(self._heaped[device] - before[device] >= _EXPLAINED * count for device, count in added.items())
 
@@ -408,7 +398,7 @@ class _Taking:
                 tally.holders[name] -= 1
                 self._tensors[device] -= 1
                 self._heaped[_numbered(device)] -= 1
-            if len(self._heap) % _CHECKED_AT_ONCE == 0 and self._clock.over():
+            if self._clock.over():
                 return False
         self._heap, self._alive = self._alive, []
         return True
@@ -485,14 +475,14 @@ class _Taking:
         self._tensors[device] += 1
         if several or tally.count >= _HEAP:
             self._heaped[_numbered(device)] += 1
-            if several and len(self._heap) + len(self._alive) < _HEAP_MAX and 0 < tally.holders[name] <= _HEAP_EACH:
+            if several and name in tally.holders:
                 self._heap.append((weakref.ref(storage), tally, name, nbytes, device))
-        if _numbered(device) != _HOST:
+        if _numbered(device) != CPU:
             self._largest = max(self._largest, tally.count)
         return True
 
     def _time_for_graph(self, walk: HeapWalker) -> int:
-        return max(_GRAPH_NS, min(_LONG_GRAPH_NS, _SLICE_NS_MAX - walk.spent_ns))
+        return max(_GRAPH_NS, SLICE_NS - walk.spent_ns)
 
     def _measure(self, tensor: Any, name: str, walk: HeapWalker) -> None:
         """Retries a graph measurement that ran out of time, and keeps the maximum. If the graph leads through another
@@ -507,7 +497,7 @@ class _Taking:
             self._reaches_back = True  # may be enough to report now
         if looks.before < looks.newest:
             beside = (each for each in walk.beside() if each is not tensor and _leads(each, measured))
-            if any(reaches(each, looks.before, _REACH_NS) for each in beside):
+            if any(reaches(each, looks.before, _SHORT_NS) for each in beside):
                 self._follow.add(name)
         if not measured.cut or looks.count == _LOOKS_MAX or name in self._follow:
             del self._long[name]
@@ -526,7 +516,7 @@ class _Taking:
             if self.searches or not (allocations.unread or self._unnamed):
                 return True
             unexplained = self._reason == "growth" and not self._explains()
-            if allocations.open or (unexplained and not allocations.survived) or clock.spent_ns > _FRESH_NS:
+            if allocations.open or (unexplained and not allocations.survived) or clock.spent_ns > _SHORT_NS:
                 return False
             if not allocations.readable(sum(self._census.blocks.values())):
                 return True
@@ -547,13 +537,13 @@ class _Taking:
                 for key, tally in self._tallies.items()
                 if tally.count and key[1] is not None and key[4] not in self._follow
             ]
-            on_device = {device for device, count in self._tensors.items() if count and device != _HOST}
-            on_cpu = not on_device and all(each.key[2] == _HOST for each in self._cycles.found)
+            on_device = {device for device, count in self._tensors.items() if count and device != CPU}
+            on_cpu = not on_device and all(each.key[2] == CPU for each in self._cycles.found)
             size = operator.itemgetter(1)
-            theirs = [(item, item[1].bytes) for item in named if item[0][2] != _HOST or on_cpu]
+            theirs = [(item, item[1].bytes) for item in named if item[0][2] != CPU or on_cpu]
             self._on_cpu = on_cpu
             self._groups = self._in_cycles()
-            on_host = [] if on_cpu else [(item, item[1].bytes) for item in named if item[0][2] == _HOST]
+            on_host = [] if on_cpu else [(item, item[1].bytes) for item in named if item[0][2] == CPU]
             places_left = wire.GROUPS_MAX - len(self._groups) - min(len(on_host), _HOST_GROUPS_MAX)
             chosen = heapq.nlargest(places_left, theirs, size) + heapq.nlargest(_HOST_GROUPS_MAX, on_host, size)
             self._groups_left = [item for item, _ in chosen[::-1]]
@@ -574,7 +564,7 @@ class _Taking:
         finally:
             if enabled:
                 gc.enable()
-        if found and len(self._cycles.found) <= _CYCLES_TOLD:
+        if found:
             self._early = False
             self.tell_early()
 
@@ -671,27 +661,17 @@ class _Taking:
 
 _RARELY = 10_000  # collector threshold from which it counts as off; Python's default is 700 to 2,000
 _UNREAL = frozenset({"FakeTensor", "FunctionalTensor"})
-_NAMES_MAX = 200  # per group; tensors under further names are counted without their name
 _GRAPHS_MAX = 3  # per group: the first may be of the current step, whose graph is already freed
 _GRAPH_NS = 200_000
-_LONG_GRAPH_NS = 500_000
 _LOOKS_MAX = 5  # a step apart
-_REACH_NS = 100_000
-_SLICE_NS_MAX = 700_000
+_SHORT_NS = 100_000  # no slice starts with less; one that has spent less counts as fresh
 _LONG_MAX = 4
-_FRESH_NS = 100_000  # a slice that has spent less counts as fresh
-_TURNS = 3  # every third slice begins with a check for a cycle
-_CYCLES_TOLD = 3  # the first ones are each reported at once
-_HEAP = 5  # equal tensors
-_HEAP_EACH = 48  # per name: what a step renews is seldom more, and leaked tensors stay anyway
-_HEAP_MAX = 2_000
-_CHECKED_AT_ONCE = 32
-_FIRST_HEAP = 8  # equal tensors that explain the growth when the block counts do not
+_HEAP = 5  # equal tensors: a leak rather than what one step uses
 
 
 def _numbered(device: int) -> int:
     """The device index as in readings: the host is 0 if CUDA is not initialized."""
-    return 0 if device == _HOST and not torch.cuda.is_initialized() else device
+    return 0 if device == CPU and not torch.cuda.is_initialized() else device
 
 
 def _why_not() -> str | None:

@@ -15,9 +15,9 @@ from gpumon_agent import wire
 from gpumon_agent.governor import Governor
 from gpumon_agent.leaks.loads import GIVEN, Load, Loads
 from gpumon_agent.leaks.names import together
+from gpumon_agent.storages import CPU
 
 STEPS_AFTER = 2
-_HOST = -1
 _LOOKS_APART = 64  # steps between checks of unchanged loads
 
 
@@ -70,7 +70,7 @@ class Checkpoints:
                 continue
             self._marks[load.number] = mark
             for device in load.loaded:
-                if (device == _HOST) == on_cpu:
+                if (device == CPU) == on_cpu:
                     current = self._of(load, device, step, devices)
                     known = self._sent.get((load.number, current.device))
                     if known is None or _differs(known, current):
@@ -100,7 +100,7 @@ class Checkpoints:
             looked_step=step,
             used_step=None if load.twin else load.used_step,
             mapped=load.mapped,
-            foreign=device != _HOST and all(index != device for kind, index in devices if kind != "cpu"),
+            foreign=device != CPU and all(index != device for kind, index in devices if kind != "cpu"),
             holders=tuple(
                 name.holder(count) for name, count in together(load.holders[device], 1).most_common(wire.HOLDERS_MAX)
             )

@@ -8,21 +8,16 @@ import functools
 import re
 import sys
 import threading
-import weakref
 from collections.abc import Iterable
-from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
-from gpumon_agent.guard import pass_on
+from gpumon_agent.leaks.bounded_containers import source
 from gpumon_agent.leaks.heap_walker import Root
 from gpumon_agent.leaks.object_children import Files, ours
 from gpumon_agent.naming import place, stored_at
 
-_SOURCE_BYTES_MAX = 1 << 17  # a file is read and searched in one piece
-_FRAMES_MAX = 400
-_FINALIZERS_MAX = 200  # newest ones; they are listed in one piece
 _GLOBAL_HOOKS = (
     "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
     "_global_module_registration_hooks", "_global_parameter_registration_hooks", "_global_buffer_registration_hooks",
@@ -64,7 +59,7 @@ def of_the_user(files: Files, modules: Iterable[str]) -> list[Root]:
 
 def beside(files: Files, objects: Iterable[tuple[str, Any]]) -> list[Root]:
     """The other roots: `objects` (name, weak reference), frames of other threads and of installed packages, global
-    module hooks, the last and the handled exceptions, context variables, builtins, threads, and finalizers."""
+    module hooks, the last and the handled exceptions, context variables, builtins, and threads."""
     found = [Root(reference, prefix=name, kind="attribute") for name, reference in objects]
     for ident in sys._current_frames():
         own = ident == threading.get_ident()
@@ -91,21 +86,7 @@ def beside(files: Files, objects: Iterable[tuple[str, Any]]) -> list[Root]:
         ),
         Root(lambda: vars(builtins), prefix="builtins.", named=True),
         Root(lambda: threading._active, prefix="threads", kind="attribute"),  # type: ignore[attr-defined]
-        *_finalizers(files),
     ]
-
-
-def _finalizers(files: Files) -> list[Root]:
-    """The newest finalizers whose callback is the user's or has no Python code. Tensors passed as arguments to
-    `weakref.finalize` leak without a variable that leads there (tests/scenarios/leaks, `finalizer_arguments`).
-    """
-    found = []
-    registry: dict[Any, Any] = weakref.finalize._registry  # type: ignore[attr-defined]
-    for key in list(islice(reversed(registry.copy()), _FINALIZERS_MAX)):
-        code = getattr(getattr(registry.get(key), "func", None), "__code__", None)
-        if code is None or files.users_file(code.co_filename):  # the key keeps nothing alive; look it up in each slice
-            found.append(Root(functools.partial(registry.get, key), prefix="weakref.finalize._registry[*]"))
-    return found
 
 
 def of_module(name: str) -> Root:
@@ -172,9 +153,7 @@ def _frame(ident: int | None, identity: int, code: CodeType) -> FrameType | None
 def _stack(ident: int | None) -> Iterable[FrameType]:
     """Frames, innermost first. `ident`: another thread's; None: the current thread."""
     frame = sys._getframe(1) if ident is None else sys._current_frames().get(ident)
-    for _ in range(_FRAMES_MAX):
-        if frame is None:
-            return
+    while frame is not None:
         yield frame
         frame = frame.f_back
 
@@ -198,15 +177,9 @@ def _line_in_module(name: str | None, code: CodeType | None) -> Any:
 
 
 def _in_source(file: str, variable: str) -> str | None:
-    path = Path(file)
-    try:
-        if path.stat().st_size > _SOURCE_BYTES_MAX:
-            return None
-        text = path.read_text(errors="replace")
-    except OSError as error:
-        pass_on(error)
-        return None
-    found = re.search(rf"^{re.escape(variable)}[ \t]*(:[^=\n]+)?=", text, re.MULTILINE)
-    if found is None:
-        found = re.search(rf"^(?:def|class)[ \t]+{re.escape(variable)}\b", text, re.MULTILINE)
-    return None if found is None else f"{path.name}:{text.count(chr(10), 0, found.start()) + 1}"
+    lines, name = source(file), re.escape(variable)
+    for pattern in (rf"{name}[ \t]*(:[^=\n]+)?=", rf"(?:def|class)[ \t]+{name}\b"):
+        for number, line in enumerate(lines, 1):
+            if re.match(pattern, line):
+                return f"{Path(file).name}:{number}"
+    return None

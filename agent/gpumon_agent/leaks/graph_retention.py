@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from gpumon_agent.attribution.saving import READABLE, NodeReader, fields
-from gpumon_agent.storages import has_storage, storages
+from gpumon_agent.storages import has_storage, rounded, storages
 from gpumon_agent.thread_clock import ThreadClock
-
-BLOCK_BYTES = 512  # the allocator's rounding
 
 
 class Retained(NamedTuple):
@@ -69,7 +67,7 @@ def retained(tensor: Any, claimed: Container[int], budget_ns: int, looks: Looks 
                 waiting.append(below)
         cut = clock.over()
     others = (nbytes for identity, nbytes in saved.items() if identity not in own and identity not in claimed)
-    total = sum(-(-nbytes // BLOCK_BYTES) * BLOCK_BYTES for nbytes in others)
+    total = sum(map(rounded, others))
     return Retained(total, cut, frozenset(seen))
 
 

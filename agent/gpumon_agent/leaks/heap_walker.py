@@ -7,13 +7,14 @@ Within a slice a level holds its object; between slices only the object's id and
 If the object is no longer there, the walk continues one level up. Containers are read in chunks by position, never
 copied whole. An object with a single reference is not marked as visited, because no second path can lead to it. Under a
 depth limit, an object met again closer to a root is walked again, so rounds with growing limits find the shortest name
-first. An object that was fully walked within the limit without a find is skipped by later rounds.
+first.
 
 It never calls `gc.get_objects` or `gc.get_referrers`, and `gc.get_referents` only where no cheaper way exists.
 
 Cost: 0.3 to 1 µs per object; benchmarks/census.py.
 Known limitations. C objects that do not report their references to the collector are opaque. Sets are read up to
-`SET_MAX`. Changes between two slices may be missed until the next census.
+`SET_MAX`. Changes between two slices may be missed until the next census: of an object that each step makes anew, only
+what one slice reads is seen.
 """
 
 from __future__ import annotations
@@ -42,18 +43,16 @@ from gpumon_agent.leaks.object_children import (
     MODULE,
     PAIRS,
     REFERENTS,
-    ROWS,
     SEQUENCE,
     SET,
     TENSOR,
 )
 from gpumon_agent.thread_clock import ThreadClock
 
-CHUNK = 16  # children read at once
+CHUNK = 16  # children read at once, and looked at between two clock checks
 DEPTH_MAX = 160  # resuming costs 1 µs per level
 BIG = 4_096  # entries: larger dicts are read with PyDict_Next, whose cursor resumes without skipping entries
 SET_MAX = 10_000
-AGAIN_MAX = 8
 GLANCE = 512  # newest entries of a large sequence that a depth-limited round reads first
 _KEY = object()
 _ITEM, _NAMED, _BARE = range(3)  # how names show a dict's keys: ['key'], .key, not at all
@@ -89,9 +88,6 @@ class _Level:
     glances = False  # of a large sequence, read the newest entries first, the others only if those hold finds
     full = False
     attributed = False
-    again_later = False  # a deeper round must walk it again
-    began = 0  # objects seen before it
-    again = 0  # times that an entry was walked again because another object had replaced it
     chunk: Any = None  # in a slice
     edges: Any = None  # in a slice: keys, or labels and tags
     places: Any = None  # in a slice: cursors of a big dict's entries
@@ -129,8 +125,6 @@ class HeapWalker:
         self._root: Root = Root(lambda: None)
         self._levels: list[_Level] = []
         self._visited: dict[int, int] = {}
-        self._done: set[int] = set()  # fully walked, without finds; only objects with many descendants
-        self._cut: set[int] = set()  # visited, but a deeper round must walk them again
         self._modules: list[str] = []  # the user's modules that were reached, in any round
         self._how: dict[type, int] = {}  # of types that are not the user's
         self._users_how: dict[int, tuple[weakref.ref[type], int]] = {}
@@ -154,8 +148,6 @@ class HeapWalker:
         """
         self._met = {root.module for root in roots if isinstance(root, Root)} | (set() if again else self._met)
         self._spaces |= {id(root.find()) for root in roots if isinstance(root, Root) and root.named}
-        if installed and not self._installed:
-            self._done.clear()
         met = [name for name in self._modules if name not in self._met and name not in roots] if again else []
         self._met.update(met)
         self._roots = [*met, *roots[::-1]]
@@ -165,7 +157,6 @@ class HeapWalker:
         self._installed = installed
         if again:
             self._visited = {}
-            self._cut = set()
 
     def run(self, clock: ThreadClock, enough: Callable[[], bool]) -> bool:
         """Walks until the clock is over. True: the round is complete. `enough` is called before each root."""
@@ -226,11 +217,6 @@ class HeapWalker:
         for depth, level in enumerate(levels):
             obj = self._root.find() if above is None else self._again(above, level)
             if obj is None or id(obj) != level.identity:
-                if above is not None and levels[depth - 1].again < AGAIN_MAX and level.at >= 0:
-                    levels[depth - 1].again += 1  # for example a variable that each step assigns anew
-                    levels[depth - 1].cursor = level.at
-                if above is not None:
-                    levels[depth - 1].again_later = True
                 for lost in levels[depth:]:  # not fully walked: another path may lead there
                     self._visited.pop(lost.identity, None)
                 del levels[depth:]
@@ -249,8 +235,6 @@ class HeapWalker:
                     return dict.get(obj, level.key)
                 entry = _entry(obj, at) if len(obj) > BIG else next(islice(dict.items(obj), at, None), None)
                 return None if entry is None else entry[level.key is not _KEY]
-            if above.how == ROWS:
-                return object_children.row_entries(obj, at, at + 1)[0]
             if above.how == SEQUENCE:
                 return list.__getitem__(obj, at) if isinstance(obj, list) else tuple.__getitem__(obj, at)
             if above.how == DEQUE:
@@ -280,14 +264,14 @@ class HeapWalker:
                 more = False
             if not more:
                 if not self._attributes(level):
-                    self._leave()
+                    self._levels.pop()
                 return
         chunk, edges = level.chunk, level.edges
         kinds = self._how
         visited = self._visited
         depth = len(self._levels)
         index = start = level.index
-        count = min(len(chunk), index + _AT_ONCE)
+        count = min(len(chunk), index + CHUNK)
         shallow = self._limit < DEPTH_MAX
         while index < count:
             child = chunk[index]
@@ -322,17 +306,11 @@ class HeapWalker:
                 elif child.__closure__ is child.__defaults__ is child.__kwdefaults__ is None:
                     continue
                 kind = PAIRS
-            elif kind != CLASS and self._holds_nothing(child, kind):
-                continue
             if depth >= self._limit:
-                level.again_later = True
-                continue
-            if id(child) in self._done:
                 continue
             if sys.getrefcount(child) > _SINGLE:
                 before = visited.get(id(child))
                 if before is not None and before <= depth:
-                    level.again_later = level.again_later or id(child) in self._cut
                     continue
                 visited[id(child)] = depth if shallow else 0
             if self._push(child, kind, level, index - 1):
@@ -340,30 +318,17 @@ class HeapWalker:
         level.index = index
         self.objects += index - start
 
-    def _leave(self) -> None:
-        """Pops the innermost level, which is fully walked as far as the limit allows."""
-        level = self._levels.pop()
-        if level.again_later or level.glances:
-            self._cut.add(level.identity)
-            if self._levels:
-                self._levels[-1].again_later = True
-            return
-        self._cut.discard(level.identity)
-        if self._levels and self.objects - level.began >= _LARGER and level.at >= 0:
-            self._done.add(level.identity)
-
     def _attributes(self, level: _Level) -> bool:
         """Pushes the instance dict of a container's subclass, after its entries. False: there is none to walk."""
         if (
             level.attributed
-            or level.how not in (SEQUENCE, DICT, DEQUE, SET, ROWS)
+            or level.how not in (SEQUENCE, DICT, DEQUE, SET)
             or type(level.obj) in object_children.PLAIN
         ):
             return False
         level.attributed = True
         values = naming.instance_dict(level.obj)
         if not values or len(self._levels) >= self._limit:
-            level.again_later = level.again_later or bool(values)
             return False
         self._levels.append(_Level(values, DICT, _ATTRIBUTES, None, "", "", _NAMED))
         return True
@@ -373,7 +338,7 @@ class HeapWalker:
         obj, kind = level.obj, level.how
         if level.chunk is not None and (kind in (PAIRS, REFERENTS, CLASS, TENSOR)):
             return False
-        if kind in (SEQUENCE, DEQUE, ROWS):
+        if kind in (SEQUENCE, DEQUE):
             return self._fill_from_sequence(level)
         if kind == DICT:
             return self._fill_from_dict(level)
@@ -395,9 +360,8 @@ class HeapWalker:
 
     def _fill_from_sequence(self, level: _Level) -> bool:
         obj = level.obj
-        rows = level.how == ROWS
         kind: Any = list if isinstance(obj, list) else tuple if isinstance(obj, tuple) else deque
-        size = obj.size if rows else kind.__len__(obj)
+        size = kind.__len__(obj)
         if level.end < 0 and size > 2 * GLANCE and self._limit < DEPTH_MAX:
             level.glances = True
             level.cursor = level.end = size - GLANCE
@@ -408,11 +372,10 @@ class HeapWalker:
             begin, end = 0, min(CHUNK, level.end)
         if begin >= end:
             return False
-        part = slice(begin, end)
-        if rows:
-            level.chunk = object_children.row_entries(obj, begin, end)
+        if kind is deque:
+            level.chunk = [obj[at] for at in range(begin, end)]
         else:
-            level.chunk = [obj[at] for at in range(begin, end)] if kind is deque else kind.__getitem__(obj, part)
+            level.chunk = kind.__getitem__(obj, slice(begin, end))
         level.base, level.cursor, level.edges, level.index = begin, end, None, 0
         return True
 
@@ -421,7 +384,6 @@ class HeapWalker:
         if len(obj) > BIG and self._limit < DEPTH_MAX and not level.full:
             level.full = self._kind(type(next(reversed(dict.values(obj)), None))) == TENSOR
             if not level.full:
-                level.again_later = True
                 return False
         keys: list[Any] = []
         values: list[Any] = []
@@ -499,33 +461,6 @@ class HeapWalker:
                 self._modules.append(name)
             self._roots.append(self._of_module(name))
 
-    def _holds_nothing(self, child: Any, kind: int) -> bool:
-        """Whether a small object has only children without children of their own: then it needs no level."""
-        if kind == REFERENTS:
-            held: Any = gc.get_referents(child)
-        elif kind == SEQUENCE:
-            held = child
-        elif kind == DICT:
-            if not gc.is_tracked(child):
-                return True
-            held = dict.values(child)
-            if len(held) <= _SMALL:
-                held = [*held, *dict.keys(child)]
-        else:
-            return False
-        if len(held) > _SMALL:
-            return False
-        kinds = self._how
-        for each in held:
-            known = kinds.get(type(each))
-            if known is None:
-                known = self._kind(type(each))
-            own = known == CLASS and each is type(child) and (each in kinds or id(each) in self._visited)
-            if not (own or known == ATOM):
-                return False
-        self.objects += len(held)
-        return True
-
     def _push(self, child: Any, kind: int, level: _Level, index: int) -> bool:
         if kind == CLASS:
             module = getattr(child, "__module__", None)
@@ -535,8 +470,6 @@ class HeapWalker:
                 return False
         elif type(child) in _UNTRACKED_IF_EMPTY and not gc.is_tracked(child):
             return False  # untracked: nothing in it can hold references
-        elif kind == ROWS and not child.dtype.hasobject:
-            return False
         elif kind == DICT and id(child) in self._spaces:
             return False  # globals() in a variable: the plain variable names are better
         edge = None if level.edges is None else level.edges[index]
@@ -571,7 +504,6 @@ class HeapWalker:
         new = _Level(child, kind, at, key, label, tag, style)
         starred = _starred(level)
         place = None if starred else (at, key)
-        new.began = self.objects
         new.alike = kind, place, label, type(child) if kind == REFERENTS else None
         self._levels.append(new)
         return True
@@ -582,13 +514,8 @@ class HeapWalker:
         if self._found(tensor, self):
             for each in self._levels:  # it holds finds: read all of it
                 each.full = each.full or each.glances
-            level.again_later = True
         depth = len(self._levels)
-        level.again_later = level.again_later or depth >= self._limit
-        if edge is _KEY or depth >= self._limit:
-            return
-        if self._visited.get(id(tensor), DEPTH_MAX) <= depth:
-            level.again_later = level.again_later or id(tensor) in self._cut
+        if edge is _KEY or depth >= self._limit or self._visited.get(id(tensor), DEPTH_MAX) <= depth:
             return
         hooked = tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)
         if hooked or object_children.attributes(tensor):
@@ -702,7 +629,7 @@ class HeapWalker:
             (at for at, each in enumerate(self._levels) if at and each.how in _CONTAINERS and _starred(each)), 0
         )
         name = self._levels[grows].key if grows else None
-        if not grows or len(self._levels[grows].obj) < _LEAST_TRIMMED:
+        if not grows:
             return False
         held_by = self._levels[grows - 1]
         owner: Any = None
@@ -721,7 +648,7 @@ class HeapWalker:
         if file not in self._sources:
             self._sources[file] = bounded_containers.source(file)
         most = bounded_containers.limit(self._sources[file], name, value)
-        return most is not None and len(self._levels[grows].obj) <= most + 1 < _NO_BOUND
+        return most is not None and len(self._levels[grows].obj) <= most + 1
 
     def _label(self, above: _Level, label: str | None, tag: str, edge: Any, child: Any, at: int) -> tuple[str, str]:
         if label is not None:
@@ -790,8 +717,6 @@ def _starred(level: _Level) -> bool:
     """Whether its entries share the label "[*]"."""
     if level.how in _CONTAINERS:
         return not _fixed(level.obj)
-    if type(level.obj) in object_children.TEES:
-        return True
     return level.how == DICT and level.style == _ITEM and len(level.obj) > _NAMED_KEYS_MAX
 
 
@@ -810,24 +735,19 @@ def _entry_of(container: Any, at: int) -> str:
 
 
 _PRIORITY = (
-    "tee", "link", "bounded", "hook", "cache", "traceback", "generator", "closure", "default", "class", "module",
-    "attribute",
+    "bounded", "hook", "cache", "traceback", "generator", "closure", "default", "class", "module", "attribute",
 )  # fmt: skip
 _UNTRACKED_IF_EMPTY = (tuple, dict)  # exact types: others made in C may be untracked and still hold tensors
-_CONTAINERS = (SEQUENCE, DEQUE, SET, ROWS)
+_CONTAINERS = (SEQUENCE, DEQUE, SET)
 _NAMED_KEYS_MAX = 32
 _PLACES_MAX = 8
 _DIGITS = "0123456789"
 _NUMBERED = 8  # names that differ only in trailing digits: made in a loop
-_LEAST_TRIMMED = 5  # entries: a container with fewer does not grow, or has only begun to
 _NO_BOUND = 10_000_000  # entries: this many blocks of the smallest size take 5 GB
 _HEAP_TYPE = 1 << 9
-_SMALL = 24
-_LARGER = 12  # objects: for fewer, remembering them costs more than walking them again
 _HOLDERS_MAX = 10_000
 _BUILTINS = id(vars(builtins))  # every namespace leads there
-_ATTRIBUTES = -1  # in place of a position
-_AT_ONCE = 16  # children of one object between two clock checks
+_ATTRIBUTES: Any = object()  # in place of a position
 
 
 def _entry(mapping: dict[Any, Any], cursor: int) -> tuple[Any, Any] | None:

@@ -12,6 +12,7 @@ from gpumon_agent.guard import Guard
 from gpumon_agent.leaks.census import Census
 from gpumon_agent.leaks.checkpoints import Checkpoints
 from gpumon_agent.leaks.loads import Loads
+from gpumon_agent.storages import CPU
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 TOGETHER = 4
 """Steps processed in one batch while the census is idle: cold caches are paid for once per batch."""
-_HOST = -1  # as Tensor.get_device() returns it
 _RESIDENT_UNIT_BYTES = 4 << 20  # smaller rises are ignored: resident memory always creeps
 
 
@@ -88,7 +88,7 @@ class LeakMonitor:
         resident = self.resident_bytes
         if resident is not None and resident != self._resident_before:
             self._resident_before = resident
-            figures.append((_HOST, resident // _RESIDENT_UNIT_BYTES, None))
+            figures.append((CPU, resident // _RESIDENT_UNIT_BYTES, None))
         self._take(step, figures, newest)
 
     def picture(self) -> list[wire.Event]:

@@ -41,7 +41,6 @@ LOADS_MAX = 64  # followed at one time; then the oldest is dropped
 TWINS_LEAST = 2  # tensors: the shape of a single one proves nothing
 TWINS_SHARE = 0.125  # of a load's tensors: a model's share in a file with optimizer state
 GIVEN = "load_state_dict"  # source of tensors from no known load
-_HOST = -1  # as Tensor.get_device() returns it
 
 
 class _Followed(weakref.ref[Any]):

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from gpumon_agent.leaks.object_children import Name
+from gpumon_agent.leaks.object_children import FEW, Name
 
-KEYS_SHOWN = 4
 _LAST_KEY = re.compile(r"\['[^']*'\](?=[^\[]*$)")
 _KEY = re.compile(r"\['[^']*'\]")
 
 
-def together(holders: Counter[Name], most: int = KEYS_SHOWN) -> Counter[Name]:
-    """If there are more than `told` names, merges those that differ in the last key only, then in any keys."""
+def together(holders: Counter[Name], most: int = FEW) -> Counter[Name]:
+    """If there are more than `most` names, merges those that differ in the last key only, then in any keys."""
     for differing in (_LAST_KEY, _KEY):
         if len(holders) <= most:
             break

@@ -8,7 +8,6 @@ from __future__ import annotations
 import builtins
 import functools
 import gc
-import itertools
 import logging
 import sys
 import types
@@ -25,8 +24,8 @@ from gpumon_agent import frames, wire
 from gpumon_agent.guard import pass_on
 from gpumon_agent.naming import instance_dict, place
 
-ATOM, TENSOR, SEQUENCE, DICT, DEQUE, SET, ROWS, PAIRS, REFERENTS, CLASS, FUNCTION, BUILTIN, MODULE = range(13)
-"""How an object's children are read. ATOM: no relevant children; ROWS: a numpy array of dtype object."""
+ATOM, TENSOR, SEQUENCE, DICT, DEQUE, SET, PAIRS, REFERENTS, CLASS, FUNCTION, BUILTIN, MODULE = range(12)
+"""How an object's children are read. ATOM: no relevant children."""
 
 Child = tuple[str, str, Any]
 """label ("[*]", ".values", ".closure(kept)"), kind of holder or "", object"""
@@ -34,8 +33,6 @@ Child = tuple[str, str, Any]
 _FUNCTIONS = (types.FunctionType,)
 FRAMES = (types.FrameType,)
 CACHE = type(functools.lru_cache(lambda: None))
-_LINK: Any = getattr(itertools, "_tee_dataobject", None)  # undocumented
-TEES: tuple[Any, ...] = (type(itertools.tee(())[0]), *((_LINK,) if _LINK is not None else ()))
 _HAS_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: instances can hold references
 _OURS = str(Path(__file__).parents[1])  # the whole package
 _EXACT: dict[type, int] = {
@@ -67,7 +64,6 @@ _EXACT: dict[type, int] = {
     types.CellType: PAIRS,
     functools.partial: PAIRS,
     CACHE: PAIRS,
-    **dict.fromkeys(TEES, PAIRS),
     type: CLASS,
     types.ModuleType: MODULE,
 }  # fmt: skip
@@ -86,9 +82,6 @@ def how(kind: type) -> int:
     for base, found in _CONTAINERS:
         if issubclass(kind, base):  # includes our own hook dicts: they contain the user's hooks
             return found
-    array = getattr(sys.modules.get("numpy"), "ndarray", None)
-    if array is not None and issubclass(kind, array):
-        return ROWS  # it does not report its references to the collector
     if issubclass(kind, type):
         return CLASS
     if issubclass(kind, (BaseException, functools.partial)):
@@ -172,8 +165,6 @@ def children(thing: Any) -> list[Child]:
         return [(".func", "", thing.func), *held, (".keywords", "", thing.keywords)]
     if isinstance(thing, BaseException):
         return _of_exception(thing)
-    if kind in TEES:
-        return _of_tee(thing)
     return []
 
 
@@ -196,20 +187,6 @@ def again(thing: Any, at: int, identity: int) -> Any:
         value = next(islice(vars(thing).values(), at, None), None)
         return value if id(value) == identity else None
     return None
-
-
-def _of_tee(part: Any) -> list[Child]:
-    """Children of itertools.tee's iterators and of their linked chunks: the source, pending values, the next chunk.
-
-    The last chunk also keeps values that both iterators have read, up to 57: that is bounded ("link"). Needed to name
-    the leak of a script that reads one iterator ahead of the other, and not to warn of one that reads both evenly
-    (tests/scenarios/leaks, `two_readers`).
-    """
-    held = [each for each in gc.get_referents(part) if type(each) is not type]  # Python ≥ 3.12 includes its type
-    behind = "tee" if type(held[-1]) in TEES and type(part) is _LINK else "link"
-    return [
-        ("[*]", behind, each) if at and type(each) not in TEES else ("", behind, each) for at, each in enumerate(held)
-    ]
 
 
 def _of_function(function: Any) -> list[Child]:
@@ -281,7 +258,7 @@ def cached(cache: Any) -> tuple[list[Any], list[tuple[str, str]]]:
 
 
 _REMEMBERED_MAX = 2_000
-HOOKS_FEW = 4
+FEW = 4  # more hooks, or keys of one dict, share one name
 
 
 def _of_frame(frame: types.FrameType) -> list[Child]:
@@ -292,13 +269,6 @@ def _of_frame(frame: types.FrameType) -> list[Child]:
     values = frames.variables(frame)
     names = (*code.co_cellvars, *code.co_varnames, *code.co_freevars)  # cellvars: used by closures
     return [(f".{name}", "", values[name]) for name in dict.fromkeys(names) if name in values]
-
-
-def row_entries(array: Any, begin: int, end: int) -> list[Any]:
-    """Entries of a numpy array of dtype object, in index order."""
-    flat = sys.modules["numpy"].ndarray.flat.__get__(array)
-    entries: list[Any] = flat[begin:end].tolist()
-    return entries
 
 
 def code_around(owner: Any) -> tuple[str | None, Callable[[str], Any]]:
@@ -348,7 +318,7 @@ def attributes(tensor: Any) -> dict[str, Any]:
 
 def among(hooks: int) -> str:
     """A suffix: "[*]" if there are many hooks, which then share a label, else nothing."""
-    return "[*]" if hooks > HOOKS_FEW else ""
+    return "[*]" if hooks > FEW else ""
 
 
 # ------------------------------------------------------------------------------------------------------------- names

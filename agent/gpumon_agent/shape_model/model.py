@@ -1,9 +1,9 @@
 """Predicts one device's next peak for a batch of known shapes: the phase's excess on top of what is allocated.
 
-Model. As a batch arrives, `start` bytes are allocated. Forward peaks at start plus its excess, backward at that plus a
-difference; both depend on the batch (see shape_regression). Later micro-batches of a step begin with the gradients of
-the earlier ones, so they are learned separately. Phases after them (optimizer, clipping, a user's phase) have an excess
-over the step's start, or over another baseline if that is steadier (see periodicity). The forecast is the highest of
+Model. As a batch arrives, `start` bytes are allocated. Forward and backward each peak at start plus an excess that
+depends on the batch (see shape_regression). Later micro-batches of a step begin with the gradients of the earlier ones,
+so they are learned separately. Phases after them (optimizer, clipping, a user's phase) have an excess over the step's
+start, or over another baseline if that is steadier (see periodicity). The forecast is the highest of
 these and of what the step has reached already.
 
 A residual far outside its interval widens the next interval at once. A second one on the same side means that the run
@@ -22,21 +22,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from gpumon_agent.shape_model.periodicity import ABOVE_END, ABOVE_START, PERIOD, ROUNDS, Seen, coming, steadiest
+from gpumon_agent.shape_model.periodicity import ABOVE_END, ABOVE_START, SEEN_MAX, Seen, coming, steadiest
 from gpumon_agent.shape_model.residuals import FIRST_WIDTH, Residuals
-from gpumon_agent.shape_model.shape_regression import AFTER, BEYOND, KNOWN, Features, ShapeRegression, Shapes, features
+from gpumon_agent.shape_model.shape_regression import AFTER, BEYOND, Features, ShapeRegression, Shapes, features
 from gpumon_agent.wire import ABORTED, BACKWARD, BOUND, FORWARD, LOAD, Phase
 
 LABELS_MAX = 32  # users may name any number of phases
 KINDS_MAX = 16  # alternating models, micro-batches
-SURPRISE = 0.01  # share of the peak
-STEADY_STEPS = 32  # after these, one more step hardly changes a prediction
-ENOUGH_BATCHES = 4  # different ones, before the error of a new one counts as typical
 FEW_APART, BEYOND_APART = 0.25, 0.1  # widening per side, as share of the excess beyond the largest batch
 TRUSTED_AFTER = (0, 3, 3, 0)
 """Residuals of each sort, from which on the point forecast decides."""
-CLEARLY, LEADS_STEPS = 1.02, 16
-"""After `LEADS_STEPS` with backward's excess higher by this factor, forward is skipped within the known batches."""
 _LATER = "\0later"  # no phase has this name
 
 Kind = tuple[bool, tuple[int, ...]]
@@ -56,15 +51,11 @@ class _Batch:
 class _Kind:
     """What was learned of batches of one kind."""
 
-    __slots__ = ("backward", "direct", "forward", "higher", "leads", "more", "offset", "seen_at")
+    __slots__ = ("backward", "forward", "offset", "seen_at")
 
     def __init__(self) -> None:
         self.forward = ShapeRegression()
         self.backward: ShapeRegression | None = None
-        self.direct = False  # enough different batches to predict backward by itself
-        self.higher = 0  # steps in a row whose backward peaked clearly higher than their forward
-        self.leads = False  # then forward is skipped within the known batches
-        self.more = ShapeRegression(fixed=True)  # backward's excess over forward's, until `direct`
         self.offset = 0.0  # its start minus the step's
         self.seen_at = 0
 
@@ -73,12 +64,7 @@ class _Kind:
         return (later, BACKWARD) if later is not None and later > forward else (forward, FORWARD)
 
     def both(self, batch: Features) -> tuple[float, float | None]:
-        forward, backward = self.forward.at(batch), self.backward
-        if backward is None:
-            return forward, None
-        if not self.direct and backward.sort_of(batch) != KNOWN:
-            return forward, forward + self.more.at(batch)
-        return forward, backward.at(batch)
+        return self.forward.at(batch), None if self.backward is None else self.backward.at(batch)
 
 
 class ShapeModel:
@@ -95,60 +81,41 @@ class ShapeModel:
         self._end = 0  # of the newest step; 0: none yet
         self._kinds: dict[Kind, _Kind] = {}
         self._after: dict[str, deque[Seen]] = {}
-        self.newest = -1  # the step learned last
-        # One entry per step ahead, or one for all. `_rest`: highest phase after the batches (value, name, baseline, see
-        # periodicity). `_later`: what later micro-batches are expected to need, above the step's start.
-        self._rest: list[tuple[float, str, int] | None] = [None]
-        self._later: list[float | None] = []
+        self._rest: tuple[float, str, int] | None = None
+        """the highest phase after the next step's batches: value, name, baseline (see periodicity)"""
+        self._later: float | None = None  # what later micro-batches are expected to need, above the step's start
         self._surprise: float | None = None
         self._later_alike = False  # the newest step's micro-batches were all alike
 
-    @property
-    def steady(self) -> bool:
-        """True when the point forecast no longer changes between steps (only the interval may)."""
-        return len(self._rest) == 1 and not self._later and self._surprise is None and self.steps >= STEADY_STEPS
-
     # -------------------------------------------------------------------------------------------------- predicting
 
-    def peak(
-        self, batch: Features, kind: Kind, start: int, first: int | None = None, lag: int = 0
-    ) -> tuple[int, str, int] | None:
-        """(peak of the step from here on, its phase, sort). `first`: for a later micro-batch, its step's start.
-
-        `lag`: steps that closed but are not learned yet (short steps are faster than the drain).
-        """
+    def peak(self, batch: Features, kind: Kind, start: int, first: int | None = None) -> tuple[int, str, int] | None:
+        """(peak of the step from here on, its phase, sort). `first`: for a later micro-batch, its step's start."""
         known = self._kinds.get(kind)
         if known is None:
             return None
         sort = known.forward.sort_of(batch)
-        if known.leads and sort != BEYOND and known.backward is not None:
-            peak, phase = start + known.backward.at(batch), BACKWARD
-        else:
-            excess, phase = known.at(batch)
-            peak = start + excess
+        excess, phase = known.at(batch)
+        peak = start + excess
         begun = start if first is None else first
-        rests = self._rest
-        rest = rests[lag if lag < len(rests) else -1]
-        if rest is not None:
-            after, name, above = rest
+        if self._rest is not None:
+            after, name, above = self._rest
             after += begun if above == ABOVE_START else self._end if above == ABOVE_END else 0
             if after > peak:
                 peak, phase, sort = after, name, AFTER
-        if first is None and (self._later_alike or self._later):
-            later = self._later_peak(batch, kind, lag)
+        if first is None:
+            later = self._later_peak(batch, kind)
             if later is not None and begun + later[0] > peak:
                 peak, phase, sort = begun + later[0], BACKWARD, later[1] if later[1] is not None else sort
         return round(peak) if peak > 0 else 0, phase, sort
 
-    def _later_peak(self, batch: Features, kind: Kind, lag: int) -> tuple[float, int | None] | None:
+    def _later_peak(self, batch: Features, kind: Kind) -> tuple[float, int | None] | None:
         """Peak of later micro-batches above the step's start: like the first if they were alike, else as usual."""
         if self._later_alike:
             like = self._kinds.get((True, kind[1]))
             if like is not None:
                 return like.offset + like.at(batch)[0], None
-        laters = self._later
-        later = laters[lag if lag < len(laters) else -1] if laters else None
-        return None if later is None else (later, AFTER)
+        return None if self._later is None else (self._later, AFTER)
 
     def interval(self, peak: int, sort: int, batch: Features, kind: Kind) -> tuple[int, int, bool]:
         """95 % interval of the peak; and whether the point forecast decides, not only the lower end."""
@@ -209,7 +176,6 @@ class ShapeModel:
             self._forget()  # the second step has optimizer state and new buckets
         self._score(step, first, batches, after)
         self.steps += 1
-        self.newest = step
         for each in batches:
             self._learn_batch(each, first.start)
         self._later_alike = len(batches) > 1 and all(
@@ -220,16 +186,6 @@ class ShapeModel:
         self._learn_after(after, first.start, self._end or first.start)
         if allocated is not None:
             self._end = allocated
-        return True
-
-    def again(self, step: int) -> bool:
-        """Counts a step identical to the newest one. False: it must be learned."""
-        if not self.steady or any(values[-1][0] != self.steps for values in self._after.values()):
-            return False
-        self.steps += 1
-        self.newest = step
-        for values in self._after.values():
-            values.append((self.steps, *values[-1][1:]))
         return True
 
     def carry(self, last: Phase, groups: Sequence[Shapes]) -> None:
@@ -247,7 +203,7 @@ class ShapeModel:
                 surprise, self._surprise = self._surprise, None
                 if surprise is not None:
                     residuals.learn(surprise)
-                if abs(residual) > SURPRISE and residuals.is_far(residual):
+                if residuals.is_far(residual):
                     self._surprise = residual  # a second one, in a step read in full, is a regime change
                 else:
                     residuals.learn(residual)
@@ -260,18 +216,11 @@ class ShapeModel:
             if len(self._kinds) >= KINDS_MAX:
                 del self._kinds[min(self._kinds, key=lambda kind: self._kinds[kind].seen_at)]
             known = self._kinds[batch.kind] = _Kind()
-        excess = batch.forward - batch.start
-        known.forward.learn(batch.features, excess)
+        known.forward.learn(batch.features, batch.forward - batch.start)
         if batch.backward is not None:
             if known.backward is None:
                 known.backward = ShapeRegression()
             known.backward.learn(batch.features, batch.backward - batch.start)
-            known.direct = known.backward.batches >= ENOUGH_BATCHES
-            clearly = batch.backward - batch.start > CLEARLY * excess
-            known.higher = known.higher + 1 if clearly else 0
-            known.leads = known.direct and known.higher >= LEADS_STEPS
-            if not known.direct:
-                known.more.learn(batch.features, batch.backward - batch.forward)
         known.offset = float(batch.start - start)
         known.seen_at = self.steps
 
@@ -280,35 +229,28 @@ class ShapeModel:
         series = self._after
         for name in after:
             if name not in series and len(series) < LABELS_MAX:
-                series[name] = deque(maxlen=ROUNDS * PERIOD)
+                series[name] = deque(maxlen=SEEN_MAX)
         for name, peak in after.items():
             if name in series:
                 series[name].append((self.steps, peak - start, peak - end, peak))
-        rests: list[tuple[float, str, int] | None] = [None]
-        laters: list[float | None] = [None]
+        rest: tuple[float, str, int] | None = None
+        later: float | None = None
         stood, gone = (0, start, end, 0), None
         for name, values in series.items():
-            if not values:
-                continue
-            if self.steps - values[-1][0] > ROUNDS * PERIOD:
+            if self.steps - values[-1][0] > SEEN_MAX:
                 gone = name
                 continue
             of = steadiest(values) if name in after and name != _LATER else ABOVE_START
-            following = coming(values, self.steps, self.steps - self._began, of)
-            if len(following) > len(rests):
-                rests, laters = rests * len(following), laters * len(following)
-            for ahead in range(len(rests)):
-                expected = following[ahead if len(following) > 1 else 0]
-                rest = rests[ahead]
-                if name == _LATER:
-                    laters[ahead] = expected
-                elif expected is not None and (rest is None or expected + stood[of] > rest[0] + stood[rest[2]]):
-                    rests[ahead] = expected, name, of
+            expected = coming(values, self.steps, self.steps - self._began, of)
+            if name == _LATER:
+                later = expected
+            elif expected is not None and (rest is None or expected + stood[of] > rest[0] + stood[rest[2]]):
+                rest = expected, name, of
         if gone is not None:
             del series[gone]
         # the first optimizer step's peak is the state it creates, which is in the start of the second step
-        self._rest = rests if self.steps > 1 else [None]
-        self._later = laters if any(later is not None for later in laters) else []
+        self._rest = rest if self.steps > 1 else None
+        self._later = later
 
     def _score(self, step: int, first: _Batch, batches: list[_Batch], after: dict[str, int]) -> None:
         predicted = self.peak(first.features, first.kind, first.start)
@@ -320,7 +262,7 @@ class ShapeModel:
         residual = actual / peak - 1 if peak else 0.0
         residuals = self.residuals[sort]
         surprise, self._surprise = self._surprise, None
-        if sort != BEYOND and abs(residual) > SURPRISE and residuals.is_far(residual):
+        if sort != BEYOND and residuals.is_far(residual):
             if surprise is not None and surprise * residual > 0:
                 self._forget(max(FIRST_WIDTH, abs(residual)))
                 self.changes.append(step)
@@ -329,17 +271,14 @@ class ShapeModel:
             self._surprise = residual
         elif surprise is not None:
             residuals.learn(surprise)  # it was isolated
-        if self._surprise is None and (
-            sort in (KNOWN, AFTER) or self._kinds[first.kind].forward.batches >= ENOUGH_BATCHES
-        ):
+        if self._surprise is None:
             residuals.learn(residual)
 
     def _forget(self, width: float = FIRST_WIDTH) -> None:
         self._began = self.steps
         self._kinds.clear()
         self._after.clear()
-        self._rest = [None]
-        self._later = []
+        self._rest = self._later = None
         self._later_alike = False
         self._surprise = None
         for residuals in self.residuals:

@@ -20,10 +20,9 @@ from gpumon_agent.shape_model.model import ShapeModel
 from gpumon_agent.shape_model.shape_regression import Features, Shapes, features
 from gpumon_agent.shape_model.verdict import Fragments, verdict
 from gpumon_agent.units import torch_size
-from gpumon_agent.wire import BETWEEN, FITS, OOM_AHEAD
+from gpumon_agent.wire import BETWEEN, OOM_AHEAD
 
 VARIABLE = "GPUMON_OUTLOOK"
-_REPEATS = 3  # identical steps in a row that get the last outlook without computing it
 Fields = list[Any]
 
 
@@ -92,7 +91,6 @@ class Outlooks:
         self._newest: tuple[Shapes, Features | None, tuple[int, ...]] = (), None, ()
         self._groups: deque[tuple[int, Sequence[tuple[int, ...]]]] = deque(maxlen=4096)
         self._open: list[wire.Phase] = []
-        self._repeated: tuple[int, int, int | None, Fields] | None = None  # times, start, room, outlook
 
     def batch(
         self, step: int, index: int, shapes: Sequence[tuple[int, ...]], nbytes: int, now: Sequence[tuple[int, Any, int]]
@@ -102,14 +100,9 @@ class Outlooks:
         devices = self._devices
         if not devices:
             return
-        newest = self._newest
-        again = newest[0] == shapes
-        if not again:
-            newest = self._newest = shapes, features(shapes), tuple(map(len, shapes))
-            self._repeated = None
-        elif self._repeated is not None and self._repeats(step, index, nbytes, now):
-            return
-        _, batch, ranks = newest
+        if self._newest[0] != shapes:
+            self._newest = shapes, features(shapes), tuple(map(len, shapes))
+        _, batch, ranks = self._newest
         if batch is None:
             return
         kind = index > 0, ranks
@@ -121,13 +114,12 @@ class Outlooks:
             start = allocated if allocated is not None else shape_model.start
             if start is None:
                 continue
-            lag = step - shape_model.newest - 1
             if index:
                 first = known.first
             else:
                 first = None
                 known.first = start
-            predicted = shape_model.peak(batch, kind, start, first, lag if lag > 0 else 0)
+            predicted = shape_model.peak(batch, kind, start, first)
             if predicted is None:
                 continue
             peak, phase, sort = predicted
@@ -145,33 +137,10 @@ class Outlooks:
                 tuple(shapes[:wire.SHAPES_MAX]),
             ]  # fmt: skip
             self._append(fields)
-            if again and not index and len(now) == 1 and shape_model.steady and word == FITS and phase != BETWEEN:
-                self._repeated = 0, start, budget, fields
             if self._functions:
                 self.waiting = wire.Outlook(*fields)
             if self._prints and word == OOM_AHEAD:
                 say(sentence(wire.Outlook(*fields)))
-
-    def _repeats(self, step: int, index: int, nbytes: int, now: Sequence[tuple[int, Any, int]]) -> bool:
-        """Repeats the last outlook for the same batch in the same state, a few times. False: compute it."""
-        if index:
-            return False
-        again, self._repeated = self._repeated, None
-        if again is None or len(now) != 1:
-            return False
-        times, start, budget, fields = again
-        device, allocated, so_far = now[0]
-        shape_model = self._devices[fields[1]].shape_model
-        if times == _REPEATS or device != fields[1] or so_far > fields[3] or not shape_model.steady:
-            return False
-        start_now = shape_model.start if allocated is None else allocated
-        if start_now != start or budget != self.budget.get(device) or self._functions:
-            return False
-        fields = fields.copy()
-        fields[0], fields[2], fields[9] = step, _now_ns(), nbytes
-        self._append(fields)
-        self._repeated = times + 1, start, budget, fields
-        return True
 
     def tell(self) -> None:
         """Calls the user's functions with the newest outlook. Their exceptions pass through."""

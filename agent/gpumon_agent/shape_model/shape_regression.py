@@ -1,9 +1,9 @@
 """Learns step by step how many bytes a phase needs for a batch of given shapes: a regression with few coefficients.
 
 Model. A phase's excess (its peak above what was allocated as the batch arrived) is linear in the elements of the first
-input, the elements of the others, and the squares of its lengths (attention), plus the interpolated residuals of the
-nearest known batches. For batches with two lengths the maximum of two planes (see max_affine) is used
-instead if it was closer recently. Shapes seen before get the excess they had then.
+input, the elements of the others, and the square of its length (attention), plus the interpolated residuals of the
+nearest known batches. For batches with two lengths the maximum of two planes (see max_affine) is used instead if it has
+been closer so far. Shapes seen before get the excess they had then.
 
 Source. Recursive least squares (Plackett 1950). A peak is the maximum over moments that are each linear in the batch,
 so it is piecewise linear: hence the residuals of neighbours.
@@ -21,7 +21,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from gpumon_agent.shape_model.max_affine import Plane, fitted, highest
+from gpumon_agent.shape_model.max_affine import LEAST, Plane, fitted, highest
 
 Shapes = Sequence[Sequence[int]]
 Features = tuple[int, int, int, int, int]
@@ -34,18 +34,6 @@ a whole training step, when nothing of them is in the CPU's caches."""
 POINTS_MAX = 64
 KNOWN, NEW, BEYOND, AFTER = range(4)
 """sorts of predictions: a batch seen before; a new one; one larger than any seen; a later phase peaks higher"""
-SURE_BATCHES = 12
-SQUARE_BATCHES = 6
-SQUARE_BETTER = 0.6
-SQUARE_LEAST = 0.002
-"""The square of the length is used after `SQUARE_BATCHES` different batches, if it leaves less than `SQUARE_BETTER` of
-the line's error, and that is over `SQUARE_LEAST`. Always used, it costs outlooks of images 0.05 to 0.22 % (hourglass,
-seed 5)."""
-PLANES_BETTER = 0.8
-"""Planes are used if their error is below this share of the line's with neighbours."""
-COMPARED = 16  # batches over which both errors are averaged
-_REFIT_SHARE, _REFIT_MOST = 4, 16  # refit planes after a quarter as many new batches, 16 at most
-_SAME = 0.001
 
 
 def features(shapes: Shapes) -> Features | None:
@@ -82,24 +70,19 @@ def features(shapes: Shapes) -> Features | None:
 
 
 class _Line:
-    """Coefficients of 1 and some features, by recursive least squares; and its recent error."""
+    """Coefficients of 1 and the features, by recursive least squares."""
 
-    __slots__ = ("coefficients", "covariance", "off")
+    __slots__ = ("coefficients", "covariance")
 
     def __init__(self, prior: Sequence[float]) -> None:
         self.coefficients: tuple[float, ...] = (0.0,) * len(prior)
         self.covariance = [[p if i == j else 0.0 for j in range(len(prior))] for i, p in enumerate(prior)]
-        self.off = 0.0
 
-    def at(self, x: Sequence[float]) -> float:
-        return sum([c * v for c, v in zip(self.coefficients, x, strict=False)])
-
-    def learn(self, x: Sequence[float], y: float, weight: float, size: float, share: float) -> None:
-        error = y - self.at(x)
-        self.off += (min(abs(error) / size, 0.5) - self.off) * share
+    def learn(self, x: Sequence[float], y: float, weight: float) -> None:
+        error = y - sum([c * v for c, v in zip(self.coefficients, x, strict=True)])
         covariance, count = self.covariance, len(self.coefficients)
-        px = [sum([p * v for p, v in zip(row, x, strict=False)]) for row in covariance]
-        gain = 1 / (1 / weight + sum([p * v for p, v in zip(px, x, strict=False)]))
+        px = [sum([p * v for p, v in zip(row, x, strict=True)]) for row in covariance]
+        gain = 1 / (1 / weight + sum([p * v for p, v in zip(px, x, strict=True)]))
         step = gain * error
         self.coefficients = tuple([c + step * p for c, p in zip(self.coefficients, px, strict=True)])
         for i in range(count):
@@ -109,27 +92,19 @@ class _Line:
 
 
 class ShapeRegression:
-    """One phase's excess over the batch. `fixed`: with one batch known, take its excess as independent of the batch."""
+    """One phase's excess over the batch."""
 
     __slots__ = (
-        "_columns", "_compared", "_faces", "_furthest", "_keys", "_largest", "_now", "_off", "_plain", "_planes",
-        "_planes_off", "_points", "_refit_at", "_scale", "_settled", "_square", "_two", "_unit", "fixed", "seen",
-        "squares",
+        "_columns", "_compared", "_faces", "_furthest", "_keys", "_largest", "_line", "_now", "_off", "_planes",
+        "_planes_off", "_points", "_refit_at", "_scale", "_settled", "_two", "_unit",
     )  # fmt: skip
 
-    def __init__(self, *, fixed: bool = False) -> None:
-        self.fixed = fixed
-        self.forget()
-
-    def forget(self) -> None:
-        """Drops everything learned: the regime changed."""
-        self.seen = 0
-        self.squares = False  # the square of the length is used
+    def __init__(self) -> None:
         self._unit: tuple[float, float, float] = (1.0, 1.0, 1.0)
         self._scale = 1.0
-        sure, open_ = 1e2, 1e6
-        prior = (open_, sure, sure, sure) if self.fixed else (sure, open_, 1e4, 1e4)
-        self._plain, self._square = _Line(prior[:3]), _Line(prior)
+        # the variances of 1 and the features. The square's is small: blocks rounded up are not taken for a square, and
+        # a real one is known after a few batches
+        self._line = _Line((1e2, 1e6, 1e4, 1e1))
         self._now = (0.0, 0.0, 0.0, 0.0)  # the line in use, in bytes per element
         self._points: dict[Features, list[float]] = {}  # the last three excesses of each batch
         self._settled: dict[Features, float] = {}  # the excess to predict
@@ -211,14 +186,13 @@ class ShapeRegression:
 
     def learn(self, batch: Features, excess: float) -> None:
         """Learns one step's excess. The same value for the same batch costs almost nothing."""
-        self.seen += 1
         points = self._points
         known = points.get(batch)
         if known is not None:
             known.append(excess)
             if len(known) > 3:
                 del known[0]
-            if abs(excess - known[-2]) <= _SAME * abs(excess):
+            if excess == known[-2]:
                 self._settle(batch, excess)
                 return
             self._settle(batch, _settled(known))
@@ -226,7 +200,6 @@ class ShapeRegression:
             if not points:
                 self._unit = (1 / batch[0], 1 / batch[1] if batch[1] else 0.0, 1 / batch[2] if batch[2] else 0.0)
                 self._scale = max(abs(excess), 1.0)
-            sure = len(points) >= SURE_BATCHES and abs(excess - self.at(batch)) <= _SAME * abs(excess)
             if self._planes:
                 self._compare(batch, excess)
             if len(points) >= POINTS_MAX:
@@ -241,8 +214,6 @@ class ShapeRegression:
                 self._refit_at -= 1
                 if self._refit_at <= 0:
                     self._fit()
-            if sure:
-                return  # nothing to learn from it
         self._update(batch, excess)
 
     def _settle(self, batch: Features, excess: float) -> None:
@@ -264,7 +235,7 @@ class ShapeRegression:
     def _compare(self, batch: Features, excess: float) -> None:
         """Compares line and planes on a new batch of two lengths. The better one is used from now on."""
         self._compared += 1
-        share = 1 / min(self._compared, COMPARED)
+        share = 1 / self._compared
         said = highest(self._planes, self._over(batch)) * self._scale
         self._off += (abs(excess - self._between(batch)) - self._off) * share
         self._planes_off += (abs(excess - said) - self._planes_off) * share
@@ -277,12 +248,12 @@ class ShapeRegression:
     def _fit(self) -> None:
         points = [(self._over(batch), excess / self._scale) for batch, excess in self._settled.items()]
         self._planes = fitted(points, self._planes)
-        self._refit_at = min(max(1, len(points) // _REFIT_SHARE), _REFIT_MOST)
+        self._refit_at = 2 * LEAST
         self._face()
 
     def _face(self) -> None:
         faces: list[Plane] = []
-        if self._planes_off < PLANES_BETTER * self._off:
+        if self._planes_off < self._off:
             (u, v, w), scale = self._unit, self._scale
             w *= scale
             faces = [
@@ -304,20 +275,11 @@ class ShapeRegression:
     def _update(self, batch: Features, excess: float) -> None:
         u, v, w = self._unit
         x = (1.0, batch[0] * u, batch[1] * v, batch[2] * w)
-        y = excess / self._scale
         size = max(x[1], 1e-3)
         weight = min(size * size, 1e4)  # large batches decide whether memory suffices; smaller ones rely on residuals
-        share = 1 / min(self.seen, 20)
-        self._plain.learn(x, y, weight, size, share)
-        if batch[2]:
-            self._square.learn(x, y, weight, size, share)
-            if len(self._keys) >= SQUARE_BATCHES:
-                self.squares = self._square.off < SQUARE_BETTER * self._plain.off and self._plain.off > SQUARE_LEAST
+        self._line.learn(x, excess / self._scale, weight)
         scale = self._scale
-        if self.squares:
-            a, b, c, d = self._square.coefficients
-        else:
-            (a, b, c), d = self._plain.coefficients, 0.0
+        a, b, c, d = self._line.coefficients
         self._now = a * scale, b * u * scale, c * v * scale, d * w * scale
 
 
@@ -328,6 +290,6 @@ def _copied(columns: _Columns) -> _Columns:
 
 def _settled(values: list[float]) -> float:
     """The newest value, or the median of three if the last two disagree."""
-    if len(values) < 3 or abs(values[-1] - values[-2]) <= _SAME * abs(values[-1]):
+    if len(values) < 3 or values[-1] == values[-2]:
         return values[-1]
     return sorted(values)[1]

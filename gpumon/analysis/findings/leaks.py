@@ -32,8 +32,6 @@ HOW_HELD = {
     "default": "a default argument",
     "cache": "a function's cache",
     "generator": "a suspended generator",
-    "tee": "an iterator of itertools.tee that has fallen behind",
-    "link": "itertools.tee, which keeps up to 57 entries that all its iterators have read",
     "traceback": "an exception's traceback",
     "hook": "a hook",
     "module": "a module",
@@ -46,8 +44,6 @@ INSTEAD = {
     "cache": "a cache keeps every argument and every result: bound it (maxsize), or cache no tensors",
     "traceback": "an exception keeps the variables of every function it passed through: keep str(error) instead",
     "generator": "a suspended generator keeps its variables: close() it, or let it end",
-    "link": "tee frees its entries 57 at a time: check that as many fit",
-    "tee": "tee keeps what one of its iterators has read and the other has not: advance both, or iterate once",
     "hook": "the hook keeps its arguments: overwrite instead of append, or remove it with handle.remove()",
     "default": "a mutable default argument lives as long as its function: use None and make it inside",
 }
@@ -84,7 +80,7 @@ def _named(look: Look, main: Growth, suspect: Suspect, steps: int, grown: float,
     keeps = f", with graphs of {units.size(suspect.graph_bytes)}" if suspect.graph_bytes else ""
     graph = keeps or (", each with its graph" if suspect.has_graph else "")
     severity = _urgency(look)
-    if severity is None and suspect.holder is not None and suspect.holder.kind in ("bounded", "trimmed", "link"):
+    if severity is None and suspect.holder is not None and suspect.holder.kind in ("bounded", "trimmed"):
         severity = "info"
     if share < TENSOR_LEAK.least_share_of_growth:
         severity = "info"  # something else fills the device

@@ -86,7 +86,7 @@ class Forecaster:
         groups = shared_out(step.input_shapes, phases)
         same = before is not None and step.step == before.step + 1 and step[1:] == before[1:]
         self._alike = self._alike + 1 if same else 0
-        if (same and self.shape_model.again(step.step)) or self.shape_model.learn(step.step, phases, groups):
+        if self.shape_model.learn(step.step, phases, groups):
             self.fragments.learn(phases)
         elif phases:
             self.shape_model.carry(phases[-1], groups)
@@ -171,7 +171,7 @@ class Forecaster:
             (start + usual.excess, usual.phase) if found is None or found[2] == KNOWN else (float(found[0]), found[1])
         )
         for name, seen in self._early.items():
-            above = coming(seen, self.seen, self.seen, ABOVE_END)[0]
+            above = coming(seen, self.seen, self.seen, ABOVE_END)
             if above is not None and newest.end + above > peak:
                 peak, phase = newest.end + above, name
         return peak, phase

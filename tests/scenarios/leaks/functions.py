@@ -5,13 +5,12 @@ import contextlib
 import contextvars
 import functools
 import gc
-import itertools
 import queue
 import threading
 import weakref
 
 import torch
-from _toy import STEPS, run, setup, train
+from _toy import run, setup, train
 from torch.nn import functional as F
 
 
@@ -176,17 +175,6 @@ def weak_with_a_strong_twin(clean):
             strong.append(node)
 
 
-def object_array(clean):
-    import numpy
-
-    model, optimizer, loader = setup()
-    table = numpy.empty((STEPS, 2), dtype=object)
-    for step, (inputs, targets) in enumerate(loader):
-        loss = train(model, optimizer, inputs, targets).detach()
-        table[step, 0] = step
-        table[step, 1] = loss.item() if clean else loss
-
-
 def jobs_kept(clean):
     model, optimizer, loader = setup()
     jobs = []
@@ -237,23 +225,6 @@ def exceptions_in_cycles(clean):
         attempt(outputs.detach(), clean)
 
 
-def two_readers(clean):
-    model, optimizer, loader = setup()
-
-    def results():
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            outputs = model(inputs)  # made two_readers
-            F.mse_loss(outputs, targets).backward()
-            optimizer.step()
-            yield outputs.detach()
-
-    shown, saved = itertools.tee(results())
-    for _ in shown:
-        if clean:
-            next(saved)
-
-
 def running_total(clean):
     model, optimizer, loader = setup()
     total = 0.0
@@ -270,23 +241,6 @@ def shifting_chain(clean):
         loss = train(model, optimizer, inputs, targets)
         loss.before = None if clean else previous
         previous = loss
-
-
-class Sample:
-    def __init__(self, features):
-        self.features = features
-
-
-def forgotten(number, features):
-    pass
-
-
-def finalizer_arguments(clean):
-    model, optimizer, loader = setup()
-    for number, (inputs, targets) in enumerate(loader):
-        train(model, optimizer, inputs, targets)
-        sample = Sample(inputs.mean(1))  # made
-        weakref.finalize(model, forgotten, number, None if clean else sample.features)
 
 
 class Span:
@@ -318,7 +272,7 @@ def nested_spans(clean):
 
 if __name__ == "__main__":
     scripts = (closure, cached_function, default_argument, partial_function, generator, batches_in_a_generator)
-    more = (caught_exceptions, context_variable, writer_thread, weak_with_a_strong_twin, object_array, jobs_kept)
-    last = (cycles_without_gc, exceptions_in_cycles, two_readers, running_total)
-    deep = (shifting_chain, finalizer_arguments, nested_spans)
+    more = (caught_exceptions, context_variable, writer_thread, weak_with_a_strong_twin, jobs_kept)
+    last = (cycles_without_gc, exceptions_in_cycles, running_total)
+    deep = (shifting_chain, nested_spans)
     run({script.__name__: script for script in (*scripts, *more, *last, *deep)})
