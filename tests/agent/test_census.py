@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from gpumon_agent import agent as agents
 from gpumon_agent import wire
 from gpumon_agent.leaks import gc_roots
 from gpumon_agent.leaks.census import ROUNDS
-from gpumon_agent.leaks.heap_walker import HeapWalker, Root
+from gpumon_agent.leaks.heap_walker import DEPTH_MAX, HeapWalker, Root
 from gpumon_agent.leaks.object_children import Files
 from gpumon_agent.thread_clock import ThreadClock
 
@@ -185,6 +187,70 @@ def test_a_slice_can_leave_a_tensor_to_the_next_one() -> None:
     assert met == [1, 2]
     assert walk.run(ThreadClock(1_000_000_000), lambda: False)
     assert met == [1, 2, 2, 3]
+
+
+def walked(space: dict[str, Any], limit: int = 200) -> dict[str, int]:
+    """Names to how many tensors each holds, by one walk."""
+    names: Counter[str] = Counter()
+
+    def found(tensor: torch.Tensor, walk: HeapWalker) -> bool:
+        names[f"{walk.name().text} {walk.name().kind}"] += 1
+        return True
+
+    walk = HeapWalker(found, Files(), gc_roots.of_module)
+    walk.begin([Root(lambda: space, named=True)], limit=limit)
+    while not walk.run(ThreadClock(1_000_000_000), lambda: False):
+        pass
+    return names
+
+
+ONE = torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ({f"loss {at}": ONE for at in range(32)}, "it['loss 3']"),
+        ({f"loss {at}": ONE for at in range(33)}, "it[*]"),
+        ([(ONE,) * 8] * 2, "it[*][3]"),
+        ([(ONE,) * 9] * 2, "it[*][*]"),
+        (types.SimpleNamespace(**{f"out{at}": ONE for at in range(7)}), "it.out3 attribute"),
+        (types.SimpleNamespace(**{f"out{at}": ONE for at in range(8)}), "it.out* attribute"),
+        (deque([ONE], maxlen=10_000_000), "it[*] global"),
+    ],
+)
+def test_how_many_keys_entries_and_numbered_names_are_told_apart(value: Any, name: str) -> None:
+    assert any(each.startswith(name) for each in walked({"it": value}))
+
+
+def test_what_is_read_of_large_containers() -> None:
+    """The rest takes too long: 10,000 entries of a set; before the last round 512 of a list, and 4,096 of a dict."""
+    assert 10_000 <= sum(walked({"it": {torch.ones(1) for _ in range(10_100)}}).values()) <= 10_016
+    rows: list[Any] = [0] * 1_100
+    rows[-600] = [ONE]
+    assert [sum(walked({"it": rows}, limit).values()) for limit in (24, 200)] == [0, 1]
+    rows[-500] = [ONE]
+    assert sum(walked({"it": rows}, 24).values()) >= 1
+    table: dict[int, Any] = dict.fromkeys(range(4200), 0) | {-1: [ONE], -2: 0}
+    assert [sum(walked({"it": table}, limit).values()) for limit in (24, 200)] == [0, 1]
+
+
+@pytest.mark.parametrize(("levels", "found"), [(150, 1), (170, 0)])
+def test_160_levels_are_walked(levels: int, found: int) -> None:
+    deep: Any = [ONE]
+    for _ in range(levels - 2):
+        deep = [deep]
+    assert sum(walked({"it": deep}, DEPTH_MAX).values()) == found
+
+
+def test_between_two_looks_at_the_clock_16_objects_are_looked_at() -> None:
+    walk = HeapWalker(lambda tensor, walk: True, Files(), gc_roots.of_module)
+    space = {"it": [1.5] * 160}
+    walk.begin([Root(lambda: space, named=True)], limit=6)
+    slices = 1
+    while not walk.run(ThreadClock(0), lambda: False):
+        slices += 1
+    assert 10 <= slices <= 14
 
 
 LENGTHS = (40_001, 40_002, 40_003)  # nobody else has such a tensor

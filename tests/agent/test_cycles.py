@@ -12,7 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gpumon_agent import wire  # noqa: E402
-from gpumon_agent.leaks.cycles import OBJECTS_MAX, only_each_other  # noqa: E402
+from gpumon_agent.leaks.cycles import Cycles, only_each_other  # noqa: E402
+from gpumon_agent.leaks.object_children import Name  # noqa: E402
 
 
 class Node:
@@ -21,6 +22,9 @@ class Node:
 
 class Refused(Exception):
     """Caught, and kept by the frame that its traceback leads to."""
+
+
+NAME = Name("node", "global", None)
 
 
 @pytest.fixture(autouse=True)
@@ -86,9 +90,29 @@ def test_held_by_another_of_the_cycle_or_too_large_to_tell() -> None:
     reference = pair()
     other = [reference().other]
     assert not only_each_other(reference)
-    other[0].more = [Node() for _ in range(OBJECTS_MAX)]
-    other.clear()
+    other.pop().more = [Node() for _ in range(300)]
+    assert only_each_other(reference)
+    reference().more = [Node() for _ in range(400)]
     assert not only_each_other(reference)
+
+
+def test_24_objects_are_looked_at_three_times_each_two_steps_after_they_were_noted() -> None:
+    storage, cycles, held, looks = torch.zeros(1).untyped_storage(), Cycles(), [Node() for _ in range(30)], 0
+    for node in held:
+        cycles.note([node], NAME, None, storage, step=5)
+    assert [cycles.due(step) for step in (6, 7)] == [False, True]
+    for step in range(7, 100):
+        while cycles.due(step):
+            assert not cycles.look(step)
+            looks += 1
+    assert looks == 3 * 24
+
+
+@pytest.mark.parametrize(("above", "found"), [(5, True), (6, False)])
+def test_of_the_way_to_a_tensor_the_innermost_six_objects_are_looked_at(above: int, found: bool) -> None:
+    storage, cycles, held = torch.zeros(1).untyped_storage(), Cycles(), [Node() for _ in range(above)]
+    cycles.note([*held, pair()()], NAME, None, storage, step=0)
+    assert cycles.look(2) == found
 
 
 def test_a_census_names_what_the_cycle_was_called(watch: Any) -> None:
