@@ -171,7 +171,7 @@ def _refusals(watched: Watched) -> None:
     watched.tell("steps 1")
     assert watched.tell("budget") == {"0": 3 << 30}
     assert watched.ask(wire.BLOCKS).why == "at the next phase boundary"
-    assert watched.ask(wire.BLOCKS).why == "asked for already: at the next phase boundary"
+    assert watched.ask(wire.BLOCKS).why == "already requested: at the next phase boundary"
     watched.tell("steps 1")
 
 
@@ -204,7 +204,7 @@ def _what_is_dear(watched: Watched) -> None:
     assert "torch.cuda.memory._dump_snapshot" in str(written.why)
     watched.tell("record 0")
     watched.tell("keep 60000")
-    watched.asked(wire.BLOCKS, lambda e: refused(e) and "more than can be read within 100 ms" in e.text)
+    watched.asked(wire.BLOCKS, lambda e: refused(e) and "cannot be read within 100 ms" in e.text)
     watched.tell("keep 0")
 
 

@@ -650,7 +650,7 @@ def test_parameters_that_are_updated_by_hand(watch: Any) -> None:
         if at >= 4:
             gpumon_agent.step()
     (said,) = watch.notices()
-    assert said.endswith("no step is counted: call gpumon_agent.step() after each update")
+    assert said.endswith("no steps are counted: call gpumon_agent.step() after each update")
     assert watch.words()[1] == STEP
     assert [step.step for step in watch.steps()] == [0, 1]
 

@@ -127,7 +127,7 @@ def test_a_long_description_goes_out_in_pieces_and_whole(trainer: Trainer) -> No
 def test_a_viewers_request_reaches_the_next_boundary(trainer: Trainer) -> None:
     trainer.start()
     assert trainer.ask(wire.CENSUS).accepted
-    assert trainer.ask(wire.CENSUS).why == "asked for already: at the next phase boundary"
+    assert trainer.ask(wire.CENSUS).why == "already requested: at the next phase boundary"
     assert not trainer.ask(wire.BLOCKS).accepted  # CUDA did not begin
     assert trainer.tell("requests") == ["census"]
     trainer.tell("steps 1")

@@ -35,7 +35,7 @@ def steps(seen: Seen) -> Any:
     told = [len(rank.steps) for rank in seen.ranks]
     assert told == [rank.truth["steps"] for rank in seen.ranks]
     if seen.case.stepless:
-        assert "so no step is counted: call gpumon_agent.step() after each update" in seen.output
+        assert "so no steps are counted: call gpumon_agent.step() after each update" in seen.output
     else:
         assert all(told)
 
