@@ -110,7 +110,7 @@ def test_what_does_not_fit_says_in_which_phase_and_what_was_asked_for(dryrun):
     said = stated(shown)
     assert said["answer"].startswith("OUT OF MEMORY: it does not fit Virtual 16 GiB (16.0 GiB); ")
     assert said["failed"].startswith("step 0, optimizer, at script.py:")
-    assert ": asked for 256.0 MiB with 15." in said["failed"]
+    assert ": 256.0 MiB requested with 15." in said["failed"]
     assert "; Capacity: 256.00 MiB requested" in said["answer"]
     assert said["alive"].startswith("weights 5.50 GiB")
 
