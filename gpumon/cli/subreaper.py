@@ -23,6 +23,10 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 PARENT_ENDED = signal.SIGHUP  # no other source: a new session has no terminal
 HEARD = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, PARENT_ENDED)
 KILLING_S = 10.0
+HELPERS_S = 10.0
+"""For helpers after the command's end. They end by themselves once every viewer has the last message."""
+
+HELPER = b"gpumon_agent.transport"  # in the command line of an agent's helper (transport/trainer.py)
 """A process stuck in the kernel (a hung disk) may die later."""
 
 _TIE = """
@@ -81,7 +85,7 @@ def main(parent: int, argv: list[str]) -> NoReturn:
             end_all()
             sys.exit(1)
         # SIGTERM goes to the whole process group, so the command has it already; wait for its end
-    end_all()
+    end_all(helpers_s=HELPERS_S)
     leave(status)
 
 
@@ -109,17 +113,29 @@ def reap(child: int) -> int | None:
             found = status
 
 
-def end_all() -> None:
-    """Kills every descendant. Processes orphaned meanwhile become our children, for the next pass."""
-    until = time.monotonic() + KILLING_S
-    while (below := descendants()) and time.monotonic() < until:
+def end_all(helpers_s: float = 0.0) -> None:
+    """Kills every descendant. Processes orphaned meanwhile become our children, for the next pass.
+
+    Helpers of agents get `helpers_s` seconds to send what they still have: how the run ended is the last of it.
+    """
+    began = time.monotonic()
+    while (below := descendants()) and time.monotonic() < began + helpers_s + KILLING_S:
         for pid in below:
+            if time.monotonic() < began + helpers_s and is_helper(pid):
+                continue
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
         reap(0)
         time.sleep(0.01)
+
+
+def is_helper(pid: int) -> bool:
+    try:
+        return HELPER in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def descendants() -> list[int]:

@@ -46,6 +46,17 @@ def test_it_ends_as_the_command_did_and_takes_the_rest_along(code: str, status: 
     assert ended(int(done.stdout))
 
 
+def test_a_helper_may_say_its_last_words_and_nothing_else_may() -> None:
+    says = "import time; time.sleep(1); print('said', flush=True)"
+    start = "import subprocess, sys; [subprocess.Popen([sys.executable, '-c', code]) for code in sys.argv[1:]]"
+    helper = f"import sys; {says}; sys.exit(gpumon_agent.transport)"
+    for code, output in ((helper, "said\n"), (says, "")):
+        done = subprocess.run(
+            under_subreaper([sys.executable, "-c", start, code]), stdout=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, output)
+
+
 def test_a_hard_end_of_who_asked_for_it_ends_the_whole_tree() -> None:
     with subprocess.Popen([sys.executable, "-c", STARTS], stdout=subprocess.PIPE, text=True) as asks:
         assert asks.stdout

@@ -241,3 +241,20 @@ def test_watching_can_end_before_the_program(trainer: Trainer) -> None:
     assert gone(trainer.helper)
     assert left() == []
     assert trainer.tell("steps 5") == 10
+
+
+def test_a_viewer_that_was_stopped_as_the_training_ended_still_hears_how(trainer: Trainer) -> None:
+    """As on a busy machine: more is left to send than its socket takes, and it reads again a second later."""
+    trainer.start()
+    command = [sys.executable, "-m", "gpumon", "attach", "--json", str(trainer.process.pid)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as viewer:
+        assert viewer.stdout is not None
+        assert json.loads(viewer.stdout.readline())["type"] == "hello"
+        os.kill(viewer.pid, signal.SIGSTOP)
+        trainer.tell("steps 2000")
+        trainer.send("leaves 0")
+        trainer.process.wait()
+        time.sleep(1)
+        os.kill(viewer.pid, signal.SIGCONT)
+        goodbyes = [each for line in viewer.stdout if (each := json.loads(line))["type"] == "goodbye"]
+    assert [each["reason"] for each in goodbyes] == ["finished"]

@@ -32,6 +32,7 @@ MANY_RANKS, FLUSHES_OF_MANY = 32, 2  # from 32 ranks on each sends every other t
 HEARTBEAT_S = 1.0
 CLOSE_S = 0.22  # 250 ms are promised; the rest is for waking up on a busy machine
 _GOODBYE_S = 0.15  # of CLOSE_S: time for viewers to receive Goodbye
+_HELPERS_GOODBYE_S = 5.0  # in a process of its own, where nothing waits: at nice 19 on a busy machine it needs more
 _SNAPSHOT_FRAMES_A_TURN = 8  # then the thread polls again
 _REQUESTS_MAX = 64  # pending snapshots; a viewer whose request was dropped asks again
 
@@ -269,7 +270,7 @@ class Publisher:
         self, asks: zmq.Socket[bytes], publish: zmq.Socket[bytes], poller: zmq.Poller, answer: Iterator[bytes] | None
     ) -> None:
         """Sends the rest and Goodbye. Viewers unsubscribe after it; XPUB reports the last one."""
-        end = time.monotonic() + _GOODBYE_S
+        end = time.monotonic() + (_GOODBYE_S if self._started else _HELPERS_GOODBYE_S)
         if self._started:
             poller.unregister(self._bell[0])
         if self._place is not None:
