@@ -98,6 +98,28 @@ def test_what_was_frozen_is_as_it_was_and_what_came_later_has_defaults() -> None
         assert all(len(field) == 3 for field in now["fields"][count:]), f"{name}: a new field needs a default"
 
 
+def test_no_text_or_list_may_be_longer_than_viewers_of_the_frozen_version_accept() -> None:
+    today = layout()
+    longest = re.compile(r"max_length (\d+)")
+    for name, before in json.loads(FROZEN.read_text()).items():
+        for field, was in zip(today[name]["fields"], before["fields"], strict=False):
+            for now, then in zip(longest.findall(field[1]), longest.findall(was[1]), strict=False):
+                assert int(now) <= int(then), f"{name}.{was[0]}"
+
+
+@pytest.mark.parametrize(
+    ("flag", "bit"),
+    [
+        ("SAMPLED", 1), ("INFERRED", 2), ("BOUND", 4), ("SKIPPED", 8), ("RECOMPUTED", 16), ("OVERLAPPED", 32),
+        ("ABORTED", 64), ("MERGED", 128), ("RECORDED", 256), ("TRAINS", 512), ("PROTOCOL_MINOR", 1),
+        ("FRAME_BYTES_MAX", 65_536),
+    ],
+)  # fmt: skip
+def test_numbers_that_agents_and_viewers_of_other_versions_share(flag: str, bit: int) -> None:
+    """Recordings have them too: a flag that moves gives old files another meaning."""
+    assert getattr(wire, flag) == bit
+
+
 def _as_told_later(event: wire.Event) -> list[Any]:
     told: list[Any] = msgspec.msgpack.decode(wire.encode_event(event))
     return told
