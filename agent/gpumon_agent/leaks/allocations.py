@@ -71,7 +71,7 @@ class Allocations:
 
     def begin(self, blocks: int) -> None:
         """Records stacks for the next steps. `blocks`: number of live blocks."""
-        singly = _ask is not None and blocks > BLOCKS_MAX
+        singly = _ask is not None and blocks > BLOCKS_MAX // 2  # there may be more when it is read
         if not self._left and self._history.begin_stacks(BLOCKS_MAX if singly and reads_traces_alone else 1):
             self._left = self._steps
             self.unread, self._closed, self._blocks, self._whole = True, 0, None, None
