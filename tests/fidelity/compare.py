@@ -140,7 +140,7 @@ def compare(physical: dict[str, int], virtual: dict[str, int]) -> list[Differenc
 
 
 def virtual_environment(device: dict[str, Any], devices: int) -> dict[str, str]:
-    """Virtual devices like the physical one. Raises gpumon.virtual_gpu.Unavailable."""
+    """Virtual devices like the physical one. Raises gpumon.virtual_gpu.BuildUnavailable."""
     from gpumon import virtual_gpu
 
     return virtual_gpu.environment(

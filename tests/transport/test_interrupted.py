@@ -79,7 +79,7 @@ def between():
 def told(trains, number):
     "What the helper, which is stopped, would have written."
     request = wire.Request(wire.CENSUS, trains.descriptor.nonce)
-    answer = messages.Answer(True, requests=((number, request),))
+    answer = messages.FromHelper(True, requests=((number, request),))
     Pages(trains.transport._memory, ANSWER).write(messages.encode(answer))
 
 def started():
