@@ -10,7 +10,8 @@ import time
 import psutil
 import pytest
 
-from gpumon.cli.subreaper import under_subreaper
+from gpumon.cli.subreaper import HELPER, under_subreaper
+from gpumon_agent.transport.trainer import BOOTSTRAP
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a command is started as it is")
 ORPHAN = "import subprocess, sys; p = subprocess.Popen(['sleep', '1000'], start_new_session=True); print(p.pid); "
@@ -50,6 +51,7 @@ def test_a_helper_may_say_its_last_words_and_nothing_else_may() -> None:
     says = "import time; time.sleep(1); print('said', flush=True)"
     start = "import subprocess, sys; [subprocess.Popen([sys.executable, '-c', code]) for code in sys.argv[1:]]"
     helper = f"import sys; {says}; sys.exit(gpumon_agent.transport)"
+    assert HELPER.decode() in BOOTSTRAP
     for code, output in ((helper, "said\n"), (says, "")):
         done = subprocess.run(
             under_subreaper([sys.executable, "-c", start, code]), stdout=subprocess.PIPE, text=True, timeout=60,
