@@ -12,6 +12,8 @@ import torch.multiprocessing
 from same import bits, case, tell, watch
 from torch.nn.parallel import DistributedDataParallel
 
+kept = []  # to the end: with the model goes gloo's group, which joins its threads under the GIL that one may wait for
+
 
 def work(rank, port, first):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
@@ -27,6 +29,7 @@ def work(rank, port, first):
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     optimizer = torch.optim.AdamW(model.parameters())
     watch(model, optimizer)
+    kept.append(model)
     for step in range(8):
         x = torch.randn(4, 8)
         if case == "no_sync" and step % 2 == 0:
