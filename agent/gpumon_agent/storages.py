@@ -12,12 +12,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gpumon_agent.guard import pass_on
+from gpumon_agent.units import BLOCK_BYTES
 
 SMALL_BYTES = 16_384
 CPU = -1
 """the CPU's index, as Tensor.get_device() returns it"""
-BLOCK_BYTES = 512
-"""the device's allocator rounds up to multiples of this"""
 INPUT_DEPTH_MAX = 6  # nested containers in a model's inputs and outputs
 _PIECES, _ID_BITS = 127, 4
 V = TypeVar("V")

@@ -1,4 +1,7 @@
-"""Bytes as text in PyTorch's format, since the agent's messages appear next to PyTorch's."""
+"""Sizes of PyTorch's allocator, and bytes as text in its format, since messages appear next to PyTorch's."""
+
+BLOCK_BYTES = 512
+"""Sizes of blocks are multiples: kMinBlockSize in c10/core/AllocatorConfig.h."""
 
 
 def torch_size(count: int) -> str:

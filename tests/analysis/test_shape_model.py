@@ -219,6 +219,26 @@ def test_when_everything_needs_twice_as_much_batches_of_any_length_are_soon_know
     assert sorted(offs)[int(0.9 * len(offs))] < 0.01
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_batches_of_a_run_do_not_hide_that_a_layer_is_trained_later(seed: int) -> None:
+    """The first forecasts are far off, with fewer batches than coefficients. The interval must not keep that."""
+    shape_model, changed = ShapeModel(), None
+    for step, shape in enumerate(lengths(seed, 60)):
+        needs = 300 * MIB + linear(shape) * (1 if step < 50 else 1.4)
+        shape_model.learn(step, phases(step, WEIGHTS + STATE, needs, 1.2 * needs), [(shape,)])
+        if changed is None and shape_model.changed:
+            changed = step
+    assert changed in (51, 52, 53)
+
+
+def test_a_new_batch_between_known_ones_is_known_to_the_byte_as_blocks_are_whole() -> None:
+    def whole(shape: Shape) -> float:
+        return 512 * (301 * shape[1] + 20_001)
+
+    found = list(errors(lengths(12), whole, lambda shape: 3 * whole(shape)))[20:]
+    assert sum(error == 0 for error, _ in found) > 0.9 * len(found)
+
+
 def test_rounding_to_whole_blocks_is_no_square_of_an_image_s_edge() -> None:
     rng = random.Random(6)
     edges = [rng.randint(96, 128) for _ in range(60)]

@@ -2,14 +2,14 @@
 
 Model. A peak is the maximum over moments that are each linear in the batch. With one varying length we interpolate the
 residuals of neighbouring batches. With two, neighbours in one length can be far apart in the other, so we fit
-max(plane1, plane2), assigning each batch to the one of the last planes that is higher there, at first to halves of the
-batches by size. Planes are fitted again and again as batches come, so they settle.
+max(plane1, plane2), assigning each batch to the plane that is higher there, until the assignment stays or comes again.
+It starts from the last planes, or from halves of the batches by size.
 Source. Max-affine regression: Magnani and Boyd, "Convex piecewise-linear fitting", Optimization and Engineering 10
 (2009). Squares and product of the lengths (attention that stores its weights: encoder, decoder,
 cross-attention) have a ten times larger ridge, so that a few batches do not suggest them.
 Benefit: without it the median error for batches of two lengths doubles (benchmarks/forecast.py: pairs,
 random 0.68 to 1.46 %; pairs, sorted by length 0.55 to 1.23 %).
-Cost. `fitted`: about 40 multiplications a batch: a tenth of a millisecond for 64 batches.
+Cost. `fitted`: about 40 multiplications a batch and turn, mostly two or three turns: half a millisecond for 64 batches.
 Known limitations. Two planes only approximate a peak with more than two moments, or a concave one.
 """
 
@@ -34,9 +34,14 @@ def fitted(points: Sequence[Point], planes: Sequence[Plane] = ()) -> tuple[Plane
     else:
         ordered = sorted(points, key=_size)
         groups = [ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :]]
-    if min(len(group) for group in groups) < LEAST:
-        return (_plane(points),)
-    return tuple(_plane(group) for group in groups)
+    known: list[list[list[Point]]] = []
+    while groups not in known:  # until they stay as they are, or come again
+        if min(len(group) for group in groups) < LEAST:
+            return (_plane(points),)
+        known.append(groups)
+        planes = [_plane(group) for group in groups]
+        groups = _won(points, planes)
+    return tuple(planes)
 
 
 def highest(planes: Sequence[Plane], x: Plane) -> float:

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from gpumon_agent.shape_model.periodicity import ABOVE_END, ABOVE_START, SEEN_MAX, Seen, coming, steadiest
 from gpumon_agent.shape_model.residuals import FIRST_WIDTH, Residuals
-from gpumon_agent.shape_model.shape_regression import AFTER, BEYOND, Features, ShapeRegression, Shapes, features
+from gpumon_agent.shape_model.shape_regression import AFTER, BEYOND, NEW, Features, ShapeRegression, Shapes, features
 from gpumon_agent.wire import ABORTED, BACKWARD, BOUND, FORWARD, LOAD, Phase
 
 LABELS_MAX = 32  # users may name any number of phases
@@ -259,6 +259,8 @@ class ShapeModel:
         actual = max(max(each.forward, each.backward or 0) for each in batches)
         actual = max(actual, max(after.values(), default=0))
         peak, _, sort = predicted
+        if sort in (NEW, BEYOND) and not self._kinds[first.kind].forward.is_determined:
+            return
         residual = actual / peak - 1 if peak else 0.0
         residuals = self.residuals[sort]
         surprise, self._surprise = self._surprise, None

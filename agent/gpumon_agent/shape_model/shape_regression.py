@@ -3,7 +3,7 @@
 Model. A phase's excess (its peak above what was allocated as the batch arrived) is linear in the elements of the first
 input, the elements of the others, and the square of its length (attention), plus the interpolated residuals of the
 nearest known batches. For batches with two lengths the maximum of two planes (see max_affine) is used instead if it has
-been closer so far. Shapes seen before get the excess they had then.
+been closer so far. Shapes seen before get the excess they had then. Others get a multiple of the allocator's block.
 
 Source. Recursive least squares (Plackett 1950). A peak is the maximum over moments that are each linear in the batch,
 so it is piecewise linear: hence the residuals of neighbours.
@@ -22,6 +22,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from gpumon_agent.shape_model.max_affine import LEAST, Plane, fitted, highest
+from gpumon_agent.units import BLOCK_BYTES
 
 Shapes = Sequence[Sequence[int]]
 Features = tuple[int, int, int, int, int]
@@ -123,6 +124,11 @@ class ShapeRegression:
     def batches(self) -> int:
         return len(self._keys)
 
+    @property
+    def is_determined(self) -> bool:
+        """True with as many batches as coefficients. Errors before that say nothing about later ones."""
+        return len(self._keys) >= len(self._line.coefficients)
+
     def largest(self) -> Features | None:
         return self._keys[-1] if self._keys else None
 
@@ -142,10 +148,12 @@ class ShapeRegression:
         if known is not None:
             return known
         if batch[0] > self._largest:
-            return self._beyond(batch, self._keys[-1]) if self._keys else 0.0
-        if self._faces and batch[1]:
-            return highest(self._faces, (1.0, *batch))
-        return self._between(batch)
+            expected = self._beyond(batch, self._keys[-1]) if self._keys else 0.0
+        elif self._faces and batch[1]:
+            expected = highest(self._faces, (1.0, *batch))
+        else:
+            expected = self._between(batch)
+        return float(round(expected / BLOCK_BYTES) * BLOCK_BYTES)
 
     def _between(self, batch: Features) -> float:
         """The line plus the interpolated residuals of both neighbours."""
