@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gpumon_agent.guard import pass_on
-from gpumon_agent.units import BLOCK_BYTES
 
 SMALL_BYTES = 16_384
 CPU = -1
@@ -35,11 +34,6 @@ _SPARSE_PARTS = {
 def index_of(where: torch.device) -> int:
     """As Tensor.get_device() returns it."""
     return CPU if where.type == "cpu" else where.index or 0
-
-
-def rounded(nbytes: int) -> int:
-    """The size of the block that holds `nbytes`."""
-    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 class Pieces(Generic[V]):

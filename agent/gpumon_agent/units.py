@@ -4,6 +4,11 @@ BLOCK_BYTES = 512
 """Sizes of blocks are multiples: kMinBlockSize in c10/core/AllocatorConfig.h."""
 
 
+def rounded(nbytes: int) -> int:
+    """The size of the block that holds `nbytes`."""
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
 def torch_size(count: int) -> str:
     """Bytes as in PyTorch's messages: two decimals, in the largest unit below the size."""
     if count <= 1 << 10:

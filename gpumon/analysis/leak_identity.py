@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import is_
 
-from gpumon.analysis.estimate.simulator import SMALLEST
 from gpumon.analysis.suspects import Suspect, explaining, root, suspects
 from gpumon.analysis.types import GrownByHolder, Growth
 from gpumon_agent import wire
+from gpumon_agent.units import BLOCK_BYTES
 
 TAKEN = ("allocated", "unexplained", "blocks")
 """Figures whose growth is a leak on the device."""
@@ -65,7 +65,7 @@ class LeakNames:
             return None
         since = min(each.since for each in grown.values() if each.since is not None)
         blocks = grown.get("blocks")
-        per_step = SMALLEST * (blocks.per_step or 0.0) if blocks is not None else 0.0  # at least
+        per_step = BLOCK_BYTES * (blocks.per_step or 0.0) if blocks is not None else 0.0  # at least
         per_step = next((g.per_step for f in TAKEN[:2] if (g := grown.get(f)) and g.per_step is not None), per_step)
         found = self.take(
             censuses,

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gpumon.analysis import units
-from gpumon.analysis.estimate.simulator import SMALLEST
 from gpumon_agent import wire
+from gpumon_agent.units import rounded
 
 COUNT_SHARE = 0.25  # of the added blocks: several names may share a growth
 STEPS_SHARE = 0.5
@@ -127,7 +127,7 @@ def _shares(group: wire.Group) -> Iterator[tuple[wire.Holder | None, int]]:
 def _add(suspect: Suspect, group: wire.Group, count: int) -> None:
     suspect.count += count
     each = -(-group.bytes // group.count)
-    suspect.bytes += (-(-each // SMALLEST) * SMALLEST if group.device >= 0 else each) * count
+    suspect.bytes += (rounded(each) if group.device >= 0 else each) * count
     suspect.graph_bytes += (group.graph_bytes or 0) * count // group.count
     suspect.cyclic += min(group.cyclic, count)
     if group.grown is not None:

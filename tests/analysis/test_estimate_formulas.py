@@ -12,6 +12,7 @@ from transformers_configs import bert
 
 from gpumon.analysis.estimate import from_config
 from gpumon.analysis.estimate.from_module import FromTensors
+from gpumon.analysis.estimate.kernels import CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_HOPPER
 from gpumon.analysis.estimate.model import ModelTensors, Tensor
 from gpumon.analysis.estimate.traced import PhaseBytes
 from gpumon.analysis.estimate.workload import PRECISIONS, OptimizerChoice, Workload
@@ -148,3 +149,9 @@ def test_inference_holds_weights_and_what_runs() -> None:
     end = phases[-1].at_end
     assert (end.gradients, end.optimizer) == (None, None)
     assert phases[-1].peak < weights() + 10 * MIB + 2 * 64 * 2 * 2000 * 4
+
+
+def test_cublas_workspaces_are_torch_s_defaults() -> None:
+    """aten/src/ATen/cuda/CublasHandlePool.cpp: `:4096:2:16:8`, on compute capability 9.0 `:4096:8`; KiB and count."""
+    assert CUBLAS_WORKSPACE == (4096 * 2 + 16 * 8) * 1024
+    assert CUBLAS_WORKSPACE_HOPPER == 4096 * 8 * 1024

@@ -17,6 +17,7 @@ from gpumon.analysis.batches import Outlier
 from gpumon.analysis.findings import CATALOGUE, Look
 from gpumon.analysis.history import PhasePeak, StepPeaks
 from gpumon.analysis.leak_identity import Leak
+from gpumon.analysis.pages import page
 from gpumon.analysis.persistent_conditions import Fragmented, PersistentConditions
 from gpumon.analysis.tracker import Tracker
 from gpumon.analysis.types import BATCH, KEPT, Forecast, Growth
@@ -237,3 +238,8 @@ def test_the_newest_32_that_are_gone_stay_listed() -> None:
             for _ in range(3):
                 tracker.look(replace(made, record=at_step(step)))
     assert [finding.state for finding in tracker.findings()] == ["gone"] * 32
+
+
+def test_a_rule_s_page_fits_a_terminal_of_80_columns() -> None:
+    widest = max(len(line) for rule, _ in CATALOGUE for line in page(rule).splitlines())
+    assert 78 <= widest <= 80

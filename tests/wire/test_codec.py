@@ -171,6 +171,13 @@ def test_packets_fit_frames_and_lose_nothing(sizes: list[tuple[int, bool]]) -> N
     assert back == events
 
 
+def test_of_many_small_events_a_packet_fills_a_frame_and_no_more() -> None:
+    events = [(seq, wire.encode_event(wire.Notice(seq, "x" * 4000))) for seq in range(64)]
+    frames = [wire.frame(packet, SNAPSHOT + bytes(8)) for packet in wire.pack(events, replayed=False)]
+    assert len(frames) == 4
+    assert max(map(len, frames)) <= wire.FRAME_BYTES_MAX
+
+
 def test_another_major_version_is_told_from_garbage() -> None:
     for major, advice in ((wire.PROTOCOL_MAJOR + 1, "upgrade gpumon here"),):
         packet = [-1, True, [["hello", [major, 0], {"another": "layout"}]]]

@@ -28,8 +28,8 @@ from gpumon_agent import wire
 from gpumon_agent.attribution.history import AllocationHistory
 from gpumon_agent.attribution.workspaces import reads_traces_alone, snapshot, user_records
 from gpumon_agent.leaks.object_children import Files
-from gpumon_agent.storages import rounded
 from gpumon_agent.thread_clock import ThreadClock
+from gpumon_agent.units import rounded
 
 STEPS = 2
 STEPS_MAX = 16

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from gpumon_agent.attribution.saving import READABLE, NodeReader, fields
-from gpumon_agent.storages import has_storage, rounded, storages
+from gpumon_agent.storages import has_storage, storages
 from gpumon_agent.thread_clock import ThreadClock
+from gpumon_agent.units import rounded
 
 
 class Retained(NamedTuple):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumon.analysis.estimate.model import Tensor
-from gpumon.analysis.estimate.simulator import LARGE, ROUND_SEGMENT, SMALLEST
+from gpumon.analysis.estimate.simulator import LARGE, ROUND_SEGMENT
 from gpumon_agent import wire
+from gpumon_agent.units import rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Allocated:
 
 def counted(count: int) -> int:
     """Growth of `memory_allocated`, in bytes, for a tensor of `count` bytes in its own segment."""
-    block = -(-count // SMALLEST) * SMALLEST
+    block = rounded(count)
     if block < LARGE:
         return block
     segment = -(-block // ROUND_SEGMENT) * ROUND_SEGMENT

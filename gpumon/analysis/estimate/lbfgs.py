@@ -8,8 +8,7 @@ initial gradient, those of both ends of its bracket, and the newest two.
 
 Source. torch/optim/lbfgs.py (2.15); compared with the allocator in first, second and later steps, with the values it
 decides by from the same problem solved on the CPU (tests/analysis/test_estimate_lbfgs.py).
-Cost. O(iterations) requests, and at most four passes of a step (with the line search four times as many): iterations in
-between need no more.
+Cost. A pass of forward and backward for each iteration but the last, as in training; with the line search four.
 
 Known limitations. The number of iterations depends on values. Assumed: all possible iterations, each pair kept, and the
 most the line search keeps at once, which is up to four tensors of all parameters too much if the first step succeeds.
@@ -27,8 +26,6 @@ from gpumon.analysis.estimate.workload import FLOAT, Workload
 
 NAME = "lbfgs"
 _HISTORY, _ITERATIONS = 100, 20
-_ALIKE = 4
-"""Iterations after which the following ones need no more."""
 
 
 class Taking(Protocol):
@@ -54,14 +51,12 @@ class Lbfgs:
 
     def step(self) -> None:
         """The rest of `step()`, after the closure's first run."""
-        last = most = self._iterations
-        if len(self._pairs) == self._history:
-            most = min(most, _ALIKE)
+        last = self._iterations
         flat = self._fresh()
         self._brief()
         direction, q = self._direction, None
         copies: list[Any] = []
-        for iteration in range(1, most + 1):
+        for iteration in range(1, last + 1):
             if direction is None:
                 direction = self._fresh()
             else:
@@ -78,15 +73,14 @@ class Lbfgs:
                 self._gradient = self.memory.take(sum(self.sizes), "optimizer")
                 self._brief()
             self._dot()
-            needed = iteration < _ALIKE or iteration >= most - 1
             if self._searches:
                 fresh = [self.memory.take(size, "temporaries") for size in self.sizes]
                 self._drop(*copies)
                 copies = fresh
-                flat = self._search(flat, needed)
+                flat = self._search(flat)
                 self._brief()
             elif iteration < _whole(self._settings, "max_iter", _ITERATIONS):
-                flat = self._evaluated(flat, needed)
+                flat = self._evaluated(flat)
                 self._brief()
             if iteration == last:
                 break
@@ -101,24 +95,23 @@ class Lbfgs:
         while self._direction is not None and len(self._pairs) < self._history:
             self._keep([self._fresh(), self._fresh()])
 
-    def _search(self, flat: Any, needed: bool) -> Any:
+    def _search(self, flat: Any) -> Any:
         """Two extrapolations, then the bracket: both ends, the gradient at its start, the newest two."""
         self._brief()
         start, newest, clones = self._fresh(), None, []
         for _ in range(3):
-            newest = self._evaluated(newest, needed)
+            newest = self._evaluated(newest)
             self._dot()
             clones.append(self._fresh())
-        newest = self._evaluated(newest, needed)
+        newest = self._evaluated(newest)
         self._dot()
         before, high, low = clones
         self._drop(start, before, newest, high, flat)
         return low
 
-    def _evaluated(self, before: Any, needed: bool) -> Any:
+    def _evaluated(self, before: Any) -> Any:
         """The gradient at another point; the previous one lives until it exists."""
-        if needed:
-            self.evaluate()
+        self.evaluate()
         fresh = self._fresh()
         self._drop(before)
         return fresh

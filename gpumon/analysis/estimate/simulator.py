@@ -22,8 +22,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
+from gpumon_agent.units import BLOCK_BYTES
+
 MIB = 1 << 20
-SMALLEST = 512
 SMALL = MIB  # the largest request of the small pool
 SMALL_SEGMENT = 2 * MIB
 LARGE = 10 * MIB  # from here on, one segment per request
@@ -235,14 +236,14 @@ class SimulatedAllocator:
 
     def round(self, size: int) -> int:
         """Minimum size in bytes of a block for a request of `size`."""
-        if size < SMALLEST:
-            return SMALLEST
+        if size < BLOCK_BYTES:
+            return BLOCK_BYTES
         divisions = self.roundup_power2_divisions
-        if divisions > 1 and size > SMALLEST * divisions:
+        if divisions > 1 and size > BLOCK_BYTES * divisions:
             floor = 1 << (size.bit_length() - 1)
             step = floor >> (divisions.bit_length() - 1)
             return _up(size, step) if step else 2 * floor
-        return _up(size, SMALLEST)
+        return _up(size, BLOCK_BYTES)
 
     def _cached(self, pool: _Pool, stream: int, size: int) -> SimulatedBlock | None:
         """Takes the best free block out of its pool."""
@@ -288,7 +289,7 @@ class SimulatedAllocator:
         rest = block.size - size
         was_split = block.is_split
         if block.pool.small or self.expandable_segments:
-            split = rest >= SMALLEST
+            split = rest >= BLOCK_BYTES
         else:
             split = size < self._largest_split and rest > SMALL
         if split:

@@ -29,10 +29,7 @@ SHRINKS_LEAST = 1 << 20
 """bytes per second"""
 
 SEGMENTS, SEGMENTS_LEAST = 32, 3
-"""The number of newest growths of `reserved` that count, and the minimum."""
-
-FAR_SEGMENTS = 32
-"""Sample size, over all growths, for the trend of fragmentation."""
+"""How many growths of `reserved` count, the newest and a sample of all; and the fewest."""
 
 WIDENS_Z = 4.0
 """Kendall's S in standard deviations; below it fragmentation counts as constant."""
@@ -127,7 +124,7 @@ class Taken:
         self._seen += 1
         if self._seen % self._stride == 0:
             self._far.append((float(before), float(before - standing)))
-            if len(self._far) == FAR_SEGMENTS:
+            if len(self._far) == SEGMENTS:
                 del self._far[::2]
                 self._stride *= 2
 
