@@ -23,6 +23,7 @@ from gpumon.analysis.blocks import allocator
 from gpumon.session.store import SessionStore
 from gpumon_agent import wire
 from gpumon_agent.oom import report_file
+from gpumon_agent.transport import blocks
 
 SCRIPT = Path(__file__).with_name("asked.py")
 READ_BY_THE_PAGE = {
@@ -204,8 +205,18 @@ def _what_is_dear(watched: Watched) -> None:
     assert "torch.cuda.memory._dump_snapshot" in str(written.why)
     watched.tell("record 0")
     watched.tell("keep 60000")
-    watched.asked(wire.BLOCKS, lambda e: refused(e) and "cannot be read within 100 ms" in e.text)
+    watched.asked(wire.BLOCKS, lambda e: refused(e) and "cannot be read within 100 ms (at most 60,000)" in e.text)
     watched.tell("keep 0")
+
+
+def test_no_more_than_512_blocks_are_converted_between_two_phases() -> None:
+    block = {"size": 512, "state": "active_allocated"}
+    segment = {"address": 1 << 20, "total_size": 1 << 20, "segment_type": "small", "stream": 0, "device": 0}
+    raw = blocks.Raw([{**segment, "blocks": [block] * 700} for _ in range(3)], {}, 1, 0)
+    *slices, segments = blocks.made_of(raw, 0)
+    assert slices == [None] * (2_100 // 512)
+    assert segments is not None
+    assert [len(made.blocks) for made in segments] == [700] * 3
 
 
 def test_nothing_is_written_where_reports_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
