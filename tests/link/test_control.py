@@ -91,14 +91,14 @@ def test_what_is_no_request_is_refused_and_the_next_one_heard(start: Start, raw:
 def test_a_request_of_more_than_512_bytes_is_not_even_read(start: Start, raw: Any) -> None:
     agent = start()
     socket = raw(found(agent).control, zmq.REQ)
-    monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-    socket.send(b"x" * 513)
-    poller = zmq.Poller()
-    poller.register(monitor, zmq.POLLIN)
-    poller.register(socket, zmq.POLLIN)
-    assert [each for each, _ in poller.poll(30_000)] == [monitor]
-    socket.disable_monitor()
-    monitor.close()
+    with socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) as monitor:
+        socket.send(b"x" * 513)
+        poller = zmq.Poller()
+        poller.register(monitor, zmq.POLLIN)
+        poller.register(socket, zmq.POLLIN)
+        ready = [each for each, _ in poller.poll(30_000)]
+        assert ready == [monitor]
+        socket.disable_monitor()
 
 
 def test_twenty_requests_a_second_are_answered_and_eight_of_a_viewer_wait() -> None:

@@ -76,7 +76,7 @@ def test_who_subscribes_more_than_128_times_a_second_is_shut_out_for_a_minute() 
     assert not turnstile.admits("7", 1.0)
     assert not turnstile.admits("7", 60.4)
     assert turnstile.admits("7", 60.5)
-    assert all(turnstile.passes("8", 1.25 * second) for second in range(2, 2 + 1_000))
+    assert all(turnstile.passes("8", 1.25 * second) for second in range(2, 10) for _ in range(128))
 
 
 def test_who_subscribes_to_64_bytes_is_disconnected(tmp_path: Path) -> None:
