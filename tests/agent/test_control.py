@@ -219,6 +219,28 @@ def test_no_more_than_512_blocks_are_converted_between_two_phases() -> None:
     assert [len(made.blocks) for made in segments] == [700] * 3
 
 
+def many_blocks() -> None:
+    import torch
+
+    from gpumon_agent.guard import Guard
+    from gpumon_agent.transport.requests import Requests
+
+    told: list[str] = []
+    requests = Requests(
+        Guard(), now=lambda: (0, "forward", 0), say=lambda events: None, write_file=lambda *file: None,
+        tell=told.append, rang=lambda: None, recording=lambda: False,
+    )  # fmt: skip
+    kept = [torch.empty(64, device="cuda") for _ in range(200_002)][::2]
+    requests.out_of_memory(0)
+    print(*told, len(kept), sep="\n")
+
+
+def test_more_than_200_000_blocks_are_not_read_at_an_out_of_memory(virtual_gpu: Any) -> None:
+    """It delays nothing then, but the host's memory may be short too."""
+    told, _ = virtual_gpu(memory="4GiB").run(many_blocks).stdout.splitlines()
+    assert re.fullmatch(r"blocks were not read: 200,\d+ blocks cannot be read .* \(at most 200,000\)", told)
+
+
 def test_nothing_is_written_where_reports_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpumon_agent.oom.memory_viz import SnapshotWriter
 
